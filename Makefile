@@ -1,0 +1,46 @@
+# PYTHON makes the virtual environment; everything else runs inside it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test fuzz check format bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## make .venv and install raddle with its test and development tools
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,dev]'
+	@touch $@
+
+demo: $(READY)  ## show what raddle sees in VGG-16
+	$(BIN)/raddle models vgg16
+
+test: $(READY)  ## run the tests that are not marked slow
+	$(BIN)/python -m pytest -n 2
+
+fuzz: $(READY)  ## run the property tests, slow ones too, on many random examples
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 -m hypothesis
+
+check: $(READY)  ## format, lint and types, changing nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)  ## format the code and mend what ruff can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## run every benchmark, bench/*/run.py
+	@set -e; for script in $(sort $(wildcard bench/*/run.py)); do \
+		echo "== $$script"; $(BIN)/python "$$script"; \
+	done
+
+clean:  ## remove caches and build outputs; .venv stays
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Graphs: capture of modules, the operator algebra, boxes."""

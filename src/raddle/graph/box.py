@@ -1,0 +1,168 @@
+"""Boxes: products of half-open integer intervals, the shape of every tile, region and transfer.
+
+>>> a, b = Box.full((4, 6)), Box((2, 3), (8, 9))
+>>> a & b
+[2:4 3:6]
+>>> a - b
+[[0:2 0:6], [2:4 0:3]]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class Box(NamedTuple):
+    """Points p with lo[i] <= p[i] < hi[i]; the box of no dimensions holds exactly one point."""
+
+    lo: tuple[int, ...]
+    hi: tuple[int, ...]
+
+    @classmethod
+    def full(cls, shape: Sequence[int]) -> Box:
+        return cls((0,) * len(shape), tuple(shape))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(max(0, h - lo) for lo, h in zip(self.lo, self.hi, strict=True))
+
+    @property
+    def volume(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def empty(self) -> bool:
+        return any(h <= lo for lo, h in zip(self.lo, self.hi, strict=True))
+
+    def __and__(self, other: Box) -> Box:
+        """The common points; may be empty."""
+        return Box(tuple(map(max, self.lo, other.lo)), tuple(map(min, self.hi, other.hi)))
+
+    def __sub__(self, other: Box) -> list[Box]:
+        """The points of self that are not in other, as at most two disjoint boxes a dimension."""
+        common = self & other
+        if common.empty:
+            return [] if self.empty else [self]
+        rest: list[Box] = []
+        lo, hi = list(self.lo), list(self.hi)
+        for d in range(len(lo)):
+            if lo[d] < common.lo[d]:
+                rest.append(Box(tuple(lo), (*hi[:d], common.lo[d], *hi[d + 1 :])))
+            if common.hi[d] < hi[d]:
+                rest.append(Box((*lo[:d], common.hi[d], *lo[d + 1 :]), tuple(hi)))
+            lo[d], hi[d] = common.lo[d], common.hi[d]
+        return rest
+
+    def holds(self, other: Box) -> bool:
+        """Whether every point of other is a point of self."""
+        return other.empty or (
+            all(a <= b for a, b in zip(self.lo, other.lo, strict=True))
+            and all(a >= b for a, b in zip(self.hi, other.hi, strict=True))
+        )
+
+    def shift(self, by: Sequence[int]) -> Box:
+        return Box(
+            tuple(a + b for a, b in zip(self.lo, by, strict=True)),
+            tuple(a + b for a, b in zip(self.hi, by, strict=True)),
+        )
+
+    def within(self, outer: Box) -> tuple[slice, ...]:
+        """Slices that cut this box out of a tensor that holds exactly the points of outer."""
+        return tuple(
+            slice(a - o, b - o) for a, b, o in zip(self.lo, self.hi, outer.lo, strict=True)
+        )
+
+    def __repr__(self) -> str:
+        return "[" + " ".join(f"{a}:{b}" for a, b in zip(self.lo, self.hi, strict=True)) + "]"
+
+
+def hull(boxes: Iterable[Box]) -> Box:
+    """The smallest box that holds all of them."""
+    los, his = zip(*((b.lo, b.hi) for b in boxes), strict=True)
+    return Box(tuple(map(min, zip(*los, strict=True))), tuple(map(max, zip(*his, strict=True))))
+
+
+def subtract(box: Box, others: Iterable[Box]) -> list[Box]:
+    """What is left of box when all others are taken away, as disjoint boxes."""
+    left = [] if box.empty else [box]
+    for other in others:
+        left = [piece for b in left for piece in b - other]
+    return left
+
+
+def covers(boxes: Iterable[Box], box: Box) -> bool:
+    """Whether the boxes together hold every point of box."""
+    return not subtract(box, boxes)
+
+
+def disjoint(boxes: Sequence[Box]) -> bool:
+    """Whether no two of the boxes share a point (a sweep along the first dimension)."""
+    active: list[Box] = []
+    for box in sorted(b for b in boxes if not b.empty):
+        if box.lo:
+            active = [a for a in active if a.hi[0] > box.lo[0]]
+        if any(not (a & box).empty for a in active):
+            return False
+        active.append(box)
+    return True
+
+
+def cells(boxes: Sequence[Box]) -> list[tuple[Box, tuple[int, ...]]]:
+    """The union of overlapping boxes as disjoint cells, each with the indices of all that hold it."""
+    result: list[tuple[Box, tuple[int, ...]]] = []
+    for i, box in enumerate(boxes):
+        fresh = [] if box.empty else [box]
+        split: list[tuple[Box, tuple[int, ...]]] = []
+        for cell, owners in result:
+            common = cell & box
+            if common.empty:
+                split.append((cell, owners))
+                continue
+            split.append((common, (*owners, i)))
+            split.extend((piece, owners) for piece in cell - common)
+            fresh = [piece for f in fresh for piece in f - common]
+        result = split + [(piece, (i,)) for piece in fresh]
+    return sorted(result)
+
+
+def merge(boxes: Sequence[Box]) -> list[Box]:
+    """The same points in fewer boxes: disjoint boxes that share a whole face are joined."""
+    left = [b for b in boxes if not b.empty]
+    for d in range(len(left[0].lo) if left else 0):
+        # Sorted so that neighbours along d, equal in all other dimensions, follow each other.
+        left.sort(key=lambda b: (b.lo[:d], b.hi[:d], b.lo[d + 1 :], b.hi[d + 1 :], b.lo[d]))
+        joined: list[Box] = []
+        for box in left:
+            last = joined[-1] if joined else None
+            if last and last.hi[d] == box.lo[d] and _equal_but(last, box, d):
+                joined[-1] = Box(last.lo, box.hi)
+            else:
+                joined.append(box)
+        left = joined
+    return sorted(left)
+
+
+def _equal_but(a: Box, b: Box, d: int) -> bool:
+    return (
+        a.lo[:d] == b.lo[:d]
+        and a.hi[:d] == b.hi[:d]
+        and a.lo[d + 1 :] == b.lo[d + 1 :]
+        and a.hi[d + 1 :] == b.hi[d + 1 :]
+    )
+
+
+def grid(shape: Sequence[int], cuts: Sequence[int]) -> list[Box]:
+    """Equal boxes (to one element), cuts[i] along dimension i, in row-major order.
+
+    >>> grid((5, 4), (2, 1))
+    [[0:3 0:4], [3:5 0:4]]
+    """
+    boxes = [Box((), ())]
+    for size, parts in zip(shape, cuts, strict=True):
+        at = [-(-size * i // parts) for i in range(parts + 1)]  # the larger pieces come first
+        spans = list(pairwise(at))
+        boxes = [Box((*b.lo, lo), (*b.hi, hi)) for b in boxes for lo, hi in spans]
+    return boxes

@@ -1,0 +1,377 @@
+"""Builds a graph operator by operator: ATen calls come in, operators with their iteration spaces go
+out.
+
+An ATen call is translated by the function registered for its name (`@aten("conv2d")` in ops/); a
+call that is pointwise by its tag needs none, and one that nobody knows becomes opaque: correct,
+never split, and named.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raddle.graph.graph import Fused, Op, Value
+from raddle.graph.index import Range
+from raddle.graph.kind import KINDS, Frame
+from raddle.graph.letters import unique
+from raddle.graph.space import parse_space
+
+Translator = Callable[..., Any]
+TRANSLATORS: dict[str, Translator] = {}
+
+_ACCESS = re.compile(r"[*+,]?\s*\w+\[[^\]]*\]")
+
+
+def aten(*names: str) -> Callable[[Translator], Translator]:
+    """Registers the translation of ATen operators (all overloads) into operators of the graph."""
+
+    def register(function: Translator) -> Translator:
+        for name in names:
+            assert name not in TRANSLATORS, f"aten.{name} is translated twice"
+            TRANSLATORS[name] = function
+        return function
+
+    return register
+
+
+class NotSplittable(Exception):
+    """Raised by a translator for arguments that it does not know: the call becomes opaque."""
+
+
+class Builder:
+    """Collects values and operators; `call` takes one ATen call on values."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Value] = {}
+        self.ops: list[Op] = []
+        self.fused: list[Fused] = []
+        self.module = ""
+        self.leaf = False  # whether `module` has no children, so that its operator carries its name
+        self.wanted = {0}  # which outputs of the call are used
+        self.updates: dict[str, Value] = {}  # buffer -> the value written to it last
+        self._names: dict[str, int] = {}
+        self._base: str | None = None  # the name of the composite that is being built
+        self._composite = ""
+
+    # -- values ------------------------------------------------------------------------
+
+    def add(self, value: Value) -> Value:
+        assert value.name not in self.values, f"value '{value.name}' exists"
+        self.values[value.name] = value
+        return value
+
+    def reserve(self, name: str) -> str:
+        """A name that no operator will get."""
+        return self._unique(name)
+
+    def seed(self) -> Value:
+        """The step's random seed, which every device has: an input that dropout reads."""
+        if "seed" not in self.values:
+            self.add(Value("seed", (), torch.int64, "", "seed"))
+        return self.values["seed"]
+
+    def read(self, value: Value) -> Value:
+        """What a buffer holds now; any other value is itself."""
+        return self.updates.get(value.name, value)
+
+    def write(self, buffer: Value, value: Value) -> None:
+        """Records that a buffer, or what it held until now, is replaced by a value."""
+        held = {v.name: name for name, v in self.updates.items()}
+        self.updates[held.get(buffer.name, buffer.name)] = value
+
+    # -- operators ---------------------------------------------------------------------
+
+    def call(
+        self,
+        target: Any,
+        *args: Any,
+        _result: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Translates one ATen call; `_result` holds its outputs' metadata where they are known."""
+        if target is operator.getitem:
+            return args[0][args[1]]
+        args, kwargs = _map((args, kwargs), self.read)
+        result = _result if _result is not None else infer(target, args, kwargs)
+        name = _base_name(target)
+        translator = TRANSLATORS.get(name)
+        mark = len(self.ops), len(self.fused), dict(self._names)
+        try:
+            if translator is not None:
+                return translator(self, *args, **_known(translator, kwargs))
+            if _is_pointwise(target):
+                return self.pointwise(target, args, kwargs, result)
+        except NotSplittable:
+            self._rewind(*mark)
+        return self.opaque(target, args, kwargs, result)
+
+    def emit(
+        self,
+        kind: str,
+        operands: Sequence[Value | None],
+        outputs: Sequence[tuple[Sequence[int], torch.dtype]],
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        names: Mapping[str, int] | None = None,
+        tables: Mapping[str, Sequence[Range]] | None = None,
+        suffix: str | None = None,
+        cost: int | None = None,
+    ) -> Any:
+        """Adds one operator; returns its output value, or a tuple of them.
+
+        It is named by its module if it is all that the module does, else by the module and `suffix`
+        (by default the kind). In a group, the suffix "" marks the operator that carries the group's name.
+        """
+        attrs, declared = dict(attrs or {}), KINDS[kind]
+        present = [(slot, v) for slot, v in enumerate(operands) if v is not None]
+        shapes = tuple(v.shape for _, v in present)
+        frame = Frame(
+            shapes,
+            tuple(v.letters for _, v in present),
+            tuple(tuple(shape) for shape, _ in outputs),
+            attrs,
+        )
+        if isinstance(declared.line, str):
+            line = _without(declared.line, [s for s, v in enumerate(operands) if v is None])
+        else:
+            line = declared.line(frame)
+        space = parse_space(
+            line, shapes, frame.outputs, names, tables, declared.cost if cost is None else cost
+        )
+        name = self._name(suffix, kind)
+        values = self._results(name, frame.outputs, [d for _, d in outputs], space)
+        op = Op(
+            name,
+            kind,
+            tuple(v.name for _, v in present),
+            tuple(v.name for v in values),
+            attrs,
+            _substitute(line, names or {}),
+            space,
+            tuple(slot for slot, _ in present),
+            tuple(v.dtype for v in values),
+            self.module,
+            self._base or name,
+            self._composite,
+        )
+        self.ops.append(op)
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def pointwise(self, target: Any, args: Any, kwargs: Any, result: Any, cost: int = 1) -> Any:
+        """Any elementwise call with broadcasting."""
+        operands: list[Value] = []
+        template = _template((args, kwargs), operands)
+        meta = [result] if isinstance(result, Tensor) else list(result)
+        attrs = {"call": _call_name(target), "args": template[0], "kwargs": template[1]}
+        outputs = [(m.shape, m.dtype) for m in meta]
+        return self.emit(
+            "pointwise", operands, outputs, attrs, cost=cost, suffix=_base_name(target)
+        )
+
+    def opaque(self, target: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        """A call that is never split."""
+        operands: list[Value] = []
+        template = _template((args, kwargs), operands)
+        single = isinstance(result, Tensor)
+        meta = [result] if single else list(result)
+        kept = [i for i, m in enumerate(meta) if isinstance(m, Tensor)]
+        attrs = {
+            "call": _call_name(target),
+            "args": template[0],
+            "kwargs": template[1],
+            "outputs": tuple(kept),
+            "single": single,
+        }
+        outputs = [(meta[i].shape, meta[i].dtype) for i in kept]
+        values = self.emit("opaque", operands, outputs, attrs, suffix=_base_name(target))
+        if single:
+            return values
+        found = dict(zip(kept, values if isinstance(values, tuple) else (values,), strict=True))
+        return tuple(found.get(i) for i in range(len(meta)))
+
+    @contextmanager
+    def group(
+        self,
+        kind: str,
+        inputs: Sequence[Value | None],
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        native: bool = True,
+    ) -> Iterator[list[Value]]:
+        """Operators that one (native) call can replace; the caller appends the group's outputs."""
+        if (
+            self._base is not None
+        ):  # a composite inside a composite: the outer one is the native call
+            yield []
+            return
+        outputs: list[Value] = []
+        first = len(self.ops)
+        self._base = self._unique(self.module if self.leaf else _join(self.module, kind))
+        self._composite = kind
+        try:
+            yield outputs
+        finally:
+            self._base, self._composite = None, ""
+        if not native:
+            return
+        ops = tuple(op.name for op in self.ops[first:])
+        names = tuple(v.name if v is not None else None for v in inputs)
+        self.fused.append(
+            Fused(kind, ops, names, tuple(v.name for v in outputs), dict(attrs or {}))
+        )
+
+    # -- helpers -----------------------------------------------------------------------
+
+    def _rewind(self, ops: int, fused: int, names: dict[str, int]) -> None:
+        for op in self.ops[ops:]:
+            for output in op.outputs:
+                del self.values[output]
+        del self.ops[ops:]
+        del self.fused[fused:]
+        self._names = names
+
+    def _name(self, suffix: str | None, kind: str) -> str:
+        if self._base is not None and suffix == "":
+            return self._base
+        if self._base is not None or not self.leaf or kind in ("full", "arange"):
+            module = self._base if self._base is not None else self.module
+            return self._unique(_join(module, suffix or kind))
+        return self._unique(self.module)
+
+    def _unique(self, name: str) -> str:
+        count = self._names.get(name, 0)
+        self._names[name] = count + 1
+        return name if not count else self._unique(f"{name}_{count}")
+
+    def _results(
+        self,
+        name: str,
+        shapes: Sequence[tuple[int, ...]],
+        dtypes: Sequence[torch.dtype],
+        space: Any,
+    ) -> list[Value]:
+        many = len(shapes) > 1
+        return [
+            self.add(
+                Value(
+                    f"{name}:{i}" if many else name,
+                    shape,
+                    dtype,
+                    "".join(unique(space.dims[d].name.lower() for d in positions)),
+                )
+            )
+            for i, (shape, dtype, positions) in enumerate(
+                zip(shapes, dtypes, space.outputs, strict=True)
+            )
+        ]
+
+
+def infer(target: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Output metadata of an ATen call, from running it on tensors without data."""
+    meta = _map((args, dict(kwargs)), lambda v: torch.empty(v.shape, dtype=v.dtype, device="meta"))
+    if "device" in meta[1]:
+        meta[1]["device"] = torch.device("meta")
+    return target(*meta[0], **meta[1])
+
+
+def resolve(call: str) -> Any:
+    """The ATen overload of a name such as `add.Tensor`."""
+    namespace, _, rest = call.rpartition("::")
+    name, overload = rest.rsplit(".", 1)
+    return getattr(getattr(getattr(torch.ops, namespace or "aten"), name), overload)
+
+
+class Slot(int):
+    """The place of an operand in the arguments of a call."""
+
+    def __repr__(self) -> str:
+        return f"#{int(self)}"
+
+
+def fill(template: Any, tensors: Sequence[Any]) -> Any:
+    """The arguments of a call, with tensors in their places."""
+    if isinstance(template, Slot):
+        return tensors[template]
+    if isinstance(template, (list, tuple)):
+        return type(template)(fill(t, tensors) for t in template)
+    if isinstance(template, dict):
+        return {k: fill(t, tensors) for k, t in template.items()}
+    return template
+
+
+def _template(arguments: Any, operands: list[Value]) -> Any:
+    """The same arguments, every value replaced by its place among the operands."""
+
+    def place(value: Value) -> Slot:
+        operands.append(value)
+        return Slot(len(operands) - 1)
+
+    args, kwargs = _map(arguments, place)
+    # Where a tensor lives, and how its memory is laid out, is the device's business, not the graph's.
+    dropped = {"device", "memory_format", "pin_memory", "layout"}
+    return tuple(args), {k: v for k, v in kwargs.items() if k not in dropped}
+
+
+def _map(arguments: Any, function: Callable[[Value], Any]) -> Any:
+    if isinstance(arguments, Value):
+        return function(arguments)
+    if isinstance(arguments, (list, tuple)):
+        return type(arguments)(_map(a, function) for a in arguments)
+    if isinstance(arguments, dict):
+        return {k: _map(a, function) for k, a in arguments.items()}
+    return arguments
+
+
+def _known(translator: Translator, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments that the translator takes; those of placement are not its business."""
+    ignored = {"device", "memory_format", "pin_memory", "layout", "non_blocking"}
+    taken = inspect.signature(translator).parameters
+    unknown = [k for k in kwargs if k not in taken and k not in ignored]
+    if unknown:
+        raise NotSplittable
+    return {k: v for k, v in kwargs.items() if k in taken}
+
+
+def _base_name(target: Any) -> str:
+    return str(target._schema.name.split("::")[-1])
+
+
+def _call_name(target: Any) -> str:
+    schema = target._schema
+    namespace, name = schema.name.split("::")
+    call = f"{name}.{schema.overload_name or 'default'}"
+    return call if namespace == "aten" else f"{namespace}::{call}"
+
+
+def _is_pointwise(target: Any) -> bool:
+    tags = getattr(target, "tags", ())
+    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
+def _without(line: str, missing: Sequence[int]) -> str:
+    """The line without the operands that are absent (an optional bias, say)."""
+    if not missing:
+        return line
+    left, assign, right = re.split(r"(\s\w*\+?=)", line, maxsplit=1)
+    accesses = _ACCESS.findall(right)
+    return left + assign + " ".join(["", *(a for i, a in enumerate(accesses) if i not in missing)])
+
+
+def _substitute(line: str, names: Mapping[str, int]) -> str:
+    """The line with attributes as numbers, as people read it."""
+    for name, number in names.items():
+        if len(name) > 1:
+            line = re.sub(rf"\b{name}\b", str(number), line)
+    return line
+
+
+def _join(module: str, suffix: str) -> str:
+    return f"{module}.{suffix}" if module and suffix else module or suffix

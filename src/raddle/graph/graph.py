@@ -1,0 +1,135 @@
+"""The graph: values and operators in the order in which they run, and a fingerprint of both."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from raddle.graph.space import Space
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the graph. `letters` names its dimensions; `n` is the sample dimension."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    letters: str
+    role: str = "op"  # op | input | parameter | frozen | buffer | constant | seed
+
+    @property
+    def nbytes(self) -> int:
+        count = self.dtype.itemsize
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator: its kind, its operands and outputs by name, and its iteration space."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any]
+    line: str  # its index notation
+    space: Space
+    slots: tuple[int, ...]  # the kernel's argument that each input is (optional ones may be absent)
+    dtypes: tuple[torch.dtype, ...]  # of the outputs
+    module: str = ""  # the nn.Module that it comes from
+    layer: str = ""  # the composite that it is a part of (an LSTM, a batch norm), else its own name
+    composite: str = ""  # what that composite is
+
+    @property
+    def opaque(self) -> bool:
+        return self.kind == "opaque"
+
+    @property
+    def label(self) -> str:
+        """What it does, for people: of a pointwise operator the function, else the kind."""
+        call = self.attrs.get("call")
+        return call.split("::")[-1].split(".")[0] if call else self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """Operators that one native call can replace where a device holds all of them."""
+
+    kind: str
+    ops: tuple[str, ...]
+    inputs: tuple[str | None, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What a module computes in one training step; see `raddle.capture`."""
+
+    name: str
+    values: Mapping[str, Value]
+    ops: tuple[Op, ...]
+    inputs: tuple[str, ...]  # of the module, then the targets of the loss
+    outputs: tuple[str, ...]
+    loss: str | None
+    updates: Mapping[str, str]  # buffer -> the value that it holds after the step
+    aliases: Mapping[str, str]  # further names of shared parameters -> the name used here
+    fused: tuple[Fused, ...] = ()
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def op(self, name: str) -> Op:
+        return next(op for op in self.ops if op.name == name)
+
+    @property
+    def parameters(self) -> list[Value]:
+        return [v for v in self.values.values() if v.role == "parameter"]
+
+    @property
+    def buffers(self) -> list[Value]:
+        return [v for v in self.values.values() if v.role == "buffer"]
+
+    @property
+    def batch(self) -> int:
+        """The global batch: the extent of the sample dimension of the first input that has one."""
+        for name in self.inputs:
+            value = self.values[name]
+            if "n" in value.letters:
+                return value.shape[value.letters.index("n")]
+        return 1
+
+    @property
+    def opaque(self) -> list[Op]:
+        return [op for op in self.ops if op.opaque]
+
+    def differentiable(self) -> set[str]:
+        """Values that a gradient flows through: parameters, and what depends on them."""
+        found = {p.name for p in self.parameters}
+        for op in self.ops:
+            stops = op.label == "detach" or op.kind == "running"
+            if not stops and any(i in found for i in op.inputs):
+                found.update(o for o in op.outputs if self.values[o].dtype.is_floating_point)
+        return found
+
+    def kinds(self, op: Op) -> str:
+        """A letter for each dimension of an operator's iteration space: S, A, P, R or `-`."""
+        return op.space.kinds([self.values[i].role in ("parameter", "frozen") for i in op.inputs])
+
+    def fingerprint(self) -> str:
+        """Structure, shapes and names in 16 hex digits; the same under every version of torch."""
+        digest = hashlib.sha256()
+        for value in self.values.values():
+            if value.role != "op":
+                digest.update(f"{value.role} {value.name} {value.shape} {value.dtype}\n".encode())
+        for op in self.ops:
+            attrs = ",".join(f"{k}={v!r}" for k, v in sorted(op.attrs.items()))
+            text = f"{op.name}|{op.kind}|{op.inputs}|{op.outputs}|{op.line}|{op.dtypes}|{attrs}\n"
+            digest.update(text.encode())
+        ends = f"{self.outputs}|{self.loss}|{sorted(self.updates.items())}"
+        return hashlib.sha256(digest.digest() + ends.encode()).hexdigest()[:16]

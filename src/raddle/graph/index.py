@@ -1,0 +1,151 @@
+"""Index expressions: what one dimension of an operand is indexed by, and the range a box needs of
+it.
+
+    h*2+R-1            affine: a strided, padded window of extent R
+    c//4*8+k           floor division: the channels of a group
+    b//7%7             a digit of a merged dimension (views)
+    (h+1-R)/2          exact division: transposed convolution
+    window(h)          a table of ranges (adaptive pools, interpolation, reflection)
+    :                  all of it, whatever the box
+
+Every expression is a sum of terms `coef * (dim // div % mod)` plus an offset, so the range over a
+box has a closed form. The range is exact: it is clipped to the tensor, and no smaller range holds
+all points read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+Range = tuple[int, int]  # half-open
+
+
+class Term(NamedTuple):
+    """coef * (dim // div % mod); mod 0 means none. `dim` is a position in the iteration space."""
+
+    dim: int
+    coef: int = 1
+    div: int = 1
+    mod: int = 0
+
+    def values(self, box: Sequence[Range]) -> Range:
+        """The first and last value of dim // div % mod over the box (both included)."""
+        lo, hi = box[self.dim]
+        first, last = lo // self.div, (hi - 1) // self.div
+        if not self.mod:
+            return first, last
+        if first // self.mod == last // self.mod:
+            return first % self.mod, last % self.mod
+        return 0, self.mod - 1  # it wraps, so both ends are among the values
+
+
+class Index(NamedTuple):
+    """One dimension of an operand: (sum of terms + offset) / den, or a table of ranges."""
+
+    terms: tuple[Term, ...]
+    offset: int = 0
+    den: int = 1
+    extent: int = 0  # of the operand's dimension
+    table: tuple[Range, ...] = ()  # ranges by the value of terms[0].dim
+
+    @property
+    def plain(self) -> int | None:
+        """The iteration dimension, if the expression is that dimension and nothing else."""
+        if len(self.terms) != 1 or self.offset or self.den != 1 or self.table:
+            return None
+        dim, coef, div, mod = self.terms[0]
+        return dim if coef == 1 and div == 1 and not mod else None
+
+    def span(self, box: Sequence[Range]) -> Range:
+        """The range touched, padding included: not clipped to the tensor."""
+        if self.table:
+            lo, hi = box[self.terms[0].dim] if self.terms else (0, 1)
+            ranges = self.table[lo:hi]
+            return min(a for a, _ in ranges), max(b for _, b in ranges)
+        low = high = self.offset
+        for term in self.terms:
+            first, last = term.values(box)
+            low += term.coef * (first if term.coef > 0 else last)
+            high += term.coef * (last if term.coef > 0 else first)
+        return -(-low // self.den), high // self.den + 1
+
+    def range(self, box: Sequence[Range]) -> Range:
+        """The smallest range inside the tensor that holds every element read; (0, 0) if none is."""
+        low, high = self.span(box)
+        if self.den == 1 and low >= 0 and high <= self.extent:
+            return low, high
+        if self.table:
+            return (low, high) if low < high else (0, 0)
+        return self._clipped(box)
+
+    def _clipped(self, box: Sequence[Range]) -> Range:
+        """Enumerates all terms but the first, whose admissible values have a closed form."""
+        main, *others = self.terms or (Term(0, 0),)
+        first, last = main.values(box) if main.coef else (0, 0)
+        coef = main.coef or 1
+        low, high = self.extent, 0
+        for rest in itertools.product(*(self._multiples(t, box) for t in others)):
+            base = self.offset + sum(rest)
+            # values v with v * den = coef * a + base, first <= a <= last, 0 <= v < extent
+            v_low = max(0, -(-(coef * first + base) // self.den))
+            v_high = min(self.extent - 1, (coef * last + base) // self.den)
+            if coef == 1:
+                a_low, a_high = v_low, v_high
+            else:  # den is 1: round to values that a reaches
+                a_low = -(-(v_low - base) // coef) * coef + base
+                a_high = (v_high - base) // coef * coef + base
+            if a_low <= a_high:
+                low, high = min(low, a_low), max(high, a_high + 1)
+        return (low, high) if low < high else (0, 0)
+
+    @staticmethod
+    def _multiples(term: Term, box: Sequence[Range]) -> Sequence[int]:
+        first, last = term.values(box)
+        return [term.coef * v for v in range(first, last + 1)]
+
+
+_TABLE = re.compile(r"([a-z_]+\d*)\((\w+)\)")
+_EXACT = re.compile(r"\((.*)\)/(\w+)")
+_SIGNED = re.compile(r"([+-]?)([^+-]+)")
+_FACTOR = re.compile(r"(\*|//|%)?(\w+)")
+
+
+def parse_index(
+    text: str,
+    dims: Sequence[str],
+    extent: int,
+    names: Mapping[str, int],
+    tables: Mapping[str, tuple[Range, ...]],
+) -> Index:
+    """Parses one expression; `names` gives the integers that attributes such as s0 or p1 stand for."""
+    if text == ":":
+        return Index((), extent=extent, table=((0, extent),))
+    if found := _TABLE.fullmatch(text):
+        return Index((Term(dims.index(found[2])),), extent=extent, table=tables[found[1]])
+    den = 1
+    if found := _EXACT.fullmatch(text):
+        text, den = found[1], _integer(found[2], names)
+    terms, offset = [], 0
+    for sign, body in _SIGNED.findall(text):
+        dim, coef, div, mod = -1, -1 if sign == "-" else 1, 1, 0
+        for operator, atom in _FACTOR.findall(body):
+            if atom in dims:
+                dim = dims.index(atom)
+            elif operator == "//":
+                div = _integer(atom, names)
+            elif operator == "%":
+                mod = _integer(atom, names)
+            else:
+                coef *= _integer(atom, names)
+        if dim < 0:
+            offset += coef
+        else:
+            terms.append(Term(dim, coef, div, mod))
+    return Index(tuple(terms), offset, den, extent)
+
+
+def _integer(atom: str, names: Mapping[str, int]) -> int:
+    return int(atom) if atom.isdigit() else names[atom]

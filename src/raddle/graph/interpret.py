@@ -1,0 +1,104 @@
+"""Runs a graph box by box in one process: the reference for what tiles mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from raddle.graph.box import Box, cells
+from raddle.graph.graph import Fused, Graph, Op
+from raddle.graph.ops import kernel, merge
+from raddle.graph.ops.fused import FUSED
+
+Pieces = list[tuple[Box, Tensor]]  # disjoint boxes of a value, with their elements
+
+
+def interpret(
+    graph: Graph,
+    tensors: Mapping[str, Tensor],
+    *,
+    tiles: Mapping[str, Sequence[Box]] | None = None,
+    seed: int = 0,
+    fuse: bool = True,
+) -> dict[str, Tensor]:
+    """The loss, the outputs and the updated buffers of a step, by name.
+
+    `tensors` holds inputs, parameters and buffers; `tiles` gives operators boxes that partition their
+    iteration space (others run whole). With `fuse`, composites of which no part is tiled run as one
+    native call.
+    """
+    tiles = tiles or {}
+    pieces: dict[str, Pieces] = {}
+    for name, value in graph.values.items():
+        if value.role == "seed":
+            pieces[name] = [(Box((), ()), torch.tensor(seed))]
+        elif value.role == "constant":
+            pieces[name] = [(Box.full(value.shape), graph.constants[name])]
+        elif value.role != "op":
+            pieces[name] = [(Box.full(value.shape), tensors[name])]
+    last, skipped = _native(graph, tiles) if fuse else ({}, set())
+    for op in graph.ops:
+        if op.name in last:
+            _run_fused(last[op.name], pieces, graph)
+        elif op.name not in skipped:
+            _run(op, list(tiles.get(op.name, [op.space.full])), pieces)
+    wanted = [*graph.outputs, *graph.updates.values(), *([graph.loss] if graph.loss else [])]
+    return {name: whole(pieces[name], Box.full(graph.values[name].shape)) for name in wanted}
+
+
+def _native(graph: Graph, tiles: Mapping[str, Sequence[Box]]) -> tuple[dict[str, Fused], set[str]]:
+    """Composites to run natively, by their last operator, and all operators that they replace."""
+    chosen = [f for f in graph.fused if f.ops and not any(op in tiles for op in f.ops)]
+    return {f.ops[-1]: f for f in chosen}, {op for f in chosen for op in f.ops}
+
+
+def _run_fused(fused: Fused, pieces: dict[str, Pieces], graph: Graph) -> None:
+    arguments = [
+        None if name is None else whole(pieces[name], Box.full(graph.values[name].shape))
+        for name in fused.inputs
+    ]
+    results = FUSED[fused.kind](fused.attrs)(*arguments)
+    for name, tensor in zip(fused.outputs, results, strict=True):
+        pieces[name] = [(Box.full(tensor.shape), tensor)]
+
+
+def _run(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces]) -> None:
+    """Every box of an operator, then the sums of what is partial."""
+    results = []
+    for box in boxes:
+        regions = op.space.regions(box)
+        arguments = [
+            None if region is None else whole(pieces[name], region)
+            for name, region in zip(op.inputs, regions, strict=True)
+        ]
+        results.append(kernel(op, box)(*arguments))
+    produced = [op.space.produces(box) for box in boxes]
+    for name in op.outputs:
+        pieces[name] = []
+    if not any(op.space.partial(box) for box in boxes):
+        for outs, tensors in zip(produced, results, strict=True):
+            for name, out, tensor in zip(op.outputs, outs, tensors, strict=True):
+                pieces[name].append((out, tensor))
+        return
+    for cell, owners in cells([outs[0] for outs in produced]):
+        parts = [tuple(t[cell.within(produced[i][0])] for t in results[i]) for i in owners]
+        one = len(owners) == 1 and not op.space.partial(boxes[owners[0]])
+        tensors = parts[0] if one else merge(op, parts, [boxes[i] for i in owners])
+        for name, tensor in zip(op.outputs, tensors, strict=True):
+            pieces[name].append((cell, tensor))
+
+
+def whole(pieces: Pieces, region: Box) -> Tensor:
+    """A region of a value, put together from the pieces that overlap it."""
+    found = [(box, tensor) for box, tensor in pieces if not (box & region).empty]
+    if len(found) == 1:
+        box, tensor = found[0]
+        return tensor if box == region else tensor[region.within(box)]
+    first = found[0][1]
+    result = torch.zeros(region.shape, dtype=first.dtype, device=first.device)
+    for box, tensor in found:
+        common = box & region
+        result[common.within(region)] = tensor[common.within(box)]
+    return result

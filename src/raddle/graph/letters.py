@@ -1,0 +1,34 @@
+"""Names of dimensions: one letter each, inherited from operator to operator so that `n/4` means the
+same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+POOL = "tsabdefgijlmopqruvxyzhwcnk"
+INPUTS = {0: "", 1: "n", 2: "nt", 3: "ntc", 4: "nchw", 5: "ncdhw"}
+
+
+def fresh(taken: Iterable[str]) -> str:
+    """A letter that is not taken."""
+    used = {t.lower() for t in taken}
+    return next(letter for letter in POOL if letter not in used)
+
+
+def unique(letters: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
+    """The same letters, those that repeat (or are taken) replaced by fresh ones."""
+    used = {t.lower() for t in taken}
+    result: list[str] = []
+    wanted = list(letters)
+    for letter in wanted:
+        choice = fresh([*used, *wanted]) if letter.lower() in used else letter
+        used.add(choice.lower())
+        result.append(choice)
+    return result
+
+
+def of_input(rank: int, floating: bool) -> str:
+    """Letters of a graph input: its first dimension holds the samples."""
+    if rank == 2 and floating:
+        return "nc"
+    return INPUTS[rank] if rank in INPUTS else "n" + "".join(unique(POOL[: rank - 1], "n"))

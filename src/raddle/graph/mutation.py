@@ -1,0 +1,157 @@
+"""Writes in place become new values: `relu_`, `x[:, 0] += 1`, counters in buffers.
+
+torch.export's training IR keeps writes in place, and views of what is written. Every node is a
+*root* or a view of one, reached by a chain of calls. Writing to a view gives its parent a new
+value (the part is replaced), and so on up to the root; views that were made before are made again
+when they are next read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from raddle.errors import InputError
+from raddle.graph.builder import Builder
+from raddle.graph.graph import Value
+
+A = torch.ops.aten
+
+
+class View(NamedTuple):
+    """A node that shows (a part of) its parent: by an ATen call or, for lists, an element of one."""
+
+    parent: Node
+    target: Any  # None: the parent itself
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    item: int | None = None
+
+
+class Memory:
+    """What every node holds, as writes go on."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.builder = builder
+        self.held: dict[Node, Any] = {}
+        self.views: dict[Node, View] = {}
+        self.versions: dict[Node, int] = {}  # of roots: how often they were written
+        self.seen: dict[Node, int] = {}  # the root's version that a node's value belongs to
+
+    def put(self, node: Node, value: Any, view: View | None = None) -> None:
+        self.held[node] = value
+        if view is not None:
+            self.views[node] = view
+        self.seen[node] = self.versions.get(self._root(node), 0)
+
+    def read(self, node: Node) -> Any:
+        """The value of a node now; a view of something written since is made again."""
+        current = self.versions.get(self._root(node), 0)
+        if node in self.views and self.seen[node] != current:
+            view = self.views[node]
+            value = self.read(view.parent)
+            if view.target is not None:
+                value = self.builder.call(view.target, value, *view.args, **view.kwargs)
+            self.held[node] = value if view.item is None else value[view.item]
+            self.seen[node] = current
+        value = self.held[node]
+        return self.builder.read(value) if isinstance(value, Value) else value
+
+    def write(self, node: Node, value: Value) -> None:
+        """Writes a new value to a node, and so to everything that it is a view of."""
+        root = self._root(node)
+        self.versions[root] = self.versions.get(root, 0) + 1
+        while True:
+            self.seen[node] = self.versions[root]
+            view = self.views.get(node)
+            if view is None:
+                break
+            self.held[node] = value
+            value = self._replaced(view, value)
+            node = view.parent
+        if isinstance(self.held[root], Value) and self.held[root].role == "buffer":
+            self.builder.write(self.held[root], value)
+        else:
+            self.held[root] = value
+
+    def _root(self, node: Node) -> Node:
+        while node in self.views:
+            node = self.views[node].parent
+        return node
+
+    def _replaced(self, view: View, value: Value) -> Any:
+        """The parent's new value, given the view's."""
+        call, name = self.builder.call, _name(view.target)
+        if view.target is None:
+            return value
+        parent = self.held[view.parent]
+        parent = self.builder.read(parent) if isinstance(parent, Value) else parent
+        if name == "select":
+            return call(A.select_scatter.default, parent, value, *view.args)
+        if name in ("slice", "narrow"):
+            dim, start, end = _bounds(name, view.args, parent)
+            if view.args[3:] in ((), (1,)):
+                return call(A.slice_scatter.default, parent, value, dim, start, end)
+        if name in (
+            "view",
+            "reshape",
+            "flatten",
+            "unsqueeze",
+            "squeeze",
+            "unflatten",
+            "_unsafe_view",
+        ):
+            return call(A.reshape.default, value, list(parent.shape))
+        if name in ("transpose", "t"):
+            return call(A.transpose.int, value, *(view.args or (0, 1)))
+        if name == "permute":
+            order = [d % len(parent.shape) for d in view.args[0]]
+            return call(A.permute.default, value, [order.index(d) for d in range(len(order))])
+        if name in ("alias", "detach"):
+            return value
+        raise InputError(
+            f"the model writes in place through a view made by '{name}', which cannot be captured: "
+            "write the result to a new tensor instead."
+        )
+
+
+def _bounds(name: str, args: tuple[Any, ...], parent: Value) -> tuple[int, int | None, int | None]:
+    if name == "narrow":
+        dim, start, length = args
+        return dim, start, start + length
+    dim, start, end = (*args, *(0, None, None)[len(args) :])[:3]
+    return dim, start, end
+
+
+def _name(target: Any) -> str:
+    return target._schema.name.split("::")[-1] if target is not None else ""
+
+
+def writes(target: Any) -> bool:
+    """Whether a call writes to its first argument."""
+    arguments = target._schema.arguments
+    return bool(arguments and arguments[0].alias_info and arguments[0].alias_info.is_write)
+
+
+def is_view(target: Any) -> bool:
+    """Whether a call's result shows its first argument."""
+    schema = target._schema
+    if not schema.arguments or not schema.returns or writes(target):
+        return False
+    return bool(schema.arguments[0].alias_info and schema.returns[0].alias_info)
+
+
+def out_of_place(target: Any) -> Any:
+    """The overload that computes what a writing call writes."""
+    name = _name(target).rstrip("_") if not _name(target).startswith("__") else None
+    packet = getattr(A, name, None) if name else None
+    overload = target._schema.overload_name or "default"
+    found = getattr(packet, overload, None) if packet is not None else None
+    if found is None:
+        raise InputError(
+            f"the model writes in place with '{_name(target)}', which cannot be captured: "
+            "write the result to a new tensor instead."
+        )
+    return found

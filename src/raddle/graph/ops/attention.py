@@ -1,0 +1,123 @@
+"""Scaled dot product attention.
+
+    y[a.. t c] = q[a.. t K] k[a.. S K] v[a.. S c] mask[a.. t S]
+
+Samples, heads, queries and the values' features can be split. A causal mask needs no keys after
+the last query of a box, which the notation says with a table: k[a.. keys(t) K]. With dropout it is
+spelt out in plain operators.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raddle.graph.box import Box
+from raddle.graph.builder import Builder, NotSplittable, aten
+from raddle.graph.graph import Value
+from raddle.graph.kind import Frame, Kernel, Site, declare
+from raddle.graph.letters import unique
+from raddle.graph.ops.norm import softmax
+from raddle.graph.ops.pointwise import (
+    broadcast_access,
+    broadcast_letters,
+    broadcast_shape,
+    pointwise,
+)
+from raddle.graph.ops.random import dropout
+from raddle.graph.space import Space
+
+A = torch.ops.aten
+
+
+def _line(f: Frame) -> str:
+    out, batch, rank = f.outputs[0], f.outputs[0][:-2], len(f.outputs[0])
+    lead = broadcast_letters([s[:-2] for s in f.shapes[:3]], [a[:-2] for a in f.letters[:3]], batch)
+    *lead, t, c = unique([*lead, f.letters[0][-2], f.letters[2][-1]])
+    keys = f"keys({t})" if f.attrs["causal"] else "%"
+    a = [broadcast_access(s[:-2], lead, batch) for s in f.shapes[:3]]
+    # Letters of the dimensions that are taken whole: the keys, and the features of queries and keys.
+    s, k = (letter.upper() for letter in unique("sk", [*lead, t, c]))
+    line = f"y[{' '.join([*lead, t, c])}] = q[{a[0]} {t} {k}], k[{a[1]} {keys} {k}], v[{a[2]} {keys} {c}]"
+    if len(f.shapes) > 3:
+        scores = [*batch, out[rank - 2], f.shapes[1][-2]]
+        line += f", m[{broadcast_access(f.shapes[3], [*lead, t, s], scores)}]"
+    return line.replace("%", s)
+
+
+def _kernel(site: Site) -> Kernel:
+    causal, scale = site.attrs["causal"], site.attrs["scale"]
+    t = len(site.shape) - 2
+    t0, t1 = site.box.lo[t], site.box.hi[t]
+    if not causal or t1 - t0 == site.attrs["queries"]:
+        return lambda q, k, v, mask=None: F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=causal, scale=scale
+        )
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen = torch.ones(t1 - t0, k.shape[-2], dtype=torch.bool, device=q.device).tril(t0)
+        return F.scaled_dot_product_attention(q, k, v, seen, scale=scale)
+
+    return run
+
+
+def _flops(space: Space, box: Box, operand: int | None) -> int:
+    """Two products forward; backward, the scores again and products for their gradient, q, k, v."""
+    *lead, t, c = space.produces(box)[0].shape
+    keys, features = (index.extent for index in space.operands[1].indices[-2:])
+    pairs = 2 * math.prod(lead) * t * keys
+    by_k, by_c = pairs * features, pairs * c
+    return {None: by_k + by_c, 0: 2 * by_k + by_c, 1: by_k, 2: by_c}.get(operand, 0)
+
+
+declare("attention", _line, _kernel, flops=_flops)
+
+
+@aten("scaled_dot_product_attention")
+def _attention(
+    b: Builder, q: Value, k: Value, v: Value, mask: Value | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    if enable_gqa and q.shape[-3] != k.shape[-3]:
+        times = q.shape[-3] // k.shape[-3]
+        k, v = (b.call(A.repeat_interleave.self_int, x, times, -3) for x in (k, v))
+    if len(q.shape) < 3:
+        raise NotSplittable
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    if dropout_p > 0:
+        return _spelt_out(b, q, k, v, mask, dropout_p, is_causal, scale)
+    batch = broadcast_shape(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    shape = (*batch, q.shape[-2], v.shape[-1])
+    queries, keys = q.shape[-2], k.shape[-2]
+    attrs = {"causal": is_causal, "scale": scale, "queries": queries}
+    tables = {"keys": [(0, min(t + 1, keys)) for t in range(queries)]} if is_causal else None
+    return b.emit("attention", [q, k, v, mask], [(shape, q.dtype)], attrs, tables=tables)
+
+
+def _spelt_out(
+    b: Builder,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None,
+    p: float,
+    causal: bool,
+    scale: float,
+) -> Any:
+    with b.group("attention", [], native=False):
+        turned = b.call(A.transpose.int, k, -2, -1)
+        scores = b.call(A.matmul.default, pointwise(b, A.mul.Tensor, q, scale), turned)
+        if causal:
+            seen = b.call(A.ones.default, [q.shape[-2], k.shape[-2]], dtype=torch.bool)
+            mask = b.call(A.tril.default, seen)
+        if mask is not None and mask.dtype == torch.bool:
+            hidden = pointwise(b, A.logical_not.default, mask)
+            scores = pointwise(b, A.masked_fill.Scalar, scores, hidden, -math.inf)
+        elif mask is not None:
+            scores = pointwise(b, A.add.Tensor, scores, mask)
+        weights = dropout(b, softmax(b, scores, -1), p, suffix="dropout")
+        return b.call(A.matmul.default, weights, v)

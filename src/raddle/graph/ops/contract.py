@@ -1,0 +1,190 @@
+"""Contractions: linear, matmul and its relatives, einsum.
+
+linear   y[n.. c] += x[n.. k] * w[c k] + b[c]
+matmul   y[a.. m c] += x[a.. m k] * w[a.. k c]
+einsum   its own equation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raddle.graph.builder import Builder, NotSplittable, aten, infer
+from raddle.graph.graph import Value
+from raddle.graph.kind import Frame, Kernel, Site, declare
+from raddle.graph.letters import POOL, fresh, unique
+from raddle.graph.ops.pointwise import broadcast_access, broadcast_letters, pointwise
+
+A = torch.ops.aten
+
+
+# -- linear: rows `row0` and up of the weight, so that a gate of an LSTM is a linear operator too ----
+
+
+def _linear_line(f: Frame) -> str:
+    lead = unique(f.letters[0][:-1], "ck")
+    head = " ".join(lead)
+    bias = " + b[c+row0]" if len(f.shapes) > 2 else ""
+    return f"y[{head} c] += x[{head} k] * w[c+row0 k]{bias}"
+
+
+def _linear(site: Site) -> Kernel:
+    return lambda x, w, b=None: F.linear(x, w, b)
+
+
+declare("linear", _linear_line, _linear)
+
+
+def linear(
+    b: Builder,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    *,
+    rows: tuple[int, int] | None = None,
+    suffix: str | None = None,
+) -> Any:
+    lo, hi = rows or (0, weight.shape[0])
+    shape = (*x.shape[:-1], hi - lo)
+    attrs = {"row0": lo} if rows else {}
+    return b.emit(
+        "linear", [x, weight, bias], [(shape, x.dtype)], attrs, names={"row0": lo}, suffix=suffix
+    )
+
+
+@aten("linear")
+def _linear_call(b: Builder, x: Value, weight: Value, bias: Value | None = None) -> Any:
+    if len(weight.shape) != 2:
+        raise NotSplittable
+    return linear(b, x, weight, bias)
+
+
+# -- matmul and what adds to it --------------------------------------------------------
+
+
+def _matmul_line(f: Frame) -> str:
+    x, w = f.shapes[:2]
+    taken = ["k"]
+    m = [] if len(x) == 1 else unique(f.letters[0][-2], taken)
+    taken += m
+    c = [] if len(w) == 1 else unique(f.letters[1][-1], taken)
+    taken += c
+    out = f.outputs[0]
+    batch = out[: len(out) - len(m) - len(c)]
+    pairs = [(s[:-2], names[:-2]) for s, names in zip((x, w), f.letters, strict=False)]
+    a = unique(broadcast_letters([p[0] for p in pairs], [p[1] for p in pairs], batch), taken)
+    left = " ".join([*a, *m, *c])
+    line = (
+        f"y[{left}] += x[{_join(broadcast_access(x[:-2], a, batch), *m, 'k')}]"
+        f" * w[{_join(broadcast_access(w[:-2], a, batch), 'k', *c)}]"
+    )
+    if len(f.shapes) > 2:
+        line += f" + b[{broadcast_access(f.shapes[2], [*a, *m, *c], out)}]"
+    return line
+
+
+def _join(*tokens: str) -> str:
+    return " ".join(t for t in tokens if t)
+
+
+def _matmul(site: Site) -> Kernel:
+    alpha, beta = site.attrs.get("alpha", 1), site.attrs.get("beta", 1)
+
+    def run(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        y = torch.matmul(x, w)
+        y = y if alpha == 1 else y * alpha
+        if b is None:
+            return y
+        return y + (b if beta == 1 else b * beta)
+
+    return run
+
+
+declare("matmul", _matmul_line, _matmul)
+
+
+@aten("matmul", "mm", "bmm", "mv", "dot")
+def matmul(b: Builder, x: Value, w: Value) -> Any:
+    result = infer(A.matmul.default, (x, w), {})
+    return b.emit("matmul", [x, w], [(result.shape, result.dtype)], suffix="matmul")
+
+
+@aten("addmm", "baddbmm", "addmv")
+def _addmm(
+    b: Builder, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha: float = 1
+) -> Any:
+    result = infer(A.matmul.default, (x, w), {})
+    attrs = {"alpha": alpha, "beta": beta}
+    operands = [x, w, None if beta == 0 else bias]
+    return b.emit("matmul", operands, [(result.shape, result.dtype)], attrs, suffix="addmm")
+
+
+# -- einsum ----------------------------------------------------------------------------
+
+
+def _einsum_line(f: Frame) -> str:
+    inputs, output = f.attrs["inputs"], f.attrs["output"]
+    names: dict[str, str] = {}  # letters of the equation -> letters of the dimensions
+    for spec, letters in zip(inputs, f.letters, strict=True):
+        for symbol, letter in zip(spec, letters, strict=True):
+            if symbol not in names:
+                summed = symbol not in output
+                wanted = "k" if summed else letter
+                taken = names.values()
+                names[symbol] = fresh([*taken, *output]) if wanted in taken else wanted
+    accesses = [f"x{i}[{' '.join(names[s] for s in spec)}]" for i, spec in enumerate(inputs)]
+    left = " ".join(names[s] for s in output)
+    assign = "+=" if any(s not in output for spec in inputs for s in spec) else "="
+    return f"y[{left}] {assign} {' * '.join(accesses)}"
+
+
+def _einsum(site: Site) -> Kernel:
+    equation = ",".join(site.attrs["inputs"]) + "->" + site.attrs["output"]
+    return lambda *tensors: torch.einsum(equation, *tensors)
+
+
+declare("einsum", _einsum_line, _einsum)
+
+
+@aten("einsum")
+def _einsum_call(b: Builder, equation: str, operands: Sequence[Value], *, path: Any = None) -> Any:
+    inputs, output = _explicit(equation.replace(" ", ""), [len(v.shape) for v in operands])
+    if any(len(set(spec)) < len(spec) for spec in inputs):
+        raise NotSplittable  # a diagonal
+    sizes: dict[str, int] = {}
+    for spec, value in zip(inputs, operands, strict=True):
+        for symbol, size in zip(spec, value.shape, strict=True):
+            if sizes.setdefault(symbol, size) != size:
+                raise NotSplittable  # broadcasting inside an equation
+    attrs = {"inputs": tuple(inputs), "output": output}
+    shape = tuple(sizes[s] for s in output)
+    return b.emit("einsum", operands, [(shape, operands[0].dtype)], attrs)
+
+
+def _explicit(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """The equation with its ellipses spelt out and its output given."""
+    left, arrow, right = equation.partition("->")
+    specs = left.split(",")
+    spare = [s for s in POOL + POOL.upper() if s not in equation]
+    longest = max(
+        (rank - len(s) + 3 for s, rank in zip(specs, ranks, strict=True) if "..." in s), default=0
+    )
+    dots = "".join(spare[:longest])
+    inputs = []
+    for spec, rank in zip(specs, ranks, strict=True):
+        missing = rank - len(spec) + 3
+        inputs.append(spec.replace("...", dots[longest - missing :] if missing else ""))
+    if not arrow:
+        every = left.replace("...", "").replace(",", "")
+        right = dots + "".join(sorted(s for s in set(every) if every.count(s) == 1))
+    return inputs, right.replace("...", dots)
+
+
+@aten("outer")
+def _outer(b: Builder, x: Value, y: Value) -> Any:
+    return pointwise(b, A.mul.Tensor, b.call(A.unsqueeze.default, x, 1), y)

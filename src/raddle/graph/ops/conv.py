@@ -1,0 +1,244 @@
+"""Convolutions and transposed convolutions: grouped, depthwise, dilated, strided, of one to three
+dimensions.
+
+cg and kg are the filters and the channels of a group; without groups c//cg is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raddle.graph.box import Box
+from raddle.graph.builder import Builder, aten
+from raddle.graph.graph import Value
+from raddle.graph.kind import Kernel, Site, declare, ints, numbered
+from raddle.graph.space import Space
+
+A = torch.ops.aten
+CONV = {
+    1: "y[n c w] += x[n c//cg*kg+k w*s0+R*d0-p0] * w[c k R] + b[c]",
+    2: "y[n c h w] += x[n c//cg*kg+k h*s0+R*d0-p0 w*s1+Q*d1-p1] * w[c k R Q] + b[c]",
+    3: "y[n c d h w] += x[n c//cg*kg+k d*s0+T*d0-p0 h*s1+R*d1-p1 w*s2+Q*d2-p2] * w[c k T R Q] + b[c]",
+}
+TRANSPOSED = {
+    1: "y[n c w] += x[n c//cg*kg+k (w-R*d0+p0)/s0] * w[c//cg*kg+k c%cg R] + b[c]",
+    2: "y[n c h w] += x[n c//cg*kg+k (h-R*d0+p0)/s0 (w-Q*d1+p1)/s1] * w[c//cg*kg+k c%cg R Q] + b[c]",
+    3: "y[n c d h w] += x[n c//cg*kg+k (d-T*d0+p0)/s0 (h-R*d1+p1)/s1 (w-Q*d2+p2)/s2]"
+    " * w[c//cg*kg+k c%cg T R Q] + b[c]",
+}
+
+
+def settle_padding(pads: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Padding as the call's own argument where it is even, else for F.pad (last dimension first)."""
+    if all(lo == hi for lo, hi in pads):
+        return [lo for lo, _ in pads], []
+    return [0] * len(pads), [amount for pair in reversed(pads) for amount in pair]
+
+
+def _conv(site: Site) -> Kernel:
+    stride, dilation = site.attrs["stride"], site.attrs["dilation"]
+    if site.region(0) is None:
+        return _only_bias(site)
+    call: Callable[..., Tensor] = (F.conv1d, F.conv2d, F.conv3d)[len(stride) - 1]
+    padding, explicit = settle_padding(site.pads(0)[2:])
+    by_group = _by_group(site, lambda x, w, g: call(x, w, None, stride, padding, dilation, g))
+
+    def run(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        x = F.pad(x, explicit) if explicit else x
+        if by_group is None:
+            return call(x, w, b, stride, padding, dilation, 1)
+        return _with_bias(by_group(x, w), b)
+
+    return run
+
+
+def _transposed(site: Site) -> Kernel:
+    stride, dilation, padding = (site.attrs[k] for k in ("stride", "dilation", "padding"))
+    region, weight = site.region(0), site.region(1)
+    if region is None or weight is None:
+        return _only_bias(site)
+    rank = len(stride)
+    call: Callable[..., Tensor] = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[
+        rank - 1
+    ]
+    out = site.op.space.produces(site.box)[0]
+    crops = []  # the whole result of the region starts at lo*s and ends at (hi-1)*s + (r-1)*d + 1
+    for i in range(rank):
+        lo, hi, r = region.lo[2 + i], region.hi[2 + i], weight.shape[2 + i]
+        begin, end = lo * stride[i], (hi - 1) * stride[i] + (r - 1) * dilation[i] + 1
+        crops.append((begin - out.lo[2 + i] - padding[i], out.hi[2 + i] + padding[i] - end))
+    crop = [amount for pair in reversed(crops) for amount in pair]
+    by_group = _by_group(
+        site, lambda x, w, g: call(x, w, None, stride, 0, 0, g, dilation), transposed=True
+    )
+
+    def run(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        y = by_group(x, w) if by_group else call(x, w, None, stride, 0, 0, 1, dilation)
+        return _with_bias(F.pad(y, crop) if any(crop) else y, b)
+
+    return run
+
+
+def _transposed_flops(space: Space, box: Box, operand: int | None) -> int:
+    """Every element of the input's region meets every element of the window."""
+    region = space.regions(box)[0]
+    if region is None or (operand is not None and operand > 1):
+        return 0
+    size = {d.name: hi - lo for d, lo, hi in zip(space.dims, box.lo, box.hi, strict=True)}
+    window = math.prod(size[name] for name in "TRQ" if name in size)
+    return 2 * size["n"] * size["c"] * size["k"] * window * math.prod(region.shape[2:])
+
+
+def _by_group(
+    site: Site, call: Callable[[Tensor, Tensor, int], Tensor], transposed: bool = False
+) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Runs a grouped convolution on a box of filters that may begin and end inside a group."""
+    if site.attrs["groups"] == 1:
+        return None
+    cg, kg = site.attrs["cg"], site.attrs["kg"]
+    (c0, c1), (k0, k1) = site.range("c"), site.range("k")
+    g0, g1, kn = c0 // cg, (c1 - 1) // cg + 1, k1 - k0
+    # Runs of groups that hold equally many filters of the box: a first part, full ones, a last part.
+    runs: list[list[int]] = []  # filters in a group, groups, first filter of the group
+    for g in range(g0, g1):
+        lo, hi = max(c0, g * cg), min(c1, (g + 1) * cg)
+        if runs and runs[-1][0] == hi - lo == cg:
+            runs[-1][1] += 1
+        else:
+            runs.append([hi - lo, 1, lo - g * cg])
+    spread = kn < kg and g1 - g0 > 1  # the region holds channels between those that are read
+    chosen = [g * kg + k for g in range(g1 - g0) for k in range(kn)] if spread else []
+    column0 = c0 % cg if g1 - g0 == 1 else 0  # where the weight's region begins, transposed
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        if chosen:
+            index = torch.tensor(chosen, device=x.device)
+            x = x.index_select(1, index)
+            w = w.index_select(0, index) if transposed else w
+        pieces, k, c = [], 0, 0
+        for filters, groups, begin in runs:
+            xs = x.narrow(1, k * kn, groups * kn)
+            if transposed:
+                ws = w.narrow(0, k * kn, groups * kn).narrow(1, begin - column0, filters)
+            else:
+                ws = w.narrow(0, c, groups * filters)
+            pieces.append(call(xs, ws, groups))
+            k, c = k + groups, c + groups * filters
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
+
+    return run
+
+
+def _with_bias(y: Tensor, b: Tensor | None) -> Tensor:
+    return y if b is None else y + b.view(-1, *[1] * (y.dim() - 2))
+
+
+def _only_bias(site: Site) -> Kernel:
+    return lambda x=None, w=None, b=None: _with_bias(site.full(0), b)
+
+
+for _rank in (1, 2, 3):
+    declare(f"conv{_rank}d", CONV[_rank], _conv)
+    declare(f"conv_transpose{_rank}d", TRANSPOSED[_rank], _transposed, flops=_transposed_flops)
+
+
+@aten("conv1d", "conv2d", "conv3d")
+def _conv_call(
+    b: Builder,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    rank = len(weight.shape) - 2
+    stride, dilation = ints(stride, rank), ints(dilation, rank)
+    kernel = weight.shape[2:]
+    if isinstance(padding, str):
+        total = [
+            d * (r - 1) if padding == "same" else 0 for d, r in zip(dilation, kernel, strict=True)
+        ]
+        before, after = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    else:
+        before = after = ints(padding, rank)
+    if len(x.shape) == rank + 1:  # no sample dimension
+        y = _conv_call(
+            b, b.call(A.unsqueeze.default, x, 0), weight, bias, stride, padding, dilation, groups
+        )
+        return b.call(A.squeeze.dim, y, 0)
+    spatial = tuple(
+        (size + lo + hi - d * (r - 1) - 1) // s + 1
+        for size, lo, hi, d, r, s in zip(
+            x.shape[2:], before, after, dilation, kernel, stride, strict=True
+        )
+    )
+    shape = (x.shape[0], weight.shape[0], *spatial)
+    cg, kg = weight.shape[0] // groups, x.shape[1] // groups
+    attrs = {"stride": stride, "dilation": dilation, "groups": groups, "cg": cg, "kg": kg}
+    names = {"cg": cg, "kg": kg, **numbered(s=stride, d=dilation, p=before)}
+    return b.emit(f"conv{rank}d", [x, weight, bias], [(shape, x.dtype)], attrs, names=names)
+
+
+@aten("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def _transposed_call(
+    b: Builder,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    rank = len(weight.shape) - 2
+    stride, padding, extra, dilation = (
+        ints(v, rank) for v in (stride, padding, output_padding, dilation)
+    )
+    if len(x.shape) == rank + 1:
+        y = _transposed_call(
+            b,
+            b.call(A.unsqueeze.default, x, 0),
+            weight,
+            bias,
+            stride,
+            padding,
+            extra,
+            groups,
+            dilation,
+        )
+        return b.call(A.squeeze.dim, y, 0)
+    cg, kg = weight.shape[1], x.shape[1] // groups
+    spatial = tuple(
+        (size - 1) * s - 2 * p + d * (r - 1) + e + 1
+        for size, s, p, d, r, e in zip(
+            x.shape[2:], stride, padding, dilation, weight.shape[2:], extra, strict=True
+        )
+    )
+    shape = (x.shape[0], cg * groups, *spatial)
+    attrs = {
+        "stride": stride, "dilation": dilation, "padding": padding, "groups": groups, "cg": cg, "kg": kg
+    }  # fmt: skip
+    names = {"cg": cg, "kg": kg, "k": kg, **numbered(s=stride, d=dilation, p=padding)}
+    kind = f"conv_transpose{rank}d"
+    return b.emit(kind, [x, weight, bias], [(shape, x.dtype)], attrs, names=names)
+
+
+@aten("convolution")
+def _convolution(
+    b: Builder, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any,
+    dilation: Any, transposed: bool, output_padding: Any, groups: int,
+) -> Any:  # fmt: skip
+    if transposed:
+        return _transposed_call(
+            b, x, weight, bias, stride, padding, output_padding, groups, dilation
+        )
+    return _conv_call(b, x, weight, bias, stride, padding, dilation, groups)

@@ -1,0 +1,81 @@
+"""The native call of a composite, for a device that holds all of it; `FUSED[kind](attrs)` gives the
+function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Attrs = Mapping[str, Any]
+
+
+def _batch_norm(a: Attrs) -> Callable[..., Any]:
+    def run(x: Tensor, weight: Any, bias: Any, mean: Tensor | None, var: Tensor | None) -> Any:
+        if mean is None or var is None:
+            return (F.batch_norm(x, None, None, weight, bias, True, 0.0, a["eps"]),)
+        mean, var = mean.clone(), var.clone()  # written in place
+        return F.batch_norm(x, mean, var, weight, bias, True, a["momentum"], a["eps"]), mean, var
+
+    return run
+
+
+def _layer_norm(a: Attrs) -> Callable[..., Any]:
+    return lambda x, w, b: (F.layer_norm(x, x.shape[-a["rank"] :], w, b, a["eps"]),)
+
+
+def _rms_norm(a: Attrs) -> Callable[..., Any]:
+    return lambda x, w: (F.rms_norm(x, x.shape[-a["rank"] :], w, a["eps"]),)
+
+
+def _group_norm(a: Attrs) -> Callable[..., Any]:
+    return lambda x, w, b: (F.group_norm(x, a["groups"], w, b, a["eps"]),)
+
+
+def _softmax(a: Attrs) -> Callable[..., Any]:
+    return lambda x: (torch.softmax(x, a["dim"]),)
+
+
+def _log_softmax(a: Attrs) -> Callable[..., Any]:
+    return lambda x: (torch.log_softmax(x, a["dim"]),)
+
+
+def _cross_entropy(a: Attrs) -> Callable[..., Any]:
+    reduction = ("none", "mean", "sum")[a["reduction"]]
+    return lambda x, t, w: (
+        F.cross_entropy(
+            x, t, w, ignore_index=a["ignore"], reduction=reduction, label_smoothing=a["smoothing"]
+        ),
+    )
+
+
+def _recurrent(call: Callable[..., Any], states: int) -> Callable[[Attrs], Callable[..., Any]]:
+    def make(a: Attrs) -> Callable[..., Any]:
+        # "train" although there is no dropout: cuDNN has no backward otherwise
+        flags = (a["biases"], a["layers"], 0.0, True, a["bidirectional"], a["batch_first"])
+
+        def run(x: Tensor, *rest: Tensor) -> Any:
+            state: Any = list(rest[:states]) if states > 1 else rest[0]
+            return tuple(call(x, state, list(rest[states:]), *flags))
+
+        return run
+
+    return make
+
+
+FUSED: dict[str, Callable[[Attrs], Callable[..., Any]]] = {
+    "batch_norm": _batch_norm,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "cross_entropy": _cross_entropy,
+    "lstm": _recurrent(torch.lstm, 2),
+    "gru": _recurrent(torch.gru, 1),
+    "rnn_tanh": _recurrent(torch.rnn_tanh, 1),
+    "rnn_relu": _recurrent(torch.rnn_relu, 1),
+}

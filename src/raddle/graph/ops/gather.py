@@ -1,0 +1,170 @@
+"""Operators that read where a tensor of indices says: embedding, index_select, gather, indexing,
+one class a sample.
+
+    embedding   y[n.. c] += w[v c], i[n..]       split over v, each part gives zeros for words of others
+    pick        y[n s..] += x[n c s..], i[n s..]   the class that a target names
+    index       y[a.. i.. b..] = x[a.. V b..], i[i..]
+
+Which elements are read is known only at run time, so V is whole (or, where it is summed over, as
+large as its part).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raddle.graph.builder import Builder, NotSplittable, aten
+from raddle.graph.graph import Value
+from raddle.graph.kind import Frame, Kernel, Site, declare
+from raddle.graph.letters import unique
+from raddle.graph.ops.pointwise import broadcast_access, broadcast_letters, broadcast_shape
+
+A = torch.ops.aten
+
+
+# -- embedding: the vocabulary is a summed dimension -----------------------------------
+
+
+def _embedding_line(f: Frame) -> str:
+    lead = " ".join(unique(f.letters[1], "cv"))
+    return f"y[{lead} c] += w[v c], i[{lead}]"
+
+
+def _embedding(site: Site) -> Kernel:
+    (lo, hi), padding = site.range("v"), site.attrs["padding_idx"]
+    local = padding - lo if padding is not None and lo <= padding < hi else None
+    if not site.partial:
+        return lambda w, i: F.embedding(i, w, local)
+
+    def run(w: Tensor, i: Tensor) -> Tensor:
+        mine = (i >= lo) & (i < hi)
+        y = F.embedding((i - lo).clamp(0, hi - lo - 1), w, local)
+        return y.masked_fill(~mine.unsqueeze(-1), 0)
+
+    return run
+
+
+declare("embedding", _embedding_line, _embedding, cost=0)
+
+
+@aten("embedding")
+def _embedding_call(
+    b: Builder,
+    weight: Value,
+    indices: Value,
+    padding_idx: int = -1,
+    scale: bool = False,
+    sparse: bool = False,
+) -> Any:
+    if scale or sparse:
+        raise NotSplittable
+    attrs = {"padding_idx": padding_idx if padding_idx >= 0 else None}
+    shape = (*indices.shape, weight.shape[1])
+    return b.emit("embedding", [weight, indices], [(shape, weight.dtype)], attrs)
+
+
+# -- pick: x[n, target[n]]; a target outside of the classes (ignore_index) gives 0 -----
+
+
+def _pick_line(f: Frame) -> str:
+    if len(f.shapes[0]) == 1 and len(f.shapes[1]) != 0:  # weights of classes, for every sample
+        lead = unique(f.letters[1], "c")
+        return f"y[{' '.join(lead)}] += x[c], i[{' '.join(lead)}]"
+    letters = unique(f.letters[0])
+    at = f.attrs["dim"]
+    kept = " ".join(a for d, a in enumerate(letters) if d != at)
+    return f"y[{kept}] += x[{' '.join(letters)}], i[{kept}]"
+
+
+def _pick(site: Site) -> Kernel:
+    at, table = site.attrs["dim"], len(site.op.space.operands[0].indices) == 1
+    region = site.region(0)
+    assert region is not None
+    lo, hi = region.lo[at], region.hi[at]
+
+    def run(x: Tensor, i: Tensor) -> Tensor:
+        mine = (i >= lo) & (i < hi)
+        local = (i - lo).clamp(0, hi - lo - 1)
+        y = x[local] if table else x.gather(at, local.unsqueeze(at)).squeeze(at)
+        return y.masked_fill(~mine, 0)
+
+    return run
+
+
+declare("pick", _pick_line, _pick, cost=0)
+
+
+def pick(b: Builder, x: Value, target: Value, dim: int, suffix: str) -> Any:
+    attrs = {"dim": dim}
+    return b.emit("pick", [x, target], [(target.shape, x.dtype)], attrs, suffix=suffix)
+
+
+# -- gather, index_select, x[i] --------------------------------------------------------
+
+
+def _gather_line(f: Frame) -> str:
+    letters, dim = unique(f.letters[0]), f.attrs["dim"]
+    inside = [":" if d == dim else a for d, a in enumerate(letters)]
+    y = " ".join(letters)
+    return f"y[{y}] = x[{' '.join(inside)}], i[{y}]"
+
+
+declare("gather", _gather_line, lambda s: lambda x, i: x.gather(s.attrs["dim"], i), cost=0)
+
+
+@aten("gather")
+def _gather_call(b: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Any:
+    attrs = {"dim": dim % len(x.shape)}
+    return b.emit("gather", [x, index], [(index.shape, x.dtype)], attrs)
+
+
+def _index_line(f: Frame) -> str:
+    """Consecutive dimensions of x are replaced by the (broadcast) dimensions of the index tensors."""
+    dim, count = f.attrs["dim"], len(f.shapes) - 1
+    out = f.outputs[0]
+    rank = len(out) - len(f.shapes[0]) + count
+    sizes = out[dim : dim + rank]
+    middle = broadcast_letters(f.shapes[1:], f.letters[1:], sizes)
+    letters = unique([*f.letters[0][:dim], *middle, *f.letters[0][dim + count :]])
+    middle = letters[dim : dim + rank]
+    inside = [*letters[:dim], *[":"] * count, *letters[dim + rank :]]
+    accesses = [f"i{j}[{broadcast_access(s, middle, sizes)}]" for j, s in enumerate(f.shapes[1:])]
+    return f"y[{' '.join(letters)}] = x[{' '.join(inside)}], {', '.join(accesses)}"
+
+
+def _index(site: Site) -> Kernel:
+    lead = (slice(None),) * site.attrs["dim"]
+    return lambda x, *indices: x[(*lead, *indices)]
+
+
+declare("index", _index_line, _index, cost=0)
+
+
+@aten("index", "_unsafe_index")
+def index(b: Builder, x: Value, indices: Sequence[Value | None]) -> Any:
+    at = [d for d, i in enumerate(indices) if i is not None]
+    chosen = [i for i in indices if i is not None]
+    if at != list(range(at[0], at[-1] + 1)) or any(i.dtype == torch.bool for i in chosen):
+        raise NotSplittable
+    middle = broadcast_shape(*(i.shape for i in chosen))
+    shape = (*x.shape[: at[0]], *middle, *x.shape[at[-1] + 1 :])
+    return b.emit("index", [x, *chosen], [(shape, x.dtype)], {"dim": at[0]})
+
+
+@aten("index_select")
+def _index_select(b: Builder, x: Value, dim: int, indices: Value) -> Any:
+    return index(b, x, [*[None] * (dim % len(x.shape)), indices])
+
+
+@aten("one_hot")
+def _one_hot(b: Builder, x: Value, classes: int = -1) -> Any:
+    if classes < 0:
+        raise NotSplittable
+    every = b.call(A.arange.default, classes)
+    same = b.call(A.eq.Tensor, b.call(A.unsqueeze.default, x, -1), every)
+    return b.call(A.to.dtype, same, torch.int64)

@@ -1,0 +1,163 @@
+"""Losses. An elementwise loss is its elements and then their sum or mean; cross entropy is
+
+    lse[n] lse= x[n c]       picked[n] += x[n c], t[n]      each[n] = lse[n] - picked[n], weighed
+    loss[] = sum of each / sum of weights,                  both sums over all samples that count
+
+so it is exact when samples, classes or pixels are split: the mean divides by the number of samples
+that count *globally*, which depends on the data (ignore_index).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raddle.graph.builder import Builder, NotSplittable, aten
+from raddle.graph.graph import Value
+from raddle.graph.kind import Kernel, Site, declare
+from raddle.graph.ops.gather import pick
+from raddle.graph.ops.norm import log_sum_exp, softmax
+from raddle.graph.ops.pointwise import pointwise, pointwise_line
+from raddle.graph.ops.reduce import total
+
+A = torch.ops.aten
+NONE, MEAN = 0, 1
+
+
+def reduce_loss(b: Builder, each: Value, reduction: int) -> Any:
+    if reduction == NONE:
+        return each
+    return total(b, each, tuple(range(len(each.shape))), False, mean=reduction == MEAN)
+
+
+def _elementwise(name: str) -> None:
+    """Declares loss(x, target, ..., reduction, ...) as its elements and their reduction."""
+    target = getattr(A, name).default
+    names = [a.name for a in target._schema.arguments]
+    defaults = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
+
+    @aten(name)
+    def translate(b: Builder, *args: Any, **kwargs: Any) -> Any:
+        given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        reduction = given["reduction"]
+        given["reduction"] = NONE
+        return reduce_loss(b, pointwise(b, target, *(given[n] for n in names)), reduction)
+
+
+for _name in [
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "kl_div",
+    "soft_margin_loss",
+    "poisson_nll_loss",
+    "hinge_embedding_loss",
+    "margin_ranking_loss",
+]:
+    _elementwise(_name)
+
+
+# -- cross entropy ---------------------------------------------------------------------
+
+
+def _entropy(site: Site) -> Kernel:
+    """A sample's loss from lse, x[target], w[target], sum of w*x over classes, and the sum of w."""
+    ignore, smoothing, classes = (site.attrs[k] for k in ("ignore", "smoothing", "classes"))
+
+    def run(
+        t: Tensor, picked: Tensor, lse: Tensor | None = None, weight: Tensor | None = None,
+        spread: Tensor | None = None, weights: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        loss = -picked if lse is None else lse - picked
+        loss = loss if weight is None else loss * weight
+        if smoothing and lse is not None and spread is not None:
+            smooth = lse * (classes if weights is None else weights) - spread
+            loss = (1 - smoothing) * loss + smoothing / classes * smooth
+        return loss.masked_fill(t == ignore, 0)
+
+    return run
+
+
+def _counted(site: Site) -> Kernel:
+    """What a sample adds to the divisor of the mean: its weight, or 1, or 0 if it is ignored."""
+    ignore, dtype = site.attrs["ignore"], site.op.dtypes[0]
+    return lambda t, weight=None: (
+        (t != ignore).to(dtype) if weight is None else weight.masked_fill(t == ignore, 0)
+    )
+
+
+declare("entropy", pointwise_line, _entropy, cost=4)
+declare("counted", pointwise_line, _counted)
+
+
+def _likelihood(
+    b: Builder, x: Value, target: Value, weight: Value | None, reduction: int, ignore: int,
+    smoothing: float, logits: bool,
+) -> Any:  # fmt: skip
+    """Negative log likelihood of the targets, from logits or from log-probabilities."""
+    dim = 1 if len(x.shape) > 1 else 0
+    classes, out = x.shape[dim], [(target.shape, x.dtype)]
+    lse = log_sum_exp(b, x, dim, "lse") if logits else None
+    picked = pick(b, x, target, dim, "picked")
+    weighed = None if weight is None else pick(b, weight, target, 0, "weight")
+    spread = weights = None
+    if smoothing:
+        scaled = x
+        if weight is not None:
+            shape = [-1, *[1] * (len(x.shape) - 1 - dim)]
+            scaled = b.call(A.mul.Tensor, x, b.call(A.reshape.default, weight, shape))
+            weights = total(b, weight, (0,), False)
+        spread = total(b, scaled, (dim,), False)
+    attrs = {"ignore": ignore, "smoothing": smoothing, "classes": classes}
+    operands = [target, picked, lse, weighed, spread, weights]
+    each = b.emit("entropy", operands, out, attrs, suffix="each")
+    if reduction != MEAN:
+        return reduce_loss(b, each, reduction)
+    counted = b.emit("counted", [target, weighed], out, {"ignore": ignore}, suffix="counted")
+    every = tuple(range(len(target.shape)))
+    sums = [total(b, v, every, False) for v in (each, counted)]
+    return pointwise(b, A.div.Tensor, *sums)
+
+
+@aten("cross_entropy_loss")
+def _cross_entropy(
+    b: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN,
+    ignore_index: int = -100, label_smoothing: float = 0.0,
+) -> Any:  # fmt: skip
+    if target.dtype.is_floating_point:
+        return _soft_targets(b, x, target, weight, reduction, label_smoothing)
+    attrs = {"reduction": reduction, "ignore": ignore_index, "smoothing": label_smoothing}
+    with b.group("cross_entropy", [x, target, weight], attrs) as outputs:
+        loss = _likelihood(
+            b, x, target, weight, reduction, ignore_index, label_smoothing, logits=True
+        )
+        outputs.append(loss)
+    return loss
+
+
+def _soft_targets(
+    b: Builder, x: Value, target: Value, weight: Value | None, reduction: int, smoothing: float
+) -> Any:
+    """Targets that are probabilities of classes."""
+    dim = 1 if len(x.shape) > 1 else 0
+    if weight is not None:
+        raise NotSplittable
+    if smoothing:
+        target = pointwise(b, A.mul.Tensor, target, 1 - smoothing)
+        target = pointwise(b, A.add.Tensor, target, smoothing / x.shape[dim])
+    logs = softmax(b, x, dim, log=True)
+    each = total(b, pointwise(b, A.mul.Tensor, logs, target), (dim,), False)
+    return reduce_loss(b, pointwise(b, A.neg.default, each), reduction)
+
+
+@aten("nll_loss", "nll_loss_nd", "nll_loss2d")
+def _nll(
+    b: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN,
+    ignore_index: int = -100,
+) -> Any:  # fmt: skip
+    return _likelihood(b, x, target, weight, reduction, ignore_index, 0.0, logits=False)

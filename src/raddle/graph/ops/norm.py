@@ -1,0 +1,335 @@
+"""Normalisation: statistics are reductions like any other, so they are exact under any split.
+
+    moments      m[c], v[c] moments= x[n c h w]        partial means and variances, combined by counts
+    lse          l[n] lse= x[n c]                      log-sum-exp, partial as (maximum, sum)
+    batch norm   y[n c h w] = x[n c h w], m[c], v[c], w[c], b[c]
+    layer norm   y[n.. c..] = x[n.. c..], m[n..], v[n..], w[c..], b[c..]
+    softmax      y[n c] = x[n c], l[n]
+
+Where one device holds all that is summed over, the native call takes their place (fused.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raddle.graph.builder import Builder, NotSplittable, aten
+from raddle.graph.graph import Op, Value
+from raddle.graph.kind import Frame, Kernel, Site, declare
+from raddle.graph.letters import unique
+
+A = torch.ops.aten
+
+
+# -- statistics ------------------------------------------------------------------------
+
+
+def _statistics_line(assign: str, outputs: Sequence[str]) -> Any:
+    def line(f: Frame) -> str:
+        letters = unique(f.letters[0])
+        kept = " ".join(a for d, a in enumerate(letters) if d not in f.attrs["dims"])
+        left = ", ".join(f"{o}[{kept}]" for o in outputs)
+        return f"{left} {assign} x[{' '.join(letters)}]"
+
+    return line
+
+
+def _moments(site: Site) -> Kernel:
+    dims = site.attrs["dims"]
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        variance, mean = torch.var_mean(x, dims, correction=0)
+        return mean, variance
+
+    return run
+
+
+def _merge_moments(
+    op: Op, parts: Sequence[tuple[Tensor, ...]], counts: Sequence[int]
+) -> tuple[Tensor, ...]:
+    """Chan, Golub, LeVeque: means weighted by counts; variances, plus the spread of the means."""
+    total = sum(counts)
+    shares = [count / total for count in counts]
+    mean = sum(
+        (s * m for s, (m, _) in zip(shares, parts, strict=True)), torch.zeros_like(parts[0][0])
+    )
+    terms = (s * (v + (m - mean) ** 2) for s, (m, v) in zip(shares, parts, strict=True))
+    return mean, sum(terms, torch.zeros_like(mean))
+
+
+def _lse(site: Site) -> Kernel:
+    (dim,) = site.attrs["dims"]
+    if not site.partial:
+        return lambda x: torch.logsumexp(x, dim)
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        # The maximum only scales, so no gradient goes through it; it is kept finite, or a part that is
+        # masked with -inf throughout would give 0 * inf in the backward.
+        top = x.detach().amax(dim).clamp(min=torch.finfo(x.dtype).min)
+        return top, (x - top.unsqueeze(dim)).exp().sum(dim)
+
+    return run
+
+
+def _merge_lse(
+    op: Op, parts: Sequence[tuple[Tensor, ...]], counts: Sequence[int]
+) -> tuple[Tensor, ...]:
+    top = torch.stack([t for t, _ in parts]).amax(0)
+    total = sum((s * (t - top).exp() for t, s in parts), torch.zeros_like(top))
+    return (top + total.log(),)
+
+
+declare("moments", _statistics_line("moments=", "mv"), _moments, cost=3, merge=_merge_moments)
+declare("lse", _statistics_line("lse=", "l"), _lse, cost=3, merge=_merge_lse)
+
+
+def moments(b: Builder, x: Value, dims: Sequence[int], suffix: str) -> Any:
+    shape = tuple(s for d, s in enumerate(x.shape) if d not in dims)
+    out = (shape, x.dtype)
+    return b.emit("moments", [x], [out, out], {"dims": tuple(dims)}, suffix=suffix)
+
+
+def log_sum_exp(b: Builder, x: Value, dim: int, suffix: str) -> Any:
+    shape = tuple(s for d, s in enumerate(x.shape) if d != dim)
+    return b.emit("lse", [x], [(shape, x.dtype)], {"dims": (dim,)}, suffix=suffix)
+
+
+@aten("logsumexp")
+def _logsumexp(b: Builder, x: Value, dim: Any, keepdim: bool = False) -> Any:
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    for d in sorted((d % len(x.shape) for d in dims), reverse=True):
+        x = log_sum_exp(b, x, d, "logsumexp")
+        if keepdim:
+            x = b.call(A.unsqueeze.default, x, d)
+    return x
+
+
+# -- batch norm ------------------------------------------------------------------------
+
+
+def _batch_norm_line(f: Frame) -> str:
+    letters = unique(f.letters[0])
+    y, c = " ".join(letters), letters[1]
+    rest = "".join(f", s{i}[{c}]" for i in range(len(f.shapes) - 1))
+    return f"y[{y}] = x[{y}]{rest}"
+
+
+def _batch_norm(site: Site) -> Kernel:
+    eps = site.attrs["eps"]
+
+    def run(
+        x: Tensor,
+        mean: Tensor,
+        var: Tensor,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        scale: Tensor = (var + eps).rsqrt()
+        scale = scale if weight is None else scale * weight
+        y: Tensor = (x - mean.view(shape)) * scale.view(shape)
+        return y if bias is None else y + bias.view(shape)
+
+    return run
+
+
+def _running(site: Site) -> Kernel:
+    """The running statistics after a step; the variance without bias, as torch keeps it."""
+    momentum, unbias = site.attrs["momentum"], site.attrs["unbias"]
+
+    def run(mean: Tensor, var: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        m, v = m.detach().to(mean.dtype), v.detach().to(var.dtype)
+        return mean + momentum * (m - mean), var + momentum * (v * unbias - var)
+
+    return run
+
+
+declare("batch_norm", _batch_norm_line, _batch_norm, cost=4)
+declare("running", "p[c], q[c] = a[c], b[c], m[c], v[c]", _running, cost=4)
+
+
+@aten("batch_norm")
+def _batch_norm_call(
+    b: Builder, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
+    var: Value | None, training: bool, momentum: float, eps: float, *_: Any,
+) -> Any:  # fmt: skip
+    inputs = [x, weight, bias, mean, var]
+    out = [(x.shape, x.dtype)]
+    if not training:
+        return b.emit("batch_norm", [x, mean, var, weight, bias], out, {"eps": eps})
+    dims = [d for d in range(len(x.shape)) if d != 1]
+    count = math.prod(x.shape[d] for d in dims)
+    attrs = {"eps": eps, "momentum": momentum}
+    with b.group("batch_norm", inputs, attrs) as outputs:
+        m, v = moments(b, x, dims, "moments")
+        y = b.emit("batch_norm", [x, m, v, weight, bias], out, {"eps": eps}, suffix="")
+        outputs.append(y)
+        if mean is not None and var is not None:
+            attrs = {"momentum": momentum, "unbias": count / max(1, count - 1)}
+            shapes = [(mean.shape, mean.dtype), (var.shape, var.dtype)]
+            updated = b.emit("running", [mean, var, m, v], shapes, attrs, suffix="running")
+            outputs.extend(updated)
+            b.write(mean, updated[0])
+            b.write(var, updated[1])
+    return y
+
+
+# -- layer, group, instance and RMS norm -----------------------------------------------
+
+
+def _layer_norm_line(f: Frame) -> str:
+    letters, keep = unique(f.letters[0]), len(f.shapes[0]) - f.attrs["rank"]
+    y, lead, tail = " ".join(letters), " ".join(letters[:keep]), " ".join(letters[keep:])
+    stats = "".join(f", s{i}[{lead}]" for i in range(f.attrs["statistics"]))
+    affine = "".join(f", w{i}[{tail}]" for i in range(len(f.shapes) - 1 - f.attrs["statistics"]))
+    return f"y[{y}] = x[{y}]{stats}{affine}"
+
+
+def _layer_norm(site: Site) -> Kernel:
+    eps, ones = site.attrs["eps"], (1,) * site.attrs["rank"]
+
+    def run(
+        x: Tensor,
+        mean: Tensor | None,
+        var: Tensor,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        x = x if mean is None else x - mean.reshape(*mean.shape, *ones)
+        y: Tensor = x * (var + eps).rsqrt().reshape(*var.shape, *ones)
+        y = y if weight is None else y * weight
+        return y if bias is None else y + bias
+
+    return run
+
+
+declare("layer_norm", _layer_norm_line, _layer_norm, cost=4)
+
+
+def _normalise(
+    b: Builder,
+    x: Value,
+    rank: int,
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+    suffix: str | None = "",
+) -> Any:
+    dims = range(len(x.shape) - rank, len(x.shape))
+    m, v = moments(b, x, dims, "moments")
+    attrs = {"rank": rank, "eps": eps, "statistics": 2}
+    return b.emit("layer_norm", [x, m, v, weight, bias], [(x.shape, x.dtype)], attrs, suffix=suffix)
+
+
+@aten("layer_norm")
+def _layer_norm_call(
+    b: Builder, x: Value, shape: Sequence[int], weight: Value | None = None,
+    bias: Value | None = None, eps: float = 1e-5, *_: Any,
+) -> Any:  # fmt: skip
+    attrs = {"rank": len(shape), "eps": eps}
+    with b.group("layer_norm", [x, weight, bias], attrs) as outputs:
+        y = _normalise(b, x, len(shape), weight, bias, eps)
+        outputs.append(y)
+    return y
+
+
+@aten("rms_norm")
+def _rms_norm_call(
+    b: Builder,
+    x: Value,
+    shape: Sequence[int],
+    weight: Value | None = None,
+    eps: float | None = None,
+) -> Any:
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    rank = len(shape)
+    dims = list(range(len(x.shape) - rank, len(x.shape)))
+    with b.group("rms_norm", [x, weight], {"rank": rank, "eps": eps}) as outputs:
+        square = b.call(A.mul.Tensor, x, x)
+        mean = b.call(A.mean.dim, square, dims)
+        attrs = {"rank": rank, "eps": eps, "statistics": 1}
+        y = b.emit("layer_norm", [x, None, mean, weight], [(x.shape, x.dtype)], attrs, suffix="")
+        outputs.append(y)
+    return y
+
+
+@aten("group_norm")
+def _group_norm_call(
+    b: Builder, x: Value, groups: int, weight: Value | None = None, bias: Value | None = None,
+    eps: float = 1e-5, *_: Any,
+) -> Any:  # fmt: skip
+    n, c, *spatial = x.shape
+    with b.group("group_norm", [x, weight, bias], {"groups": groups, "eps": eps}) as outputs:
+        parts = b.call(A.reshape.default, x, [n, groups, c // groups, *spatial])
+        normal = _normalise(b, parts, 1 + len(spatial), None, None, eps, None)
+        y = b.call(A.reshape.default, normal, list(x.shape))
+        y = affine(b, y, weight, bias)
+        outputs.append(y)
+    return y
+
+
+@aten("instance_norm")
+def _instance_norm_call(
+    b: Builder, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
+    var: Value | None, use_input_stats: bool, momentum: float, eps: float, *_: Any,
+) -> Any:  # fmt: skip
+    if mean is not None or not use_input_stats:
+        raise NotSplittable
+    return _group_norm_call(b, x, x.shape[1], weight, bias, eps)
+
+
+def affine(b: Builder, x: Value, weight: Value | None, bias: Value | None) -> Any:
+    """x * weight + bias by channel."""
+    shape = [-1, *[1] * (len(x.shape) - 2)]
+    if weight is not None:
+        x = b.call(A.mul.Tensor, x, b.call(A.reshape.default, weight, shape))
+    if bias is not None:
+        x = b.call(A.add.Tensor, x, b.call(A.reshape.default, bias, shape))
+    return x
+
+
+# -- softmax ---------------------------------------------------------------------------
+
+
+def _softmax_line(f: Frame) -> str:
+    letters = unique(f.letters[0])
+    kept = " ".join(a for d, a in enumerate(letters) if d != f.attrs["dim"])
+    y = " ".join(letters)
+    return f"y[{y}] = x[{y}], l[{kept}]"
+
+
+def _softmax(site: Site) -> Kernel:
+    dim = site.attrs["dim"]
+    if site.attrs["log"]:
+        return lambda x, lse: x - lse.unsqueeze(dim)
+    return lambda x, lse: (x - lse.unsqueeze(dim)).exp()
+
+
+declare("softmax", _softmax_line, _softmax, cost=2)
+
+
+def softmax(b: Builder, x: Value, dim: int, dtype: Any = None, log: bool = False) -> Any:
+    if dtype is not None:
+        x = b.call(A.to.dtype, x, dtype)
+    dim = dim % len(x.shape)
+    kind = "log_softmax" if log else "softmax"
+    with b.group(kind, [x], {"dim": dim}) as outputs:
+        lse = log_sum_exp(b, x, dim, "lse")
+        y = b.emit("softmax", [x, lse], [(x.shape, x.dtype)], {"dim": dim, "log": log}, suffix="")
+        outputs.append(y)
+    return y
+
+
+@aten("softmax", "_softmax", "special_softmax")
+def _softmax_call(b: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
+    return softmax(b, x, dim, None if isinstance(dtype, bool) else dtype)
+
+
+@aten("log_softmax", "_log_softmax", "special_log_softmax")
+def _log_softmax_call(b: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
+    return softmax(b, x, dim, None if isinstance(dtype, bool) else dtype, log=True)

@@ -1,0 +1,258 @@
+"""Elementwise operators with broadcasting, and tensors that are made from nothing.
+
+Every ATen call that carries the pointwise tag is elementwise without being named here; the calls
+that are named are elementwise too, but carry no tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from raddle.graph.builder import Builder, NotSplittable, Slot, aten, fill, infer, resolve
+from raddle.graph.graph import Value
+from raddle.graph.kind import Frame, Kernel, Site, declare
+from raddle.graph.letters import POOL, unique
+
+A = torch.ops.aten
+
+
+def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+
+def broadcast_letters(
+    shapes: Sequence[Sequence[int]], letters: Sequence[str], outputs: Sequence[int]
+) -> list[str]:
+    """Letters of a broadcast result: of the operand with the highest rank that is not broadcast there."""
+    rank = len(outputs)
+    found = [""] * rank
+    for shape, names in sorted(zip(shapes, letters, strict=True), key=lambda p: -len(p[0])):
+        for d, size in enumerate(shape):
+            at = rank - len(shape) + d
+            if not found[at] and size == outputs[at]:
+                found[at] = names[d]
+    return unique([f or POOL[0] for f in found])
+
+
+def broadcast_access(shape: Sequence[int], letters: Sequence[str], outputs: Sequence[int]) -> str:
+    """How a broadcast operand is indexed: a dimension of size 1 by 0."""
+    skip = len(letters) - len(shape)
+    pairs = zip(shape, outputs[skip:], letters[skip:], strict=True)
+    return " ".join("0" if size == 1 and out != 1 else letter for size, out, letter in pairs)
+
+
+def pointwise_line(f: Frame) -> str:
+    """y[a b] = x0[a b], x1[0 b]"""
+    out = f.outputs[0]
+    letters = broadcast_letters(f.shapes, f.letters, out)
+    left = ", ".join(f"y{i}[{' '.join(letters)}]" for i in range(len(f.outputs)))
+    accesses = [f"x{i}[{broadcast_access(s, letters, out)}]" for i, s in enumerate(f.shapes)]
+    return f"{left} = {', '.join(accesses)}"
+
+
+def _pointwise(site: Site) -> Kernel:
+    target = resolve(site.attrs["call"])
+    args, kwargs = site.attrs["args"], site.attrs["kwargs"]
+    return lambda *tensors: target(*fill(args, tensors), **fill(kwargs, tensors))
+
+
+declare("pointwise", pointwise_line, _pointwise)
+
+
+def pointwise(b: Builder, target: Any, *args: Any, cost: int = 1, **kwargs: Any) -> Any:
+    return b.pointwise(target, args, kwargs, infer(target, args, kwargs), cost)
+
+
+def _untagged(name: str) -> None:
+    """Declares an ATen call elementwise although it carries no tag."""
+
+    @aten(name)
+    def translate(b: Builder, *args: Any, **kwargs: Any) -> Any:
+        packet = getattr(A, name)
+        return pointwise(b, getattr(packet, _overload(packet, args)), *args, **kwargs)
+
+
+def _overload(packet: Any, args: Sequence[Any]) -> str:
+    """The overload that takes these arguments, tensors and numbers being told apart."""
+    wanted = ["Tensor" if isinstance(a, Value) else "Scalar" for a in args]
+    for name in packet.overloads():
+        schema = getattr(packet, name)._schema.arguments
+        kinds = ["Tensor" if "Tensor" in str(a.type) else "Scalar" for a in schema[: len(args)]]
+        if kinds == wanted and "out" not in name:
+            return str(name)
+    raise NotSplittable
+
+
+for _name in [
+    "detach",
+    "hardswish",
+    "log_sigmoid",
+    "floor_divide",
+    "rsub",
+    "divide",
+    "multiply",
+    "subtract",
+    "special_expit",
+    "greater",
+    "less",
+    "__and__",
+    "__or__",
+    "__xor__",
+    "where",
+]:
+    _untagged(_name)
+
+
+# -- copies and conversions ------------------------------------------------------------
+
+
+@aten("clone", "contiguous", "alias", "lift_fresh", "lift_fresh_copy")
+def _same(b: Builder, x: Value, *_: Any) -> Value:
+    return x  # values are never written twice, so a copy is the value itself
+
+
+@aten("to", "_to_copy", "type_as")
+def _to(b: Builder, x: Value, *args: Any, dtype: torch.dtype | None = None) -> Any:
+    for a in args:
+        dtype = a if isinstance(a, torch.dtype) else a.dtype if isinstance(a, Value) else dtype
+    if dtype is None or dtype == x.dtype:
+        return x
+    attrs = {"call": "_to_copy.default", "args": (Slot(0),), "kwargs": {"dtype": dtype}}
+    return b.emit("pointwise", [x], [(x.shape, dtype)], attrs, cost=0, suffix="to")
+
+
+@aten("copy")
+def _copy(b: Builder, x: Value, source: Value, *_: Any) -> Any:
+    return b.call(A.expand.default, _to(b, source, x.dtype), list(x.shape))
+
+
+@aten("masked_fill")
+def _masked_fill(b: Builder, x: Value, mask: Value, value: Any) -> Any:
+    target = A.masked_fill.Tensor if isinstance(value, Value) else A.masked_fill.Scalar
+    return pointwise(b, target, x, mask, value)
+
+
+def _prelu_line(f: Frame) -> str:
+    letters = unique(f.letters[0])
+    weight = letters[1] if len(letters) > 1 and f.shapes[1] != (1,) else "0"
+    return f"y[{' '.join(letters)}] = x[{' '.join(letters)}], w[{weight}]"
+
+
+declare("prelu", _prelu_line, lambda site: lambda x, w: torch.prelu(x, w))
+
+
+@aten("prelu")
+def _prelu(b: Builder, x: Value, weight: Value) -> Any:
+    return b.emit("prelu", [x, weight], [(x.shape, x.dtype)])
+
+
+# -- triangles: the diagonal is a global coordinate ------------------------------------
+
+
+def _triangle(site: Site) -> Kernel:
+    row, column = site.box.lo[-2:]
+    diagonal = site.attrs["diagonal"] + row - column
+    function = torch.tril if site.attrs["lower"] else torch.triu
+    return lambda x: function(x, diagonal)
+
+
+declare("triangle", pointwise_line, _triangle, cost=0)
+
+
+@aten("tril")
+def _tril(b: Builder, x: Value, diagonal: int = 0) -> Any:
+    attrs = {"diagonal": diagonal, "lower": True}
+    return b.emit("triangle", [x], [(x.shape, x.dtype)], attrs, suffix="tril")
+
+
+@aten("triu")
+def _triu(b: Builder, x: Value, diagonal: int = 0) -> Any:
+    attrs = {"diagonal": diagonal, "lower": False}
+    return b.emit("triangle", [x], [(x.shape, x.dtype)], attrs, suffix="triu")
+
+
+# -- tensors from nothing --------------------------------------------------------------
+
+
+def _created_line(f: Frame) -> str:
+    return f"y[{' '.join(unique(POOL[: len(f.outputs[0])]))}] ="
+
+
+def _full(site: Site) -> Kernel:
+    return lambda: site.full(site.attrs["value"])
+
+
+def _arange(site: Site) -> Kernel:
+    (lo,), (hi,) = site.box
+    start, step = site.attrs["start"], site.attrs["step"]
+    dtype, device = site.op.dtypes[0], site.device
+    # As torch counts: start + i * step for each i, not a running sum.
+    return lambda: torch.arange(lo, hi, device=device).to(dtype) * step + start
+
+
+declare("full", _created_line, _full, cost=0)
+declare("arange", _created_line, _arange, cost=0)
+
+
+def full(
+    b: Builder,
+    shape: Sequence[int],
+    value: float,
+    dtype: torch.dtype | None,
+    suffix: str | None = None,
+) -> Any:
+    dtype = dtype or torch.get_default_dtype()
+    return b.emit("full", [], [(tuple(shape), dtype)], {"value": value}, suffix=suffix)
+
+
+@aten("zeros", "new_zeros", "empty", "new_empty")
+def _zeros(b: Builder, *args: Any, dtype: torch.dtype | None = None) -> Any:
+    source = args[0] if isinstance(args[0], Value) else None
+    return full(b, args[-1], 0, dtype or (source.dtype if source else None), "zeros")
+
+
+@aten("ones", "new_ones")
+def _ones(b: Builder, *args: Any, dtype: torch.dtype | None = None) -> Any:
+    source = args[0] if isinstance(args[0], Value) else None
+    return full(b, args[-1], 1, dtype or (source.dtype if source else None), "ones")
+
+
+@aten("full", "new_full")
+def _new_full(b: Builder, *args: Any, dtype: torch.dtype | None = None) -> Any:
+    source = args[0] if isinstance(args[0], Value) else None
+    shape, value = args[-2:]
+    default = infer(A.full.default, (shape, value), {}).dtype
+    return full(b, shape, value, dtype or (source.dtype if source else default), "full")
+
+
+@aten("zeros_like", "empty_like", "zero")
+def _zeros_like(b: Builder, x: Value, *, dtype: torch.dtype | None = None) -> Any:
+    return full(b, x.shape, 0, dtype or x.dtype, "zeros")
+
+
+@aten("ones_like")
+def _ones_like(b: Builder, x: Value, *, dtype: torch.dtype | None = None) -> Any:
+    return full(b, x.shape, 1, dtype or x.dtype, "ones")
+
+
+@aten("full_like", "fill")
+def _full_like(b: Builder, x: Value, value: Any, *, dtype: torch.dtype | None = None) -> Any:
+    if isinstance(value, Value):
+        return _copy(b, x, value)
+    return full(b, x.shape, value, dtype or x.dtype, "full")
+
+
+@aten("scalar_tensor")
+def _scalar_tensor(b: Builder, value: float, *, dtype: torch.dtype | None = None) -> Any:
+    return full(b, (), value, dtype, "scalar")
+
+
+@aten("arange")
+def _arange_call(b: Builder, *bounds: Any, dtype: torch.dtype | None = None) -> Any:
+    start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
+    result = infer(A.arange.start_step, (start, end, step), {"dtype": dtype, "device": None})
+    attrs = {"start": start, "step": step}
+    return b.emit("arange", [], [(result.shape, result.dtype)], attrs)

@@ -1,0 +1,237 @@
+"""Pools: maximum and average, with strides, padding, dilation and ceil mode, and adaptive ones.
+
+max_pool   y[n c h w] = x[n c h*s0+R*d0-p0 w*s1+Q*d1-p1]      borders are padded with -inf
+avg_pool   the same, a sum; what it is divided by depends on the border
+adaptive   y[n c h w] = x[n c window0(h) window1(w)]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raddle.graph.builder import Builder, NotSplittable, aten, infer
+from raddle.graph.graph import Value
+from raddle.graph.kind import Kernel, Site, declare, ints, numbered
+from raddle.graph.ops.conv import settle_padding
+
+A = torch.ops.aten
+WINDOW = {
+    1: "y[n c w] = x[n c w*s0+R*d0-p0]",
+    2: "y[n c h w] = x[n c h*s0+R*d0-p0 w*s1+Q*d1-p1]",
+    3: "y[n c d h w] = x[n c d*s0+T*d0-p0 h*s1+R*d1-p1 w*s2+Q*d2-p2]",
+}
+ADAPTIVE = {
+    1: "y[n c w] = x[n c window0(w)]",
+    2: "y[n c h w] = x[n c window0(h) window1(w)]",
+    3: "y[n c d h w] = x[n c window0(d) window1(h) window2(w)]",
+}
+WINDOWS = {1: "R", 2: "RQ", 3: "TRQ"}
+
+
+def _max_pool(site: Site) -> Kernel:
+    kernel, stride, dilation = (site.attrs[k] for k in ("kernel", "stride", "dilation"))
+    call: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(kernel) - 1]
+    pads = site.pads(0)[2:]
+    padding, explicit = settle_padding(pads)
+    if any(p > k // 2 for p, k in zip(padding, kernel, strict=True)):
+        padding, explicit = [0] * len(kernel), [a for pair in reversed(pads) for a in pair]
+
+    def run(x: Tensor) -> Tensor:
+        x = F.pad(x, explicit, value=-math.inf) if explicit else x
+        return call(x, kernel, stride, padding, dilation)  # type: ignore[no-any-return]
+
+    return run
+
+
+def _avg_pool(site: Site) -> Kernel:
+    kernel, stride = site.attrs["kernel"], site.attrs["stride"]
+    rank = len(kernel)
+    call: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1]
+    pads = [a for pair in reversed(site.pads(0)[2:]) for a in pair]
+    out = site.op.space.produces(site.box)[0]
+    factors = [[math.prod(kernel) / c for c in site.attrs["counts"][0][out.lo[2] : out.hi[2]]]]
+    for i in range(1, rank):
+        factors.append([1 / c for c in site.attrs["counts"][i][out.lo[2 + i] : out.hi[2 + i]]])
+    plain = all(math.isclose(math.prod(f), 1) for f in _corners(factors))
+
+    def run(x: Tensor) -> Tensor:
+        y: Tensor = call(F.pad(x, pads) if any(pads) else x, kernel, stride)
+        if plain:
+            return y
+        for i, factor in enumerate(factors):
+            scale = torch.tensor(factor, dtype=y.dtype, device=y.device)
+            y = y * scale.view(-1, *[1] * (rank - 1 - i))
+        return y
+
+    return run
+
+
+def _corners(factors: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
+    """Extreme values along each dimension: if the products of all corners are 1, all are."""
+    corners: list[tuple[float, ...]] = [()]
+    for values in factors:
+        corners = [(*c, v) for c in corners for v in (min(values), max(values))]
+    return corners
+
+
+for _rank in (1, 2, 3):
+    declare(f"max_pool{_rank}d", WINDOW[_rank], _max_pool)
+    declare(f"avg_pool{_rank}d", WINDOW[_rank], _avg_pool)
+
+
+def _batched(b: Builder, x: Value, rank: int, function: Any) -> Any:
+    """A pool of an input without a sample dimension is that of a batch of one."""
+    if len(x.shape) == rank + 2:
+        return function(x)
+    return b.call(A.squeeze.dim, function(b.call(A.unsqueeze.default, x, 0)), 0)
+
+
+@aten("max_pool1d", "max_pool2d", "max_pool3d")
+def _max_pool_call(
+    b: Builder, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Any:  # fmt: skip
+    rank = len(x.shape) - 2 if not isinstance(kernel, (list, tuple)) else len(kernel)
+    kernel, padding, dilation = (ints(v, rank) for v in (kernel, padding, dilation))
+    stride = ints(stride, rank) if stride else kernel
+    target = (A.max_pool1d.default, A.max_pool2d.default, A.max_pool3d.default)[rank - 1]
+    attrs = {"kernel": kernel, "stride": stride, "dilation": dilation}
+    names = numbered(s=stride, d=dilation, p=padding) | dict(
+        zip(WINDOWS[rank], kernel, strict=True)
+    )
+
+    def emit(v: Value) -> Any:
+        result = infer(target, (v, kernel, stride, padding, dilation, ceil_mode), {})
+        return b.emit(f"max_pool{rank}d", [v], [(result.shape, v.dtype)], attrs, names=names)
+
+    return _batched(b, x, rank, emit)
+
+
+@aten("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def _avg_pool_call(
+    b: Builder, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Any:  # fmt: skip
+    rank = len(x.shape) - 2 if not isinstance(kernel, (list, tuple)) else len(kernel)
+    kernel, padding = ints(kernel, rank), ints(padding, rank)
+    stride = ints(stride, rank) if stride else kernel
+    target = (A.avg_pool1d.default, A.avg_pool2d.default, A.avg_pool3d.default)[rank - 1]
+
+    def emit(v: Value) -> Any:
+        shape = infer(target, (v, kernel, stride, padding, ceil_mode), {}).shape
+        counts = [
+            [_count(i, k, s, p, size, count_include_pad) for i in range(out)]
+            for k, s, p, size, out in zip(
+                kernel, stride, padding, v.shape[2:], shape[2:], strict=True
+            )
+        ]
+        if divisor_override:
+            counts = [[divisor_override if i == 0 else 1] * len(c) for i, c in enumerate(counts)]
+        attrs = {"kernel": kernel, "stride": stride, "counts": tuple(map(tuple, counts))}
+        names = numbered(s=stride, d=(1,) * rank, p=padding) | dict(
+            zip(WINDOWS[rank], kernel, strict=True)
+        )
+        return b.emit(f"avg_pool{rank}d", [v], [(shape, v.dtype)], attrs, names=names)
+
+    return _batched(b, x, rank, emit)
+
+
+def _count(i: int, k: int, s: int, p: int, size: int, include: bool) -> int:
+    """How many elements a window is divided by, along one dimension, as torch counts."""
+    begin = i * s - p
+    end = min(begin + k, size + p)
+    return end - begin if include else min(end, size) - max(begin, 0)
+
+
+# -- adaptive --------------------------------------------------------------------------
+
+
+def _windows(size: int, out: int) -> list[tuple[int, int]]:
+    return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
+
+
+def _adaptive(site: Site) -> Kernel:
+    """Window by window along each dimension; one native pool where all windows are alike."""
+    sizes, largest = site.attrs["sizes"], site.attrs["largest"]
+    out, region = site.op.space.produces(site.box)[0], site.region(0)
+    assert region is not None
+    rank = len(sizes)
+    if all(size % o == 0 for size, o in sizes):
+        kernel = [size // o for size, o in sizes]
+        pools: Any = (
+            (F.max_pool1d, F.max_pool2d, F.max_pool3d)
+            if largest
+            else (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
+        )
+        return lambda x: pools[rank - 1](x, kernel, kernel)
+    spans = [
+        [
+            (lo - region.lo[2 + i], hi - region.lo[2 + i])
+            for lo, hi in _windows(*sizes[i])[out.lo[2 + i] : out.hi[2 + i]]
+        ]
+        for i in range(rank)
+    ]
+
+    def run(x: Tensor) -> Tensor:
+        for i, windows in reversed(list(enumerate(spans))):  # ties: the first element, row by row
+            parts = [x.narrow(2 + i, lo, hi - lo) for lo, hi in windows]
+            parts = [
+                p.max(2 + i, keepdim=True)[0] if largest else p.mean(2 + i, keepdim=True)
+                for p in parts
+            ]
+            x = torch.cat(parts, 2 + i)
+        return x
+
+    return run
+
+
+for _rank in (1, 2, 3):
+    declare(f"adaptive_pool{_rank}d", ADAPTIVE[_rank], _adaptive)
+
+
+def adaptive_pool(b: Builder, x: Value, output: Any, *, largest: bool, rank: int) -> Any:
+    outputs = ints(output, rank)
+
+    def emit(v: Value) -> Any:
+        sizes = tuple((s, s if o is None else o) for s, o in zip(v.shape[2:], outputs, strict=True))
+        shape = (*v.shape[:2], *(o for _, o in sizes))
+        tables = {f"window{i}": _windows(*pair) for i, pair in enumerate(sizes)}
+        attrs = {"sizes": sizes, "largest": largest}
+        cost = math.prod(-(-s // o) for s, o in sizes)
+        kind = f"adaptive_pool{rank}d"
+        return b.emit(kind, [v], [(shape, v.dtype)], attrs, tables=tables, cost=cost)
+
+    return _batched(b, x, rank, emit)
+
+
+@aten("adaptive_avg_pool1d")
+def _adaptive_avg1(b: Builder, x: Value, output: Any) -> Any:
+    return adaptive_pool(b, x, output, largest=False, rank=1)
+
+
+@aten("adaptive_avg_pool2d", "_adaptive_avg_pool2d")
+def _adaptive_avg2(b: Builder, x: Value, output: Any) -> Any:
+    return adaptive_pool(b, x, output, largest=False, rank=2)
+
+
+@aten("adaptive_avg_pool3d", "_adaptive_avg_pool3d")
+def _adaptive_avg3(b: Builder, x: Value, output: Any) -> Any:
+    return adaptive_pool(b, x, output, largest=False, rank=3)
+
+
+def _adaptive_max(rank: int) -> None:
+    @aten(f"adaptive_max_pool{rank}d")
+    def translate(b: Builder, x: Value, output: Any) -> Any:
+        if b.wanted != {0}:
+            raise NotSplittable  # the indices of the maxima
+        return adaptive_pool(b, x, output, largest=True, rank=rank), None
+
+
+for _rank in (1, 2, 3):
+    _adaptive_max(_rank)

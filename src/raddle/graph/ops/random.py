@@ -1,0 +1,95 @@
+"""Dropout that does not depend on the plan: the mask is a hash of the global position of an
+element.
+
+dropout y[a..] = x[a..], seed[]
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raddle.graph.box import Box
+from raddle.graph.builder import Builder, aten
+from raddle.graph.graph import Value
+from raddle.graph.kind import Kernel, Site, declare
+from raddle.graph.ops.pointwise import pointwise_line
+
+
+def _mix(h: Tensor) -> Tensor:
+    """A bijection of 32-bit integers that scatters every bit (two rounds of xor, shift and multiply)."""
+    h = h ^ ((h >> 16) & 0xFFFF)
+    h = h * 0x21F0AAAD
+    h = h ^ ((h >> 15) & 0x1FFFF)
+    h = h * 0x735A2D97
+    return h ^ ((h >> 15) & 0x1FFFF)
+
+
+def random_bits(box: Box, shape: Sequence[int], key: Tensor) -> Tensor:
+    """32 random bits for every point of a box of a tensor of the given shape; `key` is an int32 scalar."""
+    device = key.device
+    index = torch.zeros((), dtype=torch.int32, device=device)
+    stride = 1
+    for d in reversed(range(len(shape))):
+        along = torch.arange(box.lo[d], box.hi[d], device=device) * stride
+        # The product wraps to 32 bits: positions repeat only in tensors of more than 2**32 elements.
+        along = along.to(torch.int32).view(-1, *[1] * (len(shape) - 1 - d))
+        index = index + along
+        stride *= shape[d]
+    return _mix(_mix(index + key) + key)
+
+
+def _dropout(site: Site) -> Kernel:
+    p, key = site.attrs["p"], site.attrs["stream"]
+    shape = tuple(d.size for d in site.op.space.dims)
+    kept = site.attrs["dims"]  # a mask over these dimensions alone (feature dropout), or over all
+    box = site.box
+    if kept is not None:
+        box = Box(
+            *(tuple(e[d] if d in kept else i for d in range(len(shape))) for i, e in enumerate(box))
+        )
+        shape = tuple(s if d in kept else 1 for d, s in enumerate(shape))
+    threshold = min(round(p * 2**32), 2**32 - 1) - 2**31
+    scale = 0.0 if p >= 1 else 1 / (1 - p)
+
+    def run(x: Tensor, seed: Tensor) -> Tensor:
+        mixed = _mix((seed.to(torch.int32) ^ key).reshape(()))
+        keep = random_bits(box, shape, mixed.to(x.device)) >= threshold
+        dropped: Tensor = x * keep * scale
+        return dropped
+
+    return run
+
+
+declare("dropout", pointwise_line, _dropout, cost=2)
+
+
+def dropout(
+    b: Builder,
+    x: Value,
+    p: float,
+    *,
+    dims: tuple[int, ...] | None = None,
+    suffix: str | None = None,
+) -> Any:
+    if p == 0:
+        return x
+    # Every dropout of a model has a stream of its own, by its number: names may change, order does not.
+    number = sum(op.kind == "dropout" for op in b.ops)
+    stream = zlib.crc32(f"dropout {number}".encode()) - 2**31
+    attrs = {"p": p, "stream": stream, "dims": dims}
+    return b.emit("dropout", [x, b.seed()], [(x.shape, x.dtype)], attrs, suffix=suffix)
+
+
+@aten("dropout", "dropout_")
+def _dropout_call(b: Builder, x: Value, p: float, train: bool) -> Any:
+    return dropout(b, x, p) if train else x
+
+
+@aten("feature_dropout")
+def _feature_dropout(b: Builder, x: Value, p: float, train: bool) -> Any:
+    return dropout(b, x, p, dims=(0, 1)) if train else x

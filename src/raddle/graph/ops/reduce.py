@@ -1,0 +1,232 @@
+"""Sums and means over dimensions, and operators that need some dimensions whole (max, sort, cumsum,
+...).
+
+sum y[a] += x[a k] a box that holds a part of k gives a partial sum whole y[a] = x[a K] a maximum,
+say: exact gradients at ties need all of K
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from raddle.graph.builder import Builder, Slot, aten, fill, infer, resolve
+from raddle.graph.graph import Value
+from raddle.graph.kind import Frame, Kernel, Site, declare
+from raddle.graph.letters import fresh, unique
+from raddle.graph.ops.norm import moments
+from raddle.graph.ops.pointwise import pointwise
+
+A = torch.ops.aten
+
+
+def all_dims(x: Value, dim: Any) -> tuple[int, ...]:
+    """A `dim` argument as sorted, non-negative dimensions; None or () are all of them."""
+    rank = len(x.shape)
+    if dim is None or dim == []:
+        return tuple(range(rank))
+    dims = [dim] if isinstance(dim, int) else dim
+    return tuple(sorted(d % rank for d in dims)) if rank else ()
+
+
+def reduced_shape(x: Value, dims: Sequence[int], keepdim: bool) -> tuple[int, ...]:
+    return tuple(
+        1 if d in dims else size for d, size in enumerate(x.shape) if keepdim or d not in dims
+    )
+
+
+def kept_letters(letters: Sequence[str], dims: Sequence[int], keepdim: bool) -> list[str]:
+    """Letters of the result: where a reduced dimension is kept, a fresh letter of size 1."""
+    kept, taken = [], list(letters)
+    for d, letter in enumerate(letters):
+        if d not in dims:
+            kept.append(letter)
+        elif keepdim:
+            kept.append(fresh(taken))
+            taken.append(kept[-1])
+    return kept
+
+
+# -- sum, mean -------------------------------------------------------------------------
+
+
+def _sum_line(f: Frame) -> str:
+    dims, keepdim = f.attrs["dims"], f.attrs["keepdim"]
+    letters = unique(f.letters[0])
+    assign = "+=" if dims else "="
+    return f"y[{' '.join(kept_letters(letters, dims, keepdim))}] {assign} x[{' '.join(letters)}]"
+
+
+def _sum(site: Site) -> Kernel:
+    dims, keepdim, scale = (site.attrs[k] for k in ("dims", "keepdim", "scale"))
+    dtype = site.op.dtypes[0]
+    if not dims:
+        return lambda x: x.to(dtype)
+    if scale == 1:
+        return lambda x: x.sum(dims, keepdim, dtype=dtype)
+    return lambda x: x.sum(dims, keepdim, dtype=dtype) * scale
+
+
+declare("sum", _sum_line, _sum)
+
+
+def total(
+    b: Builder,
+    x: Value,
+    dims: Sequence[int],
+    keepdim: bool,
+    *,
+    mean: bool = False,
+    dtype: Any = None,
+) -> Any:
+    """The sum, or the mean, over dimensions."""
+    dtype = dtype or (x.dtype if x.dtype.is_floating_point or x.dtype.is_complex else torch.int64)
+    count = math.prod(x.shape[d] for d in dims)
+    attrs = {"dims": tuple(dims), "keepdim": keepdim, "scale": 1 / count if mean else 1}
+    shape = reduced_shape(x, dims, keepdim)
+    return b.emit("sum", [x], [(shape, dtype)], attrs, suffix="mean" if mean else "sum")
+
+
+@aten("sum")
+def _sum_call(
+    b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    return total(b, x, all_dims(x, dim), keepdim, dtype=dtype)
+
+
+@aten("mean")
+def _mean_call(
+    b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    return total(b, x, all_dims(x, dim), keepdim, mean=True, dtype=dtype)
+
+
+def _variance(b: Builder, x: Value, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> Any:
+    dims = all_dims(x, dim)
+    lost = correction if correction is not None else 1 if unbiased is None else int(unbiased)
+    count = math.prod(x.shape[d] for d in dims)
+    _, variance = moments(b, x, dims, suffix="moments")
+    if keepdim:
+        variance = b.call(A.reshape.default, variance, list(reduced_shape(x, dims, True)))
+    return pointwise(b, A.mul.Tensor, variance, count / max(0, count - lost))
+
+
+@aten("var")
+def _var(
+    b: Builder, x: Value, dim: Any = None, unbiased: Any = None, keepdim: bool = False,
+    *, correction: Any = None,
+) -> Any:  # fmt: skip
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    return _variance(b, x, dim, unbiased, keepdim, correction)
+
+
+@aten("std")
+def _std(
+    b: Builder, x: Value, dim: Any = None, unbiased: Any = None, keepdim: bool = False,
+    *, correction: Any = None,
+) -> Any:  # fmt: skip
+    return pointwise(b, A.sqrt.default, _var(b, x, dim, unbiased, keepdim, correction=correction))
+
+
+# -- whole -----------------------------------------------------------------------------
+
+
+def _whole_line(f: Frame) -> str:
+    dims = f.attrs["dims"]
+    letters = unique(f.letters[0])
+    inside = [a.upper() if d in dims else a for d, a in enumerate(letters)]
+    outputs, taken = [], list(letters)
+    for shape in f.outputs:
+        if len(shape) == len(inside):
+            outer = []
+            for d, size in enumerate(shape):
+                if d in dims and size != f.shapes[0][d]:  # reduced and kept, or topk
+                    outer.append(fresh(taken).upper())
+                    taken.append(outer[-1])
+                else:
+                    outer.append(inside[d])
+        else:
+            outer = [a for d, a in enumerate(inside) if d not in dims]
+        outputs.append(" ".join(outer))
+    left = ", ".join(f"y{i}[{o}]" for i, o in enumerate(outputs))
+    return f"{left} = x[{' '.join(inside)}]"
+
+
+def _whole(site: Site) -> Kernel:
+    target = resolve(site.attrs["call"])
+    args, kwargs = site.attrs["args"], site.attrs["kwargs"]
+
+    def run(x: Any) -> Any:
+        result = target(*fill(args, [x]), **fill(kwargs, [x]))
+        return result if isinstance(result, torch.Tensor) else tuple(result)
+
+    return run
+
+
+declare("whole", _whole_line, _whole)
+
+
+def whole(b: Builder, target: Any, x: Value, dims: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+    """An ATen call on x that takes the dimensions given whole, and every other one elementwise."""
+    result = infer(target, (x, *args), kwargs)
+    outputs = [result] if isinstance(result, torch.Tensor) else list(result)
+    name = target._schema.name.split("::")[1]
+    call = f"{name}.{target._schema.overload_name or 'default'}"
+    attrs = {"call": call, "dims": tuple(dims), "args": (Slot(0), *args), "kwargs": kwargs}
+    shapes = [(o.shape, o.dtype) for o in outputs]
+    return b.emit("whole", [x], shapes, attrs, suffix=name)
+
+
+def _taking_whole(name: str, overload: str, default: Any = None) -> None:
+    """Declares an ATen call (x, dim, ...) that takes `dim` whole."""
+
+    @aten(name)
+    def translate(b: Builder, x: Value, dim: Any = default, *args: Any, **kwargs: Any) -> Any:
+        packet = getattr(A, name)
+        dim = kwargs.pop("dim", dim)
+        if dim is None or not x.shape:
+            overload_ = "default" if "default" in packet.overloads() else overload
+            extra = (
+                ()
+                if overload_ == "default" and name in ("max", "min", "any", "all", "prod")
+                else (*args,)
+            )
+            return whole(b, getattr(packet, overload_), x, range(len(x.shape)), *extra, **kwargs)
+        return whole(b, getattr(packet, overload), x, all_dims(x, dim), dim, *args, **kwargs)
+
+
+for _name, _form, _default in [
+    ("amax", "default", ()), ("amin", "default", ()), ("max", "dim", None), ("min", "dim", None),
+    ("any", "dim", None), ("all", "dim", None), ("prod", "dim_int", None), ("argmax", "default", None),
+    ("argmin", "default", None), ("cumsum", "default", None), ("cumprod", "default", None),
+    ("sort", "default", -1), ("argsort", "default", -1),
+]:  # fmt: skip
+    _taking_whole(_name, _form, _default)
+
+
+@aten("topk")
+def _topk(b: Builder, x: Value, k: int, dim: int = -1, *args: Any) -> Any:
+    return whole(b, A.topk.default, x, all_dims(x, dim), k, dim, *args)
+
+
+@aten("linalg_vector_norm")
+def _vector_norm(
+    b: Builder,
+    x: Value,
+    ord: float = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> Any:
+    dims = all_dims(x, dim)
+    return whole(b, A.linalg_vector_norm.default, x, dims, ord, list(dims), keepdim, dtype=dtype)
+
+
+@aten("norm")
+def _norm(b: Builder, x: Value, p: Any = 2, dim: Any = None, keepdim: bool = False) -> Any:
+    return _vector_norm(b, x, 2 if p is None else p, dim, keepdim)

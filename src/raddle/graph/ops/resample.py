@@ -1,0 +1,148 @@
+"""Interpolation: along each dimension an element is a weighted sum of a few taps.
+
+interpolate   y[n c h w] = x[n c taps0(h) taps1(w)]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raddle.graph.builder import Builder, aten
+from raddle.graph.graph import Value
+from raddle.graph.kind import Frame, Kernel, Site, declare, ints
+
+A = torch.ops.aten
+Taps = list[
+    dict[int, float]
+]  # for each output element, the weight of each input element that it reads
+
+
+def _line(f: Frame) -> str:
+    spatial = {1: "w", 2: "hw", 3: "dhw"}[len(f.outputs[0]) - 2]
+    inside = " ".join(f"taps{i}({a})" for i, a in enumerate(spatial))
+    return f"y[n c {' '.join(spatial)}] = x[n c {inside}]"
+
+
+def _kernel(site: Site) -> Kernel:
+    out, region = site.op.space.produces(site.box)[0], site.region(0)
+    assert region is not None
+    plans = []
+    for i, taps in enumerate(site.attrs["taps"]):
+        mine = [list(t) for t in taps[out.lo[2 + i] : out.hi[2 + i]]]
+        width = max(len(t) for t in mine)
+        padded = [t + [(t[0][0], 0.0)] * (width - len(t)) for t in mine]
+        plans.append(
+            [
+                ([p[k][0] - region.lo[2 + i] for p in padded], [p[k][1] for p in padded])
+                for k in range(width)
+            ]
+        )
+
+    def run(x: Tensor) -> Tensor:
+        for i, columns in enumerate(plans):
+            total: Tensor | None = None
+            for index, weight in columns:
+                part = x.index_select(2 + i, torch.tensor(index, device=x.device))
+                if any(w != 1 for w in weight):
+                    scale = torch.tensor(weight, dtype=x.dtype, device=x.device)
+                    part = part * scale.view(-1, *[1] * (len(plans) - 1 - i))
+                total = part if total is None else total + part
+            assert total is not None
+            x = total
+        return x
+
+    return run
+
+
+declare("interpolate", _line, _kernel, cost=2)
+
+
+def _nearest(size: int, out: int, scale: float | None, exact: bool) -> Taps:
+    # torch computes the source in float32, whatever the tensor's type
+    ratio = torch.tensor(1 / scale if scale else size / out, dtype=torch.float32)
+    at = torch.arange(out, dtype=torch.float32) + (0.5 if exact else 0.0)
+    return [{min(int(i), size - 1): 1.0} for i in (at * ratio).floor().tolist()]
+
+
+def _position(i: int, size: int, out: int, scale: float | None, corners: bool) -> float:
+    if corners:
+        return i * (size - 1) / (out - 1) if out > 1 else 0.0
+    return (i + 0.5) * (1 / scale if scale else size / out) - 0.5
+
+
+def _linear(size: int, out: int, scale: float | None, corners: bool) -> Taps:
+    taps: Taps = []
+    for i in range(out):
+        position = max(0.0, _position(i, size, out, scale, corners))
+        low = min(int(position), size - 1)
+        part = min(max(position - low, 0.0), 1.0)
+        taps.append(_collect([(low, 1 - part), (min(low + 1, size - 1), part)]))
+    return taps
+
+
+def _cubic(size: int, out: int, scale: float | None, corners: bool) -> Taps:
+    def weight(x: float) -> float:  # Keys' kernel with a = -0.75
+        x, a = abs(x), -0.75
+        if x <= 1:
+            return ((a + 2) * x - (a + 3)) * x * x + 1
+        return ((x - 5) * x + 8) * x * a - 4 * a if x < 2 else 0.0
+
+    taps: Taps = []
+    for i in range(out):
+        position = _position(i, size, out, scale, corners)
+        low = math.floor(position)
+        pairs = [(min(max(j, 0), size - 1), weight(position - j)) for j in range(low - 1, low + 3)]
+        taps.append(_collect(pairs))
+    return taps
+
+
+def _collect(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
+    """Weights by element; a tap of weight 0 is not read."""
+    found: dict[int, float] = {}
+    for index, weight in pairs:
+        if weight:
+            found[index] = found.get(index, 0.0) + weight
+    return found
+
+
+def _interpolate(b: Builder, x: Value, output: Any, scales: Any, taps_of: Any) -> Any:
+    rank = len(x.shape) - 2
+    scales = [None] * rank if scales is None else [None if s is None else float(s) for s in scales]
+    if output is None:
+        output = [math.floor(s * f) for s, f in zip(x.shape[2:], scales, strict=True)]
+    sizes = list(zip(x.shape[2:], ints(output, rank), scales, strict=True))
+    every = [taps_of(size, out, scale) for size, out, scale in sizes]
+    tables = {f"taps{i}": [(min(t), max(t) + 1) for t in taps] for i, taps in enumerate(every)}
+    attrs = {"taps": tuple(tuple(tuple(sorted(t.items())) for t in taps) for taps in every)}
+    shape = (*x.shape[:2], *(len(taps) for taps in every))
+    return b.emit("interpolate", [x], [(shape, x.dtype)], attrs, tables=tables)
+
+
+def _arguments(args: Sequence[Any]) -> tuple[Any, bool, Any]:
+    """output sizes, align_corners and scales of both spellings of the ATen calls (default, vec)."""
+    output, *rest = args
+    corners = rest.pop(0) if rest and isinstance(rest[0], bool) else False
+    scales: Any = None
+    if rest and any(r is not None for r in rest):
+        scales = rest[0] if isinstance(rest[0], (list, tuple)) else rest
+    return output, corners, scales
+
+
+def _upsample(name: str, taps_of: Any) -> None:
+    @aten(name)
+    def translate(b: Builder, x: Value, *args: Any) -> Any:
+        output, corners, scales = _arguments(args)
+        return _interpolate(b, x, output, scales, lambda s, o, f: taps_of(s, o, f, corners))
+
+
+for _rank in (1, 2, 3):
+    _upsample(f"upsample_nearest{_rank}d", lambda s, o, f, _: _nearest(s, o, f, exact=False))
+    _upsample(f"_upsample_nearest_exact{_rank}d", lambda s, o, f, _: _nearest(s, o, f, exact=True))
+for _name in ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"):
+    _upsample(_name, _linear)
+_upsample("upsample_bicubic2d", _cubic)

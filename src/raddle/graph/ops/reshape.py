@@ -1,0 +1,260 @@
+"""Reshapes: views, flatten, squeeze, pixel shuffle.
+
+The dimensions of both shapes are refined to common *factors*: (4 6) -> (8 3) is (4 (2 3)) -> ((4
+2) 3).
+
+    flatten   (n c h w) -> (n c):   y[n c] = x[n c//49 c//7%7 c%7]
+    split     (n c) -> (n c a):     y[n c a] = x[n c*4+a]
+
+Any box of the result has a box as its source. Where no common factors exist, (4 6) -> (3 8), the
+dimensions concerned are taken whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raddle.graph.builder import Builder, NotSplittable, aten, infer
+from raddle.graph.graph import Value
+from raddle.graph.kind import Frame, Kernel, Site, declare
+from raddle.graph.letters import fresh, unique
+from raddle.graph.ops.shape import permute
+
+A = torch.ops.aten
+
+
+class Factor(NamedTuple):
+    """A common factor: its size, the dimensions it is part of, and its stride inside each."""
+
+    size: int
+    source: int
+    source_stride: int
+    target: int
+    target_stride: int
+
+
+@cache
+def factors(
+    source: tuple[int, ...], target: tuple[int, ...]
+) -> tuple[tuple[Factor, ...], frozenset[int]]:
+    """Common factors of two shapes, and the target dimensions that have none (taken whole).
+
+    >>> [f.size for f in factors((4, 6), (8, 3))[0]]
+    [4, 2, 3]
+    """
+    found: list[Factor] = []
+    mixed: set[int] = set()
+    for sources, targets in _groups(source, target):
+        ends = sorted({*_strides(source, sources), *_strides(target, targets)}, reverse=True)
+        total = math.prod(source[d] for d in sources)
+        chain = [total, *[e for e in ends if e < total]]
+        if any(a % b for a, b in pairwise(chain)):
+            mixed.update(targets)
+            continue
+        for above, below in zip(chain, [*chain[1:], 1], strict=True):
+            if above // below > 1:
+                s, s_stride = _locate(source, sources, below)
+                t, t_stride = _locate(target, targets, below)
+                found.append(Factor(above // below, s, s_stride, t, t_stride))
+    return tuple(found), frozenset(mixed)
+
+
+def _groups(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Runs of dimensions of equal volume on both sides; dimensions of size 1 are in none."""
+    left = [d for d, s in enumerate(source) if s != 1]
+    right = [d for d, s in enumerate(target) if s != 1]
+    groups = []
+    while left or right:
+        sources, targets = [left.pop(0)], [right.pop(0)]
+        a, b = source[sources[0]], target[targets[0]]
+        while a != b:
+            if a < b:
+                sources.append(left.pop(0))
+                a *= source[sources[-1]]
+            else:
+                targets.append(right.pop(0))
+                b *= target[targets[-1]]
+        groups.append((sources, targets))
+    return groups
+
+
+def _strides(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
+    return [math.prod(shape[d] for d in dims[i + 1 :]) for i in range(len(dims))]
+
+
+def _locate(shape: Sequence[int], dims: Sequence[int], stride: int) -> tuple[int, int]:
+    """The dimension that a factor of the given stride (in its group) belongs to, and its stride there."""
+    for d, own in zip(dims, _strides(shape, dims), strict=True):
+        if own <= stride < own * shape[d]:
+            return d, stride // own
+    raise AssertionError((shape, dims, stride))
+
+
+def _reshape_line(f: Frame) -> str:
+    source, target = f.shapes[0], f.outputs[0]
+    common, mixed = factors(source, target)
+    letters = _target_letters(f.letters[0], target, common, mixed)
+    inside: list[list[str]] = [[] for _ in source]
+    for size, s, s_stride, t, t_stride in common:
+        text = letters[t] + (f"//{t_stride}" if t_stride > 1 else "")
+        text += f"%{size}" if size * t_stride < target[t] else ""
+        inside[s].append(text + (f"*{s_stride}" if s_stride > 1 else ""))
+    tokens = [
+        "+".join(terms) if terms else ("0" if size == 1 else ":")
+        for terms, size in zip(inside, source, strict=True)
+    ]
+    return f"y[{' '.join(letters)}] = x[{' '.join(tokens)}]"
+
+
+def _target_letters(
+    source: str, target: Sequence[int], common: Sequence[Factor], mixed: frozenset[int]
+) -> list[str]:
+    """A dimension keeps the letter of the first factor in it, if that factor leads its source dimension."""
+    letters = [""] * len(target)
+    given: set[str] = set()
+    for factor in common:
+        letter = source[factor.source]
+        if not letters[factor.target] and letter not in given:
+            letters[factor.target] = letter
+            given.add(letter)
+    taken = [*source, *letters]
+    for d in range(len(target)):
+        if not letters[d]:
+            letters[d] = fresh(taken)
+            taken.append(letters[d])
+    return [a.upper() if d in mixed else a for d, a in enumerate(unique(letters))]
+
+
+def _reshape(site: Site) -> Kernel:
+    if site.whole:
+        shape = site.shape
+        return lambda x: x.reshape(shape)
+    region = site.region(0)
+    assert region is not None
+    target = tuple(d.size for d in site.op.space.dims)
+    source = tuple(site.attrs["source"])
+    common, mixed = factors(source, target)
+    ranges = [_factor_range(f, site.box.lo[f.target], site.box.hi[f.target]) for f in common]
+    picks = _picks(common, ranges, region.lo, region.hi)
+    # After picking, the tensor is a box of the factors; a target dimension is then a contiguous run of it.
+    merged, cuts = [], []
+    for t, size in enumerate(target):
+        mine = [(f, r) for f, r in zip(common, ranges, strict=True) if f.target == t]
+        start = sum(lo * f.target_stride for f, (lo, _) in mine)
+        merged.append(size if t in mixed else math.prod(hi - lo for _, (lo, hi) in mine))
+        cuts.append((site.box.lo[t] - start, site.box.hi[t] - start) if mine else (0, merged[t]))
+
+    def run(x: Tensor) -> Tensor:
+        for dim, pick in picks:
+            x = x.index_select(dim, torch.tensor(pick, device=x.device))
+        y = x.reshape(merged)
+        return y[tuple(slice(lo, hi) for lo, hi in cuts)]
+
+    return run
+
+
+def _factor_range(factor: Factor, lo: int, hi: int) -> tuple[int, int]:
+    """The range of a factor that a range of its target dimension touches."""
+    first, last = lo // factor.target_stride, (hi - 1) // factor.target_stride
+    if first // factor.size == last // factor.size:
+        return first % factor.size, last % factor.size + 1
+    return 0, factor.size
+
+
+def _picks(
+    common: Sequence[Factor],
+    ranges: Sequence[tuple[int, int]],
+    los: Sequence[int],
+    his: Sequence[int],
+) -> list[tuple[int, list[int]]]:
+    """By source dimension, the elements of the region that are read, where that is not all of it."""
+    picks = []
+    for d, (lo, hi) in enumerate(zip(los, his, strict=True)):
+        mine = [(f, r) for f, r in zip(common, ranges, strict=True) if f.source == d]
+        if not mine:
+            continue
+        pick = [-lo]
+        for f, (a, b) in mine:
+            pick = [p + v * f.source_stride for p in pick for v in range(a, b)]
+        if len(pick) < hi - lo:
+            picks.append((d, pick))
+    return picks
+
+
+declare("reshape", _reshape_line, _reshape, cost=0)
+
+
+def reshape(b: Builder, x: Value, shape: Sequence[int]) -> Any:
+    shape = tuple(infer(A.reshape.default, (x, list(shape)), {}).shape)
+    if 0 in shape:
+        raise NotSplittable
+    if shape == x.shape:
+        return x
+    return b.emit("reshape", [x], [(shape, x.dtype)], {"source": x.shape})
+
+
+@aten("view", "_unsafe_view")
+def _view(b: Builder, x: Value, shape: Any) -> Any:
+    if isinstance(shape, torch.dtype):
+        raise NotSplittable
+    return reshape(b, x, shape)
+
+
+aten("reshape")(reshape)
+
+
+@aten("view_as", "reshape_as")
+def _view_as(b: Builder, x: Value, other: Value) -> Any:
+    return reshape(b, x, other.shape)
+
+
+@aten("flatten")
+def _flatten(b: Builder, x: Value, start: int = 0, end: int = -1) -> Any:
+    return reshape(b, x, infer(A.flatten.using_ints, (x, start, end), {}).shape)
+
+
+@aten("ravel")
+def _ravel(b: Builder, x: Value) -> Any:
+    return reshape(b, x, [-1])
+
+
+@aten("unflatten")
+def _unflatten(b: Builder, x: Value, dim: int, sizes: Sequence[int]) -> Any:
+    return reshape(b, x, infer(A.unflatten.int, (x, dim, list(sizes)), {}).shape)
+
+
+@aten("unsqueeze")
+def _unsqueeze(b: Builder, x: Value, dim: int) -> Any:
+    return reshape(b, x, infer(A.unsqueeze.default, (x, dim), {}).shape)
+
+
+@aten("squeeze")
+def _squeeze(b: Builder, x: Value, dim: Any = None) -> Any:
+    dims = range(len(x.shape)) if dim is None else [dim] if isinstance(dim, int) else dim
+    gone = {d % len(x.shape) for d in dims} if x.shape else set()
+    return reshape(b, x, [s for d, s in enumerate(x.shape) if d not in gone or s != 1])
+
+
+@aten("pixel_shuffle")
+def _pixel_shuffle(b: Builder, x: Value, r: int) -> Any:
+    *lead, c, h, w = x.shape
+    i = len(lead)
+    y = reshape(b, x, [*lead, c // r**2, r, r, h, w])
+    y = permute(b, y, [*range(i), i, i + 3, i + 1, i + 4, i + 2])
+    return reshape(b, y, [*lead, c // r**2, h * r, w * r])
+
+
+@aten("pixel_unshuffle")
+def _pixel_unshuffle(b: Builder, x: Value, r: int) -> Any:
+    *lead, c, h, w = x.shape
+    i = len(lead)
+    y = reshape(b, x, [*lead, c, h // r, r, w // r, r])
+    y = permute(b, y, [*range(i), i, i + 2, i + 4, i + 1, i + 3])
+    return reshape(b, y, [*lead, c * r**2, h // r, w // r])

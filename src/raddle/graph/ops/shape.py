@@ -1,0 +1,401 @@
+"""Operators that only move elements: permutations, expansion, slices, concatenation, padding, and
+indexed copies.
+
+    permute   y[a b c] = x[c a b]            slice   y[a b] = x[a b*2+1]
+    expand    y[a b c] = x[0 b c]            cat     y[a b] = x0[a b], x1[a b-3]
+    select    y[a b] = x[a 3 b]              pad     y[a b] = x[a b-1]
+    take      y[a b] = x[a source(b)]        (reflected and circular padding, flip, roll, repeat)
+
+Reshapes have a file of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raddle.graph.builder import Builder, NotSplittable, aten
+from raddle.graph.graph import Value
+from raddle.graph.kind import Frame, Kernel, Site, declare
+from raddle.graph.letters import unique
+from raddle.graph.ops.pointwise import broadcast_access, broadcast_letters, pointwise
+
+A = torch.ops.aten
+
+
+# -- permute ---------------------------------------------------------------------------
+
+
+def _permute_line(f: Frame) -> str:
+    letters = unique(f.letters[0])
+    return f"y[{' '.join(letters[d] for d in f.attrs['dims'])}] = x[{' '.join(letters)}]"
+
+
+declare("permute", _permute_line, lambda s: lambda x: x.permute(s.attrs["dims"]), cost=0)
+
+
+@aten("permute")
+def permute(b: Builder, x: Value, dims: Sequence[int]) -> Any:
+    dims = tuple(d % len(x.shape) for d in dims)
+    shape = tuple(x.shape[d] for d in dims)
+    return b.emit("permute", [x], [(shape, x.dtype)], {"dims": dims})
+
+
+@aten("transpose", "swapaxes", "swapdims")
+def _transpose(b: Builder, x: Value, d0: int, d1: int) -> Any:
+    dims = list(range(len(x.shape)))
+    dims[d0], dims[d1] = dims[d1], dims[d0]
+    return permute(b, x, dims)
+
+
+@aten("t", "numpy_T", "matrix_H", "mT", "adjoint")
+def _t(b: Builder, x: Value) -> Any:
+    return x if len(x.shape) < 2 else _transpose(b, x, -2, -1)
+
+
+@aten("movedim", "moveaxis")
+def _movedim(b: Builder, x: Value, source: Any, destination: Any) -> Any:
+    rank = len(x.shape)  # a tensor whose sizes tell its dimensions apart shows where each one goes
+    marked = torch.movedim(torch.empty(*range(1, rank + 1), device="meta"), source, destination)
+    return permute(b, x, [size - 1 for size in marked.shape])
+
+
+# -- expand ----------------------------------------------------------------------------
+
+
+def _expand_line(f: Frame) -> str:
+    letters = broadcast_letters(f.shapes, f.letters, f.outputs[0])
+    return f"y[{' '.join(letters)}] = x[{broadcast_access(f.shapes[0], letters, f.outputs[0])}]"
+
+
+def _expand(site: Site) -> Kernel:
+    shape = site.shape
+    return lambda x: x.expand(shape)
+
+
+declare("expand", _expand_line, _expand, cost=0)
+
+
+@aten("expand", "broadcast_to")
+def expand(b: Builder, x: Value, sizes: Sequence[int], *_: Any, implicit: bool = False) -> Any:
+    skip = len(sizes) - len(x.shape)
+    shape = tuple(x.shape[i - skip] if size == -1 else size for i, size in enumerate(sizes))
+    return x if shape == x.shape else b.emit("expand", [x], [(shape, x.dtype)])
+
+
+@aten("expand_as")
+def _expand_as(b: Builder, x: Value, other: Value) -> Any:
+    return expand(b, x, other.shape)
+
+
+@aten("repeat", "tile")
+def _repeat(b: Builder, x: Value, repeats: Sequence[int]) -> Any:
+    repeats = [1] * (len(x.shape) - len(repeats)) + list(repeats)
+    shape = [1] * (len(repeats) - len(x.shape)) + list(x.shape)
+    sources = {
+        d: [i % size for i in range(size * times)]
+        for d, (size, times) in enumerate(zip(shape, repeats, strict=True))
+        if times > 1
+    }
+    return take(b, b.call(A.reshape.default, x, shape), sources, "repeat")
+
+
+@aten("repeat_interleave")
+def _repeat_interleave(b: Builder, x: Value, repeats: Any, dim: int | None = None, **_: Any) -> Any:
+    if not isinstance(repeats, int):
+        raise NotSplittable
+    if dim is None:
+        x, dim = b.call(A.reshape.default, x, [-1]), 0
+    size = x.shape[dim]
+    return take(b, x, {dim % len(x.shape): [i // repeats for i in range(size * repeats)]}, "repeat")
+
+
+# -- slice, select ---------------------------------------------------------------------
+
+
+def _slice_line(f: Frame) -> str:
+    letters, dim = unique(f.letters[0]), f.attrs["dim"]
+    inside = [*letters]
+    inside[dim] = f"{letters[dim]}*step+start"
+    return f"y[{' '.join(letters)}] = x[{' '.join(inside)}]"
+
+
+def _slice(site: Site) -> Kernel:
+    dim, step = site.attrs["dim"], site.attrs["step"]
+    if step == 1:
+        return lambda x: x
+    every = (slice(None),) * dim + (slice(None, None, step),)
+    return lambda x: x[every]
+
+
+declare("slice", _slice_line, _slice, cost=0)
+
+
+@aten("slice")
+def slice_(
+    b: Builder,
+    x: Value,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Any:
+    dim = dim % len(x.shape)
+    start, end, step = slice(start, end, step).indices(x.shape[dim])
+    size = max(0, -(-(end - start) // step))
+    if size == x.shape[dim]:
+        return x
+    if size == 0:
+        raise NotSplittable
+    shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
+    attrs = {"dim": dim, "start": start, "step": step}
+    names = {"step": step, "start": start}
+    return b.emit("slice", [x], [(shape, x.dtype)], attrs, names=names)
+
+
+@aten("narrow")
+def _narrow(b: Builder, x: Value, dim: int, start: int, length: int) -> Any:
+    start = start % x.shape[dim] if start < 0 else start
+    return slice_(b, x, dim, start, start + length)
+
+
+def _select_line(f: Frame) -> str:
+    dim = f.attrs["dim"]
+    letters = unique(f.letters[0][:dim] + f.letters[0][dim + 1 :])
+    inside = [*letters[:dim], str(f.attrs["index"]), *letters[dim:]]
+    return f"y[{' '.join(letters)}] = x[{' '.join(inside)}]"
+
+
+declare("select", _select_line, lambda s: lambda x: x.select(s.attrs["dim"], 0), cost=0)
+
+
+@aten("select")
+def select(b: Builder, x: Value, dim: int, index: int) -> Any:
+    dim = dim % len(x.shape)
+    attrs = {"dim": dim, "index": index % x.shape[dim]}
+    shape = (*x.shape[:dim], *x.shape[dim + 1 :])
+    return b.emit("select", [x], [(shape, x.dtype)], attrs)
+
+
+# -- pieces: lists of slices -----------------------------------------------------------
+
+
+def _pieces(b: Builder, x: Value, sizes: Sequence[int], dim: int) -> Any:
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return tuple(slice_(b, x, dim, e - s, e) for s, e in zip(sizes, ends, strict=True))
+
+
+@aten("split", "split_with_sizes")
+def _split(b: Builder, x: Value, sizes: Any, dim: int = 0) -> Any:
+    total = x.shape[dim]
+    if isinstance(sizes, int):
+        sizes = [min(sizes, total - i) for i in range(0, total, sizes)]
+    return _pieces(b, x, sizes, dim)
+
+
+@aten("chunk")
+def _chunk(b: Builder, x: Value, chunks: int, dim: int = 0) -> Any:
+    return _split(b, x, -(-x.shape[dim] // chunks), dim)
+
+
+@aten("tensor_split")
+def _tensor_split(b: Builder, x: Value, sections: Any, dim: int = 0) -> Any:
+    parts = torch.tensor_split(torch.arange(x.shape[dim]), sections)
+    return _pieces(b, x, [len(p) for p in parts], dim)
+
+
+@aten("unbind")
+def _unbind(b: Builder, x: Value, dim: int = 0) -> Any:
+    return tuple(select(b, x, dim, i) for i in range(x.shape[dim]))
+
+
+# -- cat, stack ------------------------------------------------------------------------
+
+
+def _cat_line(f: Frame) -> str:
+    letters, dim = unique(f.letters[0]), f.attrs["dim"]
+    accesses, start = [], 0
+    for i, shape in enumerate(f.shapes):
+        inside = [*letters[:dim], f"{letters[dim]}-{start}", *letters[dim + 1 :]]
+        accesses.append(f"x{i}[{' '.join(inside)}]")
+        start += shape[dim]
+    return f"y[{' '.join(letters)}] = {', '.join(accesses)}"
+
+
+def _cat(site: Site) -> Kernel:
+    dim = site.attrs["dim"]
+
+    def run(*tensors: Tensor | None) -> Tensor:
+        present = [t for t in tensors if t is not None]
+        return present[0] if len(present) == 1 else torch.cat(present, dim)
+
+    return run
+
+
+declare("cat", _cat_line, _cat, cost=0)
+
+
+@aten("cat", "concat", "concatenate")
+def cat(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Any:
+    tensors = [t for t in tensors if t.shape != (0,)]  # the empty list's old spelling
+    if len({t.dtype for t in tensors}) > 1 or any(0 in t.shape for t in tensors):
+        raise NotSplittable
+    first, dim = tensors[0], dim % len(tensors[0].shape)
+    total = sum(t.shape[dim] for t in tensors)
+    shape = (*first.shape[:dim], total, *first.shape[dim + 1 :])
+    return b.emit("cat", tensors, [(shape, first.dtype)], {"dim": dim})
+
+
+@aten("stack")
+def _stack(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Any:
+    return cat(b, [b.call(A.unsqueeze.default, t, dim) for t in tensors], dim)
+
+
+# -- padding with a constant -----------------------------------------------------------
+
+
+def _pad_line(f: Frame) -> str:
+    letters = unique(f.letters[0])
+    inside = [f"{a}{-lo:+d}" for a, (lo, _) in zip(letters, f.attrs["pads"], strict=True)]
+    return f"y[{' '.join(letters)}] = x[{' '.join(inside)}]"
+
+
+def _pad(site: Site) -> Kernel:
+    value = site.attrs["value"]
+    if site.region(0) is None:
+        return lambda x: site.full(value)
+    amounts = [amount for pair in reversed(site.pads(0)) for amount in pair]
+    return lambda x: F.pad(x, amounts, value=value) if any(amounts) else x
+
+
+declare("pad", _pad_line, _pad, cost=0)
+
+
+@aten("constant_pad_nd")
+def constant_pad(b: Builder, x: Value, pads: Sequence[int], value: float = 0) -> Any:
+    pairs = list(zip(pads[::2], pads[1::2], strict=True))[::-1]
+    pairs = [(0, 0)] * (len(x.shape) - len(pairs)) + pairs
+    shape = tuple(s + lo + hi for s, (lo, hi) in zip(x.shape, pairs, strict=True))
+    attrs = {"pads": tuple(pairs), "value": value}
+    return b.emit("pad", [x], [(shape, x.dtype)], attrs)
+
+
+@aten("pad")
+def _pad_call(
+    b: Builder, x: Value, pads: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Any:
+    if mode == "constant":
+        return constant_pad(b, x, pads, value or 0)
+    index = {"reflect": _reflect, "replicate": _replicate, "circular": _circular}[mode]
+    rank, tables = len(x.shape), {}
+    for i in range(len(pads) // 2):
+        dim, lo, hi = rank - 1 - i, pads[2 * i], pads[2 * i + 1]
+        if lo or hi:
+            tables[dim] = [index(j, x.shape[dim]) for j in range(-lo, x.shape[dim] + hi)]
+    return take(b, x, tables, "pad")
+
+
+def _reflect(i: int, size: int) -> int:
+    return min(abs(i), 2 * (size - 1) - abs(i))
+
+
+def _replicate(i: int, size: int) -> int:
+    return min(max(i, 0), size - 1)
+
+
+def _circular(i: int, size: int) -> int:
+    return i % size
+
+
+# -- take: a table of sources by dimension ---------------------------------------------
+
+
+def _take_line(f: Frame) -> str:
+    letters = unique(f.letters[0])
+    inside = [f"source{d}({a})" if d in f.attrs["sources"] else a for d, a in enumerate(letters)]
+    return f"y[{' '.join(letters)}] = x[{' '.join(inside)}]"
+
+
+def _take(site: Site) -> Kernel:
+    region = site.region(0)
+    assert region is not None
+    picks = {
+        d: [i - region.lo[d] for i in sources[site.box.lo[d] : site.box.hi[d]]]
+        for d, sources in site.attrs["sources"].items()
+    }
+
+    def run(x: Tensor) -> Tensor:
+        for d, pick in picks.items():
+            x = x.index_select(d, torch.tensor(pick, device=x.device))
+        return x
+
+    return run
+
+
+declare("take", _take_line, _take, cost=0)
+
+
+def take(b: Builder, x: Value, sources: dict[int, list[int]], suffix: str) -> Any:
+    """Along each dimension given, element i of the result is element sources[i]."""
+    if not sources:
+        return x
+    shape = tuple(len(sources[d]) if d in sources else s for d, s in enumerate(x.shape))
+    attrs = {"sources": {d: tuple(v) for d, v in sources.items()}}
+    tables = {f"source{d}": [(i, i + 1) for i in v] for d, v in sources.items()}
+    return b.emit("take", [x], [(shape, x.dtype)], attrs, tables=tables, suffix=suffix)
+
+
+@aten("flip")
+def _flip(b: Builder, x: Value, dims: Sequence[int]) -> Any:
+    wanted = {d % len(x.shape) for d in dims}
+    return take(b, x, {d: list(range(x.shape[d]))[::-1] for d in sorted(wanted)}, "flip")
+
+
+@aten("roll")
+def _roll(b: Builder, x: Value, shifts: Any, dims: Any = ()) -> Any:
+    shifts = [shifts] if isinstance(shifts, int) else list(shifts)
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    if not dims:
+        flat = _roll(b, b.call(A.reshape.default, x, [-1]), shifts, [0])
+        return b.call(A.reshape.default, flat, list(x.shape))
+    sources: dict[int, list[int]] = {}
+    for shift, dim in zip(shifts, dims, strict=True):
+        dim, size = dim % len(x.shape), x.shape[dim]
+        before = sources.get(dim, list(range(size)))
+        sources[dim] = [before[(i - shift) % size] for i in range(size)]
+    return take(b, x, sources, "roll")
+
+
+# -- a part replaced: what writing into a slice comes to -------------------------------
+
+
+@aten("slice_scatter")
+def slice_scatter(
+    b: Builder, x: Value, source: Value, dim: int = 0, start: int | None = None,
+    end: int | None = None, step: int = 1,
+) -> Any:  # fmt: skip
+    dim = dim % len(x.shape)
+    start, end, step = slice(start, end, step).indices(x.shape[dim])
+    if step != 1:
+        raise NotSplittable
+    pieces = [slice_(b, x, dim, 0, start)] if start > 0 else []
+    pieces.append(source)
+    if end < x.shape[dim]:
+        pieces.append(slice_(b, x, dim, end))
+    return cat(b, pieces, dim) if len(pieces) > 1 else source
+
+
+@aten("select_scatter")
+def _select_scatter(b: Builder, x: Value, source: Value, dim: int, index: int) -> Any:
+    dim, index = dim % len(x.shape), index % x.shape[dim]
+    return slice_scatter(b, x, b.call(A.unsqueeze.default, source, dim), dim, index, index + 1)
+
+
+@aten("glu")
+def _glu(b: Builder, x: Value, dim: int = -1) -> Any:
+    value, gate = _chunk(b, x, 2, dim)
+    return pointwise(b, A.mul.Tensor, value, pointwise(b, A.sigmoid.default, gate))

@@ -1,0 +1,85 @@
+"""What a captured model consists of, layer by layer: one data for the table and for `--json`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
+
+from raddle.graph.graph import Graph, Op
+from raddle.graph.ops import work
+
+
+def describe(graph: Graph) -> dict[str, Any]:
+    """Totals and layers; a composite (an LSTM, a batch norm) is one layer.
+
+    `flops_*` are the operations of contractions, as torch.utils.flop_counter counts them: twice the
+    multiply-adds that papers print. `activation_bytes` is what layers hand to each other.
+    """
+    layers = [list(ops) for _, ops in groupby(graph.ops, key=lambda op: op.layer)]
+    gradient = graph.differentiable()
+    readers: dict[str, set[str]] = {}  # value -> the layers that read it
+    for op in graph.ops:
+        for name in op.inputs:
+            readers.setdefault(name, set()).add(op.layer)
+    counted: set[str] = set()
+    rows = [_row(graph, ops, counted, readers) for ops in layers]
+    return {
+        "name": graph.name,
+        "batch": graph.batch,
+        "params": sum(math.prod(p.shape) for p in graph.parameters),
+        "flops_forward": sum(row["flops"] for row in rows),
+        "flops_backward": sum(_backward(op, gradient) for op in graph.ops),
+        "activation_bytes": sum(row["bytes"] for row in rows),
+        "layers": rows,
+        "opaque": [{"op": op.name, "kind": op.label} for op in graph.opaque],
+    }
+
+
+def _row(
+    graph: Graph, ops: list[Op], counted: set[str], readers: Mapping[str, set[str]]
+) -> dict[str, Any]:
+    """One layer; a parameter counts where it is used first."""
+    layer = ops[0].layer
+    outputs = [o for op in ops for o in op.outputs]
+    handed = [o for o in outputs if readers.get(o, set()) - {layer}] or outputs[-1:]
+    states = {i for op in ops for i in op.inputs if graph.values[i].role == "parameter"} - counted
+    counted |= states
+    main = next((op for op in ops if op.name == layer), max(ops, key=_size))
+    return {
+        "name": layer,
+        "kind": main.composite or main.label,
+        "output": list(graph.values[handed[0]].shape),
+        "bytes": sum(graph.values[name].nbytes for name in handed),
+        "params": sum(math.prod(graph.values[name].shape) for name in states),
+        "flops": sum(_flops(op) for op in ops),
+        "split": split_text(graph, main),
+        "opaque": any(op.opaque for op in ops),
+        "notation": main.line,
+    }
+
+
+def split_text(graph: Graph, op: Op) -> str:
+    """The dimensions that can be split, with their kinds: `n S, c P, h A, w A, k R`."""
+    pairs = zip(op.space.dims, graph.kinds(op), strict=True)
+    return ", ".join(f"{dim.name} {kind}" for dim, kind in pairs if kind != "-")
+
+
+def _size(op: Op) -> tuple[int, int]:
+    return _flops(op), op.space.full.volume
+
+
+def _flops(op: Op) -> int:
+    return work(op, op.space.full).flops if _contraction(op) else 0
+
+
+def _backward(op: Op, gradient: set[str]) -> int:
+    if not _contraction(op):
+        return 0
+    wanted = [i for i, name in enumerate(op.inputs) if name in gradient]
+    return sum(work(op, op.space.full, i).flops for i in wanted)
+
+
+def _contraction(op: Op) -> bool:
+    return op.space.product or op.kind == "attention"

@@ -1,0 +1,71 @@
+"""Example batches: each function here describes the data, and returns a maker of random batches.
+
+A maker takes the number of samples and returns (inputs, targets). It draws on the default device
+from the default generator, so that `load` alone decides where they live and from which seed.
+"""
+
+# n: sample, t: time step
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Batch = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+Maker = Callable[[int], Batch]
+
+
+def vectors(width: int, classes: int) -> Maker:
+    def make(n: int) -> Batch:
+        return (torch.randn(n, width),), (torch.randint(classes, (n,)),)
+
+    return make
+
+
+def images(channels: int, side: int, classes: int) -> Maker:
+    def make(n: int) -> Batch:
+        return (torch.randn(n, channels, side, side),), (torch.randint(classes, (n,)),)
+
+    return make
+
+
+def masked_images(channels: int, side: int, classes: int) -> Maker:
+    """Images with one label for each pixel."""
+
+    def make(n: int) -> Batch:
+        return (torch.randn(n, channels, side, side),), (torch.randint(classes, (n, side, side)),)
+
+    return make
+
+
+def labelled_text(vocabulary: int, steps: int, classes: int) -> Maker:
+    def make(n: int) -> Batch:
+        return (torch.randint(vocabulary, (n, steps)),), (torch.randint(classes, (n,)),)
+
+    return make
+
+
+def text(vocabulary: int, steps: int) -> Maker:
+    """Sentences whose target at step t is the token at step t + 1."""
+
+    def make(n: int) -> Batch:
+        before, after = _shifted(torch.randint(vocabulary, (n, steps + 1)))
+        return (before,), (after,)
+
+    return make
+
+
+def translations(vocabulary: int, steps: int) -> Maker:
+    """Pairs of sentences; the decoder reads the second one and predicts it one step ahead."""
+
+    def make(n: int) -> Batch:
+        source = torch.randint(vocabulary, (n, steps))
+        before, after = _shifted(torch.randint(vocabulary, (n, steps + 1)))
+        return (source, before), (after,)
+
+    return make
+
+
+def _shifted(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    # Contiguous, because slices that share memory would turn the strides into part of the example.
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -1,0 +1,238 @@
+"""Inception v3: Szegedy et al. 2016, "Rethinking the Inception architecture for computer vision".
+
+Layers and parameter names are torchvision's, so that its weights load. `shrink` divides every
+number of channels, and is 1 in the original.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Inception3(nn.Module):
+    """The blocks run in the order in which they are registered.
+
+    In training the output is (logits, auxiliary logits), otherwise the logits alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        shrink: int = 1,
+        pools: tuple[int, ...] = (32, 64, 64),  # pooled channels of each block A
+        sevens: tuple[int, ...] = (128, 160, 160, 192),  # inner channels of each block C
+        ends: int = 2,  # blocks E
+        auxiliary: tuple[int, int, int] = (5, 3, 5),  # window and stride of the pooling, kernel
+        classes: int = 1000,
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__()
+        w32, w64, w80, w192 = (c // shrink for c in (32, 64, 80, 192))
+        self.Conv2d_1a_3x3 = Convolution(3, w32, 3, stride=2)
+        self.Conv2d_2a_3x3 = Convolution(w32, w32, 3)
+        self.Conv2d_2b_3x3 = Convolution(w32, w64, 3, padding=1)
+        self.maxpool1 = nn.MaxPool2d(kernel_size=3, stride=2)
+        self.Conv2d_3b_1x1 = Convolution(w64, w80, 1)
+        self.Conv2d_4a_3x3 = Convolution(w80, w192, 3)
+        self.maxpool2 = nn.MaxPool2d(kernel_size=3, stride=2)
+
+        channels = w192
+        for letter, pool in zip("bcd", pools, strict=False):
+            channels = self._append(f"Mixed_5{letter}", BlockA(channels, pool // shrink, shrink))
+        channels = self._append("Mixed_6a", BlockB(channels, shrink))
+        for letter, inner in zip("bcde", sevens, strict=False):
+            channels = self._append(f"Mixed_6{letter}", BlockC(channels, inner // shrink, shrink))
+        self.AuxLogits = AuxiliaryHead(channels, classes, shrink, *auxiliary)
+        channels = self._append("Mixed_7a", BlockD(channels, shrink))
+        for letter in "bc"[:ends]:
+            channels = self._append(f"Mixed_7{letter}", BlockE(channels, shrink))
+
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        x = self._run(x, "Conv2d", "maxpool")  # 299 x 299 -> 35 x 35
+        x = self._run(x, "Mixed_5", "Mixed_6")  # 17 x 17
+        auxiliary = self.AuxLogits(x) if self.training else None
+        x = self._run(x, "Mixed_7")  # 8 x 8
+        x = self.dropout(self.avgpool(x)).flatten(1)
+        logits: Tensor = self.fc(x)
+        return logits if auxiliary is None else (logits, auxiliary)
+
+    def _append(self, name: str, block: "Block") -> int:
+        self.add_module(name, block)
+        return block.channels
+
+    def _run(self, x: Tensor, *prefixes: str) -> Tensor:
+        for name, block in self.named_children():
+            if name.startswith(prefixes):
+                x = block(x)
+        return x
+
+
+class Convolution(nn.Module):
+    def __init__(
+        self,
+        channels: int,
+        out: int,
+        kernel: int | tuple[int, int],
+        *,
+        stride: int = 1,
+        padding: int | tuple[int, int] = 0,
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, out, kernel, stride=stride, padding=padding, bias=False)
+        self.bn = nn.BatchNorm2d(out, eps=0.001)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.bn(self.conv(x)))
+
+
+class Block(nn.Module):
+    """Branches side by side, concatenated into `channels`."""
+
+    channels: int
+
+
+class BlockA(Block):
+    """5x5 and twice 3x3, at 35 x 35."""
+
+    def __init__(self, channels: int, pool: int, shrink: int) -> None:
+        super().__init__()
+        w48, w64, w96 = (c // shrink for c in (48, 64, 96))
+        self.channels = w64 + w64 + w96 + pool
+        self.branch1x1 = Convolution(channels, w64, 1)
+        self.branch5x5_1 = Convolution(channels, w48, 1)
+        self.branch5x5_2 = Convolution(w48, w64, 5, padding=2)
+        self.branch3x3dbl_1 = Convolution(channels, w64, 1)
+        self.branch3x3dbl_2 = Convolution(w64, w96, 3, padding=1)
+        self.branch3x3dbl_3 = Convolution(w96, w96, 3, padding=1)
+        self.branch_pool = Convolution(channels, pool, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.branch1x1(x)
+        five = self.branch5x5_2(self.branch5x5_1(x))
+        double = self.branch3x3dbl_3(self.branch3x3dbl_2(self.branch3x3dbl_1(x)))
+        pool = self.branch_pool(_blur(x))
+        return torch.cat((one, five, double, pool), dim=1)
+
+
+class BlockB(Block):
+    """Halves 35 x 35 to 17 x 17."""
+
+    def __init__(self, channels: int, shrink: int) -> None:
+        super().__init__()
+        w64, w96, w384 = (c // shrink for c in (64, 96, 384))
+        self.channels = w384 + w96 + channels
+        self.branch3x3 = Convolution(channels, w384, 3, stride=2)
+        self.branch3x3dbl_1 = Convolution(channels, w64, 1)
+        self.branch3x3dbl_2 = Convolution(w64, w96, 3, padding=1)
+        self.branch3x3dbl_3 = Convolution(w96, w96, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        three = self.branch3x3(x)
+        double = self.branch3x3dbl_3(self.branch3x3dbl_2(self.branch3x3dbl_1(x)))
+        pool = F.max_pool2d(x, kernel_size=3, stride=2)
+        return torch.cat((three, double, pool), dim=1)
+
+
+class BlockC(Block):
+    """7x7, factorised into rows (1x7) and columns (7x1), at 17 x 17."""
+
+    def __init__(self, channels: int, inner: int, shrink: int) -> None:
+        super().__init__()
+        w192 = 192 // shrink
+        self.channels = 4 * w192
+        self.branch1x1 = Convolution(channels, w192, 1)
+        self.branch7x7_1 = Convolution(channels, inner, 1)
+        self.branch7x7_2 = Convolution(inner, inner, (1, 7), padding=(0, 3))
+        self.branch7x7_3 = Convolution(inner, w192, (7, 1), padding=(3, 0))
+        self.branch7x7dbl_1 = Convolution(channels, inner, 1)
+        self.branch7x7dbl_2 = Convolution(inner, inner, (7, 1), padding=(3, 0))
+        self.branch7x7dbl_3 = Convolution(inner, inner, (1, 7), padding=(0, 3))
+        self.branch7x7dbl_4 = Convolution(inner, inner, (7, 1), padding=(3, 0))
+        self.branch7x7dbl_5 = Convolution(inner, w192, (1, 7), padding=(0, 3))
+        self.branch_pool = Convolution(channels, w192, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.branch1x1(x)
+        seven = self.branch7x7_3(self.branch7x7_2(self.branch7x7_1(x)))
+        double = self.branch7x7dbl_3(self.branch7x7dbl_2(self.branch7x7dbl_1(x)))
+        double = self.branch7x7dbl_5(self.branch7x7dbl_4(double))
+        pool = self.branch_pool(_blur(x))
+        return torch.cat((one, seven, double, pool), dim=1)
+
+
+class BlockD(Block):
+    """Halves 17 x 17 to 8 x 8."""
+
+    def __init__(self, channels: int, shrink: int) -> None:
+        super().__init__()
+        w192, w320 = 192 // shrink, 320 // shrink
+        self.channels = w320 + w192 + channels
+        self.branch3x3_1 = Convolution(channels, w192, 1)
+        self.branch3x3_2 = Convolution(w192, w320, 3, stride=2)
+        self.branch7x7x3_1 = Convolution(channels, w192, 1)
+        self.branch7x7x3_2 = Convolution(w192, w192, (1, 7), padding=(0, 3))
+        self.branch7x7x3_3 = Convolution(w192, w192, (7, 1), padding=(3, 0))
+        self.branch7x7x3_4 = Convolution(w192, w192, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        three = self.branch3x3_2(self.branch3x3_1(x))
+        seven = self.branch7x7x3_3(self.branch7x7x3_2(self.branch7x7x3_1(x)))
+        seven = self.branch7x7x3_4(seven)
+        pool = F.max_pool2d(x, kernel_size=3, stride=2)
+        return torch.cat((three, seven, pool), dim=1)
+
+
+class BlockE(Block):
+    """3x3 split into a row and a column side by side, at 8 x 8."""
+
+    def __init__(self, channels: int, shrink: int) -> None:
+        super().__init__()
+        w192, w320, w384, w448 = (c // shrink for c in (192, 320, 384, 448))
+        self.channels = w320 + 4 * w384 + w192
+        self.branch1x1 = Convolution(channels, w320, 1)
+        self.branch3x3_1 = Convolution(channels, w384, 1)
+        self.branch3x3_2a = Convolution(w384, w384, (1, 3), padding=(0, 1))
+        self.branch3x3_2b = Convolution(w384, w384, (3, 1), padding=(1, 0))
+        self.branch3x3dbl_1 = Convolution(channels, w448, 1)
+        self.branch3x3dbl_2 = Convolution(w448, w384, 3, padding=1)
+        self.branch3x3dbl_3a = Convolution(w384, w384, (1, 3), padding=(0, 1))
+        self.branch3x3dbl_3b = Convolution(w384, w384, (3, 1), padding=(1, 0))
+        self.branch_pool = Convolution(channels, w192, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.branch1x1(x)
+        three = self.branch3x3_1(x)
+        three = torch.cat((self.branch3x3_2a(three), self.branch3x3_2b(three)), dim=1)
+        double = self.branch3x3dbl_2(self.branch3x3dbl_1(x))
+        double = torch.cat((self.branch3x3dbl_3a(double), self.branch3x3dbl_3b(double)), dim=1)
+        pool = self.branch_pool(_blur(x))
+        return torch.cat((one, three, double, pool), dim=1)
+
+
+class AuxiliaryHead(nn.Module):
+    """A second classifier halfway, which feeds gradients to the early blocks in training."""
+
+    def __init__(
+        self, channels: int, classes: int, shrink: int, window: int, stride: int, kernel: int
+    ) -> None:
+        super().__init__()
+        w128, w768 = 128 // shrink, 768 // shrink
+        self.pool = nn.AvgPool2d(window, stride)
+        self.conv0 = Convolution(channels, w128, 1)
+        self.conv1 = Convolution(w128, w768, kernel)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(w768, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv1(self.conv0(self.pool(x)))  # 17 x 17 -> 5 x 5 -> 1 x 1
+        x = self.avgpool(x).flatten(1)
+        logits: Tensor = self.fc(x)
+        return logits
+
+
+def _blur(x: Tensor) -> Tensor:
+    return F.avg_pool2d(x, kernel_size=3, stride=1, padding=1)

@@ -1,0 +1,42 @@
+"""LeNet-5: LeCun et al. 1998, "Gradient-based learning applied to document recognition".
+
+Differs from the paper: every map of the second convolution sees every map of the first, the pooling
+has no weights, and the output is a linear layer.
+"""
+
+from torch import Tensor, nn
+
+
+class LeNet(nn.Module):
+    def __init__(
+        self,
+        *,
+        maps: tuple[int, int] = (6, 16),
+        hidden: tuple[int, int] = (120, 84),
+        classes: int = 10,
+        side: int = 28,
+    ) -> None:
+        super().__init__()
+        a, b = maps
+        self.features = nn.Sequential(
+            nn.Conv2d(1, a, kernel_size=5, padding=2),  # 28 x 28, as 32 x 32 without padding
+            nn.Tanh(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(a, b, kernel_size=5),
+            nn.Tanh(),
+            nn.AvgPool2d(2),
+        )
+        left = (side // 2 - 4) // 2  # pixels a side after the second pooling
+        c, d = hidden
+        self.classifier = nn.Sequential(
+            nn.Linear(b * left * left, c),
+            nn.Tanh(),
+            nn.Linear(c, d),
+            nn.Tanh(),
+            nn.Linear(d, classes),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.features(x).flatten(1)
+        logits: Tensor = self.classifier(x)
+        return logits

@@ -1,0 +1,83 @@
+"""From a name, or a user's function, to a workload on a device."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+
+import torch
+
+from raddle.errors import InputError
+from raddle.zoo.placement import place
+from raddle.zoo.registry import ZOO, names
+from raddle.zoo.user_file import call, find, names_file
+from raddle.zoo.workload import Workload
+
+
+def load(
+    spec: str,
+    *,
+    batch: int | None = None,
+    device: str = "meta",
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Workload:
+    """Load a model of the zoo by name, or what `path/to/file.py:function` returns.
+
+    On the device "meta" nothing is allocated. On others, weights and examples depend on the seed
+    alone: they are drawn on the CPU and then moved.
+
+    A user's function returns (module, inputs), (module, inputs, targets, loss) or a `Workload`. It
+    gets `batch=` if it has that parameter; `dtype` is the default type while it runs.
+    """
+    if batch is not None and batch < 1:
+        raise InputError(f"the batch is {batch}: ask for at least 1 sample.")
+    if not dtype.is_floating_point:
+        raise InputError(f"the weights cannot be {dtype}: ask for a float type, as torch.float32.")
+    with _seeded(seed):
+        if names_file(spec):
+            # Its imports run outside of torch.device: a library's constants must stay real.
+            function = find(spec)
+            with _default_device(device), _default_dtype(dtype):
+                workload = call(function, batch)
+            return place(workload, device)
+        with _default_device(device):
+            workload = _from_zoo(spec, batch)
+        return place(workload, device, dtype)
+
+
+def _from_zoo(name: str, batch: int | None) -> Workload:
+    if name not in ZOO:
+        raise InputError(f"no model {name!r} in the zoo: {_advice(name)}")
+    entry = ZOO[name]
+    model = entry.build()  # before the examples: the batch must not change the weights
+    inputs, targets = entry.examples(entry.batch if batch is None else batch)
+    return Workload(name, model, inputs, targets, entry.loss)
+
+
+def _advice(name: str) -> str:
+    close = get_close_matches(name.lower(), names(), n=4, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"it has {', '.join(names())}, or give path/to/file.py:function."
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    # Only the CPU's generator draws, so only it is set: torch.manual_seed would set the GPUs' too.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _default_device(device: str) -> torch.device:
+    return torch.device("meta" if device == "meta" else "cpu")
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,48 @@
+"""The losses of the zoo: each takes the model's output, then the targets, and returns a scalar."""
+
+# n: sample, t: time step, v: vocabulary
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of one label per sample (n, classes), or one per pixel (n, classes, h, w)."""
+    return F.cross_entropy(logits, labels)
+
+
+def class_loss_with_auxiliary(outputs: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+    """Inception's loss in training: its second head sits halfway and counts 0.4."""
+    logits, auxiliary = outputs
+    return F.cross_entropy(logits, labels) + 0.4 * F.cross_entropy(auxiliary, labels)
+
+
+def token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Cross entropy of one token per time step: logits (n, t, v), tokens (n, t)."""
+    return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
+def output_loss(output: object) -> Tensor:
+    """The loss of a model that came without one: its own scalar, else its mean square.
+
+    The value means nothing; what counts is that every output takes part in the backward pass.
+    """
+    if isinstance(output, Tensor) and output.ndim == 0:
+        return output
+    squares = [tensor.square().mean() for tensor in _float_tensors(output)]
+    if not squares:
+        raise ValueError("the model returned no float tensor: return a loss next to the model.")
+    return torch.stack(squares).sum()
+
+
+def _float_tensors(output: object) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    if isinstance(output, Iterable) and not isinstance(output, str):
+        return [tensor for item in output for tensor in _float_tensors(item)]
+    return []

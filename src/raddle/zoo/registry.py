@@ -1,0 +1,129 @@
+"""The table of the zoo: how to build each model, what to feed it, and how many samples at a time.
+
+`NAME-tiny` has the operators of NAME in a network small enough to train on one core within seconds.
+Its sizes are mostly no powers of two, so that a split rarely comes out even.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor, nn
+
+from raddle.zoo.alexnet import AlexNet
+from raddle.zoo.examples import (
+    Maker,
+    images,
+    labelled_text,
+    masked_images,
+    text,
+    translations,
+    vectors,
+)
+from raddle.zoo.gpt import GPT
+from raddle.zoo.inception import Inception3
+from raddle.zoo.lenet import LeNet
+from raddle.zoo.losses import class_loss, class_loss_with_auxiliary, token_loss
+from raddle.zoo.mlp import MLP
+from raddle.zoo.recurrent import LanguageModel, TextClassifier, Translator
+from raddle.zoo.resnet import RESNET50, RESNET101, ResNet
+from raddle.zoo.resnet_cifar import CifarResNet
+from raddle.zoo.unet import UNet
+from raddle.zoo.vgg import VGG, VGG16, VGG19
+
+
+@dataclass(frozen=True)
+class Entry:
+    build: Callable[[], nn.Module]
+    examples: Maker
+    loss: Callable[..., Tensor]
+    batch: int  # the usual number of samples in a step
+
+
+def names() -> list[str]:
+    """Every model of the zoo, sorted."""
+    return sorted(ZOO)
+
+
+_imagenet = images(3, 224, classes=1000)
+_cifar = images(3, 32, classes=10)
+_small_vgg = partial(VGG, widths=(6, 10, 12, 12, 20), hidden=24, classes=5, pool=1)
+_small_lstm = {"vocabulary": 20, "hidden": 10}
+
+ZOO: dict[str, Entry] = {
+    "mlp": Entry(partial(MLP, 784, 4096, 4096, 10), vectors(784, 10), class_loss, 64),
+    "mlp-tiny": Entry(partial(MLP, 20, 24, 18, 5), vectors(20, 5), class_loss, 8),
+    "lenet": Entry(LeNet, images(1, 28, classes=10), class_loss, 64),
+    "lenet-tiny": Entry(
+        partial(LeNet, maps=(3, 6), hidden=(20, 12), classes=5, side=16),
+        images(1, 16, classes=5),
+        class_loss,
+        8,
+    ),
+    "alexnet": Entry(AlexNet, _imagenet, class_loss, 256),
+    "alexnet-tiny": Entry(
+        partial(AlexNet, maps=(6, 10, 12, 10, 10), hidden=24, classes=5, pool=2),
+        images(3, 95, classes=5),
+        class_loss,
+        8,
+    ),
+    "vgg16": Entry(partial(VGG, VGG16), _imagenet, class_loss, 64),
+    "vgg16-tiny": Entry(partial(_small_vgg, VGG16), images(3, 32, classes=5), class_loss, 8),
+    "vgg19": Entry(partial(VGG, VGG19), _imagenet, class_loss, 64),
+    "vgg19-tiny": Entry(partial(_small_vgg, VGG19), images(3, 32, classes=5), class_loss, 8),
+    "resnet50": Entry(partial(ResNet, RESNET50), _imagenet, class_loss, 64),
+    "resnet50-tiny": Entry(
+        partial(ResNet, (1, 2, 2, 1), width=6, classes=5), images(3, 48, classes=5), class_loss, 8
+    ),
+    "resnet101": Entry(partial(ResNet, RESNET101), _imagenet, class_loss, 64),
+    "resnet101-tiny": Entry(
+        partial(ResNet, (1, 2, 4, 1), width=6, classes=5), images(3, 48, classes=5), class_loss, 8
+    ),
+    "resnet110": Entry(partial(CifarResNet, 12), _cifar, class_loss, 128),
+    "resnet110-tiny": Entry(
+        partial(CifarResNet, 2, width=3, classes=5), images(3, 16, classes=5), class_loss, 8
+    ),
+    "resnet1001": Entry(partial(CifarResNet, 111), _cifar, class_loss, 128),
+    "resnet1001-tiny": Entry(
+        partial(CifarResNet, 5, width=3, classes=5), images(3, 16, classes=5), class_loss, 8
+    ),
+    "inception_v3": Entry(Inception3, images(3, 299, classes=1000), class_loss_with_auxiliary, 64),
+    "inception_v3-tiny": Entry(
+        partial(
+            Inception3,
+            shrink=16,
+            pools=(32, 64),
+            sevens=(128, 160),
+            ends=1,
+            auxiliary=(3, 2, 3),
+            classes=5,
+        ),
+        images(
+            3, 139, classes=5
+        ),  # 139 -> 15 -> 7 -> 3, where the original has 299 -> 35 -> 17 -> 8
+        class_loss_with_auxiliary,
+        4,
+    ),
+    "unet": Entry(UNet, masked_images(3, 256, classes=2), class_loss, 8),
+    "unet-tiny": Entry(
+        partial(UNet, widths=(6, 10, 12, 18, 24)), masked_images(3, 32, classes=2), class_loss, 4
+    ),
+    "rnntc": Entry(TextClassifier, labelled_text(18765, 40, classes=2), class_loss, 64),
+    "rnntc-tiny": Entry(
+        partial(TextClassifier, **_small_lstm, classes=5),
+        labelled_text(20, 3, classes=5),
+        class_loss,
+        8,
+    ),
+    "rnnlm": Entry(LanguageModel, text(10000, 40), token_loss, 64),
+    "rnnlm-tiny": Entry(partial(LanguageModel, **_small_lstm), text(20, 5), token_loss, 8),
+    "nmt": Entry(Translator, translations(32000, 40), token_loss, 64),
+    "nmt-tiny": Entry(partial(Translator, **_small_lstm), translations(20, 4), token_loss, 6),
+    "gpt": Entry(GPT, text(50257, 1024), token_loss, 8),
+    "gpt-tiny": Entry(
+        partial(GPT, vocabulary=20, context=6, layers=2, heads=3, width=12),
+        text(20, 5),
+        token_loss,
+        6,
+    ),
+}

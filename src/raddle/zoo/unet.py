@@ -1,0 +1,54 @@
+"""U-Net: Ronneberger et al. 2015, "Convolutional networks for biomedical image segmentation".
+
+Differs from the paper: the convolutions are padded, so that the mask is as large as the image and
+no skip is cropped, and each has a batch norm.
+"""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+class UNet(nn.Module):
+    """Down through `widths` and back up; each level hands its features across to the way up."""
+
+    def __init__(
+        self,
+        *,
+        widths: tuple[int, ...] = (64, 128, 256, 512, 1024),
+        channels: int = 3,
+        classes: int = 2,
+    ) -> None:
+        super().__init__()
+        steps = list(pairwise((channels, *widths)))
+        self.down = nn.ModuleList(_two_convolutions(i, o) for i, o in steps)
+        self.pool = nn.MaxPool2d(2)
+        climb = list(pairwise(reversed(widths)))
+        self.grow = nn.ModuleList(
+            nn.ConvTranspose2d(i, o, kernel_size=2, stride=2) for i, o in climb
+        )
+        self.up = nn.ModuleList(_two_convolutions(2 * o, o) for _, o in climb)
+        self.out = nn.Conv2d(widths[0], classes, kernel_size=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips: list[Tensor] = []
+        for level in self.down[:-1]:
+            skips.append(level(x))
+            x = self.pool(skips[-1])
+        x = self.down[-1](x)
+        for grow, level in zip(self.grow, self.up, strict=True):
+            x = level(torch.cat((skips.pop(), grow(x)), dim=1))
+        logits: Tensor = self.out(x)  # one distribution for each pixel
+        return logits
+
+
+def _two_convolutions(channels: int, out: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels, out, kernel_size=3, padding=1, bias=False),
+        nn.BatchNorm2d(out),
+        nn.ReLU(),
+        nn.Conv2d(out, out, kernel_size=3, padding=1, bias=False),
+        nn.BatchNorm2d(out),
+        nn.ReLU(),
+    )

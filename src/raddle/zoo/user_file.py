@@ -1,0 +1,142 @@
+"""Run a user's `path/to/file.py:function` and check what comes back."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from raddle.errors import InputError
+from raddle.zoo.losses import output_loss
+from raddle.zoo.workload import Workload
+
+
+@dataclass(frozen=True)
+class UserFunction:
+    spec: str
+    folder: Path
+    function: Callable[..., Any]
+
+
+def names_file(spec: str) -> bool:
+    """Whether `spec` means a file, and not a model of the zoo."""
+    return spec.endswith(".py") or ".py:" in spec
+
+
+def find(spec: str) -> UserFunction:
+    """Run the file, and look the function up in it."""
+    file, _, name = spec.rpartition(":")
+    if not file.endswith(".py") or not name:
+        raise InputError(f"{spec} names no function: write {spec.rstrip(':')}:FUNCTION.")
+    path = Path(file)
+    if not path.is_file():
+        raise InputError(f"no file {file} in {Path.cwd()}: check the path.")
+    module = _run(path)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise InputError(f"{file} has no function {name!r}: {_advice(module, name)}")
+    return UserFunction(spec, path.parent, function)
+
+
+def call(user: UserFunction, batch: int | None) -> Workload:
+    """Call the function, with `batch=` if it takes one, and check what it returns."""
+    arguments = _arguments(user, batch)
+    with _on_path(user.folder), _blaming(user.spec):
+        result = user.function(**arguments)
+    if isinstance(result, Workload):
+        return result
+    workload = _workload(user.spec, result)
+    if workload is None:
+        raise InputError(
+            f"{user.spec} returned {_kind(result)}: "
+            "return (module, inputs), (module, inputs, targets, loss) or a raddle.zoo.Workload."
+        )
+    return workload
+
+
+def _arguments(user: UserFunction, batch: int | None) -> dict[str, int]:
+    parameter = inspect.signature(user.function).parameters.get("batch")
+    if parameter is None and batch is not None:
+        raise InputError(
+            f"{user.spec} takes no batch, yet {batch} samples were asked for: "
+            "add the parameter batch to it, or ask for no batch."
+        )
+    if parameter is not None and batch is None and parameter.default is parameter.empty:
+        raise InputError(f"{user.spec} has no default batch: ask for one, as with --batch 32.")
+    return {} if batch is None else {"batch": batch}
+
+
+def _workload(name: str, result: object) -> Workload | None:
+    """Sort the parts of a tuple, or give up with None."""
+    match result:
+        case (nn.Module() as model, inputs):
+            targets, loss = (), output_loss
+        case (nn.Module() as model, inputs, targets, loss) if callable(loss):
+            pass
+        case _:
+            return None
+    inputs, targets = (_tuple(x) for x in (inputs, targets))
+    if not inputs or not all(isinstance(x, Tensor) for x in inputs + targets):
+        return None
+    return Workload(name, model, inputs, targets, loss)
+
+
+def _tuple(x: object) -> tuple[Any, ...]:
+    return tuple(x) if isinstance(x, tuple | list) else (x,)
+
+
+def _kind(x: object) -> str:
+    if isinstance(x, tuple | list):
+        return f"({', '.join(_kind(item) for item in x)})"
+    return type(x).__name__
+
+
+def _run(path: Path) -> ModuleType:
+    # A name of its own: the user's `torch.py` must not replace the one that others import.
+    name = f"raddle_user_file_{path.stem}"
+    spec = spec_from_file_location(name, path)
+    assert spec is not None  # nor is its loader, for every path that ends in .py
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up here
+    with _on_path(path.parent), _blaming(str(path)):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _advice(module: ModuleType, name: str) -> str:
+    functions = [
+        key
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]
+    near = get_close_matches(name, functions) or functions
+    return f"it has {', '.join(near)}." if near else "define it there."
+
+
+@contextmanager
+def _on_path(folder: Path) -> Iterator[None]:
+    """Let the file import its neighbours, as it can when Python runs it."""
+    sys.path.insert(0, str(folder.resolve()))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder.resolve()))
+
+
+@contextmanager
+def _blaming(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).splitlines() or ["no message"])[0]
+        raise InputError(
+            f"{what} raised {type(error).__name__} ({reason}): mend it and load it again."
+        ) from error

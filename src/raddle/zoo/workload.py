@@ -1,0 +1,21 @@
+"""What is trained: a model, one example batch, and the loss that joins them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One training step is ``loss(model(*inputs), *targets).backward()``.
+
+    Dimension 0 of every input and target counts the samples; the loss is a scalar.
+    """
+
+    name: str
+    model: nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    targets: tuple[torch.Tensor, ...]
+    loss: Callable[..., torch.Tensor]

@@ -1,0 +1,670 @@
+"""Random ATen calls of every operator kind, for the property tests: shapes and attributes drawn by
+hypothesis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from hypothesis import strategies as st
+
+A = torch.ops.aten
+
+
+class T(NamedTuple):
+    """A tensor argument: normal floats, or integers below `below` (`low` and up)."""
+
+    shape: tuple[int, ...]
+    below: int = 0
+    low: int = 0
+    role: str = "input"
+    boolean: bool = False
+    positive: bool = False
+
+    def make(self, generator: torch.Generator) -> torch.Tensor:
+        if self.boolean:
+            return torch.randint(0, 2, self.shape, generator=generator).bool()
+        if self.below:
+            return torch.randint(self.low, self.below, self.shape, generator=generator)
+        x = torch.randn(self.shape, generator=generator, dtype=torch.float64)
+        return x.sigmoid() * 0.9 + 0.05 if self.positive else x
+
+
+class Call(NamedTuple):
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Any = MappingProxyType({})
+
+
+CALLS: dict[str, st.SearchStrategy[Call]] = {}
+
+
+def call(function: Callable[..., Call]) -> Callable[..., Call]:
+    CALLS[function.__name__] = st.composite(function)()
+    return function
+
+
+def P(*shape: int) -> T:
+    return T(tuple(shape), role="parameter")
+
+
+sizes = st.integers(1, 5)
+
+
+def shape_of(draw: Any, low: int = 1, high: int = 4, most: int = 5) -> tuple[int, ...]:
+    return tuple(draw(st.lists(st.integers(1, most), min_size=low, max_size=high)))
+
+
+def either(draw: Any, *options: Any) -> Any:
+    return draw(st.sampled_from(options))
+
+
+# -- convolutions and pools ------------------------------------------------------------
+
+
+@call
+def conv(draw: Any) -> Call:
+    rank = either(draw, 1, 2, 2, 3)
+    groups = either(draw, 1, 1, 2, 3)
+    cg, kg = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    kernel = [draw(st.integers(1, 3)) for _ in range(rank)]
+    stride = [draw(st.integers(1, 3)) for _ in range(rank)]
+    dilation = [draw(st.integers(1, 3)) for _ in range(rank)]
+    padding: Any = [draw(st.integers(0, 3)) for _ in range(rank)]
+    spatial = [
+        draw(st.integers(max(1, d * (k - 1) + 1 - 2 * p), d * (k - 1) + 5))
+        for d, k, p in zip(dilation, kernel, padding, strict=True)
+    ]
+    if all(s == 1 for s in stride) and draw(st.booleans()):
+        padding = "same"
+    x = T((draw(st.integers(1, 3)), groups * kg, *spatial))
+    bias = P(groups * cg) if draw(st.booleans()) else None
+    packet = (A.conv1d, A.conv2d, A.conv3d)[rank - 1]
+    target = packet.padding if padding == "same" else packet.default
+    return Call(target, (x, P(groups * cg, kg, *kernel), bias, stride, padding, dilation, groups))
+
+
+@call
+def conv_transpose(draw: Any) -> Call:
+    rank = either(draw, 1, 2, 2, 3)
+    groups = either(draw, 1, 1, 2, 3)
+    cg, kg = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    kernel = [draw(st.integers(1, 3)) for _ in range(rank)]
+    stride = [draw(st.integers(1, 3)) for _ in range(rank)]
+    dilation = [draw(st.integers(1, 2)) for _ in range(rank)]
+    extra = [draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)]
+    spatial = [draw(st.integers(2, 4)) for _ in range(rank)]
+    padding = [
+        draw(st.integers(0, max(0, min(2, ((n - 1) * s + d * (k - 1) + e) // 2))))
+        for n, s, d, k, e in zip(spatial, stride, dilation, kernel, extra, strict=True)
+    ]
+    x = T((draw(st.integers(1, 2)), groups * kg, *spatial))
+    bias = P(groups * cg) if draw(st.booleans()) else None
+    target = (A.conv_transpose1d.default, A.conv_transpose2d.input, A.conv_transpose3d.input)[
+        rank - 1
+    ]
+    weight = P(groups * kg, cg, *kernel)
+    return Call(target, (x, weight, bias, stride, padding, extra, groups, dilation))
+
+
+def _pool(draw: Any, dilated: bool) -> tuple[Any, ...]:
+    rank = either(draw, 1, 2, 2, 3)
+    kernel = [draw(st.integers(1, 3)) for _ in range(rank)]
+    stride = [draw(st.integers(1, 3)) for _ in range(rank)]
+    padding = [draw(st.integers(0, k // 2)) for k in kernel]
+    dilation = [draw(st.integers(1, 2)) if dilated else 1 for _ in range(rank)]
+    spatial = [
+        draw(st.integers(d * (k - 1) + 1, d * (k - 1) + 6))
+        for k, d in zip(kernel, dilation, strict=True)
+    ]
+    x = T((draw(st.integers(1, 2)), draw(st.integers(1, 3)), *spatial))
+    return rank, x, kernel, stride, padding, dilation
+
+
+@call
+def max_pool(draw: Any) -> Call:
+    rank, x, kernel, stride, padding, dilation = _pool(draw, True)
+    target = (A.max_pool1d.default, A.max_pool2d.default, A.max_pool3d.default)[rank - 1]
+    return Call(target, (x, kernel, stride, padding, dilation, draw(st.booleans())))
+
+
+@call
+def avg_pool(draw: Any) -> Call:
+    rank, x, kernel, stride, padding, _ = _pool(draw, False)
+    target = (A.avg_pool1d.default, A.avg_pool2d.default, A.avg_pool3d.default)[rank - 1]
+    args = [x, kernel, stride, padding, draw(st.booleans()), draw(st.booleans())]
+    if rank > 1:
+        args.append(either(draw, None, None, 2, 7))
+    return Call(target, tuple(args))
+
+
+@call
+def adaptive_pool(draw: Any) -> Call:
+    rank = either(draw, 1, 2, 2, 3)
+    x = T(
+        (
+            draw(st.integers(1, 2)),
+            draw(st.integers(1, 3)),
+            *(draw(st.integers(1, 7)) for _ in range(rank)),
+        )
+    )
+    output = [draw(st.integers(1, 4)) for _ in range(rank)]
+    largest = draw(st.booleans())
+    packets = (
+        (A.adaptive_max_pool1d, A.adaptive_max_pool2d, A.adaptive_max_pool3d)
+        if largest
+        else (A.adaptive_avg_pool1d, A.adaptive_avg_pool2d, A.adaptive_avg_pool3d)
+    )
+    return Call(packets[rank - 1].default, (x, output))
+
+
+@call
+def interpolate(draw: Any) -> Call:
+    mode = either(draw, "nearest", "exact", "linear", "linear", "cubic")
+    rank = 2 if mode == "cubic" else either(draw, 1, 2, 3)
+    x = T(
+        (
+            draw(st.integers(1, 2)),
+            draw(st.integers(1, 2)),
+            *(draw(st.integers(1, 5)) for _ in range(rank)),
+        )
+    )
+    corners = [draw(st.booleans())] if mode in ("linear", "cubic") else []
+    by_scale = draw(st.booleans())
+    scales = [either(draw, 0.5, 1.5, 2.0, 2.7, 3.0) for _ in range(rank)]
+    if by_scale and all(math.floor(s * f) > 0 for s, f in zip(x.shape[2:], scales, strict=True)):
+        output, factors = None, scales
+    else:
+        output, factors = [draw(st.integers(1, 8)) for _ in range(rank)], None
+    name = {
+        "nearest": f"upsample_nearest{rank}d",
+        "exact": f"_upsample_nearest_exact{rank}d",
+        "linear": ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")[rank - 1],
+        "cubic": "upsample_bicubic2d",
+    }[mode]
+    return Call(getattr(A, name).vec, (x, output, *corners, factors))
+
+
+# -- contractions ----------------------------------------------------------------------
+
+
+@call
+def linear(draw: Any) -> Call:
+    *lead, k, c = (*shape_of(draw, 1, 3), draw(sizes), draw(sizes))
+    return Call(A.linear.default, (T((*lead, k)), P(c, k), P(c) if draw(st.booleans()) else None))
+
+
+@call
+def matmul(draw: Any) -> Call:
+    m, k, c = draw(sizes), draw(sizes), draw(sizes)
+    batch = shape_of(draw, 0, 2, 3)
+    left = tuple(1 if draw(st.booleans()) else s for s in batch)[draw(st.integers(0, len(batch))) :]
+    x = either(draw, (k,), (m, k), (*batch, m, k), (*left, m, k))
+    w = either(draw, (k,), (k, c), (*batch, k, c), (*left, k, c))
+    return Call(A.matmul.default, (T(x), T(w)))
+
+
+@call
+def addmm(draw: Any) -> Call:
+    m, k, c = draw(sizes), draw(sizes), draw(sizes)
+    bias = either(draw, (c,), (1, c), (m, c), (m, 1))
+    scale = {"beta": either(draw, 1, 0.5, 0), "alpha": either(draw, 1, 2.0)}
+    return Call(A.addmm.default, (P(*bias), T((m, k)), P(k, c)), scale)
+
+
+@call
+def baddbmm(draw: Any) -> Call:
+    n, m, k, c = (draw(sizes) for _ in range(4))
+    return Call(
+        A.baddbmm.default, (T(either(draw, (n, m, c), (1, 1, c))), T((n, m, k)), T((n, k, c)))
+    )
+
+
+@call
+def einsum(draw: Any) -> Call:
+    equation = either(
+        draw, "ntc,nsc->nts", "ij,jk", "bhid,bhjd->bhij", "i,j->ij", "nc,c->n", "ab,bc,cd->ad", "abc->ca",
+        "...ij,...jk->...ik", "ijk->j", "bld,hd->blh",
+    )  # fmt: skip
+    left = equation.split("->")[0].replace("...", "yz")
+    extent = {s: draw(st.integers(1, 4)) for s in left if s.isalpha()}
+    operands = [T(tuple(extent[s] for s in spec)) for spec in left.split(",")]
+    return Call(A.einsum.default, (equation, operands))
+
+
+@call
+def attention(draw: Any) -> Call:
+    n, h, t, s, k, c = (draw(st.integers(1, 4)) for _ in range(6))
+    causal = draw(st.booleans())
+    mask = None
+    if not causal:
+        mask = either(draw, None, T((t, s)), T((n, 1, t, s)), T((n, h, t, s)), T((1, h, 1, s)))
+    scale = either(draw, None, 0.3)
+    args = (T((n, h, t, k)), T((n, h, s, k)), T((n, h, s, c)), mask, 0.0, causal)
+    return Call(A.scaled_dot_product_attention.default, args, {"scale": scale})
+
+
+# -- normalisation ---------------------------------------------------------------------
+
+
+@call
+def batch_norm(draw: Any) -> Call:
+    n, c = draw(st.integers(2, 4)), draw(sizes)
+    x = T((n, c, *shape_of(draw, 0, 3, 3)))
+    affine = (P(c), P(c)) if draw(st.booleans()) else (None, None)
+    training = draw(st.booleans())
+    running = (T((c,), role="buffer"), T((c,), role="buffer", positive=True))
+    if training and draw(st.booleans()):
+        running = (None, None)  # type: ignore[assignment]
+    return Call(A.batch_norm.default, (x, *affine, *running, training, 0.1, 1e-5, False))
+
+
+@call
+def layer_norm(draw: Any) -> Call:
+    lead, tail = shape_of(draw, 0, 2), shape_of(draw, 1, 2)
+    affine = [P(*tail) if draw(st.booleans()) else None for _ in range(2)]
+    if draw(st.booleans()):
+        return Call(A.rms_norm.default, (T((*lead, *tail)), tail, affine[0], 1e-3))
+    return Call(A.layer_norm.default, (T((*lead, *tail)), tail, *affine, 1e-3))
+
+
+@call
+def group_norm(draw: Any) -> Call:
+    groups, per = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    c = groups * per
+    x = T((draw(st.integers(2, 3)), c, 2, *shape_of(draw, 0, 1, 4)))
+    affine = [P(c) if draw(st.booleans()) else None for _ in range(2)]
+    if math.prod(x.shape[2:]) > 1 and draw(st.booleans()):
+        return Call(A.instance_norm.default, (x, *affine, None, None, True, 0.1, 1e-3, False))
+    return Call(A.group_norm.default, (x, groups, *affine, 1e-3))
+
+
+@call
+def softmax(draw: Any) -> Call:
+    shape = shape_of(draw)
+    dim = draw(st.integers(-len(shape), len(shape) - 1))
+    target = either(draw, A.softmax.int, A.log_softmax.int)
+    return Call(target, (T(shape), dim))
+
+
+@call
+def logsumexp(draw: Any) -> Call:
+    shape = shape_of(draw)
+    dims = draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, unique=True))
+    return Call(A.logsumexp.default, (T(shape), dims, draw(st.booleans())))
+
+
+# -- losses ----------------------------------------------------------------------------
+
+
+@call
+def cross_entropy(draw: Any) -> Call:
+    n, c, rest = draw(sizes), draw(st.integers(2, 5)), shape_of(draw, 0, 2, 3)
+    weight = T((c,), positive=True) if draw(st.booleans()) else None
+    reduction = draw(st.integers(0, 2))
+    if draw(st.integers(0, 4)) == 0:
+        soft = T((n, c, *rest), positive=True)
+        return Call(
+            A.cross_entropy_loss.default,
+            (T((n, c, *rest)), soft, None, reduction, -100, either(draw, 0.0, 0.2)),
+        )
+    ignore = either(draw, -100, 1)
+    target = T((n, *rest), below=c, low=0)
+    if reduction == 1 and ignore == 1:
+        n = max(n, 3)
+    args = (T((n, c, *rest)), target._replace(shape=(n, *rest)), weight, reduction, ignore)
+    return Call(A.cross_entropy_loss.default, (*args, either(draw, 0.0, 0.2)))
+
+
+@call
+def nll_loss(draw: Any) -> Call:
+    n, c = draw(sizes), draw(st.integers(2, 5))
+    weight = T((c,), positive=True) if draw(st.booleans()) else None
+    args = (T((n, c)), T((n,), below=c), weight, draw(st.integers(0, 2)), -100)
+    return Call(A.nll_loss_nd.default, args)
+
+
+@call
+def elementwise_loss(draw: Any) -> Call:
+    shape, reduction = shape_of(draw), draw(st.integers(0, 2))
+    target = either(draw, A.mse_loss, A.l1_loss, A.smooth_l1_loss, A.huber_loss).default
+    if draw(st.booleans()):
+        x, t = T(shape, positive=True), T(shape, positive=True)
+        return either(
+            draw,
+            Call(A.binary_cross_entropy.default, (x, t, None, reduction)),
+            Call(A.binary_cross_entropy_with_logits.default, (T(shape), t, None, None, reduction)),
+        )
+    return Call(target, (T(shape), T(shape), reduction))
+
+
+# -- elementwise -----------------------------------------------------------------------
+
+
+@call
+def pointwise(draw: Any) -> Call:
+    shape = shape_of(draw, 0)
+    other = tuple(1 if draw(st.booleans()) else s for s in shape)[
+        draw(st.integers(0, len(shape))) :
+    ]
+    if draw(st.booleans()):
+        target = either(
+            draw, A.gelu, A.silu, A.tanh, A.exp, A.sin, A.elu, A.softplus, A.mish, A.hardswish
+        ).default
+        return Call(target, (T(shape),))
+    target = either(
+        draw, A.add.Tensor, A.mul.Tensor, A.sub.Tensor, A.logaddexp.default, A.maximum.default
+    )
+    return Call(target, (T(shape), T(other)) if draw(st.booleans()) else (T(other), T(shape)))
+
+
+@call
+def masks(draw: Any) -> Call:
+    shape = shape_of(draw)
+    mask = T(tuple(1 if draw(st.booleans()) else s for s in shape), boolean=True)
+    return either(
+        draw,
+        Call(A.where.self, (mask, T(shape), T(shape))),
+        Call(A.where.ScalarOther, (mask, T(shape), 0.5)),
+        Call(A.masked_fill.Scalar, (T(shape), mask, -1.5)),
+        Call(A.relu.default, (T(shape),)),
+        Call(A.clamp.default, (T(shape), -0.5, 0.5)),
+        Call(A.to.dtype, (T(shape), torch.float32)),
+    )
+
+
+@call
+def prelu(draw: Any) -> Call:
+    shape = shape_of(draw, 2)
+    return Call(A.prelu.default, (T(shape), P(either(draw, 1, shape[1]))))
+
+
+@call
+def triangle(draw: Any) -> Call:
+    shape = shape_of(draw, 2)
+    return Call(either(draw, A.tril, A.triu).default, (T(shape), draw(st.integers(-3, 3))))
+
+
+@call
+def created(draw: Any) -> Call:
+    shape = list(shape_of(draw))
+    f = {"dtype": torch.float64}
+    return either(
+        draw,
+        Call(A.zeros.default, (shape,), f),
+        Call(A.ones.default, (shape,), f),
+        Call(A.full.default, (shape, 2.5), f),
+        Call(A.full_like.default, (T(tuple(shape)), 2.5)),
+        Call(A.arange.default, (7,)),
+        Call(A.arange.start_step, (2, 9, 3), f),
+        Call(A.new_zeros.default, (T((2,)), shape)),
+    )
+
+
+@call
+def dropout(draw: Any) -> Call:
+    shape = shape_of(draw, 2)
+    if draw(st.booleans()):
+        return Call(A.feature_dropout.default, (T(shape), 0.4, True))
+    return Call(A.dropout.default, (T(shape), either(draw, 0.1, 0.5, 1.0), True))
+
+
+# -- movement --------------------------------------------------------------------------
+
+
+@call
+def permute(draw: Any) -> Call:
+    shape = shape_of(draw)
+    dims = draw(st.permutations(range(len(shape))))
+    d0, d1 = (draw(st.integers(-len(shape), len(shape) - 1)) for _ in range(2))
+    return either(
+        draw,
+        Call(A.permute.default, (T(shape), dims)),
+        Call(A.transpose.int, (T(shape), d0, d1)),
+        Call(A.movedim.int, (T(shape), d0, d1)),
+    )
+
+
+@call
+def reshape(draw: Any) -> Call:
+    factors = draw(st.lists(st.integers(1, 3), min_size=1, max_size=5))
+
+    def grouped() -> tuple[int, ...]:
+        shape, current = [], 1
+        for factor in factors:
+            current *= factor
+            if draw(st.booleans()):
+                shape.append(current)
+                current = 1
+        return (*shape, current)
+
+    return Call(A.reshape.default, (T(grouped()), list(grouped())))
+
+
+@call
+def reshape_mixed(draw: Any) -> Call:
+    """Shapes without common factors."""
+    source, target = either(
+        draw, ((4, 6), (3, 8)), ((2, 4, 6), (2, 8, 3)), ((6, 4, 2), (4, 6, 2)), ((12,), (3, 4))
+    )
+    return Call(A.view.default, (T(source), list(target)))
+
+
+@call
+def squeezes(draw: Any) -> Call:
+    shape = shape_of(draw, 1, 4, 2)
+    dim = draw(st.integers(-len(shape), len(shape) - 1))
+    return either(
+        draw,
+        Call(A.squeeze.default, (T(shape),)),
+        Call(A.squeeze.dim, (T(shape), dim)),
+        Call(A.unsqueeze.default, (T(shape), dim)),
+        Call(A.flatten.using_ints, (T(shape), 0, -1)),
+        Call(A.unflatten.int, (T((4, 6)), 1, [2, -1])),
+    )
+
+
+@call
+def pixels(draw: Any) -> Call:
+    r, c, h, w = (draw(st.integers(1, 3)) for _ in range(4))
+    return either(
+        draw,
+        Call(A.pixel_shuffle.default, (T((2, c * r * r, h, w)), r)),
+        Call(A.pixel_unshuffle.default, (T((2, c, h * r, w * r)), r)),
+    )
+
+
+@call
+def expand(draw: Any) -> Call:
+    shape = shape_of(draw)
+    source = tuple(1 if draw(st.booleans()) else s for s in shape)[
+        draw(st.integers(0, len(shape) - 1)) :
+    ]
+    return either(
+        draw,
+        Call(A.expand.default, (T(source), list(shape))),
+        Call(A.repeat.default, (T(source), [2] * (len(shape) - len(source)) + [3] * len(source))),
+        Call(A.repeat_interleave.self_int, (T(shape), 2, len(shape) - 1)),
+    )
+
+
+@call
+def slices(draw: Any) -> Call:
+    shape = shape_of(draw, 1, 3, 8)
+    dim = draw(st.integers(0, len(shape) - 1))
+    start = draw(st.integers(0, shape[dim] - 1))
+    end = draw(st.integers(start + 1, shape[dim]))
+    return either(
+        draw,
+        Call(A.slice.Tensor, (T(shape), dim, start, end, draw(st.integers(1, 3)))),
+        Call(A.select.int, (T(shape), dim, start)),
+        Call(A.narrow.default, (T(shape), dim, start, end - start)),
+        Call(A.split.Tensor, (T(shape), draw(st.integers(1, 3)), dim)),
+        Call(A.chunk.default, (T(shape), draw(st.integers(1, 3)), dim)),
+        Call(A.unbind.int, (T(shape), dim)),
+    )
+
+
+@call
+def cat(draw: Any) -> Call:
+    shape = shape_of(draw, 1, 3)
+    dim = draw(st.integers(0, len(shape) - 1))
+    parts = [
+        T((*shape[:dim], draw(sizes), *shape[dim + 1 :])) for _ in range(draw(st.integers(1, 3)))
+    ]
+    return either(
+        draw,
+        Call(A.cat.default, (parts, dim)),
+        Call(A.stack.default, ([T(shape), T(shape)], dim)),
+    )
+
+
+@call
+def scatter(draw: Any) -> Call:
+    shape = shape_of(draw, 1, 3)
+    dim = draw(st.integers(0, len(shape) - 1))
+    start = draw(st.integers(0, shape[dim] - 1))
+    end = draw(st.integers(start + 1, shape[dim]))
+    part = (*shape[:dim], end - start, *shape[dim + 1 :])
+    return either(
+        draw,
+        Call(A.slice_scatter.default, (T(shape), T(part), dim, start, end)),
+        Call(
+            A.select_scatter.default, (T(shape), T((*shape[:dim], *shape[dim + 1 :])), dim, start)
+        ),
+    )
+
+
+@call
+def pad(draw: Any) -> Call:
+    n, c, h, w = 2, draw(sizes), draw(st.integers(3, 6)), draw(st.integers(3, 6))
+    mode = either(draw, "constant", "constant", "reflect", "replicate", "circular")
+    low = -1 if mode == "constant" else 0
+    pads = [draw(st.integers(low, 2)) for _ in range(4)]
+    value = [1.5] if mode == "constant" else []
+    return Call(A.pad.default, (T((n, c, h, w)), pads, mode, *value))
+
+
+@call
+def rotations(draw: Any) -> Call:
+    shape = shape_of(draw)
+    dims = draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, unique=True))
+    return either(
+        draw,
+        Call(A.flip.default, (T(shape), dims)),
+        Call(A.roll.default, (T(shape), [draw(st.integers(-6, 6)) for _ in dims], dims)),
+        Call(A.roll.default, (T(shape), [draw(st.integers(-6, 6))])),
+    )
+
+
+# -- gathers ---------------------------------------------------------------------------
+
+
+@call
+def embedding(draw: Any) -> Call:
+    v, c = draw(st.integers(2, 6)), draw(sizes)
+    padding = either(draw, -1, 0, v - 1)
+    return Call(A.embedding.default, (P(v, c), T(shape_of(draw, 1, 3), below=v), padding))
+
+
+@call
+def indexed(draw: Any) -> Call:
+    shape = shape_of(draw, 1, 3)
+    dim = draw(st.integers(0, len(shape) - 1))
+    index = T(shape_of(draw, 1, 2), below=shape[dim])
+    rows = (
+        [T((3, 1), below=shape[0]), T((1, 2), below=shape[-1])]
+        if len(shape) == 2
+        else [T((2,), below=shape[0])]
+    )
+    return either(
+        draw,
+        Call(A.index_select.default, (T(shape), dim, T((4,), below=shape[dim]))),
+        Call(A.index.Tensor, (T(shape), [*[None] * dim, index])),
+        Call(A.index.Tensor, (T(shape), rows)),
+        Call(A.gather.default, (T(shape), dim, T(shape, below=shape[dim]))),
+    )
+
+
+# -- reductions ------------------------------------------------------------------------
+
+
+@call
+def reduction(draw: Any) -> Call:
+    shape = shape_of(draw)
+    dims = draw(
+        st.lists(
+            st.integers(-len(shape), len(shape) - 1), min_size=1, unique_by=lambda d: d % len(shape)
+        )
+    )
+    keep = draw(st.booleans())
+    target = either(draw, A.sum.dim_IntList, A.mean.dim)
+    if draw(st.booleans()):
+        return Call(either(draw, A.sum, A.mean).default, (T(shape),))
+    return Call(target, (T(shape), dims, keep))
+
+
+@call
+def variance(draw: Any) -> Call:
+    shape = tuple(s + 1 for s in shape_of(draw, 1, 3))
+    dims = draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, unique=True))
+    target = either(draw, A.var.correction, A.std.correction)
+    return Call(
+        target, (T(shape), dims), {"correction": either(draw, 0, 1), "keepdim": draw(st.booleans())}
+    )
+
+
+@call
+def whole(draw: Any) -> Call:
+    shape = shape_of(draw)
+    dim, keep = draw(st.integers(-len(shape), len(shape) - 1)), draw(st.booleans())
+    x = T(shape)
+    return either(
+        draw,
+        Call(A.amax.default, (x, [dim], keep)),
+        Call(A.amin.default, (x, [], keep)),
+        Call(A.max.dim, (x, dim, keep)),
+        Call(A.max.default, (x,)),
+        Call(A.argmax.default, (x, dim, keep)),
+        Call(A.cumsum.default, (x, dim)),
+        Call(A.sort.default, (x, dim)),
+        Call(A.topk.default, (x, 1, dim)),
+        Call(A.prod.dim_int, (x, dim, keep)),
+        Call(A.linalg_vector_norm.default, (x, 2, [dim], keep)),
+    )
+
+
+# -- recurrent -------------------------------------------------------------------------
+
+
+@call
+def recurrent(draw: Any) -> Call:
+    kind = either(draw, "lstm", "gru", "rnn_tanh", "rnn_relu")
+    gates = {"lstm": 4, "gru": 3}.get(kind, 1)
+    n, t, k, c = (draw(st.integers(1, 3)) for _ in range(4))
+    layers, both = draw(st.integers(1, 2)), draw(st.booleans())
+    biases, first = draw(st.booleans()), draw(st.booleans())
+    ways = 2 if both else 1
+    params: list[T] = []
+    for layer in range(layers):
+        for _ in range(ways):
+            params += [P(gates * c, k if layer == 0 else c * ways), P(gates * c, c)]
+            params += [P(gates * c), P(gates * c)] if biases else []
+    state = T((layers * ways, n, c))
+    x = T((n, t, k) if first else (t, n, k))
+    states: Any = [state, state] if kind == "lstm" else state
+    target = getattr(A, kind).input
+    return Call(target, (x, states, params, biases, layers, 0.0, True, both, first))
+
+
+@call
+def opaque(draw: Any) -> Call:
+    return either(
+        draw,
+        Call(A.cdist.default, (T((3, 4)), T((5, 4)))),
+        Call(A.logcumsumexp.default, (T((4, 3)), 0)),
+        Call(A.linalg_inv_ex.default, (T((3, 3)),)),
+    )

@@ -1,0 +1,373 @@
+"""Every operator kind, on random attributes, shapes and boxes, in float64.
+
+For each call: the operators that it becomes compute what torch computes; any partition of an
+iteration space gives the same results and gradients; no smaller region would do; operations and
+elements are what a count by brute force gives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from calls import CALLS, Call, T
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from raddle.graph.box import Box, cells
+from raddle.graph.builder import Builder
+from raddle.graph.graph import Graph, Op, Value
+from raddle.graph.interpret import interpret
+from raddle.graph.ops import KINDS, kernel, merge, work
+
+# Which elements these need depends on the data (indices, masks, targets) or on constants.
+DATA_DEPENDENT = {
+    "embedding",
+    "pick",
+    "index",
+    "gather",
+    "entropy",
+    "counted",
+    "dropout",
+    "triangle",
+    "prelu",
+    "opaque",
+}
+MASKING = {
+    "where",
+    "masked_fill",
+    "relu",
+    "clamp",
+    "maximum",
+    "to",
+    "argmax",
+    "binary_cross_entropy",
+}
+seen_kinds: set[str] = set()
+
+
+def build(call: Call, seed: int) -> tuple[Graph, dict[str, torch.Tensor], list[Any]]:
+    """The operators of a call, its tensors by name, and what torch computes."""
+    b, tensors = Builder(), {}
+    generator = torch.Generator().manual_seed(seed)
+
+    def value(t: T) -> Value:
+        tensor = t.make(generator)
+        name = f"in{len(tensors)}"
+        tensors[name] = tensor
+        letters = "abdefg"[: len(t.shape)] if t.role != "input" else "nchwde"[: len(t.shape)]
+        return b.add(Value(name, t.shape, tensor.dtype, letters, t.role))
+
+    arguments = _map((call.args, call.kwargs), T, value)
+    result = b.call(call.target, *arguments[0], **arguments[1])
+    found = [
+        v for v in (result if isinstance(result, (list, tuple)) else [result]) if v is not None
+    ]
+    names = tuple(v.name for v in found)
+    updates = {k: v.name for k, v in b.updates.items()}
+    graph = Graph(
+        "call", b.values, tuple(b.ops), tuple(tensors), names, None, updates, {}, tuple(b.fused)
+    )
+    copies = {k: v.clone() for k, v in tensors.items()}
+    args, kwargs = _map(arguments, Value, lambda v: copies[v.name])
+    expected = call.target(*args, **kwargs)
+    expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
+    return graph, tensors, [*expected, *(copies[k] for k in updates)]
+
+
+def _map(a: Any, kind: type, f: Any) -> Any:
+    if isinstance(a, kind):
+        return f(a)
+    if isinstance(a, (list, tuple)):
+        return type(a)(_map(x, kind, f) for x in a)
+    return {k: _map(x, kind, f) for k, x in a.items()} if isinstance(a, Mapping) else a
+
+
+@st.composite
+def partition(draw: Any, op: Op) -> list[Box]:
+    """Boxes of an iteration space from up to four random cuts: uneven, irregular, sums included."""
+    boxes = [op.space.full]
+    for _ in range(draw(st.integers(0, 4))):
+        i = draw(st.integers(0, len(boxes) - 1))
+        box = boxes[i]
+        able = [
+            d for d, dim in enumerate(op.space.dims) if not dim.whole and box.hi[d] - box.lo[d] > 1
+        ]
+        if not able:
+            continue
+        d = draw(st.sampled_from(able))
+        at = draw(st.integers(box.lo[d] + 1, box.hi[d] - 1))
+        boxes[i : i + 1] = [
+            Box(box.lo, (*box.hi[:d], at, *box.hi[d + 1 :])),
+            Box((*box.lo[:d], at, *box.lo[d + 1 :]), box.hi),
+        ]
+    return boxes
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, equal_nan=True, check_stride=False)
+
+
+def run(op: Op, box: Box, operands: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    regions = op.space.regions(box)
+    inputs = [
+        None if r is None else t[r.within(Box.full(t.shape))]
+        for t, r in zip(operands, regions, strict=True)
+    ]
+    return kernel(op, box)(*inputs)
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_boxes(name: str) -> None:
+    @given(st.data(), st.integers(0, 99))
+    def check(data: st.DataObject, seed: int) -> None:
+        call = data.draw(CALLS[name])
+        graph, tensors, expected = build(call, seed)
+        _whole_equals_torch(graph, tensors, expected, call)
+        values = _all_values(graph, tensors)
+        for op in graph.ops[:40]:
+            seen_kinds.add(op.kind)
+            operands = [values[i] for i in op.inputs]
+            boxes = data.draw(partition(op))
+            _boxes_equal_whole(op, operands, boxes)
+            box = data.draw(st.sampled_from(boxes))
+            _regions_equal_brute_force(op, box)
+            if (
+                op.kind not in DATA_DEPENDENT
+                and op.attrs.get("call", "").split(".")[0] not in MASKING
+            ):
+                _no_smaller_region(op, operands, box)
+            _flops_as_counted(op, operands, box)
+
+    check()
+
+
+def _whole_equals_torch(
+    graph: Graph, tensors: dict[str, torch.Tensor], expected: list[Any], call: Call
+) -> None:
+    if any(op.kind == "dropout" for op in graph.ops):
+        return  # a mask of our own
+    wanted = [*graph.outputs, *graph.updates.values()]
+    if "adaptive_max" in str(call.target):
+        expected = expected[:1]  # not the indices
+    for fuse in (True, False):
+        result = interpret(graph, tensors, fuse=fuse)
+        for name, tensor in zip(wanted, expected, strict=True):
+            close(result[name], tensor)
+
+
+def _all_values(graph: Graph, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    values = {**tensors, "seed": torch.tensor(7)}
+    for op in graph.ops:
+        results = run(op, op.space.full, [values[i] for i in op.inputs])
+        values.update(zip(op.outputs, results, strict=True))
+    return values
+
+
+def _leaves(operands: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [t.clone().requires_grad_() if t.is_floating_point() else t for t in operands]
+
+
+def _boxes_equal_whole(op: Op, operands: list[torch.Tensor], boxes: list[Box]) -> None:
+    """Results, and gradients summed over the partition."""
+    left, right = _leaves(operands), _leaves(operands)
+    full = run(op, op.space.full, left)
+    generator = torch.Generator().manual_seed(1)
+    seeds = [torch.randn(y.shape, generator=generator, dtype=torch.float64) for y in full]
+    produced = [op.space.produces(box) for box in boxes]
+    parts = [run(op, box, right) for box in boxes]
+    covered = [torch.zeros(y.shape, dtype=torch.int64) for y in full]
+    total = torch.zeros((), dtype=torch.float64)
+    split = any(op.space.partial(box) for box in boxes)
+    for cell, owners in (
+        cells([p[0] for p in produced]) if split else [(p[0], (i,)) for i, p in enumerate(produced)]
+    ):
+        pieces = [
+            tuple(t[cell.within(produced[i][0])] if split else t for t in parts[i]) for i in owners
+        ]
+        final = not op.space.partial(boxes[owners[0]])
+        assert final == (len(owners) == 1)
+        tensors = pieces[0] if final else merge(op, pieces, [boxes[i] for i in owners])
+        for k, tensor in enumerate(tensors):
+            box = cell if split else produced[owners[0]][k]
+            close(tensor, full[k][box.within(Box.full(full[k].shape))])
+            covered[k][box.within(Box.full(full[k].shape))] += 1
+            if tensor.is_floating_point() and tensor.requires_grad:
+                total = total + (tensor * seeds[k][box.within(Box.full(full[k].shape))]).sum()
+    assert all((c == 1).all() for c in covered)
+    reference = sum(
+        ((y * s).sum() for y, s in zip(full, seeds, strict=True) if y.requires_grad),
+        torch.zeros(()),
+    )
+    if not reference.requires_grad:
+        return
+    wanted = [t for t in left if t.requires_grad]
+    ours = [t for t in right if t.requires_grad]
+    expected = torch.autograd.grad(reference, wanted, allow_unused=True, materialize_grads=True)
+    if not total.requires_grad:
+        assert all((g == 0).all() for g in expected)
+        return
+    found = torch.autograd.grad(total, ours, allow_unused=True, materialize_grads=True)
+    for a, b in zip(found, expected, strict=True):
+        close(a, b)
+
+
+def _regions_equal_brute_force(op: Op, box: Box) -> None:
+    """Evaluates the line of notation, as text, at every point of the box."""
+    names = [d.name for d in op.space.dims]
+    _, right = re.split(r"\s\w*\+?=", op.line, maxsplit=1)
+    accesses = re.findall(r"\w+\[([^\]]*)\]", right)
+    regions = op.space.regions(box)
+    if math.prod(box.shape) > 4000:
+        return
+    points = [
+        dict(zip(names, p, strict=True)) for p in itertools.product(*map(range, box.lo, box.hi))
+    ]
+    elements = work(op, box).elements
+    for operand, (text, region) in enumerate(zip(accesses, regions, strict=True)):
+        access = op.space.operands[operand]
+        assert elements[operand] == (region.volume if region else 0)
+        if (
+            region is None
+            or ("(" in text.replace("(", "", 0) and re.search(r"[a-z]\d*\(", text))
+            or ":" in text
+        ):
+            continue
+        tokens = text.split()
+        exact = [re.sub(r"\)/(\d+)", r")//\1", t) for t in tokens]
+        reads = set()
+        for point in points:
+            at = [eval(t, {}, point) for t in exact]
+            whole = all("/" not in t or "//" in t or _divides(t, point) for t in tokens)
+            if whole and all(
+                0 <= i < index.extent for i, index in zip(at, access.indices, strict=True)
+            ):
+                reads.add(tuple(at))
+        assert reads
+        los, his = (tuple(map(f, zip(*reads, strict=True))) for f in (min, max))
+        assert region == Box(los, tuple(h + 1 for h in his)), op.line
+
+
+def _divides(token: str, point: dict[str, int]) -> bool:
+    numerator, denominator = re.fullmatch(r"\((.*)\)/(\d+)", token).groups()  # type: ignore[union-attr]
+    return eval(numerator, {}, point) % int(denominator) == 0
+
+
+def _no_smaller_region(op: Op, operands: list[torch.Tensor], box: Box) -> None:
+    """Changing the outermost elements of a region, on any side, changes the result."""
+    generator = torch.Generator().manual_seed(2)
+    operands = [
+        torch.rand(t.shape, generator=generator, dtype=t.dtype) + 0.5
+        if t.is_floating_point()
+        else t
+        for t in operands
+    ]
+    before = run(op, box, operands)
+    for i, region in enumerate(op.space.regions(box)):
+        if region is None or not operands[i].is_floating_point():
+            continue
+        keys = op.space.regions(box)[1].shape[-2:] if op.kind == "attention" else (0,)
+        if keys[0] == 1 and i != 2:
+            continue  # a single key has weight 1, whatever it is
+        if op.attrs.get("causal") and i == 0:
+            continue  # so has the only key that the first query sees
+        for d, index in enumerate(op.space.operands[i].indices):
+            taken_whole = any(op.space.dims[t.dim].whole for t in index.terms) or (
+                index.table and not index.terms
+            )
+            if taken_whole and not _window(op, i):
+                continue
+            for at in {region.lo[d], region.hi[d] - 1}:
+                face = tuple(
+                    slice(at, at + 1) if k == d else slice(lo, hi)
+                    for k, (lo, hi) in enumerate(zip(region.lo, region.hi, strict=True))
+                )
+                changed = False
+                for by in (9.0, -9.0, 0.7):
+                    moved = [t.clone() for t in operands]
+                    noise = (
+                        torch.rand(moved[i][face].shape, generator=generator, dtype=torch.float64)
+                        + 0.5
+                    )
+                    moved[i][face] += by * noise.to(moved[i].dtype)
+                    after = run(op, box, moved)
+                    changed = changed or any(
+                        not torch.allclose(a.double(), b.double(), rtol=1e-12, atol=1e-12)
+                        for a, b in zip(before, after, strict=True)
+                    )
+                assert changed, (
+                    f"{op.line}: {op.inputs[i]} {region} along {d} at {at} is not needed by {box}"
+                )
+
+
+def _window(op: Op, operand: int) -> bool:
+    """The input of a convolution or pool: its window is whole, but slides with the box."""
+    return operand == 0 and ("conv" in op.kind or "pool" in op.kind)
+
+
+def _flops_as_counted(op: Op, operands: list[torch.Tensor], box: Box) -> None:
+    """Contractions as torch counts what is really called, forward and backward; others by their points."""
+    forward = work(op, box).flops
+    if not op.space.product and op.kind != "attention":
+        assert forward == op.space.cost * box.volume
+        return
+    if op.attrs.get("groups", 1) > 1:
+        assert forward == 2 * box.volume or "transpose" in op.kind
+        return  # torch counts the weight's gradient as if there were no groups
+    if op.kind == "attention" or (op.kind == "einsum" and len(op.inputs) > 2):
+        return  # counted in a test of its own; torch contracts several operands pair by pair
+    leaves = _leaves(operands)
+    with FlopCounterMode(display=False) as counter:
+        results = run(op, box, leaves)
+    counted = counter.get_total_flops()
+    if counted == 0:
+        return  # an outer product, or a region in the padding: torch calls no contraction
+    assert forward == counted, (op.line, box)
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(
+            results[0].sum(), [t for t in leaves if t.requires_grad], allow_unused=True
+        )
+    backward = sum(work(op, box, i).flops for i in range(len(leaves)))
+    assert backward == counter.get_total_flops()
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.integers(1, 8),
+    st.integers(1, 8),
+)
+def test_attention_flops(n: int, h: int, t: int, s: int, k: int, c: int) -> None:
+    call = Call(
+        torch.ops.aten.scaled_dot_product_attention.default,
+        (T((n, h, t, k)), T((n, h, s, k)), T((n, h, s, c))),
+    )
+    graph, _, _ = build(call, 0)
+    (op,) = graph.ops
+    full = op.space.full
+    assert work(op, full).flops == 2 * n * h * t * s * (k + c)
+    assert sum(work(op, full, i).flops for i in range(3)) == 2 * n * h * t * s * (3 * k + 2 * c)
+
+
+def test_every_kind_is_tested() -> None:
+    """Draws until every declared kind was seen, so that a new kind cannot be forgotten."""
+    kinds: set[str] = set()
+
+    @settings(max_examples=30)
+    @given(st.data())
+    def gather(data: st.DataObject) -> None:
+        for strategy in CALLS.values():
+            graph, _, _ = build(data.draw(strategy), 0)
+            kinds.update(op.kind for op in graph.ops)
+
+    gather()
+    assert kinds == set(KINDS)

@@ -1,0 +1,80 @@
+"""raddle starts fast, and what runs on a node needs torch and the standard library alone."""
+
+import ast
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import resolve_name
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src"
+RUNTIME = [SRC / "raddle/errors.py", *sorted((SRC / "raddle/graph").rglob("*.py"))]
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a fresh interpreter; what it prints is the test's evidence."""
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
+
+
+def test_import_is_fast_and_does_not_import_torch():
+    script = (
+        "import sys, time; start = time.perf_counter(); import raddle; "
+        "print(time.perf_counter() - start, 'torch' in sys.modules)"
+    )
+    runs = [python("-c", script).stdout.split() for _ in range(5)]
+    assert {torch for _, torch in runs} == {"False"}
+    assert min(float(seconds) for seconds, _ in runs) < 0.3
+
+
+def test_help_is_fast():
+    def seconds() -> float:
+        start = time.perf_counter()
+        assert "models" in python("-m", "raddle", "--help").stdout
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(3)) < 1.0
+
+
+def test_help_does_not_import_torch():
+    log = python("-X", "importtime", "-m", "raddle", "--help").stderr
+    imported = {line.rpartition("|")[2].strip() for line in log.splitlines()}
+    assert "raddle.cli" in imported  # the log is what we think it is
+    assert "torch" not in imported
+
+
+def test_public_names_are_all_there():
+    import raddle
+
+    assert set(raddle.__all__) <= set(dir(raddle))
+    for name in raddle.__all__:
+        assert getattr(raddle, name) is getattr(raddle, name)
+    with pytest.raises(AttributeError, match="'raddle' has no attribute 'loom'"):
+        raddle.loom  # noqa: B018
+
+
+@pytest.mark.parametrize("path", RUNTIME, ids=lambda path: str(path.relative_to(SRC)))
+def test_runtime_imports_torch_and_the_standard_library_alone(path):
+    foreign = [name for name in imports(path) if not allowed(name)]
+    assert foreign == []
+
+
+def allowed(name: str) -> bool:
+    parts = name.split(".")
+    if parts[0] == "raddle":
+        return parts[1:2] in (["graph"], ["errors"])
+    return parts[0] == "torch" or parts[0] in sys.stdlib_module_names
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Name every module that a file imports, wherever in the file it does so."""
+    package = ".".join(path.relative_to(SRC).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = resolve_name("." * node.level + (node.module or ""), package)
+            # `from raddle import zoo` imports raddle.zoo
+            yield from (f"{module}.{alias.name}" for alias in node.names)
