@@ -9,29 +9,27 @@ from raddle.graph.graph import Graph
 from raddle.graph.space import Space
 
 
-def random_tiles(
-    graph: Graph, seed: int, share: float = 0.8, cuts: int = 3
-) -> dict[str, list[Box]]:
-    """Boxes for about a `share` of the operators, by name; the others run whole. The same for the same seed."""
+def random_tiles(graph: Graph, seed: int, share: float = 0.8) -> dict[str, list[Box]]:
+    """Boxes for a `share` of the operators, by name; the others run whole."""
     rng = random.Random(seed)
-    return {op.name: partition(op.space, rng, cuts) for op in graph.ops if rng.random() < share}
+    return {op.name: partition(op.space, rng) for op in graph.ops if rng.random() < share}
 
 
-def partition(space: Space, rng: random.Random, cuts: int) -> list[Box]:
-    """An iteration space, cut up to `cuts` times: each cut halves a random box somewhere."""
+def partition(space: Space, rng: random.Random, cuts: int = 3) -> list[Box]:
+    """An iteration space, cut up to `cuts` times, each time a random box of those there are."""
     boxes = [space.full]
     for _ in range(cuts):
         i = rng.randrange(len(boxes))
         box = boxes[i]
         able = [d for d, dim in enumerate(space.dims) if not dim.whole and box.shape[d] > 1]
         if able:
-            boxes[i : i + 1] = _cut(
-                box, d := rng.choice(able), rng.randrange(box.lo[d] + 1, box.hi[d])
-            )
+            d = rng.choice(able)
+            boxes[i : i + 1] = _cut(box, d, rng.randrange(box.lo[d] + 1, box.hi[d]))
     return boxes
 
 
 def _cut(box: Box, d: int, at: int) -> list[Box]:
+    """The parts of a box below and above a point of dimension d."""
     return [
         Box(box.lo, (*box.hi[:d], at, *box.hi[d + 1 :])),
         Box((*box.lo[:d], at, *box.lo[d + 1 :]), box.hi),

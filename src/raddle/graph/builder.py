@@ -334,6 +334,8 @@ def _known(translator: Translator, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments that the translator takes; those of placement are not its business."""
     ignored = {"device", "memory_format", "pin_memory", "layout", "non_blocking"}
     taken = inspect.signature(translator).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in taken.values()):
+        return {k: v for k, v in kwargs.items() if k not in ignored}
     unknown = [k for k in kwargs if k not in taken and k not in ignored]
     if unknown:
         raise NotSplittable

@@ -116,6 +116,26 @@ def _place(error: BaseException) -> str:
     return ""
 
 
+def _origin(node: Node) -> str:
+    """Where in the user's code a node comes from, as export recorded it."""
+    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
+    places = [i for i, line in enumerate(lines) if line.strip().startswith("File ")]
+    if not places:
+        return ""
+    found = re.search(r'File "(.*)", line (\d+), in (\w+)', lines[places[-1]])
+    code = lines[places[-1] + 1].strip() if places[-1] + 1 < len(lines) else ""
+    return f" ({found[1]}:{found[2]} in {found[3]}: {code})" if found else ""
+
+
+def _depends_on_data(meta: Any) -> bool:
+    """Whether an output's shape is known only at run time."""
+    if isinstance(meta, Tensor):
+        return any(not isinstance(size, int) for size in meta.shape)
+    if isinstance(meta, (list, tuple)):
+        return any(_depends_on_data(m) for m in meta)
+    return isinstance(meta, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
 def _input_names(
     model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any], targets: Sequence[Tensor]
 ) -> list[str]:
@@ -149,12 +169,7 @@ class _Translation:
 
     def graph(self, name: str, *, has_loss: bool) -> Graph:
         self._placeholders()
-        for node in self.program.graph.nodes:
-            if node.op == "get_attr":
-                tensor = getattr(self.program.graph_module, node.target)
-                self.memory.put(node, self._constant(node.target, tensor))
-            elif node.op == "call_function":
-                self._call(node)
+        self._walk(self.program.graph_module)
         outputs = self._outputs()
         first = self.builder.values[outputs[0]] if outputs else None
         if (
@@ -233,6 +248,44 @@ class _Translation:
         named = letters.POOL[: len(shape)]
         return self.builder.add(Value(name, shape, tensor.dtype, named, "constant"))
 
+    # -- nodes -------------------------------------------------------------------------------
+
+    def _walk(self, module: torch.fx.GraphModule) -> None:
+        for node in module.graph.nodes:
+            if node.op == "get_attr":
+                held = getattr(module, node.target)
+                value = self._constant(node.target, held) if isinstance(held, Tensor) else held
+                self.memory.put(node, value)
+            elif node.op == "call_function":
+                try:
+                    self._call(node)
+                except InputError as error:
+                    raise InputError(f"{error}{_origin(node)}") from error
+
+    def _region(self, node: Node) -> None:
+        """A block under `no_grad` or `autocast`, which export keeps as a graph of its own."""
+        kind = getattr(node.target, "__name__", "")
+        count = next(i for i, a in enumerate(node.args) if isinstance(a, Node))
+        setting, given = node.args[:count], node.args[count + 1 :]
+        region = self._read(node.args[count])
+        if kind == "wrap_with_autocast" and setting[2]:
+            raise InputError(
+                "the model uses torch.autocast inside its forward, which cannot be captured: "
+                "take it out and ask for mixed precision where the model is run."
+            )
+        stops = kind == "wrap_with_set_grad_enabled" and not setting[0]
+        placeholders = [n for n in region.graph.nodes if n.op == "placeholder"]
+        for placeholder, outer in zip(placeholders, given, strict=True):
+            view = View(outer, None, (), {}) if isinstance(outer, Node) else None
+            self.memory.put(placeholder, self._read(outer), view)
+        self._walk(region)
+        (end,) = (n for n in region.graph.nodes if n.op == "output")
+        results = self._read(end.args[0])
+        if stops:  # no gradient flows out of the block
+            detach = torch.ops.aten.detach.default
+            results = [self.builder.call(detach, v) if isinstance(v, Value) else v for v in results]
+        self.memory.put(node, tuple(results))
+
     # -- calls -------------------------------------------------------------------------
 
     def _call(self, node: Node) -> None:
@@ -240,22 +293,31 @@ class _Translation:
             self._item(node)
             return
         target: Any = node.target
+        if getattr(target, "__name__", "") in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
+            self._region(node)
+            return
         if not hasattr(target, "_schema"):
             raise InputError(
-                f"the model uses '{target}' ({node.name}), which is no operator: "
+                f"the model uses '{target}', which is no operator: "
                 "rewrite that control flow in plain Python."
             )
         if not target._schema.returns:
             return  # an assertion
         self._locate(node)
+        if _depends_on_data(node.meta.get("val")):
+            raise InputError(
+                f"the shape of what '{target}' returns depends on the data, which cannot be captured: "
+                "use a mask, or sizes that are fixed."
+            )
         args, kwargs = self._read((node.args, node.kwargs))
         if writes(target):
             self._write(node, target, args, kwargs)
             return
         value = self.builder.call(target, *args, _result=node.meta["val"], **kwargs)
         view = None
-        if is_view(target) and isinstance(node.args[0], Node):
-            view = View(node.args[0], target, tuple(args[1:]), dict(kwargs))
+        if is_view(node):
+            source: Any = node.args[0]
+            view = View(source, target, tuple(args[1:]), dict(kwargs))
         self.memory.put(node, value, view)
 
     def _item(self, node: Node) -> None:

@@ -30,12 +30,13 @@ def interpret(
     native call.
     """
     tiles = tiles or {}
+    device = next((t.device for t in tensors.values()), torch.device("cpu"))
     pieces: dict[str, Pieces] = {}
     for name, value in graph.values.items():
         if value.role == "seed":
-            pieces[name] = [(Box((), ()), torch.tensor(seed))]
+            pieces[name] = [(Box((), ()), torch.tensor(seed, device=device))]
         elif value.role == "constant":
-            pieces[name] = [(Box.full(value.shape), graph.constants[name])]
+            pieces[name] = [(Box.full(value.shape), graph.constants[name].to(device))]
         elif value.role != "op":
             pieces[name] = [(Box.full(value.shape), tensors[name])]
     last, skipped = _native(graph, tiles) if fuse else ({}, set())
@@ -43,7 +44,7 @@ def interpret(
         if op.name in last:
             _run_fused(last[op.name], pieces, graph)
         elif op.name not in skipped:
-            _run(op, list(tiles.get(op.name, [op.space.full])), pieces)
+            _run(op, list(tiles.get(op.name, [op.space.full])), pieces, device)
     wanted = [*graph.outputs, *graph.updates.values(), *([graph.loss] if graph.loss else [])]
     return {name: whole(pieces[name], Box.full(graph.values[name].shape)) for name in wanted}
 
@@ -64,7 +65,7 @@ def _run_fused(fused: Fused, pieces: dict[str, Pieces], graph: Graph) -> None:
         pieces[name] = [(Box.full(tensor.shape), tensor)]
 
 
-def _run(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces]) -> None:
+def _run(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces], device: torch.device) -> None:
     """Every box of an operator, then the sums of what is partial."""
     results = []
     for box in boxes:
@@ -73,7 +74,7 @@ def _run(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces]) -> None:
             None if region is None else whole(pieces[name], region)
             for name, region in zip(op.inputs, regions, strict=True)
         ]
-        results.append(kernel(op, box)(*arguments))
+        results.append(kernel(op, box, device)(*arguments))
     produced = [op.space.produces(box) for box in boxes]
     for name in op.outputs:
         pieces[name] = []

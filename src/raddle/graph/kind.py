@@ -74,7 +74,7 @@ class Site(NamedTuple):
         for d, dim in enumerate(self.op.space.dims):
             if dim.name == name:
                 return self.box.lo[d], self.box.hi[d]
-        return 0, 1
+        raise KeyError(f"no dimension {name} in '{self.op.line}'")
 
     def region(self, slot: int) -> Box | None:
         return self.regions[self.op.slots.index(slot)] if slot in self.op.slots else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from raddle.errors import InputError
@@ -109,7 +110,7 @@ class Memory:
         if name == "permute":
             order = [d % len(parent.shape) for d in view.args[0]]
             return call(A.permute.default, value, [order.index(d) for d in range(len(order))])
-        if name in ("alias", "detach"):
+        if name in ("alias", "detach", "contiguous", "to"):
             return value
         raise InputError(
             f"the model writes in place through a view made by '{name}', which cannot be captured: "
@@ -135,12 +136,17 @@ def writes(target: Any) -> bool:
     return bool(arguments and arguments[0].alias_info and arguments[0].alias_info.is_write)
 
 
-def is_view(target: Any) -> bool:
-    """Whether a call's result shows its first argument."""
-    schema = target._schema
-    if not schema.arguments or not schema.returns or writes(target):
+def is_view(node: Node) -> bool:
+    """Whether a node shows its first argument; a reshape does or does not, as strides allow."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, Node):
         return False
-    return bool(schema.arguments[0].alias_info and schema.returns[0].alias_info)
+    shown, result = source.meta.get("val"), node.meta.get("val")
+    if isinstance(result, (list, tuple)) and result:
+        result = result[0]
+    if not isinstance(shown, Tensor) or not isinstance(result, Tensor):
+        return False
+    return shown.untyped_storage() is result.untyped_storage()
 
 
 def out_of_place(target: Any) -> Any:

@@ -71,7 +71,9 @@ class Translator(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         memory, state = self.encoder(self.source_embedding(source))  # (n, s, c)
-        x, _ = self.decoder(self.target_embedding(target), state)  # (n, t, c)
+        # torch 2.11 exports states with a dimension too many; elsewhere this changes nothing.
+        start = tuple(s.reshape(self.decoder.num_layers, -1, s.shape[-1]) for s in state)
+        x, _ = self.decoder(self.target_embedding(target), start)  # (n, t, c)
         attention = (self.score(x) @ memory.transpose(1, 2)).softmax(dim=-1)  # (n, t, s)
         context = attention @ memory  # (n, t, c)
         x = torch.tanh(self.combine(torch.cat((context, x), dim=-1)))  # (n, t, c)

@@ -188,6 +188,8 @@ def _taking_whole(name: str, overload: str, default: Any = None) -> None:
     def translate(b: Builder, x: Value, dim: Any = default, *args: Any, **kwargs: Any) -> Any:
         packet = getattr(A, name)
         dim = kwargs.pop("dim", dim)
+        if isinstance(dim, Value):  # max(x, y)
+            return pointwise(b, getattr(A, f"{name}imum").default, x, dim)
         if dim is None or not x.shape:
             overload_ = "default" if "default" in packet.overloads() else overload
             extra = (

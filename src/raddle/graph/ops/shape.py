@@ -395,6 +395,31 @@ def _select_scatter(b: Builder, x: Value, source: Value, dim: int, index: int) -
     return slice_scatter(b, x, b.call(A.unsqueeze.default, source, dim), dim, index, index + 1)
 
 
+@aten("diff")
+def _diff(
+    b: Builder, x: Value, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None
+) -> Any:
+    ends = [v for v in (prepend, x, append) if v is not None]
+    x = cat(b, ends, dim) if len(ends) > 1 else x
+    for _ in range(n):
+        size = x.shape[dim]
+        x = pointwise(b, A.sub.Tensor, slice_(b, x, dim, 1, size), slice_(b, x, dim, 0, size - 1))
+    return x
+
+
+@aten("meshgrid")
+def _meshgrid(b: Builder, tensors: Sequence[Value], *, indexing: str = "ij") -> Any:
+    order = list(range(len(tensors)))
+    if indexing == "xy" and len(order) > 1:
+        order[:2] = [1, 0]
+    shape = [(*tensors[d].shape, 1)[0] for d in order]
+    rows = [[-1 if o == d else 1 for o in order] for d in range(len(tensors))]
+    return tuple(
+        expand(b, b.call(A.reshape.default, t, row), shape)
+        for t, row in zip(tensors, rows, strict=True)
+    )
+
+
 @aten("glu")
 def _glu(b: Builder, x: Value, dim: int = -1) -> Any:
     value, gate = _chunk(b, x, 2, dim)

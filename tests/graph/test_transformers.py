@@ -1,0 +1,209 @@
+"""Hugging Face models, unmodified, from small configurations with random weights: a step of the
+graph is a step of the module, whole, un-fused and under random tilings, and hardly an operator is
+opaque."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tilings import random_tiles
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.graph.interpret import interpret
+
+hf = pytest.importorskip("transformers")
+
+# n: sequences or images, t: tokens, s: tokens of the source
+N, T, S, WORDS, CLASSES = 3, 9, 7, 61, 7
+IDS = {"vocab_size": WORDS, "bos_token_id": 0, "eos_token_id": 1}
+TEXT = {
+    **IDS, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 40, "max_position_embeddings": 16,
+}  # fmt: skip
+EAGER = {"attn_implementation": "eager"}  # attention as matmul, softmax, matmul
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+GPT2 = {
+    **IDS, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 16,
+    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False,
+}  # fmt: skip
+ROTARY = {**TEXT, "num_key_value_heads": 2, "head_dim": 6, "use_cache": False}
+MIXTRAL = {
+    **ROTARY, "num_local_experts": 4, "num_experts_per_tok": 2,
+    # "eager" has shapes that depend on data; "grouped_mm" is opaque, and not for float64
+    "experts_implementation": "batched_mm",
+}  # fmt: skip
+T5 = {
+    **IDS, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 3,
+    "relative_attention_num_buckets": 8, "dropout_rate": 0.0, "decoder_start_token_id": 0,
+    "pad_token_id": 0, "use_cache": False,
+}  # fmt: skip
+RESNET = {"embedding_size": 6, "hidden_sizes": [8, 12], "depths": [1, 2], "num_labels": CLASSES}
+BASIC = {"layer_type": "basic"}  # two convolutions a block, no bottleneck
+CONVNEXT = {"num_stages": 2, "hidden_sizes": [8, 12], "depths": [1, 2], "num_labels": CLASSES}
+VIT = {
+    "image_size": 12, "patch_size": 4, "hidden_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 3, "intermediate_size": 40, "num_labels": CLASSES, **NO_DROPOUT,
+}  # fmt: skip
+SWIN = {
+    "image_size": 16, "patch_size": 2, "embed_dim": 12, "depths": [2, 1], "num_heads": [2, 4],
+    "window_size": 4, "num_labels": CLASSES, "drop_path_rate": 0.0, **NO_DROPOUT,
+}  # fmt: skip
+
+
+def words(*shape: int) -> Tensor:
+    return torch.randint(2, WORDS, shape)
+
+
+def labels(*shape: int) -> Tensor:
+    """Words to predict; the first of each sequence do not count."""
+    return words(*shape).index_fill(1, torch.tensor([0, 1]), -100)
+
+
+def text() -> dict[str, Tensor]:
+    return {"input_ids": words(N, T), "labels": labels(N, T)}
+
+
+def padded() -> dict[str, Tensor]:
+    lengths = torch.tensor([T, T - 3, T - 1])
+    mask = (torch.arange(T) < lengths[:, None]).long()
+    return {**text(), "attention_mask": mask}
+
+
+def translation() -> dict[str, Tensor]:
+    return {"input_ids": words(N, S), "labels": labels(N, T)}
+
+
+def images(size: int) -> Callable[[], dict[str, Tensor]]:
+    return lambda: {
+        "pixel_values": torch.randn(N, 3, size, size, dtype=torch.float64),
+        "labels": torch.randint(CLASSES, (N,)),
+    }
+
+
+# ATen calls that may be opaque: int64, without weights, and as small as the position ids are.
+PACKED = frozenset({"diff.default"})  # a new sequence begins where a position does not follow
+
+
+class Case(NamedTuple):
+    model: str
+    config: dict[str, Any]
+    inputs: Callable[[], dict[str, Tensor]]
+    opaque: frozenset[str] = frozenset()
+
+
+CASES = {
+    "gpt2": Case("GPT2LMHeadModel", GPT2, text, PACKED),
+    "gpt2-eager": Case("GPT2LMHeadModel", {**GPT2, **EAGER}, padded),
+    "bert": Case("BertForMaskedLM", {**TEXT, **NO_DROPOUT}, padded),
+    "llama": Case("LlamaForCausalLM", ROTARY, padded),
+    "llama-eager": Case("LlamaForCausalLM", {**ROTARY, **EAGER}, text, PACKED),
+    "mixtral": Case("MixtralForCausalLM", MIXTRAL, padded),
+    "t5": Case("T5ForConditionalGeneration", T5, translation),
+    "vit": Case("ViTForImageClassification", VIT, images(12)),
+    "swin": Case("SwinForImageClassification", SWIN, images(16)),
+    "resnet": Case("ResNetForImageClassification", RESNET, images(21)),
+    "resnet-basic": Case("ResNetForImageClassification", {**RESNET, **BASIC}, images(21)),
+    "convnext": Case("ConvNextForImageClassification", CONVNEXT, images(24)),
+}
+
+
+class Double(TorchFunctionMode):
+    """float32 means float64: some models compute norms, rotations and losses in float32, whatever
+    their own dtype is."""
+
+    def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        function = torch.Tensor.double if function is torch.Tensor.float else function
+        named = {k: _wide(a) for k, a in (kwargs or {}).items()}
+        return function(*map(_wide, args), **named)
+
+
+def _wide(argument: Any) -> Any:
+    return torch.float64 if argument is torch.float32 else argument
+
+
+class Result(NamedTuple):
+    """Of one step."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]  # those that the step changes
+
+
+def build(case: Case) -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    made = getattr(hf, case.model)
+    return made(made.config_class(**case.config)).double().train(), case.inputs()
+
+
+def of_module(model: nn.Module, inputs: dict[str, Tensor]) -> Result:
+    before, model = dict(model.named_buffers()), copy.deepcopy(model)
+    loss = model(**inputs).loss
+    after = dict(model.named_buffers())
+    changed = {k: v for k, v in after.items() if not torch.equal(v, before[k])}
+    return Result(loss.detach(), gradients(loss, model), changed)
+
+
+def of_graph(graph: Graph, model: nn.Module, inputs: dict[str, Tensor], **how: Any) -> Result:
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    values = interpret(graph, {**state, **inputs}, **how)
+    loss = values[graph.loss]
+    changed = {buffer: values[value] for buffer, value in graph.updates.items()}
+    return Result(loss.detach(), gradients(loss, model), changed)
+
+
+def gradients(loss: Tensor, model: nn.Module) -> dict[str, Tensor]:
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    return dict(zip(names, found, strict=True))
+
+
+def assert_same(found: Result, expected: Result, tolerance: float, how: str) -> None:
+    """Gradients are compared in units of the global norm, so that none hides behind a large one."""
+    assert found.loss.item() == pytest.approx(expected.loss.item(), rel=tolerance), how
+    scale = torch.stack([g.norm() for g in expected.gradients.values()]).norm()
+    assert scale > 0
+    for name, gradient in expected.gradients.items():
+        assert (found.gradients[name] - gradient).norm() <= tolerance * scale, (how, name)
+    assert found.buffers.keys() == expected.buffers.keys()
+    for name, buffer in expected.buffers.items():
+        torch.testing.assert_close(
+            found.buffers[name], buffer, rtol=tolerance, atol=tolerance, msg=f"{how}: {name}"
+        )
+
+
+def check(
+    model: nn.Module, inputs: dict[str, Tensor], graph: Graph, expected: Result, tolerance: float
+) -> None:
+    ways: dict[str, dict[str, Any]] = {"whole": {}, "un-fused": {"fuse": False}}
+    for seed in range(3):
+        ways[f"tiles of seed {seed}"] = {"tiles": random_tiles(graph, seed)}
+    for how, options in ways.items():
+        assert_same(of_graph(graph, model, inputs, **options), expected, tolerance, how)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_step(name: str) -> None:
+    model, inputs = build(CASES[name])
+    with Double():
+        graph = capture(model, inputs, loss=lambda out: out.loss)
+        expected = of_module(model, inputs)
+    assert {op.attrs["call"] for op in graph.opaque} <= CASES[name].opaque
+    for op in graph.opaque:
+        assert not any(graph.values[v].dtype.is_floating_point for v in (*op.inputs, *op.outputs))
+    check(model, inputs, graph, expected, 1e-9)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+def test_step_with_parts_in_float32(name: str) -> None:
+    """As the model is written: the loss, or every norm, in float32 amid float64."""
+    model, inputs = build(CASES[name])
+    graph = capture(model, inputs, loss=lambda out: out.loss)
+    assert torch.float32 in {value.dtype for value in graph.values.values()}
+    check(model, inputs, graph, of_module(model, inputs), 1e-6)
