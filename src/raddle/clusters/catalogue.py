@@ -1,0 +1,248 @@
+"""Presets: the papers' clusters, today's, and this machine.
+
+Peaks are the data sheets', without sparsity. A data sheet's GB are taken as 10^9 bytes: what the card has
+beyond that is about what its driver and libraries occupy. Types that a device does not compute in hardware
+have the peak of float32. Bandwidths of links are nominal and per direction.
+
+Assumed, and meant to err on the slow side: efficiencies (`topology.EFFICIENCY` unless a preset says more),
+the overhead of an operator, and latencies, which include the software that starts a message.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raddle.clusters.topology import Cluster, Device, Link, Network, build
+
+LOCAL = "local"
+
+GB = 1e9
+GBIT = 1e9 / 8  # Gbit/s in bytes/s
+T = 1e12
+
+
+@dataclass(frozen=True)
+class Preset:
+    name: str
+    nodes: int  # of the bare name
+    per_node: int
+    device: Device
+    link: Link | None
+    network: Network
+    source: str  # of the figures
+
+
+def presets() -> list[dict[str, Any]]:
+    """Every preset as plain data, and `local` as it is on this machine."""
+    rows = [
+        _row(p.name, p.nodes, p.per_node, p.device, p.link, p.network, p.source)
+        for p in PRESETS.values()
+    ]
+    here = local(2)
+    return [
+        *rows,
+        _row(LOCAL, 1, 2, here.devices[0], here.inside[0], None, LOCAL_SOURCE),
+    ]
+
+
+def _row(
+    name: str,
+    nodes: int,
+    per_node: int,
+    device: Device,
+    link: Link | None,
+    network: Network | None,
+    source: str,
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "nodes": nodes,
+        "devices_per_node": per_node,
+        "memory": device.memory,
+        "memory_bandwidth": device.bandwidth,
+        "flops": dict(device.flops),
+        "efficiency": dict(device.efficiency),
+        "overhead": device.overhead,
+        "link": vars(link).copy() if link is not None else None,
+        "network": vars(network).copy() if network is not None else None,
+        "source": source,
+    }
+
+
+def _flops(float64: float, float32: float, bfloat16: float, float16: float) -> dict[str, float]:
+    """Peaks given in TFLOP/s."""
+    return {
+        "float64": float64 * T,
+        "float32": float32 * T,
+        "bfloat16": bfloat16 * T,
+        "float16": float16 * T,
+    }
+
+
+def _device(kind: str, flops: dict[str, float], memory: float, bandwidth: float) -> Device:
+    """A GPU; sizes in GB and GB/s."""
+    return Device(kind, 0, flops, round(memory * GB), bandwidth * GB)
+
+
+_P100 = Preset(
+    name="p100",
+    nodes=4,
+    per_node=4,
+    # Tesla P100 SXM2 data sheet: 5.3, 10.6 and 21.2 TFLOP/s in 64, 32 and 16 bits; 16 GB of HBM2, 732 GB/s.
+    device=_device("p100", _flops(5.3, 10.6, 10.6, 21.2), 16, 732),
+    # NVLink 1: four links of 20 GB/s each way. Assumed: two of them serve a transfer.
+    link=Link(40 * GB, 5e-6),
+    # OptCNN (arXiv 1802.04924), experiments: 4 nodes of 4 P100, NVLink inside, 100 Gb/s InfiniBand between.
+    network=Network(100 * GBIT, 5e-6),
+    source="P100 SXM2 data sheet; cluster of OptCNN and FlexFlow",
+)
+
+_K80 = Preset(
+    name="k80",
+    nodes=16,
+    per_node=4,
+    # Tesla K80 data sheet, one of a board's two GK210: half of 2.91 and 8.74 TFLOP/s (with boost), of 24 GB
+    # and of 480 GB/s.
+    device=_device("k80", _flops(1.455, 4.37, 4.37, 4.37), 12, 240),
+    # PCIe 3.0 x16: 15.75 GB/s each way. FlexFlow's nodes have GPUs that share a PCIe switch.
+    link=Link(15.75 * GB, 10e-6, shared=True),
+    # FlexFlow (arXiv 1807.05358), experimental setup: 16 nodes of 4 K80, 56 Gb/s InfiniBand.
+    network=Network(56 * GBIT, 5e-6),
+    source="K80 data sheet, per GPU; cluster of FlexFlow",
+)
+
+# The hypergraph thesis's figure 5.1: two Xeon Platinum 8280 (28 cores, 2.7 GHz) a node. The rest is Intel's
+# data: two AVX-512 FMA units a core, 64 operations a cycle in float32; six channels of DDR4-2933 a socket.
+# The size of the memory is assumed (12 modules of 16 GB).
+_XEON_PEAK = 2 * 28 * 2.7e9 * 64 / T
+_XEON = Device(
+    "2x8280",
+    0,
+    _flops(_XEON_PEAK / 2, _XEON_PEAK, _XEON_PEAK, _XEON_PEAK),
+    192 * 10**9,
+    2 * 6 * 2.933e9 * 8,
+    overhead=20e-6,
+    # conv: the thesis's table 5.15 has 102,400 images of VGG-16 in 4842 s on one node at batch 512: at
+    # 3 × 31 GFLOP an image 2.0 TFLOP/s, 20 % of the peak. The others are assumed in proportion.
+    efficiency={"matmul": 0.3, "conv": 0.2, "attention": 0.15, "memory": 0.6},
+)
+
+_SKYLAKE_10GBE = Preset(
+    name="skylake-10gbe",
+    nodes=4,
+    per_node=1,
+    device=_XEON,
+    link=None,
+    network=Network(10 * GBIT, 30e-6),  # the latency of TCP, assumed
+    source="the hypergraph thesis's nodes; Xeon Platinum 8280 data sheet",
+)
+
+_SKYLAKE_OPA = Preset(
+    name="skylake-opa",
+    nodes=4,
+    per_node=1,
+    device=_XEON,
+    link=None,
+    network=Network(100 * GBIT, 5e-6),  # Omni-Path 100
+    source="the hypergraph thesis's nodes; Xeon Platinum 8280 data sheet",
+)
+
+_V100 = Preset(
+    name="v100",
+    nodes=1,
+    per_node=8,
+    # V100 SXM2 data sheet: 7.8, 15.7 and (tensor cores) 125 TFLOP/s; 16 GB of HBM2, 900 GB/s.
+    device=_device("v100", _flops(7.8, 15.7, 15.7, 125), 16, 900),
+    # NVLink 2: six links of 25 GB/s each way, in a cube mesh. Assumed: two of them serve a transfer.
+    link=Link(50 * GB, 5e-6),
+    # One 100 Gb/s adapter a node; machines with four of them exist.
+    network=Network(100 * GBIT, 5e-6),
+    source="V100 SXM2 data sheet; one 100 Gb/s adapter a node",
+)
+
+_A100 = Preset(
+    name="a100",
+    nodes=1,
+    per_node=8,
+    # A100 SXM4 80 GB data sheet: 19.5 (float64, tensor cores), 19.5 and 312 TFLOP/s; 2,039 GB/s. PyTorch
+    # leaves TF32 off for products, so float32 is not the 156 TFLOP/s of TF32.
+    device=_device("a100", _flops(19.5, 19.5, 312, 312), 80, 2039),
+    link=Link(300 * GB, 5e-6),  # NVLink 3 through NVSwitch: 600 GB/s, half each way
+    network=Network(200 * GBIT, 5e-6, per_device=True),  # DGX A100: HDR InfiniBand for each GPU
+    source="A100 SXM4 80 GB and DGX A100 data sheets",
+)
+
+_H100 = Preset(
+    name="h100",
+    nodes=1,
+    per_node=8,
+    # H100 SXM5 data sheet: 67 (float64, tensor cores), 67 and 989 TFLOP/s; 80 GB of HBM3, 3.35 TB/s.
+    device=_device("h100", _flops(67, 67, 989, 989), 80, 3350),
+    link=Link(450 * GB, 5e-6),  # NVLink 4 through NVSwitch: 900 GB/s, half each way
+    network=Network(400 * GBIT, 5e-6, per_device=True),  # DGX H100: NDR InfiniBand for each GPU
+    source="H100 SXM5 and DGX H100 data sheets",
+)
+
+_H200 = Preset(
+    name="h200",
+    nodes=1,
+    per_node=8,
+    # H200 SXM data sheet: the H100's peaks with 141 GB of HBM3e, 4.8 TB/s.
+    device=_device("h200", _flops(67, 67, 989, 989), 141, 4800),
+    link=Link(450 * GB, 5e-6),  # NVLink 4 through NVSwitch: 900 GB/s, half each way
+    network=Network(400 * GBIT, 5e-6, per_device=True),  # DGX H200: NDR InfiniBand for each GPU
+    source="H200 SXM and DGX H200 data sheets",
+)
+
+PRESETS: dict[str, Preset] = {
+    preset.name: preset
+    for preset in (_P100, _K80, _SKYLAKE_10GBE, _SKYLAKE_OPA, _V100, _A100, _H100, _H200)
+}
+
+LOCAL_SOURCE = "assumed for the cores of this machine: raddle probe measures them"
+
+
+def local(ranks: int) -> Cluster:
+    """Make the cluster of `ranks` processes on this machine that talk over loopback.
+
+    All figures but the number of cores and the memory are modest assumptions for any machine;
+    `raddle probe` measures what takes their place.
+    """
+    share = cores() / ranks
+    device = Device(
+        kind=local_kind(ranks),
+        node=0,
+        # 32 operations a cycle and core in float32 (AVX2, two units) at 2.5 GHz
+        flops={"float64": 40e9 * share, "float32": 80e9 * share},
+        memory=memory() // ranks,
+        bandwidth=10e9 * share,
+        overhead=10e-6,
+    )
+    # gloo over loopback: copies through the kernel, one way at a time.
+    link = Link(1.5e9, 200e-6, duplex=False) if ranks > 1 else None
+    return build(f"{LOCAL}:{ranks}", [([device] * ranks, link, None)])
+
+
+def local_kind(ranks: int) -> str:
+    """The kind of device that a rank is when this machine is shared by `ranks` of them."""
+    return f"cpu-{cores()}/{ranks}"
+
+
+def cores() -> int:
+    """Count the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory() -> int:
+    """Bytes of memory that this process may use."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total

@@ -1,0 +1,244 @@
+"""From plain data, as a YAML or a plan file holds it, to a cluster; a mistake is named with its key.
+
+The least that describes a cluster:
+
+    devices: {gpu: {flops: {float32: 15 TFLOP/s}, memory: 16 GiB, bandwidth: 900 GB/s}}
+    nodes:
+      - {count: 2, devices: [gpu, gpu], link: {bandwidth: 25 GB/s, latency: 5 us}}
+    network: {bandwidth: 100 Gbit/s, latency: 5 us}
+
+All of it, with what holds where a key is left out:
+
+    name: mine                      # the file's name
+    devices:                        # kinds of device
+      gpu:
+        flops:                      # peak, by dtype
+          float64: 7.8 TFLOP/s      #   half of float32
+          float32: 15.7 TFLOP/s
+          bfloat16: 15.7 TFLOP/s    #   as float32
+          float16: 125 TFLOP/s      #   as float32
+        memory: 16 GiB
+        bandwidth: 900 GB/s         # of its memory
+        overhead: 5 us              # of an operator
+        efficiency:                 # shares of the peak, and of the memory's bandwidth
+          {matmul: 0.6, conv: 0.5, attention: 0.35, memory: 0.75}
+      cpu: {flops: {float32: 1 TFLOP/s}, memory: 64 GiB, bandwidth: 100 GB/s}
+    nodes:                          # in order: the first holds devices 0, 1, …
+      - count: 2                    # 1
+        devices: [gpu, gpu, cpu]    # kinds, of which a node may mix several
+        link:                       # needed where a node has several devices
+          bandwidth: 25 GB/s        # each way
+          latency: 5 us
+          duplex: true              # out and in at the same time
+          shared: false             # true: one bus for the whole node
+      - devices: [cpu]
+        network: {bandwidth: 10 Gbit/s, latency: 30 us}   # this node's own
+    network:                        # needed where there are several nodes
+      bandwidth: 100 Gbit/s         # each way
+      latency: 5 us
+      duplex: true
+      per_device: false             # true: a NIC a device, else one a node
+
+Numbers may be plain (bytes, bytes/s, seconds, FLOP/s) or have a unit. b is a bit and B a byte; GB is 10^9
+bytes and GiB 2^30.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from reprlib import repr as short
+from typing import Any
+
+from raddle.clusters.topology import DTYPES, EFFICIENCY, Cluster, Device, Link, Network, build
+from raddle.clusters.units import RATE, SHARE, SIZE, SPEED, TIME, Quantity
+from raddle.clusters.units import parse as parse_quantity
+from raddle.errors import InputError
+
+MOST_DEVICES = 65_536
+
+
+def parse(data: object, where: str, *, name: str | None = None) -> Cluster:
+    """Read a description; `where` is the file, and `name` holds where the data has none."""
+    top = Place(where)
+    if data is None:
+        raise top.wrong("holds nothing: describe devices and nodes in it.")
+    optional = ("name", "network") if name is not None else ("network",)
+    required = ("devices", "nodes") if name is not None else ("name", "devices", "nodes")
+    fields = _fields(data, top, required=required, optional=optional)
+    title = fields.get("name", name)
+    if not isinstance(title, str) or not title.strip():
+        raise top.at("name").wrong(f"is {short(title)}: write a text.")
+    kinds = _kinds(fields["devices"], top.at("devices"))
+    shared = None
+    if fields.get("network") is not None:
+        shared = _network(fields["network"], top.at("network"))
+    nodes = _nodes(fields["nodes"], top.at("nodes"), kinds, shared)
+    if len(nodes) > 1 and any(network is None for _, _, network in nodes):
+        raise top.wrong(
+            f"has {len(nodes)} nodes and no network: add network: {{bandwidth: 100 Gbit/s, latency: 5 us}}."
+        )
+    return build(title, nodes)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in which file, for sentences about mistakes."""
+
+    file: str
+    path: str = ""
+
+    def at(self, key: object) -> Place:
+        step = f"[{key}]" if isinstance(key, int) else str(key)
+        dot = "." if self.path and not isinstance(key, int) else ""
+        return Place(self.file, f"{self.path}{dot}{step}")
+
+    def wrong(self, what: str) -> InputError:
+        return InputError(
+            f"{self.file}: {self.path} {what}" if self.path else f"{self.file} {what}"
+        )
+
+
+Node = tuple[list[Device], Link | None, Network | None]
+
+
+def _kinds(data: object, place: Place) -> dict[str, Device]:
+    if not isinstance(data, Mapping) or not data:
+        raise place.wrong(
+            f"is {short(data)}: name each kind, as gpu: {{flops: …, memory: …, bandwidth: …}}."
+        )
+    return {str(kind): _device(str(kind), value, place.at(kind)) for kind, value in data.items()}
+
+
+def _device(kind: str, data: object, place: Place) -> Device:
+    fields = _fields(
+        data,
+        place,
+        required=("flops", "memory", "bandwidth"),
+        optional=("overhead", "efficiency"),
+    )
+    flops = _fields(fields["flops"], place.at("flops"), required=("float32",), optional=DTYPES)
+    efficiency = _fields(fields.get("efficiency", {}), place.at("efficiency"), optional=EFFICIENCY)
+    overhead = (
+        {"overhead": _number(fields, "overhead", TIME, place)} if "overhead" in fields else {}
+    )
+    return Device(
+        kind=kind,
+        node=0,
+        flops={dtype: _number(flops, dtype, SPEED, place.at("flops")) for dtype in flops},
+        memory=max(1, round(_number(fields, "memory", SIZE, place))),
+        bandwidth=_number(fields, "bandwidth", RATE, place),
+        efficiency={
+            key: _number(efficiency, key, SHARE, place.at("efficiency")) for key in efficiency
+        },
+        **overhead,
+    )
+
+
+def _nodes(
+    data: object, place: Place, kinds: Mapping[str, Device], shared: Network | None
+) -> list[Node]:
+    nodes: list[Node] = []
+    total = 0
+    for i, entry in enumerate(_list(data, place, "at least one node, as - {devices: [gpu]}")):
+        count, node = _node(entry, place.at(i), kinds, shared)
+        total += count * len(node[0])
+        if total > MOST_DEVICES:
+            raise place.at(i).wrong(
+                f"makes it {total} devices: describe at most {MOST_DEVICES} of them."
+            )
+        nodes += [node] * count
+    return nodes
+
+
+def _node(
+    data: object, place: Place, kinds: Mapping[str, Device], shared: Network | None
+) -> tuple[int, Node]:
+    fields = _fields(data, place, required=("devices",), optional=("count", "link", "network"))
+    count = fields.get("count", 1)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise place.at("count").wrong(f"is {short(count)}: write a whole number from 1 on.")
+    devices = _devices(fields["devices"], place.at("devices"), kinds)
+    link, network = None, shared
+    if fields.get("link") is not None:
+        link = _link(fields["link"], place.at("link"))
+    elif len(devices) > 1:
+        raise place.wrong(
+            f"has {len(devices)} devices and no link: add link: {{bandwidth: 25 GB/s, latency: 5 us}}."
+        )
+    if fields.get("network") is not None:
+        network = _network(fields["network"], place.at("network"))
+    return count, (devices, link, network)
+
+
+def _devices(data: object, place: Place, kinds: Mapping[str, Device]) -> list[Device]:
+    names = _list(data, place, f"the kinds, as [{next(iter(kinds))}]")
+    for i, kind in enumerate(names):
+        if str(kind) not in kinds:
+            raise place.at(i).wrong(f"is {short(kind)}, no kind of device: {_near(kind, kinds)}")
+    return [kinds[str(kind)] for kind in names]
+
+
+def _link(data: object, place: Place) -> Link:
+    fields = _fields(data, place, required=("bandwidth", "latency"), optional=("duplex", "shared"))
+    return Link(
+        bandwidth=_number(fields, "bandwidth", RATE, place),
+        latency=_number(fields, "latency", TIME, place),
+        duplex=_flag(fields, "duplex", True, place),
+        shared=_flag(fields, "shared", False, place),
+    )
+
+
+def _network(data: object, place: Place) -> Network:
+    fields = _fields(
+        data, place, required=("bandwidth", "latency"), optional=("duplex", "per_device")
+    )
+    return Network(
+        bandwidth=_number(fields, "bandwidth", RATE, place),
+        latency=_number(fields, "latency", TIME, place),
+        duplex=_flag(fields, "duplex", True, place),
+        per_device=_flag(fields, "per_device", False, place),
+    )
+
+
+def _fields(
+    data: object, place: Place, *, required: Sequence[str] = (), optional: Iterable[str] = ()
+) -> Mapping[str, Any]:
+    """The keys of a mapping, after a look at which are there."""
+    known = list(dict.fromkeys([*required, *optional]))
+    if not isinstance(data, Mapping):
+        raise place.wrong(f"is {short(data)}: write keys and values, of {', '.join(known)}.")
+    for key in data:
+        if key not in known:
+            raise place.wrong(f"has an unknown key {short(key)}: {_near(key, known)}")
+    for key in required:
+        if key not in data:
+            raise place.wrong(f"has no {key}: add it.")
+    return data
+
+
+def _number(fields: Mapping[str, Any], key: str, quantity: Quantity, place: Place) -> float:
+    try:
+        return parse_quantity(fields[key], quantity)
+    except ValueError as error:
+        raise place.at(key).wrong(f"is {short(fields[key])}: {error}.") from None
+
+
+def _flag(fields: Mapping[str, Any], key: str, default: bool, place: Place) -> bool:
+    value = fields.get(key, default)
+    if not isinstance(value, bool):
+        raise place.at(key).wrong(f"is {short(value)}: write true or false.")
+    return value
+
+
+def _list(data: object, place: Place, advice: str) -> list[Any]:
+    if not isinstance(data, list | tuple) or not data:
+        raise place.wrong(f"is {short(data)}: list {advice}.")
+    return list(data)
+
+
+def _near(name: object, known: Iterable[str]) -> str:
+    names = list(known)
+    close = get_close_matches(str(name), names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"there is {', '.join(names)}."

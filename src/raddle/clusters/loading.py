@@ -1,0 +1,90 @@
+"""From what a user writes, a preset's name or a path, to a cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+from difflib import get_close_matches
+
+from raddle.clusters.catalogue import LOCAL, PRESETS, Preset, local
+from raddle.clusters.description import MOST_DEVICES
+from raddle.clusters.topology import Cluster, Device, Link, Network, build
+from raddle.errors import InputError
+
+
+def cluster(spec: str | os.PathLike[str]) -> Cluster:
+    """Make the cluster of a preset, as "p100:4x4", "h100:16" or "local:2", or of a YAML file.
+
+    `NODESxDEVICES` gives every node as many devices, `DEVICES` fills nodes of the preset's size, and a bare
+    name is the preset's own size, as `raddle clusters` lists it.
+    """
+    text = os.fspath(spec)
+    name, colon, size = text.partition(":")
+    name = name.strip().lower()
+    if name == LOCAL:
+        return _local(text, size, given=bool(colon))
+    if name in PRESETS:
+        return _preset(PRESETS[name], text, size, given=bool(colon))
+    if text.lower().endswith((".yaml", ".yml")) or os.sep in text or os.path.isfile(text):
+        from raddle.clusters.file import load
+
+        return load(text)
+    raise InputError(f"no cluster {text!r}: {_advice(name)}")
+
+
+def _preset(preset: Preset, spec: str, size: str, *, given: bool) -> Cluster:
+    sizes = _sizes(preset, spec, size) if given else [preset.per_node] * preset.nodes
+    title = f"{preset.name}:{size.strip().lower()}" if given else preset.name
+    nodes: list[tuple[list[Device], Link | None, Network | None]] = [
+        ([preset.device] * count, preset.link, preset.network) for count in sizes
+    ]
+    return build(title, nodes)
+
+
+def _sizes(preset: Preset, spec: str, size: str) -> list[int]:
+    """Devices of each node."""
+    match = re.fullmatch(r"\s*(?:(\d+)\s*[xX]\s*)?(\d+)\s*", size, re.ASCII)
+    if match is None:
+        raise InputError(
+            f"{spec!r} has no size that makes sense: "
+            f"write {preset.name}:16 for 16 devices or {preset.name}:4x4 for 4 nodes of 4."
+        )
+    nodes, devices = (None if digits is None else _count(spec, digits) for digits in match.groups())
+    assert devices is not None
+    if nodes is not None:
+        _check(spec, nodes * devices)
+        return [devices] * nodes
+    full, rest = divmod(devices, preset.per_node)
+    return [preset.per_node] * full + [rest] * (rest > 0)
+
+
+def _local(spec: str, size: str, *, given: bool) -> Cluster:
+    if given and not re.fullmatch(r"\s*\d+\s*", size, re.ASCII):
+        raise InputError(
+            f"{spec!r} has no size that makes sense: write local:2 for 2 processes on this machine."
+        )
+    return local(_count(spec, size) if given else 2)
+
+
+def _count(spec: str, digits: str) -> int:
+    digits = digits.strip().lstrip("0")
+    # Python refuses to read more than 4,300 digits, with an error of its own.
+    return _check(spec, int(digits or "0") if len(digits) < 20 else 10**20)
+
+
+def _check(spec: str, count: int) -> int:
+    if not 1 <= count <= MOST_DEVICES:
+        raise InputError(f"{spec!r} asks for {_few(count)}: ask for 1 to {MOST_DEVICES} devices.")
+    return count
+
+
+def _few(count: int) -> str:
+    return "no devices" if count < 1 else f"more than {MOST_DEVICES} devices"
+
+
+def _advice(name: str) -> str:
+    names = [*PRESETS, LOCAL]
+    close = get_close_matches(name, names, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"there is {', '.join(names)}, or give the path of a YAML file."

@@ -1,0 +1,292 @@
+"""A cluster: devices in nodes, and the links that a transfer between two of them holds.
+
+Each link serves one transfer at a time, and a transfer holds one or two:
+
+    inside a node, duplex        the sender's out, the receiver's in
+    inside a node, half duplex   the sender's port, the receiver's port
+    inside a node, shared        the bus; if duplex, one way of it (to the higher or to the lower device)
+    between nodes                out of the sender's NIC, into the receiver's; one NIC a node, or one a device
+
+Between nodes the NICs alone are held: on its way to them, a transfer is taken to disturb nobody.
+"""
+
+# a, b: nodes; d: a device
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+from raddle.errors import InputError
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+# Assumed where nothing was measured: shares of the peak that well-shaped operators of a family reach, and
+# for "memory" the share of the memory's bandwidth that elementwise operators reach.
+EFFICIENCY: Mapping[str, float] = {"matmul": 0.6, "conv": 0.5, "attention": 0.35, "memory": 0.75}
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device: what it computes and holds. Devices of a kind have the same figures."""
+
+    kind: str
+    node: int
+    flops: Mapping[str, float] = field(hash=False)  # peak FLOP/s by dtype: float32 at least
+    memory: int  # bytes
+    bandwidth: float  # of its memory, bytes/s
+    overhead: float = 5e-6  # seconds an operator costs before it computes anything
+    efficiency: Mapping[str, float] = field(default_factory=dict, hash=False)  # over EFFICIENCY
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "flops", dict(self.flops))
+        object.__setattr__(self, "efficiency", {**EFFICIENCY, **self.efficiency})
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s in `dtype`; without a figure of its own, float32's, and half of it for float64."""
+        assert dtype in DTYPES, f"{dtype} is none of {DTYPES}"
+        share = 0.5 if dtype == "float64" else 1.0
+        return self.flops.get(dtype, share * self.flops["float32"])
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins the devices of a node."""
+
+    bandwidth: float  # bytes/s, each way
+    latency: float  # seconds
+    duplex: bool = True
+    shared: bool = False  # one bus for the whole node, and not a port a device
+
+
+@dataclass(frozen=True)
+class Network:
+    """How a node reaches the other nodes."""
+
+    bandwidth: float  # bytes/s of a NIC, each way
+    latency: float  # seconds, from end to end
+    duplex: bool = True
+    per_device: bool = False  # a NIC a device, and not one a node
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way from one device to another."""
+
+    resources: tuple[int, ...]  # the links that a transfer holds, as indices into Cluster.links
+    bandwidth: float  # bytes/s, the smallest on the way
+    latency: float  # seconds
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices, standing together node by node, and for each node its link and its network."""
+
+    name: str
+    devices: tuple[Device, ...]
+    inside: tuple[Link | None, ...]  # a node; None only where it has one device
+    between: tuple[Network | None, ...]  # a node; None only where it is the only one
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise InputError(f"cluster {self.name} has no devices: give it at least one.")
+        nodes = [a for a, _ in groupby(d.node for d in self.devices)]
+        if nodes != list(range(len(nodes))):
+            raise InputError(
+                f"the devices of cluster {self.name} are on nodes {nodes[:8]}: "
+                "list them node by node, from node 0 on."
+            )
+        if not len(nodes) == len(self.inside) == len(self.between):
+            raise InputError(
+                f"cluster {self.name} has {len(nodes)} nodes, {len(self.inside)} links inside and "
+                f"{len(self.between)} networks: give one of each a node."
+            )
+        for a, devices in enumerate(self._by_node):
+            if len(devices) > 1 and self.inside[a] is None:
+                raise InputError(
+                    f"node {a} of cluster {self.name} has {len(devices)} devices and no link: "
+                    "give it one."
+                )
+            if len(nodes) > 1 and self.between[a] is None:
+                raise InputError(
+                    f"node {a} of cluster {self.name} has no network to the other "
+                    f"{len(nodes) - 1} nodes: give it one."
+                )
+        kinds: dict[str, dict[str, Any]] = {}
+        for device in self.devices:
+            if kinds.setdefault(device.kind, _figures(device)) != _figures(device):
+                raise InputError(
+                    f"cluster {self.name} has two different devices of the kind {device.kind!r}: "
+                    "give them names of their own."
+                )
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return self.devices[-1].node + 1
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether all devices are of one kind; their links may still differ."""
+        return all(device.kind == self.devices[0].kind for device in self.devices)
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """The names of the links, as "node0.device1 out" or "node0 nic in"."""
+        return self._ports.names
+
+    def members(self, node: int) -> range:
+        """The devices of a node."""
+        return self._by_node[node]
+
+    def route(self, source: int, target: int) -> Route:
+        """What a transfer from one device to another holds, in constant time."""
+        assert source != target, f"device {source} needs no route to itself"
+        assert min(source, target) >= 0, f"no device {min(source, target)}"
+        a, b = self.devices[source].node, self.devices[target].node
+        ports = self._ports
+        if a == b:
+            link = self.inside[a]
+            assert link is not None
+            if link.shared:
+                held: tuple[int, ...] = (ports.bus[a][source > target],)
+            else:
+                held = (ports.device[source][0], ports.device[target][1])
+            return Route(held, link.bandwidth, link.latency)
+        out, into = self.between[a], self.between[b]
+        assert out is not None
+        assert into is not None
+        return Route(
+            (ports.nic[source][0], ports.nic[target][1]),
+            min(out.bandwidth, into.bandwidth),
+            max(out.latency, into.latency),
+        )
+
+    def fingerprint(self) -> str:
+        """Devices and links in 16 hex digits; the cluster's name does not count."""
+        content = {key: value for key, value in self.to_dict().items() if key != "name"}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data in the form of a YAML file: `from_dict` reads it back."""
+        kinds = {device.kind: _figures(device) for device in self.devices}
+        nodes = [
+            {"count": len(list(group)), **node}
+            for node, group in groupby(self._node_dict(a) for a in range(self.nodes))
+        ]
+        data: dict[str, Any] = {"name": self.name, "devices": kinds, "nodes": nodes}
+        if all(network == self.between[0] for network in self.between):
+            for node in nodes:
+                node.pop("network", None)
+            if self.between[0] is not None:
+                data["network"] = vars(self.between[0]).copy()
+        return data
+
+    @staticmethod
+    def from_dict(data: object, where: str = "cluster") -> Cluster:
+        """Read plain data; `where` stands at the front of what is said about a mistake."""
+        from raddle.clusters.description import parse
+
+        return parse(data, where)
+
+    def _node_dict(self, a: int) -> dict[str, Any]:
+        node: dict[str, Any] = {"devices": [self.devices[d].kind for d in self.members(a)]}
+        link, network = self.inside[a], self.between[a]
+        if link is not None:
+            node["link"] = vars(link).copy()
+        if network is not None:
+            node["network"] = vars(network).copy()
+        return node
+
+    @cached_property
+    def _by_node(self) -> tuple[range, ...]:
+        ranges, start = [], 0
+        for _, group in groupby(self.devices, key=lambda device: device.node):
+            size = sum(1 for _ in group)
+            ranges.append(range(start, start + size))
+            start += size
+        return tuple(ranges)
+
+    @cached_property
+    def _ports(self) -> _Ports:
+        return _Ports.of(self)
+
+
+@dataclass(frozen=True)
+class _Ports:
+    """The links by name, and each device's and node's as (out, in)."""
+
+    names: tuple[str, ...]
+    device: Mapping[int, tuple[int, int]]  # where a node's link is not shared
+    bus: Mapping[int, tuple[int, int]]  # of a node: to higher devices, to lower devices
+    nic: Mapping[
+        int, tuple[int, int]
+    ]  # of a device; all of a node's are the same unless per_device
+
+    @staticmethod
+    def of(cluster: Cluster) -> _Ports:
+        names: list[str] = []
+
+        def pair(
+            owner: str, duplex: bool, ways: tuple[str, str] = ("out", "in")
+        ) -> tuple[int, int]:
+            names.extend(f"{owner} {way}" for way in ways) if duplex else names.append(owner)
+            return (len(names) - 2 if duplex else len(names) - 1), len(names) - 1
+
+        device, bus, nic = {}, {}, {}
+        for a in range(cluster.nodes):
+            members, link, network = cluster.members(a), cluster.inside[a], cluster.between[a]
+            local = {d: f"node{a}.device{i}" for i, d in enumerate(members)}
+            if link is not None and len(members) > 1:
+                if link.shared:
+                    bus[a] = pair(f"node{a} bus", link.duplex, ("up", "down"))
+                else:
+                    device.update({d: pair(local[d], link.duplex) for d in members})
+            if network is not None and cluster.nodes > 1:
+                if network.per_device:
+                    nic.update({d: pair(f"{local[d]} nic", network.duplex) for d in members})
+                else:
+                    nic.update(dict.fromkeys(members, pair(f"node{a} nic", network.duplex)))
+        return _Ports(tuple(names), device, bus, nic)
+
+
+def _figures(device: Device) -> dict[str, Any]:
+    """All of a device but its kind and where it stands."""
+    return {
+        "flops": dict(device.flops),
+        "memory": device.memory,
+        "bandwidth": device.bandwidth,
+        "overhead": device.overhead,
+        "efficiency": dict(device.efficiency),
+    }
+
+
+def build(
+    name: str,
+    nodes: list[tuple[list[Device], Link | None, Network | None]],
+) -> Cluster:
+    """Put nodes of devices together; a device's node is where it stands in the list."""
+    return Cluster(
+        name=name,
+        devices=tuple(_numbered(nodes)),
+        inside=tuple(link for _, link, _ in nodes),
+        between=tuple(network for _, _, network in nodes),
+    )
+
+
+def _numbered(
+    nodes: list[tuple[list[Device], Link | None, Network | None]],
+) -> Iterator[Device]:
+    for a, (devices, _, _) in enumerate(nodes):
+        placed: dict[str, Device] = {}  # one object a kind and node: 1,024 devices stay light
+        for d in devices:
+            if d.kind not in placed:
+                placed[d.kind] = Device(
+                    d.kind, a, d.flops, d.memory, d.bandwidth, d.overhead, d.efficiency
+                )
+            yield placed[d.kind]

@@ -1,0 +1,77 @@
+"""Numbers with units: "16 GiB", "100 Gbit/s", "5 us", "15.7 TFLOP/s", 12.5e9."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*", re.DOTALL)
+
+_DECIMAL = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+
+_SIZES = {f"{prefix}B": factor for prefix, factor in {**_DECIMAL, **_BINARY}.items()}
+_BITS = {
+    f"{prefix}{bit}": factor / 8
+    for prefix, factor in _DECIMAL.items()
+    for bit in ("bit/s", "b/s", "bps")  # b is a bit and B a byte, everywhere
+}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What is counted, in which units it may be written, and an example for advice."""
+
+    unit: str
+    units: Mapping[str, float]
+    example: str
+    zero: bool = False  # whether 0 makes sense
+    most: float = math.inf
+
+
+SIZE = Quantity("bytes", _SIZES, "16 GiB")
+RATE = Quantity("bytes/s", {**{f"{unit}/s": f for unit, f in _SIZES.items()}, **_BITS}, "25 GB/s")
+TIME = Quantity(
+    "seconds", {"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}, "5 us", True
+)
+SPEED = Quantity(
+    "FLOP/s",
+    {f"{prefix}{flop}": f for prefix, f in _DECIMAL.items() for flop in ("FLOP/s", "FLOPS")},
+    "15 TFLOP/s",
+)
+SHARE = Quantity("", {"%": 0.01}, "0.6", most=1.0)
+
+
+def parse(value: object, quantity: Quantity) -> float:
+    """Read a number or a text; a ValueError says in half a sentence what to write instead."""
+    number = _number(value, quantity)
+    if not math.isfinite(number) or number < 0 or (number == 0 and not quantity.zero):
+        least = "a number from 0 on" if quantity.zero else "a positive number"
+        raise ValueError(f"write {least}{_of(quantity)}, as {quantity.example}")
+    if number > quantity.most:
+        raise ValueError(f"write a share above 0 and up to 1, as {quantity.example}")
+    return number
+
+
+def _number(value: object, quantity: Quantity) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"write a number{_of(quantity)}, as {quantity.example}")
+    if not isinstance(value, str):
+        try:
+            return float(value)
+        except OverflowError:  # an integer of more than 308 digits
+            return math.inf
+    match = _NUMBER.fullmatch(value)
+    if match is None:
+        raise ValueError(f"write a number{_of(quantity)}, as {quantity.example}")
+    digits, unit = match.groups()
+    if unit and unit not in quantity.units:
+        known = [unit for unit in quantity.units if unit[:1] not in "TP" and "bps" not in unit]
+        raise ValueError(f"the unit {unit!r} is none of {', '.join(known)}")
+    return float(digits) * (quantity.units[unit] if unit else 1)
+
+
+def _of(quantity: Quantity) -> str:
+    return f" of {quantity.unit}" if quantity.unit else ""

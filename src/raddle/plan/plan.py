@@ -1,0 +1,129 @@
+"""The plan: for every operator its tiles, and how the step around them is organised."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from raddle.errors import InputError
+from raddle.graph.box import covers, disjoint
+from raddle.graph.graph import Graph, Op
+from raddle.plan.tiling import Grid, Tiling
+
+STATISTICS = ("global", "local")
+SYNCS = ("allreduce", "server")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tiles on devices, and all that is needed to simulate, run or verify them.
+
+    `bn` says which samples batch statistics are taken over: `global`, all of a micro-batch (exact), or
+    `local`, those of a tile (as DistributedDataParallel does). `sync` says how copies of a parameter
+    agree: by `allreduce`, or at a `server`: the first device that holds it.
+    """
+
+    tiles: Mapping[str, Tiling]
+    devices: int
+    bn: str = "global"
+    sync: str = "allreduce"
+    microbatches: int = 1
+    steps: int = 1  # how many steps a program holds; a simulation needs several
+    recompute: frozenset[str] = frozenset()  # operators computed again in the backward
+    model: str = ""
+    fingerprint: str = ""
+    batch: int = 0  # global
+    dtype: str = "float32"
+    optimizer: str = "sgd"
+    cluster: Mapping[str, Any] | None = None
+    method: str = ""
+    predicted: Mapping[str, Any] = field(default_factory=dict)
+
+
+def validate(plan: Plan, graph: Graph) -> None:
+    """Raises InputError with the reason if the plan does not fit the graph."""
+    if plan.fingerprint and plan.fingerprint != graph.fingerprint():
+        raise InputError(
+            f"the plan was made for '{plan.model}' at batch {plan.batch} (fingerprint "
+            f"{plan.fingerprint}), not for '{graph.name}' at batch {graph.batch} "
+            f"({graph.fingerprint()}): plan again for this model."
+        )
+    if plan.bn not in STATISTICS:
+        raise InputError(f"bn is '{plan.bn}': choose one of {', '.join(STATISTICS)}.")
+    if plan.sync not in SYNCS:
+        raise InputError(f"sync is '{plan.sync}': choose one of {', '.join(SYNCS)}.")
+    known = {op.name for op in graph.ops}
+    for name in plan.tiles:
+        if name not in known:
+            raise InputError(
+                f"the plan has tiles for '{name}', which '{graph.name}' does not have."
+            )
+    for op in graph.ops:
+        if op.name not in plan.tiles:
+            raise InputError(f"the plan has no tiles for '{op.name}'.")
+        validate_tiling(op, plan.tiles[op.name], plan.devices)
+
+
+def validate_tiling(op: Op, tiling: Tiling, devices: int) -> None:
+    """Raises InputError if tiles overlap, leave a hole, split what is whole, or lie on no device."""
+    for device in tiling.devices:
+        if not 0 <= device < devices:
+            raise InputError(
+                f"'{op.name}' has a tile on device {device}, but the plan has devices 0 to {devices - 1}."
+            )
+    sizes = [dim.size for dim in op.space.dims]
+    if isinstance(tiling, Grid):
+        _validate_grid(op, tiling, sizes)
+    else:
+        _validate_boxes(op, tiling, sizes)
+
+
+def _validate_grid(op: Op, grid: Grid, sizes: Sequence[int]) -> None:
+    if len(grid.cuts) != len(sizes):
+        raise InputError(f"'{op.name}' has {len(sizes)} dimensions, its tiles {len(grid.cuts)}.")
+    count = 1
+    for dim, cuts in zip(op.space.dims, grid.cuts, strict=True):
+        count *= len(cuts) - 1
+        if cuts[0] != 0 or cuts[-1] != dim.size:
+            raise InputError(
+                f"tiles of '{op.name}' cover {dim.name} from {cuts[0]} to {cuts[-1]}, not 0 to {dim.size}."
+            )
+        if any(a >= b for a, b in itertools.pairwise(cuts)):
+            raise InputError(
+                f"'{op.name}' cannot be cut at {cuts} along {dim.name}, which has {dim.size} elements: "
+                "a tile would be empty."
+            )
+        if dim.whole and len(cuts) > 2:
+            raise InputError(f"'{op.name}' cannot be split along {dim.name}: it is taken whole.")
+    if count * grid.copies != len(grid.devices):
+        raise InputError(
+            f"'{op.name}' has {count} tiles in {grid.copies} copies, but {len(grid.devices)} devices."
+        )
+    if grid.copies > 1:
+        for i in range(count):
+            own = grid.devices[i * grid.copies : (i + 1) * grid.copies]
+            if len(set(own)) < len(own):
+                raise InputError(f"'{op.name}' has two copies of a tile on one device.")
+
+
+def _validate_boxes(op: Op, tiling: Tiling, sizes: Sequence[int]) -> None:
+    if len(set(tiling.tiles)) < len(tiling.tiles):
+        raise InputError(f"'{op.name}' has two copies of a tile on one device.")
+    for box in tiling.boxes:
+        if len(box.lo) != len(sizes):
+            raise InputError(
+                f"'{op.name}' has {len(sizes)} dimensions, its tile {box} {len(box.lo)}."
+            )
+        if not op.space.full.holds(box) or box.empty:
+            raise InputError(f"tile {box} of '{op.name}' is not inside {op.space.full}.")
+        for dim, extent in zip(op.space.dims, box.shape, strict=True):
+            if dim.whole and extent < dim.size:
+                raise InputError(
+                    f"'{op.name}' cannot be split along {dim.name}: it is taken whole."
+                )
+    if not disjoint(tiling.boxes):
+        raise InputError(f"tiles of '{op.name}' overlap.")
+    if not covers(tiling.boxes, op.space.full):
+        raise InputError(f"tiles of '{op.name}' leave a hole in {op.space.full}.")

@@ -1,0 +1,93 @@
+"""Where an operator is computed: boxes of its iteration space, each on a device.
+
+A grid of boxes is the common case and is kept as its cut points, so that a plan for a thousand devices
+stays small. A box may have *copies* on several devices: each computes it, every consumer reads one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+from typing import NamedTuple
+
+from raddle.graph.box import Box
+
+
+class Tile(NamedTuple):
+    """A box of an operator's iteration space, computed on a device."""
+
+    box: Box
+    device: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Boxes between cut points, in row-major order; the copies of a box follow each other.
+
+    >>> Grid(((0, 3, 5), (0, 4)), (0, 1)).tiles[1]
+    Tile(box=[3:5 0:4], device=1)
+    """
+
+    cuts: tuple[tuple[int, ...], ...]  # by dimension: 0, ..., size
+    devices: tuple[int, ...]
+    copies: int = 1
+
+    @cached_property
+    def boxes(self) -> tuple[Box, ...]:
+        spans = [list(pairwise(c)) for c in self.cuts]
+        return tuple(
+            Box(tuple(lo for lo, _ in span), tuple(hi for _, hi in span))
+            for span in product(*spans)
+        )
+
+    @cached_property
+    def tiles(self) -> tuple[Tile, ...]:
+        every = (box for box in self.boxes for _ in range(self.copies))
+        return tuple(Tile(box, device) for box, device in zip(every, self.devices, strict=True))
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        return tuple(len(c) - 1 for c in self.cuts)
+
+
+@dataclass(frozen=True)
+class Irregular:
+    """Any boxes on any devices."""
+
+    tiles: tuple[Tile, ...]
+
+    @cached_property
+    def boxes(self) -> tuple[Box, ...]:
+        return tuple(dict.fromkeys(tile.box for tile in self.tiles))
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return tuple(tile.device for tile in self.tiles)
+
+
+Tiling = Grid | Irregular
+
+
+def even_cuts(size: int, parts: int) -> tuple[int, ...]:
+    """Cut points of equal parts (to one element, the larger ones first)."""
+    return tuple(-(-size * i // parts) for i in range(parts + 1))
+
+
+def uneven_cuts(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Cut points of parts of the given sizes."""
+    points = [0]
+    for size in sizes:
+        points.append(points[-1] + size)
+    return tuple(points)
+
+
+def whole(shape: Sequence[int], devices: Sequence[int]) -> Grid:
+    """Not split; with several devices, a copy on each."""
+    return Grid(tuple((0, s) for s in shape), tuple(devices), len(devices))
+
+
+def on_device(tiling: Tiling, device: int) -> Iterator[Box]:
+    """The boxes that a device computes."""
+    return (tile.box for tile in tiling.tiles if tile.device == device)

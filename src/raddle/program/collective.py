@@ -1,0 +1,39 @@
+"""Recognises a set of messages as a collective operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raddle.program.program import Message
+
+
+def recognise(messages: Sequence[Message]) -> str:
+    """`all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `gather`, or "" for none of them.
+
+    Messages say which boxes go where; a collective is a name for a pattern that libraries do well.
+    """
+    pairs = {(m.source, m.target) for m in messages}
+    sources = {s for s, _ in pairs}
+    targets = {t for _, t in pairs}
+    if len(pairs) < 2:
+        return ""
+    if len(sources) == 1:
+        return "broadcast" if _alike(messages) else "scatter"
+    if len(targets) == 1:
+        return "gather"
+    if sources != targets or len(pairs) != len(sources) * (len(sources) - 1):
+        return ""
+    everyone_sends_the_same = all(
+        len({m.boxes for m in messages if m.source == s}) == 1 for s in sources
+    )
+    if everyone_sends_the_same:
+        return "all_gather"
+    if all(m.part >= 0 for m in messages) and all(
+        len({m.boxes for m in messages if m.target == t}) == 1 for t in targets
+    ):
+        return "reduce_scatter"
+    return "all_to_all"
+
+
+def _alike(messages: Sequence[Message]) -> bool:
+    return len({m.boxes for m in messages}) == 1

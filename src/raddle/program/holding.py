@@ -1,0 +1,129 @@
+"""Who holds which boxes of a value, and from whom a device takes what it lacks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import product
+
+from raddle.graph.box import Box, merge, subtract
+from raddle.graph.space import Access, Space
+from raddle.plan.tiling import Grid, Tiling
+
+
+class Holding:
+    """The boxes of one value on the devices that produced them; a box may be on several."""
+
+    def __init__(
+        self, pieces: Sequence[tuple[Box, tuple[int, ...]]], grid: _Lookup | None = None
+    ) -> None:
+        self.pieces = pieces
+        self.grid = grid
+        self._local: dict[int, list[Box]] | None = None
+
+    def on(self, device: int) -> list[Box]:
+        if self._local is None:
+            self._local = {}
+            for box, devices in self.pieces:
+                for d in devices:
+                    self._local.setdefault(d, []).append(box)
+        return self._local.get(device, [])
+
+    def overlapping(self, box: Box) -> Iterable[tuple[Box, tuple[int, ...]]]:
+        if self.grid is not None:
+            return (self.pieces[i] for i in self.grid.find(box))
+        return (piece for piece in self.pieces if not (piece[0] & box).empty)
+
+
+class _Lookup:
+    """Finds the boxes of a grid that overlap a box, by bisection of its cut points."""
+
+    def __init__(self, cuts: Sequence[Sequence[int]]) -> None:
+        self.cuts = cuts
+
+    def find(self, box: Box) -> Iterable[int]:
+        spans = []
+        for cuts, lo, hi in zip(self.cuts, box.lo, box.hi, strict=True):
+            spans.append(range(bisect_right(cuts, lo) - 1, bisect_left(cuts, hi)))
+        for point in product(*spans):
+            number = 0
+            for at, cuts in zip(point, self.cuts, strict=True):
+                number = number * (len(cuts) - 1) + at
+            yield number
+
+
+def holding_of(space: Space, tiling: Tiling, output: int) -> Holding:
+    """Who holds an output of an operator whose results are complete."""
+    dims = space.outputs[output]
+    if isinstance(tiling, Grid) and list(dims) == sorted(dims):
+        # Dimensions that the output lacks are not split here, so the boxes stay in row-major order.
+        cuts = [tiling.cuts[d] for d in dims]
+        k = tiling.copies
+        others = 1
+        for d, c in enumerate(tiling.cuts):
+            others *= 1 if d in dims else len(c) - 1
+        if others == 1:
+            boxes = Grid(tuple(cuts), (0,) * _count(cuts)).boxes
+            pieces = [(box, tiling.devices[i * k : (i + 1) * k]) for i, box in enumerate(boxes)]
+            return Holding(pieces, _Lookup(cuts))
+    held: dict[Box, list[int]] = {}
+    for tile in tiling.tiles:
+        devices = held.setdefault(space.produces(tile.box)[output], [])
+        if tile.device not in devices:
+            devices.append(tile.device)
+    return Holding([(box, tuple(devices)) for box, devices in held.items()])
+
+
+def _count(cuts: Sequence[Sequence[int]]) -> int:
+    count = 1
+    for c in cuts:
+        count *= len(c) - 1
+    return count
+
+
+def fetch(
+    holding: Holding, device: int, regions: Iterable[Box], have: list[Box]
+) -> dict[int, list[Box]]:
+    """What a device takes from which other, so that it holds the regions; `have` grows by it.
+
+    Nothing is taken twice, nor what the device holds itself. Of the copies of a box, devices take
+    different ones, so that no copy serves all.
+    """
+    taken: dict[int, list[Box]] = {}
+    for region in regions:
+        missing = subtract(region, [*holding.on(device), *have])
+        for box in missing:
+            for piece, devices in holding.overlapping(box):
+                common = piece & box
+                if not common.empty:
+                    taken.setdefault(devices[device % len(devices)], []).append(common)
+        have.extend(missing)
+    return {source: merge(boxes) for source, boxes in taken.items()}
+
+
+def always_local(
+    producer: Tiling, space: Space, output: int, consumer: Tiling, access: Access
+) -> bool:
+    """Whether every consumer finds its region on its own device, told from cut points alone.
+
+    It never says yes wrongly; a no only means that the boxes have to be looked at.
+    """
+    if not isinstance(producer, Grid) or not isinstance(consumer, Grid):
+        return False
+    dims = space.outputs[output]
+    if all(len(c) == 2 for c in producer.cuts):
+        return consumer.devices is producer.devices or set(consumer.devices) <= set(
+            producer.devices
+        )
+    if producer.devices != consumer.devices or producer.copies != consumer.copies:
+        return False
+    split = [d for d, c in enumerate(producer.cuts) if len(c) > 2]
+    if any(d not in dims for d in split):
+        return False
+    matched = []
+    for d in split:
+        plain = access.indices[dims.index(d)].plain
+        if plain is None or consumer.cuts[plain] != producer.cuts[d]:
+            return False
+        matched.append(plain)
+    return matched == [d for d, c in enumerate(consumer.cuts) if len(c) > 2]

@@ -1,0 +1,355 @@
+"""From a graph and a plan to a program.
+
+Forward, operator by operator: run its tiles, merge what is partial, send what other devices need.
+Backward, in reverse: gradients come back on the same edges and are summed at the owner; those of parameters
+are synchronised as soon as they are complete. Then parameters are updated. Transfers are what consumers
+need less what they hold, so they are minimal, and nothing goes to a device twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from raddle.graph.box import Box, cells, grid, merge, subtract
+from raddle.graph.graph import Graph, Op
+from raddle.graph.space import Space
+from raddle.plan.plan import Plan, validate
+from raddle.plan.tiling import Tiling
+from raddle.program.collective import recognise
+from raddle.program.holding import Holding, always_local, fetch, holding_of
+from raddle.program.program import (
+    Cell,
+    Instruction,
+    Key,
+    Merge,
+    Message,
+    Move,
+    Program,
+    Reduce,
+    Run,
+    Share,
+    Update,
+)
+
+SMALL = 64 * 1024  # bytes: partial results up to this size are merged wherever they are needed
+
+
+def lower(graph: Graph, plan: Plan) -> Program:
+    """The program of a plan: `plan.steps` steps of `plan.microbatches` micro-batches.
+
+    The graph is that of one micro-batch.
+    """
+    validate(plan, graph)
+    return _Lowering(graph, plan).program()
+
+
+@lru_cache(maxsize=100_000)
+def _regions(space: Space, box: Box) -> tuple[Box | None, ...]:
+    return space.regions(box)
+
+
+class _Lowering:
+    def __init__(self, graph: Graph, plan: Plan) -> None:
+        self.graph, self.plan = graph, plan
+        self.producer = {o: op for op in graph.ops for o in op.outputs}
+        self.consumers: dict[str, list[tuple[Op, int]]] = {}
+        for op in graph.ops:
+            for i, name in enumerate(op.inputs):
+                self.consumers.setdefault(name, []).append((op, i))
+        self.active = _active(graph)
+        self.merges: dict[str, tuple[Cell, ...]] = {}
+        self.partial_messages: dict[str, tuple[Message, ...]] = {}
+        self.messages: dict[str, tuple[Message, ...]] = {}  # of a value, forward
+        self.returned: dict[str, tuple[Message, ...]] = {}  # of its gradient, backward
+        self.out: list[Instruction] = []
+        self.devices = {
+            op.name: tuple(sorted(set(plan.tiles[op.name].devices))) for op in graph.ops
+        }
+        self.uses: dict[str, int] = {}  # how many operators contribute to a value's gradient
+        for op in graph.ops:
+            if any(o in self.active for o in op.outputs):
+                for name in set(op.inputs) & self.active:
+                    self.uses[name] = self.uses.get(name, 0) + 1
+        self.shares = self._shares()
+
+    def program(self) -> Program:
+        for op in self.graph.ops:
+            self._settle(op)
+        updated: dict[str, int] = {}  # parameter or buffer -> the instruction that wrote it last
+        for step in range(self.plan.steps):
+            reduced: dict[str, list[int]] = {}  # parameter -> what its gradient waits for
+            for micro in range(self.plan.microbatches):
+                self._micro(Key(step, micro), updated, reduced)
+            self._update(Key(step), reduced, updated)
+        return Program(self.graph, self.plan, tuple(self.out), frozenset(self.active), self.merges)
+
+    # -- what goes where, once for all repetitions ---------------------------------------------
+
+    def _settle(self, op: Op) -> None:
+        """Settles where an operator's results are merged and which messages carry them."""
+        tiling = self.plan.tiles[op.name]
+        if self._is_partial(op, tiling):
+            self._settle_merge(op, tiling)
+            placed = self.merges[op.name]
+            holdings = [Holding([(c.box, c.devices) for c in placed]) for _ in op.outputs]
+        else:
+            holdings = [holding_of(op.space, tiling, k) for k in range(len(op.outputs))]
+        for k, name in enumerate(op.outputs):
+            forward, back = self._needs(op, k, name, holdings[k])
+            self.messages[name], self.returned[name] = forward, back
+
+    def _is_partial(self, op: Op, tiling: Tiling) -> bool:
+        if not op.space.combine or not any(op.space.partial(box) for box in tiling.boxes):
+            return False
+        # Local batch statistics are not merged: each tile's own count as copies of the result.
+        return not (
+            self.plan.bn == "local" and op.kind == "moments" and op.composite == "batch_norm"
+        )
+
+    def _settle_merge(self, op: Op, tiling: Tiling) -> None:
+        tiles = tiling.tiles
+        outs = [op.space.produces(t.box)[0] for t in tiles]
+        first = self.graph.values[op.outputs[0]]
+        readers = sorted(
+            {
+                d
+                for o in op.outputs
+                for c, _ in self.consumers.get(o, [])
+                for d in self.devices[c.name]
+            }
+        )
+        placed: list[Cell] = []
+        messages: dict[tuple[int, int, int], list[Box]] = {}
+        for box, parts in cells(outs):
+            owners = tuple(dict.fromkeys(tiles[i].device for i in parts))
+            if box.volume * first.dtype.itemsize <= SMALL or len(owners) == 1:
+                placed.append(Cell(box, parts, tuple(readers) or owners[:1]))
+            else:
+                placed += [
+                    Cell(piece, parts, (owner,))
+                    for piece, owner in zip(_slices(box, len(owners)), owners, strict=False)
+                ]
+        for cell in placed:
+            for target in cell.devices:
+                for part in cell.parts:
+                    if tiles[part].device != target:
+                        messages.setdefault((tiles[part].device, target, part), []).append(cell.box)
+        self.merges[op.name] = tuple(placed)
+        self.partial_messages[op.name] = tuple(
+            Message(s, t, tuple(merge(boxes)), part)
+            for (s, t, part), boxes in sorted(messages.items())
+        )
+
+    def _needs(
+        self, op: Op, output: int, name: str, holding: Holding
+    ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+        """Messages that bring a value to its consumers, and those that bring its gradient back."""
+        tiling, merged = self.plan.tiles[op.name], op.name in self.merges
+        wanted: dict[int, list[Box]] = {}
+        plainly: dict[int, list[Box]] = {}  # by consumers that give no gradient
+        for consumer, operand in self.consumers.get(name, []):
+            target = self.plan.tiles[consumer.name]
+            access = consumer.space.operands[operand]
+            if not merged and always_local(tiling, op.space, output, target, access):
+                continue
+            graded = name in self.active and any(o in self.active for o in consumer.outputs)
+            needs = wanted if graded else plainly
+            _add_regions(needs, consumer, operand, target)
+        for buffer, value in self.graph.updates.items():
+            if value == name:  # whoever reads the buffer in the next step needs what it holds then
+                for reader, operand in self.consumers.get(buffer, []):
+                    _add_regions(plainly, reader, operand, self.plan.tiles[reader.name])
+        have: dict[int, list[Box]] = {}
+        back = self._fetched(holding, wanted, have)
+        rest = self._fetched(holding, plainly, have)
+        return _joined(back + rest), tuple(Message(m.target, m.source, m.boxes) for m in back)
+
+    def _fetched(
+        self, holding: Holding, needs: dict[int, list[Box]], have: dict[int, list[Box]]
+    ) -> list[Message]:
+        messages = []
+        for device in sorted(needs):
+            regions = list(dict.fromkeys(needs[device]))
+            taken = fetch(holding, device, regions, have.setdefault(device, []))
+            messages += [Message(s, device, tuple(boxes)) for s, boxes in sorted(taken.items())]
+        return messages
+
+    # -- instructions --------------------------------------------------------------------------
+
+    def _emit(self, instruction: Instruction) -> int:
+        self.out.append(instruction)
+        return len(self.out) - 1
+
+    def _move(
+        self, value: str, what: str, key: Key, messages: tuple[Message, ...], deps: Iterable[int]
+    ) -> int:
+        pattern = recognise(messages)
+        return self._emit(Move(value, what, key, messages, pattern, tuple(sorted(set(deps)))))
+
+    def _micro(self, key: Key, updated: dict[str, int], reduced: dict[str, list[int]]) -> None:
+        """Forward and backward of one micro-batch."""
+        ready: dict[str, list[int]] = {}  # value -> the instructions that make it available
+        ran: dict[str, int] = {}
+        for op in self.graph.ops:
+            deps = {i for name in op.inputs for i in ready.get(name, [])}
+            deps |= {updated[name] for name in op.inputs if name in updated}
+            ran[op.name] = at = self._emit(
+                Run(op.name, "F", key, self.devices[op.name], tuple(sorted(deps)))
+            )
+            if op.name in self.merges:
+                at = self._merge(op, "F", key, [at])
+            for name in op.outputs:
+                ready[name] = [at]
+                if self.messages[name]:
+                    ready[name].append(
+                        self._move(name, "activation", key, self.messages[name], [at])
+                    )
+        for buffer, value in self.graph.updates.items():
+            updated[buffer] = ready[value][0]
+        self._backward(key, ran, reduced)
+
+    def _merge(self, op: Op, phase: str, key: Key, deps: Sequence[int]) -> int:
+        placed, messages = self.merges[op.name], self.partial_messages[op.name]
+        devices = tuple(sorted({d for c in placed for d in c.devices}))
+        value = op.outputs[0]
+        if phase == "F":
+            after = list(deps)
+            if messages:
+                after.append(self._move(value, "partial", key, messages, deps))
+            return self._emit(Merge(op.name, "F", key, placed, devices, tuple(after)))
+        at = self._emit(Merge(op.name, "B", key, placed, devices, tuple(sorted(set(deps)))))
+        if messages:
+            back = tuple(Message(m.target, m.source, m.boxes, m.part) for m in messages)
+            return self._move(value, "partial gradient", key, back, [at])
+        return at
+
+    def _backward(self, key: Key, ran: dict[str, int], reduced: dict[str, list[int]]) -> None:
+        """Gradients leave as soon as they are complete: the last consumer's backward sends them on."""
+        given: dict[
+            str, list[int]
+        ] = {}  # value -> the instructions that contribute to its gradient
+        left = dict(self.uses)
+        for op in reversed(self.graph.ops):
+            outputs = [o for o in op.outputs if o in self.active]
+            if not outputs:
+                continue
+            deps = [ran[op.name], *(i for name in outputs for i in given.get(name, []))]
+            if op.name in self.merges:
+                deps.append(self._merge(op, "B", key, deps))
+            at = self._emit(Run(op.name, "B", key, self.devices[op.name], tuple(sorted(set(deps)))))
+            for name in dict.fromkeys(op.inputs):
+                if name not in self.active:
+                    continue
+                left[name] -= 1
+                if self.graph.values[name].role == "parameter":
+                    reduced.setdefault(name, []).append(at)
+                    if not left[name] and key.micro == self.plan.microbatches - 1:
+                        self._reduce(name, key, reduced)
+                    continue
+                given.setdefault(name, []).append(at)
+                if not left[name] and self.returned[name]:
+                    messages = self.returned[name]
+                    given[name].append(self._move(name, "gradient", key, messages, given[name]))
+
+    # -- parameters ----------------------------------------------------------------------------
+
+    def _shares(self) -> dict[str, tuple[Share, ...]]:
+        """Every parameter as boxes, each with the devices that hold it."""
+        held: dict[str, dict[int, list[Box]]] = {}
+        for op in self.graph.ops:
+            names = [
+                (i, n) for i, n in enumerate(op.inputs) if self.graph.values[n].role == "parameter"
+            ]
+            if not names:
+                continue
+            for tile in self.plan.tiles[op.name].tiles:
+                regions = _regions(op.space, tile.box)
+                for i, name in names:
+                    region = regions[i]
+                    boxes = held.setdefault(name, {}).setdefault(tile.device, [])
+                    if region is not None and region not in boxes:
+                        boxes.append(region)
+        for name, by_device in held.items():
+            # Rows that no operator reads are still updated (weight decay): the first holder keeps them.
+            used = [box for boxes in by_device.values() for box in boxes]
+            unused = subtract(Box.full(self.graph.values[name].shape), dict.fromkeys(used))
+            by_device[min(by_device)].extend(unused)
+        return {name: self._cells(by_device) for name, by_device in held.items()}
+
+    def _cells(self, by_device: dict[int, list[Box]]) -> tuple[Share, ...]:
+        alike: dict[tuple[Box, ...], list[int]] = {}  # devices that hold the same boxes
+        for device, boxes in sorted(by_device.items()):
+            alike.setdefault(tuple(sorted(boxes)), []).append(device)
+        classes = list(alike.items())
+        owners = [i for i, (boxes, _) in enumerate(classes) for _ in boxes]
+        shares = []
+        for box, found in cells([box for boxes, _ in classes for box in boxes]):
+            devices = sorted({d for f in found for d in classes[owners[f]][1]})
+            home = devices[0] if self.plan.sync == "server" else -1
+            shares.append(Share(box, tuple(devices), home))
+        return tuple(shares)
+
+    def _reduce(self, name: str, key: Key, reduced: dict[str, list[int]]) -> None:
+        """Sends a gradient off as soon as it is complete: by all-reduce, or to the parameter's home."""
+        shared = tuple(s for s in self.shares[name] if len(s.devices) > 1)
+        if not shared:
+            return
+        deps = tuple(sorted(reduced[name]))
+        if self.plan.sync == "server":
+            up = [Message(d, s.home, (s.box,)) for s in shared for d in s.devices if d != s.home]
+            reduced[name].append(self._move(name, "push", key, _joined(up), deps))
+        else:
+            reduced[name].append(self._emit(Reduce(name, key, shared, _holders(shared), deps)))
+
+    def _update(self, key: Key, reduced: dict[str, list[int]], updated: dict[str, int]) -> None:
+        """In the order in which gradients were complete: the last layers first."""
+        for name, deps in sorted(reduced.items(), key=lambda item: max(item[1])):
+            own = self.shares[name]
+            server = self.plan.sync == "server"
+            devices = tuple(sorted({s.home for s in own})) if server else _holders(own)
+            done = self._emit(Update(name, key, own, devices, tuple(sorted(deps))))
+            down = [Message(s.home, d, (s.box,)) for s in own for d in s.devices if d != s.home]
+            if server and down:
+                done = self._move(name, "pull", key, _joined(down), [done])
+            updated[name] = done
+
+
+def _add_regions(needs: dict[int, list[Box]], op: Op, operand: int, tiling: Tiling) -> None:
+    for tile in tiling.tiles:
+        region = _regions(op.space, tile.box)[operand]
+        if region is not None:
+            needs.setdefault(tile.device, []).append(region)
+
+
+def _active(graph: Graph) -> set[str]:
+    """Values that depend on a parameter and that the loss depends on."""
+    if graph.loss is None:
+        return set()
+    found = {graph.loss}
+    differentiable = graph.differentiable()
+    for op in reversed(graph.ops):
+        if any(o in found for o in op.outputs) and op.label != "detach" and op.kind != "running":
+            found.update(i for i in op.inputs if i in differentiable)
+    return found & differentiable
+
+
+def _holders(shares: Sequence[Share]) -> tuple[int, ...]:
+    return tuple(sorted({d for s in shares for d in s.devices}))
+
+
+def _joined(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """One message for each pair of devices (and part)."""
+    together: dict[tuple[int, int, int], list[Box]] = {}
+    for m in messages:
+        together.setdefault((m.source, m.target, m.part), []).extend(m.boxes)
+    return tuple(Message(s, t, tuple(merge(b)), p) for (s, t, p), b in sorted(together.items()))
+
+
+def _slices(box: Box, count: int) -> list[Box]:
+    """A box cut into at most `count` parts along its longest dimension."""
+    shape = box.shape
+    longest = max(range(len(shape)), key=lambda d: shape[d])
+    parts = min(count, shape[longest])
+    pieces = grid(shape, [parts if d == longest else 1 for d in range(len(shape))])
+    return [piece.shift(box.lo) for piece in pieces]

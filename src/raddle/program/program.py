@@ -1,0 +1,169 @@
+"""The program: one list of instructions in a global order; every device executes those that concern it.
+
+A device's own order is the global order restricted to it, so whatever respects the dependencies of this
+list cannot deadlock. An instruction's *key* says which step, micro-batch, replica and weight version it
+belongs to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from raddle.graph.box import Box
+from raddle.graph.graph import Graph, Op
+from raddle.plan.plan import Plan
+
+
+class Key(NamedTuple):
+    """Which of the repetitions of a graph an instruction belongs to."""
+
+    step: int = 0
+    micro: int = 0
+    replica: int = 0
+    version: int = 0
+
+
+class Message(NamedTuple):
+    """Boxes of a value that go from one device to another, packed into one buffer.
+
+    `part` is the tile of a partial result that they belong to (-1: a complete value).
+    """
+
+    source: int
+    target: int
+    boxes: tuple[Box, ...]
+    part: int = -1
+
+    @property
+    def elements(self) -> int:
+        return sum(box.volume for box in self.boxes)
+
+
+class Cell(NamedTuple):
+    """A box of an output whose partial results, by tile, are merged on some devices."""
+
+    box: Box
+    parts: tuple[int, ...]
+    devices: tuple[int, ...]
+
+
+class Share(NamedTuple):
+    """A box of a parameter, the devices that hold it, and its home, where it is updated (-1: on each)."""
+
+    box: Box
+    devices: tuple[int, ...]
+    home: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Computes the tiles of an operator, forward ("F") or backward ("B")."""
+
+    op: str
+    phase: str
+    key: Key
+    devices: tuple[int, ...]
+    deps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Combines partial results of an operator cell by cell, or takes the gradient apart again."""
+
+    op: str
+    phase: str
+    key: Key
+    cells: tuple[Cell, ...]
+    devices: tuple[int, ...]
+    deps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Sends boxes of a value, or of its gradient, between devices.
+
+    `what`: activation, partial, gradient, partial gradient, buffer; to and from a server: push, pull.
+    `collective` names the pattern where it is one; the messages say the same, pair by pair.
+    """
+
+    value: str
+    what: str
+    key: Key
+    messages: tuple[Message, ...]
+    collective: str
+    deps: tuple[int, ...]
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return tuple(sorted({d for m in self.messages for d in (m.source, m.target)}))
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Sums the gradients of a parameter over the devices that hold each share of it."""
+
+    parameter: str
+    key: Key
+    shares: tuple[Share, ...]
+    devices: tuple[int, ...]
+    deps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Applies the optimizer to a parameter where it is held (or at its home)."""
+
+    parameter: str
+    key: Key
+    shares: tuple[Share, ...]
+    devices: tuple[int, ...]
+    deps: tuple[int, ...]
+
+
+Instruction = Run | Merge | Move | Reduce | Update
+
+
+@dataclass(frozen=True)
+class Program:
+    """A lowered plan. The same object is checked, simulated and run."""
+
+    graph: Graph
+    plan: Plan
+    instructions: tuple[Instruction, ...]
+    active: frozenset[str]  # values whose gradient is needed
+    merges: dict[str, tuple[Cell, ...]]  # operators with partial results
+
+    def of(self, device: int) -> list[Instruction]:
+        """What one device does, in order."""
+        return [i for i in self.instructions if device in i.devices]
+
+    def producer(self, value: str) -> Op:
+        return self._producers[value]
+
+    @cached_property
+    def _producers(self) -> dict[str, Op]:
+        return {o: op for op in self.graph.ops for o in op.outputs}
+
+    def width(self, value: str) -> int:
+        """Bytes of an element of a value."""
+        return self.graph.values[value].dtype.itemsize
+
+
+def message_bytes(program: Program, move: Move, message: Message) -> int:
+    """Bytes of a message as they are handed to the transport."""
+    return message.elements * program.width(move.value) * tensors_in(program, move, message)
+
+
+def tensors_in(program: Program, move: Move, message: Message) -> int:
+    """How many tensors of the box travel."""
+    if message.part < 0:
+        return 1
+    op = program.producer(move.value)
+    return tensors_of_part(op, program.plan.tiles[op.name].tiles[message.part].box)
+
+
+def tensors_of_part(op: Op, box: Box) -> int:
+    """How many tensors a tile of a reduction gives: partial log-sum-exps are pairs, moments always."""
+    return {"moments": 2, "lse": 2 if op.space.partial(box) else 1}.get(op.space.combine, 1)

@@ -1,0 +1,86 @@
+"""Random legal plans, and the plain module as the oracle of a run."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raddle.graph.box import Box
+from raddle.graph.graph import Graph, Op
+from raddle.plan.plan import Plan
+from raddle.plan.tiling import Grid, Irregular, Tile, Tiling, even_cuts, uneven_cuts
+
+
+def random_tiling(op: Op, devices: int, rng: random.Random) -> Tiling:
+    """Whole, copies, an even or uneven grid, or irregular boxes, on any devices."""
+    kind = rng.choice(["whole", "copies", "even", "even", "uneven", "irregular"])
+    shape = [d.size for d in op.space.dims]
+    full = tuple((0, s) for s in shape)
+    if kind == "whole":
+        return Grid(full, (rng.randrange(devices),))
+    if kind == "copies":
+        chosen = rng.sample(range(devices), rng.randint(1, devices))
+        return Grid(full, tuple(chosen), len(chosen))
+    if kind == "irregular":
+        return Irregular(tuple(Tile(b, rng.randrange(devices)) for b in _pieces(op, rng)))
+    cuts = list(full)
+    able = [d for d, dim in enumerate(op.space.dims) if not dim.whole and dim.size > 1]
+    for d in rng.sample(able, min(len(able), rng.randint(1, 2))):
+        if kind == "even":
+            cuts[d] = even_cuts(shape[d], rng.randint(2, min(3, shape[d])))
+        else:
+            at = rng.randint(1, shape[d] - 1)
+            cuts[d] = uneven_cuts([at, shape[d] - at])
+    count = 1
+    for c in cuts:
+        count *= len(c) - 1
+    return Grid(tuple(cuts), tuple(rng.randrange(devices) for _ in range(count)))
+
+
+def _pieces(op: Op, rng: random.Random) -> list[Box]:
+    boxes = [op.space.full]
+    for _ in range(3):
+        i = rng.randrange(len(boxes))
+        box = boxes[i]
+        able = [d for d, dim in enumerate(op.space.dims) if not dim.whole and box.shape[d] > 1]
+        if able:
+            d = rng.choice(able)
+            at = rng.randrange(box.lo[d] + 1, box.hi[d])
+            boxes[i : i + 1] = [
+                Box(box.lo, (*box.hi[:d], at, *box.hi[d + 1 :])),
+                Box((*box.lo[:d], at, *box.lo[d + 1 :]), box.hi),
+            ]
+    return boxes
+
+
+def random_plan(graph: Graph, devices: int, seed: int, **more: Any) -> Plan:
+    rng = random.Random(seed)
+    tiles = {op.name: random_tiling(op, devices, rng) for op in graph.ops}
+    return Plan(tiles, devices, **more)
+
+
+def train_plain(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    batches: Sequence[Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]]],
+    optimizer: Callable[[Any], torch.optim.Optimizer],
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Steps of micro-batches on the unmodified module: losses, and parameters and buffers after."""
+    model = copy.deepcopy(model)
+    opt = optimizer(list(model.parameters()))
+    losses = []
+    for micros in batches:
+        opt.zero_grad()
+        total = 0.0
+        for inputs, targets in micros:
+            value = loss(model(*inputs), *targets) / len(micros)
+            value.backward()
+            total += value.item()
+        opt.step()
+        losses.append(total)
+    return losses, {k: v.detach() for k, v in model.state_dict(keep_vars=True).items()}
