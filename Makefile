@@ -18,8 +18,10 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,dev]'
 	@touch $@
 
-demo: $(READY)  ## show what raddle sees in VGG-16
-	$(BIN)/raddle models vgg16
+demo: $(READY)  ## a model, and ways to train VGG-16 on 16 GPUs and a small one on two processes
+	$(BIN)/raddle models lenet
+	$(BIN)/raddle compare vgg16 --cluster p100:4x4 --batch 512
+	$(BIN)/raddle compare vgg16-tiny --cluster local:2
 
 test: $(READY)  ## run the tests that are not marked slow
 	$(BIN)/python -m pytest -n 2

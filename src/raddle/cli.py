@@ -3,16 +3,22 @@
 torch is imported inside the verbs that need it, so that `raddle --help` answers at once.
 """
 
+import inspect
 import json
+import pathlib
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from raddle.errors import InputError
 
+if TYPE_CHECKING:
+    from raddle.graph.graph import Graph
+
 T = TypeVar("T")
+MOST_SAMPLES = 2**31
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,6 +62,195 @@ def models(
         _show(description, terminal.show_model, as_json=as_json)
 
 
+@app.command()
+def clusters(
+    spec: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CLUSTER", help="A preset, as p100:4x4, h100:16 or local:2, or a YAML file."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON alone on stdout.")] = False,
+) -> None:
+    """List the presets, or show a cluster: its devices, and the routes between them."""
+    from raddle.clusters import cluster, presets
+    from raddle.clusters.summary import summarise
+    from raddle.report import terminal
+
+    if spec is None:
+        _show(presets(), terminal.show_clusters, as_json=as_json)
+    else:
+        _show(summarise(cluster(spec)), terminal.show_cluster, as_json=as_json)
+
+
+@app.command()
+def probe(
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write the cluster as a YAML file."),
+    ] = None,
+    ranks: Annotated[int, typer.Option(metavar="N", help="Processes that share this machine.")] = 2,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure again, whatever is remembered.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Rough figures in a few seconds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON alone on stdout.")] = False,
+) -> None:
+    """Measure this machine: what N ranks compute at the same time, and how they talk."""
+    from raddle.clusters.probe import describe
+    from raddle.clusters.probe import probe as measure
+    from raddle.clusters.probe.output import check, write
+    from raddle.report import terminal
+
+    if output is not None:
+        check(output)  # before the work, and not after it
+    with terminal.progress_bar("probing") as heard:
+        measured = measure(ranks, quick=quick, fresh=fresh, heard=heard)
+    if output is not None:
+        write(measured, output)
+    result = {**measured, "cluster": describe(measured), "file": output}
+    _show(result, terminal.show_probe, as_json=as_json)
+
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model of the zoo or file.py:function.")
+]
+ClusterOption = Annotated[
+    str,
+    typer.Option(
+        "--cluster", metavar="C", help="A preset, as p100:4x4 or local:2, or a YAML file."
+    ),
+]
+Batch = Annotated[int | None, typer.Option(metavar="B", min=1, help="Global batch.")]
+Statistics = Annotated[
+    str, typer.Option(metavar="local|global", help="Samples that batch statistics are taken over.")
+]
+Sync = Annotated[
+    str, typer.Option(metavar="allreduce|server", help="How copies of a parameter agree.")
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON alone on stdout.")]
+
+
+@app.command()
+def plan(
+    model: Model,
+    cluster: ClusterOption,
+    method: Annotated[str, typer.Option(metavar="M", help="As `raddle compare` lists them.")],
+    batch: Batch = None,
+    bn: Statistics = "local",
+    sync: Sync = "allreduce",
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan as JSON.")
+    ] = None,
+    text: Annotated[bool, typer.Option("--text", help="The plan in plain text notation.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a plan by a method, and predict what it takes."""
+    from raddle import clusters
+    from raddle.plan import file
+    from raddle.plan.notation import write_tiles
+    from raddle.report import terminal
+    from raddle.searches.baselines import check_settings
+    from raddle.searches.figures import planned
+
+    check_settings([method], bn=bn, sync=sync)
+    if text and as_json:
+        raise InputError("--text and --json are two forms of one output: ask for one of them.")
+    if output is not None:
+        _check_folder(output)  # before the work, and not after it
+    on = clusters.cluster(cluster)
+    with terminal.progress(f"capturing {model}"):
+        graph = _capture(model, batch)
+    with terminal.progress(f"planning {model}, {method}"):
+        made, row = planned(graph, on, method, model=model, bn=bn, sync=sync)
+    if output is not None:
+        try:
+            file.save(made, graph, output)
+        except OSError as error:
+            raise InputError(
+                f"'{output}' cannot be written ({error.strerror}): name another file."
+            ) from None
+    if text:
+        print(write_tiles(graph, made.tiles), end="")
+    else:
+        _show({**row, "file": output}, terminal.show_plan, as_json=as_json)
+
+
+@app.command()
+def compare(
+    model: Model,
+    cluster: ClusterOption,
+    batch: Batch = None,
+    methods: Annotated[
+        str | None, typer.Option(metavar="A,B,…", help="Methods; all if none are named.")
+    ] = None,
+    bn: Statistics = "local",
+    sync: Sync = "allreduce",
+    as_json: Json = False,
+) -> None:
+    """Compare methods: one row each, with the time of a step and what it moves."""
+    from raddle import clusters
+    from raddle.report import terminal
+    from raddle.searches import figures
+    from raddle.searches.baselines import METHODS, check_settings
+
+    names = list(METHODS) if methods is None else [m.strip() for m in methods.split(",")]
+    check_settings(names, bn=bn, sync=sync)
+    on = clusters.cluster(cluster)
+    with terminal.progress(f"capturing {model}"):
+        graph = _capture(model, batch)
+    with terminal.progress_bar(f"{model} on {on.name}") as heard:
+        rows = figures.compare(graph, on, names, heard=heard, model=model, bn=bn, sync=sync)
+    _show(rows, terminal.show_comparison, as_json=as_json)
+
+
+@app.command()
+def simulate(
+    path: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="C", help="Another cluster than the plan's own."),
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write a trace for Perfetto, as t.json.gz."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.PY:FUNCTION", help="The model, if its name has changed."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate a plan: the time of a step, where each device spends it, what is sent."""
+    from raddle import clusters
+    from raddle.plan import file
+    from raddle.report import terminal
+    from raddle.searches.figures import details, judge
+
+    data = file.read(path)
+    if trace is not None:
+        _check_folder(trace)
+    if cluster is not None:
+        on = clusters.cluster(cluster)
+    elif data["cluster"] is not None:
+        on = clusters.Cluster.from_dict(data["cluster"], f"the cluster in '{path}'")
+    else:
+        raise InputError(f"'{path}' names no cluster: add --cluster p100:1x4, say.")
+    name = model or data["model"]
+    if not name:
+        raise InputError(f"'{path}' names no model: add --model file.py:function.")
+    batch = data["batch"] // data["microbatches"] if _takes_batch(name) else None
+    with terminal.progress(f"capturing {name}"):
+        graph = _capture(name, batch, data["dtype"])
+    with terminal.progress(f"simulating {path}"):
+        timeline = judge(graph, file.from_dict(data, graph), on)
+    if trace is not None:
+        from raddle.simulation.trace import write_trace
+
+        write_trace(timeline, trace)
+    _show({**details(timeline), "trace": trace}, terminal.show_simulation, as_json=as_json)
+
+
 def _zoo() -> list[dict[str, str]]:
     from raddle import zoo
 
@@ -63,13 +258,36 @@ def _zoo() -> list[dict[str, str]]:
 
 
 def _describe(name: str, batch: int | None) -> dict[str, Any]:
-    from raddle import zoo
-    from raddle.graph.capture import capture
     from raddle.report.models import describe
 
-    w = zoo.load(name, batch=batch)
-    graph = capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)
-    return describe(graph)
+    return describe(_capture(name, batch))
+
+
+def _capture(name: str, batch: int | None, dtype: str = "float32") -> "Graph":
+    import torch
+
+    from raddle import zoo
+    from raddle.graph.capture import capture
+
+    if batch is not None and batch > MOST_SAMPLES:
+        raise InputError(
+            f"a batch of {batch} is too large: ask for at most {MOST_SAMPLES} samples."
+        )
+    w = zoo.load(name, batch=batch, dtype=getattr(torch, dtype))
+    return capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)
+
+
+def _takes_batch(name: str) -> bool:
+    """Whether a model can be asked for with any batch: a user's function may have its own."""
+    from raddle.zoo.user_file import find, names_file
+
+    return not names_file(name) or "batch" in inspect.signature(find(name).function).parameters
+
+
+def _check_folder(path: str) -> None:
+    """Refuse to write where there is no folder."""
+    if not pathlib.Path(path).resolve().parent.is_dir():
+        raise InputError(f"there is no folder for '{path}': make it, or name another file.")
 
 
 def _show(value: T, table: Callable[[T], None], *, as_json: bool) -> None:

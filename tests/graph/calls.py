@@ -15,7 +15,7 @@ A = torch.ops.aten
 
 
 class T(NamedTuple):
-    """A tensor argument: normal floats, or integers below `below` (`low` and up)."""
+    """A tensor argument: normal numbers, or integers below `below` (`low` and up)."""
 
     shape: tuple[int, ...]
     below: int = 0
@@ -23,14 +23,17 @@ class T(NamedTuple):
     role: str = "input"
     boolean: bool = False
     positive: bool = False
+    dtype: torch.dtype = torch.float64
 
     def make(self, generator: torch.Generator) -> torch.Tensor:
         if self.boolean:
             return torch.randint(0, 2, self.shape, generator=generator).bool()
         if self.below:
             return torch.randint(self.low, self.below, self.shape, generator=generator)
-        x = torch.randn(self.shape, generator=generator, dtype=torch.float64)
-        return x.sigmoid() * 0.9 + 0.05 if self.positive else x
+        wide = torch.complex128 if self.dtype.is_complex else torch.float64
+        x = torch.randn(self.shape, generator=generator, dtype=wide)
+        x = x.sigmoid() * 0.9 + 0.05 if self.positive else x
+        return x.to(self.dtype)
 
 
 class Call(NamedTuple):
@@ -56,6 +59,12 @@ sizes = st.integers(1, 5)
 
 def shape_of(draw: Any, low: int = 1, high: int = 4, most: int = 5) -> tuple[int, ...]:
     return tuple(draw(st.lists(st.integers(1, most), min_size=low, max_size=high)))
+
+
+def dim_of(draw: Any, shape: tuple[int, ...]) -> int:
+    """A dimension, counted from either end; a tensor without dimensions takes 0 and -1."""
+    rank = max(1, len(shape))
+    return int(draw(st.integers(-rank, rank - 1)))
 
 
 def either(draw: Any, *options: Any) -> Any:
@@ -174,7 +183,8 @@ def interpolate(draw: Any) -> Call:
     )
     corners = [draw(st.booleans())] if mode in ("linear", "cubic") else []
     by_scale = draw(st.booleans())
-    scales = [either(draw, 0.5, 1.5, 2.0, 2.7, 3.0) for _ in range(rank)]
+    # 1.1 and 2.1 give sizes (the same, doubled) for which torch leaves its own formula
+    scales = [either(draw, 0.5, 1.1, 1.5, 2.0, 2.1, 2.7, 3.0) for _ in range(rank)]
     if by_scale and all(math.floor(s * f) > 0 for s, f in zip(x.shape[2:], scales, strict=True)):
         output, factors = None, scales
     else:
@@ -267,7 +277,8 @@ def layer_norm(draw: Any) -> Call:
     lead, tail = shape_of(draw, 0, 2), shape_of(draw, 1, 2)
     affine = [P(*tail) if draw(st.booleans()) else None for _ in range(2)]
     if draw(st.booleans()):
-        return Call(A.rms_norm.default, (T((*lead, *tail)), tail, affine[0], 1e-3))
+        eps = either(draw, 1e-3, None)
+        return Call(A.rms_norm.default, (T((*lead, *tail)), tail, affine[0], eps))
     return Call(A.layer_norm.default, (T((*lead, *tail)), tail, *affine, 1e-3))
 
 
@@ -284,16 +295,15 @@ def group_norm(draw: Any) -> Call:
 
 @call
 def softmax(draw: Any) -> Call:
-    shape = shape_of(draw)
-    dim = draw(st.integers(-len(shape), len(shape) - 1))
+    shape = shape_of(draw, 0)
     target = either(draw, A.softmax.int, A.log_softmax.int)
-    return Call(target, (T(shape), dim))
+    return Call(target, (T(shape), dim_of(draw, shape)))
 
 
 @call
 def logsumexp(draw: Any) -> Call:
-    shape = shape_of(draw)
-    dims = draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, unique=True))
+    shape = shape_of(draw, 0)
+    dims = draw(st.lists(st.integers(0, max(0, len(shape) - 1)), min_size=1, unique=True))
     return Call(A.logsumexp.default, (T(shape), dims, draw(st.booleans())))
 
 
@@ -330,15 +340,20 @@ def nll_loss(draw: Any) -> Call:
 @call
 def elementwise_loss(draw: Any) -> Call:
     shape, reduction = shape_of(draw), draw(st.integers(0, 2))
-    target = either(draw, A.mse_loss, A.l1_loss, A.smooth_l1_loss, A.huber_loss).default
-    if draw(st.booleans()):
-        x, t = T(shape, positive=True), T(shape, positive=True)
-        return either(
-            draw,
-            Call(A.binary_cross_entropy.default, (x, t, None, reduction)),
-            Call(A.binary_cross_entropy_with_logits.default, (T(shape), t, None, None, reduction)),
-        )
-    return Call(target, (T(shape), T(shape), reduction))
+    losses = A.mse_loss, A.l1_loss, A.smooth_l1_loss, A.huber_loss
+    x, y, t = T(shape), T(shape), T(shape, positive=True)
+    return either(
+        draw,
+        Call(either(draw, *losses).default, (x, y, reduction)),
+        Call(A.binary_cross_entropy.default, (t, t, None, reduction)),
+        Call(A.binary_cross_entropy_with_logits.default, (x, t, None, None, reduction)),
+        Call(A.soft_margin_loss.default, (x, T(shape, below=3, low=1), reduction)),
+        Call(A.kl_div.default, (x, t, reduction)),
+        Call(A.kl_div.default, (x, y, reduction), {"log_target": True}),
+        Call(A.poisson_nll_loss.default, (x, t, True, False, 1e-8, reduction)),
+        Call(A.hinge_embedding_loss.default, (x, y, 0.5, reduction)),
+        Call(A.margin_ranking_loss.default, (x, y, y, 0.5, reduction)),
+    )
 
 
 # -- elementwise -----------------------------------------------------------------------
@@ -425,6 +440,18 @@ def permute(draw: Any) -> Call:
         Call(A.permute.default, (T(shape), dims)),
         Call(A.transpose.int, (T(shape), d0, d1)),
         Call(A.movedim.int, (T(shape), d0, d1)),
+        Call(A.numpy_T.default, (T(shape),)),
+    )
+
+
+@call
+def transposed_matrices(draw: Any) -> Call:
+    shape = shape_of(draw, 2)
+    x = T(shape, dtype=either(draw, torch.float64, torch.complex128))
+    return either(
+        draw,
+        Call(either(draw, A.mT, A.mH, A.adjoint).default, (x,)),
+        Call(either(draw, A.t, A.matrix_H).default, (x._replace(shape=shape[:2]),)),
     )
 
 
@@ -512,9 +539,8 @@ def slices(draw: Any) -> Call:
 def cat(draw: Any) -> Call:
     shape = shape_of(draw, 1, 3)
     dim = draw(st.integers(0, len(shape) - 1))
-    parts = [
-        T((*shape[:dim], draw(sizes), *shape[dim + 1 :])) for _ in range(draw(st.integers(1, 3)))
-    ]
+    lengths = [draw(sizes), *draw(st.lists(st.integers(0, 5), max_size=2))]
+    parts = [T((*shape[:dim], length, *shape[dim + 1 :])) for length in lengths]
     return either(
         draw,
         Call(A.cat.default, (parts, dim)),
@@ -542,8 +568,7 @@ def scatter(draw: Any) -> Call:
 def pad(draw: Any) -> Call:
     n, c, h, w = 2, draw(sizes), draw(st.integers(3, 6)), draw(st.integers(3, 6))
     mode = either(draw, "constant", "constant", "reflect", "replicate", "circular")
-    low = -1 if mode == "constant" else 0
-    pads = [draw(st.integers(low, 2)) for _ in range(4)]
+    pads = [draw(st.integers(-1, 2)) for _ in range(4)]
     value = [1.5] if mode == "constant" else []
     return Call(A.pad.default, (T((n, c, h, w)), pads, mode, *value))
 
@@ -582,6 +607,8 @@ def indexed(draw: Any) -> Call:
     )
     return either(
         draw,
+        Call(A.gather.default, (T(()), 0, T((), below=1))),
+        Call(A.index_select.default, (T(()), 0, T((1,), below=1))),
         Call(A.index_select.default, (T(shape), dim, T((4,), below=shape[dim]))),
         Call(A.index.Tensor, (T(shape), [*[None] * dim, index])),
         Call(A.index.Tensor, (T(shape), rows)),
@@ -609,8 +636,8 @@ def reduction(draw: Any) -> Call:
 
 @call
 def variance(draw: Any) -> Call:
-    shape = tuple(s + 1 for s in shape_of(draw, 1, 3))
-    dims = draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, unique=True))
+    shape = shape_of(draw, 0, 3)
+    dims = draw(st.lists(st.integers(0, max(0, len(shape) - 1)), min_size=1, unique=True))
     target = either(draw, A.var.correction, A.std.correction)
     return Call(
         target, (T(shape), dims), {"correction": either(draw, 0, 1), "keepdim": draw(st.booleans())}
@@ -618,20 +645,43 @@ def variance(draw: Any) -> Call:
 
 
 @call
+def extremes(draw: Any) -> Call:
+    shape = shape_of(draw, 0)
+    dim, keep = dim_of(draw, shape), draw(st.booleans())
+    several = [dim, *(d for d in range(len(shape)) if d != dim % len(shape))][: draw(sizes)]
+    x, holds = T(shape), T(shape, boolean=True)
+    return either(
+        draw,
+        Call(A.amax.default, (x, several, keep)),
+        Call(A.amax.default, (x,)),
+        Call(A.amin.default, (x, [], keep)),
+        Call(either(draw, A.max, A.min).dim, (x, dim, keep)),
+        Call(either(draw, A.max, A.min).default, (x,)),
+        Call(either(draw, A.max, A.min).other, (x, x)),
+        Call(A.any.default, (holds,)),
+        Call(A.all.dim, (holds, dim, keep)),
+        Call(either(draw, A.any, A.all).dims, (holds, either(draw, several, None, []), keep)),
+        Call(A.argmax.default, (x, dim, keep)),
+        Call(A.argmin.default, (x, None, keep)),
+        Call(A.argmax.default, (x,), {"keepdim": keep}),
+    )
+
+
+@call
 def whole(draw: Any) -> Call:
-    shape = shape_of(draw)
-    dim, keep = draw(st.integers(-len(shape), len(shape) - 1)), draw(st.booleans())
+    shape = shape_of(draw, 0)
+    dim, keep = dim_of(draw, shape), draw(st.booleans())
     x = T(shape)
     return either(
         draw,
-        Call(A.amax.default, (x, [dim], keep)),
-        Call(A.amin.default, (x, [], keep)),
-        Call(A.max.dim, (x, dim, keep)),
-        Call(A.max.default, (x,)),
-        Call(A.argmax.default, (x, dim, keep)),
-        Call(A.cumsum.default, (x, dim)),
-        Call(A.sort.default, (x, dim)),
+        Call(either(draw, A.cumsum, A.cumprod).default, (x, dim)),
+        Call(A.cumsum.default, (x,), {"dim": dim, "dtype": torch.float64}),
+        Call(A.sort.default, (x, dim, keep)),
+        Call(A.sort.stable, (x,), {"stable": True, "dim": dim, "descending": keep}),
+        Call(A.argsort.default, (x, dim, keep)),
+        Call(A.argsort.stable, (x,), {"stable": True}),
         Call(A.topk.default, (x, 1, dim)),
+        Call(A.prod.default, (x,)),
         Call(A.prod.dim_int, (x, dim, keep)),
         Call(A.linalg_vector_norm.default, (x, 2, [dim], keep)),
     )
@@ -667,4 +717,5 @@ def opaque(draw: Any) -> Call:
         Call(A.cdist.default, (T((3, 4)), T((5, 4)))),
         Call(A.logcumsumexp.default, (T((4, 3)), 0)),
         Call(A.linalg_inv_ex.default, (T((3, 3)),)),
+        Call(A.gradient.scalarint, (T((2, 3, 2, 3, 2, 2)),)),  # 36 dimensions in all
     )

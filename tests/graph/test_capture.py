@@ -300,3 +300,201 @@ def test_fingerprints_tell_models_apart() -> None:
         of(nn.Sequential(nn.LeakyReLU(0.2)), 2, 3),
     }
     assert len(every) == 7
+
+
+# -- states: what a step leaves behind ---------------------------------------------------------------
+
+
+def _copies_a_buffer_first(m: Any, x: Tensor) -> Tensor:
+    old = m.mean.clone()
+    m.mean.add_(1)
+    return m.fc(x) * old + m.mean
+
+
+def _assigns_a_buffer(m: Any, x: Tensor) -> Tensor:
+    m.mean = 0.9 * m.mean + 0.1 * x.detach().mean(0)
+    return m.fc(x) - m.mean
+
+
+def _swaps_buffers(m: Any, x: Tensor) -> Tensor:
+    kept = m.mean.clone()
+    m.mean.copy_(m.other)
+    m.other.copy_(kept + x[0])
+    return m.fc(x) * m.mean * m.other
+
+
+def _statistics_in_a_view(m: Any, x: Tensor) -> Tensor:
+    y = F.batch_norm(m.fc(x), m.both[0], m.both[1], training=True)
+    return y * m.both.sum()
+
+
+def _writes_without_gradient(m: Any, x: Tensor) -> Tensor:
+    y = m.fc(x)
+    with torch.no_grad():
+        y[0].zero_()
+        m.mean[0] = y.mean()
+    z = y.sin()
+    z.detach().mul_(2)
+    return z * m.mean
+
+
+def _writes_to_what_dropout_returns(m: Any, x: Tensor) -> Tensor:
+    y = m.fc(x)
+    z = F.dropout(y, 0.5, training=False)
+    z += 1
+    return y * y
+
+
+def _constants(m: Any, x: Tensor) -> Tensor:
+    return m.fc(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        _copies_a_buffer_first,
+        _assigns_a_buffer,
+        _swaps_buffers,
+        _statistics_in_a_view,
+        _writes_without_gradient,
+        _writes_to_what_dropout_returns,
+        _constants,
+    ],
+)
+def test_states(forward: Callable[..., Tensor]) -> None:
+    buffers = {"mean": torch.zeros(4), "other": torch.ones(4), "both": torch.ones(2, 4)}
+    same(module(forward, fc=nn.Linear(4, 4), **buffers), [randn(3, 4)])
+
+
+def test_a_frozen_teacher_is_updated() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            m.teacher.mul_(0.9).add_(m.fc.weight, alpha=0.1)
+        return m.fc(x) * m.teacher.sum()
+
+    teacher = nn.Parameter(torch.ones(4, 4), requires_grad=False)
+    graph = capture(module(forward, fc=nn.Linear(4, 4), teacher=teacher), [torch.randn(3, 4)])
+    assert set(graph.updates) == {"teacher"}
+
+
+class _Negated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+def _hooked(m: Any, x: Tensor) -> Tensor:
+    y = m.fc(x)
+    y.register_hook(lambda g: 2 * g)
+    return y
+
+
+def _reentrant(m: Any, x: Tensor) -> Tensor:
+    return torch.utils.checkpoint.checkpoint(lambda z: m.fc(z).sin(), m.fc(x), use_reentrant=True)
+
+
+def _clamps_its_weight(m: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        m.fc.weight.clamp_(0, 1)
+    return m.fc(x)
+
+
+def _list_write(m: Any, x: Tensor) -> Tensor:
+    torch._foreach_mul_([m.mean], 0.5)
+    return m.fc(x)
+
+
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        (lambda m, x: _Negated.apply(m.fc(x)), "autograd function '_Negated'"),
+        (_hooked, "hook"),
+        (_reentrant, "use_reentrant=False"),
+        (_clamps_its_weight, "writes to the parameter 'fc.weight'"),
+        (lambda m, x: torch.add(m.fc(x), 1, out=m.fc(x)), "out"),
+        (_list_write, "writes in place"),
+        (lambda m, x: m.fc(x).unsqueeze_(1), "shape in place"),
+    ],
+)
+def test_what_would_be_lost_is_refused(forward: Callable[..., Tensor], reason: str) -> None:
+    model = module(forward, fc=nn.Linear(4, 4), mean=torch.zeros(4))
+    with pytest.raises(InputError, match=reason):
+        capture(model, [torch.randn(3, 4)], loss=lambda y: y.sum())
+    assert torch.autograd.Function.apply.__func__.__name__ == "apply"  # put back
+
+
+def test_a_checkpoint_without_reentry() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(
+            lambda z: m.fc(z).sin(), m.fc(x), use_reentrant=False
+        )
+
+    same(module(forward, fc=nn.Linear(4, 4)), [randn(3, 4)])
+
+
+def test_attributes_that_are_no_buffers() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.count = nn.Linear(4, 4), torch.zeros(())
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count += 1
+            self.seen = x.mean()
+            return self.fc(x)
+
+    model = Counts()
+    with pytest.raises(InputError, match="keep what changes in a buffer"):
+        capture(model, [torch.randn(3, 4)])
+    assert model.count == 0
+    assert not hasattr(model, "seen")
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (lambda y: 3.0, "the loss is a float"),
+        (lambda y: y.sum(0), r"of shape \(4,\)"),
+        (lambda y: y.sum().long(), "torch.int64"),
+    ],
+)
+def test_a_loss_is_one_scalar(loss: Callable[..., Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        capture(nn.Linear(4, 4), [torch.randn(3, 4)], loss=loss)
+
+
+def test_a_loss_module_keeps_its_weights_to_itself() -> None:
+    model = module(lambda m, x: m.loss(x), loss=nn.Linear(4, 5))
+    weights = torch.arange(1.0, 6).double()
+    target = torch.tensor([0, 1, 2])
+    same(model, [randn(3, 4)], lambda y: nn.CrossEntropyLoss(weights)(y, target))
+    graph = capture(model, [randn(3, 4)], targets=[target], loss=nn.CrossEntropyLoss(weights))
+    assert {p.name for p in graph.parameters} == {"loss.weight", "loss.bias"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((lambda x: x, [torch.ones(2)]), "takes an nn.Module"),
+        ((nn.Linear(2, 2), torch.ones(2, 2)), "give a list"),
+    ],
+)
+def test_wrong_arguments(arguments: tuple[Any, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        capture(*arguments)
+
+
+def test_wrong_letters() -> None:
+    for dims in ({"input": "n"}, {"input": "nn"}, {"input": "N1"}, {"other": "nc"}):
+        with pytest.raises(InputError, match="dims"):
+            capture(nn.Linear(2, 2), [torch.ones(2, 2)], dims=dims)
+
+
+def test_lists_and_mappings_as_inputs() -> None:
+    model = module(lambda m, x, y: m.fc(x[0]) * x[1] + y["z"], fc=nn.Linear(2, 2))
+    graph = capture(model, [[torch.ones(3, 2), torch.ones(3, 1)], {"z": torch.ones(2)}])
+    assert len(graph.inputs) == 3

@@ -51,7 +51,7 @@ from difflib import get_close_matches
 from reprlib import repr as short
 from typing import Any
 
-from raddle.clusters.topology import DTYPES, EFFICIENCY, Cluster, Device, Link, Network, build
+from raddle.clusters.topology import DTYPES, EFFICIENCY, Cluster, Device, Link, Network, Node, build
 from raddle.clusters.units import RATE, SHARE, SIZE, SPEED, TIME, Quantity
 from raddle.clusters.units import parse as parse_quantity
 from raddle.errors import InputError
@@ -98,9 +98,6 @@ class Place:
         return InputError(
             f"{self.file}: {self.path} {what}" if self.path else f"{self.file} {what}"
         )
-
-
-Node = tuple[list[Device], Link | None, Network | None]
 
 
 def _kinds(data: object, place: Place) -> dict[str, Device]:

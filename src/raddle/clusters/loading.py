@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from raddle.clusters.catalogue import LOCAL, PRESETS, Preset, local
 from raddle.clusters.description import MOST_DEVICES
-from raddle.clusters.topology import Cluster, Device, Link, Network, build
+from raddle.clusters.topology import Cluster, build
 from raddle.errors import InputError
 
 
@@ -35,10 +35,7 @@ def cluster(spec: str | os.PathLike[str]) -> Cluster:
 def _preset(preset: Preset, spec: str, size: str, *, given: bool) -> Cluster:
     sizes = _sizes(preset, spec, size) if given else [preset.per_node] * preset.nodes
     title = f"{preset.name}:{size.strip().lower()}" if given else preset.name
-    nodes: list[tuple[list[Device], Link | None, Network | None]] = [
-        ([preset.device] * count, preset.link, preset.network) for count in sizes
-    ]
-    return build(title, nodes)
+    return build(title, [([preset.device] * n, preset.link, preset.network) for n in sizes])
 
 
 def _sizes(preset: Preset, spec: str, size: str) -> list[int]:

@@ -5,7 +5,7 @@ Each link serves one transfer at a time, and a transfer holds one or two:
     inside a node, duplex        the sender's out, the receiver's in
     inside a node, half duplex   the sender's port, the receiver's port
     inside a node, shared        the bus; if duplex, one way of it (to the higher or to the lower device)
-    between nodes                out of the sender's NIC, into the receiver's; one NIC a node, or one a device
+    between nodes                the sender's NIC out, the receiver's NIC in; one a node, or one a device
 
 Between nodes the NICs alone are held: on its way to them, a transfer is taken to disturb nobody.
 """
@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+from raddle.clusters.ports import Ports, number
 from raddle.errors import InputError
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -49,7 +50,6 @@ class Device:
 
     def peak(self, dtype: str) -> float:
         """FLOP/s in `dtype`; without a figure of its own, float32's, and half of it for float64."""
-        assert dtype in DTYPES, f"{dtype} is none of {DTYPES}"
         share = 0.5 if dtype == "float64" else 1.0
         return self.flops.get(dtype, share * self.flops["float32"])
 
@@ -94,36 +94,31 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if not self.devices:
-            raise InputError(f"cluster {self.name} has no devices: give it at least one.")
-        nodes = [a for a, _ in groupby(d.node for d in self.devices)]
+            raise self._wrong("has no devices: give it at least one")
+        nodes = [a for a, _ in groupby(device.node for device in self.devices)]
         if nodes != list(range(len(nodes))):
-            raise InputError(
-                f"the devices of cluster {self.name} are on nodes {nodes[:8]}: "
-                "list them node by node, from node 0 on."
+            raise self._wrong(
+                f"has devices on nodes {nodes[:8]}: list them node by node, from 0 on"
             )
         if not len(nodes) == len(self.inside) == len(self.between):
-            raise InputError(
-                f"cluster {self.name} has {len(nodes)} nodes, {len(self.inside)} links inside and "
-                f"{len(self.between)} networks: give one of each a node."
+            raise self._wrong(
+                f"has {len(nodes)} nodes, {len(self.inside)} links inside and {len(self.between)} "
+                "networks: give one of each a node"
             )
-        for a, devices in enumerate(self._by_node):
-            if len(devices) > 1 and self.inside[a] is None:
-                raise InputError(
-                    f"node {a} of cluster {self.name} has {len(devices)} devices and no link: "
-                    "give it one."
-                )
-            if len(nodes) > 1 and self.between[a] is None:
-                raise InputError(
-                    f"node {a} of cluster {self.name} has no network to the other "
-                    f"{len(nodes) - 1} nodes: give it one."
-                )
+        for a, link, network in zip(nodes, self.inside, self.between, strict=True):
+            if link is None and len(self.members(a)) > 1:
+                raise self._wrong(f"has several devices and no link on node {a}: give it one")
+            if network is None and len(nodes) > 1:
+                raise self._wrong(f"has several nodes and no network on node {a}: give it one")
         kinds: dict[str, dict[str, Any]] = {}
         for device in self.devices:
             if kinds.setdefault(device.kind, _figures(device)) != _figures(device):
-                raise InputError(
-                    f"cluster {self.name} has two different devices of the kind {device.kind!r}: "
-                    "give them names of their own."
+                raise self._wrong(
+                    f"has two different kinds of device {device.kind!r}: give them names of their own"
                 )
+
+    def _wrong(self, what: str) -> InputError:
+        return InputError(f"cluster {self.name} {what}.")
 
     @property
     def nodes(self) -> int:
@@ -213,46 +208,8 @@ class Cluster:
         return tuple(ranges)
 
     @cached_property
-    def _ports(self) -> _Ports:
-        return _Ports.of(self)
-
-
-@dataclass(frozen=True)
-class _Ports:
-    """The links by name, and each device's and node's as (out, in)."""
-
-    names: tuple[str, ...]
-    device: Mapping[int, tuple[int, int]]  # where a node's link is not shared
-    bus: Mapping[int, tuple[int, int]]  # of a node: to higher devices, to lower devices
-    nic: Mapping[
-        int, tuple[int, int]
-    ]  # of a device; all of a node's are the same unless per_device
-
-    @staticmethod
-    def of(cluster: Cluster) -> _Ports:
-        names: list[str] = []
-
-        def pair(
-            owner: str, duplex: bool, ways: tuple[str, str] = ("out", "in")
-        ) -> tuple[int, int]:
-            names.extend(f"{owner} {way}" for way in ways) if duplex else names.append(owner)
-            return (len(names) - 2 if duplex else len(names) - 1), len(names) - 1
-
-        device, bus, nic = {}, {}, {}
-        for a in range(cluster.nodes):
-            members, link, network = cluster.members(a), cluster.inside[a], cluster.between[a]
-            local = {d: f"node{a}.device{i}" for i, d in enumerate(members)}
-            if link is not None and len(members) > 1:
-                if link.shared:
-                    bus[a] = pair(f"node{a} bus", link.duplex, ("up", "down"))
-                else:
-                    device.update({d: pair(local[d], link.duplex) for d in members})
-            if network is not None and cluster.nodes > 1:
-                if network.per_device:
-                    nic.update({d: pair(f"{local[d]} nic", network.duplex) for d in members})
-                else:
-                    nic.update(dict.fromkeys(members, pair(f"node{a} nic", network.duplex)))
-        return _Ports(tuple(names), device, bus, nic)
+    def _ports(self) -> Ports:
+        return number(self._by_node, self.inside, self.between)
 
 
 def _figures(device: Device) -> dict[str, Any]:
@@ -266,27 +223,23 @@ def _figures(device: Device) -> dict[str, Any]:
     }
 
 
-def build(
-    name: str,
-    nodes: list[tuple[list[Device], Link | None, Network | None]],
-) -> Cluster:
-    """Put nodes of devices together; a device's node is where it stands in the list."""
+Node = tuple[list[Device], Link | None, Network | None]
+
+
+def build(name: str, nodes: Sequence[Node]) -> Cluster:
+    """Put nodes together; a device's node is where it stands in the list."""
     return Cluster(
         name=name,
-        devices=tuple(_numbered(nodes)),
+        devices=tuple(_placed(nodes)),
         inside=tuple(link for _, link, _ in nodes),
         between=tuple(network for _, _, network in nodes),
     )
 
 
-def _numbered(
-    nodes: list[tuple[list[Device], Link | None, Network | None]],
-) -> Iterator[Device]:
+def _placed(nodes: Sequence[Node]) -> Iterator[Device]:
     for a, (devices, _, _) in enumerate(nodes):
-        placed: dict[str, Device] = {}  # one object a kind and node: 1,024 devices stay light
-        for d in devices:
-            if d.kind not in placed:
-                placed[d.kind] = Device(
-                    d.kind, a, d.flops, d.memory, d.bandwidth, d.overhead, d.efficiency
-                )
-            yield placed[d.kind]
+        here: dict[str, Device] = {}  # one object a kind and node: 1,024 devices stay light
+        for device in devices:
+            if device.kind not in here:
+                here[device.kind] = replace(device, node=a)
+            yield here[device.kind]

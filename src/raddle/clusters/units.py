@@ -6,11 +6,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal, Overflow
 
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*", re.DOTALL)
 
-_DECIMAL = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+# Decimal, so that "5 us" is 5e-6 to the last bit: fingerprints depend on it.
+_DECIMAL = {p: Decimal(1000) ** i for i, p in enumerate(("", "k", "M", "G", "T", "P"))}
+_BINARY = {p: Decimal(1024) ** i for i, p in enumerate(("Ki", "Mi", "Gi", "Ti"), start=1)}
 
 _SIZES = {f"{prefix}B": factor for prefix, factor in {**_DECIMAL, **_BINARY}.items()}
 _BITS = {
@@ -25,7 +27,7 @@ class Quantity:
     """What is counted, in which units it may be written, and an example for advice."""
 
     unit: str
-    units: Mapping[str, float]
+    units: Mapping[str, Decimal]
     example: str
     zero: bool = False  # whether 0 makes sense
     most: float = math.inf
@@ -34,14 +36,20 @@ class Quantity:
 SIZE = Quantity("bytes", _SIZES, "16 GiB")
 RATE = Quantity("bytes/s", {**{f"{unit}/s": f for unit, f in _SIZES.items()}, **_BITS}, "25 GB/s")
 TIME = Quantity(
-    "seconds", {"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}, "5 us", True
+    "seconds",
+    {
+        unit: Decimal(1000) ** -i
+        for unit, i in {"s": 0, "ms": 1, "us": 2, "µs": 2, "μs": 2, "ns": 3}.items()
+    },
+    "5 us",
+    zero=True,
 )
 SPEED = Quantity(
     "FLOP/s",
     {f"{prefix}{flop}": f for prefix, f in _DECIMAL.items() for flop in ("FLOP/s", "FLOPS")},
     "15 TFLOP/s",
 )
-SHARE = Quantity("", {"%": 0.01}, "0.6", most=1.0)
+SHARE = Quantity("", {"%": Decimal("0.01")}, "0.6", most=1.0)
 
 
 def parse(value: object, quantity: Quantity) -> float:
@@ -70,7 +78,12 @@ def _number(value: object, quantity: Quantity) -> float:
     if unit and unit not in quantity.units:
         known = [unit for unit in quantity.units if unit[:1] not in "TP" and "bps" not in unit]
         raise ValueError(f"the unit {unit!r} is none of {', '.join(known)}")
-    return float(digits) * (quantity.units[unit] if unit else 1)
+    if not unit:
+        return float(digits)
+    try:
+        return float(Decimal(digits) * quantity.units[unit])
+    except Overflow:  # an exponent of a million
+        return math.inf
 
 
 def _of(quantity: Quantity) -> str:

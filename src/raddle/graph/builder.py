@@ -56,7 +56,8 @@ class Builder:
         self.module = ""
         self.leaf = False  # whether `module` has no children, so that its operator carries its name
         self.wanted = {0}  # which outputs of the call are used
-        self.updates: dict[str, Value] = {}  # buffer -> the value written to it last
+        self.writes: list[tuple[Value, Value]] = []  # what calls wrote: the value before, and after
+        self._seed: Value | None = None
         self._names: dict[str, int] = {}
         self._base: str | None = None  # the name of the composite that is being built
         self._composite = ""
@@ -74,18 +75,13 @@ class Builder:
 
     def seed(self) -> Value:
         """The step's random seed, which every device has: an input that dropout reads."""
-        if "seed" not in self.values:
-            self.add(Value("seed", (), torch.int64, "", "seed"))
-        return self.values["seed"]
+        if self._seed is None:
+            self._seed = self.add(Value(self.reserve("seed"), (), torch.int64, "", "seed"))
+        return self._seed
 
-    def read(self, value: Value) -> Value:
-        """What a buffer holds now; any other value is itself."""
-        return self.updates.get(value.name, value)
-
-    def write(self, buffer: Value, value: Value) -> None:
-        """Records that a buffer, or what it held until now, is replaced by a value."""
-        held = {v.name: name for name, v in self.updates.items()}
-        self.updates[held.get(buffer.name, buffer.name)] = value
+    def write(self, before: Value, after: Value) -> None:
+        """Records that a call writes to one of its arguments without saying so (running statistics)."""
+        self.writes.append((before, after))
 
     # -- operators ---------------------------------------------------------------------
 
@@ -99,7 +95,6 @@ class Builder:
         """Translates one ATen call; `_result` holds its outputs' metadata where they are known."""
         if target is operator.getitem:
             return args[0][args[1]]
-        args, kwargs = _map((args, kwargs), self.read)
         result = _result if _result is not None else infer(target, args, kwargs)
         name = _base_name(target)
         translator = TRANSLATORS.get(name)

@@ -9,14 +9,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import logging
 import operator
 import os
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,8 +30,12 @@ import raddle.graph.ops  # noqa: F401  (declares the operators)
 from raddle.errors import InputError
 from raddle.graph import letters
 from raddle.graph.builder import Builder
-from raddle.graph.graph import Graph, Value
+from raddle.graph.graph import Fused, Graph, Op, Value
 from raddle.graph.mutation import Memory, View, is_view, out_of_place, writes
+
+RESHAPING = {
+    f"aten::{n}_" for n in ("squeeze", "unsqueeze", "t", "transpose", "swapaxes", "resize")
+}
 
 
 def capture(
@@ -48,36 +54,67 @@ def capture(
     dimension of every input holds the samples; `dims={"x": "tnc"}` says otherwise. The module is
     captured in its present mode (`train()` or `eval()`) and is not changed; meta tensors will do.
     """
+    _check_arguments(model, inputs, targets, loss)
     step = _Step(model, list(inputs) if isinstance(inputs, Mapping) else None, len(inputs), loss)
     given = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
     program = _export(step, [*given, *targets], model)
-    return _Translation(program, model, _input_names(model, inputs, targets), dims or {}).graph(
+    names = _input_names(model, inputs, targets)
+    unknown = set(dims or {}) - set(names)
+    if unknown:
+        raise InputError(f"dims names {sorted(unknown)}, but the inputs are {', '.join(names)}.")
+    return _Translation(program, model, names, dims or {}).graph(
         name or type(model).__name__, has_loss=loss is not None
     )
+
+
+def _check_arguments(model: Any, inputs: Any, targets: Any, loss: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"capture takes an nn.Module, not a {type(model).__name__}.")
+    for name, given in (("inputs", inputs), ("targets", targets)):
+        if isinstance(given, Tensor):
+            raise InputError(f"{name} is a tensor: give a list of tensors, [x].")
+    if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
+        raise InputError("the loss has parameters of its own: make it a part of the model.")
 
 
 class _Step(nn.Module):
     """The module and its loss; returns the loss first, then every tensor that the module returns."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        keys: list[str] | None,
-        count: int,
-        loss: Callable[..., Tensor] | None,
+        self, model: nn.Module, keys: list[str] | None, count: int, loss: Callable[..., Any] | None
     ) -> None:
         super().__init__()
-        self.model, self.keys, self.count, self.loss = model, keys, count, loss
+        self.model, self.keys, self.count = model, keys, count
+        self.loss = (
+            loss,
+        )  # in a tuple: what a loss module holds are constants, not states of the model
         self.training = model.training
 
     def forward(self, *tensors: Any) -> Any:
         given, targets = tensors[: self.count], tensors[self.count :]
+        before = [
+            (m, k, b) for m in self.model.modules() for k, b in m.named_buffers(recurse=False)
+        ]
         if self.keys is None:
             output = self.model(*given)
         else:
             output = self.model(**dict(zip(self.keys, given, strict=True)))
-        loss = [] if self.loss is None else [self.loss(output, *targets)]
+        for owner, key, buffer in before:
+            if (now := getattr(owner, key)) is not buffer:  # assigned anew: the same as written
+                buffer.copy_(now.detach())
+                setattr(owner, key, buffer)
+        (function,) = self.loss
+        loss = [] if function is None else [_scalar(function(output, *targets))]
         return tuple(loss + _tensors(output))
+
+
+def _scalar(loss: Any) -> Tensor:
+    if isinstance(loss, Tensor) and loss.shape == () and loss.is_floating_point():
+        return loss
+    shape = f" of shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, Tensor) else ""
+    raise InputError(
+        f"the loss is a {type(loss).__name__}{shape}: return one floating-point scalar."
+    )
 
 
 def _tensors(output: Any) -> list[Tensor]:
@@ -85,6 +122,8 @@ def _tensors(output: Any) -> list[Tensor]:
         return [output]
     if isinstance(output, Mapping):
         output = output.values()
+    elif dataclasses.is_dataclass(output):
+        output = [getattr(output, f.name) for f in dataclasses.fields(output)]
     elif not isinstance(output, (list, tuple)):
         return []
     return [t for part in output for t in _tensors(part)]
@@ -93,17 +132,76 @@ def _tensors(output: Any) -> list[Tensor]:
 def _export(step: _Step, inputs: Sequence[Any], model: nn.Module) -> torch.export.ExportedProgram:
     on_meta = any(t.is_meta for t in [*model.parameters(), *model.buffers()])
     try:
-        with warnings.catch_warnings(), torch.device("meta") if on_meta else nullcontext():
+        with _unchanged(model), _refusing_custom_backwards(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on attributes that the modules of torch itself assign
-            return torch.export.export(step, tuple(inputs), strict=False)
+            with torch.device("meta") if on_meta else nullcontext():
+                return torch.export.export(step, tuple(inputs), strict=False)
+    except InputError:
+        raise
     except Exception as error:
         message = str(error).strip().splitlines()
         reason = message[0].rstrip(".") if message else type(error).__name__
+        if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
+            advice = "Rewrite that line so that it does not depend on the values of tensors."
+        else:
+            advice = "Check the model and its inputs with torch.export.export on its own."
         raise InputError(
-            f"{type(model).__name__} cannot be captured{_place(error)}: {reason}. "
-            "Rewrite that line so that it does not depend on the values of tensors, or try "
-            "torch.export.export(model, inputs) on its own."
+            f"{type(model).__name__} cannot be captured{_place(error)}: {reason}. {advice}"
         ) from error
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Puts back what tracing leaves in a module: tensors that are attributes; and keeps torch quiet."""
+    kept = [
+        (module, name, value, value.detach().clone())
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor)
+    ]
+    names = [(module, set(vars(module))) for module in model.modules()]
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        for module, before in names:
+            for name in set(vars(module)) - before:
+                delattr(module, name)
+        for module, name, value, numbers in kept:
+            value.detach().copy_(numbers)
+            setattr(module, name, value)
+
+
+@contextmanager
+def _refusing_custom_backwards() -> Iterator[None]:
+    """While tracing, a backward of the user's own is refused: export would drop it without a word."""
+
+    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if (
+            cls.__name__ == "_NoopSaveInputs"
+        ):  # of checkpoints without re-entry, which change nothing
+            return apply.__func__(cls, *args, **kwargs)
+        hint = (
+            " (for a checkpoint, say use_reentrant=False)" if "Checkpoint" in cls.__name__ else ""
+        )
+        raise InputError(
+            f"the model uses the autograd function '{cls.__name__}' (or a backward hook), whose "
+            f"backward cannot be captured: write it in plain operators{hint}."
+        )
+
+    def refuse_hook(tensor: Tensor, hook: Any) -> Any:
+        raise InputError("the model registers a hook on a gradient, which cannot be captured.")
+
+    apply, hook = torch.autograd.Function.__dict__["apply"], torch.Tensor.register_hook
+    torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[assignment,method-assign]
+    torch.Tensor.register_hook = refuse_hook  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+        torch.Tensor.register_hook = hook  # type: ignore[method-assign]
 
 
 def _place(error: BaseException) -> str:
@@ -119,7 +217,10 @@ def _place(error: BaseException) -> str:
 def _origin(node: Node) -> str:
     """Where in the user's code a node comes from, as export recorded it."""
     lines = (node.meta.get("stack_trace") or "").strip().splitlines()
-    places = [i for i, line in enumerate(lines) if line.strip().startswith("File ")]
+    places = [
+        i for i, line in enumerate(lines)
+        if line.strip().startswith("File ") and os.path.dirname(__file__) not in line
+    ]  # fmt: skip
     if not places:
         return ""
     found = re.search(r'File "(.*)", line (\d+), in (\w+)', lines[places[-1]])
@@ -137,15 +238,47 @@ def _depends_on_data(meta: Any) -> bool:
 
 
 def _input_names(
-    model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any], targets: Sequence[Tensor]
+    model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any], targets: Sequence[Any]
 ) -> list[str]:
+    """A name for every leaf of the inputs: arguments that hold several tensors number them."""
     if isinstance(inputs, Mapping):
-        names = list(inputs)
+        named = list(inputs.items())
     else:
         parameters = inspect.signature(model.forward).parameters.values()
         known = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
-        names = [known[i] if i < len(known) else f"input{i}" for i in range(len(inputs))]
-    return names + ["target" if not i else f"target{i}" for i in range(len(targets))]
+        known += [f"input{i}" for i in range(len(known), len(inputs))]
+        named = list(zip(known, inputs, strict=False))
+    named += [("target" if not i else f"target{i}", t) for i, t in enumerate(targets)]
+    return [name for argument, value in named for name in _leaf_names(argument, value)]
+
+
+def _leaf_names(name: str, value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return [n for k, v in value.items() for n in _leaf_names(f"{name}.{k}", v)]
+    if isinstance(value, (list, tuple)):
+        return [n for i, v in enumerate(value) for n in _leaf_names(f"{name}.{i}", v)]
+    return [name]
+
+
+def _alive(
+    b: Builder, wanted: set[str]
+) -> tuple[dict[str, Value], tuple[Op, ...], tuple[Fused, ...]]:
+    """What the outputs and updates depend on; everything else computes for nobody."""
+    needed, ops = set(wanted), []
+    for op in reversed(b.ops):
+        if any(o in needed for o in op.outputs):
+            needed.update(op.inputs)
+            ops.append(op)
+    kept = {op.name for op in ops}
+    made = {o for op in ops for o in op.outputs}
+    values = {n: v for n, v in b.values.items() if v.role != "op" or n in made}
+    fused = []
+    for f in b.fused:
+        outputs = tuple(o if o in made else None for o in f.outputs)
+        if any(outputs):
+            names = tuple(name for name in f.ops if name in kept)
+            fused.append(dataclasses.replace(f, ops=names, outputs=outputs))
+    return values, tuple(reversed(ops)), tuple(fused)
 
 
 class _Translation:
@@ -179,17 +312,18 @@ class _Translation:
             and first.dtype.is_floating_point
         ):
             has_loss = True
-        b = self.builder
+        updates = {buffer: value.name for buffer, value in self.memory.updates.items()}
+        values, ops, fused = _alive(self.builder, {*outputs, *updates.values()})
         return Graph(
             name,
-            b.values,
-            tuple(b.ops),
+            values,
+            ops,
             tuple(self.inputs),
             tuple(outputs[1:] if has_loss else outputs),
             outputs[0] if has_loss else None,
-            {buffer: value.name for buffer, value in b.updates.items()},
+            updates,
             self.aliases,
-            tuple(b.fused),
+            fused,
             self.constants,
         )
 
@@ -206,7 +340,7 @@ class _Translation:
                 self._state(node, spec, owners)
             elif spec.kind == InputKind.CONSTANT_TENSOR:
                 constant = self.program.constants[spec.target]
-                self.memory.put(node, self._constant(spec.target, constant))
+                self.memory.put_state(node, self._constant(spec.target, constant))
 
     def _input(self, node: Node, meta: Any) -> None:
         name = self.input_names.pop(0)
@@ -214,6 +348,10 @@ class _Translation:
             self.memory.put(node, meta)  # a number or None, which the capture has fixed
             return
         named = self.dims.get(name) or letters.of_input(meta.dim(), meta.is_floating_point())
+        if len(named) != meta.dim() or len(set(named)) < len(named) or not (named + "a").islower():
+            raise InputError(
+                f"dims of '{name}' are '{named}': one small letter for each of {meta.dim()} dimensions."
+            )
         value = Value(self.builder.reserve(name), tuple(meta.shape), meta.dtype, named, "input")
         self.memory.put(node, self.builder.add(value))
         self.inputs.append(value.name)
@@ -239,11 +377,11 @@ class _Translation:
                 role = "frozen"
             self.builder.reserve(name)
             self.builder.add(Value(name, shape, meta.dtype, letters.POOL[: len(shape)], role))
-        self.memory.put(node, self.builder.values[name])
+        self.memory.put_state(node, self.builder.values[name])
 
     def _constant(self, target: str, tensor: Tensor) -> Value:
         name = self.builder.reserve(f"constant.{target.removeprefix('model.')}")
-        self.constants[name] = tensor.detach()
+        self.constants[name] = tensor.detach().clone()
         shape = tuple(tensor.shape)
         named = letters.POOL[: len(shape)]
         return self.builder.add(Value(name, shape, tensor.dtype, named, "constant"))
@@ -254,8 +392,10 @@ class _Translation:
         for node in module.graph.nodes:
             if node.op == "get_attr":
                 held = getattr(module, node.target)
-                value = self._constant(node.target, held) if isinstance(held, Tensor) else held
-                self.memory.put(node, value)
+                if isinstance(held, Tensor):
+                    self.memory.put_state(node, self._constant(node.target, held))
+                else:
+                    self.memory.put(node, held)
             elif node.op == "call_function":
                 try:
                     self._call(node)
@@ -278,7 +418,10 @@ class _Translation:
         for placeholder, outer in zip(placeholders, given, strict=True):
             view = View(outer, None, (), {}) if isinstance(outer, Node) else None
             self.memory.put(placeholder, self._read(outer), view)
+        outside = self.memory.no_grad
+        self.memory.no_grad = stops or (outside and not setting[0])
         self._walk(region)
+        self.memory.no_grad = outside
         (end,) = (n for n in region.graph.nodes if n.op == "output")
         results = self._read(end.args[0])
         if stops:  # no gradient flows out of the block
@@ -301,7 +444,13 @@ class _Translation:
                 f"the model uses '{target}', which is no operator: "
                 "rewrite that control flow in plain Python."
             )
+        written = writes(target)
         if not target._schema.returns:
+            if target._schema.name.endswith("_"):  # of a list of tensors
+                raise InputError(
+                    f"the model calls '{target}', which writes in place and cannot be captured: "
+                    "write the results to new tensors instead."
+                )
             return  # an assertion
         self._locate(node)
         if _depends_on_data(node.meta.get("val")):
@@ -310,15 +459,24 @@ class _Translation:
                 "use a mask, or sizes that are fixed."
             )
         args, kwargs = self._read((node.args, node.kwargs))
-        if writes(target):
+        if written:
             self._write(node, target, args, kwargs)
             return
         value = self.builder.call(target, *args, _result=node.meta["val"], **kwargs)
+        self._hidden_writes(node, args)
         view = None
         if is_view(node):
             source: Any = node.args[0]
             view = View(source, target, tuple(args[1:]), dict(kwargs))
         self.memory.put(node, value, view)
+
+    def _hidden_writes(self, node: Node, args: Sequence[Any]) -> None:
+        """What a call wrote to its arguments without saying so."""
+        for before, after in self.builder.writes:
+            for argument, value in zip(node.args, args, strict=False):
+                if value is before and isinstance(argument, Node):
+                    self.memory.write(argument, after)
+        self.builder.writes.clear()
 
     def _item(self, node: Node) -> None:
         source: Any = node.args[0]
@@ -328,13 +486,20 @@ class _Translation:
         self.memory.put(node, value, view._replace(item=item) if view is not None else None)
 
     def _write(self, node: Node, target: Any, args: Any, kwargs: Any) -> None:
-        written = node.args[0]
+        written, before = node.args[0], args[0]
         assert isinstance(written, Node)
-        before = args[0]
+        if target._schema.name == "aten::detach_":  # changes what autograd sees, not what is held
+            self.memory.put(node, self.builder.call(torch.ops.aten.detach.default, before))
+            return
         if before.role == "buffer" or not before.dtype.is_floating_point:
             self.builder.leaf = False  # a counter is not what the module is named for
         value = self.builder.call(out_of_place(target), *args, **kwargs)
         value = self.builder.call(torch.ops.aten.to.dtype, value, before.dtype)
+        if len(value.shape) > len(before.shape) or target._schema.name in RESHAPING:
+            raise InputError(
+                f"the model changes a tensor's shape in place with '{target}', which cannot be captured: "
+                "give the result a name of its own."
+            )
         if value.shape != before.shape:
             value = self.builder.call(torch.ops.aten.expand.default, value, list(before.shape))
         self.memory.write(written, value)

@@ -65,7 +65,7 @@ class Fused:
     kind: str
     ops: tuple[str, ...]
     inputs: tuple[str | None, ...]
-    outputs: tuple[str, ...]
+    outputs: tuple[str | None, ...]  # None: used by nobody
     attrs: Mapping[str, Any]
 
 

@@ -62,7 +62,8 @@ def _run_fused(fused: Fused, pieces: dict[str, Pieces], graph: Graph) -> None:
     ]
     results = FUSED[fused.kind](fused.attrs)(*arguments)
     for name, tensor in zip(fused.outputs, results, strict=True):
-        pieces[name] = [(Box.full(tensor.shape), tensor)]
+        if name is not None:
+            pieces[name] = [(Box.full(tensor.shape), tensor)]
 
 
 def _run(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces], device: torch.device) -> None:

@@ -19,6 +19,7 @@ from raddle.graph.builder import Builder
 from raddle.graph.graph import Value
 
 A = torch.ops.aten
+FRESH = {"lift_fresh", "lift_fresh_copy"}  # new tensors, although tracing shows them as views
 
 
 class View(NamedTuple):
@@ -32,7 +33,7 @@ class View(NamedTuple):
 
 
 class Memory:
-    """What every node holds, as writes go on."""
+    """What every node holds, as writes go on, and what buffers hold in the end."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
@@ -40,12 +41,24 @@ class Memory:
         self.views: dict[Node, View] = {}
         self.versions: dict[Node, int] = {}  # of roots: how often they were written
         self.seen: dict[Node, int] = {}  # the root's version that a node's value belongs to
+        self.states: dict[
+            Node, Value
+        ] = {}  # roots that outlive the step: parameters, buffers, constants
+        self.updates: dict[str, Value] = {}
+        self.no_grad = False
 
     def put(self, node: Node, value: Any, view: View | None = None) -> None:
         self.held[node] = value
         if view is not None:
             self.views[node] = view
         self.seen[node] = self.versions.get(self._root(node), 0)
+
+    def put_state(self, node: Node, value: Value) -> None:
+        """A parameter, buffer or constant; names of one and the same tensor share a root."""
+        first = next((n for n, v in self.states.items() if v.name == value.name), None)
+        self.put(node, value, View(first, None, (), {}) if first is not None else None)
+        if first is None:
+            self.states[node] = value
 
     def read(self, node: Node) -> Any:
         """The value of a node now; a view of something written since is made again."""
@@ -57,25 +70,37 @@ class Memory:
                 value = self.builder.call(view.target, value, *view.args, **view.kwargs)
             self.held[node] = value if view.item is None else value[view.item]
             self.seen[node] = current
-        value = self.held[node]
-        return self.builder.read(value) if isinstance(value, Value) else value
+        return self.held[node]
 
     def write(self, node: Node, value: Value) -> None:
         """Writes a new value to a node, and so to everything that it is a view of."""
         root = self._root(node)
+        state = self.states.get(root)
+        if state is not None and state.role not in ("buffer", "frozen"):
+            raise InputError(
+                f"the model writes to the {state.role} '{state.name}' in its forward, which cannot be "
+                "captured: keep what changes in a buffer."
+            )
+        if self.no_grad:
+            value = self._silently(self.read(node), value, state is not None)
         self.versions[root] = self.versions.get(root, 0) + 1
-        while True:
-            self.seen[node] = self.versions[root]
-            view = self.views.get(node)
-            if view is None:
-                break
-            self.held[node] = value
+        while (view := self.views.get(node)) is not None:
+            self.held[node], self.seen[node] = value, self.versions[root]
             value = self._replaced(view, value)
             node = view.parent
-        if isinstance(self.held[root], Value) and self.held[root].role == "buffer":
-            self.builder.write(self.held[root], value)
-        else:
-            self.held[root] = value
+        self.held[root], self.seen[root] = value, self.versions[root]
+        if state is not None:
+            self.updates[state.name] = value
+
+    def _silently(self, old: Value, new: Value, state: bool) -> Any:
+        """A write that autograd does not see: the new numbers, with the old value's gradient."""
+        call = self.builder.call
+        if not new.dtype.is_floating_point:
+            return new
+        if state:
+            return call(A.detach.default, new)
+        change = call(A.detach.default, call(A.sub.Tensor, new, old))
+        return call(A.add.Tensor, old, change)
 
     def _root(self, node: Node) -> Node:
         while node in self.views:
@@ -87,8 +112,7 @@ class Memory:
         call, name = self.builder.call, _name(view.target)
         if view.target is None:
             return value
-        parent = self.held[view.parent]
-        parent = self.builder.read(parent) if isinstance(parent, Value) else parent
+        parent = self.read(view.parent)
         if name == "select":
             return call(A.select_scatter.default, parent, value, *view.args)
         if name in ("slice", "narrow"):
@@ -110,7 +134,9 @@ class Memory:
         if name == "permute":
             order = [d % len(parent.shape) for d in view.args[0]]
             return call(A.permute.default, value, [order.index(d) for d in range(len(order))])
-        if name in ("alias", "detach", "contiguous", "to"):
+        if name == "detach":
+            return self._silently(parent, value, False)
+        if name in ("alias", "contiguous", "to", "dropout", "feature_dropout", "alpha_dropout"):
             return value
         raise InputError(
             f"the model writes in place through a view made by '{name}', which cannot be captured: "
@@ -131,9 +157,15 @@ def _name(target: Any) -> str:
 
 
 def writes(target: Any) -> bool:
-    """Whether a call writes to its first argument."""
-    arguments = target._schema.arguments
-    return bool(arguments and arguments[0].alias_info and arguments[0].alias_info.is_write)
+    """Whether a call writes to its first argument; writing to another one is refused."""
+    marked = [a for a in target._schema.arguments if a.alias_info and a.alias_info.is_write]
+    first = target._schema.arguments[:1]
+    if any(a.name not in [f.name for f in first] or "[]" in str(a.type) for a in marked):
+        raise InputError(
+            f"the model calls '{target}', which writes to '{marked[-1].name}' and cannot be captured: "
+            "write the result to a new tensor instead."
+        )
+    return bool(marked)
 
 
 def is_view(node: Node) -> bool:
@@ -141,12 +173,21 @@ def is_view(node: Node) -> bool:
     source = node.args[0] if node.args else None
     if not isinstance(source, Node):
         return False
+    if _name(node.target) in ("dropout", "feature_dropout", "alpha_dropout"):
+        return not node.args[2] or not node.args[1]  # nothing dropped: the tensor itself
     shown, result = source.meta.get("val"), node.meta.get("val")
     if isinstance(result, (list, tuple)) and result:
         result = result[0]
-    if not isinstance(shown, Tensor) or not isinstance(result, Tensor):
+    if (
+        not isinstance(shown, Tensor)
+        or not isinstance(result, Tensor)
+        or _name(node.target) in FRESH
+    ):
         return False
-    return shown.untyped_storage() is result.untyped_storage()
+    try:
+        return shown.untyped_storage() is result.untyped_storage()
+    except NotImplementedError:  # a wrapper without storage, as in torch.func
+        return False
 
 
 def out_of_place(target: Any) -> Any:
@@ -154,6 +195,8 @@ def out_of_place(target: Any) -> Any:
     name = _name(target).rstrip("_") if not _name(target).startswith("__") else None
     packet = getattr(A, name, None) if name else None
     overload = target._schema.overload_name or "default"
+    if name == "pow":
+        overload = {"Scalar": "Tensor_Scalar", "Tensor": "Tensor_Tensor"}[overload]
     found = getattr(packet, overload, None) if packet is not None else None
     if found is None:
         raise InputError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Iterator
+from reprlib import repr as short
 from typing import Any
 
 from raddle.errors import InputError
@@ -16,6 +18,11 @@ _PLAIN = (
     "devices", "bn", "sync", "microbatches", "steps", "model", "fingerprint", "batch", "dtype", "optimizer",
     "cluster", "method", "predicted",
 )  # fmt: skip
+
+
+_NUMBERS = ("devices", "microbatches", "steps", "batch")
+_TEXTS = ("bn", "sync", "model", "fingerprint", "dtype", "optimizer", "method")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 def save(plan: Plan, graph: Graph, path: str | pathlib.Path) -> None:
@@ -37,11 +44,13 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
         data = json.loads(pathlib.Path(path).read_text())
     except FileNotFoundError:
         raise InputError(f"there is no plan file '{path}'.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise InputError(f"'{path}' cannot be read ({error.strerror}): name a plan file.") from None
+    except (ValueError, RecursionError) as error:
         raise InputError(f"'{path}' is no plan file: {error}.") from None
     if not isinstance(data, dict) or "raddle" not in data:
         raise InputError(f"'{path}' is no plan file of raddle: it has no key 'raddle'.")
-    if data["raddle"] != VERSION:
+    if type(data["raddle"]) is not int or data["raddle"] != VERSION:
         raise InputError(
             f"'{path}' has version {data['raddle']}, this raddle reads version {VERSION}: "
             "plan again, or install the raddle that wrote it."
@@ -49,7 +58,34 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
     missing = [name for name in (*_PLAIN, "recompute", "tiles") if name not in data]
     if missing:
         raise InputError(f"'{path}' is damaged: it lacks {', '.join(missing)}.")
+    wrong = next(_wrong(data), None)
+    if wrong:
+        raise InputError(f"'{path}' is damaged: {wrong}.")
     return data
+
+
+def _wrong(data: dict[str, Any]) -> Iterator[str]:
+    """What cannot be in a plan file."""
+    for name in _NUMBERS:
+        if type(data[name]) is not int or data[name] < (name != "batch"):
+            yield f"{name} is {short(data[name])}, not a count"
+    for name in _TEXTS:
+        if not isinstance(data[name], str):
+            yield f"{name} is {short(data[name])}, not a text"
+    if data["dtype"] not in DTYPES:
+        yield f"dtype is {short(data['dtype'])}, not one of {', '.join(DTYPES)}"
+    if data["microbatches"] > max(1, data["batch"]):
+        yield f"it has {data['microbatches']} micro-batches of {data['batch']} samples"
+    for name in ("tiles", "predicted", "cluster"):
+        if not isinstance(data[name], dict) and (name, data[name]) != ("cluster", None):
+            yield f"{name} is {short(data[name])}, not an object"
+    for name, text in data["tiles"].items():
+        if not isinstance(text, str):
+            yield f"the tiles of '{name}' are {short(text)}, not a text"
+    if not isinstance(data["recompute"], list) or not all(
+        isinstance(name, str) for name in data["recompute"]
+    ):
+        yield f"recompute is {short(data['recompute'])}, not a list of names"
 
 
 def from_dict(data: dict[str, Any], graph: Graph) -> Plan:
@@ -58,8 +94,8 @@ def from_dict(data: dict[str, Any], graph: Graph) -> Plan:
     plan = Plan(
         tiles={}, recompute=frozenset(data["recompute"]), **{name: data[name] for name in _PLAIN}
     )
-    if plan.fingerprint != graph.fingerprint():
-        validate(plan, graph)
+    if plan.fingerprint and plan.fingerprint != graph.fingerprint():
+        validate(plan, graph)  # says so before a tile does that the other graph cannot have
     tiles = {}
     for name, text in data["tiles"].items():
         if name not in ops:

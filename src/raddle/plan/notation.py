@@ -18,8 +18,9 @@ from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.plan.tiling import Grid, Irregular, Tile, Tiling, even_cuts, uneven_cuts
 
-_BOX = re.compile(r"\[([\d: ]*)\]@(\d+)")
-_SPLIT = re.compile(r"([A-Za-z])/(?:(\d+)|\(([\d,]+)\))")
+_BOX = re.compile(r"\[((?:\d{1,18}:\d{1,18} ?)*)\]@(\d{1,18})")
+_SPLIT = re.compile(r"([A-Za-z])/(?:(\d{1,18})|\((\d{1,18}(?:,\d{1,18})*)\))")
+MOST_DEVICES = 65_536
 
 
 def write_tiling(op: Op, tiling: Tiling) -> str:
@@ -47,7 +48,7 @@ def read_tiling(op: Op, text: str) -> Tiling:
     cuts: dict[str, tuple[int, ...]] = {dim.name: (0, dim.size) for dim in op.space.dims}
     copies = 1
     for word in splits.split():
-        if re.fullmatch(r"x\d+", word):
+        if re.fullmatch(r"x\d{1,18}", word):
             copies = int(word[1:])
             continue
         found = _SPLIT.fullmatch(word)
@@ -93,11 +94,14 @@ def write_devices(devices: Sequence[int]) -> str:
 def read_devices(text: str) -> tuple[int, ...]:
     devices: list[int] = []
     for run in text.strip().split(","):
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", run)
+        found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", run)
         if not found:
             raise InputError(f"'@{text.strip()}' is no list of devices: write @0-3,7.")
         first = int(found[1])
-        devices += range(first, int(found[2] or first) + 1)
+        run_of = range(first, int(found[2] or first) + 1)
+        if len(devices) + len(run_of) > MOST_DEVICES:
+            raise InputError(f"'@{text.strip()}' are more than {MOST_DEVICES} devices.")
+        devices += run_of
     return tuple(devices)
 
 

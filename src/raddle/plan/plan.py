@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from raddle.graph.graph import Graph, Op
 from raddle.plan.tiling import Grid, Tiling
 
 STATISTICS = ("global", "local")
-SYNCS = ("allreduce", "server")
+SYNCS = ("allreduce", "server", "server:D (D a device)")
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Plan:
 
     `bn` says which samples batch statistics are taken over: `global`, all of a micro-batch (exact), or
     `local`, those of a tile (as DistributedDataParallel does). `sync` says how copies of a parameter
-    agree: by `allreduce`, or at a `server`: the first device that holds it.
+    agree: by `allreduce`, or at a `server`: the first device that holds it, or device 3 with `server:3`.
     """
 
     tiles: Mapping[str, Tiling]
@@ -41,6 +42,12 @@ class Plan:
     method: str = ""
     predicted: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def server(self) -> int | None:
+        """The device that is the home of all parameters, if one is named."""
+        name, _, device = self.sync.partition(":")
+        return int(device) if name == "server" and device else None
+
 
 def validate(plan: Plan, graph: Graph) -> None:
     """Raises InputError with the reason if the plan does not fit the graph."""
@@ -52,8 +59,13 @@ def validate(plan: Plan, graph: Graph) -> None:
         )
     if plan.bn not in STATISTICS:
         raise InputError(f"bn is '{plan.bn}': choose one of {', '.join(STATISTICS)}.")
-    if plan.sync not in SYNCS:
+    if not re.fullmatch(r"allreduce|server(:\d+)?", plan.sync):
         raise InputError(f"sync is '{plan.sync}': choose one of {', '.join(SYNCS)}.")
+    server = plan.server
+    if server is not None and server >= plan.devices:
+        raise InputError(
+            f"sync is '{plan.sync}', but the plan has devices 0 to {plan.devices - 1}."
+        )
     known = {op.name for op in graph.ops}
     for name in plan.tiles:
         if name not in known:

@@ -47,6 +47,11 @@ class Grid:
         every = (box for box in self.boxes for _ in range(self.copies))
         return tuple(Tile(box, device) for box, device in zip(every, self.devices, strict=True))
 
+    @cached_property
+    def uniform(self) -> bool:
+        """Whether all boxes have the same shape."""
+        return all(len({b - a for a, b in pairwise(c)}) == 1 for c in self.cuts)
+
     @property
     def parts(self) -> tuple[int, ...]:
         return tuple(len(c) - 1 for c in self.cuts)

@@ -111,10 +111,11 @@ def always_local(
     if not isinstance(producer, Grid) or not isinstance(consumer, Grid):
         return False
     dims = space.outputs[output]
-    if all(len(c) == 2 for c in producer.cuts):
-        return consumer.devices is producer.devices or set(consumer.devices) <= set(
-            producer.devices
-        )
+    if all(
+        len(producer.cuts[d]) == 2 for d in dims
+    ):  # every device that has a tile holds all of it
+        same = consumer.devices is producer.devices
+        return same or set(consumer.devices) <= set(producer.devices)
     if producer.devices != consumer.devices or producer.copies != consumer.copies:
         return False
     split = [d for d, c in enumerate(producer.cuts) if len(c) > 2]

@@ -15,7 +15,7 @@ from raddle.graph.box import Box, cells, grid, merge, subtract
 from raddle.graph.graph import Graph, Op
 from raddle.graph.space import Space
 from raddle.plan.plan import Plan, validate
-from raddle.plan.tiling import Tiling
+from raddle.plan.tiling import Grid, Tiling
 from raddle.program.collective import recognise
 from raddle.program.holding import Holding, always_local, fetch, holding_of
 from raddle.program.program import (
@@ -71,6 +71,7 @@ class _Lowering:
             if any(o in self.active for o in op.outputs):
                 for name in set(op.inputs) & self.active:
                     self.uses[name] = self.uses.get(name, 0) + 1
+        self.through_server = plan.sync.startswith("server")
         self.shares = self._shares()
 
     def program(self) -> Program:
@@ -91,13 +92,13 @@ class _Lowering:
         tiling = self.plan.tiles[op.name]
         if self._is_partial(op, tiling):
             self._settle_merge(op, tiling)
-            placed = self.merges[op.name]
-            holdings = [Holding([(c.box, c.devices) for c in placed]) for _ in op.outputs]
-        else:
-            holdings = [holding_of(op.space, tiling, k) for k in range(len(op.outputs))]
         for k, name in enumerate(op.outputs):
-            forward, back = self._needs(op, k, name, holdings[k])
-            self.messages[name], self.returned[name] = forward, back
+            self.messages[name], self.returned[name] = self._needs(op, k, name)
+
+    def _holding(self, op: Op, output: int) -> Holding:
+        if op.name in self.merges:
+            return Holding([(c.box, c.devices) for c in self.merges[op.name]])
+        return holding_of(op.space, self.plan.tiles[op.name], output)
 
     def _is_partial(self, op: Op, tiling: Tiling) -> bool:
         if not op.space.combine or not any(op.space.partial(box) for box in tiling.boxes):
@@ -142,28 +143,35 @@ class _Lowering:
         )
 
     def _needs(
-        self, op: Op, output: int, name: str, holding: Holding
+        self, op: Op, output: int, name: str
     ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
         """Messages that bring a value to its consumers, and those that bring its gradient back."""
-        tiling, merged = self.plan.tiles[op.name], op.name in self.merges
         wanted: dict[int, list[Box]] = {}
         plainly: dict[int, list[Box]] = {}  # by consumers that give no gradient
-        for consumer, operand in self.consumers.get(name, []):
-            target = self.plan.tiles[consumer.name]
-            access = consumer.space.operands[operand]
-            if not merged and always_local(tiling, op.space, output, target, access):
-                continue
-            graded = name in self.active and any(o in self.active for o in consumer.outputs)
-            needs = wanted if graded else plainly
-            _add_regions(needs, consumer, operand, target)
+        readers = list(self.consumers.get(name, []))
         for buffer, value in self.graph.updates.items():
             if value == name:  # whoever reads the buffer in the next step needs what it holds then
-                for reader, operand in self.consumers.get(buffer, []):
-                    _add_regions(plainly, reader, operand, self.plan.tiles[reader.name])
-        have: dict[int, list[Box]] = {}
+                readers += self.consumers.get(buffer, [])
+        for consumer, operand in readers:
+            if self._always_local(op, output, consumer, operand):
+                continue
+            graded = name in consumer.inputs and name in self.active
+            graded = graded and any(o in self.active for o in consumer.outputs)
+            needs = wanted if graded else plainly
+            _add_regions(needs, consumer, operand, self.plan.tiles[consumer.name])
+        if not wanted and not plainly:
+            return (), ()
+        holding, have = self._holding(op, output), dict[int, list[Box]]()
         back = self._fetched(holding, wanted, have)
         rest = self._fetched(holding, plainly, have)
         return _joined(back + rest), tuple(Message(m.target, m.source, m.boxes) for m in back)
+
+    def _always_local(self, op: Op, output: int, consumer: Op, operand: int) -> bool:
+        if op.name in self.merges:
+            return False
+        tiling, target = self.plan.tiles[op.name], self.plan.tiles[consumer.name]
+        access = consumer.space.operands[operand]
+        return always_local(tiling, op.space, output, target, access)
 
     def _fetched(
         self, holding: Holding, needs: dict[int, list[Box]], have: dict[int, list[Box]]
@@ -263,11 +271,11 @@ class _Lowering:
             ]
             if not names:
                 continue
-            for tile in self.plan.tiles[op.name].tiles:
-                regions = _regions(op.space, tile.box)
-                for i, name in names:
-                    region = regions[i]
-                    boxes = held.setdefault(name, {}).setdefault(tile.device, [])
+            tiling = self.plan.tiles[op.name]
+            for i, name in names:
+                by_device = held.setdefault(name, {})
+                for device, region in _operand_regions(op, i, tiling):
+                    boxes = by_device.setdefault(device, [])
                     if region is not None and region not in boxes:
                         boxes.append(region)
         for name, by_device in held.items():
@@ -286,17 +294,18 @@ class _Lowering:
         shares = []
         for box, found in cells([box for boxes, _ in classes for box in boxes]):
             devices = sorted({d for f in found for d in classes[owners[f]][1]})
-            home = devices[0] if self.plan.sync == "server" else -1
+            home = devices[0] if self.through_server else -1
+            home = home if self.plan.server is None else self.plan.server
             shares.append(Share(box, tuple(devices), home))
         return tuple(shares)
 
     def _reduce(self, name: str, key: Key, reduced: dict[str, list[int]]) -> None:
         """Sends a gradient off as soon as it is complete: by all-reduce, or to the parameter's home."""
-        shared = tuple(s for s in self.shares[name] if len(s.devices) > 1)
+        shared = tuple(s for s in self.shares[name] if len({*s.devices, s.home} - {-1}) > 1)
         if not shared:
             return
         deps = tuple(sorted(reduced[name]))
-        if self.plan.sync == "server":
+        if self.through_server:
             up = [Message(d, s.home, (s.box,)) for s in shared for d in s.devices if d != s.home]
             reduced[name].append(self._move(name, "push", key, _joined(up), deps))
         else:
@@ -306,7 +315,7 @@ class _Lowering:
         """In the order in which gradients were complete: the last layers first."""
         for name, deps in sorted(reduced.items(), key=lambda item: max(item[1])):
             own = self.shares[name]
-            server = self.plan.sync == "server"
+            server = self.through_server
             devices = tuple(sorted({s.home for s in own})) if server else _holders(own)
             done = self._emit(Update(name, key, own, devices, tuple(sorted(deps))))
             down = [Message(s.home, d, (s.box,)) for s in own for d in s.devices if d != s.home]
@@ -315,11 +324,21 @@ class _Lowering:
             updated[name] = done
 
 
+def _operand_regions(op: Op, operand: int, tiling: Tiling) -> Iterable[tuple[int, Box | None]]:
+    """By tile, its device and the region of an operand; the same for all if no split touches it."""
+    access = op.space.operands[operand]
+    touched = {term.dim for index in access.indices for term in index.terms}
+    touched |= set(op.space.reduced) if access.once or access.factor else set()
+    if isinstance(tiling, Grid) and all(len(tiling.cuts[d]) == 2 for d in touched):
+        region = _regions(op.space, tiling.boxes[0])[operand]
+        return ((device, region) for device in dict.fromkeys(tiling.devices))
+    return ((tile.device, _regions(op.space, tile.box)[operand]) for tile in tiling.tiles)
+
+
 def _add_regions(needs: dict[int, list[Box]], op: Op, operand: int, tiling: Tiling) -> None:
-    for tile in tiling.tiles:
-        region = _regions(op.space, tile.box)[operand]
+    for device, region in _operand_regions(op, operand, tiling):
         if region is not None:
-            needs.setdefault(tile.device, []).append(region)
+            needs.setdefault(device, []).append(region)
 
 
 def _active(graph: Graph) -> set[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.box import SIMPLE, Box
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 PIPED_WIDTH = 10_000  # columns: a table is as wide as its content, and a pipe never cuts it
@@ -28,6 +29,21 @@ def bytes_text(nbytes: float) -> str:
     return _scaled(nbytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
+def rate_text(rate: float) -> str:
+    """12.5e9 -> "12.5 GB/s"; decimal, as data sheets have it."""
+    return _scaled(rate, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s"))
+
+
+def speed_text(speed: float) -> str:
+    """10.6e12 -> "10.6 TFLOP/s"."""
+    return f"{flops_text(speed)}/s"
+
+
+def seconds_text(seconds: float) -> str:
+    """5e-6 -> "5.00 us"."""
+    return _scaled(seconds * 1e9, 1000, ("ns", "us", "ms", "s"))
+
+
 def _scaled(value: float, base: int, units: Sequence[str]) -> str:
     """Three digits and the largest unit that leaves something before the point."""
     scaled, step = float(value), 0
@@ -46,6 +62,23 @@ def progress(message: str) -> Iterator[None]:
         return
     with console.status(message):
         yield
+
+
+@contextmanager
+def progress_bar(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Show a bar on stderr, if somebody is looking at it, that {"step", "done", "of"} moves."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(message, total=None)
+
+        def move(step: Mapping[str, Any]) -> None:
+            text = f"{message}: {step['step']}"
+            bar.update(task, description=text, completed=step["done"], total=step["of"])
+
+        yield move
 
 
 def show_models(models: Sequence[Mapping[str, Any]]) -> None:
@@ -70,6 +103,247 @@ def show_model(model: Mapping[str, Any]) -> None:
         console.print(f"opaque, never split: {ops}", style="yellow")
     else:
         console.print("no opaque operators")
+
+
+def show_clusters(presets: Sequence[Mapping[str, Any]]) -> None:
+    """Print what `raddle.clusters.presets` lists, and below it where the figures come from."""
+    console = _stdout()
+    table = _table(console)
+    table.add_column("preset", no_wrap=True)
+    for title in ("size", "TFLOP/s 32, 16 bit", "memory", "inside", "between"):
+        table.add_column(title, justify="right")
+    for preset in presets:
+        flops = preset["flops"]
+        table.add_row(
+            preset["name"],
+            f"{preset['nodes']}x{preset['devices_per_node']}",
+            f"{flops['float32'] / 1e12:.3g}, {flops.get('float16', flops['float32']) / 1e12:.3g}",
+            bytes_text(preset["memory"]),
+            _wire(preset["link"], "shared", "shared"),
+            _wire(preset["network"], "per_device", "each"),
+        )
+    console.print(table)
+    for preset in presets:
+        console.print(f"{preset['name']}: {preset['source']}")
+    console.print(
+        "size: nodes x devices; NAME:4x4 or NAME:16 for others, raddle clusters NAME for more"
+    )
+
+
+def show_cluster(cluster: Mapping[str, Any]) -> None:
+    """Print what `raddle.clusters.summary.summarise` says of a cluster."""
+    console = _stdout()
+    console.print(cluster["name"], style="bold")
+    console.print(
+        f"{_plural(cluster['devices'], 'device')} in {_plural(cluster['nodes'], 'node')}, "
+        f"{_plural(cluster['links'], 'link')}, fingerprint {cluster['fingerprint']}"
+    )
+    console.print(_kind_table(console, cluster["kinds"]))
+    if cluster["routes"]:
+        console.print(_route_table(console, cluster["routes"]))
+
+
+def _kind_table(console: Console, kinds: Sequence[Mapping[str, Any]]) -> Table:
+    """A column a kind: there are few of them, and many figures."""
+    table = _table(console)
+    table.add_column("device", no_wrap=True)
+    for kind in kinds:
+        table.add_column(kind["kind"], justify="right")
+    table.add_row("count", *(str(kind["count"]) for kind in kinds))
+    for dtype in dict.fromkeys(dtype for kind in kinds for dtype in kind["flops"]):
+        speeds = (kind["flops"].get(dtype) for kind in kinds)
+        table.add_row(f"peak {dtype}", *("" if x is None else speed_text(x) for x in speeds))
+    table.add_row("memory", *(bytes_text(kind["memory"]) for kind in kinds))
+    table.add_row("memory bandwidth", *(rate_text(kind["bandwidth"]) for kind in kinds))
+    table.add_row("overhead of an operator", *(seconds_text(kind["overhead"]) for kind in kinds))
+    for family in kinds[0]["efficiency"]:
+        shares = (kind["efficiency"][family] for kind in kinds)
+        table.add_row(f"efficiency {family}", *(f"{share:.2g}" for share in shares))
+    return table
+
+
+def _route_table(console: Console, routes: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table(console)
+    table.add_column("route", no_wrap=True)
+    table.add_column("nodes", no_wrap=True)
+    for title in ("bandwidth", "latency"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("a transfer holds", overflow="fold")
+    for route in routes:
+        table.add_row(
+            f"{route['source']} -> {route['target']}",
+            route["where"],
+            rate_text(route["bandwidth"]),
+            seconds_text(route["latency"]),
+            ", ".join(route["holds"]),
+        )
+    return table
+
+
+def show_probe(measured: Mapping[str, Any]) -> None:
+    """Print what `raddle.clusters.probe.probe` measured, and where it was written."""
+    console = _stdout()
+    ranks, gpu = measured["ranks"], measured["gpu"]
+    console.print(
+        f"one of {_plural(ranks, 'rank')} while all compute, "
+        f"{_plural(measured['threads'], 'thread')} each, torch {measured['torch']}",
+        style="bold",
+    )
+    console.print(_figure_table(console, measured))
+    if gpu is not None:
+        console.print(f"{gpu['name']}, one of {gpu['count']}", style="bold")
+        console.print(_figure_table(console, gpu))
+    if (measured["busy_cores"] or 0) > 0.25:
+        console.print(
+            f"other work kept {measured['busy_cores']:.1f} of {measured['cores']} cores busy: "
+            "--fresh measures again when the machine is quiet",
+            style="yellow",
+        )
+    if measured["cached"]:
+        console.print(f"measured {measured['measured']}: --fresh measures again")
+    if measured["file"] is None:
+        console.print("-o FILE writes this as a cluster for --cluster FILE")
+    else:
+        console.print(f"written for --cluster {measured['file']}")
+
+
+def _figure_table(console: Console, figures: Mapping[str, Any]) -> Table:
+    table = _table(console)
+    table.add_column("what", no_wrap=True)
+    table.add_column("measured", no_wrap=True)
+    for name, speed in figures["flops"].items():
+        table.add_row(name, speed_text(speed))
+    table.add_row("memory bandwidth", rate_text(figures["memory_bandwidth"]))
+    table.add_row("overhead of an operator", seconds_text(figures["overhead"]))
+    for name, link in (("idle", figures.get("idle")), ("under load", figures.get("loaded"))):
+        if link is not None:
+            text = f"{seconds_text(link['latency'])} + bytes / {rate_text(link['bandwidth'])}"
+            table.add_row(f"message, {name}", text)
+    if figures.get("idle") is not None:
+        ways = "at the same time" if figures["duplex"] else "in turns"
+        pairs = ", all pairs in turns" if figures["shared"] else ""
+        table.add_row("messages out and in", f"{ways}{pairs}")
+    return table
+
+
+def show_plan(row: Mapping[str, Any]) -> None:
+    """Print the predicted figures of one plan, and where it was written."""
+    show_comparison([row])
+    if row["file"] is not None:
+        print(f"written to {row['file']}: raddle simulate {row['file']} shows more")
+
+
+def show_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print what `raddle.searches.figures.compare` says of methods; reasons stand below the table."""
+    console = _stdout()
+    table = _table(console)
+    table.add_column("method", no_wrap=True)
+    for title in (
+        "step", "samples/s", "speedup", "communication", "peak memory", "imbalance", "search"
+    ):  # fmt: skip
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(row["method"], *_figure_texts(row), style=_row_style(row))
+    console.print(table)
+    for row in rows:
+        if row.get("error"):
+            console.print(f"{row['method']}: {row['error']}", style="yellow")
+        elif row["fits"] is False:
+            console.print(f"{row['method']}: does not fit into the devices' memory", style="yellow")
+    settings = {(row["bn"], row["sync"]) for row in rows}
+    for bn, sync in sorted(settings):
+        console.print(f"simulated, with {bn} batch statistics, synchronised by {sync}")
+
+
+def _figure_texts(row: Mapping[str, Any]) -> list[str]:
+    texts: dict[str, Callable[[float], str]] = {
+        "step_ms": lambda ms: seconds_text(ms / 1e3),
+        "samples_per_s": count_text,
+        "speedup": "{:.2f}x".format,
+        "comm_bytes": bytes_text,
+        "peak_bytes": bytes_text,
+        "imbalance": "{:.2f}".format,
+        "search_s": seconds_text,
+    }
+    return ["" if row[key] is None else text(row[key]) for key, text in texts.items()]
+
+
+def _row_style(row: Mapping[str, Any]) -> str | None:
+    return "yellow" if row.get("error") or row["fits"] is False else None
+
+
+def show_simulation(result: Mapping[str, Any]) -> None:
+    """Print what `raddle.searches.figures.details` says of a simulated plan."""
+    console = _stdout()
+    console.print(
+        f"{result['model']}, batch {result['batch']}, {result['method'] or 'a plan'} "
+        f"on {result['cluster']}",
+        style="bold",
+    )
+    console.print(
+        f"{seconds_text(result['step_ms'] / 1e3)} a step, "
+        f"{count_text(result['samples_per_s'])} samples/s, "
+        f"{bytes_text(result['comm_bytes'])} sent, imbalance {result['imbalance']:.2f}, "
+        f"{bytes_text(result['peak_bytes'])} of memory at most"
+    )
+    if result["fits"] is False:
+        console.print("it does not fit into the devices' memory", style="yellow")
+    console.print(_device_table(console, result["devices"]))
+    if result["transfers"]:
+        console.print(_transfer_table(console, result["transfers"]))
+    if result["trace"] is not None:
+        console.print(f"trace written to {result['trace']}: open it at ui.perfetto.dev")
+
+
+def _device_table(console: Console, devices: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table(console)
+    for title in ("device", "kind"):
+        table.add_column(title, no_wrap=True)
+    for title in ("computes", "waits for data", "idle", "peak memory"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in devices:
+        times = (row[f"{name}_ms"] for name in ("compute", "exposed", "idle"))
+        table.add_row(
+            str(row["device"]),
+            row["kind"],
+            *(seconds_text(ms / 1e3) for ms in times),
+            bytes_text(row["peak_bytes"]),
+        )
+    return table
+
+
+def _transfer_table(console: Console, transfers: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table(console)
+    table.add_column("largest transfers", overflow="fold")
+    for title in ("what", "pattern"):
+        table.add_column(title, no_wrap=True)
+    for title in ("devices", "bytes", "from first to last"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in transfers:
+        table.add_row(
+            row["value"],
+            row["what"],
+            row["pattern"].replace("_", "-"),
+            str(len(row["devices"])),
+            bytes_text(row["bytes"]),
+            seconds_text(row["ms"] / 1e3),
+        )
+    return table
+
+
+def _wire(link: Mapping[str, Any] | None, flag: str, note: str) -> str:
+    """A bandwidth, and whom it serves where that is not the usual."""
+    if link is None:
+        return ""
+    return f"{rate_text(link['bandwidth'])} {note}" if link[flag] else rate_text(link["bandwidth"])
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _table(console: Console) -> Table:
+    return Table(box=SIMPLE if console.is_terminal else None, pad_edge=False)
 
 
 def _layer_table(layers: Sequence[Mapping[str, Any]], *, box: Box | None) -> Table:

@@ -72,7 +72,7 @@ class Worker:
             if not isinstance(instruction, Update) or instruction.parameter in self.parameters:
                 continue
             name = instruction.parameter
-            mine = [s for s in instruction.shares if self.device in s.devices]
+            mine = [s for s in instruction.shares if self.device in (*s.devices, s.home)]
             full = Box.full(self.graph.values[name].shape)
             self.parameters[name] = [
                 (s.box, state[name].detach()[s.box.within(full)].clone().requires_grad_())

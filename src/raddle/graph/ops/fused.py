@@ -55,11 +55,14 @@ def _cross_entropy(a: Attrs) -> Callable[..., Any]:
 def _recurrent(call: Callable[..., Any], states: int) -> Callable[[Attrs], Callable[..., Any]]:
     def make(a: Attrs) -> Callable[..., Any]:
         # "train" although there is no dropout: cuDNN has no backward otherwise
+        time = 1 if a["batch_first"] else 0
         flags = (a["biases"], a["layers"], 0.0, True, a["bidirectional"], a["batch_first"])
 
-        def run(x: Tensor, *rest: Tensor) -> Any:
-            state: Any = list(rest[:states]) if states > 1 else rest[0]
-            return tuple(call(x, state, list(rest[states:]), *flags))
+        def run(x: Tensor, *rest: Any) -> Any:
+            given, params = rest[:states], list(rest[states:])
+            shape = (a["layers"] * (1 + a["bidirectional"]), x.shape[1 - time], params[1].shape[1])
+            state: Any = [x.new_zeros(shape) if s is None else s for s in given]
+            return tuple(call(x, state if states > 1 else state[0], params, *flags))
 
         return run
 

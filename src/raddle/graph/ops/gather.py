@@ -119,6 +119,8 @@ declare("gather", _gather_line, lambda s: lambda x, i: x.gather(s.attrs["dim"], 
 
 @aten("gather")
 def _gather_call(b: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Any:
+    if not x.shape:
+        raise NotSplittable
     attrs = {"dim": dim % len(x.shape)}
     return b.emit("gather", [x, index], [(index.shape, x.dtype)], attrs)
 
@@ -158,6 +160,8 @@ def index(b: Builder, x: Value, indices: Sequence[Value | None]) -> Any:
 
 @aten("index_select")
 def _index_select(b: Builder, x: Value, dim: int, indices: Value) -> Any:
+    if not x.shape:
+        raise NotSplittable
     return index(b, x, [*[None] * (dim % len(x.shape)), indices])
 
 

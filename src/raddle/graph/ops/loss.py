@@ -18,8 +18,8 @@ from raddle.graph.builder import Builder, NotSplittable, aten
 from raddle.graph.graph import Value
 from raddle.graph.kind import Kernel, Site, declare
 from raddle.graph.ops.gather import pick
-from raddle.graph.ops.norm import log_sum_exp, softmax
-from raddle.graph.ops.pointwise import pointwise, pointwise_line
+from raddle.graph.ops.norm import log_sum_exp, softmax, wide
+from raddle.graph.ops.pointwise import arguments, cast, pointwise, pointwise_line
 from raddle.graph.ops.reduce import total
 
 A = torch.ops.aten
@@ -35,15 +35,15 @@ def reduce_loss(b: Builder, each: Value, reduction: int) -> Any:
 def _elementwise(name: str) -> None:
     """Declares loss(x, target, ..., reduction, ...) as its elements and their reduction."""
     target = getattr(A, name).default
-    names = [a.name for a in target._schema.arguments]
-    defaults = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
+    schema = target._schema.arguments
 
     @aten(name)
     def translate(b: Builder, *args: Any, **kwargs: Any) -> Any:
-        given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-        reduction = given["reduction"]
-        given["reduction"] = NONE
-        return reduce_loss(b, pointwise(b, target, *(given[n] for n in names)), reduction)
+        given = arguments(target, args, kwargs)
+        reduction, given["reduction"] = given["reduction"], NONE
+        by_place = [given[a.name] for a in schema if not a.kwarg_only]
+        by_name = {a.name: given[a.name] for a in schema if a.kwarg_only}
+        return reduce_loss(b, pointwise(b, target, *by_place, **by_name), reduction)
 
 
 for _name in [
@@ -68,17 +68,19 @@ for _name in [
 def _entropy(site: Site) -> Kernel:
     """A sample's loss from lse, x[target], w[target], sum of w*x over classes, and the sum of w."""
     ignore, smoothing, classes = (site.attrs[k] for k in ("ignore", "smoothing", "classes"))
+    dtype = site.op.dtypes[0]
 
     def run(
         t: Tensor, picked: Tensor, lse: Tensor | None = None, weight: Tensor | None = None,
         spread: Tensor | None = None, weights: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
+        picked = picked.to(dtype)
         loss = -picked if lse is None else lse - picked
         loss = loss if weight is None else loss * weight
         if smoothing and lse is not None and spread is not None:
             smooth = lse * (classes if weights is None else weights) - spread
             loss = (1 - smoothing) * loss + smoothing / classes * smooth
-        return loss.masked_fill(t == ignore, 0)
+        return loss.masked_fill(t == ignore, 0).to(dtype)
 
     return run
 
@@ -87,8 +89,8 @@ def _counted(site: Site) -> Kernel:
     """What a sample adds to the divisor of the mean: its weight, or 1, or 0 if it is ignored."""
     ignore, dtype = site.attrs["ignore"], site.op.dtypes[0]
     return lambda t, weight=None: (
-        (t != ignore).to(dtype) if weight is None else weight.masked_fill(t == ignore, 0)
-    )
+        (t != ignore) if weight is None else weight.masked_fill(t == ignore, 0)
+    ).to(dtype)
 
 
 declare("entropy", pointwise_line, _entropy, cost=4)
@@ -101,7 +103,8 @@ def _likelihood(
 ) -> Any:  # fmt: skip
     """Negative log likelihood of the targets, from logits or from log-probabilities."""
     dim = 1 if len(x.shape) > 1 else 0
-    classes, out = x.shape[dim], [(target.shape, x.dtype)]
+    accurate = wide(x.dtype)  # until all samples are summed up
+    classes, out = x.shape[dim], [(target.shape, accurate)]
     lse = log_sum_exp(b, x, dim, "lse") if logits else None
     picked = pick(b, x, target, dim, "picked")
     weighed = None if weight is None else pick(b, weight, target, 0, "weight")
@@ -111,17 +114,17 @@ def _likelihood(
         if weight is not None:
             shape = [-1, *[1] * (len(x.shape) - 1 - dim)]
             scaled = b.call(A.mul.Tensor, x, b.call(A.reshape.default, weight, shape))
-            weights = total(b, weight, (0,), False)
-        spread = total(b, scaled, (dim,), False)
+            weights = total(b, weight, (0,), False, dtype=accurate)
+        spread = total(b, scaled, (dim,), False, dtype=accurate)
     attrs = {"ignore": ignore, "smoothing": smoothing, "classes": classes}
     operands = [target, picked, lse, weighed, spread, weights]
     each = b.emit("entropy", operands, out, attrs, suffix="each")
     if reduction != MEAN:
-        return reduce_loss(b, each, reduction)
+        return cast(b, reduce_loss(b, each, reduction), x.dtype)
     counted = b.emit("counted", [target, weighed], out, {"ignore": ignore}, suffix="counted")
     every = tuple(range(len(target.shape)))
     sums = [total(b, v, every, False) for v in (each, counted)]
-    return pointwise(b, A.div.Tensor, *sums)
+    return cast(b, pointwise(b, A.div.Tensor, *sums), x.dtype)
 
 
 @aten("cross_entropy_loss")

@@ -6,7 +6,9 @@
     layer norm   y[n.. c..] = x[n.. c..], m[n..], v[n..], w[c..], b[c..]
     softmax      y[n c] = x[n c], l[n]
 
-Where one device holds all that is summed over, the native call takes their place (fused.py).
+Statistics of half-precision numbers are float32, and so is all that is computed from them, as in
+torch; only the results are rounded. Where one device holds all that is summed over, the native call
+takes their place (fused.py).
 """
 
 from __future__ import annotations
@@ -18,12 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raddle.errors import InputError
 from raddle.graph.builder import Builder, NotSplittable, aten
 from raddle.graph.graph import Op, Value
 from raddle.graph.kind import Frame, Kernel, Site, declare
 from raddle.graph.letters import unique
+from raddle.graph.ops.pointwise import cast
 
 A = torch.ops.aten
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which torch accumulates numbers of a type."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 # -- statistics ------------------------------------------------------------------------
@@ -40,10 +49,10 @@ def _statistics_line(assign: str, outputs: Sequence[str]) -> Any:
 
 
 def _moments(site: Site) -> Kernel:
-    dims = site.attrs["dims"]
+    dims, dtype = site.attrs["dims"], site.op.dtypes[0]
 
     def run(x: Tensor) -> tuple[Tensor, Tensor]:
-        variance, mean = torch.var_mean(x, dims, correction=0)
+        variance, mean = torch.var_mean(x.to(dtype), dims, correction=0)
         return mean, variance
 
     return run
@@ -63,11 +72,12 @@ def _merge_moments(
 
 
 def _lse(site: Site) -> Kernel:
-    (dim,) = site.attrs["dims"]
+    (dim,), dtype = site.attrs["dims"], site.op.dtypes[0]
     if not site.partial:
-        return lambda x: torch.logsumexp(x, dim)
+        return lambda x: torch.logsumexp(x.to(dtype), dim)
 
     def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.to(dtype)
         # The maximum only scales, so no gradient goes through it; it is kept finite, or a part that is
         # masked with -inf throughout would give 0 * inf in the backward.
         top = x.detach().amax(dim).clamp(min=torch.finfo(x.dtype).min)
@@ -89,24 +99,30 @@ declare("lse", _statistics_line("lse=", "l"), _lse, cost=3, merge=_merge_lse)
 
 
 def moments(b: Builder, x: Value, dims: Sequence[int], suffix: str) -> Any:
+    if not x.dtype.is_floating_point:
+        raise NotSplittable  # the variance of complex numbers is real
     shape = tuple(s for d, s in enumerate(x.shape) if d not in dims)
-    out = (shape, x.dtype)
+    out = (shape, wide(x.dtype))
     return b.emit("moments", [x], [out, out], {"dims": tuple(dims)}, suffix=suffix)
 
 
 def log_sum_exp(b: Builder, x: Value, dim: int, suffix: str) -> Any:
+    if not x.dtype.is_floating_point:
+        raise NotSplittable
     shape = tuple(s for d, s in enumerate(x.shape) if d != dim)
-    return b.emit("lse", [x], [(shape, x.dtype)], {"dims": (dim,)}, suffix=suffix)
+    return b.emit("lse", [x], [(shape, wide(x.dtype))], {"dims": (dim,)}, suffix=suffix)
 
 
 @aten("logsumexp")
 def _logsumexp(b: Builder, x: Value, dim: Any, keepdim: bool = False) -> Any:
-    dims = [dim] if isinstance(dim, int) else list(dim)
+    if not x.shape:
+        raise NotSplittable
+    dims, y = [dim] if isinstance(dim, int) else list(dim), x
     for d in sorted((d % len(x.shape) for d in dims), reverse=True):
-        x = log_sum_exp(b, x, d, "logsumexp")
+        y = log_sum_exp(b, y, d, "logsumexp")
         if keepdim:
-            x = b.call(A.unsqueeze.default, x, d)
-    return x
+            y = b.call(A.unsqueeze.default, y, d)
+    return cast(b, y, x.dtype)
 
 
 # -- batch norm ------------------------------------------------------------------------
@@ -120,7 +136,7 @@ def _batch_norm_line(f: Frame) -> str:
 
 
 def _batch_norm(site: Site) -> Kernel:
-    eps = site.attrs["eps"]
+    eps, dtype = site.attrs["eps"], site.op.dtypes[0]
 
     def run(
         x: Tensor,
@@ -130,10 +146,12 @@ def _batch_norm(site: Site) -> Kernel:
         bias: Tensor | None = None,
     ) -> Tensor:
         shape = (1, -1, *[1] * (x.dim() - 2))
+        x, mean, var = (t.to(wide(dtype)) for t in (x, mean, var))
         scale: Tensor = (var + eps).rsqrt()
         scale = scale if weight is None else scale * weight
         y: Tensor = (x - mean.view(shape)) * scale.view(shape)
-        return y if bias is None else y + bias.view(shape)
+        y = y if bias is None else y + bias.view(shape)
+        return y.to(dtype)
 
     return run
 
@@ -142,9 +160,12 @@ def _running(site: Site) -> Kernel:
     """The running statistics after a step; the variance without bias, as torch keeps it."""
     momentum, unbias = site.attrs["momentum"], site.attrs["unbias"]
 
+    def moved(old: Tensor, new: Tensor) -> Tensor:
+        now: Tensor = old + momentum * (new.detach() - old)
+        return now.to(old.dtype)
+
     def run(mean: Tensor, var: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        m, v = m.detach().to(mean.dtype), v.detach().to(var.dtype)
-        return mean + momentum * (m - mean), var + momentum * (v * unbias - var)
+        return moved(mean, m), moved(var, v * unbias)
 
     return run
 
@@ -191,7 +212,7 @@ def _layer_norm_line(f: Frame) -> str:
 
 
 def _layer_norm(site: Site) -> Kernel:
-    eps, ones = site.attrs["eps"], (1,) * site.attrs["rank"]
+    eps, ones, dtype = site.attrs["eps"], (1,) * site.attrs["rank"], site.op.dtypes[0]
 
     def run(
         x: Tensor,
@@ -200,10 +221,12 @@ def _layer_norm(site: Site) -> Kernel:
         weight: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
+        x = x.to(var.dtype)
         x = x if mean is None else x - mean.reshape(*mean.shape, *ones)
         y: Tensor = x * (var + eps).rsqrt().reshape(*var.shape, *ones)
         y = y if weight is None else y * weight
-        return y if bias is None else y + bias
+        y = y if bias is None else y + bias
+        return y.to(dtype)
 
     return run
 
@@ -218,12 +241,13 @@ def _normalise(
     weight: Value | None,
     bias: Value | None,
     eps: float,
+    dtype: torch.dtype,
     suffix: str | None = "",
 ) -> Any:
     dims = range(len(x.shape) - rank, len(x.shape))
     m, v = moments(b, x, dims, "moments")
     attrs = {"rank": rank, "eps": eps, "statistics": 2}
-    return b.emit("layer_norm", [x, m, v, weight, bias], [(x.shape, x.dtype)], attrs, suffix=suffix)
+    return b.emit("layer_norm", [x, m, v, weight, bias], [(x.shape, dtype)], attrs, suffix=suffix)
 
 
 @aten("layer_norm")
@@ -233,7 +257,7 @@ def _layer_norm_call(
 ) -> Any:  # fmt: skip
     attrs = {"rank": len(shape), "eps": eps}
     with b.group("layer_norm", [x, weight, bias], attrs) as outputs:
-        y = _normalise(b, x, len(shape), weight, bias, eps)
+        y = _normalise(b, x, len(shape), weight, bias, eps, x.dtype)
         outputs.append(y)
     return y
 
@@ -246,11 +270,12 @@ def _rms_norm_call(
     weight: Value | None = None,
     eps: float | None = None,
 ) -> Any:
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    eps = torch.finfo(wide(x.dtype)).eps if eps is None else eps
     rank = len(shape)
     dims = list(range(len(x.shape) - rank, len(x.shape)))
     with b.group("rms_norm", [x, weight], {"rank": rank, "eps": eps}) as outputs:
-        square = b.call(A.mul.Tensor, x, x)
+        accurate = cast(b, x, wide(x.dtype))
+        square = b.call(A.mul.Tensor, accurate, accurate)
         mean = b.call(A.mean.dim, square, dims)
         attrs = {"rank": rank, "eps": eps, "statistics": 1}
         y = b.emit("layer_norm", [x, None, mean, weight], [(x.shape, x.dtype)], attrs, suffix="")
@@ -266,9 +291,9 @@ def _group_norm_call(
     n, c, *spatial = x.shape
     with b.group("group_norm", [x, weight, bias], {"groups": groups, "eps": eps}) as outputs:
         parts = b.call(A.reshape.default, x, [n, groups, c // groups, *spatial])
-        normal = _normalise(b, parts, 1 + len(spatial), None, None, eps, None)
+        normal = _normalise(b, parts, 1 + len(spatial), None, None, eps, wide(x.dtype), None)
         y = b.call(A.reshape.default, normal, list(x.shape))
-        y = affine(b, y, weight, bias)
+        y = cast(b, affine(b, y, weight, bias), x.dtype)
         outputs.append(y)
     return y
 
@@ -278,7 +303,12 @@ def _instance_norm_call(
     b: Builder, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
     var: Value | None, use_input_stats: bool, momentum: float, eps: float, *_: Any,
 ) -> Any:  # fmt: skip
-    if mean is not None or not use_input_stats:
+    if mean is not None and use_input_stats:
+        raise InputError(
+            "the model uses InstanceNorm with running statistics, which cannot be captured: "
+            "use track_running_stats=False."
+        )
+    if not use_input_stats:
         raise NotSplittable
     return _group_norm_call(b, x, x.shape[1], weight, bias, eps)
 
@@ -304,10 +334,10 @@ def _softmax_line(f: Frame) -> str:
 
 
 def _softmax(site: Site) -> Kernel:
-    dim = site.attrs["dim"]
+    dim, dtype = site.attrs["dim"], site.op.dtypes[0]
     if site.attrs["log"]:
-        return lambda x, lse: x - lse.unsqueeze(dim)
-    return lambda x, lse: (x - lse.unsqueeze(dim)).exp()
+        return lambda x, lse: (x - lse.unsqueeze(dim)).to(dtype)
+    return lambda x, lse: (x - lse.unsqueeze(dim)).exp().to(dtype)
 
 
 declare("softmax", _softmax_line, _softmax, cost=2)
@@ -316,6 +346,8 @@ declare("softmax", _softmax_line, _softmax, cost=2)
 def softmax(b: Builder, x: Value, dim: int, dtype: Any = None, log: bool = False) -> Any:
     if dtype is not None:
         x = b.call(A.to.dtype, x, dtype)
+    if not x.shape:
+        raise NotSplittable
     dim = dim % len(x.shape)
     kind = "log_softmax" if log else "softmax"
     with b.group(kind, [x], {"dim": dim}) as outputs:

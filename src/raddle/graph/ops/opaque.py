@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from raddle.errors import InputError
 from raddle.graph.builder import fill, resolve
 from raddle.graph.kind import Frame, Kernel, Site, declare
 
-_CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_CAPITALS = "ABCDEFGHIJKLMOPQRSTUVWXYZ"  # without N: what comes out need not hold samples
+
+
+def _letters(shape: Sequence[int], sizes: dict[str, int]) -> list[str]:
+    """Letters of an output; all dimensions are whole, so outputs may share letters of equal size."""
+    chosen: list[str] = []
+    for size in shape:
+        free = (a for a in _CAPITALS if a not in chosen and sizes.get(a, size) == size)
+        letter = next(free, None)
+        if letter is None:
+            raise InputError(
+                f"a call returns tensors with more than {len(_CAPITALS)} different dimensions, "
+                "which cannot be captured: make it several calls."
+            )
+        sizes[letter] = size
+        chosen.append(letter)
+    return chosen
 
 
 def _line(f: Frame) -> str:
-    letters = iter(_CAPITALS)
-    outputs = [" ".join(next(letters) for _ in shape) for shape in f.outputs]
+    sizes: dict[str, int] = {}
+    outputs = [" ".join(_letters(shape, sizes)) for shape in f.outputs]
     left = ", ".join(f"y{i}[{o}]" for i, o in enumerate(outputs))
     right = ", ".join(f"x{i}[{' '.join(':' for _ in s)}]" for i, s in enumerate(f.shapes))
     return f"{left} = {right}"

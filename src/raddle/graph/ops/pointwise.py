@@ -6,7 +6,7 @@ that are named are elementwise too, but carry no tag.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ def broadcast_letters(
     """Letters of a broadcast result: of the operand with the highest rank that is not broadcast there."""
     rank = len(outputs)
     found = [""] * rank
-    for shape, names in sorted(zip(shapes, letters, strict=True), key=lambda p: -len(p[0])):
+    pairs = zip(shapes, letters, strict=True)  # those that know the samples tell what is what
+    for shape, names in sorted(pairs, key=lambda p: (-len(p[0]), "n" not in p[1])):
         for d, size in enumerate(shape):
             at = rank - len(shape) + d
             if not found[at] and size == outputs[at]:
@@ -71,19 +72,54 @@ def _untagged(name: str) -> None:
 
     @aten(name)
     def translate(b: Builder, *args: Any, **kwargs: Any) -> Any:
-        packet = getattr(A, name)
-        return pointwise(b, getattr(packet, _overload(packet, args)), *args, **kwargs)
+        return pointwise(b, overload(getattr(A, name), args, kwargs), *args, **kwargs)
 
 
-def _overload(packet: Any, args: Sequence[Any]) -> str:
-    """The overload that takes these arguments, tensors and numbers being told apart."""
-    wanted = ["Tensor" if isinstance(a, Value) else "Scalar" for a in args]
+_KINDS: dict[type, tuple[str, ...]] = {  # what a schema calls the types of Python
+    bool: ("bool", "number"),
+    int: ("int", "float", "number"),
+    float: ("float", "number"),
+    complex: ("number",),
+    str: ("str",),
+    torch.dtype: ("int",),
+}
+
+
+def overload(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The first overload whose arguments these are, by their number, names and types."""
     for name in packet.overloads():
-        schema = getattr(packet, name)._schema.arguments
-        kinds = ["Tensor" if "Tensor" in str(a.type) else "Scalar" for a in schema[: len(args)]]
-        if kinds == wanted and "out" not in name:
-            return str(name)
+        target = getattr(packet, name)
+        if "out" not in name and _takes(target, args, kwargs):
+            return target
     raise NotSplittable
+
+
+def arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, those left out having their default."""
+    schema = target._schema.arguments
+    defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
+    return {**defaults, **dict(zip((a.name for a in schema), args, strict=False)), **kwargs}
+
+
+def _takes(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    schema = {a.name: a for a in target._schema.arguments}
+    given = arguments(target, args, kwargs)
+    return (
+        len(args) <= sum(not a.kwarg_only for a in schema.values())
+        and given.keys() == schema.keys()  # none is missing, none is unknown
+        and all(_fits(value, str(schema[name].type)) for name, value in given.items())
+    )
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether a schema's type, such as `Optional[List[int]]`, takes a value."""
+    if value is None:
+        return kind.startswith("Optional")
+    if isinstance(value, (list, tuple)):
+        return "List" in kind and all(_fits(v, kind.replace("List", "")) for v in value)
+    if isinstance(value, Value):
+        return "Tensor" in kind and "List" not in kind
+    return any(k in kind for k in _KINDS.get(type(value), ()))
 
 
 for _name in [
@@ -115,7 +151,7 @@ def _same(b: Builder, x: Value, *_: Any) -> Value:
 
 
 @aten("to", "_to_copy", "type_as")
-def _to(b: Builder, x: Value, *args: Any, dtype: torch.dtype | None = None) -> Any:
+def cast(b: Builder, x: Value, *args: Any, dtype: torch.dtype | None = None) -> Any:
     for a in args:
         dtype = a if isinstance(a, torch.dtype) else a.dtype if isinstance(a, Value) else dtype
     if dtype is None or dtype == x.dtype:
@@ -126,7 +162,7 @@ def _to(b: Builder, x: Value, *args: Any, dtype: torch.dtype | None = None) -> A
 
 @aten("copy")
 def _copy(b: Builder, x: Value, source: Value, *_: Any) -> Any:
-    return b.call(A.expand.default, _to(b, source, x.dtype), list(x.shape))
+    return b.call(A.expand.default, cast(b, source, x.dtype), list(x.shape))
 
 
 @aten("masked_fill")
@@ -178,7 +214,7 @@ def _triu(b: Builder, x: Value, diagonal: int = 0) -> Any:
 
 
 def _created_line(f: Frame) -> str:
-    return f"y[{' '.join(unique(POOL[: len(f.outputs[0])]))}] ="
+    return f"y[{' '.join(f.attrs.get('letters') or unique(POOL[: len(f.outputs[0])]))}] ="
 
 
 def _full(site: Site) -> Kernel:

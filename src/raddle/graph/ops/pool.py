@@ -163,12 +163,11 @@ def _adaptive(site: Site) -> Kernel:
     assert region is not None
     rank = len(sizes)
     if all(size % o == 0 for size, o in sizes):
+        if not largest:  # F.avg_pool3d has no float16 on CPUs
+            mean: Any = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+            return lambda x: mean[rank - 1](x, out.shape[2:])
         kernel = [size // o for size, o in sizes]
-        pools: Any = (
-            (F.max_pool1d, F.max_pool2d, F.max_pool3d)
-            if largest
-            else (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
-        )
+        pools: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
         return lambda x: pools[rank - 1](x, kernel, kernel)
     spans = [
         [

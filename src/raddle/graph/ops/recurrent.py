@@ -96,6 +96,21 @@ def _step(
     return list(result) if form.states > 1 else [result]
 
 
+def _made_of_zeros(b: Builder, states: Value) -> bool:
+    made = next((op for op in b.ops if states.name in op.outputs), None)
+    return made is not None and made.kind == "full" and made.attrs["value"] == 0
+
+
+def _start(b: Builder, states: Value, x: Value) -> Callable[[int], Value]:
+    """The initial state of each layer; zeros are made for the layer, with the letters of its input."""
+    if not _made_of_zeros(b, states):
+        return lambda number: select(b, states, 0, number)
+    attrs = {"value": 0, "letters": x.letters}
+    shape = (x.shape[0], states.shape[-1])
+    zeros = b.emit("full", [], [(shape, states.dtype)], attrs, suffix="start")
+    return lambda number: zeros
+
+
 def unroll(
     b: Builder, form: Form, x: Value, states: Sequence[Value], params: Sequence[Value],
     biases: bool, layers: int, p: float, train: bool, bidirectional: bool, batch_first: bool,
@@ -110,8 +125,10 @@ def unroll(
         "biases": biases, "layers": layers, "bidirectional": bidirectional, "batch_first": batch_first
     }  # fmt: skip
     native = not (train and p > 0 and layers > 1)
-    with b.group(form.kind, [x, *states, *params], attrs, native=native) as outputs:
+    given = [None if _made_of_zeros(b, s) else s for s in states]
+    with b.group(form.kind, [x, *given, *params], attrs, native=native) as outputs:
         sequence = [select(b, x, time, t) for t in range(x.shape[time])]
+        starts = [_start(b, s, sequence[0]) for s in states]
         last: list[list[Value]] = []
         for layer in range(layers):
             if layer and train and p > 0:
@@ -122,7 +139,7 @@ def unroll(
             runs = []
             for way in range(ways):
                 number = layer * ways + way
-                state = [select(b, s, 0, number) for s in states]
+                state = [start(number) for start in starts]
                 steps = range(len(sequence))
                 run = [sequence[0]] * len(sequence)
                 for t in reversed(steps) if way else steps:

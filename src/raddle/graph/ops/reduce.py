@@ -1,8 +1,11 @@
 """Sums and means over dimensions, and operators that need some dimensions whole (max, sort, cumsum,
 ...).
 
-sum y[a] += x[a k] a box that holds a part of k gives a partial sum whole y[a] = x[a K] a maximum,
-say: exact gradients at ties need all of K
+    sum     y[a] += x[a k]     a box that holds a part of k gives a partial sum
+    whole   y[a] = x[a K]      a maximum, say: exact gradients at ties need all of K
+
+Sums of half-precision numbers are float32 until they are complete, and rounded by an operator of
+their own.
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ from typing import Any
 
 import torch
 
-from raddle.graph.builder import Builder, Slot, aten, fill, infer, resolve
+from raddle.graph.builder import Builder, NotSplittable, Slot, aten, fill, infer, resolve
 from raddle.graph.graph import Value
 from raddle.graph.kind import Frame, Kernel, Site, declare
 from raddle.graph.letters import fresh, unique
-from raddle.graph.ops.norm import moments
-from raddle.graph.ops.pointwise import pointwise
+from raddle.graph.ops.norm import moments, wide
+from raddle.graph.ops.pointwise import arguments, cast, full, overload, pointwise
 
 A = torch.ops.aten
 
@@ -26,10 +29,8 @@ A = torch.ops.aten
 def all_dims(x: Value, dim: Any) -> tuple[int, ...]:
     """A `dim` argument as sorted, non-negative dimensions; None or () are all of them."""
     rank = len(x.shape)
-    if dim is None or dim == []:
-        return tuple(range(rank))
-    dims = [dim] if isinstance(dim, int) else dim
-    return tuple(sorted(d % rank for d in dims)) if rank else ()
+    dims = [] if dim is None else [dim] if isinstance(dim, int) else dim
+    return tuple(sorted(d % rank for d in dims)) if dims and rank else tuple(range(rank))
 
 
 def reduced_shape(x: Value, dims: Sequence[int], keepdim: bool) -> tuple[int, ...]:
@@ -67,6 +68,8 @@ def _sum(site: Site) -> Kernel:
         return lambda x: x.to(dtype)
     if scale == 1:
         return lambda x: x.sum(dims, keepdim, dtype=dtype)
+    if not site.partial:
+        return lambda x: x.mean(dims, keepdim, dtype=dtype)
     return lambda x: x.sum(dims, keepdim, dtype=dtype) * scale
 
 
@@ -85,9 +88,12 @@ def total(
     """The sum, or the mean, over dimensions."""
     dtype = dtype or (x.dtype if x.dtype.is_floating_point or x.dtype.is_complex else torch.int64)
     count = math.prod(x.shape[d] for d in dims)
+    shape, suffix = reduced_shape(x, dims, keepdim), "mean" if mean else "sum"
+    if not count:  # there is nothing to read
+        return full(b, shape, math.nan if mean else 0, dtype, suffix)
     attrs = {"dims": tuple(dims), "keepdim": keepdim, "scale": 1 / count if mean else 1}
-    shape = reduced_shape(x, dims, keepdim)
-    return b.emit("sum", [x], [(shape, dtype)], attrs, suffix="mean" if mean else "sum")
+    y = b.emit("sum", [x], [(shape, wide(dtype))], attrs, suffix=suffix)
+    return cast(b, y, dtype)
 
 
 @aten("sum")
@@ -105,13 +111,18 @@ def _mean_call(
 
 
 def _variance(b: Builder, x: Value, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> Any:
+    """The variance, in float32 where x has half precision."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
     dims = all_dims(x, dim)
     lost = correction if correction is not None else 1 if unbiased is None else int(unbiased)
     count = math.prod(x.shape[d] for d in dims)
+    if count <= lost:
+        raise NotSplittable  # no degree of freedom is left: nan
     _, variance = moments(b, x, dims, suffix="moments")
     if keepdim:
         variance = b.call(A.reshape.default, variance, list(reduced_shape(x, dims, True)))
-    return pointwise(b, A.mul.Tensor, variance, count / max(0, count - lost))
+    return pointwise(b, A.mul.Tensor, variance, count / (count - lost))
 
 
 @aten("var")
@@ -119,9 +130,7 @@ def _var(
     b: Builder, x: Value, dim: Any = None, unbiased: Any = None, keepdim: bool = False,
     *, correction: Any = None,
 ) -> Any:  # fmt: skip
-    if isinstance(dim, bool):
-        dim, unbiased = None, dim
-    return _variance(b, x, dim, unbiased, keepdim, correction)
+    return cast(b, _variance(b, x, dim, unbiased, keepdim, correction), x.dtype)
 
 
 @aten("std")
@@ -129,7 +138,8 @@ def _std(
     b: Builder, x: Value, dim: Any = None, unbiased: Any = None, keepdim: bool = False,
     *, correction: Any = None,
 ) -> Any:  # fmt: skip
-    return pointwise(b, A.sqrt.default, _var(b, x, dim, unbiased, keepdim, correction=correction))
+    variance = _variance(b, x, dim, unbiased, keepdim, correction)
+    return cast(b, pointwise(b, A.sqrt.default, variance), x.dtype)
 
 
 # -- whole -----------------------------------------------------------------------------
@@ -181,33 +191,26 @@ def whole(b: Builder, target: Any, x: Value, dims: Sequence[int], *args: Any, **
     return b.emit("whole", [x], shapes, attrs, suffix=name)
 
 
-def _taking_whole(name: str, overload: str, default: Any = None) -> None:
-    """Declares an ATen call (x, dim, ...) that takes `dim` whole."""
+def _taking_whole(name: str) -> None:
+    """Declares an ATen call that takes its `dim` whole or, without one, all dimensions."""
 
     @aten(name)
-    def translate(b: Builder, x: Value, dim: Any = default, *args: Any, **kwargs: Any) -> Any:
-        packet = getattr(A, name)
-        dim = kwargs.pop("dim", dim)
-        if isinstance(dim, Value):  # max(x, y)
-            return pointwise(b, getattr(A, f"{name}imum").default, x, dim)
-        if dim is None or not x.shape:
-            overload_ = "default" if "default" in packet.overloads() else overload
-            extra = (
-                ()
-                if overload_ == "default" and name in ("max", "min", "any", "all", "prod")
-                else (*args,)
-            )
-            return whole(b, getattr(packet, overload_), x, range(len(x.shape)), *extra, **kwargs)
-        return whole(b, getattr(packet, overload), x, all_dims(x, dim), dim, *args, **kwargs)
+    def translate(b: Builder, x: Value, *args: Any, **kwargs: Any) -> Any:
+        target = overload(getattr(A, name), (x, *args), kwargs)
+        given = arguments(target, (x, *args), kwargs)
+        if "other" in given:  # max(x, y)
+            return pointwise(b, getattr(A, f"{name}imum").default, x, given["other"])
+        dim = given.get("dim")
+        if name in ("any", "all") and dim in ([], ()):
+            raise NotSplittable  # here alone, no dimensions are not all of them
+        return whole(b, target, x, all_dims(x, dim), *args, **kwargs)
 
 
-for _name, _form, _default in [
-    ("amax", "default", ()), ("amin", "default", ()), ("max", "dim", None), ("min", "dim", None),
-    ("any", "dim", None), ("all", "dim", None), ("prod", "dim_int", None), ("argmax", "default", None),
-    ("argmin", "default", None), ("cumsum", "default", None), ("cumprod", "default", None),
-    ("sort", "default", -1), ("argsort", "default", -1),
+for _name in [
+    "amax", "amin", "max", "min", "any", "all", "prod", "argmax", "argmin", "cumsum", "cumprod",
+    "sort", "argsort",
 ]:  # fmt: skip
-    _taking_whole(_name, _form, _default)
+    _taking_whole(_name)
 
 
 @aten("topk")

@@ -15,6 +15,7 @@ from torch import Tensor
 from raddle.graph.builder import Builder, aten
 from raddle.graph.graph import Value
 from raddle.graph.kind import Frame, Kernel, Site, declare, ints
+from raddle.graph.ops.norm import wide
 
 A = torch.ops.aten
 Taps = list[
@@ -31,7 +32,7 @@ def _line(f: Frame) -> str:
 def _kernel(site: Site) -> Kernel:
     out, region = site.op.space.produces(site.box)[0], site.region(0)
     assert region is not None
-    plans = []
+    dtype, plans = site.op.dtypes[0], []
     for i, taps in enumerate(site.attrs["taps"]):
         mine = [list(t) for t in taps[out.lo[2 + i] : out.hi[2 + i]]]
         width = max(len(t) for t in mine)
@@ -44,6 +45,7 @@ def _kernel(site: Site) -> Kernel:
         )
 
     def run(x: Tensor) -> Tensor:
+        x = x.to(wide(dtype))
         for i, columns in enumerate(plans):
             total: Tensor | None = None
             for index, weight in columns:
@@ -54,12 +56,17 @@ def _kernel(site: Site) -> Kernel:
                 total = part if total is None else total + part
             assert total is not None
             x = total
-        return x
+        return x.to(dtype)
 
     return run
 
 
 declare("interpolate", _line, _kernel, cost=2)
+
+
+def _nearest_plane(size: int, out: int, scale: float | None) -> Taps:
+    """In two dimensions torch ignores the scale where the size stays or doubles."""
+    return _nearest(size, out, None if out in (size, 2 * size) else scale, exact=False)
 
 
 def _nearest(size: int, out: int, scale: float | None, exact: bool) -> Taps:
@@ -76,6 +83,8 @@ def _position(i: int, size: int, out: int, scale: float | None, corners: bool) -
 
 
 def _linear(size: int, out: int, scale: float | None, corners: bool) -> Taps:
+    if out == size:  # a copy, whatever the scale
+        return [{i: 1.0} for i in range(size)]
     taps: Taps = []
     for i in range(out):
         position = max(0.0, _position(i, size, out, scale, corners))
@@ -140,8 +149,10 @@ def _upsample(name: str, taps_of: Any) -> None:
         return _interpolate(b, x, output, scales, lambda s, o, f: taps_of(s, o, f, corners))
 
 
-for _rank in (1, 2, 3):
+for _rank in (1, 3):
     _upsample(f"upsample_nearest{_rank}d", lambda s, o, f, _: _nearest(s, o, f, exact=False))
+_upsample("upsample_nearest2d", lambda s, o, f, _: _nearest_plane(s, o, f))
+for _rank in (1, 2, 3):
     _upsample(f"_upsample_nearest_exact{_rank}d", lambda s, o, f, _: _nearest(s, o, f, exact=True))
 for _name in ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"):
     _upsample(_name, _linear)

@@ -48,13 +48,26 @@ def permute(b: Builder, x: Value, dims: Sequence[int]) -> Any:
 @aten("transpose", "swapaxes", "swapdims")
 def _transpose(b: Builder, x: Value, d0: int, d1: int) -> Any:
     dims = list(range(len(x.shape)))
+    if not dims:
+        return x
     dims[d0], dims[d1] = dims[d1], dims[d0]
     return permute(b, x, dims)
 
 
-@aten("t", "numpy_T", "matrix_H", "mT", "adjoint")
+@aten("t", "mT")
 def _t(b: Builder, x: Value) -> Any:
     return x if len(x.shape) < 2 else _transpose(b, x, -2, -1)
+
+
+@aten("adjoint", "matrix_H", "mH")
+def _adjoint(b: Builder, x: Value) -> Any:
+    y = _t(b, x)
+    return pointwise(b, A.conj_physical.default, y) if x.dtype.is_complex else y
+
+
+@aten("numpy_T")
+def _reversed(b: Builder, x: Value) -> Any:
+    return x if len(x.shape) < 2 else permute(b, x, range(len(x.shape))[::-1])
 
 
 @aten("movedim", "moveaxis")
@@ -94,6 +107,8 @@ def _expand_as(b: Builder, x: Value, other: Value) -> Any:
 
 @aten("repeat", "tile")
 def _repeat(b: Builder, x: Value, repeats: Sequence[int]) -> Any:
+    if 0 in repeats:
+        raise NotSplittable
     repeats = [1] * (len(x.shape) - len(repeats)) + list(repeats)
     shape = [1] * (len(repeats) - len(x.shape)) + list(x.shape)
     sources = {
@@ -106,7 +121,7 @@ def _repeat(b: Builder, x: Value, repeats: Sequence[int]) -> Any:
 
 @aten("repeat_interleave")
 def _repeat_interleave(b: Builder, x: Value, repeats: Any, dim: int | None = None, **_: Any) -> Any:
-    if not isinstance(repeats, int):
+    if not isinstance(repeats, int) or not repeats:
         raise NotSplittable
     if dim is None:
         x, dim = b.call(A.reshape.default, x, [-1]), 0
@@ -242,8 +257,10 @@ declare("cat", _cat_line, _cat, cost=0)
 @aten("cat", "concat", "concatenate")
 def cat(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Any:
     tensors = [t for t in tensors if t.shape != (0,)]  # the empty list's old spelling
-    if len({t.dtype for t in tensors}) > 1 or any(0 in t.shape for t in tensors):
+    filled = [t for t in tensors if 0 not in t.shape]
+    if len({t.dtype for t in tensors}) > 1 or not filled:
         raise NotSplittable
+    tensors = filled
     first, dim = tensors[0], dim % len(tensors[0].shape)
     total = sum(t.shape[dim] for t in tensors)
     shape = (*first.shape[:dim], total, *first.shape[dim + 1 :])
@@ -280,6 +297,8 @@ def constant_pad(b: Builder, x: Value, pads: Sequence[int], value: float = 0) ->
     pairs = list(zip(pads[::2], pads[1::2], strict=True))[::-1]
     pairs = [(0, 0)] * (len(x.shape) - len(pairs)) + pairs
     shape = tuple(s + lo + hi for s, (lo, hi) in zip(x.shape, pairs, strict=True))
+    if 0 in shape:
+        raise NotSplittable
     attrs = {"pads": tuple(pairs), "value": value}
     return b.emit("pad", [x], [(shape, x.dtype)], attrs)
 
@@ -290,25 +309,30 @@ def _pad_call(
 ) -> Any:
     if mode == "constant":
         return constant_pad(b, x, pads, value or 0)
-    index = {"reflect": _reflect, "replicate": _replicate, "circular": _circular}[mode]
+    sources_of = {"reflect": _reflected, "replicate": _replicated, "circular": _wrapped}[mode]
     rank, tables = len(x.shape), {}
     for i in range(len(pads) // 2):
         dim, lo, hi = rank - 1 - i, pads[2 * i], pads[2 * i + 1]
         if lo or hi:
-            tables[dim] = [index(j, x.shape[dim]) for j in range(-lo, x.shape[dim] + hi)]
+            tables[dim] = sources_of(x.shape[dim], lo, hi)
+            if not tables[dim]:
+                raise NotSplittable  # all of it is cropped
     return take(b, x, tables, "pad")
 
 
-def _reflect(i: int, size: int) -> int:
-    return min(abs(i), 2 * (size - 1) - abs(i))
+def _reflected(size: int, lo: int, hi: int) -> list[int]:
+    return [min(abs(i), 2 * (size - 1) - abs(i)) for i in range(-lo, size + hi)]
 
 
-def _replicate(i: int, size: int) -> int:
-    return min(max(i, 0), size - 1)
+def _replicated(size: int, lo: int, hi: int) -> list[int]:
+    return [min(max(i, 0), size - 1) for i in range(-lo, size + hi)]
 
 
-def _circular(i: int, size: int) -> int:
-    return i % size
+def _wrapped(size: int, lo: int, hi: int) -> list[int]:
+    """Circular padding; torch crops by negative amounts first, and wraps what is left."""
+    left = list(range(size))[max(0, -lo) : size + min(0, hi)]
+    around = range(-max(0, lo), len(left) + max(0, hi))
+    return [left[i % len(left)] for i in around] if left else []
 
 
 # -- take: a table of sources by dimension ---------------------------------------------

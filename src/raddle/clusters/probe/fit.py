@@ -1,0 +1,32 @@
+"""Latency and bandwidth from the times that messages of several sizes took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raddle.clusters.topology import Link
+
+
+def fit(samples: Sequence[tuple[int, float]]) -> Link:
+    """Fit seconds = latency + nbytes / bandwidth by least squares of the *relative* errors.
+
+    With absolute errors, the largest message alone would decide, and the latency would be noise.
+    """
+    assert len({nbytes for nbytes, _ in samples}) > 1, (
+        "one size does not tell latency from bandwidth"
+    )
+    # In terms of u = 1/t and v = n/t: minimise Σ (latency·u + v/bandwidth − 1)².
+    us = [1 / seconds for _, seconds in samples]
+    vs = [nbytes / seconds for nbytes, seconds in samples]
+    uu, vv = sum(u * u for u in us), sum(v * v for v in vs)
+    uv = sum(u * v for u, v in zip(us, vs, strict=True))
+    su, sv = sum(us), sum(vs)
+    determinant = uu * vv - uv * uv
+    latency = (su * vv - sv * uv) / determinant
+    inverse = (sv * uu - su * uv) / determinant
+    if latency < 0:  # noise: large messages took longer than in proportion
+        latency, inverse = 0.0, sv / vv
+    if inverse <= 0:  # noise: large messages took no longer than small ones
+        nbytes, seconds = max(samples)
+        latency, inverse = min(seconds for _, seconds in samples), seconds / nbytes
+    return Link(bandwidth=1 / inverse, latency=latency)

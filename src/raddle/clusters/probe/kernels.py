@@ -1,0 +1,122 @@
+"""What is timed on a device: products, convolutions, attention, copies, and operators that do nothing."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+PARTS = 3  # a window is measured in parts, and the middle one counts: a hiccup spoils one of them
+CHAIN = 32  # pairs of operators in a chain
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    work: float  # operations or bytes of a call
+    make: Callable[[], Call]  # allocates, so that one kernel's memory is free before the next
+
+
+def kernels(device: str) -> list[Kernel]:
+    """List what is measured on "cpu" or "cuda", in order; `rate` of a name is in work a second."""
+    large = device != "cpu"
+    side = 4096 if large else 640
+    found = [_matmul(device, torch.float32, side)]
+    found += [_conv(device, 64 if large else 4), _attention(device, 1024 if large else 256)]
+    found += [_matmul(device, torch.float64, side // 2), _matmul(device, torch.bfloat16, side)]
+    # Some CPUs emulate float16 a hundred times slower: a small product keeps that short.
+    found.append(_matmul(device, torch.float16, side if large else 192))
+    found += [_copy(device, 2**30 if large else 2**26), _chain(device)]
+    return found
+
+
+def rate(kernel: Kernel, seconds: float, device: str) -> float | None:
+    """Work a second over a window of about `seconds`, or None where torch does not have the operator."""
+    try:
+        call = kernel.make()
+        call()  # allocates, compiles, chooses an algorithm
+        once = _time(call, 1, device)
+    except RuntimeError:
+        return None
+    count = max(1, round(seconds / PARTS / max(once, 1e-7)))
+    parts = [_time(call, count, device) for _ in range(PARTS)]
+    return count * kernel.work / statistics.median(parts)
+
+
+def _time(call: Call, count: int, device: str) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _matmul(device: str, dtype: torch.dtype, side: int) -> Kernel:
+    def make() -> Call:
+        x, y = (_random(side, side, device=device, dtype=dtype) for _ in range(2))
+        return lambda: x @ y
+
+    return Kernel(f"matmul {_name(dtype)}", 2.0 * side**3, make)
+
+
+def _conv(device: str, batch: int) -> Kernel:
+    channels, side = 64, 56  # a layer of the first stage of a ResNet
+
+    def make() -> Call:
+        x = _random(batch, channels, side, side, device=device)
+        w = _random(channels, channels, 3, 3, device=device)
+        return lambda: functional.conv2d(x, w, padding=1)
+
+    return Kernel("conv float32", 2.0 * batch * channels**2 * side**2 * 9, make)
+
+
+def _attention(device: str, length: int) -> Kernel:
+    batch, heads, width = 2, 8, 64
+
+    def make() -> Call:
+        q, k, v = (_random(batch, heads, length, width, device=device) for _ in range(3))
+        return lambda: functional.scaled_dot_product_attention(q, k, v)
+
+    return Kernel("attention float32", 4.0 * batch * heads * length**2 * width, make)
+
+
+def _copy(device: str, nbytes: int) -> Kernel:
+    def make() -> Call:
+        source = torch.ones(nbytes // 4, device=device)
+        target = torch.empty_like(source)
+        return lambda: target.copy_(source)
+
+    return Kernel("copy", 2.0 * nbytes, make)  # read and written
+
+
+def _chain(device: str) -> Kernel:
+    """Operators on next to nothing, with gradients: what is left is what an operator costs."""
+
+    def make() -> Call:
+        x = torch.ones(8, device=device, requires_grad=True)
+
+        def call() -> None:
+            y = x
+            for _ in range(CHAIN):
+                y = torch.relu(y + x)
+            torch.autograd.grad(y.sum(), x)
+
+        return call
+
+    return Kernel("operators", 2.0 * 2 * CHAIN, make)  # forward and backward, each CHAIN pairs
+
+
+def _random(*shape: int, device: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, device=device).to(dtype)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

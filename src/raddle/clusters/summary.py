@@ -1,0 +1,69 @@
+"""What a cluster consists of: one data for the table and for `--json`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations, groupby, islice
+from typing import Any
+
+from raddle.clusters.topology import Cluster
+
+MOST_ROUTES = 24  # a cluster of many different nodes shows the first of its routes
+
+
+def summarise(cluster: Cluster) -> dict[str, Any]:
+    """Kinds of device, groups of equal nodes, and a route of each sort."""
+    description = cluster.to_dict()
+    counts = Counter(device.kind for device in cluster.devices)
+    return {
+        "name": cluster.name,
+        "devices": len(cluster.devices),
+        "nodes": cluster.nodes,
+        "links": len(cluster.links),
+        "homogeneous": cluster.homogeneous,
+        "fingerprint": cluster.fingerprint(),
+        "kinds": [
+            {"kind": kind, "count": counts[kind], **figures}
+            for kind, figures in description["devices"].items()
+        ],
+        "routes": _routes(cluster),
+        "description": description,
+    }
+
+
+def _routes(cluster: Cluster) -> list[dict[str, Any]]:
+    """Inside the first node of each group of equal nodes, and between nodes of every two groups."""
+    groups = _groups(cluster)
+    inside = [
+        cluster.members(nodes[0])[:2] for nodes in groups if len(cluster.members(nodes[0])) > 1
+    ]
+    pairs = [nodes[:2] for nodes in groups if len(nodes) > 1]
+    pairs += [[a[0], b[0]] for a, b in combinations(groups[:MOST_ROUTES], 2)]
+    between = [[cluster.members(a)[0], cluster.members(b)[0]] for a, b in pairs]
+    ends = [(pair, "inside") for pair in inside] + [(pair, "between") for pair in between]
+    return [
+        _route(cluster, source, target, where)
+        for (source, target), where in islice(ends, MOST_ROUTES)
+    ]
+
+
+def _groups(cluster: Cluster) -> list[list[int]]:
+    """Runs of nodes that are the same."""
+
+    def content(a: int) -> object:
+        kinds = [cluster.devices[d].kind for d in cluster.members(a)]
+        return kinds, cluster.inside[a], cluster.between[a]
+
+    return [list(group) for _, group in groupby(range(cluster.nodes), key=content)]
+
+
+def _route(cluster: Cluster, source: int, target: int, where: str) -> dict[str, Any]:
+    route = cluster.route(source, target)
+    return {
+        "where": where,
+        "source": source,
+        "target": target,
+        "bandwidth": route.bandwidth,
+        "latency": route.latency,
+        "holds": [cluster.links[resource] for resource in route.resources],
+    }

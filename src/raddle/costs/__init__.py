@@ -1,0 +1,1 @@
+"""What computing, sending and keeping costs."""

@@ -1,0 +1,78 @@
+"""Seconds that a box of an operator takes on a device: measured, or a roofline with efficiencies by family.
+
+An operator takes what its operations or what its bytes take, whichever is longer, and a fixed overhead.
+Both are read off its line of notation for exactly the box that is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raddle.clusters import Device
+from raddle.costs.profile import Profile
+from raddle.graph.box import Box
+from raddle.graph.graph import Graph, Op
+from raddle.graph.ops import work
+from raddle.graph.space import Work
+
+# Operators that only change how memory is looked at.
+VIEWS = {"reshape", "permute", "expand", "select", "slice"}
+
+
+def family(op: Op) -> str:
+    """Which efficiency applies: conv, matmul, attention, or memory for all that is bound by it."""
+    if op.kind == "attention":
+        return "attention"
+    if not op.space.product:
+        return "memory"
+    return "conv" if op.kind.startswith("conv") else "matmul"
+
+
+class Compute:
+    """Seconds of operators, remembered by what they depend on; a profile comes before the roofline."""
+
+    def __init__(
+        self, graph: Graph, active: frozenset[str], profile: Profile | None = None
+    ) -> None:
+        self.graph, self.profile = graph, profile
+        self.wanted = {
+            op.name: tuple(i for i, name in enumerate(op.inputs) if name in active)
+            for op in graph.ops
+        }
+        self.known: dict[tuple[object, ...], float] = {}
+
+    def seconds(self, op: Op, box: Box, phase: str, device: Device) -> float:
+        """Forward ("F"), or backward ("B"): the gradients of all operands that need one."""
+        key = (op.name, phase, box.hi, box.lo, device.kind)
+        seconds = self.known.get(key)
+        if seconds is None:
+            wanted = self.wanted[op.name] if phase == "B" else None
+            alike = (op.space, op.kind, op.dtypes, box.shape, wanted, device.kind)
+            seconds = self.known.get(alike)
+            if seconds is None:
+                measured = (
+                    self.profile.find(op, box, phase, wanted, device.kind) if self.profile else None
+                )
+                seconds = self._seconds(op, box, wanted, device) if measured is None else measured
+                self.known[alike] = seconds
+            self.known[key] = seconds
+        return seconds
+
+    def _seconds(self, op: Op, box: Box, wanted: Sequence[int] | None, device: Device) -> float:
+        works = [work(op, box)] if wanted is None else [work(op, box, i) for i in wanted]
+        return sum((self._roofline(op, w, device) for w in works), 0.0)
+
+    def _roofline(self, op: Op, amount: Work, device: Device) -> float:
+        if op.kind in VIEWS:
+            return device.overhead
+        own = [
+            *(self.graph.values[n] for n in op.inputs),
+            *(self.graph.values[n] for n in op.outputs),
+        ]
+        nbytes = sum(e * v.dtype.itemsize for e, v in zip(amount.elements, own, strict=True))
+        seconds = nbytes / (device.bandwidth * device.efficiency["memory"])
+        which = family(op)
+        if which != "memory":
+            peak = device.peak(str(op.dtypes[0]).removeprefix("torch."))
+            seconds = max(seconds, amount.flops / (peak * device.efficiency[which]))
+        return seconds + device.overhead

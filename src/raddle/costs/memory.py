@@ -1,0 +1,506 @@
+"""Memory of every device over time, from a timeline.
+
+From the first moment to the last: the shares of parameters that a device holds, as much again for their
+gradients, what the optimizer keeps, and the regions of buffers and constants that it reads. While they are
+used:
+
+    output            from the start of its forward run (or merge) to the end of its last use
+    received boxes    like outputs, from the start of the message: its buffer is there before it arrives
+    input of a batch  from the start of its first use to the end of its last
+    gradient          from the first contribution to the end of the producer's backward; where the value was
+                      received, until it has been sent back; gradients on their way count where they go
+
+A use is a forward run that reads it, a message that sends it, and a backward run that needs it: KEPT says
+what PyTorch keeps for which operator. Views own no memory, but keep alive what they look at. A device's
+pieces of a value are used together.
+"""
+
+# d: device; times are in nanoseconds; what is alive from a to b counts at a and no more at b
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from raddle.costs.compute import VIEWS
+from raddle.graph.box import Box, subtract
+from raddle.graph.graph import Op
+from raddle.plan.tiling import Grid, Tiling
+from raddle.program.holding import always_local
+from raddle.program.program import (
+    Key,
+    Merge,
+    Message,
+    Move,
+    Program,
+    Run,
+    Update,
+    message_bytes,
+    tensors_of_part,
+)
+from raddle.simulation.timeline import Timeline
+
+Array = np.ndarray
+
+# What an optimizer keeps for each element, in elements.
+OPTIMIZER_STATE = {"sgd": 0, "momentum": 1, "adam": 2}
+
+NEVER = np.iinfo(np.int64).max
+
+NOTHING, INPUTS, OUTPUT = "nothing", "inputs", "output"
+FACTORS = "factors"  # an operand is needed for the gradients of the others
+INDICES = "indices"  # operands that are no floats: positions, masks
+
+# What the backward of an operator needs, by kind; of elementwise functions by name. All else: its inputs.
+KEPT = {
+    **dict.fromkeys(("linear", "matmul", "einsum", "mul", "multiply", "div", "divide"), FACTORS),
+    **dict.fromkeys(
+        ("relu", "sigmoid", "tanh", "exp", "expm1", "sqrt", "rsqrt", "reciprocal", "tan", "special_expit"),
+        OUTPUT,
+    ),
+    **dict.fromkeys(("softmax", "rnn_tanh_cell", "rnn_relu_cell"), OUTPUT),
+    **dict.fromkeys(("embedding", "pick", "gather", "index", "where", "masked_fill"), INDICES),
+    **dict.fromkeys(("add", "sub", "subtract", "rsub", "neg", "detach", "_to_copy", "counted"), NOTHING),
+    **dict.fromkeys(("floor", "ceil", "round", "trunc", "sign"), NOTHING),
+    **dict.fromkeys(("reshape", "permute", "slice", "select", "expand", "cat", "pad", "take"), NOTHING),
+    **dict.fromkeys(("sum", "triangle", "full", "arange", "running", "interpolate"), NOTHING),
+    "dropout": NOTHING,  # but a mask
+}  # fmt: skip
+
+
+class Kept(NamedTuple):
+    """What an operator keeps for its backward."""
+
+    inputs: frozenset[str] = frozenset()
+    output: bool = False
+    extra: int = 0  # bytes for each element of the output: masks, and where a maximum was
+
+
+def kept(program: Program, op: Op) -> Kept:
+    """What the backward of an operator needs, if there is one."""
+    active, values = program.active, program.graph.values
+    if not any(o in active for o in op.outputs) or not any(i in active for i in op.inputs):
+        return Kept()
+    rule = KEPT.get(op.label if op.kind == "pointwise" else op.kind, INPUTS)
+    if op.kind == "lse" and op.composite in ("softmax", "log_softmax"):
+        rule = NOTHING  # its gradient comes from the softmax's output
+    chosen: Iterable[str] = ()
+    if rule == INPUTS:
+        chosen = op.inputs
+    elif rule == INDICES:
+        chosen = (i for i in op.inputs if not values[i].dtype.is_floating_point)
+    elif rule == FACTORS:
+        chosen = (
+            name for n, name in enumerate(op.inputs)
+            if any(i in active for i in (*op.inputs[:n], *op.inputs[n + 1 :])) and not _added(op, n)
+        )  # fmt: skip
+    largest = op.kind.startswith("max_pool") or bool(op.attrs.get("largest"))
+    extra = 1 if op.kind == "dropout" else 8 if largest else 0
+    return Kept(frozenset(chosen), rule == OUTPUT or op.kind == "opaque", extra)
+
+
+def _added(op: Op, operand: int) -> bool:
+    """Whether an operand is only added, as a bias is, and the others do not multiply it."""
+    return op.space.operands[operand].once
+
+
+# -- what the user asks for -----------------------------------------------------------------------
+
+
+def peak_bytes(timeline: Timeline) -> list[int]:
+    """By device, the most that is alive at once."""
+    base, device, _, change = _changes(timeline)
+    peaks = base.copy()
+    if len(device):
+        # Every device's changes add up to nothing, so one running sum serves all of them.
+        level = np.cumsum(change)
+        first = np.flatnonzero(np.concatenate([[True], device[1:] != device[:-1]]))
+        peaks[device[first]] += np.maximum(0, np.maximum.reduceat(level, first))
+    return [int(p) for p in peaks]
+
+
+def memory_curve(timeline: Timeline, device: int) -> tuple[Array, Array]:
+    """Times at which a device's memory changes, and the bytes from then on."""
+    return next(c for d, c in enumerate(memory_curves(timeline)) if d == device)
+
+
+def memory_curves(timeline: Timeline) -> Iterator[tuple[Array, Array]]:
+    """The curves of all devices, in order."""
+    base, device, times, change = _changes(timeline)
+    border = np.searchsorted(device, np.arange(len(base) + 1))
+    for d, (a, b) in enumerate(pairwise(border)):
+        t = np.concatenate([[0], times[a:b]])
+        level = base[d] + np.concatenate([[0], np.cumsum(change[a:b])])
+        last = np.concatenate([t[1:] != t[:-1], [True]])  # of several changes at a time, all count
+        yield t[last], level[last]
+
+
+def _changes(timeline: Timeline) -> tuple[Array, Array, Array, Array]:
+    """What is always there by device, then device, time and bytes of each change, in order."""
+    ledger = _Ledger(timeline)
+    device, nbytes, begin, end = ledger.entries()
+    times, change = np.concatenate([begin, end]), np.concatenate([nbytes, -nbytes])
+    device = np.concatenate([device, device])
+    span = 2 * (int(times.max(initial=0)) + 1)
+    # Memory is given back before it is taken at the same time.
+    order = np.argsort(device * span + 2 * times + (change > 0), kind="stable")
+    return ledger.layout.static(), device[order], times[order], change[order]
+
+
+# -- where things are: the same in every micro-batch ----------------------------------------------
+
+
+class _Layout:
+    """Bytes of values by device, and which views are free."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.count = program, program.plan.devices
+        self.tiles = program.plan.tiles
+        self.sent: dict[tuple[str, str], tuple[Message, ...]] = {}
+        for i in program.instructions:
+            if isinstance(i, Move):
+                self.sent.setdefault((i.value, i.what), i.messages)
+        self.kept = {op.name: kept(program, op) for op in program.graph.ops}
+        self.size: dict[str, Array] = {}  # of a value that an operator gives, complete
+        self.part: dict[str, Array] = {}  # of the partial results of an operator
+        for op in program.graph.ops:
+            self._measure(op)
+        self.free = {op.name: self._free(op) for op in program.graph.ops if op.kind in VIEWS}
+        self.inputs = {
+            name: self._regions([name])
+            for name in program.graph.inputs
+            if program.graph.values[name].role == "input"
+        }
+
+    def none(self) -> Array:
+        return np.zeros(self.count, np.int64)
+
+    def _measure(self, op: Op) -> None:
+        tiling = self.tiles[op.name]
+        devices = np.array(tiling.devices)
+        if op.name in self.program.merges:
+            part = self.none()
+            for tile, volume in zip(
+                tiling.tiles, _volumes(tiling, op.space.outputs[0]), strict=True
+            ):
+                part[tile.device] += volume * tensors_of_part(op, tile.box)
+            self.part[op.name] = part * self.program.width(op.outputs[0])
+        for name, dims in zip(op.outputs, op.space.outputs, strict=True):
+            size = self.none()
+            for cell in self.program.merges.get(op.name, ()):
+                size[list(cell.devices)] += cell.box.volume
+            if op.name not in self.program.merges:
+                np.add.at(size, devices, _volumes(tiling, dims))
+            self.size[name] = size * self.program.width(name)
+
+    def _free(self, op: Op) -> Array:
+        """Where a view is one: every tile looks at a box that its device holds in one piece."""
+        free = np.zeros(self.count, bool)
+        free[list(self.tiles[op.name].devices)] = True
+        base = op.inputs[0]
+        if self.program.graph.values[base].role != "op":
+            return free
+        producer = self.program.producer(base)
+        merged = self.program.merges.get(producer.name)
+        tiling, k = self.tiles[producer.name], producer.outputs.index(base)
+        access = op.space.operands[0]
+        if not merged and always_local(tiling, producer.space, k, self.tiles[op.name], access):
+            return free
+        held: dict[int, list[Box]] = {}
+        pieces = [(c.box, d) for c in merged for d in c.devices] if merged else [
+            (producer.space.produces(t.box)[k], t.device) for t in tiling.tiles
+        ]  # fmt: skip
+        pieces += [(b, m.target) for m in self.sent.get((base, "activation"), ()) for b in m.boxes]
+        for box, d in pieces:
+            held.setdefault(d, []).append(box)
+        for tile in self.tiles[op.name].tiles:
+            region = op.space.regions(tile.box)[0]
+            if region is not None and not any(b.holds(region) for b in held.get(tile.device, [])):
+                free[tile.device] = False
+        return free
+
+    def _regions(self, names: Iterable[str]) -> Array:
+        """Bytes of all that operators read of values that no operator gives."""
+        total = self.none()
+        read: dict[str, dict[int, set[Box]]] = {name: {} for name in names}
+        for op in self.program.graph.ops:
+            if not any(i in read for i in op.inputs):
+                continue
+            for box, devices in _boxes(self.tiles[op.name]):
+                for name, region in zip(op.inputs, op.space.regions(box), strict=True):
+                    if name in read and region is not None:
+                        for d in devices:
+                            read[name].setdefault(d, set()).add(region)
+        for name, by_device in read.items():
+            width = self.program.width(name)
+            for d, regions in by_device.items():
+                total[d] += width * _union(sorted(regions))
+        return total
+
+    def static(self) -> Array:
+        """Parameters, gradients, what the optimizer keeps, buffers and constants."""
+        total, seen = self.none(), set()
+        keeps = OPTIMIZER_STATE.get(self.program.plan.optimizer, 2)
+        for i in self.program.instructions:
+            if isinstance(i, Update) and i.parameter not in seen:
+                seen.add(i.parameter)
+                for share in i.shares:
+                    nbytes = share.box.volume * self.program.width(i.parameter)
+                    total[list(share.devices)] += 2 * nbytes
+                    total[list(share.devices) if share.home < 0 else share.home] += keeps * nbytes
+        values = self.program.graph.values.values()
+        roles = ("buffer", "constant", "frozen", "parameter")
+        total += self._regions(v.name for v in values if v.role in roles and v.name not in seen)
+        return total
+
+
+def _volumes(tiling: Tiling, dims: Sequence[int]) -> Array:
+    """By tile, the elements of its box in the given dimensions."""
+    if not isinstance(tiling, Grid):
+        return np.array(
+            [
+                np.prod([t.box.hi[d] - t.box.lo[d] for d in dims], dtype=np.int64)
+                for t in tiling.tiles
+            ]
+        )
+    volumes = np.ones(1, np.int64)
+    for d, cuts in enumerate(tiling.cuts):
+        extents = np.diff(cuts) if d in dims else np.ones(len(cuts) - 1, np.int64)
+        volumes = np.multiply.outer(volumes, extents).reshape(-1)
+    return np.repeat(volumes, tiling.copies)
+
+
+def _boxes(tiling: Tiling) -> Iterator[tuple[Box, Sequence[int]]]:
+    """The boxes of a tiling, each with its devices."""
+    if isinstance(tiling, Grid):
+        k = tiling.copies
+        yield from (
+            (box, tiling.devices[i * k : (i + 1) * k]) for i, box in enumerate(tiling.boxes)
+        )
+    else:
+        yield from ((tile.box, [tile.device]) for tile in tiling.tiles)
+
+
+def _union(boxes: Sequence[Box]) -> int:
+    """How many points boxes have together."""
+    return sum(piece.volume for i, box in enumerate(boxes) for piece in subtract(box, boxes[:i]))
+
+
+# -- when things are there: by micro-batch ---------------------------------------------------------
+
+
+class _Span(NamedTuple):
+    """By device, when something starts (or NEVER) and ends (or -1)."""
+
+    start: Array
+    end: Array
+
+
+class _Flight(NamedTuple):
+    """Messages of one move."""
+
+    source: Array
+    target: Array
+    nbytes: Array
+    start: Array
+    end: Array
+
+
+class _Ledger:
+    """Everything that is alive for a while: device, bytes, from when, until when."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline, self.program = timeline, timeline.program
+        self.layout = _Layout(self.program)
+        self.columns: list[tuple[Array, Array, Array, Array]] = []
+        tasks = timeline.tasks
+        self.border = np.searchsorted(
+            tasks.instruction, np.arange(len(self.program.instructions) + 1)
+        )
+        self.sizes: dict[tuple[str, str], Array] = {}
+        groups: dict[Key, list[int]] = {}
+        for number, i in enumerate(self.program.instructions):
+            if isinstance(i, Run | Merge | Move):
+                groups.setdefault(i.key, []).append(number)
+        for numbers in groups.values():
+            _Micro(self, numbers).record()
+
+    def entries(self) -> list[Array]:
+        if not self.columns:
+            return [np.empty(0, np.int64)] * 4
+        return [np.concatenate(column) for column in zip(*self.columns, strict=True)]
+
+    def add(self, device: Array, nbytes: Array, begin: Array, end: Array) -> None:
+        real = (nbytes > 0) & (begin < end)
+        self.columns.append((device[real], nbytes[real], begin[real], end[real]))
+
+    def span(self, number: int) -> _Span:
+        """When each device executes an instruction."""
+        a, b = self.border[number : number + 2]
+        start = np.full(self.layout.count, NEVER)
+        end = np.full(self.layout.count, -1)
+        devices = self.timeline.tasks.device[a:b]
+        start[devices], end[devices] = self.timeline.start[a:b], self.timeline.end[a:b]
+        return _Span(start, end)
+
+    def flight(self, number: int, move: Move) -> _Flight:
+        """When each message is on its way; the tasks of an instruction start with its messages."""
+        a = self.border[number]
+        b = a + len(move.messages)
+        key = (move.value, move.what)
+        if key not in self.sizes:
+            self.sizes[key] = np.array(
+                [message_bytes(self.program, move, m) for m in move.messages]
+            )
+        t = self.timeline
+        return _Flight(
+            t.tasks.source[a:b], t.tasks.device[a:b], self.sizes[key], t.start[a:b], t.end[a:b]
+        )
+
+
+class _Micro:
+    """One micro-batch."""
+
+    def __init__(self, ledger: _Ledger, numbers: Sequence[int]) -> None:
+        self.ledger, self.layout, self.program = ledger, ledger.layout, ledger.program
+        self.devices = np.arange(self.layout.count)
+        none = np.full(self.layout.count, NEVER), np.full(self.layout.count, -1)
+        self.absent = _Span(*none)
+        self.spans: dict[tuple[str, str], _Span] = {}
+        self.flights: dict[tuple[str, str], _Flight] = {}
+        for number in numbers:
+            i = self.program.instructions[number]
+            if isinstance(i, Move):
+                self.flights[i.value, i.what] = ledger.flight(number, i)
+            elif isinstance(i, Run | Merge):
+                self.spans[i.op, i.phase + "m" * isinstance(i, Merge)] = ledger.span(number)
+        self.last: Mapping[str, Array] = {}  # by value and device, the end of its last use
+        self.first: Mapping[str, Array] = {}  # the first contribution to its gradient
+
+    def span(self, op: str, phase: str) -> _Span:
+        return self.spans.get((op, phase), self.absent)
+
+    def add(self, nbytes: Array, begin: Array, end: Array) -> None:
+        self.ledger.add(self.devices, nbytes, begin, end)
+
+    def record(self) -> None:
+        self.last, self.first = self._last_uses(), self._first_contributions()
+        for op in self.program.graph.ops:
+            self._record_output(op)
+            if any(o in self.program.active for o in op.outputs):
+                self._record_gradients(op)
+        for name, nbytes in self.layout.inputs.items():
+            self._record_input(name, nbytes)
+        for (value, what), flight in self.flights.items():
+            self._record_flight(value, what, flight)
+
+    def _last_uses(self) -> dict[str, Array]:
+        """From the last operator to the first, so that a view passes on how long it is used."""
+        last: dict[str, Array] = {}
+
+        def use(name: str, end: Array) -> None:
+            known = last.get(name)
+            last[name] = end if known is None else np.maximum(known, end)
+
+        for op in reversed(self.program.graph.ops):
+            keeps, backward = self.layout.kept[op.name], self.span(op.name, "B").end
+            for o in op.outputs:
+                use(o, self.span(op.name, "Fm" if op.name in self.layout.part else "F").end)
+                if (o, "activation") in self.flights:
+                    use(o, self._sent(self.flights[o, "activation"]))
+                if keeps.output:
+                    use(o, backward)
+            for name in set(op.inputs):
+                use(name, self.span(op.name, "F").end)
+                if name in keeps.inputs:
+                    use(name, backward)
+            if op.name in self.layout.free:
+                use(op.inputs[0], np.where(self.layout.free[op.name], last[op.outputs[0]], -1))
+        return last
+
+    def _first_contributions(self) -> dict[str, Array]:
+        first: dict[str, Array] = {}
+        for op in self.program.graph.ops:
+            begin, end = self.span(op.name, "B")
+            if op.kind in ("reshape", "permute"):
+                # The gradient of such a view is handed on as it is, and not made anew.
+                done = np.where(end < 0, NEVER, end)
+                begin = np.where(self.layout.free[op.name], done, begin)
+            for name in set(op.inputs) & self.program.active:
+                known = first.get(name)
+                first[name] = begin if known is None else np.minimum(known, begin)
+        return first
+
+    def _sent(self, flight: _Flight) -> Array:
+        """By device, when the last of its messages has gone."""
+        end = np.full(self.layout.count, -1)
+        np.maximum.at(end, flight.source, flight.end)
+        return end
+
+    def _record_output(self, op: Op) -> None:
+        forward, merge = self.span(op.name, "F"), self.span(op.name, "Fm")
+        if op.name in self.layout.part:
+            end = np.maximum(forward.end, self._parts_used(op))
+            if (op.outputs[0], "partial") in self.flights:
+                end = np.maximum(end, self._sent(self.flights[op.outputs[0], "partial"]))
+            self.add(self.layout.part[op.name], forward.start, end)
+            forward = merge
+        for o in op.outputs:
+            owned = self.layout.size[o]
+            if op.name in self.layout.free:
+                owned = np.where(self.layout.free[op.name], 0, owned)
+            self.add(owned, forward.start, self.last[o])
+        extra = self.layout.kept[op.name].extra
+        if extra:
+            elements = self.layout.size[op.outputs[0]] // self.program.width(op.outputs[0])
+            self.add(extra * elements, forward.start, self.span(op.name, "B").end)
+
+    def _parts_used(self, op: Op) -> Array:
+        """Until they are merged; what is not just added is needed again to take the gradient apart."""
+        merged = self.span(op.name, "Fm").end
+        if op.space.combine == "sum":
+            return merged
+        return np.asarray(np.maximum(merged, self.span(op.name, "Bm").end))
+
+    def _record_gradients(self, op: Op) -> None:
+        backward, merge = self.span(op.name, "B"), self.span(op.name, "Bm")
+        end = backward.end
+        if op.name in self.layout.part:
+            begin, end = merge
+            flight = self.flights.get((op.outputs[0], "partial gradient"))
+            if flight is not None:
+                begin = begin.copy()
+                np.minimum.at(begin, flight.target, flight.start)
+                end = np.maximum(end, self._sent(flight))
+            self.add(self.layout.part[op.name], begin, backward.end)
+        for o in op.outputs:
+            first = self.first.get(o)
+            flight = self.flights.get((o, "gradient"))
+            if first is None:
+                continue
+            if flight is not None:
+                first = first.copy()
+                np.minimum.at(first, flight.target, flight.start)
+            self.add(self.layout.size[o], first, end)
+
+    def _record_input(self, name: str, nbytes: Array) -> None:
+        begin = np.full(self.layout.count, NEVER)
+        for op in self.program.graph.ops:
+            if name in op.inputs:
+                begin = np.minimum(begin, self.span(op.name, "F").start)
+        if name in self.last:
+            self.add(nbytes, begin, self.last[name])
+
+    def _record_flight(self, value: str, what: str, flight: _Flight) -> None:
+        """What is on its way counts where it goes; a gradient, until it has gone, also where it was."""
+        until = flight.end
+        if what == "activation":
+            until = np.maximum(until, self.last[value][flight.target])
+        elif what == "partial":
+            until = np.maximum(until, self._parts_used(self.program.producer(value))[flight.target])
+        elif what == "gradient":
+            self.ledger.add(flight.source, flight.nbytes, self.first[value][flight.source], until)
+        self.ledger.add(flight.target, flight.nbytes, flight.start, until)

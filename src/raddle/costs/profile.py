@@ -1,0 +1,129 @@
+"""Measured seconds of operators: used instead of the roofline where there are any.
+
+A profile is a file of plain JSON that travels with its user: what was run (the line of notation, the
+kernel's attributes, the shape of the box, the dtype, forward or backward) on which kind of device -> seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from raddle.errors import InputError
+from raddle.graph.box import Box
+from raddle.graph.graph import Graph, Op
+from raddle.graph.ops import kernel
+
+VERSION = 1
+
+
+class Profile:
+    """Measured seconds, by what was measured."""
+
+    def __init__(self, seconds: Mapping[str, float] | None = None) -> None:
+        self.seconds = dict(seconds or {})
+
+    def find(
+        self, op: Op, box: Box, phase: str, wanted: Sequence[int] | None, kind: str
+    ) -> float | None:
+        return self.seconds.get(entry(op, box, phase, wanted, kind))
+
+    def save(self, path: str | pathlib.Path) -> None:
+        data = {"raddle-profile": VERSION, "seconds": dict(sorted(self.seconds.items()))}
+        pathlib.Path(path).write_text(json.dumps(data, indent=1) + "\n")
+
+
+def load_profile(path: str | pathlib.Path) -> Profile:
+    try:
+        data = json.loads(pathlib.Path(path).read_text())
+    except FileNotFoundError:
+        raise InputError(f"there is no profile '{path}': write one with raddle probe.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"'{path}' is no profile: {error}.") from None
+    if not isinstance(data, dict) or data.get("raddle-profile") != VERSION:
+        raise InputError(f"'{path}' is no profile of version {VERSION}: measure again.")
+    return Profile(data["seconds"])
+
+
+def entry(op: Op, box: Box, phase: str, wanted: Sequence[int] | None, kind: str) -> str:
+    """What was measured, as text that does not depend on where in a model it stands."""
+    attrs = hashlib.sha256(repr(sorted(op.attrs.items())).encode()).hexdigest()[:8]
+    extents = "x".join(map(str, box.shape))
+    gradients = "" if wanted is None else "/" + ",".join(map(str, wanted))
+    return f"{kind}|{op.label}|{op.line}|{attrs}|{extents}|{op.dtypes[0]}|{phase}{gradients}"
+
+
+def measure(
+    graph: Graph,
+    boxes: Iterable[tuple[Op, Box]],
+    wanted: Mapping[str, Sequence[int]],
+    kind: str,
+    device: str = "cpu",
+    *,
+    known: Profile | None = None,
+    repeats: int = 5,
+    progress: Callable[[str], None] = lambda name: None,
+) -> Profile:
+    """Runs each box (and its backward) on random tensors; what is known is not measured again."""
+    found = Profile(known.seconds if known else None)
+    for op, box in boxes:
+        back = tuple(wanted[op.name])
+        forward = entry(op, box, "F", None, kind)
+        backward = entry(op, box, "B", back, kind)
+        progress(op.name)
+        if forward not in found.seconds or (back and backward not in found.seconds):
+            times = _measure(graph, op, box, back, torch.device(device), repeats)
+            found.seconds[forward] = times[0]
+            if back:
+                found.seconds[backward] = times[1]
+    return found
+
+
+def _measure(
+    graph: Graph, op: Op, box: Box, wanted: Sequence[int], device: torch.device, repeats: int
+) -> tuple[float, float]:
+    operands = [
+        _operand(graph, op, i, region, device) for i, region in enumerate(op.space.regions(box))
+    ]
+    for i in wanted:
+        tensor = operands[i]
+        operands[i] = tensor.requires_grad_() if tensor is not None else None
+    run = kernel(op, box, device)
+    leaves = [t for t in operands if t is not None and t.requires_grad]
+    forward, backward = [], []
+    for _ in range(repeats + 1):  # the first warms up
+        start = _now(device)
+        results = run(*operands)
+        middle = _now(device)
+        graded = [t for t in results if t.requires_grad]
+        if leaves and graded:
+            torch.autograd.grad(
+                graded, leaves, [torch.ones_like(t) for t in graded], allow_unused=True
+            )
+        forward.append(middle - start)
+        backward.append(_now(device) - middle)
+    return statistics.median(forward[1:]), statistics.median(backward[1:])
+
+
+def _operand(
+    graph: Graph, op: Op, i: int, region: Box | None, device: torch.device
+) -> Tensor | None:
+    if region is None:
+        return None
+    value = graph.values[op.inputs[i]]
+    if value.dtype.is_floating_point:
+        return torch.rand(region.shape, dtype=value.dtype, device=device)
+    return torch.zeros(region.shape, dtype=value.dtype, device=device)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,144 @@
+"""The figures of a plan: it is lowered, simulated for several steps, and summed up as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from raddle.clusters import Cluster
+from raddle.costs.memory import peak_bytes
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.plan.plan import Plan
+from raddle.program.lower import lower
+from raddle.program.program import Move, Reduce
+from raddle.searches.baselines import plan_for
+from raddle.simulation.timeline import Timeline, simulate
+
+STEPS = 3  # simulated: the last one's period is the steady state
+FIGURES = (
+    "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s", "fits"
+)  # fmt: skip
+
+
+def judge(graph: Graph, plan: Plan, cluster: Cluster) -> Timeline:
+    """The timeline of a few steps of a plan."""
+    return simulate(lower(graph, replace(plan, steps=STEPS)), cluster)
+
+
+def figures(timeline: Timeline) -> dict[str, Any]:
+    """What a simulation says of a plan; `speedup` and `search_s` are not its to know."""
+    plan, seconds = timeline.program.plan, timeline.step_seconds
+    peaks = peak_bytes(timeline)
+    return {
+        "method": plan.method,
+        "step_ms": 1e3 * seconds,
+        "samples_per_s": plan.batch / seconds,
+        "speedup": None,
+        "comm_bytes": timeline.comm_bytes,
+        "peak_bytes": max(peaks),
+        "imbalance": timeline.imbalance,
+        "search_s": None,
+        "fits": all(peak <= timeline.cluster.devices[d].memory for d, peak in enumerate(peaks)),
+        "bn": plan.bn,
+        "sync": plan.sync,
+    }
+
+
+def planned(
+    graph: Graph,
+    cluster: Cluster,
+    method: str,
+    *,
+    model: str = "",
+    bn: str = "local",
+    sync: str = "allreduce",
+) -> tuple[Plan, dict[str, Any]]:
+    """The plan of a method, with its predicted figures in it, and the same as a row of `compare`."""
+    begun = perf_counter()
+    plan = plan_for(graph, cluster, method, model=model, bn=bn, sync=sync)
+    search_s = perf_counter() - begun
+    row = {**figures(judge(graph, plan, cluster)), "search_s": search_s}
+    return replace(plan, predicted={key: row[key] for key in FIGURES if key != "speedup"}), row
+
+
+def compare(
+    graph: Graph,
+    cluster: Cluster,
+    methods: Sequence[str],
+    *,
+    model: str = "",
+    bn: str = "local",
+    sync: str = "allreduce",
+    heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
+) -> list[dict[str, Any]]:
+    """A row a method; one that cannot be applied has an `error` in place of figures."""
+    rows = []
+    for done, method in enumerate(methods):
+        heard({"step": method, "done": done, "of": len(methods)})
+        try:
+            rows.append(planned(graph, cluster, method, model=model, bn=bn, sync=sync)[1])
+        except InputError as error:
+            empty = dict.fromkeys(FIGURES)
+            rows.append({"method": method, **empty, "bn": bn, "sync": sync, "error": str(error)})
+    base = next((row["step_ms"] for row in rows if row["method"] == "data"), None)
+    for row in rows:
+        if base is not None and row["step_ms"] is not None:
+            row["speedup"] = base / row["step_ms"]
+    return rows
+
+
+def details(timeline: Timeline, *, largest: int = 10) -> dict[str, Any]:
+    """A plan's figures, its devices' time in an average step, and the transfers of most bytes."""
+    plan, cluster = timeline.program.plan, timeline.cluster
+    peaks = peak_bytes(timeline)
+    unknown = ("speedup", "search_s")
+    return {
+        "model": plan.model,
+        "batch": plan.batch,
+        "cluster": cluster.name,
+        **{key: value for key, value in figures(timeline).items() if key not in unknown},
+        "devices": [
+            {
+                "device": d,
+                "kind": cluster.devices[d].kind,
+                **{f"{name}_ms": 1e3 * seconds for name, seconds in shares.items()},
+                "peak_bytes": peaks[d],
+            }
+            for d, shares in enumerate(timeline.breakdown())
+        ],
+        "transfers": _transfers(timeline)[:largest],
+    }
+
+
+def _transfers(timeline: Timeline) -> list[dict[str, Any]]:
+    """What crosses devices in the last step, instruction by instruction, most bytes first."""
+    tasks, rows = timeline.tasks, []
+    nbytes = np.bincount(tasks.instruction, weights=tasks.nbytes)
+    begin, end = np.full(len(nbytes), np.iinfo(np.int64).max), np.zeros(len(nbytes), np.int64)
+    np.minimum.at(begin, tasks.instruction, timeline.start)
+    np.maximum.at(end, tasks.instruction, timeline.end)
+    for number, instruction in enumerate(timeline.program.instructions):
+        if instruction.key.step < timeline.program.plan.steps - 1:
+            continue
+        if isinstance(instruction, Move):
+            name, what, pattern = instruction.value, instruction.what, instruction.collective
+        elif isinstance(instruction, Reduce):
+            name, what, pattern = instruction.parameter, "synchronise", "all_reduce"
+        else:
+            continue
+        rows.append(
+            {
+                "value": name,
+                "what": what,
+                "pattern": pattern or "messages",
+                "devices": list(instruction.devices),
+                "bytes": int(nbytes[number]),
+                "ms": int(end[number] - begin[number]) / 1e6,
+            }
+        )
+    return sorted(rows, key=lambda row: -row["bytes"])

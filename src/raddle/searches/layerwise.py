@@ -1,0 +1,77 @@
+"""Layer-wise model parallelism: each device has a run of consecutive layers, whole.
+
+The runs are those whose largest load is the smallest possible. A load limit can be kept if and only if it
+can be kept by giving each device, in turn, all that it can take; so the smallest limit is found by
+bisection, exactly, since loads are whole nanoseconds. Devices keep the cluster's order: neighbours stay
+neighbours.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, groupby
+
+from raddle.clusters import Cluster
+from raddle.graph.graph import Graph, Op
+from raddle.searches.placing import Tiles, copies, place_standing
+from raddle.searches.work import whole_seconds
+
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+def layerwise(graph: Graph, cluster: Cluster) -> Tiles:
+    """Consecutive layers on consecutive devices, the largest load as small as can be."""
+    layers = [list(ops) for _, ops in groupby(graph.ops, key=_layer)]
+    loads = layer_loads(graph, layers, cluster)
+    tiles: Tiles = {}
+    home: dict[str, int] = {}
+    for (first, last), device in zip(runs(loads), range(len(cluster.devices)), strict=True):
+        for op in (op for ops in layers[first:last] for op in ops):
+            home[op.name] = device
+            tiles[op.name] = copies(op, [device])
+    place_standing(graph, tiles, lambda op: copies(op, [home[op.name]]))
+    return tiles
+
+
+def _layer(op: Op) -> str:
+    """A composite is one layer; of a recurrent network, each of its own layers is one."""
+    part = re.match(r"\.l\d+(?=r?\.)", op.name.removeprefix(op.layer))
+    return op.layer + part[0] if part and op.composite in RECURRENT else op.layer
+
+
+def layer_loads(graph: Graph, layers: Sequence[Sequence[Op]], cluster: Cluster) -> list[list[int]]:
+    """By device and layer: nanoseconds of forward and backward. Devices of a kind share a list."""
+    seconds = whole_seconds(graph)
+    by_kind: dict[str, list[int]] = {}
+    for device in cluster.devices:
+        if device.kind not in by_kind:
+            by_kind[device.kind] = [
+                sum(round(1e9 * seconds(op, device)) for op in ops) for ops in layers
+            ]
+    return [by_kind[device.kind] for device in cluster.devices]
+
+
+def runs(loads: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """By device, the first layer of its run and the one after its last."""
+    sums = {id(row): [0, *accumulate(row)] for row in loads}
+    by_device = [sums[id(row)] for row in loads]
+    low, high = 0, max(row[-1] for row in by_device)
+    while low < high:
+        limit = (low + high) // 2
+        if _greedy(by_device, limit)[-1][1] == len(by_device[0]) - 1:
+            high = limit
+        else:
+            low = limit + 1
+    return _greedy(by_device, high)
+
+
+def _greedy(by_device: Sequence[Sequence[int]], limit: int) -> list[tuple[int, int]]:
+    """Each device takes layers up to the limit; by_device holds sums of the layers before each."""
+    result, first = [], 0
+    for sums in by_device:
+        last = bisect_right(sums, sums[first] + limit) - 1
+        result.append((first, last))
+        first = last
+    return result

@@ -1,0 +1,105 @@
+"""What the methods share: dimensions by letter, grids, and operators that depend on no sample.
+
+An operator that depends on parameters, buffers and constants alone (a slice of an embedding of positions, a
+causal mask, a counter) has no place of its own: it is computed where it is read, and only the part that is
+read there if that is a part of its own.
+"""
+
+# d: a dimension of an operator's iteration space
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from raddle.clusters import Cluster
+from raddle.graph.graph import Graph, Op
+from raddle.plan.tiling import Grid, Tiling, whole
+
+Tiles = dict[str, Tiling]
+Cuts = tuple[int, ...]
+
+
+def all_devices(cluster: Cluster) -> tuple[int, ...]:
+    return tuple(range(len(cluster.devices)))
+
+
+def dim_of(op: Op, letter: str) -> int | None:
+    """The dimension with this letter, if the operator has it; capital letters are never split."""
+    return next((d for d, dim in enumerate(op.space.dims) if dim.name == letter), None)
+
+
+def size_of(op: Op, letter: str) -> int:
+    """The extent of a dimension; 1 where the operator lacks it."""
+    d = dim_of(op, letter)
+    return 1 if d is None else op.space.dims[d].size
+
+
+def split(op: Op, cuts: Mapping[int, Cuts], devices: Sequence[int]) -> Grid:
+    """A grid that is cut along some dimensions, row by row on the devices."""
+    return Grid(
+        tuple(cuts.get(d, (0, dim.size)) for d, dim in enumerate(op.space.dims)), tuple(devices)
+    )
+
+
+def copies(op: Op, devices: Sequence[int]) -> Grid:
+    """Not split; a copy on each device."""
+    return whole([dim.size for dim in op.space.dims], devices)
+
+
+def standing(graph: Graph) -> set[str]:
+    """The operators that depend on no sample: their results are the same whatever the batch holds."""
+    given = {
+        name
+        for name, value in graph.values.items()
+        if value.role not in ("op", "input") or (value.role == "input" and "n" not in value.letters)
+    }
+    found = set()
+    for op in graph.ops:
+        if dim_of(op, "n") is None and all(i in given for i in op.inputs):
+            found.add(op.name)
+            given.update(op.outputs)
+    return found
+
+
+def place_standing(graph: Graph, tiles: Tiles, unread: Callable[[Op], Tiling]) -> None:
+    """Adds tiles for the operators that depend on no sample; `unread` places what nobody reads."""
+    readers: dict[str, list[tuple[Op, int]]] = {}
+    for op in graph.ops:
+        for operand, name in enumerate(op.inputs):
+            readers.setdefault(name, []).append((op, operand))
+    chosen = standing(graph)
+    for op in reversed(graph.ops):  # readers come before what they read
+        if op.name in chosen:
+            found = [
+                _as_read(op, k, reader, operand, tiles[reader.name])
+                for k, output in enumerate(op.outputs)
+                for reader, operand in readers.get(output, [])
+            ]
+            tiles[op.name] = _agreed(op, found) if found else unread(op)
+
+
+def _as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling) -> Grid:
+    """A reader's grid as one of what it reads, or copies where its tiles share elements."""
+    everywhere = copies(op, sorted(set(tiling.devices)))
+    if not isinstance(tiling, Grid) or tiling.copies > 1:
+        return everywhere
+    dims = {  # dimension of the reader -> dimension of the operator
+        index.plain: op.space.outputs[output][at]
+        for at, index in enumerate(reader.space.operands[operand].indices)
+        if index.plain is not None
+    }
+    cut = [r for r, parts in enumerate(tiling.parts) if parts > 1]
+    own = [dims.get(r, -1) for r in cut]
+    splittable = all(d >= 0 and not op.space.dims[d].whole for d in own)
+    if not splittable or own != sorted(own):  # the devices stand in row-major order
+        return everywhere
+    return split(op, {d: tiling.cuts[r] for d, r in zip(own, cut, strict=True)}, tiling.devices)
+
+
+def _agreed(op: Op, found: Sequence[Grid]) -> Grid:
+    if all(grid == found[0] for grid in found):
+        grid = found[0]
+    else:
+        grid = copies(op, sorted({d for g in found for d in g.devices}))
+    # What is opaque may be random: copies of it could differ.
+    return copies(op, grid.devices[:1]) if op.opaque else grid

@@ -1,0 +1,1 @@
+"""Simulation: a program on a described cluster, event by event."""

@@ -1,0 +1,288 @@
+"""From a program to tasks on resources, as arrays.
+
+An instruction is one task for each device that takes part; a message is a task that holds the links of its
+route; an all-reduce starts when its last participant is ready, and then each participant holds its part of
+the ring. A device computes in the program's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from raddle.clusters import Cluster
+from raddle.costs.collectives import all_reduce_bytes, all_reduce_seconds
+from raddle.costs.compute import Compute
+from raddle.costs.profile import Profile
+from raddle.plan.tiling import Grid
+from raddle.program.program import (
+    Merge,
+    Move,
+    Program,
+    Reduce,
+    Run,
+    Share,
+    Update,
+    message_bytes,
+)
+
+# How often an optimizer reads and writes an element: parameter, gradient, and what it keeps.
+OPTIMIZER_PASSES = {"sgd": 3, "momentum": 5, "adam": 7}
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Arrays over tasks; resources are the devices, then the links of the cluster."""
+
+    duration: Array  # nanoseconds
+    first: Array  # a resource or -1
+    second: Array
+    instruction: Array  # that the task belongs to
+    device: Array  # where it ends: that computes, or receives
+    source: Array  # where it comes from, of messages; else the device
+    nbytes: Array  # that cross devices
+    waits: Array
+    pointer: Array
+    successor: Array
+    resources: int
+
+
+class _Builder:
+    """Collects tasks and what they wait for, block by block."""
+
+    def __init__(self, program: Program, cluster: Cluster, profile: Profile | None) -> None:
+        self.program, self.cluster = program, cluster
+        self.count = 0
+        self.columns: dict[str, list[Array]] = {
+            name: []
+            for name in ("duration", "first", "second", "instruction", "device", "source", "nbytes")
+        }
+        self.edges: list[tuple[Array, Array]] = []
+        self.places: list[Array] = []  # by instruction: the task that ends it on each device, or -1
+        self.last = np.full(program.plan.devices, -1, np.int64)  # computed last on each device
+        self.compute = Compute(program.graph, program.active, profile)
+        self.ops = {op.name: op for op in program.graph.ops}
+        self.runs: dict[tuple[str, str], tuple[Array, Array]] = {}
+        self.moves: dict[tuple[str, str], tuple[Array, ...]] = {}
+
+    def block(
+        self, instruction: int, duration: Array, first: Array, second: Array, device: Array,
+        source: Array, nbytes: Array,
+    ) -> Array:  # fmt: skip
+        size = len(duration)
+        given = (duration, first, second, np.full(size, instruction), device, source, nbytes)
+        for name, values in zip(self.columns, given, strict=True):
+            self.columns[name].append(np.asarray(values, np.int64))
+        ids = np.arange(self.count, self.count + size)
+        self.count += size
+        return ids
+
+    def wait(self, tasks: Array, on: Array) -> None:
+        """Each task waits for the one beside it; -1 is none."""
+        real = on >= 0
+        if real.any():
+            self.edges.append((tasks[real], on[real]))
+
+    def place(self, devices: Array, tasks: Array) -> None:
+        where = np.full(self.program.plan.devices, -1, np.int64)
+        where[devices] = tasks
+        self.places.append(where)
+
+    def tasks(self) -> Tasks:
+        column = {name: np.concatenate(blocks) for name, blocks in self.columns.items()}
+        later = np.concatenate([e[0] for e in self.edges]) if self.edges else np.empty(0, np.int64)
+        earlier = (
+            np.concatenate([e[1] for e in self.edges]) if self.edges else np.empty(0, np.int64)
+        )
+        waits = np.bincount(later, minlength=self.count)
+        order = np.argsort(earlier, kind="stable")
+        pointer = np.concatenate([[0], np.cumsum(np.bincount(earlier, minlength=self.count))])
+        return Tasks(
+            **column,
+            waits=waits,
+            pointer=pointer,
+            successor=later[order].astype(np.int32),
+            resources=self.program.plan.devices + len(self.cluster.links),
+        )
+
+    # -- one kind of instruction each -------------------------------------------------------------
+
+    def on_devices(self, number: int, devices: Array, duration: Array, deps: Iterable[int]) -> None:
+        """A task on each device, after what the device computed before."""
+        ids = self.block(
+            number,
+            duration,
+            devices,
+            np.full(len(devices), -1),
+            devices,
+            devices,
+            np.zeros(len(devices)),
+        )
+        self.wait(ids, self.last[devices])
+        for dep in deps:
+            self.wait(ids, self.places[dep][devices])
+        self.last[devices] = ids
+        self.place(devices, ids)
+
+    def run(self, number: int, run: Run) -> None:
+        known = self.runs.get((run.op, run.phase))
+        if known is None:
+            seconds = self._run_seconds(run)
+            known = np.array(list(seconds)), nanoseconds(list(seconds.values()))
+            self.runs[run.op, run.phase] = known
+        self.on_devices(number, *known, run.deps)
+
+    def _run_seconds(self, run: Run) -> dict[int, float]:
+        """By device, the seconds of its tiles."""
+        op, tiling = self.ops[run.op], self.program.plan.tiles[run.op]
+        seconds = dict.fromkeys(run.devices, 0.0)
+        if isinstance(tiling, Grid) and tiling.uniform:  # tiles differ by the kind of device alone
+            box = tiling.boxes[0]
+            for d in tiling.devices:
+                seconds[d] += self.compute.seconds(op, box, run.phase, self.cluster.devices[d])
+            return seconds
+        for tile in tiling.tiles:
+            device = self.cluster.devices[tile.device]
+            seconds[tile.device] += self.compute.seconds(op, tile.box, run.phase, device)
+        return seconds
+
+    def merge(self, number: int, merge: Merge) -> None:
+        op = self.ops[merge.op]
+        width = self.program.width(op.outputs[0])
+        seconds = dict.fromkeys(merge.devices, 0.0)
+        for cell in merge.cells:
+            for d in cell.devices:
+                device = self.cluster.devices[d]
+                amount = (len(cell.parts) + 1) * cell.box.volume * width
+                seconds[d] += (
+                    amount / (device.bandwidth * device.efficiency["memory"]) + device.overhead
+                )
+        self.on_devices(
+            number, np.array(list(seconds)), nanoseconds(list(seconds.values())), merge.deps
+        )
+
+    def update(self, number: int, update: Update) -> None:
+        passes = OPTIMIZER_PASSES.get(self.program.plan.optimizer, 7)
+        width = self.program.width(update.parameter)
+        seconds = dict.fromkeys(update.devices, 0.0)
+        for share in update.shares:
+            amount = passes * share.box.volume * width
+            for d in share.devices if share.home < 0 else (share.home,):
+                device = self.cluster.devices[d]
+                seconds[d] += (
+                    amount / (device.bandwidth * device.efficiency["memory"]) + device.overhead
+                )
+        self.on_devices(
+            number, np.array(list(seconds)), nanoseconds(list(seconds.values())), update.deps
+        )
+
+    def move(self, number: int, move: Move) -> None:
+        key = (move.value, move.what)
+        if key not in self.moves:
+            self.moves[key] = self._routes(move)
+        duration, first, second, source, target, nbytes = self.moves[key]
+        ids = self.block(number, duration, first, second, target, source, nbytes)
+        for dep in move.deps:
+            self.wait(ids, self.places[dep][source])
+        self.join(number, target, ids)
+
+    def _routes(self, move: Move) -> tuple[Array, ...]:
+        rows = []
+        base = self.program.plan.devices
+        for message in move.messages:
+            route = self.cluster.route(message.source, message.target)
+            nbytes = message_bytes(self.program, move, message)
+            links = [base + r for r in route.resources] + [-1]
+            seconds = route.latency + nbytes / route.bandwidth
+            rows.append((seconds, links[0], links[1], message.source, message.target, nbytes))
+        times, *rest = zip(*rows, strict=True)
+        return (nanoseconds(times), *(np.array(column) for column in rest))
+
+    def join(self, number: int, targets: Array, ids: Array) -> None:
+        """What arrives on a device in several messages is there with the last of them."""
+        devices, inverse, counts = np.unique(targets, return_inverse=True, return_counts=True)
+        ends = np.full(len(devices), -1, np.int64)
+        single = counts[inverse] == 1
+        ends[inverse[single]] = ids[single]
+        several = np.flatnonzero(counts > 1)
+        if len(several):
+            none = np.full(len(several), -1)
+            at = devices[several]
+            joins = self.block(
+                number, np.zeros(len(several)), none, none, at, at, np.zeros(len(several))
+            )
+            ends[several] = joins
+            slot = np.full(len(devices), -1)
+            slot[several] = joins
+            waiting = slot[inverse]
+            self.edges.append((waiting[waiting >= 0], ids[waiting >= 0]))
+        self.place(devices, ends)
+
+    def reduce(self, number: int, reduce: Reduce) -> None:
+        devices, ids = [], []
+        for share in reduce.shares:
+            ring = np.array(share.devices)
+            one = np.array([-1])
+            gate = self.block(number, np.zeros(1), one, one, ring[:1], ring[:1], np.zeros(1))
+            for dep in reduce.deps:
+                self.wait(np.repeat(gate, len(ring)), self.places[dep][ring])
+            duration, first, second, nbytes = self._ring(
+                share, self.program.width(reduce.parameter)
+            )
+            tasks = self.block(number, duration, first, second, ring, ring, nbytes)
+            self.wait(tasks, np.repeat(gate, len(ring)))
+            devices.append(ring)
+            ids.append(tasks)
+        self.join(number, np.concatenate(devices), np.concatenate(ids))
+
+    def _ring(self, share: Share, width: int) -> tuple[Array, Array, Array, Array]:
+        key = ("ring", repr((share.devices, share.box.volume, width)))
+        if key not in self.moves:
+            base, ring = self.program.plan.devices, share.devices
+            amount = share.box.volume * width
+            seconds = all_reduce_seconds(self.cluster, ring, amount)
+            links = [
+                [base + r for r in self.cluster.route(a, b).resources] + [-1]
+                for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)
+            ]
+            sent = all_reduce_bytes(len(ring), amount)
+            each = [sent * (i + 1) // len(ring) - sent * i // len(ring) for i in range(len(ring))]
+            # Hops of a ring that share a link use it together, so only the first holds it.
+            first = _once([pair[0] for pair in links])
+            second = _once([pair[1] for pair in links])
+            times = np.repeat(nanoseconds([seconds]), len(ring))
+            self.moves[key] = times, np.array(first), np.array(second), np.array(each)
+        return self.moves[key]  # type: ignore[return-value]
+
+
+def _once(links: Sequence[int]) -> list[int]:
+    seen: set[int] = set()
+    result = []
+    for link in links:
+        result.append(-1 if link in seen else link)
+        seen.add(link)
+    return result
+
+
+def nanoseconds(seconds: Sequence[float]) -> Array:
+    """At least one: a task on a resource takes time."""
+    return np.maximum(1, np.rint(np.asarray(seconds, np.float64) * 1e9)).astype(np.int64)
+
+
+def build_tasks(program: Program, cluster: Cluster, profile: Profile | None = None) -> Tasks:
+    b = _Builder(program, cluster, profile)
+    for number, instruction in enumerate(program.instructions):
+        if isinstance(instruction, Run):
+            b.run(number, instruction)
+        elif isinstance(instruction, Move):
+            b.move(number, instruction)
+        elif isinstance(instruction, Merge):
+            b.merge(number, instruction)
+        elif isinstance(instruction, Reduce):
+            b.reduce(number, instruction)
+        else:
+            b.update(number, instruction)
+    return b.tasks()

@@ -1,0 +1,151 @@
+"""The timeline of a simulated program, and what it says: period, breakdown, critical path, bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from raddle.clusters import Cluster
+from raddle.costs.profile import Profile
+from raddle.errors import InputError
+from raddle.program.program import Program, Update
+from raddle.simulation.engine import run_tasks
+from raddle.simulation.tasks import Tasks, build_tasks
+
+Array = np.ndarray
+
+
+def simulate(program: Program, cluster: Cluster, profile: Profile | None = None) -> Timeline:
+    """Runs a program on a described cluster: deterministic, links and devices as resources."""
+    if program.plan.devices > len(cluster.devices):
+        raise InputError(
+            f"the plan needs {program.plan.devices} devices, '{cluster.name}' has {len(cluster.devices)}."
+        )
+    tasks = build_tasks(program, cluster, profile)
+    start, end, cause = run_tasks(
+        tasks.duration,
+        tasks.first,
+        tasks.second,
+        tasks.waits,
+        tasks.pointer,
+        tasks.successor,
+        tasks.resources,
+    )
+    assert (end >= 0).all(), "a task waits for itself"
+    return Timeline(program, cluster, tasks, start, end, cause)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When every task starts and ends, in nanoseconds."""
+
+    program: Program
+    cluster: Cluster
+    tasks: Tasks
+    start: Array
+    end: Array
+    cause: Array  # the task that each one waited for last
+
+    @property
+    def total_seconds(self) -> float:
+        return float(self.end.max()) / 1e9
+
+    @cached_property
+    def step_ends(self) -> list[int]:
+        """When the last update of each step has ended."""
+        steps = np.array([i.key.step for i in self.program.instructions])
+        updates = np.array([isinstance(i, Update) for i in self.program.instructions])
+        of = self.tasks.instruction
+        chosen = updates[of] if updates.any() else np.ones(len(of), bool)
+        return [
+            int(self.end[chosen & (steps[of] == s)].max()) for s in range(self.program.plan.steps)
+        ]
+
+    @property
+    def step_seconds(self) -> float:
+        """The steady-state period: of the last step, or of the only one."""
+        ends = [0, *self.step_ends]
+        return (ends[-1] - ends[-2]) / 1e9
+
+    @cached_property
+    def compute_seconds(self) -> Array:
+        """By device, busy in one step on average."""
+        return self._busy(self.tasks.first < self.program.plan.devices)
+
+    def _busy(self, chosen: Array) -> Array:
+        chosen = chosen & (self.tasks.first >= 0)
+        total = np.bincount(
+            self.tasks.device[chosen],
+            weights=self.tasks.duration[chosen].astype(np.float64),
+            minlength=self.program.plan.devices,
+        )
+        return total / 1e9 / self.program.plan.steps
+
+    @property
+    def imbalance(self) -> float:
+        busy = self.compute_seconds
+        return float(busy.max() / busy.mean())
+
+    @property
+    def comm_bytes(self) -> int:
+        """All that crosses devices in one step."""
+        return int(self.tasks.nbytes.sum()) // self.program.plan.steps
+
+    def bytes_by_pair(self) -> dict[tuple[int, int], int]:
+        """Point to point, over all steps."""
+        pairs: dict[tuple[int, int], int] = {}
+        apart = (self.tasks.source != self.tasks.device) & (self.tasks.nbytes > 0)
+        for s, t, n in zip(
+            self.tasks.source[apart],
+            self.tasks.device[apart],
+            self.tasks.nbytes[apart],
+            strict=True,
+        ):
+            pairs[int(s), int(t)] = pairs.get((int(s), int(t)), 0) + int(n)
+        return pairs
+
+    def breakdown(self) -> list[dict[str, float]]:
+        """By device, seconds of an average step: computing, waiting for communication, idle otherwise.
+
+        A device waits for communication while it computes nothing and something is on its way to it.
+        """
+        total = self.step_ends[-1] / 1e9 / self.program.plan.steps
+        return [
+            {
+                "compute": float(self.compute_seconds[d]),
+                "exposed": exposed,
+                "idle": max(0.0, total - float(self.compute_seconds[d]) - exposed),
+            }
+            for d, exposed in enumerate(self._exposed())
+        ]
+
+    def _exposed(self) -> list[float]:
+        tasks, devices = self.tasks, self.program.plan.devices
+        compute = (tasks.first >= 0) & (tasks.first < devices)
+        comm = tasks.first >= devices
+        result = []
+        for d in range(devices):
+            mine = tasks.device == d
+            busy = _union(self.start[mine & compute], self.end[mine & compute])
+            either = _union(self.start[mine & (compute | comm)], self.end[mine & (compute | comm)])
+            result.append((either - busy) / 1e9 / self.program.plan.steps)
+        return result
+
+    def critical_path(self) -> list[int]:
+        """Tasks from the start to the end of the run, each waiting for the one before it."""
+        path = [int(self.end.argmax())]
+        while self.cause[path[-1]] >= 0:
+            path.append(int(self.cause[path[-1]]))
+        return path[::-1]
+
+
+def _union(start: Array, end: Array) -> int:
+    """The length of the union of intervals."""
+    if not len(start):
+        return 0
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(end[order])
+    before = np.concatenate([[start[0]], reach[:-1]])
+    return int((reach - np.maximum(start, before)).clip(min=0).sum())

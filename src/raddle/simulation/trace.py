@@ -1,0 +1,164 @@
+"""Writes a timeline as Chrome trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
+
+A process for each device, with a lane of what it computes and a counter of its memory; a process "links"
+with a lane for each link; an arrow for each message, from the run that made it to the run that waits for
+it. A message that holds two links stands in both lanes.
+
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+import numpy as np
+
+from raddle.costs.memory import memory_curves
+from raddle.program.program import Instruction, Merge, Move, Run
+from raddle.simulation.timeline import Timeline
+
+Event = dict[str, Any]
+COMPUTE = 0  # the lane of a device
+
+
+def write_trace(timeline: Timeline, path: str | pathlib.Path) -> None:
+    """Gzipped where the path ends in .gz."""
+    with _opened(pathlib.Path(path)) as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        for number, event in enumerate(trace_events(timeline)):
+            # One event after the other: a trace of millions of tasks is never in memory as a whole.
+            file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))
+        file.write("\n]}\n")
+
+
+def _opened(path: pathlib.Path) -> TextIO:
+    if path.suffix == ".gz":
+        # Without the time of writing: the same timeline gives the same file.
+        return io.TextIOWrapper(gzip.GzipFile(path, "wb", compresslevel=6, mtime=0))
+    return path.open("w")
+
+
+def trace_events(timeline: Timeline) -> Iterator[Event]:
+    yield from _names(timeline)
+    yield from _slices(timeline)
+    yield from _arrows(timeline)
+    yield from _memory(timeline)
+
+
+def _micros(nanoseconds: Any) -> float:
+    return int(nanoseconds) / 1000
+
+
+def _lane(timeline: Timeline, resource: int) -> Event:
+    """Where a resource stands: devices come first, then links."""
+    devices = timeline.program.plan.devices
+    if resource < devices:
+        return {"pid": int(resource), "tid": COMPUTE}
+    return {"pid": devices, "tid": int(resource) - devices}
+
+
+def _names(timeline: Timeline) -> Iterator[Event]:
+    devices = timeline.program.plan.devices
+    for d in range(devices):
+        name = f"device {d} ({timeline.cluster.devices[d].kind})"
+        yield _meta("process_name", d, COMPUTE, name)
+        yield _meta("thread_name", d, COMPUTE, "compute")
+    yield _meta("process_name", devices, 0, "links")
+    for number, link in enumerate(timeline.cluster.links):
+        yield _meta("thread_name", devices, number, link)
+
+
+def _meta(what: str, process: int, lane: int, name: str) -> Event:
+    return {"ph": "M", "name": what, "pid": process, "tid": lane, "args": {"name": name}}
+
+
+def _slices(timeline: Timeline) -> Iterator[Event]:
+    tasks = timeline.tasks
+    titles = [_title(i) for i in timeline.program.instructions]
+    for resources in (tasks.first, tasks.second):
+        for task in np.flatnonzero(resources >= 0):
+            title = titles[tasks.instruction[task]]
+            yield {
+                "ph": "X",
+                **title,
+                **_lane(timeline, resources[task]),
+                "ts": _micros(timeline.start[task]),
+                "dur": _micros(timeline.end[task] - timeline.start[task]),
+                "args": {**title["args"], "bytes": int(tasks.nbytes[task])},
+            }
+
+
+def _title(i: Instruction) -> Event:
+    """Name, category and arguments of all slices of an instruction."""
+    if isinstance(i, Run | Merge):
+        name, phase = i.op, {"F": "forward", "B": "backward"}[i.phase]
+        what = "run" if isinstance(i, Run) else "merge"
+    elif isinstance(i, Move):
+        name, what, phase = i.value, "move", i.what
+    else:
+        name, what = i.parameter, type(i).__name__.lower()
+        phase = what
+    args = {"phase": phase, "step": i.key.step, "micro-batch": i.key.micro}
+    return {"name": name, "cat": what, "args": args}
+
+
+def _arrows(timeline: Timeline) -> Iterator[Event]:
+    """From the last run that a message waited for to the first that waits for it."""
+    tasks = timeline.tasks
+    before, after = _neighbours(timeline)
+    for task in np.flatnonzero((tasks.source != tasks.device) & (tasks.first >= 0)):
+        i = timeline.program.instructions[tasks.instruction[task]]
+        assert isinstance(i, Move)
+        own = _lane(timeline, tasks.first[task])
+        arrow = {"name": i.value, "cat": i.what, "id": int(task)}
+        # An arrow holds on to the slice that its time lies in, so it starts just before that slice's end.
+        start, end = timeline.start[task], timeline.end[task]
+        made, used = before[task], after[task]
+        tail = (
+            (own, start)
+            if made < 0
+            else (_lane(timeline, tasks.first[made]), timeline.end[made] - 1)
+        )
+        head = (
+            (own, end - 1)
+            if used < 0
+            else (_lane(timeline, tasks.first[used]), timeline.start[used])
+        )
+        yield {"ph": "s", **arrow, **tail[0], "ts": _micros(tail[1])}
+        yield {"ph": "f", "bp": "e", **arrow, **head[0], "ts": _micros(head[1])}
+
+
+def _neighbours(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
+    """By task, the last compute task that it waited for and the first that waits for it, or -1."""
+    tasks, count = timeline.tasks, len(timeline.start)
+    earlier = np.repeat(np.arange(count), np.diff(tasks.pointer))
+    later = tasks.successor.astype(np.int64)
+    computes = (tasks.first >= 0) & (tasks.first < timeline.program.plan.devices)
+    before, after = np.full(count, -1), np.full(count, -1)
+    chosen = np.flatnonzero(computes[earlier])
+    chosen = chosen[np.argsort(timeline.end[earlier[chosen]], kind="stable")]
+    before[later[chosen]] = earlier[chosen]  # of several, the last one is kept
+    # Messages that arrive together are joined by a task of no length, which stands for what waits for it.
+    for through in (~computes & (tasks.first < 0), np.ones(count, bool)):
+        target = np.where(computes[later], later, after[later])
+        chosen = np.flatnonzero((target >= 0) & through[earlier])
+        chosen = chosen[np.argsort(-timeline.start[target[chosen]], kind="stable")]
+        after[earlier[chosen]] = target[chosen]
+    return before, after
+
+
+def _memory(timeline: Timeline) -> Iterator[Event]:
+    for d, (times, nbytes) in enumerate(memory_curves(timeline)):
+        for time, held in zip(times, nbytes, strict=True):
+            yield {
+                "ph": "C",
+                "name": "memory",
+                "pid": d,
+                "ts": _micros(time),
+                "args": {"bytes": int(held)},
+            }

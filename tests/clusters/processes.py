@@ -1,0 +1,59 @@
+"""Which processes a process has started, read from /proc."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+on_linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+
+
+def children(parent: int) -> set[int]:
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and _parent(entry) == parent:
+            found.add(int(entry.name))
+    return found
+
+
+def _parent(entry: Path) -> int | None:
+    try:
+        # The name, in brackets, may hold spaces; the state and the parent follow it.
+        state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:  # it has just ended
+        return None
+    return None if state == "Z" else int(parent)
+
+
+def alive(pid: int) -> bool:
+    return _parent(Path(f"/proc/{pid}")) is not None
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def listening(pid: int) -> set[str]:
+    """The addresses, in the kernel's hexadecimal, on which a process waits for connections."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+        except OSError:
+            continue
+    addresses = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                addresses.add(fields[1].partition(":")[0])
+    return addresses

@@ -1,0 +1,154 @@
+"""Routes hold what the model of links says, for every pair of devices of any cluster."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raddle.clusters import Cluster, Device, Link, Network, cluster
+from raddle.clusters.topology import build
+from raddle.errors import InputError
+
+KINDS = [
+    Device("fast", 0, {"float32": 1e13}, 16 * 2**30, 9e11),
+    Device("slow", 0, {"float32": 1e12, "float64": 3e11}, 2**30, 1e11, 1e-5, {"conv": 0.2}),
+]
+
+rates = st.floats(1.0, 1e12)
+latencies = st.floats(0.0, 1e-3)
+links = st.builds(Link, rates, latencies, st.booleans(), st.booleans())
+networks = st.builds(Network, rates, latencies, st.booleans(), st.booleans())
+nodes = st.tuples(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4), links, networks)
+clusters = st.builds(build, st.just("drawn"), st.lists(nodes, min_size=1, max_size=4))
+
+
+def held(c: Cluster, source: int, target: int) -> set[str]:
+    return {c.links[resource] for resource in c.route(source, target).resources}
+
+
+def expected(c: Cluster, source: int, target: int) -> set[str]:
+    """The names that the module's table promises, written out case by case."""
+    a, b = c.devices[source].node, c.devices[target].node
+    i, j = source - c.members(a)[0], target - c.members(b)[0]
+    link = c.inside[a]
+    if a == b and link is not None:
+        match link.shared, link.duplex:
+            case True, True:
+                return {f"node{a} bus {'up' if i < j else 'down'}"}
+            case True, False:
+                return {f"node{a} bus"}
+            case False, True:
+                return {f"node{a}.device{i} out", f"node{a}.device{j} in"}
+            case False, False:
+                return {f"node{a}.device{i}", f"node{a}.device{j}"}
+    names = set()
+    for node, local, way in ((a, i, "out"), (b, j, "in")):
+        network = c.between[node]
+        assert network is not None
+        owner = f"node{node}.device{local} nic" if network.per_device else f"node{node} nic"
+        names.add(f"{owner} {way}" if network.duplex else owner)
+    return names
+
+
+@given(clusters)
+def test_routes(c: Cluster) -> None:
+    used = set()
+    for source, target in permutations(range(len(c.devices)), 2):
+        there, back = c.route(source, target), c.route(target, source)
+        assert held(c, source, target) == expected(c, source, target)
+        assert len(there.resources) == len(set(there.resources)) <= 2
+        assert (there.latency, there.bandwidth) == (back.latency, back.bandwidth)
+        used |= set(there.resources)
+    assert used == set(range(len(c.links)))  # no link that nothing can hold
+    assert len(set(c.links)) == len(c.links)
+
+
+@given(clusters)
+def test_disjoint_pairs_share_a_link_only_where_it_is_shared(c: Cluster) -> None:
+    devices = range(min(6, len(c.devices)))
+    for s, t, u, v in permutations(devices, 4):
+        common = held(c, s, t) & held(c, u, v)
+        assert all("bus" in name or ("nic" in name and "device" not in name) for name in common)
+
+
+@given(clusters)
+def test_duplex_links_carry_both_ways_at_once(c: Cluster) -> None:
+    duplex = all(link is None or link.duplex for link in c.inside)
+    duplex &= all(network is None or network.duplex for network in c.between)
+    for s, t in permutations(range(len(c.devices)), 2):
+        if duplex:
+            assert not held(c, s, t) & held(c, t, s)
+
+
+@given(clusters)
+def test_plain_data_round_trip(c: Cluster) -> None:
+    data = json.loads(json.dumps(c.to_dict()))
+    again = Cluster.from_dict(data)
+    assert again == c
+    assert again.fingerprint() == c.fingerprint()
+    assert pickle.loads(pickle.dumps(c)) == c
+    assert len({*c.devices, *again.devices}) <= len(c.devices)  # hashable, and equal when they are
+
+
+def test_the_slower_end_counts_between_nodes() -> None:
+    fast, slow = Network(12.5e9, 5e-6), Network(1.25e9, 30e-6)
+    c = build("mixed", [([KINDS[0]], None, fast), ([KINDS[1]], None, slow)])
+    assert c.route(0, 1).bandwidth == c.route(1, 0).bandwidth == 1.25e9
+    assert c.route(0, 1).latency == 30e-6
+    assert not c.homogeneous
+
+
+def test_the_name_does_not_enter_the_fingerprint_but_figures_do() -> None:
+    assert cluster("p100").fingerprint() == cluster("p100:4x4").fingerprint()
+    prints = [cluster(spec).fingerprint() for spec in ("p100:4x4", "p100:2x8", "v100:4x4", "h100")]
+    assert len(set(prints)) == 4
+
+
+def test_a_thousand_devices_cost_little() -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        c = cluster("h100:1024")
+        assert (len(c.devices), c.nodes) == (1024, 128)
+        for source in range(1023):
+            c.route(source, source + 1)
+        return time.perf_counter() - start
+
+    # All pairs would be a million routes, and seconds.
+    assert min(seconds() for _ in range(3)) < 0.25
+
+
+def test_peaks_of_other_types() -> None:
+    assert KINDS[0].peak("float64") == 5e12
+    assert KINDS[1].peak("float64") == 3e11
+    assert KINDS[0].peak("bfloat16") == 1e13
+    assert KINDS[1].efficiency == {"matmul": 0.6, "conv": 0.2, "attention": 0.35, "memory": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("devices", "inside", "between", "sentence"),
+    [
+        ([], [], [], "has no devices"),
+        ([(0, 1e12), (0, 1e12)], [None], [None], "no link on node 0"),
+        ([(0, 1e12), (1, 1e12)], [None, None], [None, None], "no network on node 0"),
+        ([(1, 1e12)], [None], [None], "on nodes [1]"),
+        ([(0, 1e12), (1, 1e12), (0, 1e12)], [None] * 3, [None] * 3, "on nodes [0, 1, 0]"),
+        ([(0, 1e12)], [], [None], "1 nodes, 0 links"),
+        ([(0, 1e12), (0, 2e12)], [Link(1, 0)], [None], "two different kinds of device 'd'"),
+    ],
+)
+def test_what_makes_no_cluster(
+    devices: list[tuple[int, float]],
+    inside: list[Link | None],
+    between: list[Network | None],
+    sentence: str,
+) -> None:
+    made = tuple(Device("d", node, {"float32": flops}, 1, 1.0) for node, flops in devices)
+    with pytest.raises(InputError) as caught:
+        Cluster("bad", made, tuple(inside), tuple(between))
+    assert sentence in str(caught.value)

@@ -1,0 +1,80 @@
+"""Numbers with units."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raddle.clusters.units import RATE, SHARE, SIZE, SPEED, TIME, Quantity, parse
+
+
+@pytest.mark.parametrize(
+    ("value", "quantity", "number"),
+    [
+        (16, SIZE, 16),
+        ("16 GiB", SIZE, 16 * 2**30),
+        ("16GB", SIZE, 16e9),
+        ("1.5 kB", SIZE, 1500),
+        ("12.5e9", RATE, 12.5e9),  # YAML 1.1 reads a number without a point or a sign as text
+        ("100 Gbit/s", RATE, 12.5e9),
+        ("100 Gb/s", RATE, 12.5e9),
+        ("100 Gbps", RATE, 12.5e9),
+        ("100 GB/s", RATE, 100e9),
+        ("2 GiB/s", RATE, 2 * 2**30),
+        ("5e-6", TIME, 5e-6),
+        ("5 us", TIME, 5e-6),
+        ("5 µs", TIME, 5e-6),
+        (0, TIME, 0),
+        ("15 TFLOP/s", SPEED, 15e12),
+        ("15.7 TFLOPS", SPEED, 15.7e12),
+        ("1 PFLOP/s", SPEED, 1e15),
+        ("60 %", SHARE, 0.6),
+        (1, SHARE, 1),
+    ],
+)
+def test_parse(value: object, quantity: Quantity, number: float) -> None:
+    assert parse(value, quantity) == number
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1, "-5 GB/s", True, None, [], "fast", "", "12 parsecs", "1e999"]
+)
+@pytest.mark.parametrize("quantity", [SIZE, RATE, SPEED, SHARE])
+def test_no_quantity(value: object, quantity: Quantity) -> None:
+    with pytest.raises(ValueError, match=r"write|unit"):
+        parse(value, quantity)
+
+
+@pytest.mark.parametrize(
+    ("value", "quantity"),
+    [
+        ("16 Gb", SIZE),
+        ("16 GB/s", SIZE),
+        ("16 GB", RATE),
+        ("5 m", TIME),
+        ("-1 us", TIME),
+        (1.01, SHARE),
+        (float("nan"), RATE),
+        (float("inf"), RATE),
+        (10**400, RATE),
+        ("9e999999 GB/s", RATE),
+    ],
+)
+def test_wrong_units_and_ranges(value: object, quantity: Quantity) -> None:
+    with pytest.raises(ValueError, match=r"write|unit"):
+        parse(value, quantity)
+
+
+@given(st.floats(1e-300, 1e300))
+def test_the_text_of_a_number_is_that_number(number: float) -> None:
+    assert parse(repr(number), RATE) == parse(number, RATE) == number
+
+
+@given(st.text() | st.from_regex(r"-?[0-9.]{1,5}(e-?[0-9]{1,9})? ?[A-Za-z/]{0,6}", fullmatch=True))
+def test_any_text_is_a_number_or_a_sentence(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert 0 < parse(text, RATE) < math.inf

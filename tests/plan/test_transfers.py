@@ -1,0 +1,166 @@
+"""Transfers are minimal: counted element by element, without box arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import random_plan
+from small import MODELS, mlp, small
+
+from raddle.graph.box import Box
+from raddle.graph.graph import Graph, Op
+from raddle.program.lower import lower
+from raddle.program.program import Message, Move, Program
+
+examples = given(
+    model=st.sampled_from([*MODELS, "mlp"]),
+    devices=st.integers(2, 4),
+    seed=st.integers(0, 10_000),
+)
+
+
+def lowered(model: str, devices: int, seed: int) -> Program:
+    graph = mlp() if model == "mlp" else small(model)[1]
+    return lower(graph, random_plan(graph, devices, seed))
+
+
+def mark(counts: np.ndarray, boxes: Iterable[Box]) -> None:
+    for box in boxes:
+        counts[tuple(map(slice, box.lo, box.hi))] += 1
+
+
+class Elements:
+    """By device, how often each element of a value is somewhere."""
+
+    def __init__(self, program: Program, value: str) -> None:
+        shape = program.graph.values[value].shape
+        self.on = np.zeros((program.plan.devices, *shape), int)
+
+    def add(self, device: int, boxes: Iterable[Box]) -> None:
+        mark(self.on[device, ...], boxes)
+
+
+def held(program: Program, op: Op, output: int) -> Elements:
+    found = Elements(program, op.outputs[output])
+    for cell in program.merges.get(op.name, ()):
+        for device in cell.devices:
+            found.add(device, [cell.box])
+    for tile in program.plan.tiles[op.name].tiles if op.name not in program.merges else ():
+        found.add(tile.device, [op.space.produces(tile.box)[output]])
+    return found
+
+
+def reads(graph: Graph, value: str) -> Iterator[tuple[Op, int]]:
+    """Who reads a value, or the buffer that holds it in the next step."""
+    names = {value, *(b for b, v in graph.updates.items() if v == value)}
+    for op in graph.ops:
+        yield from ((op, i) for i, name in enumerate(op.inputs) if name in names)
+
+
+def needed(program: Program, value: str, *, graded: bool) -> Elements:
+    """What operators read: all of them, or only those that give a gradient."""
+    found = Elements(program, value)
+    for op, operand in reads(program.graph, value):
+        gives = op.inputs[operand] in program.active & {value} and any(
+            o in program.active for o in op.outputs
+        )
+        if graded and not gives:
+            continue
+        for tile in program.plan.tiles[op.name].tiles:
+            region = op.space.regions(tile.box)[operand]
+            found.add(tile.device, [] if region is None else [region])
+    return found
+
+
+class Messages:
+    """All that a program of one micro-batch sends."""
+
+    def __init__(self, program: Program) -> None:
+        self.moves: dict[tuple[str, str], tuple[Message, ...]] = {}
+        for i in program.instructions:
+            if isinstance(i, Move):
+                assert (i.value, i.what) not in self.moves
+                self.moves[i.value, i.what] = i.messages
+
+    def of(self, value: str, what: str) -> tuple[Message, ...]:
+        return self.moves.get((value, what), ())
+
+
+@settings(max_examples=40)
+@examples
+def test_values_go_where_they_are_needed_and_not_held(**plan: Any) -> None:
+    program = lowered(**plan)
+    messages = Messages(program)
+    for op in program.graph.ops:
+        for k, value in enumerate(op.outputs):
+            there, wanted = held(program, op, k), needed(program, value, graded=False)
+            arrived = Elements(program, value)
+            for m in messages.of(value, "activation"):
+                arrived.add(m.target, m.boxes)
+                sent = np.zeros(there.on.shape[1:], int)
+                mark(sent, m.boxes)
+                assert (there.on[m.source][sent > 0] > 0).all()
+            # Every element once where it is missing, and nowhere else.
+            assert (arrived.on == ((wanted.on > 0) & (there.on == 0))).all(), value
+
+
+@settings(max_examples=40)
+@examples
+def test_gradients_come_back_from_where_they_are_given(**plan: Any) -> None:
+    program = lowered(**plan)
+    messages = Messages(program)
+    for op in program.graph.ops:
+        for k, value in enumerate(op.outputs):
+            there, wanted = held(program, op, k), needed(program, value, graded=True)
+            if value not in program.active:
+                assert not messages.of(value, "gradient")
+                continue
+            came = {(m.source, m.target): m.boxes for m in messages.of(value, "activation")}
+            back = Elements(program, value)
+            for m in messages.of(value, "gradient"):
+                back.add(m.source, m.boxes)
+                there_and_back = np.zeros((2, *there.on.shape[1:]), int)
+                mark(there_and_back[0, ...], came[m.target, m.source])
+                mark(there_and_back[1, ...], m.boxes)
+                assert (there_and_back[1] <= there_and_back[0]).all()
+            assert (back.on == ((wanted.on > 0) & (there.on == 0))).all(), value
+
+
+@settings(max_examples=40)
+@examples
+def test_every_part_arrives_once_where_it_is_merged(**plan: Any) -> None:
+    program = lowered(**plan)
+    messages = Messages(program)
+    for name, cells in program.merges.items():
+        op = program.graph.op(name)
+        value, tiles = op.outputs[0], program.plan.tiles[name].tiles
+        arrived = [Elements(program, value) for _ in tiles]
+        there = messages.of(value, "partial")
+        for m in there:
+            assert tiles[m.part].device == m.source
+            arrived[m.part].add(m.target, m.boxes)
+        wanted = [Elements(program, value) for _ in tiles]
+        for cell in cells:
+            for part in cell.parts:
+                for device in set(cell.devices) - {tiles[part].device}:
+                    wanted[part].add(device, [cell.box])
+        for a, b in zip(arrived, wanted, strict=True):
+            assert (a.on == b.on).all()
+        # Every box of the iteration space counts once in every element of the output.
+        counts = np.zeros(program.graph.values[value].shape, int)
+        for cell in cells:
+            mark(counts, [cell.box])
+            points = sum(
+                tiles[p].box.volume // op.space.produces(tiles[p].box)[0].volume for p in cell.parts
+            )
+            assert points == op.space.full.volume // op.space.produces(op.space.full)[0].volume
+        assert (counts == 1).all()
+        if value in program.active:
+            back = messages.of(value, "partial gradient")
+            assert sorted(back) == sorted(
+                Message(m.target, m.source, m.boxes, m.part) for m in there
+            )

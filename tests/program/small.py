@@ -1,0 +1,54 @@
+"""Small models for tests of plans and programs, captured once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from raddle import zoo
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.plan.notation import read_tiling
+from raddle.plan.plan import Plan
+from raddle.zoo.workload import Workload
+
+MODELS = ("lenet-tiny", "mlp-tiny", "gpt-tiny", "resnet110-tiny")
+
+
+@cache
+def small(name: str) -> tuple[Workload, Graph]:
+    """A model of the zoo in float64 and without dropout, and its graph."""
+    work = zoo.load(name, device="cpu", dtype=torch.float64)
+    model = work.model.train()
+    for module in model.modules():
+        for key in ("p", "dropout"):
+            if isinstance(getattr(module, key, None), float):
+                setattr(module, key, 0.0)
+    return work, capture(model, work.inputs, targets=work.targets, loss=work.loss)
+
+
+class Mlp(nn.Module):
+    """x[2 4] -> fc1[2 8] -> relu -> fc2[2 2]"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(torch.relu(self.fc1(x)))
+
+
+@cache
+def mlp() -> Graph:
+    """Operators fc1, relu, fc2, sum."""
+    return capture(Mlp(), [torch.zeros(2, 4)], loss=lambda y: y.sum())
+
+
+def planned(graph: Graph, tiles: Mapping[str, str], devices: int, **more: object) -> Plan:
+    """A plan from text; operators that are not named are whole, on device 0."""
+    written = {op.name: read_tiling(op, tiles.get(op.name, "@0")) for op in graph.ops}
+    assert tiles.keys() <= written.keys(), f"operators are {list(written)}"
+    return Plan(written, devices, **more)  # type: ignore[arg-type]

@@ -1,0 +1,416 @@
+"""The checker accepts every program that was lowered, and refuses damaged ones with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import random_plan
+from small import MODELS, mlp, planned, small
+from torch import Tensor, nn
+
+from raddle.clusters import Cluster, cluster
+from raddle.errors import InputError
+from raddle.graph.capture import capture
+from raddle.program.check import check
+from raddle.program.lower import lower
+from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Run, Update
+
+# -- accepted -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(
+    model=st.sampled_from(MODELS),
+    devices=st.integers(2, 4),
+    seed=st.integers(0, 10_000),
+    sync=st.sampled_from(["allreduce", "server"]),
+    steps=st.integers(1, 2),
+    microbatches=st.integers(1, 2),
+)
+def test_accepts_what_is_lowered(model: str, devices: int, seed: int, **more: Any) -> None:
+    graph = small(model)[1]
+    check(lower(graph, random_plan(graph, devices, seed, **more)))
+
+
+def test_accepts_what_fits() -> None:
+    check(sample(), cluster("p100:1x4"))
+
+
+# -- refused --------------------------------------------------------------------------------------
+
+
+def sample(**more: Any) -> Program:
+    """Two steps on three devices: messages, partial results, shared parameters.
+
+    fc1 by samples, relu by channels (so boxes cross), fc2 by its sum (so results are partial).
+    """
+    tiles = {"fc1": "n/2 @0,1", "relu": "c/2 @0,1", "fc2": "k/2 @0,1", "sum": "@2"}
+    return lower(mlp(), planned(mlp(), tiles, 3, steps=2, **more))
+
+
+def served() -> Program:
+    return sample(sync="server")
+
+
+Pick = Callable[[Instruction], bool]
+
+
+def run(op: str, phase: str) -> Pick:
+    return lambda i: isinstance(i, Run) and (i.op, i.phase) == (op, phase)
+
+
+def merged(op: str, phase: str) -> Pick:
+    return lambda i: isinstance(i, Merge) and (i.op, i.phase) == (op, phase)
+
+
+def move(value: str, what: str) -> Pick:
+    return lambda i: isinstance(i, Move) and (i.value, i.what) == (value, what)
+
+
+def reduction(parameter: str) -> Pick:
+    return lambda i: isinstance(i, Reduce) and i.parameter == parameter
+
+
+def updating(parameter: str, step: int = 0) -> Pick:
+    return lambda i: isinstance(i, Update) and i.parameter == parameter and i.key.step == step
+
+
+def find(program: Program, pick: Pick) -> int:
+    return next(n for n, i in enumerate(program.instructions) if pick(i))
+
+
+def changed(program: Program, pick: Pick, **more: Any) -> Program:
+    """With other fields in one instruction; a function of the instruction gives each of them."""
+    instructions = list(program.instructions)
+    at = find(program, pick)
+    new = {name: value(instructions[at]) for name, value in more.items()}
+    instructions[at] = dataclasses.replace(instructions[at], **new)
+    return dataclasses.replace(program, instructions=tuple(instructions))
+
+
+def ordered(program: Program, order: Sequence[int]) -> Program:
+    """The instructions in another order, or not all of them; nobody waits for one that comes later."""
+    place = {number: at for at, number in enumerate(order)}
+    instructions = []
+    for at, number in enumerate(order):
+        instruction = program.instructions[number]
+        deps = sorted(place[d] for d in instruction.deps if place.get(d, at) < at)
+        instructions.append(dataclasses.replace(instruction, deps=tuple(deps)))
+    return dataclasses.replace(program, instructions=tuple(instructions))
+
+
+def without(program: Program, pick: Pick) -> Program:
+    at = find(program, pick)
+    return ordered(program, [n for n in range(len(program.instructions)) if n != at])
+
+
+def late(program: Program, pick: Pick, after: Pick) -> Program:
+    at, then = find(program, pick), find(program, after)
+    rest = [n for n in range(len(program.instructions)) if n != at]
+    rest.insert(rest.index(then) + 1, at)
+    return ordered(program, rest)
+
+
+def swapped(program: Program, a: int, b: int) -> Program:
+    """Two instructions change places, and nobody is told."""
+    instructions = list(program.instructions)
+    instructions[a], instructions[b] = instructions[b], instructions[a]
+    return dataclasses.replace(program, instructions=tuple(instructions))
+
+
+def first(**fields: Any) -> Callable[[Move], Any]:
+    """The messages of a move, with other fields in the first."""
+    return lambda i: (i.messages[0]._replace(**fields), *i.messages[1:])
+
+
+def cells(**fields: Callable[[Any], Any]) -> Callable[[Merge], Any]:
+    """The cells of a merge, with other fields in the first."""
+    return lambda i: (
+        i.cells[0]._replace(**{k: f(i.cells[0]) for k, f in fields.items()}),
+        *i.cells[1:],
+    )
+
+
+def shares(*devices: int) -> Callable[[Any], Any]:
+    return lambda i: tuple(s._replace(devices=devices) for s in i.shares)
+
+
+DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
+    "order": (
+        lambda: swapped(sample(), 0, 1),
+        r"waits for instruction 0, which does not come before it: the program has a cycle",
+    ),
+    "waits for itself": (
+        lambda: changed(sample(), run("relu", "F"), deps=lambda i: (2,)),
+        "has a cycle",
+    ),
+    "device out of range": (
+        lambda: changed(sample(), run("fc1", "F"), devices=lambda i: (0, 9)),
+        r"'fc1' forward.* names device 9, but the plan has devices 0 to 2",
+    ),
+    "message to nowhere": (
+        lambda: changed(sample(), move("fc1", "activation"), messages=first(target=3)),
+        "names device 3",
+    ),
+    "message to itself": (
+        lambda: changed(sample(), move("fc1", "activation"), messages=first(target=0)),
+        "from a device to itself",
+    ),
+    "step out of range": (
+        lambda: changed(sample(), run("fc1", "F"), key=lambda i: i.key._replace(step=2)),
+        "none of the plan's 2 steps",
+    ),
+    "a tile is not run": (
+        lambda: changed(sample(), run("relu", "F"), devices=lambda i: (0,)),
+        "leaves out device 1",
+    ),
+    "a backward tile is not run": (
+        lambda: changed(sample(), run("relu", "B"), devices=lambda i: (0,)),
+        "leaves out device 1",
+    ),
+    "no forward": (lambda: without(sample(), run("sum", "F")), r"it comes before its forward"),
+    "no backward": (
+        lambda: without(sample(), run("fc1", "B")),
+        r"'fc1' is never run backward in step 0, micro-batch 0",
+    ),
+    "twice": (
+        lambda: changed(sample(), run("fc2", "F"), op=lambda i: "relu", deps=lambda i: (0, 1)),
+        r"'relu' forward.*: it is there twice",
+    ),
+    # -- messages
+    "no move": (
+        lambda: without(sample(), move("fc1", "activation")),
+        r"device 0 has no \[1:2 0:4\] of 'fc1', which its tile of 'relu' reads: it was neither",
+    ),
+    "no message": (
+        lambda: changed(
+            sample(), move("fc1", "activation"), messages=lambda i: i.messages[:1]
+        ),
+        r"device 0 has no \[1:2 0:4\] of 'fc1'",
+    ),
+    "move too late": (
+        lambda: late(sample(), move("fc1", "activation"), run("relu", "F")),
+        r"device 0 has no \[1:2 0:4\] of 'fc1'",
+    ),
+    "move too early": (
+        lambda: ordered(sample(), [1, 0, *range(2, len(sample().instructions))]),
+        r"activation of 'fc1'.*: it comes before what it sends",
+    ),
+    "sent by another": (
+        lambda: changed(sample(), move("fc1", "activation"), messages=first(source=2)),
+        r"device 2 sends \[0:1 4:8\], which it does not hold",
+    ),
+    "sent twice": (
+        lambda: changed(
+            sample(), move("fc1", "activation"), messages=lambda i: (*i.messages, i.messages[0])
+        ),
+        "goes to device 1 twice",
+    ),
+    "sent to its holder": (
+        lambda: changed(
+            sample(),
+            move("fc1", "activation"),
+            messages=lambda i: (*i.messages, i.messages[1]._replace(source=1, target=0)),
+        ),
+        "goes to device 0 twice",
+    ),
+    "not waited for": (
+        lambda: changed(sample(), run("relu", "F"), deps=lambda i: (0,)),
+        r"'relu' forward.*: it does not wait for instruction 1 \(activation of 'fc1'",
+    ),
+    "sent before it is made": (
+        lambda: changed(sample(), move("fc1", "activation"), deps=lambda i: ()),
+        r"does not wait for instruction 0 \('fc1' forward",
+    ),
+    "strange message": (
+        lambda: changed(sample(), move("fc1", "activation"), what=lambda i: "letter"),
+        "'letter' is no kind of message",
+    ),
+    # -- gradients
+    "gradient not returned": (
+        lambda: changed(sample(), move("fc1", "gradient"), messages=lambda i: i.messages[:1]),
+        r"the gradient of \[0:1 4:8\] of 'fc1' on device 1 is lost",
+    ),
+    "no gradient move": (
+        lambda: without(sample(), move("fc1", "gradient")),
+        r"the gradient of \[1:2 0:4\] of 'fc1' on device 0 is lost",
+    ),
+    "gradient too late": (
+        lambda: late(sample(), move("fc1", "gradient"), run("fc1", "B")),
+        "the gradient of .* of 'fc1' on device 0 is lost",
+    ),
+    "gradient too early": (
+        lambda: late(sample(), run("relu", "B"), move("fc1", "gradient")),
+        "comes before the backward of 'relu', which adds to it",
+    ),
+    "gradient from elsewhere": (
+        lambda: changed(
+            sample(),
+            move("fc1", "gradient"),
+            messages=lambda i: (*i.messages, i.messages[0]._replace(source=2)),
+        ),
+        "comes back from device 2 to 1 without having been sent there",
+    ),
+    "gradient twice": (
+        lambda: changed(
+            sample(), move("fc1", "gradient"), messages=lambda i: (*i.messages, i.messages[0])
+        ),
+        "comes back twice from device 0",
+    ),
+    # -- partial results
+    "part lacking in a cell": (
+        lambda: changed(sample(), merged("fc2", "F"), cells=cells(parts=lambda c: c.parts[:1])),
+        r"the cell \[0:2 0:2\] lacks the part of tile \[0:2 0:2 4:8\]",
+    ),
+    "part counted twice": (
+        lambda: changed(sample(), merged("fc2", "F"), cells=cells(parts=lambda c: (0, 1, 1))),
+        "counts a part twice",
+    ),
+    "part that is no tile": (
+        lambda: changed(sample(), merged("fc2", "F"), cells=cells(parts=lambda c: (0, 7))),
+        "names part 7, which is no tile",
+    ),
+    "part not sent": (
+        lambda: changed(sample(), move("fc2", "partial"), messages=lambda i: i.messages[1:]),
+        r"device 2 lacks part 0 of \[0:2 0:2\]",
+    ),
+    "part of another": (
+        lambda: changed(sample(), move("fc2", "partial"), messages=first(part=1)),
+        "device 0 sends part 1, which it does not hold",
+    ),
+    "cell missing": (
+        lambda: changed(sample(), merged("fc2", "F"), cells=lambda i: ()),
+        r"its cells do not cover \[0:2 0:2\] once",
+    ),
+    "no merge": (
+        lambda: without(sample(), merged("fc2", "F")),
+        "device 2 has no .* of 'fc2', which its tile of 'sum' reads",
+    ),
+    "never merged": (
+        lambda: dataclasses.replace(sample(), merges={}),
+        "partial results, which nothing merges",
+    ),
+    "part's gradient lost": (
+        lambda: changed(
+            sample(), move("fc2", "partial gradient"), messages=lambda i: i.messages[1:]
+        ),
+        r"the gradient of \[0:2 0:2\] of part 0 on device 2 is lost",
+    ),
+    "part's gradient from elsewhere": (
+        lambda: changed(
+            sample(),
+            move("fc2", "partial gradient"),
+            messages=lambda i: (*i.messages, i.messages[0]._replace(source=1)),
+        ),
+        "a gradient of part 0 comes back from device 1 without having been sent there",
+    ),
+    "gradient not taken apart": (
+        lambda: without(sample(), merged("fc2", "B")),
+        "comes before what it sends",
+    ),
+    # -- parameters
+    "no reduce": (
+        lambda: without(sample(), reduction("fc1.weight")),
+        r"update of 'fc1.weight'.*before its gradients are summed over all holders",
+    ),
+    "reduce too late": (
+        lambda: late(sample(), reduction("fc1.weight"), updating("fc1.weight")),
+        "before its gradients are summed",
+    ),
+    "reduce not waited for": (
+        lambda: changed(sample(), updating("fc1.weight"), deps=lambda i: ()),
+        "before its gradients are summed",
+    ),
+    "reduce too early": (
+        lambda: late(sample(), run("fc1", "B"), reduction("fc1.weight")),
+        "reduce of 'fc1.weight'.*does not wait for",
+    ),
+    "reduced elsewhere": (
+        lambda: changed(sample(), reduction("fc1.weight"), shares=shares(0, 1, 2)),
+        "the holders of parameter 'fc1.weight' disagree in step 0",
+    ),
+    "updated elsewhere": (
+        lambda: changed(sample(), updating("fc1.weight", 1), shares=shares(0)),
+        "the holders of parameter 'fc1.weight' disagree in step 1",
+    ),
+    "share missing": (
+        lambda: changed(
+            sample(), updating("fc2.weight"), shares=lambda i: i.shares[:1], devices=lambda i: (0,)
+        ),
+        r"shares of parameter 'fc2.weight' do not cover \[0:2 0:8\] once",
+    ),
+    "no update": (
+        lambda: without(sample(), updating("fc2.bias")),
+        "'fc2.bias' is updated 0 times in step 0",
+    ),
+    "update too early": (
+        lambda: late(sample(), run("fc2", "B"), updating("fc2.weight")),
+        "before 'fc2' has run backward",
+    ),
+    "next step too early": (
+        lambda: changed(
+            sample(), lambda i: run("fc1", "F")(i) and i.key.step == 1, deps=lambda i: ()
+        ),
+        "does not wait for the update of 'fc1.weight' in the step before",
+    ),
+    "not pushed": (
+        lambda: changed(served(), move("fc1.weight", "push"), messages=lambda i: ()),
+        "the holders of parameter 'fc1.weight' disagree",
+    ),
+    "not pulled": (
+        lambda: without(served(), move("fc1.weight", "pull")),
+        "not sent to the other holders",
+    ),
+    "half pulled": (
+        lambda: changed(served(), move("fc1.weight", "pull"), messages=first(target=2)),
+        "the holders of parameter 'fc1.weight' disagree",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_refuses(damage: str) -> None:
+    make, reason = DAMAGED[damage]
+    with pytest.raises(InputError, match=reason):
+        check(make())
+
+
+def test_refuses_what_does_not_fit() -> None:
+    program = sample()
+    whole = cluster("p100:1x4")
+    full = dataclasses.replace(whole.devices[0], kind="toy", memory=400)
+    toy = Cluster("toy", (full, *whole.devices[1:]), whole.inside, whole.between)
+    with pytest.raises(
+        InputError, match=r"device 0 would need \d+ bytes at its fullest, a toy has 400:"
+    ):
+        check(program, toy)
+
+
+class Centred(nn.Module):
+    """Subtracts a running mean, which it reads before it writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x) - self.mean
+        self.mean.copy_(0.9 * self.mean + 0.1 * x.mean(0))
+        return y
+
+
+def test_refuses_a_stale_buffer() -> None:
+    graph = capture(Centred(), [torch.zeros(2, 4)], loss=lambda y: y.sum())
+    reader = next(op.name for op in graph.ops if op.label == "sub")
+    program = lower(graph, planned(graph, {reader: "@1"}, 2, steps=2))
+    check(program)
+    damaged = without(program, move(graph.updates["mean"], "activation"))
+    with pytest.raises(InputError, match=r"device 1 has no \[0:4\] of buffer 'mean' as it was"):
+        check(damaged)

@@ -1,0 +1,75 @@
+"""Rows of `compare`, and the details of one plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raddle import zoo
+from raddle.clusters import cluster
+from raddle.graph.capture import capture
+from raddle.searches.baselines import METHODS, plan_for
+from raddle.searches.figures import compare, details, judge, planned
+
+KEYS = {
+    "method", "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s",
+    "fits", "bn", "sync",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def graph():
+    w = zoo.load("lenet-tiny")
+    return capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)
+
+
+def test_a_row_a_method(graph) -> None:
+    heard: list[Any] = []
+    rows = compare(graph, cluster("p100:1x2"), list(METHODS), heard=heard.append)
+    assert [row["method"] for row in rows] == list(METHODS) == [h["step"] for h in heard]
+    data = rows[0]
+    for row in rows:
+        assert set(row) == KEYS
+        assert row["speedup"] == pytest.approx(data["step_ms"] / row["step_ms"])
+        assert row["samples_per_s"] == pytest.approx(1e3 * graph.batch / row["step_ms"])
+        assert row["fits"]
+        assert row["imbalance"] >= 1
+        assert row["comm_bytes"] > 0
+
+
+def test_methods_that_cannot_be_applied_stay(graph) -> None:
+    rows = compare(graph, cluster("p100:4x4"), ["data", "model"])
+    assert set(rows[0]) == KEYS | {"error"}
+    assert rows[0]["step_ms"] is None
+    assert "batch of 8" in rows[0]["error"]
+    assert rows[1]["speedup"] is None
+    assert rows[1]["step_ms"] > 0
+
+
+def test_data_parallelism_moves_what_a_ring_moves(graph) -> None:
+    row = compare(graph, cluster("p100:1x4"), ["data"])[0]
+    parameters = sum(p.nbytes for p in graph.parameters)
+    loss = 2 * 2 * 3 * 4  # the sums of losses and of counts, forward; one of them backward
+    assert 0 <= row["comm_bytes"] - 2 * 3 * parameters <= loss
+
+
+def test_predicted_figures_are_in_the_plan(graph) -> None:
+    plan, row = planned(graph, cluster("local:2"), "owt")
+    assert plan.predicted == {key: row[key] for key in plan.predicted}
+    assert plan.predicted["step_ms"] > 0
+
+
+def test_details(graph) -> None:
+    on = cluster("p100:1x2")
+    timeline = judge(graph, plan_for(graph, on, "owt"), on)
+    found = details(timeline, largest=3)
+    assert len(found["devices"]) == 2
+    for device in found["devices"]:
+        parts = [device[f"{name}_ms"] for name in ("compute", "exposed", "idle")]
+        assert sum(parts) == pytest.approx(1e3 * timeline.step_ends[-1] / 1e9 / 3)
+        assert device["peak_bytes"] <= found["peak_bytes"]
+    sizes = [row["bytes"] for row in found["transfers"]]
+    assert sizes == sorted(sizes, reverse=True)
+    everything = details(timeline, largest=10**6)["transfers"]
+    assert sum(row["bytes"] for row in everything) == found["comm_bytes"]

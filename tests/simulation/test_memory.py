@@ -1,0 +1,396 @@
+"""Memory over time: by hand, against a replay with dictionaries, and against what PyTorch keeps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import random_plan
+from small import MODELS, mlp, planned, small
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from raddle.clusters import cluster
+from raddle.costs.memory import kept, memory_curve, peak_bytes
+from raddle.graph.capture import capture
+from raddle.graph.graph import Op
+from raddle.program.lower import lower
+from raddle.program.program import Merge, Move, Program, Run, Update, message_bytes, tensors_of_part
+from raddle.simulation.timeline import Timeline, simulate
+
+# -- by hand --------------------------------------------------------------------------------------
+
+#   x[2 4]      32 bytes     fc1, relu   64 bytes each     fc2   16 bytes     loss   4 bytes
+#   parameters and gradients: 2 × (128 + 32) of fc1, 2 × (64 + 8) of fc2
+
+
+def level(timeline: Timeline, device: int, op: str, phase: str) -> int:
+    """Bytes on a device while it runs an operator."""
+    number = next(
+        n
+        for n, i in enumerate(timeline.program.instructions)
+        if isinstance(i, Run) and (i.op, i.phase) == (op, phase)
+    )
+    mine = (timeline.tasks.instruction == number) & (timeline.tasks.device == device)
+    (task,) = np.flatnonzero(mine)
+    times, nbytes = memory_curve(timeline, device)
+    ends = (timeline.start[task], timeline.end[task] - 1)
+    found = {int(nbytes[np.searchsorted(times, t, "right") - 1]) for t in ends}
+    assert len(found) == 1
+    return found.pop()
+
+
+def test_one_device_by_hand() -> None:
+    timeline = simulate(lower(mlp(), planned(mlp(), {}, 1)), cluster("p100:1x1"))
+    always = 464
+    forward = [(op, "F") for op in ("fc1", "relu", "fc2", "sum")]
+    runs = [*forward, *((op, "B") for op, _ in reversed(forward))]
+    #  x is there until fc1's weight has its gradient; relu's output until relu's backward, fc1's no longer
+    assert [level(timeline, 0, *run) - always for run in runs] == [
+        32 + 64,  # x, fc1
+        32 + 64 + 64,  # x, fc1, relu
+        32 + 64 + 16,  # x, relu, fc2
+        32 + 64 + 16 + 4,  # x, relu, fc2, loss
+        32 + 64 + 16,  # x, relu, gradient of fc2
+        32 + 64 + 16 + 64,  # x, relu, gradients of fc2 and relu
+        32 + 64 + 64 + 64,  # x, relu, gradients of relu and fc1
+        32 + 64,  # x, gradient of fc1
+    ]
+    assert peak_bytes(timeline) == [always + 224]
+    assert memory_curve(timeline, 0)[1][-1] == always
+
+
+def test_two_devices_by_hand() -> None:
+    tiles = {"fc2": "@1", "sum": "@1"}
+    timeline = simulate(lower(mlp(), planned(mlp(), tiles, 2)), cluster("p100:1x2"))
+    assert level(timeline, 0, "relu", "F") == 320 + 32 + 64 + 64
+    assert level(timeline, 1, "fc2", "F") == 144 + 64 + 16  # relu's output as it was received
+    assert level(timeline, 1, "fc2", "B") == 144 + 64 + 16 + 64  # and its gradient, to be sent
+    assert level(timeline, 0, "relu", "B") == 320 + 32 + 64 + 64 + 64
+    ways = list(zip(timeline.tasks.source.tolist(), timeline.tasks.device.tolist(), strict=True))
+    there, back = ways.index((0, 1)), ways.index((1, 0))
+    times, nbytes = memory_curve(timeline, 1)
+    assert nbytes[np.searchsorted(times, timeline.start[there])] == 144 + 64  # still on its way
+    assert nbytes[-1] == 144
+    times, nbytes = memory_curve(timeline, 0)
+    # On its way back it is there twice: as it arrives, and where it is added up.
+    assert nbytes[np.searchsorted(times, timeline.start[back])] == 320 + 32 + 64 + 2 * 64
+
+
+@pytest.mark.parametrize(("optimizer", "state"), [("sgd", 0), ("momentum", 1), ("adam", 2)])
+@pytest.mark.parametrize("sync", ["allreduce", "server"])
+def test_parameters_by_hand(optimizer: str, state: int, sync: str) -> None:
+    tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
+    program = lower(mlp(), planned(mlp(), tiles, 2, optimizer=optimizer, sync=sync))
+    timeline = simulate(program, cluster("p100:1x2"))
+    last = [int(memory_curve(timeline, d)[1][-1]) for d in (0, 1)]
+    home = [state, state if sync == "allreduce" else 0]
+    assert last == [232 * (2 + s) for s in home]
+
+
+# -- against a replay with dictionaries -----------------------------------------------------------
+
+
+class Replay:
+    """Every device and micro-batch on its own, every rule in its own words, element by element."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline, self.program = timeline, timeline.program
+        self.graph, self.plan = self.program.graph, self.program.plan
+        self.ops = {op.name: op for op in self.graph.ops}
+        self.alive: list[tuple[int, int, int, int]] = []  # device, bytes, from, until
+        self.runs: dict[Any, tuple[int, int]] = {}  # key, operator, phase, device
+        self.flights: dict[Any, list[tuple[int, int, int, int, int, Any]]] = {}  # key, value, what
+        self._times()
+        for key in {i.key for i in self.program.instructions if isinstance(i, Run)}:
+            for device in range(self.plan.devices):
+                self._replay(key, device)
+        for (_, _, what), flights in self.flights.items():
+            if what in ("gradient", "partial gradient", "push", "pull"):
+                self.alive += [(t, n, a, b) for _, t, n, a, b, _ in flights]
+
+    def _times(self) -> None:
+        tasks = self.timeline.tasks
+        of: dict[int, list[int]] = {}
+        for task, number in enumerate(tasks.instruction):
+            of.setdefault(int(number), []).append(task)
+        for number, i in enumerate(self.program.instructions):
+            spans = [(int(self.timeline.start[t]), int(self.timeline.end[t])) for t in of[number]]
+            if isinstance(i, Run | Merge):
+                phase = i.phase if isinstance(i, Run) else f"merge {i.phase}"
+                for t, span in zip(of[number], spans, strict=True):
+                    self.runs[i.key, i.op, phase, int(tasks.device[t])] = span
+            elif isinstance(i, Move):
+                self.flights[i.key, i.value, i.what] = [
+                    (m.source, m.target, message_bytes(self.program, i, m), a, b, m)
+                    for m, (a, b) in zip(i.messages, spans, strict=False)
+                ]
+
+    def boxes(self, op: Op, value: str, device: int) -> list[Any]:
+        """What a device holds of a value because it computed it."""
+        if op.name in self.program.merges:
+            return [c.box for c in self.program.merges[op.name] if device in c.devices]
+        k = op.outputs.index(value)
+        tiles = self.plan.tiles[op.name].tiles
+        return [op.space.produces(t.box)[k] for t in tiles if t.device == device]
+
+    def is_view(self, key: Any, op: Op, device: int) -> bool:
+        if op.kind not in ("reshape", "permute", "expand", "select", "slice"):
+            return False
+        base = op.inputs[0]
+        if self.graph.values[base].role != "op":
+            return True
+        held = self.boxes(self.program.producer(base), base, device)
+        for _, target, *_, m in self.flights.get((key, base, "activation"), []):
+            held += m.boxes if target == device else ()
+        regions = [
+            op.space.regions(t.box)[0] for t in self.plan.tiles[op.name].tiles if t.device == device
+        ]
+        return all(r is None or any(h.holds(r) for h in held) for r in regions)
+
+    def last_use(self, key: Any, value: str, device: int) -> int:
+        ends = [-1]
+        ends += [
+            b
+            for s, _, _, _, b, _ in self.flights.get((key, value, "activation"), [])
+            if s == device
+        ]
+        if self.graph.values[value].role == "op":
+            op = self.program.producer(value)
+            phase = "merge F" if op.name in self.program.merges else "F"
+            ends.append(self.runs.get((key, op.name, phase, device), (-1, -1))[1])
+            if kept(self.program, op).output:
+                ends.append(self.runs.get((key, op.name, "B", device), (-1, -1))[1])
+        for op in self.graph.ops:
+            if value not in op.inputs or (key, op.name, "F", device) not in self.runs:
+                continue
+            ends.append(self.runs[key, op.name, "F", device][1])
+            if value in kept(self.program, op).inputs:
+                ends.append(self.runs.get((key, op.name, "B", device), (-1, -1))[1])
+            if op.inputs[0] == value and self.is_view(key, op, device):
+                ends.append(self.last_use(key, op.outputs[0], device))
+        return max(ends)
+
+    def _replay(self, key: Any, device: int) -> None:
+        for op in self.graph.ops:
+            if op.name in self.program.merges:
+                self._parts(key, op, device)
+            self._outputs(key, op, device)
+            if (key, op.name, "B", device) in self.runs or (
+                key,
+                op.name,
+                "merge B",
+                device,
+            ) in self.runs:
+                self._gradients(key, op, device)
+        for op, value in itertools.product(self.graph.ops, self.graph.values):
+            if value in op.outputs:
+                for _, t, n, a, b, _ in self.flights.get((key, value, "activation"), []):
+                    if t == device:
+                        self.alive.append((t, n, a, max(b, self.last_use(key, value, t))))
+                for s, _, n, _, b, _ in self.flights.get((key, value, "gradient"), []):
+                    if s == device:
+                        self.alive.append((s, n, self.first_gradient(key, value, s, False), b))
+        for value in self.graph.inputs:
+            starts = [
+                self.runs[key, op.name, "F", device][0]
+                for op in self.graph.ops
+                if value in op.inputs and (key, op.name, "F", device) in self.runs
+            ]
+            if starts:
+                end = self.last_use(key, value, device)
+                self.alive.append((device, self.read(value, device), min(starts), end))
+
+    def read(self, value: str, device: int) -> int:
+        """Bytes of a value that a device reads, element by element."""
+        mask = np.zeros(self.graph.values[value].shape, bool)
+        for op in self.graph.ops:
+            for operand, name in enumerate(op.inputs):
+                for tile in self.plan.tiles[op.name].tiles if name == value else ():
+                    region = op.space.regions(tile.box)[operand]
+                    if tile.device == device and region is not None:
+                        mask[tuple(map(slice, *region))] = True
+        return int(mask.sum()) * self.program.width(value)
+
+    def _parts(self, key: Any, op: Op, device: int) -> None:
+        value = op.outputs[0]
+        used = [self.runs.get((key, op.name, "merge F", device), (-1, -1))[1]]
+        if op.space.combine != "sum":
+            used.append(self.runs.get((key, op.name, "merge B", device), (-1, -1))[1])
+        for _, t, n, a, b, _ in self.flights.get((key, value, "partial"), []):
+            if t == device:
+                self.alive.append((t, n, a, max(b, *used)))
+        if (key, op.name, "F", device) in self.runs:
+            start, end = self.runs[key, op.name, "F", device]
+            gone = [
+                b for s, *_, b, _ in self.flights.get((key, value, "partial"), []) if s == device
+            ]
+            self.alive.append((device, self.part(op, device), start, max(end, *used, *gone)))
+
+    def part(self, op: Op, device: int) -> int:
+        width = self.program.width(op.outputs[0])
+        return sum(
+            op.space.produces(t.box)[0].volume * tensors_of_part(op, t.box) * width
+            for t in self.plan.tiles[op.name].tiles
+            if t.device == device
+        )
+
+    def _outputs(self, key: Any, op: Op, device: int) -> None:
+        phase = "merge F" if op.name in self.program.merges else "F"
+        if (key, op.name, phase, device) not in self.runs or self.is_view(key, op, device):
+            return
+        start = self.runs[key, op.name, phase, device][0]
+        for value in op.outputs:
+            self.alive.append(
+                (device, self.own(op, value, device), start, self.last_use(key, value, device))
+            )
+        extra = kept(self.program, op).extra
+        if extra:
+            count = self.own(op, op.outputs[0], device) // self.program.width(op.outputs[0])
+            self.alive.append(
+                (device, extra * count, start, self.runs[key, op.name, "B", device][1])
+            )
+
+    def own(self, op: Op, value: str, device: int) -> int:
+        return sum(b.volume for b in self.boxes(op, value, device)) * self.program.width(value)
+
+    def first_gradient(self, key: Any, value: str, device: int, arriving: bool) -> int:
+        starts = [2**62]
+        for op in self.graph.ops:
+            if value in op.inputs and (key, op.name, "B", device) in self.runs:
+                handed = op.kind in ("reshape", "permute") and self.is_view(key, op, device)
+                starts.append(self.runs[key, op.name, "B", device][handed])
+        if arriving:
+            flights = self.flights.get((key, value, "gradient"), [])
+            starts += [a for _, t, _, a, _, _ in flights if t == device]
+        return min(starts)
+
+    def _gradients(self, key: Any, op: Op, device: int) -> None:
+        end = self.runs.get((key, op.name, "B", device), (-1, -1))[1]
+        if op.name in self.program.merges:
+            flights = self.flights.get((key, op.outputs[0], "partial gradient"), [])
+            starts = [a for _, t, _, a, _, _ in flights if t == device]
+            starts.append(self.runs.get((key, op.name, "merge B", device), (2**62, 0))[0])
+            self.alive.append((device, self.part(op, device), min(starts), end))
+            end = self.runs.get((key, op.name, "merge B", device), (-1, -1))[1]
+            end = max([end, *(b for s, *_, b, _ in flights if s == device)])
+        for value in op.outputs:
+            if any(value in i.inputs for i in self.graph.ops) and value in self.program.active:
+                begin = self.first_gradient(key, value, device, True)
+                self.alive.append((device, self.own(op, value, device), begin, end))
+
+    def always(self, device: int) -> int:
+        keeps = {"sgd": 0, "momentum": 1, "adam": 2}[self.plan.optimizer]
+        seen, total = set(), 0
+        for i in self.program.instructions:
+            if isinstance(i, Update) and i.parameter not in seen:
+                seen.add(i.parameter)
+                width = self.program.width(i.parameter)
+                for s in i.shares:
+                    if device in s.devices:
+                        state = keeps if s.home in (-1, device) else 0
+                        total += s.box.volume * width * (2 + state)
+        for v in self.graph.values.values():
+            if v.role in ("buffer", "constant", "frozen", "parameter") and v.name not in seen:
+                total += self.read(v.name, device)
+        return total
+
+
+def check_against_replay(program: Program, machine: str) -> None:
+    timeline = simulate(program, cluster(machine))
+    replay = Replay(timeline)
+    peaks = peak_bytes(timeline)
+    for device in range(program.plan.devices):
+        own = [e[1:] for e in replay.alive if e[0] == device and e[2] < e[3]]
+        always = replay.always(device)
+        change: dict[int, int] = {0: 0}
+        for nbytes, begin, end in own:
+            change[begin] = change.get(begin, 0) + nbytes
+            change[end] = change.get(end, 0) - nbytes
+        times = sorted(change)
+        levels = [always + s for s in itertools.accumulate(change[t] for t in times)]
+        found_times, found = memory_curve(timeline, device)
+        at = np.searchsorted(found_times, times, "right") - 1
+        assert found[at].tolist() == levels
+        assert set(found_times.tolist()) <= set(times)
+        assert peaks[device] == max(levels)
+
+
+@settings(max_examples=30)
+@given(
+    model=st.sampled_from(MODELS),
+    devices=st.integers(1, 4),
+    seed=st.integers(0, 10_000),
+    sync=st.sampled_from(["allreduce", "server"]),
+    optimizer=st.sampled_from(["sgd", "momentum", "adam"]),
+    microbatches=st.integers(1, 2),
+)
+def test_equals_a_replay(model: str, devices: int, seed: int, **more: Any) -> None:
+    graph = small(model)[1]
+    check_against_replay(lower(graph, random_plan(graph, devices, seed, **more)), "p100:1x4")
+
+
+# -- against what PyTorch keeps -------------------------------------------------------------------
+
+RULES: dict[str, tuple[Callable[..., Tensor], int]] = {  # and how many operands of [2 4 6 6] it has
+    "conv2d": (lambda x: F.conv2d(x, torch.ones(4, 4, 3, 3)), 1),
+    "linear": (lambda x: F.linear(x, torch.ones(3, 6)), 1),
+    "relu": (torch.relu, 1),
+    "sigmoid": (torch.sigmoid, 1),
+    "tanh": (torch.tanh, 1),
+    "exp": (torch.exp, 1),
+    "sqrt": (lambda x: torch.sqrt(x), 1),
+    "gelu": (F.gelu, 1),
+    "silu": (F.silu, 1),
+    "softplus": (F.softplus, 1),
+    "add": (torch.add, 2),
+    "sub": (torch.sub, 2),
+    "mul": (torch.mul, 2),
+    "div": (torch.div, 2),
+    "matmul": (torch.matmul, 2),
+    "cat": (lambda x, y: torch.cat([x, y]), 2),
+    "reshape": (lambda x: x.reshape(2, 4, 36), 1),
+    "permute": (lambda x: x.permute(0, 1, 3, 2), 1),
+    "slice": (lambda x: x[:, 1:3], 1),
+    "select": (lambda x: x[:, 1], 1),
+    "pad": (lambda x: F.pad(x, (1, 1)), 1),
+    "sum": (lambda x: x.sum(1), 1),
+    "max_pool2d": (lambda x: F.max_pool2d(x, 2), 1),
+    "avg_pool2d": (lambda x: F.avg_pool2d(x, 2), 1),
+}
+
+
+@pytest.mark.parametrize("label", RULES)
+def test_keeps_what_pytorch_keeps(label: str) -> None:
+    function, count = RULES[label]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scales = nn.Parameter(torch.rand(count, 1) + 0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return function(*(x * s for s in self.scales))
+
+    x = torch.rand(2, 4, 6, 6)
+    graph = capture(Model(), [x], loss=lambda y: y.sum())
+    program = lower(graph, planned(graph, {}, 1))
+    op = next(op for op in graph.ops if label in (op.label, op.kind) and "mul" in op.inputs[0])
+    rule = kept(program, op)
+
+    inputs = [(x * (1 + i)).requires_grad_() * 1 for i in range(count)]
+    held: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t) or t, lambda t: t):
+        output = function(*inputs)
+    pointers = {t.data_ptr() for t in held}
+    kept_inputs = [t.data_ptr() in pointers for t in inputs]
+    assert [name in rule.inputs for name in op.inputs[:count]] == kept_inputs
+    assert rule.output == (output.data_ptr() in pointers and not any(kept_inputs))
+    beside = [t for t in held if t.dtype == torch.int64]
+    assert rule.extra == (8 if beside else 0)

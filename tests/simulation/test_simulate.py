@@ -1,0 +1,323 @@
+"""The simulator: each rule by hand, its invariants on random plans, and the engine against plain Python."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import random_plan
+from small import MODELS, mlp, planned, small
+from torch import Tensor, nn
+
+from raddle.clusters import Cluster, Device, Link, cluster
+from raddle.errors import InputError
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.program.lower import lower
+from raddle.program.program import Move, Reduce, Run, message_bytes
+from raddle.simulation.engine import run_tasks
+from raddle.simulation.timeline import Timeline, simulate
+
+# -- rules, by hand -------------------------------------------------------------------------------
+
+# A device takes 1000 ns for every operator and gradient, whatever its size; a message takes 10,000 ns and
+# 1 ns a byte. Times below are nanoseconds.
+
+
+def toy(*overheads: float, duplex: bool = True, shared: bool = False) -> Cluster:
+    devices = [
+        Device(f"toy{i}", 0, {"float32": 1e30}, 10**9, 1e30, overhead=o * 1e-9)
+        for i, o in enumerate(overheads)
+    ]
+    link = Link(1e9, 10_000e-9, duplex, shared) if len(devices) > 1 else None
+    return Cluster("toy", tuple(devices), (link,), (None,))
+
+
+class Pair(nn.Module):
+    """a = fc1(x), b = fc2(x), both [2 8]: 64 bytes each."""
+
+    def __init__(self, end: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.end = nn.Linear(4, 8), nn.Linear(4, 8), end
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.a(x), self.b(x))
+
+
+def pair(end: Callable[[Tensor, Tensor], Tensor]) -> Graph:
+    return capture(Pair(end), [torch.zeros(2, 4)], loss=lambda y: y.sum())
+
+
+def runs(timeline: Timeline, op: str, phase: str = "F") -> dict[int, tuple[int, int]]:
+    """By device, when an operator starts and ends."""
+    return spans(timeline, lambda i: isinstance(i, Run) and (i.op, i.phase) == (op, phase))
+
+
+def message(timeline: Timeline, value: str, what: str = "activation") -> tuple[int, int]:
+    found = spans(timeline, lambda i: isinstance(i, Move) and (i.value, i.what) == (value, what))
+    assert len(found) == 1
+    return next(iter(found.values()))
+
+
+def spans(timeline: Timeline, pick: Callable[[Any], bool]) -> dict[int, tuple[int, int]]:
+    number = next(n for n, i in enumerate(timeline.program.instructions) if pick(i))
+    chosen = (timeline.tasks.instruction == number) & (timeline.tasks.first >= 0)
+    return {
+        int(timeline.tasks.device[t]): (int(timeline.start[t]), int(timeline.end[t]))
+        for t in np.flatnonzero(chosen)
+    }
+
+
+def test_a_device_does_one_thing_after_the_other() -> None:
+    timeline = simulate(lower(mlp(), planned(mlp(), {}, 1)), toy(1000))
+    #        fc1  relu fc2  sum  | sum  fc2  relu fc1 | 4 updates
+    # fc2 has three gradients (input, weight, bias), fc1 two: its input needs none.
+    assert timeline.start.tolist() == [
+        0, 1000, 2000, 3000, 4000, 5000, 8000, 9000, 11000, 12000, 13000, 14000,
+    ]  # fmt: skip
+    assert timeline.end.tolist() == [*timeline.start[1:].tolist(), 15000]
+    assert timeline.total_seconds == 15e-6
+
+
+def test_a_transfer_waits_for_its_link() -> None:
+    graph = pair(lambda a, b: a + b)
+    timeline = simulate(lower(graph, planned(graph, {"add": "@1"}, 2)), toy(1000, 1000))
+    assert runs(timeline, "a") == {0: (0, 1000)}
+    assert runs(timeline, "b") == {0: (1000, 2000)}
+    assert message(timeline, "a") == (1000, 11064)
+    assert message(timeline, "b") == (11064, 21128)  # ready at 2000
+    assert runs(timeline, "add") == {1: (21128, 22128)}
+
+
+@pytest.mark.parametrize(
+    ("duplex", "shared", "second"),
+    [(True, False, 1000), (False, False, 11064), (True, True, 1000), (False, True, 11064)],
+)
+def test_duplex_links_carry_both_ways_at_once(duplex: bool, shared: bool, second: int) -> None:
+    graph = pair(lambda a, b: a * b + (a + b))
+    tiles = {"b": "@1", "mul": "@0", "add": "@1", "add_1": "@0"}
+    program = lower(graph, planned(graph, tiles, 2))
+    timeline = simulate(program, toy(1000, 1000, duplex=duplex, shared=shared))
+    assert runs(timeline, "a") == {0: (0, 1000)}
+    assert runs(timeline, "b") == {1: (0, 1000)}
+    assert message(timeline, "a") == (1000, 11064)  # to the sum on 1
+    assert message(timeline, "b") == (second, second + 10064)  # to the product on 0
+
+
+def test_an_all_reduce_starts_with_its_last_participant() -> None:
+    tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
+    timeline = simulate(lower(mlp(), planned(mlp(), tiles, 2)), toy(1000, 3000))
+    reduce = spans(timeline, lambda i: isinstance(i, Reduce) and i.parameter == "fc2.weight")
+    backward = runs(timeline, "fc2", "B")
+    assert backward[0][1] < backward[1][1]
+    begin = backward[1][1]
+    # Two rounds of half of [2 8]: 2 × (10,000 + 32)
+    assert reduce == {0: (begin, begin + 20064), 1: (begin, begin + 20064)}
+    # The next one queues for the same links.
+    bias = spans(timeline, lambda i: isinstance(i, Reduce) and i.parameter == "fc2.bias")
+    assert bias[0][0] == bias[1][0] == begin + 20064
+
+
+def test_computing_overlaps_communication() -> None:
+    graph = pair(lambda a, b: a.relu() + b.tanh().exp().sin())
+    timeline = simulate(
+        lower(graph, planned(graph, {"relu": "@1", "add": "@1"}, 2)), toy(1000, 1000)
+    )
+    assert message(timeline, "a") == (1000, 11064)
+    assert [runs(timeline, op)[0] for op in ("b", "tanh", "exp", "sin")] == [
+        (1000, 2000), (2000, 3000), (3000, 4000), (4000, 5000),
+    ]  # fmt: skip
+    assert runs(timeline, "relu") == {1: (11064, 12064)}
+
+
+def test_a_plan_needs_its_devices() -> None:
+    program = lower(mlp(), planned(mlp(), {}, 3))
+    with pytest.raises(InputError, match="the plan needs 3 devices, 'toy' has 2"):
+        simulate(program, toy(1000, 1000))
+
+
+# -- invariants, on random plans ------------------------------------------------------------------
+
+plans = given(
+    model=st.sampled_from(MODELS),
+    machine=st.sampled_from(["p100:1x4", "p100:2x2", "k80:1x4", "local:4"]),
+    seed=st.integers(0, 10_000),
+    sync=st.sampled_from(["allreduce", "server"]),
+    steps=st.integers(1, 3),
+)
+
+
+def simulated(model: str, machine: str, seed: int, **more: Any) -> Timeline:
+    graph = small(model)[1]
+    return simulate(lower(graph, random_plan(graph, 4, seed, **more)), cluster(machine))
+
+
+def engine(timeline: Timeline, duration: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    t = timeline.tasks
+    return run_tasks(duration, t.first, t.second, t.waits, t.pointer, t.successor, t.resources)
+
+
+@settings(max_examples=15)
+@plans
+def test_is_deterministic(**plan: Any) -> None:
+    a, b = simulated(**plan), simulated(**plan)
+    for name in ("start", "end", "cause"):
+        assert (getattr(a, name) == getattr(b, name)).all()
+    for name in ("duration", "first", "second", "waits", "pointer", "successor", "nbytes"):
+        assert (getattr(a.tasks, name) == getattr(b.tasks, name)).all()
+
+
+@settings(max_examples=15)
+@plans
+def test_lasts_as_long_as_its_critical_path_and_any_device(**plan: Any) -> None:
+    timeline = simulated(**plan)
+    path, total = timeline.critical_path(), int(timeline.end.max())
+    assert timeline.start[path[0]] == 0
+    assert timeline.end[path[-1]] == total
+    # Every task of the path starts when the one before it ends, so there is no gap in it.
+    assert (timeline.start[path[1:]] == timeline.end[path[:-1]]).all()
+    assert timeline.tasks.duration[path].sum() == total
+    for resource in range(timeline.tasks.resources):
+        held = (timeline.tasks.first == resource) | (timeline.tasks.second == resource)
+        assert timeline.tasks.duration[held].sum() <= total
+
+
+@settings(max_examples=15)
+@plans
+def test_bytes_are_the_programs(**plan: Any) -> None:
+    timeline = simulated(**plan)
+    want: dict[tuple[int, int], int] = {}
+    for i in timeline.program.instructions:
+        for m in i.messages if isinstance(i, Move) else ():
+            pair_ = (m.source, m.target)
+            want[pair_] = want.get(pair_, 0) + message_bytes(timeline.program, i, m)
+    assert timeline.bytes_by_pair() == want
+
+
+@settings(max_examples=15)
+@given(factor=st.integers(2, 1000), seed=st.integers(0, 100))
+def test_scales_exactly(factor: int, seed: int) -> None:
+    timeline = simulated("lenet-tiny", "p100:2x2", seed, steps=2)
+    start, end, cause = engine(timeline, timeline.tasks.duration * factor)
+    assert (start == timeline.start * factor).all()
+    assert (end == timeline.end * factor).all()
+    assert (cause == timeline.cause).all()
+
+
+class Fixed(NamedTuple):
+    """A timeline as a graph: what each task waits for, the order on every resource included."""
+
+    before: list[list[int]]
+    order: list[int]  # in which all that a task waits for comes before it
+
+    def replay(self, duration: np.ndarray) -> np.ndarray:
+        end = np.zeros(len(duration), np.int64)
+        for task in self.order:
+            end[task] = duration[task] + max((end[b] for b in self.before[task]), default=0)
+        return end
+
+
+def fixed(timeline: Timeline) -> Fixed:
+    tasks, count = timeline.tasks, len(timeline.start)
+    before: list[list[int]] = [[] for _ in range(count)]
+    for task in range(count):
+        for other in tasks.successor[tasks.pointer[task] : tasks.pointer[task + 1]]:
+            before[other].append(task)
+    for resource in range(tasks.resources):
+        held = np.flatnonzero((tasks.first == resource) | (tasks.second == resource))
+        held = held[np.argsort(timeline.start[held], kind="stable")]
+        for a, b in pairwise(held):
+            before[b].append(int(a))
+    # Tasks are numbered so that all that they wait for has smaller numbers; ties in time are of no length.
+    order = sorted(range(count), key=lambda t: (timeline.start[t], timeline.end[t], t))
+    return Fixed(before, order)
+
+
+@settings(max_examples=15)
+@plans
+def test_a_longer_task_never_ends_the_run_earlier(**plan: Any) -> None:
+    """With the order on every resource held fixed; with another order it may (Graham's anomalies)."""
+    plan["model"] = "lenet-tiny"
+    timeline = simulated(**plan)
+    order, duration = fixed(timeline), timeline.tasks.duration
+    assert (order.replay(duration) == timeline.end).all()
+    rng = np.random.default_rng(plan["seed"])
+    for task in rng.integers(0, len(duration), 5):
+        longer = duration.copy()
+        longer[task] += rng.integers(1, 100_000)
+        assert (order.replay(longer) >= timeline.end).all()
+
+
+# -- the engine against plain Python --------------------------------------------------------------
+
+
+def reference(
+    duration: list[int], held: list[list[int]], before: list[list[int]]
+) -> tuple[list[int], list[int]]:
+    """First come, first served, ties by number."""
+    count = len(duration)
+    start, end, ready = [0] * count, [0] * count, [0] * count
+    left = [len(b) for b in before]
+    free: dict[int, int] = {}
+    heap = [(0, i) for i in range(count) if not left[i]]
+    heapq.heapify(heap)
+    while heap:
+        _, task = heapq.heappop(heap)
+        start[task] = max([ready[task], *(free.get(r, 0) for r in held[task])])
+        end[task] = start[task] + duration[task]
+        for r in held[task]:
+            free[r] = end[task]
+        for other in range(count):
+            for b in before[other]:
+                if b == task:
+                    ready[other] = max(ready[other], end[task])
+                    left[other] -= 1
+                    if not left[other]:
+                        heapq.heappush(heap, (ready[other], other))
+    return start, end
+
+
+@st.composite
+def task_graphs(draw: st.DrawFn) -> tuple[list[int], list[list[int]], list[list[int]]]:
+    count = draw(st.integers(1, 25))
+    duration = draw(st.lists(st.integers(0, 6), min_size=count, max_size=count))
+    held = draw(
+        st.lists(
+            st.lists(st.integers(0, 3), max_size=2, unique=True), min_size=count, max_size=count
+        )
+    )
+    before = [draw(st.lists(st.integers(0, i - 1), max_size=3)) if i else [] for i in range(count)]
+    return duration, held, before
+
+
+@settings(max_examples=200)
+@given(task_graphs())
+def test_engine_equals_plain_python(
+    graph: tuple[list[int], list[list[int]], list[list[int]]],
+) -> None:
+    duration, held, before = graph
+    count = len(duration)
+    after: list[list[int]] = [[] for _ in range(count)]
+    for task, others in enumerate(before):
+        for other in others:
+            after[other].append(task)
+    pointer = np.concatenate([[0], np.cumsum([len(a) for a in after])])
+    start, end, cause = run_tasks(
+        np.array(duration, np.int64),
+        np.array([h[0] if h else -1 for h in held], np.int64),
+        np.array([h[1] if len(h) > 1 else -1 for h in held], np.int64),
+        np.array([len(b) for b in before], np.int64),
+        pointer,
+        np.array([t for a in after for t in a], np.int32),
+        4,
+    )
+    assert (start.tolist(), end.tolist()) == reference(duration, held, before)
+    for task in range(count):
+        assert start[task] == (end[cause[task]] if cause[task] >= 0 else 0)
