@@ -253,6 +253,11 @@ def test_a_plan_file_that_was_cut_off(
     refused(run("simulate", plan_file), "is no plan file: ")
 
 
+def test_a_trace_that_cannot_be_written(run: Callable[..., Any], plan_file: pathlib.Path) -> None:
+    refused(run("simulate", plan_file, "--trace", "."), "'.' cannot be written")
+    refused(run("simulate", plan_file, "--trace", "no/t.gz"), "there is no folder for 'no/t.gz'")
+
+
 def test_a_cluster_that_is_too_small(run: Callable[..., Any], plan_file: pathlib.Path) -> None:
     refused(
         run("simulate", plan_file, "--cluster", "p100:1x1"), "needs 2 devices, 'p100:1x1' has 1"

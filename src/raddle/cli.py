@@ -7,7 +7,8 @@ import inspect
 import json
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -164,12 +165,8 @@ def plan(
     with terminal.progress(f"planning {model}, {method}"):
         made, row = planned(graph, on, method, model=model, bn=bn, sync=sync)
     if output is not None:
-        try:
+        with _writing(output):
             file.save(made, graph, output)
-        except OSError as error:
-            raise InputError(
-                f"'{output}' cannot be written ({error.strerror}): name another file."
-            ) from None
     if text:
         print(write_tiles(graph, made.tiles), end="")
     else:
@@ -247,7 +244,8 @@ def simulate(
     if trace is not None:
         from raddle.simulation.trace import write_trace
 
-        write_trace(timeline, trace)
+        with _writing(trace):
+            write_trace(timeline, trace)
     _show({**details(timeline), "trace": trace}, terminal.show_simulation, as_json=as_json)
 
 
@@ -288,6 +286,16 @@ def _check_folder(path: str) -> None:
     """Refuse to write where there is no folder."""
     if not pathlib.Path(path).resolve().parent.is_dir():
         raise InputError(f"there is no folder for '{path}': make it, or name another file.")
+
+
+@contextmanager
+def _writing(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"'{path}' cannot be written ({error.strerror}): name another file."
+        ) from None
 
 
 def _show(value: T, table: Callable[[T], None], *, as_json: bool) -> None:

@@ -513,6 +513,7 @@ def expand(draw: Any) -> Call:
     return either(
         draw,
         Call(A.expand.default, (T(source), list(shape))),
+        Call(A.broadcast_tensors.default, ([T(source), T(shape)],)),
         Call(A.repeat.default, (T(source), [2] * (len(shape) - len(source)) + [3] * len(source))),
         Call(A.repeat_interleave.self_int, (T(shape), 2, len(shape) - 1)),
     )

@@ -278,11 +278,11 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
     ),
     "part not sent": (
         lambda: changed(sample(), move("fc2", "partial"), messages=lambda i: i.messages[1:]),
-        r"device 2 lacks part 0 of \[0:2 0:2\]",
+        r"device 2 lacks part \d of \[0:2 0:2\]",
     ),
     "part of another": (
-        lambda: changed(sample(), move("fc2", "partial"), messages=first(part=1)),
-        "device 0 sends part 1, which it does not hold",
+        lambda: changed(sample(), move("fc2", "partial"), messages=first(part=0)),
+        "device 1 sends part 0, which it does not hold",
     ),
     "cell missing": (
         lambda: changed(sample(), merged("fc2", "F"), cells=lambda i: ()),
@@ -390,6 +390,18 @@ def test_refuses_what_does_not_fit() -> None:
         InputError, match=r"device 0 would need \d+ bytes at its fullest, a toy has 400:"
     ):
         check(program, toy)
+
+
+def test_refuses_ambiguous_local_statistics() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
+    graph = capture(model, [torch.zeros(4, 4)], loss=lambda y: y.sum())
+    for devices, bn in (("0,1", "local"), ("0,0", "global"), ("0,0", "local")):
+        tiles = dict.fromkeys(("1.moments", "1"), f"n/2 @{devices}")
+        if (devices, bn) != ("0,0", "local"):
+            check(lower(graph, planned(graph, tiles, 2, bn=bn)))
+            continue
+        with pytest.raises(InputError, match="one tile of the samples a device"):
+            lower(graph, planned(graph, tiles, 2, bn=bn))
 
 
 class Centred(nn.Module):

@@ -16,6 +16,7 @@ from small import MODELS, mlp, planned, small
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from raddle import zoo
 from raddle.clusters import cluster
 from raddle.costs.memory import kept, memory_curve, peak_bytes
 from raddle.graph.capture import capture
@@ -394,3 +395,26 @@ def test_keeps_what_pytorch_keeps(label: str) -> None:
     assert rule.output == (output.data_ptr() in pointers and not any(kept_inputs))
     beside = [t for t in held if t.dtype == torch.int64]
     assert rule.extra == (8 if beside else 0)
+
+
+@pytest.mark.parametrize("name", ["lenet-tiny", "vgg16-tiny", "resnet50-tiny", "gpt-tiny"])
+def test_activations_are_what_pytorch_keeps(name: str) -> None:
+    """Between forward and backward, all that is alive is what autograd has saved."""
+    work = zoo.load(name, batch=16, device="cpu")
+    model = work.model.train()
+    graph = capture(model, work.inputs, targets=work.targets, loss=work.loss)
+    timeline = simulate(lower(graph, planned(graph, {}, 1)), cluster("p100:1x1"))
+    last = next(op.name for op in reversed(graph.ops) if graph.loss in op.outputs)
+    predicted = level(timeline, 0, last, "B") - memory_curve(timeline, 0)[1][-1]
+
+    always = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
+    saved: dict[int, Tensor] = {}
+
+    def pack(t: Tensor) -> Tensor:
+        saved[t.untyped_storage().data_ptr()] = t  # kept, or its address would be used again
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        work.loss(model(*work.inputs), *work.targets)
+    real = sum(t.untyped_storage().nbytes() for p, t in saved.items() if p not in always)
+    assert predicted == pytest.approx(real, rel=0.03)

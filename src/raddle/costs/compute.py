@@ -39,22 +39,22 @@ class Compute:
             op.name: tuple(i for i, name in enumerate(op.inputs) if name in active)
             for op in graph.ops
         }
+        self.dtypes = {
+            op.name: (*(graph.values[i].dtype for i in op.inputs), *op.dtypes) for op in graph.ops
+        }
         self.known: dict[tuple[object, ...], float] = {}
 
     def seconds(self, op: Op, box: Box, phase: str, device: Device) -> float:
         """Forward ("F"), or backward ("B"): the gradients of all operands that need one."""
-        key = (op.name, phase, box.hi, box.lo, device.kind)
+        wanted = self.wanted[op.name] if phase == "B" else None
+        # Spaces are shared by operators that are alike, so their identity stands for their content.
+        key = (id(op.space), op.kind, self.dtypes[op.name], wanted, box, device.kind)
         seconds = self.known.get(key)
         if seconds is None:
-            wanted = self.wanted[op.name] if phase == "B" else None
-            alike = (op.space, op.kind, op.dtypes, box.shape, wanted, device.kind)
-            seconds = self.known.get(alike)
-            if seconds is None:
-                measured = (
-                    self.profile.find(op, box, phase, wanted, device.kind) if self.profile else None
-                )
-                seconds = self._seconds(op, box, wanted, device) if measured is None else measured
-                self.known[alike] = seconds
+            measured = (
+                self.profile.find(op, box, phase, wanted, device.kind) if self.profile else None
+            )
+            seconds = self._seconds(op, box, wanted, device) if measured is None else measured
             self.known[key] = seconds
         return seconds
 

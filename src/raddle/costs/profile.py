@@ -1,7 +1,8 @@
 """Measured seconds of operators: used instead of the roofline where there are any.
 
 A profile is a file of plain JSON that travels with its user: what was run (the line of notation, the
-kernel's attributes, the shape of the box, the dtype, forward or backward) on which kind of device -> seconds.
+kernel's attributes, the shape of the box, the dtype, forward or backward) on which kind of device, and
+the seconds it took.
 """
 
 from __future__ import annotations

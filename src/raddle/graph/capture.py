@@ -312,7 +312,7 @@ class _Translation:
             and first.dtype.is_floating_point
         ):
             has_loss = True
-        updates = {buffer: value.name for buffer, value in self.memory.updates.items()}
+        updates = {b: self._result(value).name for b, value in self.memory.updates.items()}
         values, ops, fused = _alive(self.builder, {*outputs, *updates.values()})
         return Graph(
             name,
@@ -326,6 +326,17 @@ class _Translation:
             fused,
             self.constants,
         )
+
+    def _result(self, value: Value) -> Value:
+        """A value that an operator gives: a buffer that takes an input's numbers takes a copy."""
+        if value.role == "op":
+            return value
+        self.builder.module, self.builder.leaf = "", False
+        meta = torch.empty(value.shape, dtype=value.dtype, device="meta")
+        copied: Value = self.builder.pointwise(
+            torch.ops.aten.clone.default, (value,), {}, meta, cost=0
+        )
+        return copied
 
     # -- placeholders ------------------------------------------------------------------
 

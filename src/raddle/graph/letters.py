@@ -31,4 +31,6 @@ def of_input(rank: int, floating: bool) -> str:
     """Letters of a graph input: its first dimension holds the samples."""
     if rank == 2 and floating:
         return "nc"
+    if rank == 3 and not floating:
+        return "nhw"  # a class for every pixel
     return INPUTS[rank] if rank in INPUTS else "n" + "".join(unique(POOL[: rank - 1], "n"))

@@ -66,6 +66,9 @@ def validate(plan: Plan, graph: Graph) -> None:
         raise InputError(
             f"sync is '{plan.sync}', but the plan has devices 0 to {plan.devices - 1}."
         )
+    for name, count in (("microbatches", plan.microbatches), ("steps", plan.steps)):
+        if count < 1:
+            raise InputError(f"the plan has {count} {name}: it needs at least one.")
     known = {op.name for op in graph.ops}
     for name in plan.tiles:
         if name not in known:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from raddle.errors import InputError
 from raddle.graph.box import Box, cells, grid, merge, subtract
 from raddle.graph.graph import Graph, Op
 from raddle.graph.space import Space
@@ -57,7 +58,7 @@ class _Lowering:
         for op in graph.ops:
             for i, name in enumerate(op.inputs):
                 self.consumers.setdefault(name, []).append((op, i))
-        self.active = _active(graph)
+        self.active = active_values(graph)
         self.merges: dict[str, tuple[Cell, ...]] = {}
         self.partial_messages: dict[str, tuple[Message, ...]] = {}
         self.messages: dict[str, tuple[Message, ...]] = {}  # of a value, forward
@@ -77,13 +78,17 @@ class _Lowering:
     def program(self) -> Program:
         for op in self.graph.ops:
             self._settle(op)
-        updated: dict[str, int] = {}  # parameter or buffer -> the instruction that wrote it last
+        updated: dict[
+            str, list[int]
+        ] = {}  # parameter or buffer -> the instruction that wrote it last
         for step in range(self.plan.steps):
             reduced: dict[str, list[int]] = {}  # parameter -> what its gradient waits for
             for micro in range(self.plan.microbatches):
                 self._micro(Key(step, micro), updated, reduced)
             self._update(Key(step), reduced, updated)
-        return Program(self.graph, self.plan, tuple(self.out), frozenset(self.active), self.merges)
+        return Program(
+            self.graph, self.plan, tuple(self.out), frozenset(self.active), self.merges, self.shares
+        )
 
     # -- what goes where, once for all repetitions ---------------------------------------------
 
@@ -94,6 +99,12 @@ class _Lowering:
             self._settle_merge(op, tiling)
         for k, name in enumerate(op.outputs):
             self.messages[name], self.returned[name] = self._needs(op, k, name)
+            if self.messages[name] and self._is_local_statistics(op):
+                target = self.messages[name][0].target
+                raise InputError(
+                    f"with bn: local, device {target} normalises samples whose statistics '{op.name}' "
+                    "takes elsewhere: give both the same tiles, or use bn: global."
+                )
 
     def _holding(self, op: Op, output: int) -> Holding:
         if op.name in self.merges:
@@ -103,14 +114,27 @@ class _Lowering:
     def _is_partial(self, op: Op, tiling: Tiling) -> bool:
         if not op.space.combine or not any(op.space.partial(box) for box in tiling.boxes):
             return False
+        if not self._is_local_statistics(op):
+            return True
         # Local batch statistics are not merged: each tile's own count as copies of the result.
-        return not (
-            self.plan.bn == "local" and op.kind == "moments" and op.composite == "batch_norm"
-        )
+        places = [(op.space.produces(t.box)[0], t.device) for t in tiling.tiles]
+        if len(set(places)) < len(places):
+            raise InputError(
+                f"with bn: local, '{op.name}' may have one tile of the samples a device: "
+                "use bn: global, or fewer tiles."
+            )
+        return False
+
+    def _is_local_statistics(self, op: Op) -> bool:
+        return self.plan.bn == "local" and op.kind == "moments" and op.composite == "batch_norm"
 
     def _settle_merge(self, op: Op, tiling: Tiling) -> None:
         tiles = tiling.tiles
-        outs = [op.space.produces(t.box)[0] for t in tiles]
+        first_of: dict[Box, int] = {}  # of the copies of a tile, one counts
+        for number, tile in enumerate(tiles):
+            first_of.setdefault(tile.box, number)
+        counted = list(first_of.values())
+        outs = [op.space.produces(tiles[i].box)[0] for i in counted]
         first = self.graph.values[op.outputs[0]]
         readers = sorted(
             {
@@ -122,9 +146,12 @@ class _Lowering:
         )
         placed: list[Cell] = []
         messages: dict[tuple[int, int, int], list[Box]] = {}
-        for box, parts in cells(outs):
+        for box, found in cells(outs):
+            parts = tuple(counted[f] for f in found)
             owners = tuple(dict.fromkeys(tiles[i].device for i in parts))
-            if box.volume * first.dtype.itemsize <= SMALL or len(owners) == 1:
+            if len(owners) == 1:
+                placed.append(Cell(box, parts, owners))
+            elif box.volume * first.dtype.itemsize <= SMALL:
                 placed.append(Cell(box, parts, tuple(readers) or owners[:1]))
             else:
                 placed += [
@@ -192,16 +219,21 @@ class _Lowering:
     def _move(
         self, value: str, what: str, key: Key, messages: tuple[Message, ...], deps: Iterable[int]
     ) -> int:
+        # Each device sends to its next neighbour first, so that no receiver is everybody's first.
+        count = self.plan.devices
+        messages = tuple(sorted(messages, key=lambda m: ((m.target - m.source) % count, m)))
         pattern = recognise(messages)
         return self._emit(Move(value, what, key, messages, pattern, tuple(sorted(set(deps)))))
 
-    def _micro(self, key: Key, updated: dict[str, int], reduced: dict[str, list[int]]) -> None:
+    def _micro(
+        self, key: Key, updated: dict[str, list[int]], reduced: dict[str, list[int]]
+    ) -> None:
         """Forward and backward of one micro-batch."""
         ready: dict[str, list[int]] = {}  # value -> the instructions that make it available
         ran: dict[str, int] = {}
         for op in self.graph.ops:
             deps = {i for name in op.inputs for i in ready.get(name, [])}
-            deps |= {updated[name] for name in op.inputs if name in updated}
+            deps |= {i for name in op.inputs for i in updated.get(name, [])}
             ran[op.name] = at = self._emit(
                 Run(op.name, "F", key, self.devices[op.name], tuple(sorted(deps)))
             )
@@ -214,7 +246,7 @@ class _Lowering:
                         self._move(name, "activation", key, self.messages[name], [at])
                     )
         for buffer, value in self.graph.updates.items():
-            updated[buffer] = ready[value][0]
+            updated[buffer] = ready[value]
         self._backward(key, ran, reduced)
 
     def _merge(self, op: Op, phase: str, key: Key, deps: Sequence[int]) -> int:
@@ -311,7 +343,9 @@ class _Lowering:
         else:
             reduced[name].append(self._emit(Reduce(name, key, shared, _holders(shared), deps)))
 
-    def _update(self, key: Key, reduced: dict[str, list[int]], updated: dict[str, int]) -> None:
+    def _update(
+        self, key: Key, reduced: dict[str, list[int]], updated: dict[str, list[int]]
+    ) -> None:
         """In the order in which gradients were complete: the last layers first."""
         for name, deps in sorted(reduced.items(), key=lambda item: max(item[1])):
             own = self.shares[name]
@@ -321,7 +355,7 @@ class _Lowering:
             down = [Message(s.home, d, (s.box,)) for s in own for d in s.devices if d != s.home]
             if server and down:
                 done = self._move(name, "pull", key, _joined(down), [done])
-            updated[name] = done
+            updated[name] = [done]
 
 
 def _operand_regions(op: Op, operand: int, tiling: Tiling) -> Iterable[tuple[int, Box | None]]:
@@ -341,7 +375,7 @@ def _add_regions(needs: dict[int, list[Box]], op: Op, operand: int, tiling: Tili
             needs.setdefault(device, []).append(region)
 
 
-def _active(graph: Graph) -> set[str]:
+def active_values(graph: Graph) -> set[str]:
     """Values that depend on a parameter and that the loss depends on."""
     if graph.loss is None:
         return set()

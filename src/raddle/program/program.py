@@ -134,6 +134,7 @@ class Program:
     instructions: tuple[Instruction, ...]
     active: frozenset[str]  # values whose gradient is needed
     merges: dict[str, tuple[Cell, ...]]  # operators with partial results
+    shares: dict[str, tuple[Share, ...]]  # parameters: who holds what
 
     def of(self, device: int) -> list[Instruction]:
         """What one device does, in order."""

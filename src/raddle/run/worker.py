@@ -68,11 +68,8 @@ class Worker:
 
     def _take_shares(self, state: Mapping[str, Tensor], optimizer: Optimizer) -> None:
         """Materialises this rank's shares of the parameters, and nothing else."""
-        for instruction in self.program.instructions:
-            if not isinstance(instruction, Update) or instruction.parameter in self.parameters:
-                continue
-            name = instruction.parameter
-            mine = [s for s in instruction.shares if self.device in (*s.devices, s.home)]
+        for name, shares in self.program.shares.items():
+            mine = [s for s in shares if self.device in (*s.devices, s.home)]
             full = Box.full(self.graph.values[name].shape)
             self.parameters[name] = [
                 (s.box, state[name].detach()[s.box.within(full)].clone().requires_grad_())
@@ -86,7 +83,11 @@ class Worker:
                 self.optimizers[name] = optimizer(updated)
 
     def run(self) -> None:
+        step = 0
         for number, instruction in enumerate(self.program.instructions):
+            if instruction.key.step > step:
+                self._forget(step)
+                step = instruction.key.step
             if self.device not in instruction.devices:
                 continue
             if isinstance(instruction, Run):
@@ -397,10 +398,9 @@ class Worker:
             self.optimizers[name].step()
         for _, tensor in self.parameters[name]:
             tensor.grad = None
-        self._forget(update.key.step)
 
     def _forget(self, step: int) -> None:
-        """Nothing of a step outlives its updates."""
+        """Nothing of a step outlives it."""
         for store in (self.values, self.parts, self.received, self.saved, self.gradients):
             for key in [k for k in store if k[0].step == step]:
                 del store[key]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from raddle.clusters import Device
 from raddle.costs.compute import Compute
 from raddle.graph.graph import Graph, Op
-from raddle.program.lower import _active as active_values
+from raddle.program.lower import active_values as active_values
 
 
 def whole_seconds(graph: Graph) -> Callable[[Op, Device], float]:

@@ -16,6 +16,7 @@ from raddle.clusters import Cluster
 from raddle.costs.collectives import all_reduce_bytes, all_reduce_seconds
 from raddle.costs.compute import Compute
 from raddle.costs.profile import Profile
+from raddle.graph.graph import Op
 from raddle.plan.tiling import Grid
 from raddle.program.program import (
     Merge,
@@ -139,7 +140,9 @@ class _Builder:
         """By device, the seconds of its tiles."""
         op, tiling = self.ops[run.op], self.program.plan.tiles[run.op]
         seconds = dict.fromkeys(run.devices, 0.0)
-        if isinstance(tiling, Grid) and tiling.uniform:  # tiles differ by the kind of device alone
+        if isinstance(tiling, Grid) and _alike(
+            op, tiling
+        ):  # tiles differ by the kind of device alone
             box = tiling.boxes[0]
             for d in tiling.devices:
                 seconds[d] += self.compute.seconds(op, box, run.phase, self.cluster.devices[d])
@@ -251,11 +254,26 @@ class _Builder:
             sent = all_reduce_bytes(len(ring), amount)
             each = [sent * (i + 1) // len(ring) - sent * i // len(ring) for i in range(len(ring))]
             # Hops of a ring that share a link use it together, so only the first holds it.
-            first = _once([pair[0] for pair in links])
-            second = _once([pair[1] for pair in links])
+            held = _once([link for pair in links for link in pair[:2]])
+            first, second = held[::2], held[1::2]
             times = np.repeat(nanoseconds([seconds]), len(ring))
             self.moves[key] = times, np.array(first), np.array(second), np.array(each)
         return self.moves[key]  # type: ignore[return-value]
+
+
+def _alike(op: Op, grid: Grid) -> bool:
+    """Whether all tiles do the same work: equal shapes, and no halo that the border cuts off."""
+    split = {d for d, cuts in enumerate(grid.cuts) if len(cuts) > 2}
+    indices = [index for access in op.space.operands for index in access.indices]
+    once = any(access.once for access in op.space.operands) and split & set(op.space.reduced)
+    return (
+        grid.uniform
+        and not once
+        and all(
+            index.plain is not None or not split & {term.dim for term in index.terms}
+            for index in indices
+        )
+    )
 
 
 def _once(links: Sequence[int]) -> list[int]:

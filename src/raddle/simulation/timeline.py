@@ -109,7 +109,8 @@ class Timeline:
     def breakdown(self) -> list[dict[str, float]]:
         """By device, seconds of an average step: computing, waiting for communication, idle otherwise.
 
-        A device waits for communication while it computes nothing and something is on its way to it.
+        A device waits for communication while it computes nothing and something is on its way to it, or
+        queues for a link.
         """
         total = self.step_ends[-1] / 1e9 / self.program.plan.steps
         return [
@@ -121,15 +122,24 @@ class Timeline:
             for d, exposed in enumerate(self._exposed())
         ]
 
+    @cached_property
+    def ready(self) -> Array:
+        """When all that a task waits for had ended."""
+        ready = np.zeros(len(self.end), np.int64)
+        before = np.repeat(self.end, np.diff(self.tasks.pointer))
+        np.maximum.at(ready, self.tasks.successor, before)
+        return ready
+
     def _exposed(self) -> list[float]:
         tasks, devices = self.tasks, self.program.plan.devices
         compute = (tasks.first >= 0) & (tasks.first < devices)
         comm = tasks.first >= devices
+        since = np.where(comm, self.ready, self.start)
         result = []
         for d in range(devices):
             mine = tasks.device == d
             busy = _union(self.start[mine & compute], self.end[mine & compute])
-            either = _union(self.start[mine & (compute | comm)], self.end[mine & (compute | comm)])
+            either = _union(since[mine & (compute | comm)], self.end[mine & (compute | comm)])
             result.append((either - busy) / 1e9 / self.program.plan.steps)
         return result
 

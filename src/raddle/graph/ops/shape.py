@@ -22,7 +22,12 @@ from raddle.graph.builder import Builder, NotSplittable, aten
 from raddle.graph.graph import Value
 from raddle.graph.kind import Frame, Kernel, Site, declare
 from raddle.graph.letters import unique
-from raddle.graph.ops.pointwise import broadcast_access, broadcast_letters, pointwise
+from raddle.graph.ops.pointwise import (
+    broadcast_access,
+    broadcast_letters,
+    broadcast_shape,
+    pointwise,
+)
 
 A = torch.ops.aten
 
@@ -98,6 +103,12 @@ def expand(b: Builder, x: Value, sizes: Sequence[int], *_: Any, implicit: bool =
     skip = len(sizes) - len(x.shape)
     shape = tuple(x.shape[i - skip] if size == -1 else size for i, size in enumerate(sizes))
     return x if shape == x.shape else b.emit("expand", [x], [(shape, x.dtype)])
+
+
+@aten("broadcast_tensors")
+def _broadcast_tensors(b: Builder, tensors: Sequence[Value]) -> Any:
+    shape = broadcast_shape(*(t.shape for t in tensors))
+    return tuple(expand(b, t, shape) for t in tensors)
 
 
 @aten("expand_as")

@@ -1,0 +1,30 @@
+"""Instructions in words, for the sentences that refuse a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from raddle.graph.box import Box
+from raddle.program.program import (
+    Instruction,
+    Merge,
+    Move,
+    Run,
+)
+
+Boxes = Mapping[int, Sequence[Box]]  # by device
+PHASES = {"F": "forward", "B": "backward"}
+OF_PARAMETERS = ("push", "pull")
+
+
+def describe(number: int, instruction: Instruction) -> str:
+    at = f"step {instruction.key.step}, micro-batch {instruction.key.micro}"
+    if isinstance(instruction, Run):
+        what = f"'{instruction.op}' {PHASES[instruction.phase]}"
+    elif isinstance(instruction, Merge):
+        what = f"merge of '{instruction.op}' {PHASES[instruction.phase]}"
+    elif isinstance(instruction, Move):
+        what = f"{instruction.what} of '{instruction.value}'"
+    else:
+        what = f"{type(instruction).__name__.lower()} of '{instruction.parameter}'"
+    return f"instruction {number} ({what}, {at})"

@@ -1,0 +1,178 @@
+"""Checks parameters over all steps: summed over all holders, updated, and seen by the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from raddle.errors import InputError
+from raddle.graph.box import Box, covers, disjoint
+from raddle.program.describe import OF_PARAMETERS, PHASES, Boxes, describe
+from raddle.program.program import (
+    Instruction,
+    Message,
+    Move,
+    Program,
+    Reduce,
+    Run,
+    Share,
+    Update,
+)
+from raddle.program.replay import by_way, less
+
+
+def check_parameters(program: Program) -> Mapping[str, Boxes]:
+    """Gradients are summed over all holders before an update, updates seen by the next step."""
+    ops = {op.name: op for op in program.graph.ops}
+    events: dict[str, list[int]] = {p.name: [] for p in program.graph.parameters}
+    for number, i in enumerate(program.instructions):
+        if isinstance(i, Run):
+            for name in set(ops[i.op].inputs) & events.keys():
+                events[name].append(number)
+        elif isinstance(i, Reduce | Update):
+            events[i.parameter].append(number)
+        elif isinstance(i, Move) and i.what in OF_PARAMETERS:
+            events[i.value].append(number)
+    held = {name: _held(shares) for name, shares in program.shares.items()}
+    updated = {
+        name: _Parameter(program, name, numbers).check()
+        for name, numbers in events.items()
+        if name in program.active
+    }
+    return held | updated
+
+
+def _held(shares: Sequence[Share]) -> dict[int, list[Box]]:
+    """What each device holds of a parameter that is read but never updated."""
+    boxes: dict[int, list[Box]] = {}
+    for share in shares:
+        for device in share.devices:
+            boxes.setdefault(device, []).append(share.box)
+    return boxes
+
+
+class _Parameter:
+    """What happens to one parameter over the steps of a program."""
+
+    def __init__(self, program: Program, name: str, numbers: Sequence[int]) -> None:
+        self.program, self.name = program, name
+        self.steps: list[list[tuple[int, Instruction]]] = [[] for _ in range(program.plan.steps)]
+        for n in numbers:
+            instruction = program.instructions[n]
+            self.steps[instruction.key.step].append((n, instruction))
+        self.shares: tuple[Share, ...] = ()
+
+    def check(self) -> dict[int, list[Box]]:
+        """The boxes that each device holds."""
+        before: list[int] = []
+        for step, events in enumerate(self.steps):
+            updates = [(n, i) for n, i in events if isinstance(i, Update)]
+            if len(updates) != 1:
+                raise InputError(
+                    f"parameter '{self.name}' is updated {len(updates)} times in step {step}."
+                )
+            ((number, update),) = updates
+            self._check_shares(step, update)
+            self._check_reads(events, before, number)
+            self._check_sum(step, events, number, update)
+            before = self._spread(step, events, number)
+        held: dict[int, list[Box]] = {}
+        for share in self.shares:
+            for device in share.devices:
+                held.setdefault(device, []).append(share.box)
+        return held
+
+    def _refuse(self, number: int, reason: str) -> NoReturn:
+        raise InputError(f"{describe(number, self.program.instructions[number])}: {reason}")
+
+    def _check_shares(self, step: int, update: Update) -> None:
+        if step == 0:
+            self.shares = update.shares
+            boxes = [share.box for share in self.shares]
+            full = Box.full(self.program.graph.values[self.name].shape)
+            if not disjoint(boxes) or not covers(boxes, full):
+                raise InputError(f"the shares of parameter '{self.name}' do not cover {full} once.")
+        wrong = [s for s in update.shares if s.home != -1 and s.home not in s.devices]
+        updated = {d for s in self.shares for d in (s.devices if s.home < 0 else (s.home,))}
+        if update.shares != self.shares or wrong or set(update.devices) != updated:
+            self._disagree(step)
+
+    def _disagree(self, step: int) -> NoReturn:
+        raise InputError(
+            f"the holders of parameter '{self.name}' disagree in step {step}: a share has other devices "
+            "where it is summed than where it is updated."
+        )
+
+    def _check_reads(
+        self, events: Sequence[tuple[int, Instruction]], before: Sequence[int], number: int
+    ) -> None:
+        """Every use of a step lies between the update before and the step's own."""
+        for n, i in events:
+            if isinstance(i, Run) and n > number:
+                self._refuse(number, f"it comes before '{i.op}' has run {PHASES[i.phase]}.")
+            if isinstance(i, Run) and i.phase == "F" and not set(before) <= set(i.deps):
+                self._refuse(
+                    n, f"it does not wait for the update of '{self.name}' in the step before."
+                )
+
+    def _check_sum(
+        self, step: int, events: Sequence[tuple[int, Instruction]], number: int, update: Update
+    ) -> None:
+        backward = {n for n, i in events if isinstance(i, Run) and i.phase == "B"}
+        shared = tuple(s for s in self.shares if len(s.devices) > 1)
+        if not shared:
+            self._waits(number, update, backward)
+            return
+        sums = [(n, i) for n, i in events if isinstance(i, Reduce) or _is(i, "push")]
+        if len(sums) != 1 or sums[0][0] > number or sums[0][0] not in update.deps:
+            self._refuse(number, "it comes before its gradients are summed over all holders.")
+        n, summing = sums[0]
+        self._waits(n, summing, backward)
+        if isinstance(summing, Reduce):
+            agree = summing.shares == shared and all(s.home < 0 for s in shared)
+        else:
+            agree = isinstance(summing, Move) and _carries(summing.messages, shared, up=True)
+        if not agree:
+            self._disagree(step)
+
+    def _waits(self, number: int, instruction: Instruction, on: set[int]) -> None:
+        missing = on - set(instruction.deps)
+        if missing:
+            first = min(missing)
+            what = describe(first, self.program.instructions[first])
+            self._refuse(number, f"it does not wait for {what}.")
+
+    def _spread(
+        self, step: int, events: Sequence[tuple[int, Instruction]], number: int
+    ) -> list[int]:
+        """What the next step waits for: the update or, from a server, what it sends out."""
+        served = [s for s in self.shares if s.home >= 0 and len(s.devices) > 1]
+        pulls = [(n, i) for n, i in events if _is(i, "pull")]
+        if not served:
+            return [number]
+        if len(pulls) != 1 or pulls[0][0] < number:
+            self._refuse(number, "what it gives is not sent to the other holders after it.")
+        n, pull = pulls[0]
+        self._waits(n, pull, {number})
+        if not (isinstance(pull, Move) and _carries(pull.messages, served, up=False)):
+            self._disagree(step)
+        return [n]
+
+
+def _is(instruction: Instruction, what: str) -> bool:
+    return isinstance(instruction, Move) and instruction.what == what
+
+
+def _carries(messages: Sequence[Message], shares: Sequence[Share], *, up: bool) -> bool:
+    """Whether messages bring each share from its holders to its home, or back, and nothing else."""
+    wanted: dict[tuple[int, int], list[Box]] = {}
+    for share in shares:
+        for d in share.devices:
+            if d != share.home:
+                way = (d, share.home) if up else (share.home, d)
+                wanted.setdefault(way, []).append(share.box)
+    given = {way[:2]: boxes for way, boxes in by_way(messages).items()}
+    return wanted.keys() == given.keys() and all(
+        disjoint(given[way]) and not less(boxes, given[way]) and not less(given[way], boxes)
+        for way, boxes in wanted.items()
+    )
