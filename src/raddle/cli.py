@@ -16,6 +16,7 @@ import typer
 from raddle.errors import InputError
 
 if TYPE_CHECKING:
+    from raddle.costs.profile import Profile
     from raddle.graph.graph import Graph
 
 T = TypeVar("T")
@@ -95,9 +96,28 @@ def probe(
         bool, typer.Option("--fresh", help="Measure again, whatever is remembered.")
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Rough figures in a few seconds.")] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Measure this model's operators instead; see --profile."
+        ),
+    ] = None,
+    batch: Annotated[int | None, typer.Option(metavar="B", min=1, help="Global batch.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="C", help="Whose plans' tiles to measure: local:N.")
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(metavar="FILE", help="Where measured operators are kept.")
+    ] = "profile.json",
     as_json: Annotated[bool, typer.Option("--json", help="JSON alone on stdout.")] = False,
 ) -> None:
-    """Measure this machine: what N ranks compute at the same time, and how they talk."""
+    """Measure this machine: what N ranks compute at the same time, and how they talk.
+
+    With --model, measure the operators of that model as the methods would split them.
+    """
+    if model is not None:
+        _probe_operators(model, batch, cluster or f"local:{ranks}", profile, fresh, as_json)
+        return
     from raddle.clusters.probe import describe
     from raddle.clusters.probe import probe as measure
     from raddle.clusters.probe.output import check, write
@@ -129,6 +149,10 @@ Statistics = Annotated[
 Sync = Annotated[
     str, typer.Option(metavar="allreduce|server", help="How copies of a parameter agree.")
 ]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Measured operators, from `raddle probe --model`."),
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON alone on stdout.")]
 
 
@@ -140,6 +164,7 @@ def plan(
     batch: Batch = None,
     bn: Statistics = "local",
     sync: Sync = "allreduce",
+    profile: ProfileOption = None,
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan as JSON.")
     ] = None,
@@ -159,11 +184,11 @@ def plan(
         raise InputError("--text and --json are two forms of one output: ask for one of them.")
     if output is not None:
         _check_folder(output)  # before the work, and not after it
-    on = clusters.cluster(cluster)
+    on, measured = clusters.cluster(cluster), _profile(profile)
     with terminal.progress(f"capturing {model}"):
         graph = _capture(model, batch)
     with terminal.progress(f"planning {model}, {method}"):
-        made, row = planned(graph, on, method, model=model, bn=bn, sync=sync)
+        made, row = planned(graph, on, method, model=model, bn=bn, sync=sync, profile=measured)
     if output is not None:
         with _writing(output):
             file.save(made, graph, output)
@@ -183,6 +208,7 @@ def compare(
     ] = None,
     bn: Statistics = "local",
     sync: Sync = "allreduce",
+    profile: ProfileOption = None,
     as_json: Json = False,
 ) -> None:
     """Compare methods: one row each, with the time of a step and what it moves."""
@@ -193,11 +219,12 @@ def compare(
 
     names = list(METHODS) if methods is None else [m.strip() for m in methods.split(",")]
     check_settings(names, bn=bn, sync=sync)
-    on = clusters.cluster(cluster)
+    on, measured = clusters.cluster(cluster), _profile(profile)
     with terminal.progress(f"capturing {model}"):
         graph = _capture(model, batch)
     with terminal.progress_bar(f"{model} on {on.name}") as heard:
-        rows = figures.compare(graph, on, names, heard=heard, model=model, bn=bn, sync=sync)
+        settings = {"model": model, "bn": bn, "sync": sync}
+        rows = figures.compare(graph, on, names, heard=heard, profile=measured, **settings)
     _show(rows, terminal.show_comparison, as_json=as_json)
 
 
@@ -216,6 +243,7 @@ def simulate(
         str | None,
         typer.Option(metavar="FILE.PY:FUNCTION", help="The model, if its name has changed."),
     ] = None,
+    profile: ProfileOption = None,
     as_json: Json = False,
 ) -> None:
     """Simulate a plan: the time of a step, where each device spends it, what is sent."""
@@ -224,7 +252,7 @@ def simulate(
     from raddle.report import terminal
     from raddle.searches.figures import details, judge
 
-    data = file.read(path)
+    data, measured = file.read(path), _profile(profile)
     if trace is not None:
         _check_folder(trace)
     if cluster is not None:
@@ -240,13 +268,47 @@ def simulate(
     with terminal.progress(f"capturing {name}"):
         graph = _capture(name, batch, data["dtype"])
     with terminal.progress(f"simulating {path}"):
-        timeline = judge(graph, file.from_dict(data, graph), on)
+        timeline = judge(graph, file.from_dict(data, graph), on, measured)
     if trace is not None:
         from raddle.simulation.trace import write_trace
 
         with _writing(trace):
             write_trace(timeline, trace)
     _show({**details(timeline), "trace": trace}, terminal.show_simulation, as_json=as_json)
+
+
+def _probe_operators(
+    model: str, batch: int | None, on: str, path: str, fresh: bool, as_json: bool
+) -> None:
+    """Measures operators into a profile file, which keeps what it holds already."""
+    import os
+
+    import torch
+
+    from raddle import clusters
+    from raddle.costs.profile import Profile, load_profile
+    from raddle.report import terminal
+    from raddle.searches.measuring import profile_methods
+
+    _check_folder(path)
+    machine = clusters.cluster(on)
+    known = load_profile(path) if pathlib.Path(path).exists() and not fresh else Profile()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(machine.devices)))
+    with terminal.progress(f"capturing {model}"):
+        graph = _capture(model, batch)
+    with terminal.progress_bar(f"measuring {model}") as heard:
+        found = profile_methods(graph, machine, known=known, heard=heard)
+    with _writing(path):
+        found.save(path)
+    entries, new = len(found.seconds), len(found.seconds) - len(known.seconds)
+    result = {"model": model, "profile": path, "entries": entries, "measured": new}
+    _show(result, terminal.show_profile, as_json=as_json)
+
+
+def _profile(path: str | None) -> "Profile | None":
+    from raddle.costs.profile import load_profile
+
+    return None if path is None else load_profile(path)
 
 
 def _zoo() -> list[dict[str, str]]:

@@ -373,3 +373,11 @@ def _stdout() -> Console:
     if not console.is_terminal:
         console.width = PIPED_WIDTH
     return console
+
+
+def show_profile(result: Mapping[str, Any]) -> None:
+    """Print what `raddle probe --model` measured."""
+    print(
+        f"{result['measured']} operators of {result['model']} measured; "
+        f"'{result['profile']}' holds {result['entries']}: use it with --profile."
+    )

@@ -11,6 +11,7 @@ import numpy as np
 
 from raddle.clusters import Cluster
 from raddle.costs.memory import peak_bytes
+from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
@@ -25,9 +26,9 @@ FIGURES = (
 )  # fmt: skip
 
 
-def judge(graph: Graph, plan: Plan, cluster: Cluster) -> Timeline:
-    """The timeline of a few steps of a plan."""
-    return simulate(lower(graph, replace(plan, steps=STEPS)), cluster)
+def judge(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Timeline:
+    """The timeline of a few steps of a plan; measured operators take what was measured."""
+    return simulate(lower(graph, replace(plan, steps=STEPS)), cluster, profile)
 
 
 def figures(timeline: Timeline) -> dict[str, Any]:
@@ -57,12 +58,13 @@ def planned(
     model: str = "",
     bn: str = "local",
     sync: str = "allreduce",
+    profile: Profile | None = None,
 ) -> tuple[Plan, dict[str, Any]]:
     """The plan of a method, with its predicted figures in it, and the same as a row of `compare`."""
     begun = perf_counter()
     plan = plan_for(graph, cluster, method, model=model, bn=bn, sync=sync)
     search_s = perf_counter() - begun
-    row = {**figures(judge(graph, plan, cluster)), "search_s": search_s}
+    row = {**figures(judge(graph, plan, cluster, profile)), "search_s": search_s}
     return replace(plan, predicted={key: row[key] for key in FIGURES if key != "speedup"}), row
 
 
@@ -74,6 +76,7 @@ def compare(
     model: str = "",
     bn: str = "local",
     sync: str = "allreduce",
+    profile: Profile | None = None,
     heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
 ) -> list[dict[str, Any]]:
     """A row a method; one that cannot be applied has an `error` in place of figures."""
@@ -81,7 +84,8 @@ def compare(
     for done, method in enumerate(methods):
         heard({"step": method, "done": done, "of": len(methods)})
         try:
-            rows.append(planned(graph, cluster, method, model=model, bn=bn, sync=sync)[1])
+            settings = {"model": model, "bn": bn, "sync": sync}
+            rows.append(planned(graph, cluster, method, **settings, profile=profile)[1])
         except InputError as error:
             empty = dict.fromkeys(FIGURES)
             rows.append({"method": method, **empty, "bn": bn, "sync": sync, "error": str(error)})

@@ -1,0 +1,59 @@
+"""Measures the operators that the plans of the named methods would run, on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from raddle.clusters import Cluster
+from raddle.costs.compute import Compute
+from raddle.costs.profile import Profile, entry, measure
+from raddle.errors import InputError
+from raddle.graph.box import Box
+from raddle.graph.graph import Graph, Op
+from raddle.program.lower import active_values
+from raddle.searches.baselines import METHODS
+
+
+def profile_methods(
+    graph: Graph,
+    cluster: Cluster,
+    *,
+    methods: Sequence[str] = tuple(METHODS),
+    device: str = "cpu",
+    known: Profile | None = None,
+    heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
+) -> Profile:
+    """Seconds of every distinct tile of the methods' plans; what is known is not measured again."""
+    kinds = sorted({d.kind for d in cluster.devices})
+    if len(kinds) > 1:
+        raise InputError(
+            f"'{cluster.name}' has devices of the kinds {', '.join(kinds)}, and this machine can "
+            "measure one: name a cluster of that kind alone."
+        )
+    wanted = Compute(graph, frozenset(active_values(graph))).wanted
+    boxes = _distinct(graph, cluster, methods, kinds[0])
+    done = 0
+
+    def progress(name: str) -> None:
+        nonlocal done
+        heard({"step": name, "done": done, "of": len(boxes)})
+        done += 1
+
+    return measure(graph, boxes, wanted, kinds[0], device, known=known, progress=progress)
+
+
+def _distinct(
+    graph: Graph, cluster: Cluster, methods: Sequence[str], kind: str
+) -> list[tuple[Op, Box]]:
+    """One tile for each thing that can be measured apart."""
+    found: dict[str, tuple[Op, Box]] = {}
+    for method in methods:
+        try:
+            tiles = METHODS[method](graph, cluster)
+        except InputError:
+            continue  # a method that does not apply has nothing to measure
+        for op in graph.ops:
+            for box in tiles[op.name].boxes:
+                found.setdefault(entry(op, box, "F", None, kind), (op, box))
+    return list(found.values())

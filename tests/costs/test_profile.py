@@ -1,0 +1,52 @@
+"""Measured operators: used where there are any, kept in a file that says what it holds."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from raddle import zoo
+from raddle.clusters import cluster
+from raddle.costs.profile import Profile, entry, load_profile
+from raddle.errors import InputError
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.searches.baselines import plan_for
+from raddle.searches.figures import judge
+from raddle.searches.measuring import profile_methods
+
+
+def tiny() -> Graph:
+    work = zoo.load("lenet-tiny")
+    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+
+
+def test_measured_and_kept(tmp_path: pathlib.Path) -> None:
+    graph, pair = tiny(), cluster("local:2")
+    found = profile_methods(graph, pair, methods=["data", "model"])
+    assert found.seconds
+    assert all(seconds > 0 for seconds in found.seconds.values())
+    found.save(tmp_path / "p.json")
+    again = load_profile(tmp_path / "p.json")
+    assert again.seconds == found.seconds
+    same = profile_methods(graph, pair, methods=["data", "model"], known=again)
+    assert same.seconds == found.seconds  # nothing is measured twice
+
+
+def test_what_was_measured_comes_before_the_roofline() -> None:
+    graph, pair = tiny(), cluster("local:2")
+    plan = plan_for(graph, pair, "data")
+    op = next(op for op in graph.ops if op.kind == "conv2d")
+    box, kind = plan.tiles[op.name].boxes[0], pair.devices[0].kind
+    slow = Profile({entry(op, box, "F", None, kind): 10.0})
+    assert judge(graph, plan, pair, slow).step_seconds > 10 > judge(graph, plan, pair).step_seconds
+
+
+@pytest.mark.parametrize("content", [None, "no json", '{"raddle-profile": 99}', "[1]"])
+def test_what_is_no_profile_is_refused(tmp_path: pathlib.Path, content: str | None) -> None:
+    path = tmp_path / "p.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match="profile"):
+        load_profile(path)
