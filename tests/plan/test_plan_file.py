@@ -41,7 +41,6 @@ def test_round_trips(
         model=model,
         fingerprint=graph.fingerprint(),
         batch=graph.batch,
-        recompute=frozenset(op.name for op in graph.ops[:2]),
         cluster={"name": "mine"},
         **more,
     )

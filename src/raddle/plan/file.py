@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Iterator
+from dataclasses import replace
 from reprlib import repr as short
 from typing import Any
 
@@ -33,7 +34,6 @@ def to_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
     return {
         "raddle": VERSION,
         **{name: getattr(plan, name) for name in _PLAIN},
-        "recompute": sorted(plan.recompute),
         "tiles": {op.name: write_tiling(op, plan.tiles[op.name]) for op in graph.ops},
     }
 
@@ -55,7 +55,7 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
             f"'{path}' has version {data['raddle']}, this raddle reads version {VERSION}: "
             "plan again, or install the raddle that wrote it."
         )
-    missing = [name for name in (*_PLAIN, "recompute", "tiles") if name not in data]
+    missing = [name for name in (*_PLAIN, "tiles") if name not in data]
     if missing:
         raise InputError(f"'{path}' is damaged: it lacks {', '.join(missing)}.")
     wrong = next(_wrong(data), None)
@@ -82,18 +82,12 @@ def _wrong(data: dict[str, Any]) -> Iterator[str]:
     for name, text in data["tiles"].items():
         if not isinstance(text, str):
             yield f"the tiles of '{name}' are {short(text)}, not a text"
-    if not isinstance(data["recompute"], list) or not all(
-        isinstance(name, str) for name in data["recompute"]
-    ):
-        yield f"recompute is {short(data['recompute'])}, not a list of names"
 
 
 def from_dict(data: dict[str, Any], graph: Graph) -> Plan:
     """The plan for a captured graph, validated."""
     ops = {op.name: op for op in graph.ops}
-    plan = Plan(
-        tiles={}, recompute=frozenset(data["recompute"]), **{name: data[name] for name in _PLAIN}
-    )
+    plan = Plan(tiles={}, **{name: data[name] for name in _PLAIN})
     if plan.fingerprint and plan.fingerprint != graph.fingerprint():
         validate(plan, graph)  # says so before a tile does that the other graph cannot have
     tiles = {}
@@ -103,6 +97,6 @@ def from_dict(data: dict[str, Any], graph: Graph) -> Plan:
                 f"the plan has tiles for '{name}', which '{graph.name}' does not have."
             )
         tiles[name] = read_tiling(ops[name], text)
-    plan = Plan(tiles=tiles, recompute=plan.recompute, **{name: data[name] for name in _PLAIN})
+    plan = replace(plan, tiles=tiles)
     validate(plan, graph)
     return plan

@@ -32,7 +32,6 @@ class Plan:
     sync: str = "allreduce"
     microbatches: int = 1
     steps: int = 1  # how many steps a program holds; a simulation needs several
-    recompute: frozenset[str] = frozenset()  # operators computed again in the backward
     model: str = ""
     fingerprint: str = ""
     batch: int = 0  # global

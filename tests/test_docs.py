@@ -1,0 +1,33 @@
+"""Examples in the README and in docstrings run, and the README's output is what they print."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import io
+import pathlib
+import re
+
+import pytest
+
+README = pathlib.Path(__file__).parents[1] / "README.md"
+MODULES = ["graph.box", "graph.space", "graph.capture", "graph.ops.reshape", "plan.tiling"]
+
+
+def test_the_readme_runs() -> None:
+    text = README.read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec"), {})
+    shown = re.findall(r"^    (\d \| .*)$", text, re.M)
+    assert len(shown) == 4
+    assert printed.getvalue().splitlines()[:4] == shown
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(f"raddle.{name}"))
+    assert result.attempted
+    assert not result.failed
