@@ -1,5 +1,5 @@
 """Hugging Face models, unmodified, from small configurations with random weights: a step of the
-graph is a step of the module, whole, un-fused and under random tilings, and hardly an operator is
+graph is a step of the module, whole, un-fused and under random tilings, and no operator is
 opaque."""
 
 from __future__ import annotations
