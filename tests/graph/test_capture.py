@@ -427,6 +427,22 @@ def test_what_would_be_lost_is_refused(forward: Callable[..., Tensor], reason: s
     assert torch.autograd.Function.apply.__func__.__name__ == "apply"  # put back
 
 
+def test_tensors_without_elements_are_refused() -> None:
+    with pytest.raises(InputError, match="no elements"):
+        capture(nn.Linear(4, 4), [torch.randn(0, 4)])
+
+
+def test_written_buffers_that_share_memory_are_refused() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        m.row.add_(1)
+        return x * m.table.sum()
+
+    table = torch.zeros(2, 4)
+    model = module(forward, table=table, row=table[0])
+    with pytest.raises(InputError, match="'row', which shares memory with 'table'"):
+        capture(model, [torch.randn(3, 4)])
+
+
 def test_a_checkpoint_without_reentry() -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         return torch.utils.checkpoint.checkpoint(

@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from raddle import zoo
 from raddle.clusters import cluster
-from raddle.costs.memory import kept, memory_curve, peak_bytes
+from raddle.costs.kept import kept
+from raddle.costs.memory import memory_curve, peak_bytes
 from raddle.graph.capture import capture
 from raddle.graph.graph import Op
 from raddle.program.lower import lower

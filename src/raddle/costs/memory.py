@@ -10,9 +10,9 @@ used:
     gradient          from the first contribution to the end of the producer's backward; where the value was
                       received, until it has been sent back; gradients on their way count where they go
 
-A use is a forward run that reads it, a message that sends it, and a backward run that needs it: KEPT says
-what PyTorch keeps for which operator. Views own no memory, but keep alive what they look at. A device's
-pieces of a value are used together.
+A use is a forward run that reads it, a message that sends it, and a backward run that needs it:
+costs/kept.py says what PyTorch keeps for which operator. Views own no memory, but keep alive what they
+look at. A device's pieces of a value are used together.
 """
 
 # d: device; times are in nanoseconds; what is alive from a to b counts at a and no more at b
@@ -26,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.costs.compute import VIEWS
+from raddle.costs.kept import kept
 from raddle.graph.box import Box, subtract
 from raddle.graph.graph import Op
 from raddle.plan.tiling import Grid, Tiling
@@ -49,62 +50,6 @@ Array = np.ndarray
 OPTIMIZER_STATE = {"sgd": 0, "momentum": 1, "adam": 2}
 
 NEVER = np.iinfo(np.int64).max
-
-NOTHING, INPUTS, OUTPUT = "nothing", "inputs", "output"
-FACTORS = "factors"  # an operand is needed for the gradients of the others
-INDICES = "indices"  # operands that are no floats: positions, masks
-
-# What the backward of an operator needs, by kind; of elementwise functions by name. All else: its inputs.
-KEPT = {
-    **dict.fromkeys(("linear", "matmul", "einsum", "mul", "multiply", "div", "divide"), FACTORS),
-    **dict.fromkeys(
-        ("relu", "sigmoid", "tanh", "exp", "expm1", "sqrt", "rsqrt", "reciprocal", "tan", "special_expit"),
-        OUTPUT,
-    ),
-    **dict.fromkeys(("softmax", "rnn_tanh_cell", "rnn_relu_cell"), OUTPUT),
-    **dict.fromkeys(("embedding", "pick", "gather", "index", "where", "masked_fill"), INDICES),
-    **dict.fromkeys(("add", "sub", "subtract", "rsub", "neg", "detach", "_to_copy", "counted"), NOTHING),
-    **dict.fromkeys(("floor", "ceil", "round", "trunc", "sign"), NOTHING),
-    **dict.fromkeys(("reshape", "permute", "slice", "select", "expand", "cat", "pad", "take"), NOTHING),
-    **dict.fromkeys(("sum", "triangle", "full", "arange", "running", "interpolate"), NOTHING),
-    "dropout": NOTHING,  # but a mask
-}  # fmt: skip
-
-
-class Kept(NamedTuple):
-    """What an operator keeps for its backward."""
-
-    inputs: frozenset[str] = frozenset()
-    output: bool = False
-    extra: int = 0  # bytes for each element of the output: masks, and where a maximum was
-
-
-def kept(program: Program, op: Op) -> Kept:
-    """What the backward of an operator needs, if there is one."""
-    active, values = program.active, program.graph.values
-    if not any(o in active for o in op.outputs) or not any(i in active for i in op.inputs):
-        return Kept()
-    rule = KEPT.get(op.label if op.kind == "pointwise" else op.kind, INPUTS)
-    if op.kind == "lse" and op.composite in ("softmax", "log_softmax"):
-        rule = NOTHING  # its gradient comes from the softmax's output
-    chosen: Iterable[str] = ()
-    if rule == INPUTS:
-        chosen = op.inputs
-    elif rule == INDICES:
-        chosen = (i for i in op.inputs if not values[i].dtype.is_floating_point)
-    elif rule == FACTORS:
-        chosen = (
-            name for n, name in enumerate(op.inputs)
-            if any(i in active for i in (*op.inputs[:n], *op.inputs[n + 1 :])) and not _added(op, n)
-        )  # fmt: skip
-    largest = op.kind.startswith("max_pool") or bool(op.attrs.get("largest"))
-    extra = 1 if op.kind == "dropout" else 8 if largest else 0
-    return Kept(frozenset(chosen), rule == OUTPUT or op.kind == "opaque", extra)
-
-
-def _added(op: Op, operand: int) -> bool:
-    """Whether an operand is only added, as a bias is, and the others do not multiply it."""
-    return op.space.operands[operand].once
 
 
 # -- what the user asks for -----------------------------------------------------------------------

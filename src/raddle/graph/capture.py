@@ -173,7 +173,14 @@ class _Translation:
         ):
             has_loss = True
         updates = {b: self._result(value).name for b, value in self.memory.updates.items()}
+        self._refuse_shared_storage(updates)
         values, ops, fused = _alive(self.builder, {*outputs, *updates.values()})
+        for value in values.values():
+            if 0 in value.shape:
+                raise InputError(
+                    f"'{value.name}' of shape {value.shape} has no elements and cannot be captured: "
+                    "give example inputs that leave something to compute."
+                )
         return Graph(
             name,
             values,
@@ -186,6 +193,18 @@ class _Translation:
             fused,
             self.constants,
         )
+
+    def _refuse_shared_storage(self, written: Mapping[str, str]) -> None:
+        """Writing to a buffer that is a view of another would change both; only one is known here."""
+        states = dict([*self.model.named_parameters(), *self.model.named_buffers()])
+        for name in written:
+            storage = states[name].untyped_storage()
+            for other, tensor in states.items():
+                if other != name and tensor.untyped_storage() is storage:
+                    raise InputError(
+                        f"the model writes to '{name}', which shares memory with '{other}': "
+                        "keep them in tensors of their own."
+                    )
 
     def _result(self, value: Value) -> Value:
         """A value that an operator gives: a buffer that takes an input's numbers takes a copy."""

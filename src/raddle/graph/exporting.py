@@ -115,16 +115,17 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _refusing_custom_backwards() -> Iterator[None]:
-    """While tracing, a backward of the user's own is refused: export would drop it without a word."""
+    """While tracing, what export would drop without a word is refused: backwards of the user's own.
+
+    There is no other sign of them in an exported program, so torch's entry points are replaced for as
+    long as the export runs.
+    """
 
     def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if (
-            cls.__name__ == "_NoopSaveInputs"
-        ):  # of checkpoints without re-entry, which change nothing
+        if cls.__name__ == "_NoopSaveInputs":  # of checkpoints without re-entry: changes nothing
             return apply.__func__(cls, *args, **kwargs)
-        hint = (
-            " (for a checkpoint, say use_reentrant=False)" if "Checkpoint" in cls.__name__ else ""
-        )
+        reentrant = "Checkpoint" in cls.__name__
+        hint = " (for a checkpoint, say use_reentrant=False)" if reentrant else ""
         raise InputError(
             f"the model uses the autograd function '{cls.__name__}' (or a backward hook), whose "
             f"backward cannot be captured: write it in plain operators{hint}."
