@@ -7,16 +7,19 @@ if TYPE_CHECKING:
     from raddle.errors import InputError
     from raddle.graph.capture import capture
     from raddle.graph.graph import Graph
+    from raddle.run.trainer import Trainer, parallelize
 
 __version__ = "0.1.0"
 
-__all__ = ["Graph", "InputError", "__version__", "capture"]
+__all__ = ["Graph", "InputError", "Trainer", "__version__", "capture", "parallelize"]
 
 # Public name -> its module, imported on first use: `import raddle` must not wait for torch.
 _PUBLIC = {
     "capture": "raddle.graph.capture",
     "Graph": "raddle.graph.graph",
     "InputError": "raddle.errors",
+    "Trainer": "raddle.run.trainer",
+    "parallelize": "raddle.run.trainer",
 }
 
 

@@ -61,7 +61,22 @@ def _pieces(op: Op, rng: random.Random) -> list[Box]:
 def random_plan(graph: Graph, devices: int, seed: int, **more: Any) -> Plan:
     rng = random.Random(seed)
     tiles = {op.name: random_tiling(op, devices, rng) for op in graph.ops}
+    more.setdefault("bucket", rng.choice([0, 1000, 10**6]))
+    more.setdefault("split_backward", rng.random() < 0.3)
+    if rng.random() < 0.4:
+        more.setdefault("recompute", random_blocks(graph, rng))
     return Plan(tiles, devices, **more)
+
+
+def random_blocks(graph: Graph, rng: random.Random) -> tuple[tuple[str, ...], ...]:
+    """Runs of operators to recompute, with gaps."""
+    blocks, at = [], 0
+    while at < len(graph.ops):
+        size = rng.randint(1, max(1, len(graph.ops) // 3))
+        if rng.random() < 0.7:
+            blocks.append(tuple(op.name for op in graph.ops[at : at + size]))
+        at += size
+    return tuple(blocks)
 
 
 def train_plain(

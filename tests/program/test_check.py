@@ -74,7 +74,7 @@ def move(value: str, what: str) -> Pick:
 
 
 def reduction(parameter: str) -> Pick:
-    return lambda i: isinstance(i, Reduce) and i.parameter == parameter
+    return lambda i: isinstance(i, Reduce) and parameter in i.parameters
 
 
 def updating(parameter: str, step: int = 0) -> Pick:
@@ -138,7 +138,12 @@ def cells(**fields: Callable[[Any], Any]) -> Callable[[Merge], Any]:
 
 
 def shares(*devices: int) -> Callable[[Any], Any]:
-    return lambda i: tuple(s._replace(devices=devices) for s in i.shares)
+    def other(i: Reduce | Update) -> Any:
+        if isinstance(i, Update):
+            return tuple(s._replace(devices=devices) for s in i.shares)
+        return tuple(tuple(s._replace(devices=devices) for s in own) for own in i.shares)
+
+    return other
 
 
 DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
@@ -313,6 +318,31 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
     "gradient not taken apart": (
         lambda: without(sample(), merged("fc2", "B")),
         "comes before what it sends",
+    ),
+    # -- computed again, and split
+    "not computed again": (
+        lambda: without(sample(recompute=(("fc1", "relu"),)), run("relu", "R")),
+        "values were not kept and have not been computed again",
+    ),
+    "computed again too late": (
+        lambda: late(sample(recompute=(("fc1", "relu"),)), run("fc1", "R"), run("fc1", "B")),
+        "values were not kept and have not been computed again",
+    ),
+    "computed again for nothing": (
+        lambda: changed(sample(recompute=(("fc1",),)), run("fc1", "R"), op=lambda i: "relu"),
+        "the plan keeps its values",
+    ),
+    "weights forgotten": (
+        lambda: without(sample(split_backward=True), run("fc2", "W")),
+        "'fc2' is never run backward to parameters",
+    ),
+    "weights after their sum": (
+        lambda: late(sample(split_backward=True), run("fc1", "W"), reduction("fc1.weight")),
+        "reduce of 'fc1.weight'.*does not wait for",
+    ),
+    "weights where there are none": (
+        lambda: changed(sample(split_backward=True), run("fc2", "W"), op=lambda i: "relu"),
+        "the plan has no such part",
     ),
     # -- parameters
     "no reduce": (

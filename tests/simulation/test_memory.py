@@ -24,6 +24,7 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Op
 from raddle.program.lower import lower
 from raddle.program.program import Merge, Move, Program, Run, Update, message_bytes, tensors_of_part
+from raddle.program.segments import segments
 from raddle.simulation.timeline import Timeline, simulate
 
 # -- by hand --------------------------------------------------------------------------------------
@@ -156,27 +157,55 @@ class Replay:
         ]
         return all(r is None or any(h.holds(r) for h in held) for r in regions)
 
-    def last_use(self, key: Any, value: str, device: int) -> int:
+    def backward_end(self, key: Any, op: str, device: int) -> int:
+        return max(self.runs.get((key, op, phase, device), (-1, -1))[1] for phase in "BW")
+
+    def inside(self, value: str, reader: Op, device: int) -> bool:
+        """Whether a value and what reads it are computed again in one segment of the device."""
+        again = {name for block in self.plan.recompute for name in block}
+        if self.graph.values[value].role != "op":
+            return False
+        producer = self.program.producer(value)
+        return producer.name not in self.program.merges and any(
+            {producer.name, reader.name} <= {op.name for op in ops} & again
+            for ops in segments(self.program, device)
+        )
+
+    def last_use(self, key: Any, value: str, device: int, copy: int = 1) -> int:
+        """Of a value as it was computed first, or (copy 2) again."""
         ends = [-1]
-        ends += [
-            b
-            for s, _, _, _, b, _ in self.flights.get((key, value, "activation"), [])
-            if s == device
-        ]
+        rerun = None
         if self.graph.values[value].role == "op":
             op = self.program.producer(value)
-            phase = "merge F" if op.name in self.program.merges else "F"
-            ends.append(self.runs.get((key, op.name, phase, device), (-1, -1))[1])
-            if kept(self.program, op).output:
-                ends.append(self.runs.get((key, op.name, "B", device), (-1, -1))[1])
+            rerun = self.runs.get((key, op.name, "R", device))
+            if copy == 2 and rerun is not None:
+                ends.append(rerun[1])
+            if kept(self.program, op).output and (copy == 2) == (rerun is not None):
+                ends.append(self.backward_end(key, op.name, device))
+        if copy == 1:
+            ends += [
+                b
+                for s, _, _, _, b, _ in self.flights.get((key, value, "activation"), [])
+                if s == device
+            ]
+            if self.graph.values[value].role == "op":
+                phase = "merge F" if op.name in self.program.merges else "F"
+                ends.append(self.runs.get((key, op.name, phase, device), (-1, -1))[1])
         for op in self.graph.ops:
             if value not in op.inputs or (key, op.name, "F", device) not in self.runs:
                 continue
-            ends.append(self.runs[key, op.name, "F", device][1])
-            if value in kept(self.program, op).inputs:
-                ends.append(self.runs.get((key, op.name, "B", device), (-1, -1))[1])
+            if copy == 1:
+                ends.append(self.runs[key, op.name, "F", device][1])
+            if self.inside(value, op, device) == (copy == 2):
+                ends.append(self.runs.get((key, op.name, "R", device), (-1, -1))[1])
+                if value in kept(self.program, op).inputs:
+                    ends.append(self.backward_end(key, op.name, device))
             if op.inputs[0] == value and self.is_view(key, op, device):
-                ends.append(self.last_use(key, op.outputs[0], device))
+                if copy == 1:
+                    ends.append(self.last_use(key, op.outputs[0], device))
+                again = (key, op.name, "R", device) in self.runs
+                if again and self.inside(value, op, device) == (copy == 2):
+                    ends.append(self.last_use(key, op.outputs[0], device, 2))
         return max(ends)
 
     def _replay(self, key: Any, device: int) -> None:
@@ -184,12 +213,7 @@ class Replay:
             if op.name in self.program.merges:
                 self._parts(key, op, device)
             self._outputs(key, op, device)
-            if (key, op.name, "B", device) in self.runs or (
-                key,
-                op.name,
-                "merge B",
-                device,
-            ) in self.runs:
+            if any((key, op.name, phase, device) in self.runs for phase in ("B", "W", "merge B")):
                 self._gradients(key, op, device)
         for op, value in itertools.product(self.graph.ops, self.graph.values):
             if value in op.outputs:
@@ -248,16 +272,22 @@ class Replay:
         if (key, op.name, phase, device) not in self.runs or self.is_view(key, op, device):
             return
         start = self.runs[key, op.name, phase, device][0]
+        again = self.runs.get((key, op.name, "R", device))
         for value in op.outputs:
-            self.alive.append(
-                (device, self.own(op, value, device), start, self.last_use(key, value, device))
-            )
+            size = self.own(op, value, device)
+            self.alive.append((device, size, start, self.last_use(key, value, device)))
+            if again is not None and op.name not in self.program.merges:
+                self.alive.append((device, size, again[0], self.last_use(key, value, device, 2)))
         extra = kept(self.program, op).extra
         if extra:
             count = self.own(op, op.outputs[0], device) // self.program.width(op.outputs[0])
-            self.alive.append(
-                (device, extra * count, start, self.runs[key, op.name, "B", device][1])
-            )
+            if again is not None:
+                self.alive.append(
+                    (device, extra * count, start, self.runs[key, op.name, phase, device][1])
+                )
+                start = again[0]
+            end = self.backward_end(key, op.name, device)
+            self.alive.append((device, extra * count, start, end))
 
     def own(self, op: Op, value: str, device: int) -> int:
         return sum(b.volume for b in self.boxes(op, value, device)) * self.program.width(value)
@@ -274,7 +304,7 @@ class Replay:
         return min(starts)
 
     def _gradients(self, key: Any, op: Op, device: int) -> None:
-        end = self.runs.get((key, op.name, "B", device), (-1, -1))[1]
+        end = self.backward_end(key, op.name, device)
         if op.name in self.program.merges:
             flights = self.flights.get((key, op.outputs[0], "partial gradient"), [])
             starts = [a for _, t, _, a, _, _ in flights if t == device]

@@ -32,27 +32,36 @@ class Compute:
     """Seconds of operators, remembered by what they depend on; a profile comes before the roofline."""
 
     def __init__(
-        self, graph: Graph, active: frozenset[str], profile: Profile | None = None
+        self,
+        graph: Graph,
+        active: frozenset[str],
+        profile: Profile | None = None,
+        *,
+        split: bool = False,  # gradients of parameters apart from those of activations
     ) -> None:
         self.graph, self.profile = graph, profile
-        self.wanted = {
-            op.name: tuple(i for i, name in enumerate(op.inputs) if name in active)
-            for op in graph.ops
-        }
+        self.wanted: dict[tuple[str, str], tuple[int, ...]] = {}  # operator, phase -> operands
+        for op in graph.ops:
+            graded = [i for i, name in enumerate(op.inputs) if name in active]
+            weights = [i for i in graded if graph.values[op.inputs[i]].role == "parameter"]
+            self.wanted[op.name, "W"] = tuple(weights) if split else ()
+            self.wanted[op.name, "B"] = tuple(i for i in graded if not split or i not in weights)
         self.dtypes = {
             op.name: (*(graph.values[i].dtype for i in op.inputs), *op.dtypes) for op in graph.ops
         }
         self.known: dict[tuple[object, ...], float] = {}
 
     def seconds(self, op: Op, box: Box, phase: str, device: Device) -> float:
-        """Forward ("F"), or backward ("B"): the gradients of all operands that need one."""
-        wanted = self.wanted[op.name] if phase == "B" else None
+        """Forward ("F", again "R"), or backward ("B", "W"): the gradients of operands that need one."""
+        wanted = self.wanted.get((op.name, phase))
         # Spaces are shared by operators that are alike, so their identity stands for their content.
         key = (id(op.space), op.kind, self.dtypes[op.name], wanted, box, device.kind)
         seconds = self.known.get(key)
         if seconds is None:
             measured = (
-                self.profile.find(op, box, phase, wanted, device.kind) if self.profile else None
+                self.profile.find(op, box, "F" if wanted is None else "B", wanted, device.kind)
+                if self.profile
+                else None
             )
             seconds = self._seconds(op, box, wanted, device) if measured is None else measured
             self.known[key] = seconds

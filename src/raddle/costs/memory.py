@@ -4,7 +4,8 @@ From the first moment to the last: the shares of parameters that a device holds,
 gradients, what the optimizer keeps, and the regions of buffers and constants that it reads. While they are
 used:
 
-    output            from the start of its forward run (or merge) to the end of its last use
+    output            from the start of its forward run (or merge) to the end of its last use; where it
+                      is computed again, twice: until its last use before that, and from then on
     received boxes    like outputs, from the start of the message: its buffer is there before it arrives
     input of a batch  from the start of its first use to the end of its last
     gradient          from the first contribution to the end of the producer's backward; where the value was
@@ -20,6 +21,7 @@ look at. A device's pieces of a value are used together.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -42,6 +44,7 @@ from raddle.program.program import (
     message_bytes,
     tensors_of_part,
 )
+from raddle.program.segments import segments
 from raddle.simulation.timeline import Timeline
 
 Array = np.ndarray
@@ -119,6 +122,28 @@ class _Layout:
             for name in program.graph.inputs
             if program.graph.values[name].role == "input"
         }
+
+    @cached_property
+    def _segments(self) -> dict[str, Array]:
+        """By recomputed operator and device, the number of its segment (or -1)."""
+        found: dict[str, Array] = {}
+        names = {name for block in self.program.plan.recompute for name in block}
+        for d in range(self.count) if names else ():
+            for number, ops in enumerate(segments(self.program, d)):
+                for op in ops:
+                    if op.name in names:
+                        found.setdefault(op.name, np.full(self.count, -1))[d] = number
+        return found
+
+    def together(self, value: str, reader: str) -> Array:
+        """Where a value and what reads it are computed again in one segment."""
+        found = self._segments
+        if reader not in found or self.program.graph.values[value].role != "op":
+            return np.zeros(self.count, bool)
+        producer = self.program.producer(value).name
+        if producer not in found or producer in self.program.merges:
+            return np.zeros(self.count, bool)
+        return np.asarray((found[producer] >= 0) & (found[producer] == found[reader]))
 
     def none(self) -> Array:
         return np.zeros(self.count, np.int64)
@@ -323,6 +348,7 @@ class _Micro:
             elif isinstance(i, Run | Merge):
                 self.spans[i.op, i.phase + "m" * isinstance(i, Merge)] = ledger.span(number)
         self.last: Mapping[str, Array] = {}  # by value and device, the end of its last use
+        self.again: Mapping[str, Array] = {}  # the same, of values that were computed again
         self.first: Mapping[str, Array] = {}  # the first contribution to its gradient
 
     def span(self, op: str, phase: str) -> _Span:
@@ -332,7 +358,8 @@ class _Micro:
         self.ledger.add(self.devices, nbytes, begin, end)
 
     def record(self) -> None:
-        self.last, self.first = self._last_uses(), self._first_contributions()
+        self.last, self.again = self._last_uses()
+        self.first = self._first_contributions()
         for op in self.program.graph.ops:
             self._record_output(op)
             if any(o in self.program.active for o in op.outputs):
@@ -342,29 +369,49 @@ class _Micro:
         for (value, what), flight in self.flights.items():
             self._record_flight(value, what, flight)
 
-    def _last_uses(self) -> dict[str, Array]:
-        """From the last operator to the first, so that a view passes on how long it is used."""
-        last: dict[str, Array] = {}
+    def backward(self, op: str) -> _Span:
+        """Of activations and, where that is apart, of parameters."""
+        inputs, weights = self.span(op, "B"), self.span(op, "W")
+        return _Span(np.minimum(inputs.start, weights.start), np.maximum(inputs.end, weights.end))
 
-        def use(name: str, end: Array) -> None:
-            known = last.get(name)
-            last[name] = end if known is None else np.maximum(known, end)
+    def _last_uses(self) -> tuple[dict[str, Array], dict[str, Array]]:
+        """From the last operator to the first, so that a view passes on how long it is used.
+
+        What is computed again is used by the operators of its segment, the first one by all others.
+        """
+        last: dict[str, Array] = {}
+        again: dict[str, Array] = {}
+
+        def use(name: str, end: Array, into: dict[str, Array] = last) -> None:
+            known = into.get(name)
+            into[name] = end if known is None else np.maximum(known, end)
 
         for op in reversed(self.program.graph.ops):
-            keeps, backward = self.layout.kept[op.name], self.span(op.name, "B").end
+            keeps, backward = self.layout.kept[op.name], self.backward(op.name).end
+            recomputed = (op.name, "R") in self.spans
+            rerun = self.span(op.name, "R").end
             for o in op.outputs:
                 use(o, self.span(op.name, "Fm" if op.name in self.layout.part else "F").end)
                 if (o, "activation") in self.flights:
                     use(o, self._sent(self.flights[o, "activation"]))
+                if recomputed:
+                    use(o, rerun, again)
                 if keeps.output:
-                    use(o, backward)
+                    use(o, backward, again if recomputed else last)
             for name in set(op.inputs):
                 use(name, self.span(op.name, "F").end)
-                if name in keeps.inputs:
-                    use(name, backward)
+                needed = np.maximum(rerun, backward) if name in keeps.inputs else rerun
+                inside = self.layout.together(name, op.name)
+                use(name, np.where(inside, -1, needed))
+                use(name, np.where(inside, needed, -1), again)
             if op.name in self.layout.free:
-                use(op.inputs[0], np.where(self.layout.free[op.name], last[op.outputs[0]], -1))
-        return last
+                (base, seen), free = (op.inputs[0], op.outputs[0]), self.layout.free[op.name]
+                use(base, np.where(free, last[seen], -1))
+                if recomputed:
+                    inside = free & self.layout.together(base, op.name)
+                    use(base, np.where(inside, again[seen], -1), again)
+                    use(base, np.where(free & ~inside, again[seen], -1))
+        return last, again
 
     def _first_contributions(self) -> dict[str, Array]:
         first: dict[str, Array] = {}
@@ -398,10 +445,16 @@ class _Micro:
             if op.name in self.layout.free:
                 owned = np.where(self.layout.free[op.name], 0, owned)
             self.add(owned, forward.start, self.last[o])
+            if (op.name, "R") in self.spans and op.name not in self.layout.part:
+                self.add(owned, self.span(op.name, "R").start, self.again[o])
         extra = self.layout.kept[op.name].extra
         if extra:
             elements = self.layout.size[op.outputs[0]] // self.program.width(op.outputs[0])
-            self.add(extra * elements, forward.start, self.span(op.name, "B").end)
+            made, end = forward, self.backward(op.name).end
+            if (op.name, "R") in self.spans:
+                self.add(extra * elements, *forward)
+                made = self.span(op.name, "R")
+            self.add(extra * elements, made.start, end)
 
     def _parts_used(self, op: Op) -> Array:
         """Until they are merged; what is not just added is needed again to take the gradient apart."""
@@ -411,7 +464,7 @@ class _Micro:
         return np.asarray(np.maximum(merged, self.span(op.name, "Bm").end))
 
     def _record_gradients(self, op: Op) -> None:
-        backward, merge = self.span(op.name, "B"), self.span(op.name, "Bm")
+        backward, merge = self.backward(op.name), self.span(op.name, "Bm")
         end = backward.end
         if op.name in self.layout.part:
             begin, end = merge

@@ -59,9 +59,10 @@ def capture(
     unknown = set(dims or {}) - set(names)
     if unknown:
         raise InputError(f"dims names {sorted(unknown)}, but the inputs are {', '.join(names)}.")
-    return _Translation(program, model, names, dims or {}).graph(
+    graph = _Translation(program, model, names, dims or {}).graph(
         name or type(model).__name__, has_loss=loss is not None
     )
+    return dataclasses.replace(graph, targets=len(targets), keywords=isinstance(inputs, Mapping))
 
 
 def _check_arguments(model: Any, inputs: Any, targets: Any, loss: Any) -> None:

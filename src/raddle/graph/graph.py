@@ -83,6 +83,8 @@ class Graph:
     aliases: Mapping[str, str]  # further names of shared parameters -> the name used here
     fused: tuple[Fused, ...] = ()
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    targets: int = 0  # how many of the inputs, the last ones, are the loss's
+    keywords: bool = False  # whether the module takes its inputs by name
 
     def op(self, name: str) -> Op:
         return next(op for op in self.ops if op.name == name)

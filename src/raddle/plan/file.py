@@ -9,6 +9,8 @@ from dataclasses import replace
 from reprlib import repr as short
 from typing import Any
 
+import torch
+
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plan.notation import read_tiling, write_tiling
@@ -16,8 +18,9 @@ from raddle.plan.plan import Plan, validate
 
 VERSION = 1
 _PLAIN = (
-    "devices", "bn", "sync", "microbatches", "steps", "model", "fingerprint", "batch", "dtype", "optimizer",
-    "cluster", "method", "predicted",
+    "devices", "bn", "sync", "bucket", "microbatches", "recompute", "split_backward", "steps", "model",
+    "fingerprint", "batch", "dtype", "optimizer", "cluster", "method", "inputs",
+    "parameters", "predicted",
 )  # fmt: skip
 
 
@@ -34,6 +37,8 @@ def to_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
     return {
         "raddle": VERSION,
         **{name: getattr(plan, name) for name in _PLAIN},
+        "recompute": [list(block) for block in plan.recompute],
+        "inputs": list(plan.inputs),
         "tiles": {op.name: write_tiling(op, plan.tiles[op.name]) for op in graph.ops},
     }
 
@@ -69,6 +74,13 @@ def _wrong(data: dict[str, Any]) -> Iterator[str]:
     for name in _NUMBERS:
         if type(data[name]) is not int or data[name] < (name != "batch"):
             yield f"{name} is {short(data[name])}, not a count"
+    if type(data["bucket"]) is not int or type(data["split_backward"]) is not bool:
+        yield "bucket is no number of bytes, or split_backward neither true nor false"
+    blocks = data["recompute"]
+    if not isinstance(blocks, list) or not all(
+        isinstance(b, list) and all(isinstance(name, str) for name in b) for b in blocks
+    ):
+        yield f"recompute is {short(blocks)}, not a list of lists of operators"
     for name in _TEXTS:
         if not isinstance(data[name], str):
             yield f"{name} is {short(data[name])}, not a text"
@@ -76,7 +88,9 @@ def _wrong(data: dict[str, Any]) -> Iterator[str]:
         yield f"dtype is {short(data['dtype'])}, not one of {', '.join(DTYPES)}"
     if data["microbatches"] > max(1, data["batch"]):
         yield f"it has {data['microbatches']} micro-batches of {data['batch']} samples"
-    for name in ("tiles", "predicted", "cluster"):
+    if not isinstance(data["inputs"], list) or not all(map(_is_input, data["inputs"])):
+        yield f"inputs is {short(data['inputs'])}, not a list of names, shapes and types"
+    for name in ("tiles", "parameters", "predicted", "cluster"):
         if not isinstance(data[name], dict) and (name, data[name]) != ("cluster", None):
             yield f"{name} is {short(data[name])}, not an object"
     for name, text in data["tiles"].items():
@@ -84,10 +98,25 @@ def _wrong(data: dict[str, Any]) -> Iterator[str]:
             yield f"the tiles of '{name}' are {short(text)}, not a text"
 
 
+def _is_input(given: Any) -> bool:
+    if not isinstance(given, dict):
+        return False
+    shape = given.get("shape")
+    return (
+        all(isinstance(given.get(key), str) for key in ("name", "dtype", "letters"))
+        and isinstance(shape, list)
+        and all(type(extent) is int and extent > 0 for extent in shape)
+        and isinstance(getattr(torch, given["dtype"], None), torch.dtype)
+    )
+
+
 def from_dict(data: dict[str, Any], graph: Graph) -> Plan:
     """The plan for a captured graph, validated."""
     ops = {op.name: op for op in graph.ops}
-    plan = Plan(tiles={}, **{name: data[name] for name in _PLAIN})
+    plain = {name: data[name] for name in _PLAIN}
+    plain["recompute"] = tuple(tuple(block) for block in data["recompute"])
+    plain["inputs"] = tuple(data["inputs"])
+    plan = Plan(tiles={}, **plain)
     if plan.fingerprint and plan.fingerprint != graph.fingerprint():
         validate(plan, graph)  # says so before a tile does that the other graph cannot have
     tiles = {}

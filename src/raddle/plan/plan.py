@@ -13,6 +13,7 @@ from raddle.graph.box import covers, disjoint
 from raddle.graph.graph import Graph, Op
 from raddle.plan.tiling import Grid, Tiling
 
+BUCKET = 16 * 2**20  # bytes
 STATISTICS = ("global", "local")
 SYNCS = ("allreduce", "server", "server:D (D a device)")
 
@@ -24,13 +25,19 @@ class Plan:
     `bn` says which samples batch statistics are taken over: `global`, all of a micro-batch (exact), or
     `local`, those of a tile (as DistributedDataParallel does). `sync` says how copies of a parameter
     agree: by `allreduce`, or at a `server`: the first device that holds it, or device 3 with `server:3`.
+    Gradients are all-reduced in buckets of at least `bucket` bytes. `recompute` lists blocks of operators
+    whose values are not kept for the backward but computed again, block by block. With `split_backward`
+    gradients of parameters come after those of activations, which others wait for.
     """
 
     tiles: Mapping[str, Tiling]
     devices: int
     bn: str = "global"
     sync: str = "allreduce"
+    bucket: int = BUCKET
     microbatches: int = 1
+    recompute: tuple[tuple[str, ...], ...] = ()
+    split_backward: bool = False
     steps: int = 1  # how many steps a program holds; a simulation needs several
     model: str = ""
     fingerprint: str = ""
@@ -39,6 +46,8 @@ class Plan:
     optimizer: str = "sgd"
     cluster: Mapping[str, Any] | None = None
     method: str = ""
+    inputs: tuple[Mapping[str, Any], ...] = ()  # of a micro-batch; see `describe_inputs`
+    parameters: Mapping[str, Sequence[int]] = field(default_factory=dict)  # names and shapes
     predicted: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -54,7 +63,7 @@ def validate(plan: Plan, graph: Graph) -> None:
         raise InputError(
             f"the plan was made for '{plan.model}' at batch {plan.batch} (fingerprint "
             f"{plan.fingerprint}), not for '{graph.name}' at batch {graph.batch} "
-            f"({graph.fingerprint()}): plan again for this model."
+            f"({graph.fingerprint()}){_difference(plan, graph)}: plan again for this model."
         )
     if plan.bn not in STATISTICS:
         raise InputError(f"bn is '{plan.bn}': choose one of {', '.join(STATISTICS)}.")
@@ -68,7 +77,10 @@ def validate(plan: Plan, graph: Graph) -> None:
     for name, count in (("microbatches", plan.microbatches), ("steps", plan.steps)):
         if count < 1:
             raise InputError(f"the plan has {count} {name}: it needs at least one.")
+    if plan.bucket < 0:
+        raise InputError(f"buckets have {plan.bucket} bytes: use 0 for one a parameter, or more.")
     known = {op.name for op in graph.ops}
+    _validate_recompute(plan, known, graph.name)
     for name in plan.tiles:
         if name not in known:
             raise InputError(
@@ -78,6 +90,51 @@ def validate(plan: Plan, graph: Graph) -> None:
         if op.name not in plan.tiles:
             raise InputError(f"the plan has no tiles for '{op.name}'.")
         validate_tiling(op, plan.tiles[op.name], plan.devices)
+
+
+def describe_inputs(graph: Graph) -> tuple[Mapping[str, Any], ...]:
+    """Names, shapes and types of what a step takes, so that a rank can capture the module again."""
+    names = [n for n in graph.inputs if graph.values[n].role == "input"]
+    first_target = len(graph.inputs) - graph.targets
+    return tuple(
+        {
+            "name": name,
+            "shape": list(graph.values[name].shape),
+            "dtype": str(graph.values[name].dtype).removeprefix("torch."),
+            "letters": graph.values[name].letters,
+            "target": graph.inputs.index(name) >= first_target,
+            "keyword": graph.keywords and graph.inputs.index(name) < first_target,
+        }
+        for name in names
+    )
+
+
+def parameter_shapes(graph: Graph) -> dict[str, list[int]]:
+    return {p.name: list(p.shape) for p in graph.parameters}
+
+
+def _difference(plan: Plan, graph: Graph) -> str:
+    """The first parameter in which a model differs from the one that was planned."""
+    if not plan.parameters:
+        return ""
+    own = parameter_shapes(graph)
+    for name, shape in own.items():
+        if name not in plan.parameters:
+            return f"; parameter '{name}' is new"
+        if list(plan.parameters[name]) != shape:
+            return f"; parameter '{name}' is {shape}, not {list(plan.parameters[name])}"
+    gone = next((name for name in plan.parameters if name not in own), None)
+    return "; the parameters agree" if gone is None else f"; parameter '{gone}' is missing"
+
+
+def _validate_recompute(plan: Plan, known: set[str], model: str) -> None:
+    seen: set[str] = set()
+    for name in (name for block in plan.recompute for name in block):
+        if name not in known:
+            raise InputError(f"the plan recomputes '{name}', which '{model}' does not have.")
+        if name in seen:
+            raise InputError(f"the plan recomputes '{name}' in two blocks: leave it in one.")
+        seen.add(name)
 
 
 def validate_tiling(op: Op, tiling: Tiling, devices: int) -> None:

@@ -63,7 +63,9 @@ def _check_devices(program: Program) -> None:
         named: Iterable[int] = instruction.devices
         if isinstance(instruction, Merge):
             named = chain(named, *(cell.devices for cell in instruction.cells))
-        elif isinstance(instruction, Reduce | Update):
+        elif isinstance(instruction, Reduce):
+            named = chain(named, *(s.devices for own in instruction.shares for s in own))
+        elif isinstance(instruction, Update):
             named = chain(named, *(share.devices for share in instruction.shares))
         wrong = [d for d in named if not 0 <= d < count]
         if wrong:

@@ -9,11 +9,12 @@ from raddle.program.program import (
     Instruction,
     Merge,
     Move,
+    Reduce,
     Run,
 )
 
 Boxes = Mapping[int, Sequence[Box]]  # by device
-PHASES = {"F": "forward", "B": "backward"}
+PHASES = {"F": "forward", "R": "forward again", "B": "backward", "W": "backward to parameters"}
 OF_PARAMETERS = ("push", "pull")
 
 
@@ -25,6 +26,8 @@ def describe(number: int, instruction: Instruction) -> str:
         what = f"merge of '{instruction.op}' {PHASES[instruction.phase]}"
     elif isinstance(instruction, Move):
         what = f"{instruction.what} of '{instruction.value}'"
+    elif isinstance(instruction, Reduce):
+        what = f"reduce of {', '.join(repr(name) for name in instruction.parameters)}"
     else:
         what = f"{type(instruction).__name__.lower()} of '{instruction.parameter}'"
     return f"instruction {number} ({what}, {at})"

@@ -36,13 +36,13 @@ from raddle.program.program import (
 SMALL = 64 * 1024  # bytes: partial results up to this size are merged wherever they are needed
 
 
-def lower(graph: Graph, plan: Plan) -> Program:
+def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
     """The program of a plan: `plan.steps` steps of `plan.microbatches` micro-batches.
 
-    The graph is that of one micro-batch.
+    The graph is that of one micro-batch. Without `train` there is a forward alone.
     """
     validate(plan, graph)
-    return _Lowering(graph, plan).program()
+    return _Lowering(graph, plan, active_values(graph) if train else set()).program()
 
 
 @lru_cache(maxsize=100_000)
@@ -50,15 +50,17 @@ def _regions(space: Space, box: Box) -> tuple[Box | None, ...]:
     return space.regions(box)
 
 
+_Bucket = list[tuple[str, tuple[Share, ...]]]  # parameters with what several devices hold of them
+
+
 class _Lowering:
-    def __init__(self, graph: Graph, plan: Plan) -> None:
-        self.graph, self.plan = graph, plan
+    def __init__(self, graph: Graph, plan: Plan, active: set[str]) -> None:
+        self.graph, self.plan, self.active = graph, plan, active
         self.producer = {o: op for op in graph.ops for o in op.outputs}
         self.consumers: dict[str, list[tuple[Op, int]]] = {}
         for op in graph.ops:
             for i, name in enumerate(op.inputs):
                 self.consumers.setdefault(name, []).append((op, i))
-        self.active = active_values(graph)
         self.merges: dict[str, tuple[Cell, ...]] = {}
         self.partial_messages: dict[str, tuple[Message, ...]] = {}
         self.messages: dict[str, tuple[Message, ...]] = {}  # of a value, forward
@@ -73,6 +75,11 @@ class _Lowering:
                 for name in set(op.inputs) & self.active:
                     self.uses[name] = self.uses.get(name, 0) + 1
         self.through_server = plan.sync.startswith("server")
+        self.buckets: dict[tuple[tuple[int, ...], ...], _Bucket] = {}  # by the devices that sum
+        self.block: dict[str, list[Op]] = {}  # recomputed operators, with those of their block
+        for names in map(set, plan.recompute):
+            block = [op for op in graph.ops if op.name in names]
+            self.block.update((op.name, block) for op in block)
         self.shares = self._shares()
 
     def program(self) -> Program:
@@ -223,7 +230,7 @@ class _Lowering:
         count = self.plan.devices
         messages = tuple(sorted(messages, key=lambda m: ((m.target - m.source) % count, m)))
         pattern = recognise(messages)
-        return self._emit(Move(value, what, key, messages, pattern, tuple(sorted(set(deps)))))
+        return self._emit(Move(value, what, key, messages, pattern, _sorted(deps)))
 
     def _micro(
         self, key: Key, updated: dict[str, list[int]], reduced: dict[str, list[int]]
@@ -258,7 +265,7 @@ class _Lowering:
             if messages:
                 after.append(self._move(value, "partial", key, messages, deps))
             return self._emit(Merge(op.name, "F", key, placed, devices, tuple(after)))
-        at = self._emit(Merge(op.name, "B", key, placed, devices, tuple(sorted(set(deps)))))
+        at = self._emit(Merge(op.name, "B", key, placed, devices, _sorted(deps)))
         if messages:
             back = tuple(Message(m.target, m.source, m.boxes, m.part) for m in messages)
             return self._move(value, "partial gradient", key, back, [at])
@@ -270,27 +277,87 @@ class _Lowering:
             str, list[int]
         ] = {}  # value -> the instructions that contribute to its gradient
         left = dict(self.uses)
+        later: list[
+            tuple[Op, list[int]]
+        ] = []  # operators whose parameters wait for their gradients
+        again: dict[str, int] = {}  # recomputed operators
         for op in reversed(self.graph.ops):
             outputs = [o for o in op.outputs if o in self.active]
             if not outputs:
                 continue
-            deps = [ran[op.name], *(i for name in outputs for i in given.get(name, []))]
+            if op.name in self.block and op.name not in again:
+                self._recompute(self.block[op.name], key, ran, again)
+            deps = [again.get(op.name, ran[op.name])]
+            deps += [i for name in outputs for i in given.get(name, [])]
+            sent = False
             if op.name in self.merges:
                 deps.append(self._merge(op, "B", key, deps))
-            at = self._emit(Run(op.name, "B", key, self.devices[op.name], tuple(sorted(set(deps)))))
-            for name in dict.fromkeys(op.inputs):
-                if name not in self.active:
-                    continue
+                sent = bool(self.partial_messages[op.name])
+            names = [name for name in dict.fromkeys(op.inputs) if name in self.active]
+            parameters = [n for n in names if self.graph.values[n].role == "parameter"]
+            apart = self.plan.split_backward and bool(parameters)
+            if len(parameters) < len(names) or not apart:
+                at = self._emit(Run(op.name, "B", key, self.devices[op.name], _sorted(deps)))
+                deps = [*deps, at]
+            if apart:
+                later.append((op, deps))
+            for name in names:
                 left[name] -= 1
-                if self.graph.values[name].role == "parameter":
-                    reduced.setdefault(name, []).append(at)
-                    if not left[name] and key.micro == self.plan.microbatches - 1:
-                        self._reduce(name, key, reduced)
+                if name in parameters:
+                    if not apart:
+                        self._complete(name, key, at, reduced, done=not left[name])
                     continue
                 given.setdefault(name, []).append(at)
                 if not left[name] and self.returned[name]:
                     messages = self.returned[name]
                     given[name].append(self._move(name, "gradient", key, messages, given[name]))
+                    sent = True
+            if sent:  # others wait for these; gradients of parameters can wait
+                self._weights(key, later, reduced)
+        self._weights(key, later, reduced)
+        if key.micro == self.plan.microbatches - 1:
+            for bucket in self.buckets.values():
+                self._flush(key, bucket, reduced)
+
+    def _recompute(
+        self, block: Sequence[Op], key: Key, ran: dict[str, int], again: dict[str, int]
+    ) -> None:
+        """Runs a block forward once more, as far as its backward needs it."""
+        wanted: set[str] = set()
+        needed = []
+        for op in reversed(block):
+            if any(o in self.active or o in wanted for o in op.outputs):
+                needed.append(op)
+                wanted.update(op.inputs)
+        for op in reversed(needed):
+            deps = [ran[op.name]]
+            deps += [
+                again[p.name] for i in op.inputs if (p := self.producer.get(i)) and p.name in again
+            ]
+            again[op.name] = self._emit(
+                Run(op.name, "R", key, self.devices[op.name], _sorted(deps))
+            )
+
+    def _weights(
+        self, key: Key, later: list[tuple[Op, list[int]]], reduced: dict[str, list[int]]
+    ) -> None:
+        """Gradients of the parameters of operators whose activations have theirs."""
+        for op, deps in later:
+            at = self._emit(Run(op.name, "W", key, self.devices[op.name], _sorted(deps)))
+            for name in dict.fromkeys(op.inputs):
+                if name in self.active and self.graph.values[name].role == "parameter":
+                    users = (reader for reader, _ in self.consumers[name])
+                    first = next(u for u in users if any(o in self.active for o in u.outputs))
+                    self._complete(name, key, at, reduced, done=op is first)
+        later.clear()
+
+    def _complete(
+        self, name: str, key: Key, at: int, reduced: dict[str, list[int]], *, done: bool
+    ) -> None:
+        """Notes a contribution to a parameter's gradient, which is sent off once it is complete."""
+        reduced.setdefault(name, []).append(at)
+        if done and key.micro == self.plan.microbatches - 1:
+            self._reduce(name, key, reduced)
 
     # -- parameters ----------------------------------------------------------------------------
 
@@ -332,16 +399,31 @@ class _Lowering:
         return tuple(shares)
 
     def _reduce(self, name: str, key: Key, reduced: dict[str, list[int]]) -> None:
-        """Sends a gradient off as soon as it is complete: by all-reduce, or to the parameter's home."""
+        """Sends a complete gradient off: in a bucket that is all-reduced, or to the parameter's home."""
         shared = tuple(s for s in self.shares[name] if len({*s.devices, s.home} - {-1}) > 1)
         if not shared:
             return
-        deps = tuple(sorted(reduced[name]))
         if self.through_server:
             up = [Message(d, s.home, (s.box,)) for s in shared for d in s.devices if d != s.home]
-            reduced[name].append(self._move(name, "push", key, _joined(up), deps))
-        else:
-            reduced[name].append(self._emit(Reduce(name, key, shared, _holders(shared), deps)))
+            reduced[name].append(self._move(name, "push", key, _joined(up), _sorted(reduced[name])))
+            return
+        together = tuple(dict.fromkeys(s.devices for s in shared))
+        bucket = self.buckets.setdefault(together, [])
+        bucket.append((name, shared))
+        width = {n: self.graph.values[n].dtype.itemsize for n, _ in bucket}
+        if sum(s.box.volume * width[n] for n, own in bucket for s in own) >= self.plan.bucket:
+            self._flush(key, bucket, reduced)
+
+    def _flush(self, key: Key, bucket: _Bucket, reduced: dict[str, list[int]]) -> None:
+        if not bucket:
+            return
+        names, shares = tuple(n for n, _ in bucket), tuple(own for _, own in bucket)
+        deps = _sorted(i for n in names for i in reduced[n])
+        devices = _holders([s for own in shares for s in own])
+        at = self._emit(Reduce(names, key, shares, devices, deps))
+        for name in names:
+            reduced[name].append(at)
+        bucket.clear()
 
     def _update(
         self, key: Key, reduced: dict[str, list[int]], updated: dict[str, list[int]]
@@ -385,6 +467,10 @@ def active_values(graph: Graph) -> set[str]:
         if any(o in found for o in op.outputs) and op.label != "detach" and op.kind != "running":
             found.update(i for i in op.inputs if i in differentiable)
     return found & differentiable
+
+
+def _sorted(deps: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(deps)))
 
 
 def _holders(shares: Sequence[Share]) -> tuple[int, ...]:

@@ -29,7 +29,10 @@ def check_parameters(program: Program) -> Mapping[str, Boxes]:
         if isinstance(i, Run):
             for name in set(ops[i.op].inputs) & events.keys():
                 events[name].append(number)
-        elif isinstance(i, Reduce | Update):
+        elif isinstance(i, Reduce):
+            for name in i.parameters:
+                events[name].append(number)
+        elif isinstance(i, Update):
             events[i.parameter].append(number)
         elif isinstance(i, Move) and i.what in OF_PARAMETERS:
             events[i.value].append(number)
@@ -118,7 +121,8 @@ class _Parameter:
     def _check_sum(
         self, step: int, events: Sequence[tuple[int, Instruction]], number: int, update: Update
     ) -> None:
-        backward = {n for n, i in events if isinstance(i, Run) and i.phase == "B"}
+        gives = "W" if self.program.plan.split_backward else "B"
+        backward = {n for n, i in events if isinstance(i, Run) and i.phase == gives}
         shared = tuple(s for s in self.shares if len(s.devices) > 1)
         if not shared:
             self._waits(number, update, backward)
@@ -129,7 +133,8 @@ class _Parameter:
         n, summing = sums[0]
         self._waits(n, summing, backward)
         if isinstance(summing, Reduce):
-            agree = summing.shares == shared and all(s.home < 0 for s in shared)
+            own = dict(zip(summing.parameters, summing.shares, strict=True))[self.name]
+            agree = own == shared and all(s.home < 0 for s in shared)
         else:
             agree = isinstance(summing, Move) and _carries(summing.messages, shared, up=True)
         if not agree:

@@ -59,7 +59,12 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Computes the tiles of an operator, forward ("F") or backward ("B")."""
+    """Computes the tiles of an operator.
+
+    "F" forward; "R" forward again, for a backward that found nothing kept; "B" backward, the gradients of
+    all that it read; where the plan splits the backward, "B" gives those of activations and "W", which may
+    come later, those of parameters.
+    """
 
     op: str
     phase: str
@@ -102,11 +107,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Sums the gradients of a parameter over the devices that hold each share of it."""
+    """Sums the gradients of parameters over the devices that hold each share, a bucket at a time."""
 
-    parameter: str
+    parameters: tuple[str, ...]
     key: Key
-    shares: tuple[Share, ...]
+    shares: tuple[tuple[Share, ...], ...]  # by parameter, those that several devices hold
     devices: tuple[int, ...]
     deps: tuple[int, ...]
 
@@ -146,6 +151,14 @@ class Program:
     @cached_property
     def _producers(self) -> dict[str, Op]:
         return {o: op for op in self.graph.ops for o in op.outputs}
+
+    @property
+    def loss_device(self) -> int:
+        """Where the loss is; of several copies, one counts."""
+        op = self.producer(self.graph.loss or "")
+        if op.name in self.merges:
+            return self.merges[op.name][0].devices[0]
+        return self.plan.tiles[op.name].tiles[0].device
 
     def width(self, value: str) -> int:
         """Bytes of an element of a value."""

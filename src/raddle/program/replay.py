@@ -30,12 +30,13 @@ class Facts:
         self.producer = {o: op for op in graph.ops for o in op.outputs}
         self.tiles = {op.name: plan.tiles[op.name].tiles for op in graph.ops}
         self.devices = {op.name: set(plan.tiles[op.name].devices) for op in graph.ops}
-        self.graded = [op.name for op in graph.ops if any(o in active for o in op.outputs)]
+        self.graded = {op.name for op in graph.ops if any(o in active for o in op.outputs)}
         self.graders: dict[str, list[str]] = {}  # value -> operators that give it a gradient
-        for name in self.graded:
+        for name in (op.name for op in graph.ops if op.name in self.graded):
             for value in set(self.ops[name].inputs) & active:
                 self.graders.setdefault(value, []).append(name)
 
+        self.recomputed = {name for block in plan.recompute for name in block}
         self._known: dict[tuple[int, Box], tuple[tuple[Box | None, ...], tuple[Box, ...]]] = {}
 
     def reads(self, op: Op, box: Box) -> tuple[tuple[Box | None, ...], tuple[Box, ...]]:
@@ -44,6 +45,15 @@ class Facts:
         if key not in self._known:
             self._known[key] = op.space.regions(box), op.space.produces(box)
         return self._known[key]
+
+    def phases(self, op: Op) -> str:
+        """How an operator has to be run, apart from being recomputed."""
+        if op.name not in self.graded:
+            return "F"
+        roles = {self.program.graph.values[i].role for i in op.inputs if i in self.program.active}
+        if not self.program.plan.split_backward or "parameter" not in roles:
+            return "FB"
+        return "FBW" if len(roles) > 1 else "FW"
 
     def partial(self, op: Op) -> bool:
         """Whether tiles give partial results."""
@@ -115,20 +125,38 @@ class _Replay:
             self.at = at
             instruction = self.program.instructions[number]
             if isinstance(instruction, Run):
-                (self._forward if instruction.phase == "F" else self._backward)(instruction)
+                self._run(instruction)
             elif isinstance(instruction, Merge):
                 (self._merge if instruction.phase == "F" else self._unmerge)(instruction)
             elif isinstance(instruction, Move):
                 self._move(instruction)
         for op in self.program.graph.ops:
-            for phase in ("F", "B"):
-                if (op.name, phase) not in self.done and (
-                    phase == "F" or op.name in self.facts.graded
-                ):
+            for phase in self.facts.phases(op):
+                if (op.name, phase) not in self.done:
                     raise InputError(
                         f"'{op.name}' is never run {PHASES[phase]} in step {self.key.step}, "
                         f"micro-batch {self.key.micro}."
                     )
+
+    def _run(self, run: Run) -> None:
+        """Forward, forward again, or a part of the backward."""
+        if run.phase not in self.facts.phases(self.facts.ops[run.op]) and run.phase != "R":
+            self._refuse("the plan has no such part.")
+        if run.phase == "F":
+            self._forward(run)
+        elif run.phase == "R":
+            self._again(run)
+        else:
+            self._backward(run)
+
+    def _again(self, run: Run) -> None:
+        """What a recomputed operator reads is still held: values are kept until the backward."""
+        if run.op not in self.facts.recomputed:
+            self._refuse("the plan keeps its values.")
+        self._after_forward(run.op, "F")
+        if any((run.op, phase) in self.done for phase in "BW"):
+            self._refuse("it comes after the backward that it is for.")
+        self._finish(run.op, "R")
 
     def _refuse(self, reason: str) -> NoReturn:
         number = self.numbers[self.at]
@@ -316,7 +344,7 @@ class _Replay:
 
     def _gradient(self, move: Move) -> None:
         producer = self.facts.producer[move.value].name
-        if (producer, "B") in self.done or (producer, "merge B") in self.done:
+        if any((producer, phase) in self.done for phase in ("B", "W", "merge B")):
             self._refuse(f"it comes after the backward of '{producer}', so the gradient is lost.")
         for op in self.facts.graders.get(move.value, []):
             self._after(op, "B", f"it comes before the backward of '{op}', which adds to it.")
@@ -367,7 +395,7 @@ class _Replay:
     def _partial_gradient(self, move: Move) -> None:
         op = self.facts.producer[move.value].name
         self._after(op, "merge B", "it comes before what it sends.")
-        if (op, "B") in self.done:
+        if (op, "B") in self.done or (op, "W") in self.done:
             self._refuse(f"it comes after the backward of '{op}', so the gradient is lost.")
         self.part_gradients.setdefault(op, []).extend(move.messages)
         self._finish(op, "partial gradient")
@@ -378,6 +406,8 @@ class _Replay:
         if left:
             self._refuse(f"it leaves out device {min(left)}, which has a tile of it.")
         self._after_forward(op.name, "F")
+        if op.name in self.facts.recomputed and (op.name, "R") not in self.done:
+            self._refuse("its values were not kept and have not been computed again.")
         if op.name in self.program.merges:
             self._after(op.name, "merge B", "its merged gradient was not taken apart before.")
             self._arrived(op.name, "partial gradient")
@@ -386,7 +416,7 @@ class _Replay:
             for name in op.outputs:
                 if name in self.program.active:
                     self._check_gradient(name)
-        self._finish(op.name, "B")
+        self._finish(op.name, run.phase)
 
     def _check_part_gradients(self, op: str) -> None:
         """Gradients of partial results come back as the partial results went."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from raddle.graph.box import Box
 from raddle.graph.interpret import Pieces, whole
-from raddle.program.program import Program
-from raddle.run.transport import Threads
-from raddle.run.worker import Batches, Optimizer, Worker
+from raddle.program.program import Key, Program
+from raddle.run.actions import Source
+from raddle.run.executor import Executor
+from raddle.run.transports.threads import Hub
+
+Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+Batches = Callable[[Key], Mapping[str, Tensor]]  # the inputs of a micro-batch, by name
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,7 @@ class Result:
     losses: list[float]
     state: dict[str, Tensor]
     sent: dict[tuple[int, int], int]
+    gradients: dict[str, Tensor]  # of the last step
 
 
 def run_threads(
@@ -32,54 +38,104 @@ def run_threads(
     batches: Batches,
     seed: int = 0,
 ) -> Result:
-    """Executes a program on as many threads as it has devices.
+    """Executes a program's steps on as many threads as it has devices.
 
     `state` holds parameters and buffers; `batches(key)` gives the inputs of a micro-batch by name.
     """
-    transport = Threads()
-    workers = [
-        Worker(program, d, transport, state, optimizer, batches, seed)
-        for d in range(program.plan.devices)
-    ]
+    hub = Hub(program.plan.devices)
+    ranks = [_Rank(program, hub, d, state, optimizer, batches, seed) for d in range(hub.size)]
     failures: list[tuple[int, BaseException]] = []
 
-    def work(worker: Worker) -> None:
+    def work(rank: _Rank) -> None:
         try:
-            worker.run()
+            rank.run()
         except BaseException as error:
-            failures.append((worker.device, error))
-            transport.failed.set()
+            failures.append((rank.number, error))
+            rank.executor.transport.fail(str(error))
 
-    threads = [threading.Thread(target=work, args=(w,), name=f"rank {w.device}") for w in workers]
+    threads = [threading.Thread(target=work, args=(r,), name=f"rank {r.number}") for r in ranks]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if failures:
-        device, error = next((f for f in failures if "another rank" not in str(f[1])), failures[0])
-        raise RuntimeError(f"rank {device} failed: {error}") from error
-    return Result(_losses(workers, program), _state(workers, program), dict(transport.sent))
+        number, error = failures[0]
+        raise RuntimeError(f"rank {number} failed: {error}") from error
+    sent = {
+        (r.number, target): nbytes
+        for r in ranks
+        for target, nbytes in r.executor.transport.sent.items()
+        if nbytes
+    }
+    gradients = _together(program, [r.gradients for r in ranks])
+    return Result(ranks[0].losses, _state(program, ranks), sent, gradients)
 
 
-def _losses(workers: list[Worker], program: Program) -> list[float]:
-    noted = next((w.losses for w in workers if w.losses), [])
-    m = program.plan.microbatches
-    return [float(sum(noted[i : i + m])) for i in range(0, len(noted), m)]
+class _Rank:
+    """One thread's part of a run."""
+
+    def __init__(
+        self, program: Program, hub: Hub, number: int, state: Mapping[str, Tensor],
+        optimizer: Optimizer, batches: Batches, seed: int,
+    ) -> None:  # fmt: skip
+        self.program, self.number, self.batches = program, number, batches
+        self.executor = Executor(program, hub.transport(number), seed=seed)
+        self.executor.load(lambda s: state[s.name].detach()[_within(program, s)].clone())
+        own = {s.slot: p for s, p in self.executor.parameters()}
+        updated: list[Tensor] = [own[slot] for slot in self.executor.plan.updated]
+        self.optimizer = optimizer(updated) if updated else None
+        self.executor.update = self._update
+        self.losses: list[float] = []
+        self.gradients: dict[str, Pieces] = {}
+
+    def _update(self) -> None:
+        self.gradients = {}
+        for source, parameter in self.executor.parameters():
+            if parameter.grad is not None:
+                own = self.gradients.setdefault(source.name, [])
+                own.append((source.box, parameter.grad.detach().clone()))
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+    def run(self) -> None:
+        for step in range(self.program.plan.steps):
+            loss = self.executor.run(partial(self._feed, step), step)
+            self.losses.append(float(loss))
+
+    def _feed(self, step: int, source: Source) -> Tensor:
+        tensor = self.batches(Key(step, source.key.micro))[source.name]
+        return tensor[_within(self.program, source)]
 
 
-def _state(workers: list[Worker], program: Program) -> dict[str, Tensor]:
+def _within(program: Program, source: Source) -> tuple[slice, ...]:
+    return source.box.within(Box.full(program.graph.values[source.name].shape))
+
+
+def _state(program: Program, ranks: list[_Rank]) -> dict[str, Tensor]:
     """Parameters and buffers put together from the ranks' pieces."""
+    held: list[dict[str, Pieces]] = []
+    for rank in ranks:
+        own: dict[str, Pieces] = {}
+        plan, slots = rank.executor.plan, rank.executor.slots
+        for source in plan.of("parameter"):
+            own.setdefault(source.name, []).append((source.box, slots[source.slot].detach()))
+        for source in plan.of("buffer"):
+            fresh = plan.fresh.get(source.name, [])
+            if source.name not in program.graph.updates:
+                fresh = [source.box]
+            own[source.name] = [(box, slots[source.slot][box.within(source.box)]) for box in fresh]
+        held.append(own)
+    return _together(program, held)
+
+
+def _together(program: Program, held: list[dict[str, Pieces]]) -> dict[str, Tensor]:
     result = {}
     for value in [*program.graph.parameters, *program.graph.buffers]:
         found: Pieces = []
-        for worker in workers:
-            if value.name in program.graph.updates and value.name not in worker.written:
-                continue
-            held = worker.parameters if value.role == "parameter" else worker.buffers
+        for own in held:
             found += [
-                p for p in held.get(value.name, []) if not any(p[0] == box for box, _ in found)
+                p for p in own.get(value.name, []) if not any(p[0] == box for box, _ in found)
             ]
         if found:
-            with torch.no_grad():
-                result[value.name] = whole(found, Box.full(value.shape)).clone()
+            result[value.name] = whole(found, Box.full(value.shape)).clone()
     return result

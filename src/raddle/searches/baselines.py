@@ -8,7 +8,14 @@ from difflib import get_close_matches
 from raddle.clusters import Cluster
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.plan.plan import STATISTICS, SYNCS, Plan, validate
+from raddle.plan.plan import (
+    STATISTICS,
+    SYNCS,
+    Plan,
+    describe_inputs,
+    parameter_shapes,
+    validate,
+)
 from raddle.searches import filters
 from raddle.searches.data import data
 from raddle.searches.layerwise import layerwise
@@ -56,6 +63,8 @@ def plan_for(
         optimizer=optimizer,
         cluster=cluster.to_dict(),
         method=method,
+        inputs=describe_inputs(graph),
+        parameters=parameter_shapes(graph),
     )
     validate(plan, graph)
     return plan

@@ -132,7 +132,8 @@ def _transfers(timeline: Timeline) -> list[dict[str, Any]]:
         if isinstance(instruction, Move):
             name, what, pattern = instruction.value, instruction.what, instruction.collective
         elif isinstance(instruction, Reduce):
-            name, what, pattern = instruction.parameter, "synchronise", "all_reduce"
+            name = ", ".join(instruction.parameters)
+            what, pattern = "synchronise", "all_reduce"
         else:
             continue
         rows.append(

@@ -31,7 +31,8 @@ def profile_methods(
             f"'{cluster.name}' has devices of the kinds {', '.join(kinds)}, and this machine can "
             "measure one: name a cluster of that kind alone."
         )
-    wanted = Compute(graph, frozenset(active_values(graph))).wanted
+    compute = Compute(graph, frozenset(active_values(graph)))
+    wanted = {op.name: compute.wanted[op.name, "B"] for op in graph.ops}
     boxes = _distinct(graph, cluster, methods, kinds[0])
     done = 0
 

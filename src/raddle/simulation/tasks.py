@@ -24,7 +24,6 @@ from raddle.program.program import (
     Program,
     Reduce,
     Run,
-    Share,
     Update,
     message_bytes,
 )
@@ -64,7 +63,9 @@ class _Builder:
         self.edges: list[tuple[Array, Array]] = []
         self.places: list[Array] = []  # by instruction: the task that ends it on each device, or -1
         self.last = np.full(program.plan.devices, -1, np.int64)  # computed last on each device
-        self.compute = Compute(program.graph, program.active, profile)
+        self.compute = Compute(
+            program.graph, program.active, profile, split=program.plan.split_backward
+        )
         self.ops = {op.name: op for op in program.graph.ops}
         self.runs: dict[tuple[str, str], tuple[Array, Array]] = {}
         self.moves: dict[tuple[str, str], tuple[Array, ...]] = {}
@@ -226,26 +227,28 @@ class _Builder:
 
     def reduce(self, number: int, reduce: Reduce) -> None:
         devices, ids = [], []
-        for share in reduce.shares:
-            ring = np.array(share.devices)
+        amounts: dict[tuple[int, ...], int] = {}  # bytes of a bucket by the devices that sum it
+        for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
+            for share in shares:
+                nbytes = share.box.volume * self.program.width(name)
+                amounts[share.devices] = amounts.get(share.devices, 0) + nbytes
+        for members, amount in amounts.items():
+            ring = np.array(members)
             one = np.array([-1])
             gate = self.block(number, np.zeros(1), one, one, ring[:1], ring[:1], np.zeros(1))
             for dep in reduce.deps:
                 self.wait(np.repeat(gate, len(ring)), self.places[dep][ring])
-            duration, first, second, nbytes = self._ring(
-                share, self.program.width(reduce.parameter)
-            )
-            tasks = self.block(number, duration, first, second, ring, ring, nbytes)
+            duration, first, second, each = self._ring(members, amount)
+            tasks = self.block(number, duration, first, second, ring, ring, each)
             self.wait(tasks, np.repeat(gate, len(ring)))
             devices.append(ring)
             ids.append(tasks)
         self.join(number, np.concatenate(devices), np.concatenate(ids))
 
-    def _ring(self, share: Share, width: int) -> tuple[Array, Array, Array, Array]:
-        key = ("ring", repr((share.devices, share.box.volume, width)))
+    def _ring(self, ring: tuple[int, ...], amount: int) -> tuple[Array, Array, Array, Array]:
+        key = ("ring", repr((ring, amount)))
         if key not in self.moves:
-            base, ring = self.program.plan.devices, share.devices
-            amount = share.box.volume * width
+            base = self.program.plan.devices
             seconds = all_reduce_seconds(self.cluster, ring, amount)
             links = [
                 [base + r for r in self.cluster.route(a, b).resources] + [-1]

@@ -19,7 +19,8 @@ from typing import Any, TextIO
 import numpy as np
 
 from raddle.costs.memory import memory_curves
-from raddle.program.program import Instruction, Merge, Move, Run
+from raddle.program.describe import PHASES
+from raddle.program.program import Instruction, Merge, Move, Reduce, Run
 from raddle.simulation.timeline import Timeline
 
 Event = dict[str, Any]
@@ -96,10 +97,12 @@ def _slices(timeline: Timeline) -> Iterator[Event]:
 def _title(i: Instruction) -> Event:
     """Name, category and arguments of all slices of an instruction."""
     if isinstance(i, Run | Merge):
-        name, phase = i.op, {"F": "forward", "B": "backward"}[i.phase]
+        name, phase = i.op, PHASES[i.phase]
         what = "run" if isinstance(i, Run) else "merge"
     elif isinstance(i, Move):
         name, what, phase = i.value, "move", i.what
+    elif isinstance(i, Reduce):
+        name, what, phase = ", ".join(i.parameters), "reduce", "reduce"
     else:
         name, what = i.parameter, type(i).__name__.lower()
         phase = what

@@ -1,0 +1,19 @@
+"""The lab: hosts on a shaped network, as network namespaces of one Linux machine.
+
+    with Lab.up(hosts=4, rate="1gbit", rates={2: "100mbit"}) as lab:
+        lab.run("plan.json", steps=3, timeout=600)
+        print(lab.counters())
+
+      raddle-lab-0        raddle-lab-1        raddle-lab-2      a namespace a host,
+     lab0 10.77.0.1      lab0 10.77.0.2      lab0 10.77.0.3     with one interface
+           |                   |                   |            veth pairs, tbf on both ends
+         host0               host1               host2
+           `------------------bridge------------------'         raddle-lab-net
+
+No file keeps what there is: it is read from `ip` and `tc`, so a lab that a crash left behind is one too.
+"""
+
+from raddle.lab.hosts import Lab, Traffic
+from raddle.lab.launch import LaunchError, launch
+
+__all__ = ["Lab", "LaunchError", "Traffic", "launch"]

@@ -1,0 +1,84 @@
+"""Makes and removes the namespaces and the links of a lab."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from raddle.errors import InputError
+from raddle.lab import names
+from raddle.lab.commands import ask, call
+from raddle.lab.processes import end, inside, uninterrupted
+from raddle.lab.reading import free_subnet, namespaces
+
+
+def build(lab: str, rates: Sequence[int]) -> None:
+    """Make a lab with a host for each rate, in bits per second: all of it or nothing."""
+    if namespaces(lab):
+        raise InputError(
+            f"there is a lab '{lab}' already: remove it with `{names.command('down', lab)}`."
+        )
+    subnet = free_subnet()
+    if subnet is None:
+        raise InputError("the subnets 10.77.0.0 to 10.77.255.0 are all taken: remove a lab.")
+    network = names.namespace(lab, names.NETWORK)
+    call(
+        "ip", "netns", "add", network
+    )  # of two that try at once one fails here, and removes nothing
+    try:
+        _bridge(network, names.bridge_address(subnet))
+        for host, rate in enumerate(rates):
+            _host(names.namespace(lab, host), network, names.port(host), rate)
+            _address(names.namespace(lab, host), names.address(subnet, host))
+    except BaseException:
+        remove(lab)
+        raise
+
+
+def remove(lab: str) -> tuple[list[str], set[int]]:
+    """End what runs in a lab and remove it; return its namespaces and the processes ended."""
+    with uninterrupted():
+        found = namespaces(lab)
+        if os.getpid() in inside(found):
+            raise InputError(f"this runs inside the lab '{lab}': remove it from outside.")
+        ended = end(lambda: inside(found))
+        for namespace in reversed(found):  # the network last: until then the lab's name is taken
+            _delete(namespace)
+    return found, ended
+
+
+def _bridge(network: str, address: str) -> None:
+    call("ip", "-n", network, "link", "add", "name", names.BRIDGE, "type", "bridge")
+    call("ip", "-n", network, "addr", "add", f"{address}/24", "dev", names.BRIDGE)
+    _set_up(network, names.BRIDGE)
+
+
+def _host(namespace: str, network: str, port: str, rate: int) -> None:
+    call("ip", "netns", "add", namespace)
+    call("ip", "-n", namespace, "link", "set", "dev", "lo", "up")
+    link = ["link", "add", "name", names.INTERFACE, "type", "veth"]
+    call("ip", "-n", namespace, *link, "peer", "name", port, "netns", network)
+    call("ip", "-n", network, "link", "set", "dev", port, "master", names.BRIDGE)
+    for where, device in ((network, port), (namespace, names.INTERFACE)):
+        bucket = ["tbf", "rate", f"{rate}bit", "burst", "256kb", "latency", "50ms"]
+        call("tc", "-n", where, "qdisc", "add", "dev", device, "root", *bucket)
+        _set_up(where, device)
+
+
+def _address(namespace: str, address: str) -> None:
+    call("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", names.INTERFACE)
+
+
+def _set_up(namespace: str, device: str) -> None:
+    # Without addresses of IPv6 an idle host sends nothing, and gloo finds one address alone.
+    quiet = ["addrgenmode", "none"] if Path("/proc/net/if_inet6").exists() else []
+    call("ip", "-n", namespace, "link", "set", "dev", device, *quiet, "up")
+
+
+def _delete(namespace: str) -> None:
+    try:
+        call("ip", "netns", "del", namespace)
+    except InputError:
+        if namespace in {row["name"] for row in ask("ip", "netns", "list")}:
+            raise  # else somebody else has removed it in this moment, which is as good

@@ -1,0 +1,133 @@
+"""`raddle lab`: hosts on a shaped network, on one machine."""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raddle.errors import InputError
+from raddle.lab.names import DEFAULT
+
+if TYPE_CHECKING:
+    from raddle.lab.launch import LaunchError
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Hosts on a shaped network, on one machine."
+)
+
+Name = Annotated[str, typer.Option(metavar="NAME", help="Which lab; several can be up.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON alone on stdout.")]
+
+
+@app.command()
+def up(
+    hosts: Annotated[int, typer.Option(metavar="H", help="Hosts, 1 to 64.")] = 4,
+    rate: Annotated[str, typer.Option(metavar="R", help="Of every link, as 1gbit.")] = "1gbit",
+    rate_of: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST=R", help="Another rate for a host, as 2=100mbit; repeatable."),
+    ] = None,
+    name: Name = DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Make the hosts and the network between them."""
+    from raddle.lab import Lab
+    from raddle.lab.rates import parse_rates
+
+    Lab.up(hosts=hosts, rate=rate, rates=parse_rates(rate_of or []), name=name)
+    status(name, as_json)
+
+
+@app.command("exec")
+def execute(
+    host: Annotated[int, typer.Argument(metavar="HOST", help="0, 1, ….")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What to run.")],
+    name: Name = DEFAULT,
+) -> None:
+    """Run a command on a host; its exit code is passed on."""
+    from raddle.lab import Lab
+
+    argv = Lab.find(name).command(host, command)
+    os.execv(argv[0], argv)
+
+
+@app.command()
+def status(
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="One lab; all of them if none is named.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show hosts, addresses, rates, and bytes sent and received."""
+    from raddle.lab.commands import check_system
+    from raddle.lab.reading import labs, rows
+    from raddle.lab.table import show_hosts
+
+    check_system()
+    names = labs() if name is None else [name]
+    found = [row for lab in names for row in rows(lab)]
+    if name is not None and not found:
+        raise InputError(
+            f"there is no lab '{name}': see `raddle lab status` for those that are up."
+        )
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        show_hosts(found)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def run(
+    context: typer.Context,
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
+    steps: Annotated[int | None, typer.Option(metavar="K", min=1, help="Training steps.")] = None,
+    per_host: Annotated[int, typer.Option(metavar="N", help="Ranks on each host.")] = 1,
+    timeout: Annotated[float, typer.Option(metavar="S", help="Seconds until all is ended.")] = 3600,
+    name: Name = DEFAULT,
+) -> None:
+    """Run a plan on all hosts of a lab; further options are passed on to `raddle run`."""
+    from raddle.lab import Lab, LaunchError
+
+    if not pathlib.Path(plan).is_file():
+        raise InputError(f"there is no plan '{plan}': make it with `raddle plan`.")
+    signal.signal(signal.SIGTERM, _exit)
+    lab, options = Lab.find(name), context.args
+    try:
+        lab.run(plan, *options, steps=steps, per_host=per_host, timeout=timeout, show=True)
+    except LaunchError as error:
+        print(f"raddle: {error}", file=sys.stderr)
+        raise typer.Exit(_code(error)) from None
+
+
+@app.command()
+def down(name: Name = DEFAULT, as_json: Json = False) -> None:
+    """End what runs on the hosts, and remove them; fine if there are none."""
+    from raddle.lab.building import remove
+    from raddle.lab.commands import check_system
+    from raddle.lab.names import check_name
+    from raddle.lab.table import show_removed
+
+    check_system()
+    removed, ended = remove(check_name(name))
+    if as_json:
+        result = {"lab": name, "removed": removed, "ended": sorted(ended)}
+        print(json.dumps(result, indent=2))
+    else:
+        show_removed(name, removed, ended)
+
+
+def _exit(number: int, frame: object) -> None:
+    """A SIGTERM ends the hosts too, as Ctrl-C does."""
+    sys.exit(128 + number)
+
+
+def _code(error: "LaunchError") -> int:
+    """The code of the first host that failed, as a shell would give it; 124 for time, as timeout(1)."""
+    if error.timed_out:
+        return 124
+    code = next(code for code in error.codes.values() if code != 0)
+    return code if code > 0 else 128 - code

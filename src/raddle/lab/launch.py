@@ -1,0 +1,149 @@
+"""Starts a command on every host and sees all of them to their end.
+
+They end when they are done, when one of them fails, when the time is over and when the user interrupts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from raddle.lab.names import INTERFACE
+from raddle.lab.processes import GRACE, POLL, end, inside, uninterrupted
+
+if TYPE_CHECKING:
+    from raddle.lab.hosts import Lab
+
+# torchrun is slower to say that its rank died than the neighbours are to notice: wait for the cause.
+LAST_WORDS = 1.5  # seconds
+TAIL = 8_000  # characters of a host's output that an error repeats
+MARK = (
+    "RADDLE_LAUNCH"  # in the environment: torchrun's ranks leave its process group, but keep this
+)
+
+Processes = list[subprocess.Popen[Any]]
+
+
+class LaunchError(RuntimeError):
+    """A host failed or none was done in time; `codes` has the hosts that ended by themselves."""
+
+    def __init__(self, message: str, codes: Mapping[int, int], *, timed_out: bool) -> None:
+        super().__init__(message)
+        self.codes = dict(codes)
+        self.timed_out = timed_out
+
+
+def launch(
+    lab: Lab,
+    argv_for_host: Callable[[int], Sequence[str]],
+    timeout: float,
+    *,
+    env: Mapping[str, str] | None = None,
+    show: bool = False,
+) -> list[str]:
+    """Run a command on every host at once; return what each printed.
+
+    With `show`, the output of host 0 goes where this process's goes, and is not returned.
+    """
+    token = uuid.uuid4().hex
+    hosts = range(len(lab.addresses))
+    with ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in hosts]
+        processes: Processes = []
+        try:
+            for host, file in enumerate(files):
+                output = None if show and host == 0 else file
+                environment = _environment(token, env or {})
+                processes.append(_start(lab, host, argv_for_host(host), output, environment))
+            _wait(processes, timeout)
+            codes = {i: p.returncode for i, p in enumerate(processes) if p.returncode is not None}
+        finally:
+            with uninterrupted():
+                _end(lab, processes, token)
+        outputs = [_text(file) for file in files]
+    if any(codes.get(host) != 0 for host in hosts):
+        raise _error(codes, outputs, timeout)
+    return outputs
+
+
+def _environment(token: str, extra: Mapping[str, str]) -> dict[str, str]:
+    sockets = {"GLOO_SOCKET_IFNAME": INTERFACE, "TP_SOCKET_IFNAME": INTERFACE}
+    # A lab has no names, and torch would warn at each connection that it finds none.
+    quiet = {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
+    return {**os.environ, **sockets, **quiet, "OMP_NUM_THREADS": "1", MARK: token, **extra}
+
+
+def _start(
+    lab: Lab, host: int, argv: Sequence[str], output: IO[str] | None, environment: dict[str, str]
+) -> subprocess.Popen[Any]:
+    return lab.exec(
+        host,
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=None if output is None else subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,  # Ctrl-C comes to this process, which ends all of them
+    )
+
+
+def _wait(processes: Processes, timeout: float) -> None:
+    """Return when all are done, soon after one fails, or when the time is over."""
+    deadline = time.monotonic() + timeout
+    failed = False
+    while None in (codes := [p.poll() for p in processes]) and time.monotonic() < deadline:
+        if not failed and any(codes):
+            failed, deadline = True, min(deadline, time.monotonic() + LAST_WORDS)
+        time.sleep(POLL)
+
+
+def _end(lab: Lab, processes: Processes, token: str) -> None:
+    """Terminate the process groups that still run, kill them, and then what has left its group."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        running = [p for p in processes if p.poll() is None]
+        for process in running:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        deadline = time.monotonic() + GRACE
+        while any(p.poll() is None for p in running) and time.monotonic() < deadline:
+            time.sleep(POLL)
+    end(lambda: {pid for pid in inside(lab.namespaces) if _is_marked(pid, token)})
+
+
+def _is_marked(pid: int, token: str) -> bool:
+    with suppress(OSError):  # it has just ended
+        return f"{MARK}={token}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
+
+
+def _text(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
+
+
+def _error(codes: Mapping[int, int], outputs: Sequence[str], timeout: float) -> LaunchError:
+    failed = {host: code for host, code in codes.items() if code != 0}
+    late = [host for host in range(len(outputs)) if host not in codes]
+    if failed:
+        message = ", ".join(f"host {host} failed with code {code}" for host, code in failed.items())
+        message += f"; ended with it: {_list(late)}." if late else "."
+    else:
+        message = f"not done after {timeout:g} s, and ended: {_list(late)}; allow more time."
+    tails = [
+        f"\n--- host {host}\n{outputs[host][-TAIL:].rstrip()}"
+        for host in failed or late
+        if outputs[host]
+    ]
+    return LaunchError("".join([message, *tails]), codes, timed_out=not failed)
+
+
+def _list(hosts: Sequence[int]) -> str:
+    return ", ".join(f"host {host}" for host in hosts)

@@ -1,0 +1,39 @@
+"""The hosts of labs, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from raddle.report.terminal import _plural, _stdout, _table, bytes_text
+
+
+def show_hosts(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print what `raddle lab status` found."""
+    if not rows:
+        print("no lab is up: make one with `raddle lab up`.")
+        return
+    console = _stdout()
+    table = _table(console)
+    for title in ("lab", "host", "address", "rate", "sent", "received"):
+        table.add_column(title, justify="left" if title == "lab" else "right", no_wrap=True)
+    for row in rows:
+        sent, received = (_bytes(row[key]) for key in ("sent", "received"))
+        texts = (row["address"] or "none", row["rate"] or "none")
+        table.add_row(row["lab"], str(row["host"]), *texts, sent, received)
+    console.print(table)
+
+
+def show_removed(lab: str, removed: Collection[str], ended: Collection[int]) -> None:
+    """Print what `raddle lab down` did."""
+    if removed:
+        print(
+            f"lab '{lab}': {_plural(len(removed), 'namespace')} removed, "
+            f"{_plural(len(ended), 'program')} ended."
+        )
+    else:
+        print(f"there is no lab '{lab}'.")
+
+
+def _bytes(count: int | None) -> str:
+    return "none" if count is None else bytes_text(count)

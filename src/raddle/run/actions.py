@@ -1,0 +1,169 @@
+"""What a rank does in a step: a program's instructions for one device, settled down to numbered slots.
+
+A slot holds one piece: a box of a value, of a parameter, of a partial result. Everything that depends on
+boxes is decided here, once, so that a step only moves tensors between slots and calls functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from raddle.graph.box import Box
+from raddle.program.program import Key
+from raddle.run.code import Code
+
+
+class Source(NamedTuple):
+    """A box of a value that is there before a step: a parameter, a buffer, a part of the batch."""
+
+    name: str
+    role: str
+    box: Box
+    slot: int
+    key: Key = Key()  # of inputs and seeds: the micro-batch
+
+
+@dataclass
+class Call:
+    """Runs a function of pieces forward; what its backward needs is kept under its number."""
+
+    number: int
+    label: str
+    code: Code
+    key: Key
+    graded: list[int] = field(default_factory=list)  # slots of arguments that get a gradient
+    order: list[tuple[str, int]] = field(default_factory=list)  # argument -> graded|weight|plain, k
+    weights: list[int] = field(default_factory=list)  # slots of parameters
+    plain: list[int] = field(default_factory=list)
+    results: list[int] = field(default_factory=list)
+    dtypes: list[torch.dtype] = field(default_factory=list)  # of the results
+    backward: bool = False
+    recompute: bool = False
+    split: bool = False
+    drop: list[int] = field(default_factory=list)  # slots that nobody reads any more
+
+
+@dataclass
+class Forward:
+    call: Call
+    again: bool = False
+    drop: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Backward:
+    call: Call
+    phase: str = "B"
+
+
+class Part(NamedTuple):
+    """A box inside a message: which slots it is made of, and how; or which it is added to, and where."""
+
+    shape: tuple[int, ...]
+    slots: tuple[int, ...]
+    make: Callable[..., Tensor] | None = None
+    places: tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...] = ()  # in the slot, in the box
+
+
+@dataclass
+class Send:
+    """Packs boxes of slots (or of their gradients) into a buffer and sends it."""
+
+    peer: int
+    tag: int
+    what: str
+    label: str
+    parts: list[Part]
+    dtype: torch.dtype
+    drop: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Receive:
+    """Posts a buffer early; `Arrive` waits for it and hands its boxes on."""
+
+    peer: int
+    tag: int
+    what: str
+    label: str
+    parts: list[Part]
+    dtype: torch.dtype
+    elements: int
+    value: str
+    key: Key
+    number: int = 0  # in the order in which a rank posts them
+
+
+@dataclass
+class Arrive:
+    receive: Receive
+    drop: list[int] = field(default_factory=list)
+
+
+class Bucket(NamedTuple):
+    """Gradients that are all-reduced together: slots of parameters, with their places in a flat buffer."""
+
+    devices: tuple[int, ...]
+    slots: tuple[int, ...]
+    dtype: torch.dtype
+    elements: int
+
+
+@dataclass
+class Sum:
+    """Starts the all-reduce of a bucket."""
+
+    bucket: int
+    tag: int
+    label: str
+
+
+@dataclass
+class Keep:
+    """A buffer takes the pieces of its new value."""
+
+    buffer: str
+    slot: int  # of the buffer
+    pieces: list[tuple[Box, int]]
+    drop: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Note:
+    """The loss of a micro-batch; its gradient starts here."""
+
+    slot: int
+    counts: bool  # of several copies, one counts
+    drop: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Step:
+    """Updates the parameters of this rank."""
+
+
+Action = Forward | Backward | Send | Receive | Arrive | Sum | Keep | Note | Step
+
+
+@dataclass
+class Actions:
+    """A step of one rank."""
+
+    device: int
+    actions: list[Action]
+    slots: int
+    shapes: list[tuple[int, ...]]  # by slot
+    sources: list[Source]
+    updated: list[int]  # slots of parameters that are updated here
+    buckets: list[Bucket]
+    outputs: dict[str, list[tuple[Box, int]]]  # of the graph, on this device
+    fresh: dict[str, list[Box]]  # buffers that this rank keeps up to date
+    groups: list[tuple[int, ...]]  # that sum gradients, in the same order on every rank
+
+    def of(self, role: str) -> Iterable[Source]:
+        return (s for s in self.sources if s.role == role)

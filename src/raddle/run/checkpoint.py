@@ -1,0 +1,276 @@
+"""State across layouts: ranks put their boxes together to what the plain module has, and cut it apart.
+
+So any plan loads what any other plan, or the module on one device, has saved.
+
+>>> left, right = Box((0,), (2,)), Box((2,), (5,))
+>>> assemble((5,), torch.int64, [(right, torch.tensor([2, 3, 4])), (left, torch.tensor([0, 1]))])
+tensor([0, 1, 2, 3, 4])
+>>> cut(torch.arange(5), [left, right])
+[tensor([0, 1]), tensor([2, 3, 4])]
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from raddle.errors import InputError
+from raddle.graph.box import Box, covers
+from raddle.graph.interpret import Pieces
+
+Shapes = Mapping[str, Sequence[int]]  # of all parameters (and buffers), the same on every rank
+Exchange = Callable[[Any], list[Any]]  # hand in an object, get those of all ranks, by rank
+Entries = dict[str, Any]  # what an optimizer keeps for a parameter: tensors of its shape, scalars
+
+
+# -- tensors -----------------------------------------------------------------------------------------
+
+
+def assemble(
+    shape: Sequence[int], dtype: torch.dtype, pieces: Iterable[tuple[Box, Tensor]]
+) -> Tensor:
+    """The tensor, on CPU, that pieces from any device cover; where they overlap they are equal."""
+    pieces, full = list(pieces), Box.full(shape)
+    assert covers((box for box, _ in pieces), full), (
+        f"{[b for b, _ in pieces]} leave gaps in {full}"
+    )
+    result = torch.empty(full.shape, dtype=dtype, device="cpu")
+    for box, tensor in pieces:
+        result[box.within(full)].copy_(tensor.detach())
+    return result
+
+
+def cut(tensor: Tensor, boxes: Iterable[Box], device: str | torch.device = "cpu") -> list[Tensor]:
+    """Copies of boxes of a tensor, each in memory of its own."""
+    full = Box.full(tensor.shape)
+    pieces = []
+    for box in boxes:
+        assert full.holds(box), f"{box} is not in a tensor of shape {full.shape}"
+        piece = torch.empty(box.shape, dtype=tensor.dtype, device=device)
+        pieces.append(piece.copy_(tensor.detach()[box.within(full)]))
+    return pieces
+
+
+# -- parameters and buffers --------------------------------------------------------------------------
+
+
+def local_state(pieces: Mapping[str, Pieces], aliases: Mapping[str, str]) -> dict[str, Pieces]:
+    """What one rank holds, on CPU, under all names that the module has for it."""
+    state = {
+        name: [(box, tensor.detach().to("cpu", copy=True)) for box, tensor in held]
+        for name, held in pieces.items()
+    }
+    return state | {alias: state[name] for alias, name in aliases.items() if name in state}
+
+
+def gather_state(
+    exchange: Exchange,
+    pieces: Mapping[str, Pieces],
+    shapes: Shapes,
+    aliases: Mapping[str, str],
+    *,
+    keep: bool = True,
+) -> dict[str, Tensor]:
+    """Full parameters and buffers, on CPU, under all names that the module has for them.
+
+    Every rank calls it, with the same shapes, and one tensor at a time is exchanged; a rank that does
+    not `keep` the result gets none. Of a box that several ranks hold, the pieces should come from one
+    (`share.home`, or the first of `share.devices`): copies travel for nothing, and may be out of date.
+    """
+    state: dict[str, Tensor] = {}
+    for name, shape in shapes.items():
+        parts: Pieces = [p for rank in exchange(pieces.get(name, [])) for p in rank]
+        assert parts, f"no rank holds a piece of '{name}'"
+        full = assemble(shape, parts[0][1].dtype, parts)
+        if keep:
+            state[name] = full
+    return state | {alias: state[name] for alias, name in aliases.items() if name in state}
+
+
+def cut_state(
+    state: Mapping[str, Tensor],
+    boxes: Mapping[str, Sequence[Box]],
+    shapes: Shapes,
+    aliases: Mapping[str, str],
+    *,
+    device: str | torch.device = "cpu",
+) -> dict[str, list[Tensor]]:
+    """A rank's boxes of a full state that has every name and shape; of a tied tensor one name will do."""
+    named = {aliases.get(name, name): tensor for name, tensor in state.items()}
+    named |= {name: tensor for name, tensor in state.items() if name in shapes}
+    wrong = [
+        f"'{name}' is {got} instead of {tuple(shapes[own])}"
+        for name, tensor in state.items()
+        if (own := aliases.get(name, name)) in shapes
+        and (got := _shape(tensor)) != tuple(shapes[own])
+    ]
+    _refuse("the state", named, shapes, wrong)
+    return {name: cut(named[name], held, device) for name, held in boxes.items()}
+
+
+# -- optimizers --------------------------------------------------------------------------------------
+
+
+def gather_optimizer(
+    exchange: Exchange,
+    entries: Mapping[str, Sequence[tuple[Box, Entries]]],
+    shapes: Shapes,
+    *,
+    keep: bool = True,
+) -> dict[str, Entries]:
+    """By parameter, what its optimizer keeps: tensors of the parameter's shape in full, and scalars.
+
+    `entries` holds `optimizer.state[tensor]` for each box of this rank; otherwise as `gather_state`.
+    """
+    result: dict[str, Entries] = {}
+    for name, shape in shapes.items():
+        parts = [p for rank in exchange(entries.get(name, [])) for p in rank]
+        keys = dict.fromkeys(key for _, kept in parts for key in kept)
+        full = {
+            key: _together(name, key, shape, [(box, kept[key]) for box, kept in parts if key in kept])
+            for key in keys
+        }  # fmt: skip
+        if keep:
+            result[name] = full
+    return result
+
+
+def _together(name: str, key: str, shape: Sequence[int], parts: Sequence[tuple[Box, Any]]) -> Any:
+    """One entry of a parameter's optimizer state, from what all boxes have for it."""
+    first = parts[0][1]
+    if not isinstance(first, Tensor) or first.ndim == 0:
+        return first.detach().to("cpu", copy=True) if isinstance(first, Tensor) else first
+    for box, tensor in parts:
+        if tuple(tensor.shape) != box.shape:
+            raise InputError(
+                f"the optimizer keeps '{key}' of shape {tuple(tensor.shape)} for the box {box} of "
+                f"'{name}': only what has the shape of its parameter, or is a scalar, can be saved."
+            )
+    return assemble(shape, first.dtype, parts)
+
+
+def cut_optimizer(
+    entries: Mapping[str, Entries],
+    boxes: Mapping[str, Sequence[Box]],
+    shapes: Shapes,
+    *,
+    device: str | torch.device = "cpu",
+) -> dict[str, list[Entries]]:
+    """For each box of a rank its `optimizer.state[tensor]`.
+
+    Each box has copies of its own, of scalars too; as in torch, a count of steps stays on CPU.
+    """
+    wrong = [
+        f"'{key}' of '{name}' is {_shape(entry)} instead of {tuple(shapes[name])}"
+        for name, kept in entries.items()
+        for key, entry in kept.items()
+        if name in shapes and isinstance(entry, Tensor) and entry.ndim
+        and _shape(entry) != tuple(shapes[name])
+    ]  # fmt: skip
+    _refuse("the optimizer's state", entries, shapes, wrong)
+    return {
+        name: [
+            {key: _apart(key, entry, box, device) for key, entry in entries[name].items()}
+            for box in held
+        ]
+        for name, held in boxes.items()
+    }
+
+
+def _apart(key: str, entry: Any, box: Box, device: str | torch.device) -> Any:
+    if not isinstance(entry, Tensor):
+        return entry
+    if entry.ndim:
+        return cut(entry, [box], device)[0]
+    return entry.detach().to("cpu" if key == "step" else device, copy=True)
+
+
+# -- errors ------------------------------------------------------------------------------------------
+
+
+def _shape(value: Any) -> tuple[int, ...] | str:
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+
+
+def _refuse(what: str, found: Mapping[str, Any], shapes: Shapes, wrong: Sequence[str]) -> None:
+    """Raises if names are missing, unexpected or wrongly shaped, with up to three of them."""
+    problems = [f"'{name}' is missing" for name in shapes if name not in found]
+    problems += [f"'{name}' is unexpected" for name in found if name not in shapes]
+    problems += wrong
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise InputError(
+            f"{what} does not fit the model: {', '.join(problems[:3])}{more}; "
+            "load one that was saved from this model."
+        )
+
+
+# -- processes ---------------------------------------------------------------------------------------
+
+
+def between_processes(
+    group: dist.ProcessGroup | None = None, device: str | torch.device = "cpu"
+) -> Exchange:
+    """An exchange between the processes of a group: pickled objects whose tensors travel as they are.
+
+    `device` is where the group's backend wants tensors ("cuda" for NCCL); they arrive on CPU.
+    """
+    members = dist.group.WORLD if group is None else group
+    assert members is not None, "torch.distributed is not initialised"
+
+    def exchange(mine: Any) -> list[Any]:
+        data = io.BytesIO()
+        pickler = _Pickler(data)
+        pickler.dump(mine)
+        headers: list[Any] = [None] * members.size()
+        kinds = [(t.shape, t.dtype) for t in pickler.tensors]
+        dist.all_gather_object(headers, (data.getvalue(), kinds), group=members)
+        results = []
+        for rank, (pickled, kinds) in enumerate(headers):
+            tensors = (
+                [t.to(device).contiguous() for t in pickler.tensors]
+                if rank == members.rank()
+                else [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds]
+            )
+            for tensor in tensors:
+                _broadcast(tensor, rank, members)
+            results.append(_Unpickler(io.BytesIO(pickled), [t.to("cpu") for t in tensors]).load())
+        return results
+
+    return exchange
+
+
+def _broadcast(tensor: Tensor, rank: int, group: dist.ProcessGroup) -> None:
+    """Fills a tensor with that of one rank; as bytes, since not every backend has every dtype."""
+    if tensor.numel():
+        source = dist.get_global_rank(group, rank)
+        dist.broadcast(tensor.reshape(-1).view(torch.uint8), source, group=group)
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves tensors out of what it writes, and collects them."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: list[Tensor] = []
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, Tensor):
+            return None
+        self.tensors.append(obj.detach())
+        return len(self.tensors) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
+        super().__init__(file)
+        self.tensors = tensors
+
+    def persistent_load(self, pid: int) -> Tensor:
+        return self.tensors[pid]

@@ -1,0 +1,260 @@
+"""The code of a segment: one Python function, written and compiled once, that runs all of its tiles.
+
+    def segment(a0, a1, a2):
+        v0 = f0(a0, a1, a2)[0]      # conv1
+        v1 = f1(v0)[0]              # relu1
+        return (v1,)
+
+Its arguments are pieces of values that are there before, its results pieces that are needed after it. What
+a tile reads is put together inside, under autograd, so gradients come back piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raddle.graph.box import Box
+from raddle.graph.graph import Fused, Op
+from raddle.graph.ops import kernel, merge
+from raddle.graph.ops.fused import FUSED
+from raddle.program.program import Cell, Program, tensors_of_part
+from raddle.run.gathering import gather, overlapping
+
+SAMPLES_ONLY = {"group_norm", "lstm", "gru", "rnn_tanh", "rnn_relu"}  # natively, split by samples
+
+# Names what a piece is of: a value, or the k-th tensor of a part of an operator's partial results.
+Of = str | tuple[str, int, int]
+
+
+class Piece(NamedTuple):
+    """A box of something that a device holds."""
+
+    of: Of
+    box: Box
+
+
+class Code(NamedTuple):
+    """A function of pieces."""
+
+    function: Callable[..., tuple[Tensor, ...]]
+    arguments: tuple[Piece, ...]
+    results: tuple[Piece, ...]
+    source: str
+
+
+class Writer:
+    """Writes the function of some operators on a device."""
+
+    def __init__(
+        self, program: Program, device: int, held: Callable[[Of], Sequence[Box]], place: torch.device
+    ) -> None:  # fmt: skip
+        self.program, self.device, self.held, self.place = program, device, held, place
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {"torch": torch}
+        self.arguments: dict[Piece, str] = {}
+        self.made: dict[Of, list[tuple[Box, str]]] = {}
+        self.known: dict[tuple[Of, Box], str] = {}
+        self.count = 0
+
+    # -- what is written ---------------------------------------------------------------------------
+
+    def segment(self, ops: Sequence[Op], wanted: Iterable[str]) -> Code:
+        """Tiles of operators, in their order; `wanted` are the values that are needed after them."""
+        native, replaced = self._native(ops)
+        for op in ops:
+            if op.name in native:
+                self._fused(native[op.name])
+            elif op.name not in replaced:
+                self._tiles(op)
+        keep = set(wanted)
+        results = [
+            (Piece(of, box), var)
+            for of, pieces in self.made.items()
+            for box, var in pieces
+            if isinstance(of, tuple) or of in keep
+        ]
+        return self._code("segment", results)
+
+    def merge(self, op: Op, cells: Sequence[Cell]) -> Code:
+        """Cells of an operator's output from its partial results."""
+        tiles = self.program.plan.tiles[op.name].tiles
+        for cell in cells:
+            if self.device not in cell.devices:
+                continue
+            boxes = [tiles[p].box for p in cell.parts]
+            parts = [
+                [
+                    self._region((op.name, p, k), cell.box)
+                    for k in range(tensors_of_part(op, tiles[p].box))
+                ]
+                for p in cell.parts
+            ]
+            complete = len(boxes) == 1 and not op.space.partial(boxes[0])
+            packed = "".join(f"({', '.join(vs)},), " for vs in parts)
+            call = f"({', '.join(parts[0])},)"
+            if not complete:
+                call = f"{self._name('m', self._merging(op, boxes))}(({packed}))"
+            self._results(call, [(name, cell.box) for name in op.outputs], op.name)
+        results = [(Piece(of, box), var) for of, made in self.made.items() for box, var in made]
+        return self._code("merge", results)
+
+    @staticmethod
+    def _merging(op: Op, boxes: list[Box]) -> Callable[..., Any]:
+        return lambda parts: merge(op, parts, boxes)
+
+    # -- tiles ------------------------------------------------------------------------------------------
+
+    def _tiles(self, op: Op) -> None:
+        for number, tile in enumerate(self.program.plan.tiles[op.name].tiles):
+            if tile.device != self.device:
+                continue
+            regions = op.space.regions(tile.box)
+            arguments = [
+                "None" if region is None else self._region(name, region)
+                for name, region in zip(op.inputs, regions, strict=True)
+            ]
+            run = self._name("f", kernel(op, tile.box, self.place))
+            outs = op.space.produces(tile.box)
+            if op.name in self.program.merges:
+                count = tensors_of_part(op, tile.box)
+                into: list[tuple[Of, Box]] = [((op.name, number, k), outs[0]) for k in range(count)]
+            else:
+                into = list(zip(op.outputs, outs, strict=True))
+            self._results(f"{run}({', '.join(arguments)})", into, op.name)
+
+    def _results(self, call: str, into: Sequence[tuple[Of, Box]], comment: str) -> None:
+        variables = [self._fresh() for _ in into]
+        self.lines.append(f"{', '.join(variables)}, = {call}  # {comment}")
+        for (of, box), var in zip(into, variables, strict=True):
+            self.made.setdefault(of, []).append((box, var))
+
+    def _region(self, of: Of, region: Box) -> str:
+        """The variable that holds a region, put together if it is in several pieces."""
+        known = self.known.get((of, region))
+        if known is not None:
+            return known
+        inside = self.made.get(of, [])
+        boxes = [box for box, _ in inside] + [
+            box for box in self.held(of) if not any(box == own for own, _ in inside)
+        ]
+        found = overlapping(boxes, region)
+        variables = [
+            inside[i][1] if i < len(inside) else self._argument(Piece(of, boxes[i])) for i in found
+        ]
+        make = gather([boxes[i] for i in found], region)
+        if make is None:
+            variable = variables[0]
+        else:
+            variable = self._fresh()
+            self.lines.append(f"{variable} = {self._name('g', make)}({', '.join(variables)})")
+        self.known[of, region] = variable
+        return variable
+
+    def _argument(self, piece: Piece) -> str:
+        return self.arguments.setdefault(piece, f"a{len(self.arguments)}")
+
+    # -- composites that one native call replaces ----------------------------------------------------
+
+    def _native(self, ops: Sequence[Op]) -> tuple[dict[str, Fused], set[str]]:
+        """By the operator at which they run, and all operators that they replace."""
+        own = {op.name: op for op in ops}
+        last: dict[str, Fused] = {}
+        replaced: set[str] = set()
+        for fused in self.program.graph.fused:
+            if self._fits(fused, own):
+                present = [name for name in fused.ops if name in own]
+                last[present[-1]] = fused
+                replaced.update(present)
+        return last, replaced
+
+    def _fits(self, fused: Fused, own: Mapping[str, Op]) -> bool:
+        """Whether the tiles of a composite on this device are one box of it."""
+        if not any(name in own for name in fused.ops):
+            return False
+        ops = {op.name: op for op in self.program.graph.ops if op.name in set(fused.ops)}
+        made: dict[str, Box] = {}
+        read: dict[str, Box | None] = {}
+        for name in fused.ops:
+            op = ops[name]
+            if name not in own:
+                elsewhere = self.device not in self.program.plan.tiles[name].devices
+                if op.kind == "running" and elsewhere:
+                    continue
+                return False
+            boxes = [t.box for t in self.program.plan.tiles[name].tiles if t.device == self.device]
+            if len(boxes) != 1 or name in self.program.merges:
+                return False
+            if fused.kind in SAMPLES_ONLY and not _by_samples(op, boxes[0]):
+                return False
+            for i, region in zip(op.inputs, op.space.regions(boxes[0]), strict=True):
+                if i in made and made[i] != region:
+                    return False
+                if i not in made and read.setdefault(i, region) != region:
+                    return False
+            made.update(zip(op.outputs, op.space.produces(boxes[0]), strict=True))
+        return all(i is None or read.get(i) is not None for i in self._inputs(fused, own))
+
+    def _inputs(self, fused: Fused, own: Mapping[str, Op]) -> list[str | None]:
+        """Of batch norm, running statistics only where they are kept here."""
+        kept = {o for name in fused.ops if name in own for o in own[name].outputs}
+        absent = [o is not None and o not in kept for o in fused.outputs]
+        if fused.kind == "batch_norm" and any(absent):
+            return [*fused.inputs[:3], None, None]
+        return list(fused.inputs)
+
+    def _fused(self, fused: Fused) -> None:
+        device = self.device
+        tiles = self.program.plan.tiles
+        ops = {
+            op.name: op
+            for op in self.program.graph.ops
+            if op.name in set(fused.ops) and device in tiles[op.name].devices
+        }
+        read: dict[str, Box] = {}
+        made: dict[str, Box] = {}
+        for op in ops.values():
+            box = next(t.box for t in tiles[op.name].tiles if t.device == device)
+            for i, region in zip(op.inputs, op.space.regions(box), strict=True):
+                if region is not None:
+                    read.setdefault(i, region)
+            made.update(zip(op.outputs, op.space.produces(box), strict=True))
+        arguments = [
+            "None" if name is None else self._region(name, read[name])
+            for name in self._inputs(fused, ops)
+        ]
+        call = f"{self._name('n', FUSED[fused.kind](fused.attrs))}({', '.join(arguments)})"
+        results = self._fresh()
+        self.lines.append(f"{results} = {call}  # {fused.kind}")
+        for k, name in enumerate(fused.outputs):
+            if name is not None and name in made:
+                self.made.setdefault(name, []).append((made[name], f"{results}[{k}]"))
+
+    # -- the function -----------------------------------------------------------------------------------
+
+    def _fresh(self) -> str:
+        self.count += 1
+        return f"v{self.count}"
+
+    def _name(self, letter: str, thing: Any) -> str:
+        name = f"{letter}{len(self.names)}"
+        self.names[name] = thing
+        return name
+
+    def _code(self, name: str, results: Sequence[tuple[Piece, str]]) -> Code:
+        body = [*self.lines, f"return ({''.join(var + ', ' for _, var in results)})"]
+        source = f"def {name}({', '.join(self.arguments.values())}):\n    " + "\n    ".join(body)
+        exec(compile(source, f"<{name} of device {self.device}>", "exec"), self.names)
+        return Code(
+            self.names[name], tuple(self.arguments), tuple(piece for piece, _ in results), source
+        )
+
+
+def _by_samples(op: Op, box: Box) -> bool:
+    return all(
+        dim.name == "n" or (lo, hi) == (0, dim.size)
+        for dim, lo, hi in zip(op.space.dims, box.lo, box.hi, strict=True)
+    )

@@ -1,0 +1,439 @@
+"""One rank: carries out its actions step by step.
+
+Forward and backward are explicit. Every segment runs on leaves of its own, so gradients are handed on along
+the program's edges and nowhere else. Three rules keep numbers right:
+
+- a buffer that a message arrives in belongs to the executor: transports write without telling autograd;
+- what autograd returns may share memory with something else: it is copied before it is changed;
+- nothing is ever changed in place that a segment may have kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from raddle.graph.box import Box
+from raddle.program.program import Program
+from raddle.run.actions import (
+    Action,
+    Arrive,
+    Backward,
+    Call,
+    Forward,
+    Keep,
+    Note,
+    Part,
+    Receive,
+    Send,
+    Source,
+    Step,
+    Sum,
+)
+from raddle.run.settle import settle
+from raddle.run.transports.base import Pending, Transport
+
+WINDOW = 32  # receives that are posted ahead
+
+Feed = Callable[[Source], Tensor]  # the part of the batch that a source stands for
+
+
+class Executor:
+    """The slots of one rank and what is under way in a step."""
+
+    def __init__(
+        self,
+        program: Program,
+        transport: Transport,
+        *,
+        place: torch.device | str = "cpu",
+        seed: int = 0,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.place, self.seed, self.autocast = torch.device(place), seed, autocast
+        self.program, self.transport = program, transport
+        self.plan = settle(program, transport.rank, self.place)
+        self.receives = [a for a in self.plan.actions if isinstance(a, Receive)]
+        self.slots: list[Any] = [None] * self.plan.slots
+        self.grads: list[Tensor | None] = [None] * self.plan.slots
+        self.owned: set[int] = set()  # gradients that no one else sees
+        self.given: set[int] = set()  # parameters with a gradient in this step
+        self.saved: dict[int, tuple[list[Tensor], list[Any], list[int]]] = {}
+        self.seeds: dict[int, tuple[list[Any], list[Tensor]]] = {}
+        self.posted: dict[int, tuple[Pending, Tensor]] = {}
+        self.next_post = 0
+        self.sending: list[tuple[Pending, Tensor]] = []
+        self.summing: list[Pending] = []
+        self.bucket_of: dict[int, Tensor] = {}  # parameter -> its place in a bucket
+        self.flat = [
+            torch.zeros(b.elements, dtype=b.dtype, device=self.place) for b in self.plan.buckets
+        ]
+        self.losses: list[Tensor] = []
+        self.teller = program.loss_device  # the rank that knows the loss
+        self.told = torch.zeros((), device=self.place)
+        self.telling: Pending | None = None
+        self.weight = 1.0
+        self.update: Callable[[], None] = lambda: None
+        self.updating = True
+        self.record: Callable[[Action, float, float], None] | None = None
+        self._do: dict[type, Callable[[Any], None]] = {
+            Forward: self._forward,
+            Backward: self._backward,
+            Send: self._send,
+            Receive: self._receive,
+            Arrive: self._arrive,
+            Sum: self._sum,
+            Keep: self._keep,
+            Note: self._note,
+            Step: self._update,
+        }
+        transport.prepare(self.plan.groups)
+
+    # -- what lasts ----------------------------------------------------------------------------------
+
+    def load(self, tensor_of: Callable[[Source], Tensor]) -> None:
+        """Fills the slots of parameters, buffers and constants."""
+        for source in self.plan.sources:
+            if source.role in ("input", "seed"):
+                continue
+            if source.role == "constant":
+                tensor = self.program.graph.constants[source.name].to(self.place)
+            else:
+                tensor = tensor_of(source).to(self.place)
+            if source.role == "parameter":
+                tensor = torch.nn.Parameter(tensor.detach())
+            self.slots[source.slot] = tensor
+        for bucket, flat in zip(self.plan.buckets, self.flat, strict=True):
+            at = 0
+            for slot in bucket.slots:
+                size = self.slots[slot].numel()
+                self.bucket_of[slot] = flat[at : at + size].view(self.slots[slot].shape)
+                at += size
+
+    def parameters(self) -> list[tuple[Source, torch.nn.Parameter]]:
+        return [(s, self.slots[s.slot]) for s in self.plan.of("parameter")]
+
+    # -- a step ---------------------------------------------------------------------------------------
+
+    def run(self, feed: Feed, step: int, *, update: bool = True, weight: float = 1.0) -> Tensor:
+        """One step; the loss, on every rank. Without `update`, gradients stay and add up."""
+        self.weight, self.updating = weight, update
+        self.losses, self.telling = [], None
+        dtype = self.program.graph.values[self.program.graph.loss or ""].dtype
+        self.told = torch.zeros((), dtype=dtype, device=self.place)
+        if self.transport.early and self.transport.rank != self.teller:
+            self._tell()
+        for source in self.plan.sources:
+            if source.role == "input":
+                self.slots[source.slot] = feed(source)
+            elif source.role == "seed":
+                number = self.seed + 1_000_003 * step + source.key.micro
+                self.slots[source.slot] = torch.tensor(number, device=self.place)
+        self.next_post = 0
+        if self.transport.early:
+            for _ in range(WINDOW):
+                self._post_next()
+        with self._precision():
+            self._carry_out()
+        for pending, _ in self.sending:
+            pending.wait()
+        self.sending.clear()
+        return self.loss()
+
+    def loss(self) -> Tensor:
+        """The step's loss: told by the rank that has it, as soon as it has it."""
+        if self.telling is None:
+            self._tell()
+        if self.telling is not None:
+            self.telling.wait()
+        return self.told
+
+    def _tell(self) -> None:
+        if self.transport.rank == self.teller:
+            self.told.copy_(torch.stack(self.losses).sum())
+        if self.transport.size > 1:
+            self.telling = self.transport.broadcast(self.teller, self.told)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.place.type, dtype=self.autocast)
+
+    def _carry_out(self) -> None:
+        do, record = self._do, self.record
+        if record is None:
+            for action in self.plan.actions:
+                do[type(action)](action)
+            return
+        for action in self.plan.actions:
+            start = time.perf_counter()
+            do[type(action)](action)
+            record(action, start, time.perf_counter())
+
+    # -- segments ---------------------------------------------------------------------------------------
+
+    def _forward(self, action: Forward) -> None:
+        call, slots = action.call, self.slots
+        graph = call.backward and (action.again or not call.recompute)
+        leaves: list[Any] = [slots[s].detach() for s in call.graded]
+        if graph:
+            for leaf in leaves:
+                leaf.requires_grad_()
+        sources = {
+            "graded": leaves,
+            "weight": [slots[s] for s in call.weights],
+            "plain": [slots[s] for s in call.plain],
+        }
+        with torch.set_grad_enabled(graph):
+            results = call.code.function(*[sources[kind][k] for kind, k in call.order])
+            if self.autocast is not None:
+                results = tuple(r.to(t) for r, t in zip(results, call.dtypes, strict=True))
+        if graph:
+            ends = [
+                (get_gradient_edge(r), s)
+                for r, s in zip(results, call.results, strict=True)
+                if r.requires_grad
+            ]
+            self.saved[call.number] = leaves, [e for e, _ in ends], [s for _, s in ends]
+        if not action.again:
+            for slot, result in zip(call.results, results, strict=True):
+                slots[slot] = result.detach()
+        for slot in action.drop:
+            slots[slot] = None
+
+    def _backward(self, action: Backward) -> None:
+        call = action.call
+        if not call.backward:
+            return
+        if action.phase == "W":
+            self._weights_only(call)
+            return
+        leaves, edges, ends = self.saved[call.number] if call.split else self.saved.pop(call.number)
+        edges, seeds = self._seeds(edges, ends)
+        weights = [] if call.split else [self.slots[s] for s in call.weights]
+        if call.split:
+            self.seeds[call.number] = edges, seeds
+        if not edges or not (leaves or weights):
+            return
+        keep = call.split and bool(call.weights)
+        found = torch.autograd.grad(
+            edges, [*leaves, *weights], seeds, allow_unused=True, retain_graph=keep
+        )
+        for slot, gradient in zip(call.graded, found, strict=False):
+            if gradient is not None:
+                self._add(slot, gradient)
+        self._accumulate(call.weights, found[len(leaves) :])
+
+    def _weights_only(self, call: Call) -> None:
+        """Gradients of parameters, after those of activations (or of none)."""
+        _, edges, ends = self.saved.pop(call.number)
+        known = self.seeds.pop(call.number, None)
+        edges, seeds = self._seeds(edges, ends) if known is None else known
+        if edges:
+            weights = [self.slots[s] for s in call.weights]
+            found = torch.autograd.grad(edges, weights, seeds, allow_unused=True)
+            self._accumulate(call.weights, found)
+
+    def _seeds(self, edges: Sequence[Any], ends: Sequence[int]) -> tuple[list[Any], list[Tensor]]:
+        """The gradients that have come for what a segment gave."""
+        chosen, seeds = [], []
+        for edge, slot in zip(edges, ends, strict=True):
+            gradient, self.grads[slot] = self.grads[slot], None
+            self.owned.discard(slot)
+            if gradient is not None:
+                chosen.append(edge)
+                seeds.append(gradient)
+        return chosen, seeds
+
+    def _add(self, slot: int, gradient: Tensor) -> None:
+        known = self.grads[slot]
+        if known is None:
+            self.grads[slot] = gradient
+        elif slot in self.owned:
+            known += gradient
+        else:
+            self.grads[slot] = known + gradient
+            self.owned.add(slot)
+
+    def _accumulate(self, weights: Sequence[int], found: Sequence[Tensor | None]) -> None:
+        for slot, gradient in zip(weights, found, strict=False):
+            if gradient is None:
+                continue
+            place = self.bucket_of.get(slot)
+            if place is None:
+                self._add(slot, gradient)
+            elif slot in self.given:
+                place += gradient
+            else:
+                place.copy_(gradient)
+                self.grads[slot] = place
+                self.owned.add(slot)
+            self.given.add(slot)
+
+    # -- messages ---------------------------------------------------------------------------------------
+
+    def _send(self, action: Send) -> None:
+        if action.what in ("push", "pull") and not self.updating:
+            return
+        source = self.slots if action.what in ("activation", "partial", "pull") else self.grads
+        tensors = [self._part(part, source, action.dtype) for part in action.parts]
+        if len(tensors) == 1:
+            buffer = tensors[0].detach().contiguous().view(-1)
+            if action.what == "pull":
+                buffer = buffer.clone()  # parameters change in place
+        else:
+            buffer = torch.cat([t.detach().reshape(-1) for t in tensors])
+        pending = self.transport.send(action.peer, action.tag, buffer, action.label)
+        self.sending.append((pending, buffer))
+        if action.what in ("gradient", "partial gradient", "push"):
+            for part in action.parts:
+                for slot in part.slots:
+                    self._forget(slot)
+        for slot in action.drop:
+            self.slots[slot] = None
+
+    def _part(self, part: Part, source: list[Any], dtype: torch.dtype) -> Tensor:
+        tensors = [source[s] for s in part.slots]
+        if any(t is None for t in tensors):  # nobody gave a gradient
+            tensors = [
+                self._zeros(s, dtype) if t is None else t
+                for s, t in zip(part.slots, tensors, strict=True)
+            ]
+        return tensors[0] if part.make is None else part.make(*tensors)
+
+    def _zeros(self, slot: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(self.plan.shapes[slot], dtype=dtype, device=self.place)
+
+    def _forget(self, slot: int) -> None:
+        self.grads[slot] = None
+        self.owned.discard(slot)
+        self.given.discard(slot)
+
+    def _post_next(self) -> None:
+        if self.next_post < len(self.receives):
+            self._post(self.receives[self.next_post])
+            self.next_post += 1
+
+    def _post(self, receive: Receive) -> None:
+        if receive.what in ("push", "pull") and not self.updating:
+            return
+        buffer = torch.empty(receive.elements, dtype=receive.dtype, device=self.place)
+        pending = self.transport.receive(receive.peer, receive.tag, buffer, receive.label)
+        self.posted[receive.number] = pending, buffer
+
+    def _receive(self, receive: Receive) -> None:
+        if not self.transport.early:
+            self._post(receive)
+        elif receive.number >= self.next_post:
+            while self.next_post <= receive.number:
+                self._post_next()
+
+    def _arrive(self, action: Arrive) -> None:
+        receive = action.receive
+        found = self.posted.pop(receive.number, None)
+        if found is None:  # gradients stay where they are until the update
+            return
+        pending, buffer = found
+        pending.wait()
+        if self.transport.early:
+            self._post_next()
+        at = 0
+        for part in receive.parts:
+            size = 1
+            for extent in part.shape:
+                size *= extent
+            self._take(receive.what, part, buffer[at : at + size].view(part.shape))
+            at += size
+        for slot in action.drop:
+            self.slots[slot] = None
+
+    def _take(self, what: str, part: Part, tensor: Tensor) -> None:
+        if what in ("activation", "partial"):
+            self.slots[part.slots[0]] = tensor
+            return
+        for slot, (place, region) in zip(part.slots, part.places, strict=True):
+            if what == "pull":
+                with torch.no_grad():
+                    self.slots[slot][place] = tensor[region]
+                continue
+            self._add_box(slot, place, tensor[region])
+            if what == "push":
+                self.given.add(slot)
+
+    def _add_box(self, slot: int, place: tuple[slice, ...], tensor: Tensor) -> None:
+        """A gradient of a part of what a slot held comes back."""
+        shape, known = self.plan.shapes[slot], self.grads[slot]
+        if known is None and tensor.shape == shape:
+            self.grads[slot] = tensor
+            return
+        if known is None:
+            known = torch.zeros(shape, dtype=tensor.dtype, device=self.place)
+        elif slot not in self.owned:
+            known = known.clone()
+        known[place] += tensor
+        self.grads[slot] = known
+        self.owned.add(slot)
+
+    # -- the ends of a step --------------------------------------------------------------------------------
+
+    def _keep(self, action: Keep) -> None:
+        old = self.slots[action.slot]
+        ((box, slot), *rest) = action.pieces
+        if not rest and box.shape == old.shape:
+            self.slots[action.slot] = self.slots[slot]
+        else:
+            fresh = old.clone()
+            for box, slot in action.pieces:
+                fresh[box.within(_full(old))] = self.slots[slot]
+            self.slots[action.slot] = fresh
+        for slot in action.drop:
+            self.slots[slot] = None
+
+    def _note(self, action: Note) -> None:
+        share = self.weight / self.program.plan.microbatches
+        if action.counts:
+            loss = self.slots[action.slot]
+            self.losses.append(loss.detach() * share)
+            self.grads[action.slot] = torch.full_like(loss, share)
+            if self.transport.early and len(self.losses) == self.program.plan.microbatches:
+                self._tell()
+        for slot in action.drop:
+            self.slots[slot] = None
+
+    def _sum(self, action: Sum) -> None:
+        if not self.updating:
+            return
+        bucket, flat = self.plan.buckets[action.bucket], self.flat[action.bucket]
+        for slot in bucket.slots:
+            if slot not in self.given:
+                self.bucket_of[slot].zero_()
+                self.grads[slot] = self.bucket_of[slot]
+                self.given.add(slot)
+        self.summing.append(
+            self.transport.all_reduce(bucket.devices, action.tag, flat, action.label)
+        )
+
+    def _update(self, _: Step) -> None:
+        if not self.updating:
+            return
+        for pending in self.summing:
+            pending.wait()
+        self.summing.clear()
+        for slot in self.plan.updated:
+            if slot not in self.given:  # of a share that no operator read
+                self.grads[slot] = torch.zeros_like(self.slots[slot])
+            self.slots[slot].grad = self.grads[slot]
+        self.update()
+        for slot in self.plan.updated:
+            self.slots[slot].grad = None
+            self._forget(slot)
+
+
+def _full(tensor: Tensor) -> Box:
+    return Box.full(tensor.shape)

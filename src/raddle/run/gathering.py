@@ -1,0 +1,72 @@
+"""Regions put together from pieces: settled once from boxes, so that running touches tensors alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from raddle.graph.box import Box
+
+Index = tuple[slice, ...]
+Gather = Callable[..., Tensor]  # the tensors of the chosen pieces -> the region
+
+
+def overlapping(boxes: Sequence[Box], region: Box) -> list[int]:
+    """The numbers of the pieces that a region is made of; they are disjoint and cover it."""
+    found = [i for i, box in enumerate(boxes) if not (box & region).empty]
+    covered = sum((boxes[i] & region).volume for i in found)
+    assert covered == region.volume, f"{covered} of {region.volume} elements of {region} are there"
+    return found
+
+
+def gather(boxes: Sequence[Box], region: Box) -> Gather | None:
+    """The function that makes a region of the pieces that overlap it; None: it is the one piece.
+
+    >>> halves = [Box((0, 0), (2, 3)), Box((2, 0), (4, 3))]
+    >>> gather(halves, Box((1, 0), (4, 3)))(torch.zeros(2, 3), torch.ones(2, 3)).shape
+    torch.Size([3, 3])
+    """
+    if len(boxes) == 1:
+        if boxes[0] == region:
+            return None
+        index = region.within(boxes[0])
+        return lambda tensor: tensor[index]
+    parts = [(box & region).within(box) for box in boxes]
+    commons = [box & region for box in boxes]
+    dim = _joined_along(commons, region)
+    if dim is not None:
+        return _joining(commons, parts, dim)
+    places = [common.within(region) for common in commons]
+    return _pasting(region.shape, parts, places)
+
+
+def _joined_along(commons: Sequence[Box], region: Box) -> int | None:
+    """The one dimension in which pieces differ from the region, if there is one."""
+    differing = {
+        d
+        for c in commons
+        for d in range(len(region.lo))
+        if (c.lo[d], c.hi[d]) != (region.lo[d], region.hi[d])
+    }
+    return differing.pop() if len(differing) == 1 else None
+
+
+def _joining(commons: Sequence[Box], parts: Sequence[Index], dim: int) -> Gather:
+    order = sorted(range(len(commons)), key=lambda i: commons[i].lo[dim])
+
+    def join(*tensors: Tensor) -> Tensor:
+        return torch.cat([tensors[i][parts[i]] for i in order], dim)
+
+    return join
+
+
+def _pasting(shape: tuple[int, ...], parts: Sequence[Index], places: Sequence[Index]) -> Gather:
+    def paste(*tensors: Tensor) -> Tensor:
+        result = tensors[0].new_zeros(shape)
+        for tensor, part, place in zip(tensors, parts, places, strict=True):
+            result[place] = tensor[part]
+        return result
+
+    return paste

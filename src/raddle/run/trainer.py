@@ -1,0 +1,435 @@
+"""`parallelize`: an unmodified module, trained by a plan, one process a device.
+
+trainer = raddle.parallelize(model, "plan.json", optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+for x, y in loader:
+    loss = trainer.step(x, y)
+"""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raddle.errors import InputError
+from raddle.graph.box import Box
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.plan import file
+from raddle.plan.adapting import adapt
+from raddle.plan.plan import Plan
+from raddle.program.check import check
+from raddle.program.lower import lower
+from raddle.program.program import Program
+from raddle.run.actions import Source
+from raddle.run.batches import Batches
+from raddle.run.checkpoint import (
+    assemble,
+    cut_optimizer,
+    cut_state,
+    gather_optimizer,
+    gather_state,
+)
+from raddle.run.clipping import clip
+from raddle.run.exchange import exchange_over
+from raddle.run.executor import Executor
+from raddle.run.materialize import take
+from raddle.run.transports.base import Transport
+from raddle.run.transports.processes import Processes
+
+Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+# They look at whole tensors (norms, factors, inner products), which a tile does not have.
+_CAPTURING = (
+    threading.Lock()
+)  # ranks may be threads that share a module, and export is not for several
+WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
+
+
+def parallelize(
+    model: nn.Module,
+    plan: Plan | str | pathlib.Path | Mapping[str, Any],
+    optimizer: Optimizer,
+    *,
+    loss: Callable[..., Tensor] | None = None,
+    graph: Graph | None = None,
+    device: torch.device | str | None = None,
+    backend: str | None = None,
+    seed: int = 0,
+    accumulate: int = 1,
+    clip_norm: float | None = None,
+    autocast: torch.dtype | None = None,
+    check_finite: bool = False,
+    timeout: float = 300.0,
+    transport: Transport | None = None,
+) -> Trainer:
+    """A trainer for this rank of a torchrun job (or of one process, if the plan has one device).
+
+    `plan` is a plan or its file. `optimizer(parameters)` makes any elementwise optimizer of torch.optim
+    for this rank's tiles. `loss(output, *targets)` joins the module's output and the targets; it must be
+    what the plan was made with. A model on the meta device is initialised tile by tile: no rank ever
+    holds more than its own tiles and one layer. `accumulate` adds the gradients of so many steps before
+    an update, `clip_norm` limits their global norm, `autocast` (torch.bfloat16) is mixed precision, and
+    `check_finite` stops before an update whose loss is not a number. `timeout` limits every wait.
+    """
+    place = _place(device)
+    if accumulate < 1:
+        raise InputError(f"accumulate is {accumulate}: it needs at least one step.")
+    transport = transport or Processes(place, backend, timeout)
+    try:
+        return _trainer(
+            model, plan, optimizer, transport, place, loss=loss, graph=graph, seed=seed,
+            accumulate=accumulate, clip_norm=clip_norm, autocast=autocast, check_finite=check_finite,
+        )  # fmt: skip
+    except BaseException as error:
+        transport.fail(str(error))
+        raise
+
+
+def _trainer(
+    model: nn.Module, plan: Any, optimizer: Optimizer, transport: Transport, place: torch.device,
+    *, loss: Any, graph: Graph | None, **settings: Any,
+) -> Trainer:  # fmt: skip
+    data = plan if isinstance(plan, Plan | Mapping) else file.read(plan)
+    devices = data.devices if isinstance(data, Plan) else data["devices"]
+    if devices != transport.size:
+        raise InputError(
+            f"the plan needs {devices} ranks, {transport.size} were started: "
+            f"re-plan with --cluster local:{transport.size}, or launch {devices}."
+        )
+    if graph is None:
+        graph = _captured(model, data, loss)
+    if graph.loss is None:
+        raise InputError("the module gives no loss: pass loss=..., as torch's cross_entropy.")
+    chosen = data if isinstance(data, Plan) else file.from_dict(dict(data), graph)
+    program = lower(graph, replace(chosen, steps=1))
+    check(program)
+    return Trainer(model, program, optimizer, transport, place, loss=loss, **settings)
+
+
+def _place(device: torch.device | str | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    import os
+
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+def _captured(model: nn.Module, plan: Plan | Mapping[str, Any], loss: Any) -> Graph:
+    inputs = plan.inputs if isinstance(plan, Plan) else plan["inputs"]
+    if not inputs:
+        raise InputError("the plan does not say what a step takes: give graph=raddle.capture(...).")
+    return capture_like(model, inputs, loss)
+
+
+def capture_like(
+    model: nn.Module, inputs: Sequence[Mapping[str, Any]], loss: Callable[..., Tensor] | None
+) -> Graph:
+    """The graph of a module for inputs that a plan describes."""
+    made = {
+        i["name"]: torch.empty(i["shape"], dtype=getattr(torch, i["dtype"]), device="meta")
+        for i in inputs
+    }
+    given = {i["name"]: made[i["name"]] for i in inputs if not i["target"]}
+    targets = [made[i["name"]] for i in inputs if i["target"]]
+    keywords = any(i["keyword"] for i in inputs)
+    own = next((p for p in model.parameters()), None)
+    if own is not None and own.device.type != "meta":
+        made = {n: torch.empty_like(t, device=own.device) for n, t in made.items()}
+        given = {n: made[n] for n in given}
+        targets = [made[i["name"]] for i in inputs if i["target"]]
+    return capture(
+        model,
+        given if keywords else list(given.values()),
+        targets=targets,
+        loss=loss,
+        dims={i["name"]: i["letters"] for i in inputs},
+    )
+
+
+def _evaluating(
+    model: nn.Module, inputs: Sequence[Mapping[str, Any]], loss: Callable[..., Tensor] | None
+) -> Graph:
+    """The graph of a module in evaluation mode; the module is left in the mode that it has."""
+    with _CAPTURING:
+        modes = {m: m.training for m in model.modules()}
+        try:
+            return capture_like(model.eval(), inputs, loss)
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+
+class Trainer:
+    """One rank of a run; made by `raddle.parallelize`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        program: Program,
+        optimizer: Optimizer,
+        transport: Transport,
+        place: torch.device,
+        *,
+        loss: Callable[..., Tensor] | None = None,
+        seed: int = 0,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        autocast: torch.dtype | None = None,
+        check_finite: bool = False,
+    ) -> None:
+        self.model, self.program, self.transport, self.place = model, program, transport, place
+        self.graph, self.plan, self.rank = program.graph, program.plan, transport.rank
+        self.accumulate, self.clip_norm, self.check_finite = accumulate, clip_norm, check_finite
+        self.steps = 0  # taken so far
+        self._loss_function, self._autocast = loss, autocast
+        self._training = model.training
+        self.executor = Executor(program, transport, place=place, seed=seed, autocast=autocast)
+        self.batches = Batches(self.graph, self.executor.plan, self.plan.microbatches)
+        self._load(seed)
+        self.optimizer = self._optimizer(optimizer)
+        self.executor.update = self._update
+        self._evaluation: _Evaluation | None = None
+
+    def _load(self, seed: int) -> None:
+        lasting = [
+            s for s in self.executor.plan.sources if s.role in ("parameter", "buffer", "frozen")
+        ]
+        boxes: dict[str, list[Box]] = {}
+        for source in lasting:
+            boxes.setdefault(source.name, []).append(source.box)
+        made = take(self.model, boxes, seed=seed)
+        found = {
+            (n, box): t for n, own in boxes.items() for box, t in zip(own, made[n], strict=True)
+        }
+        self.executor.load(lambda s: found[s.name, s.box])
+
+    def _optimizer(self, make: Optimizer) -> torch.optim.Optimizer:
+        own = {s.slot: (s, p) for s, p in self.executor.parameters()}
+        self._updated = [own[slot] for slot in self.executor.plan.updated]
+        # A rank without parameters keeps an optimizer too, so that schedulers work on every rank.
+        empty = nn.Parameter(torch.empty(0, device=self.place))
+        made = make([p for _, p in self._updated] or [empty])
+        split = next(
+            (s.name for s, _ in self._updated if s.box.shape != self.graph.values[s.name].shape),
+            None,
+        )
+        if split is not None and type(made).__name__ in WHOLE_TENSORS:
+            raise InputError(
+                f"{type(made).__name__} looks at whole tensors, but the plan splits '{split}': "
+                "use an elementwise optimizer, as SGD or AdamW."
+            )
+        return made
+
+    # -- training --------------------------------------------------------------------------------------
+
+    def step(self, *batch: Tensor) -> Tensor:
+        """Trains on one global batch; the loss, the same on every rank.
+
+        Each tensor is the whole batch's, or this rank's part of it (`part` cuts it out).
+        """
+        tensors = self.batches.check(batch, self.rank)
+        update = (self.steps + 1) % self.accumulate == 0
+        try:
+            loss = self.executor.run(
+                lambda s: self._feed(s, tensors),
+                self.steps,
+                update=update,
+                weight=1 / self.accumulate,
+            )
+        except BaseException as error:
+            self.transport.fail(f"{type(error).__name__} in step {self.steps}: {error}")
+            raise
+        self.steps += 1
+        return loss * self.accumulate if self.accumulate > 1 else loss
+
+    def part(self, *batch: Tensor) -> list[Tensor]:
+        """What this rank needs of a whole batch: a loader that knows it need not read the rest."""
+        return self.batches.part(batch)
+
+    def _feed(self, source: Source, tensors: Mapping[str, Tensor]) -> Tensor:
+        return self.batches.take(source, tensors).to(self.place, non_blocking=True)
+
+    def _update(self) -> None:
+        if self.check_finite:
+            loss = self.executor.loss()
+            if not torch.isfinite(loss).all():
+                raise FloatingPointError(
+                    f"the loss is {loss.item()} in step {self.steps}: nothing was updated."
+                )
+        if self.clip_norm is not None:
+            clip(self.executor, self.program, self.clip_norm)
+        self.optimizer.step()
+
+    # -- evaluation ------------------------------------------------------------------------------------
+
+    def evaluate(self, *batch: Tensor, outputs: bool = False) -> Any:
+        """The loss of a batch in evaluation mode; with `outputs`, also what the module gives, whole."""
+        if self._evaluation is None or not self._evaluation.fits(batch):
+            self._evaluation = _Evaluation(self, batch)
+        return self._evaluation.run(batch, outputs=outputs)
+
+    # -- checkpoints -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Parameters and buffers, whole, under the module's own names, on every rank's CPU."""
+        return gather_state(self._exchange, self._pieces(), self._shapes(), self.graph.aliases)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes parameters and buffers from a state of the module, whoever saved it."""
+        sources = [*self.executor.plan.of("parameter"), *self.executor.plan.of("buffer")]
+        boxes: dict[str, list[Box]] = {}
+        for source in sources:
+            boxes.setdefault(source.name, []).append(source.box)
+        found = cut_state(state, boxes, self._shapes(), self.graph.aliases, device=self.place)
+        turn: dict[str, int] = {}
+        with torch.no_grad():
+            for source in sources:
+                tensor = found[source.name][turn.get(source.name, 0)]
+                turn[source.name] = turn.get(source.name, 0) + 1
+                if source.role == "parameter":
+                    self.executor.slots[source.slot].copy_(tensor)
+                else:
+                    self.executor.slots[source.slot] = tensor.clone()
+
+    def optimizer_state_dict(self) -> dict[str, dict[str, Any]]:
+        """What the optimizer keeps, whole, by parameter."""
+        entries: dict[str, list[tuple[Box, dict[str, Any]]]] = {}
+        for source, parameter in self._updated:
+            if self._speaks_for(source):
+                state = dict(self.optimizer.state.get(parameter, {}))
+                entries.setdefault(source.name, []).append((source.box, state))
+        return gather_optimizer(self._exchange, entries, self._shapes(parameters_only=True))
+
+    def load_optimizer_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
+        boxes: dict[str, list[Box]] = {}
+        for source, _ in self._updated:
+            boxes.setdefault(source.name, []).append(source.box)
+        shapes = self._shapes(parameters_only=True)
+        found = cut_optimizer(state, boxes, shapes, device=self.place)
+        turn: dict[str, int] = {}
+        for source, parameter in self._updated:
+            self.optimizer.state[parameter] = found[source.name][turn.get(source.name, 0)]
+            turn[source.name] = turn.get(source.name, 0) + 1
+
+    def _shapes(self, *, parameters_only: bool = False) -> dict[str, tuple[int, ...]]:
+        values = (
+            self.graph.parameters
+            if parameters_only
+            else [*self.graph.parameters, *self.graph.buffers]
+        )
+        return {v.name: v.shape for v in values}
+
+    def _speaks_for(self, source: Source) -> bool:
+        """Of several ranks that hold a box, one hands it out."""
+        share = next(s for s in self.program.shares[source.name] if s.box == source.box)
+        return self.rank == (share.devices[0] if share.home < 0 else share.home)
+
+    def _pieces(self) -> dict[str, list[tuple[Box, Tensor]]]:
+        pieces: dict[str, list[tuple[Box, Tensor]]] = {}
+        for source, parameter in self.executor.parameters():
+            if self._speaks_for(source):
+                pieces.setdefault(source.name, []).append((source.box, parameter.detach()))
+        for source in self.executor.plan.of("buffer"):
+            tensor = self.executor.slots[source.slot]
+            fresh = self.executor.plan.fresh.get(source.name, [])
+            if source.name not in self.graph.updates:
+                fresh = [source.box] if self.rank == 0 else []
+            pieces[source.name] = [(box, tensor[box.within(source.box)]) for box in fresh]
+        return pieces
+
+    def _exchange(self, mine: Any) -> list[Any]:
+        return exchange_over(self.transport, self.place, mine)
+
+    def close(self) -> None:
+        self.transport.close()
+
+
+class _Evaluation:
+    """The forward of the module in evaluation mode, by a plan that follows the training's."""
+
+    def __init__(self, trainer: Trainer, batch: Sequence[Tensor]) -> None:
+        self.trainer = trainer
+        inputs = [dict(i) for i in trainer.plan.inputs]
+        if not inputs:
+            raise InputError("the plan does not say what a step takes: plan again to evaluate.")
+        if len(inputs) != len(batch):
+            raise InputError(f"a batch has {len(inputs)} tensors, not {len(batch)}.")
+        for given, tensor in zip(inputs, batch, strict=True):
+            given["shape"] = list(tensor.shape)
+        self.shapes = [tuple(t.shape) for t in batch]
+        model = trainer.model
+        graph = _evaluating(model, inputs, trainer._loss_function)
+        plan = adapt(trainer.plan, trainer.graph, graph)
+        program = lower(graph, plan, train=False)
+        check(program)
+        self.executor = Executor(
+            program, trainer.transport, place=trainer.place, autocast=trainer._autocast
+        )
+        self.batches = Batches(graph, self.executor.plan, 1)
+        self.graph = graph
+
+    def fits(self, batch: Sequence[Tensor]) -> bool:
+        return self.shapes == [tuple(t.shape) for t in batch]
+
+    def run(self, batch: Sequence[Tensor], *, outputs: bool) -> Any:
+        trainer = self.trainer
+        tensors = self.batches.check(batch, trainer.rank)
+        self.executor.load(self._current())
+        loss = self.executor.run(
+            lambda s: self.batches.take(s, tensors).to(trainer.place), trainer.steps
+        )
+        if not outputs:
+            return loss
+        return loss, self._outputs()
+
+    def _current(self) -> Callable[[Source], Tensor]:
+        """Parameters as they are on this rank, buffers as they are on the ranks that keep them."""
+        trainer = self.trainer
+        held: dict[str, list[tuple[Box, Tensor]]] = {}
+        for source in trainer.executor.plan.sources:
+            if source.role in ("parameter", "frozen"):
+                tensor = trainer.executor.slots[source.slot]
+                held.setdefault(source.name, []).append((source.box, tensor.detach()))
+        buffers = {v.name: v.shape for v in trainer.graph.buffers}
+        pieces = {n: p for n, p in trainer._pieces().items() if n in buffers}
+        whole = gather_state(trainer._exchange, pieces, buffers, {})
+
+        def find(source: Source) -> Tensor:
+            if source.role == "buffer":
+                return whole[source.name][source.box.within(Box.full(buffers[source.name]))]
+            return _region(held[source.name], source.box)
+
+        return find
+
+    def _outputs(self) -> list[Tensor]:
+        trainer, plan = self.trainer, self.executor.plan
+        results = []
+        for name in self.graph.outputs:
+            mine = [
+                (box, self.executor.slots[slot].cpu()) for box, slot in plan.outputs.get(name, [])
+            ]
+            found: dict[Box, Tensor] = {}
+            for own in trainer._exchange(mine):
+                found.update(own)
+            value = self.graph.values[name]
+            results.append(assemble(value.shape, value.dtype, list(found.items())))
+        return results
+
+
+def _region(pieces: Sequence[tuple[Box, Tensor]], box: Box) -> Tensor:
+    for held, tensor in pieces:
+        if held.holds(box):
+            return tensor[box.within(held)]
+    result = pieces[0][1].new_zeros(box.shape)
+    for held, tensor in pieces:
+        common = held & box
+        if not common.empty:
+            result[common.within(box)] = tensor[common.within(held)]
+    return result

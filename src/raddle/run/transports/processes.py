@@ -1,0 +1,279 @@
+"""Ranks are processes on torch.distributed: gloo between CPUs (or GPUs, through the host), or NCCL.
+
+Groups of our own keep us apart from the user's collectives, and from each other what should not
+queue: a gloo group runs two collectives at a time, so messages, sums and the small broadcasts get a
+group each. gloo matches messages by tags. NCCL has none and runs what a communicator is given one
+after the other, so there every link, of one direction, is a group, and a link's two ends must
+issue their messages in the same order.
+
+Failures reach all ranks through an `Alarm`, which then breaks the groups: whatever waits, raises.
+What is not checked here: gloo aborts the process if more is sent than is expected, fills a part of
+the buffer if less, and takes any type for any other. The program is checked instead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import permutations
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from raddle.errors import InputError
+from raddle.run.transports.alarm import Address, Alarm
+from raddle.run.transports.base import LAST_TAG, Doing, Pending, late, stops
+
+GRACE = 1.0  # seconds for which a broken connection waits for the news that explain it
+
+
+class Processes:
+    """This process's rank. Joins the user's process group, or torchrun's environment if there is none."""
+
+    def __init__(
+        self, device: torch.device, backend: str | None = None, timeout: float = 300.0
+    ) -> None:
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        self._device = device
+        self._backend = backend or ("nccl" if device.type == "cuda" else "gloo")
+        self._timeout = timeout  # seconds
+        self._limit = timedelta(seconds=timeout)
+        self._closed = False
+        self._owner = not dist.is_initialized()
+        if self._owner:
+            _join(self._backend, self._limit)
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self.early = self._backend != "nccl"
+        self.limit = (self._limit,) if self.early else ()  # with one, NCCL would hold up the host
+        self.sent: dict[int, int] = defaultdict(int)
+        self.reduced: dict[tuple[int, ...], int] = defaultdict(int)
+        self._everyone = tuple(range(self.size))
+        self._groups: list[dist.ProcessGroup] = []  # those that this rank is in
+        self._service = self._group(self._everyone)
+        self._sums = {self._everyone: self._group(self._everyone)}
+        self._to: dict[int, tuple[dist.ProcessGroup, int]] = {}  # group, and the peer's rank in it
+        self._from: dict[int, tuple[dist.ProcessGroup, int]] = {}
+        if self.early:
+            messages = self._group(self._everyone)
+            self._to = self._from = {r: (messages, r) for r in self._everyone}
+        self.alarm = Alarm(self.rank, self.size, self._share, self._break, timeout)
+        atexit.register(self.close)  # a thread in torch while Python ends would crash
+
+    def prepare(
+        self,
+        groups: Sequence[tuple[int, ...]],
+        links: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        for ranks in groups:
+            if ranks not in self._sums:
+                self._sums[ranks] = self._group(ranks)
+        if self._backend == "nccl":
+            links = list(permutations(self._everyone, 2)) if links is None else links
+            for source, target in links:
+                group = self._group((source, target))
+                ends = sorted((source, target))
+                if self.rank == source:
+                    self._to[target] = group, ends.index(target)
+                elif self.rank == target:
+                    self._from[source] = group, ends.index(source)
+            self._warm(links)
+
+    def send(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
+        assert buffer.is_contiguous()
+        self.sent[target] += buffer.nbytes
+        doing = Doing("send to", target, tag, what)
+        group, peer = self._to[target]
+        if buffer.is_cuda and self.early:
+            buffer = _host(buffer).copy_(buffer)
+        try:
+            work = dist.isend(buffer, group=group, tag=tag, group_dst=peer)
+        except RuntimeError as error:
+            raise self.explain(doing, 0.0, error) from error
+        return _Pending(self, work, doing)
+
+    def receive(self, source: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
+        assert buffer.is_contiguous()
+        doing = Doing("receive from", source, tag, what)
+        group, peer = self._from[source]
+        host = _host(buffer) if buffer.is_cuda and self.early else buffer
+        try:
+            work = dist.irecv(host, group=group, tag=tag, group_src=peer)
+        except RuntimeError as error:
+            raise self.explain(doing, 0.0, error) from error
+        return self._into(buffer, host, work, doing)
+
+    def all_reduce(
+        self, ranks: tuple[int, ...], tag: int, buffer: Tensor, what: str = ""
+    ) -> Pending:
+        assert buffer.is_contiguous()  # gloo would take any other and get it wrong
+        self.reduced[ranks] += buffer.nbytes
+        doing = Doing("sum over", ranks, tag, what)
+        host = _host(buffer).copy_(buffer) if buffer.is_cuda and self.early else buffer
+        try:
+            work = dist.all_reduce(host, group=self._sums[ranks], async_op=True)
+        except RuntimeError as error:
+            raise self.explain(doing, 0.0, error) from error
+        return self._into(buffer, host, work, doing)
+
+    def broadcast(self, source: int, buffer: Tensor) -> Pending:
+        assert buffer.is_contiguous()
+        doing = Doing("broadcast from", source)
+        host = _host(buffer).copy_(buffer) if buffer.is_cuda and self.early else buffer
+        try:
+            work = dist.broadcast(host, source, group=self._service, async_op=True)
+        except RuntimeError as error:
+            raise self.explain(doing, 0.0, error) from error
+        return self._into(buffer, host, work, doing)
+
+    def barrier(self) -> None:
+        doing = Doing("barrier of", self._everyone)
+        devices = None if self.early else [self._device.index]
+        try:
+            work = dist.barrier(group=self._service, async_op=True, device_ids=devices)
+        except RuntimeError as error:
+            raise self.explain(doing, 0.0, error) from error
+        _Pending(self, work, doing).wait()
+
+    def fail(self, reason: str) -> None:
+        self.alarm.tell(self.rank, reason)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        self.alarm.close()
+        if self.alarm.news is None or self.early:
+            for group in self._groups:
+                dist.destroy_process_group(group)
+            if self._owner:
+                dist.destroy_process_group()
+        self._to, self._from, self._sums, self._groups = {}, {}, {}, []
+        del self._service
+
+    def explain(self, doing: Doing, seconds: float, error: RuntimeError) -> Exception:
+        """Why torch raised: another rank's failure if there is one, else what was waited for."""
+        slow = "timed out" in str(error).lower() or seconds >= self._timeout
+        if (news := self.alarm.hear(0 if slow else GRACE)) is not None:
+            return stops(self.rank, *news)
+        if slow:
+            return late(self.rank, seconds, doing)
+        first = str(error).partition("\n")[0]
+        return RuntimeError(f"rank {self.rank} cannot {doing}, after {seconds:.1f} s: {first}")
+
+    def _into(self, buffer: Tensor, host: Tensor, work: dist.Work | None, doing: Doing) -> Pending:
+        if host is buffer:
+            return _Pending(self, work, doing)
+        return _Staged(self, work, doing, host, buffer)
+
+    def _group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        """A group of our own; all ranks make all groups in the same order."""
+        group = cast(
+            dist.ProcessGroup,
+            dist.new_group(list(ranks), timeout=self._limit, backend=self._backend),
+        )
+        if self.rank in ranks:
+            self._groups.append(group)
+        return group
+
+    def _share(self, address: Address | None) -> Address:
+        box = [address]
+        dist.broadcast_object_list(box, 0, group=self._service, device=self._device)
+        assert box[0] is not None
+        return box[0]
+
+    def _warm(self, links: Sequence[tuple[int, int]]) -> None:
+        """Makes NCCL's communicators in one order on all ranks.
+
+        A communicator is made by its first operation, which holds up the host until all its ranks
+        are there: in the midst of a program, that could be never.
+        """
+        one = torch.zeros(1, device=self._device)
+        for ranks, group in self._sums.items():
+            if self.rank in ranks:
+                dist.all_reduce(one, group=group)
+        for source, target in links:
+            if self.rank == source:
+                dist.send(one, group=self._to[target][0], group_dst=self._to[target][1])
+            elif self.rank == target:
+                dist.recv(one, group=self._from[source][0], group_src=self._from[source][1])
+        torch.cuda.synchronize(self._device)
+
+    def _break(self) -> None:
+        """Makes whatever waits on our groups raise, here and, by the closed connections, elsewhere.
+
+        gloo has no way to abort, but a receive that runs out of time closes all connections of its
+        group: so one that nobody answers does it.
+        """
+        for group in self._groups:
+            if self.early and group.size() > 1:
+                peer = 1 if group.rank() == 0 else 0
+                with contextlib.suppress(RuntimeError):
+                    work = dist.irecv(torch.empty(1), group=group, tag=LAST_TAG + 1, group_src=peer)
+                    assert work is not None
+                    work.wait(timedelta(milliseconds=1))
+
+
+class _Pending:
+    __slots__ = ("_doing", "_transport", "_work")
+
+    def __init__(self, transport: Processes, work: dist.Work | None, doing: Doing) -> None:
+        self._transport, self._work, self._doing = transport, work, doing
+
+    def wait(self) -> None:
+        work = self._work
+        if work is None:  # waited for before: gloo would block
+            return
+        transport = self._transport
+        if (news := transport.alarm.news) is not None:
+            raise stops(transport.rank, *news)
+        began = time.perf_counter()
+        try:
+            work.wait(*transport.limit)
+        except RuntimeError as error:
+            seconds = time.perf_counter() - began
+            raise transport.explain(self._doing, seconds, error) from error
+        self._work = None
+
+
+class _Staged(_Pending):
+    """Goes through the host's memory: gloo sends from and receives into nothing else."""
+
+    __slots__ = ("_buffer", "_host")
+
+    def __init__(
+        self,
+        transport: Processes,
+        work: dist.Work | None,
+        doing: Doing,
+        host: Tensor,
+        buffer: Tensor,
+    ) -> None:
+        super().__init__(transport, work, doing)
+        self._host, self._buffer = host, buffer
+
+    def wait(self) -> None:
+        if self._work is not None:
+            super().wait()
+            self._buffer.copy_(self._host, non_blocking=True)
+
+
+def _host(buffer: Tensor) -> Tensor:
+    return torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
+
+
+def _join(backend: str, limit: timedelta) -> None:
+    try:
+        dist.init_process_group(backend, timeout=limit)
+    except ValueError as error:
+        raise InputError(
+            f"no process group and none to join ({error}): start with torchrun --nproc-per-node N"
+        ) from error

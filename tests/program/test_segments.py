@@ -1,0 +1,83 @@
+"""Segments: nothing communicates inside, no border is needless, and every operator is in one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import random_plan
+from small import MODELS, mlp, planned, small
+
+from raddle.program.lower import lower
+from raddle.program.program import Key, Merge, Move, Program, Reduce, Run
+from raddle.program.segments import segments
+
+
+def names(program: Program, device: int) -> list[str]:
+    return [" ".join(op.name for op in ops) for ops in segments(program, device)]
+
+
+def test_data_parallel_is_one_segment() -> None:
+    tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1", "sum": "n/2 @0,1"}
+    program = lower(mlp(), planned(mlp(), tiles, 2, bucket=10**6))
+    assert names(program, 0) == names(program, 1) == ["fc1 relu fc2 sum"]
+
+
+def test_a_bucket_ends_a_segment() -> None:
+    """So that it is summed while the rest of the backward is computed."""
+    tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1", "sum": "n/2 @0,1"}
+    program = lower(mlp(), planned(mlp(), tiles, 2, bucket=16))
+    assert names(program, 0) == ["fc1 relu", "fc2 sum"]
+
+
+def test_layers_apart_are_a_segment_a_device() -> None:
+    program = lower(mlp(), planned(mlp(), {"fc2": "@1", "sum": "@1"}, 2))
+    assert (names(program, 0), names(program, 1)) == (["fc1 relu"], ["fc2 sum"])
+
+
+def test_the_plan_cuts() -> None:
+    program = lower(mlp(), planned(mlp(), {}, 1, recompute=(("fc1", "relu"),)))
+    assert names(program, 0) == ["fc1 relu", "fc2 sum"]
+    program = lower(mlp(), planned(mlp(), {}, 1, split_backward=True))
+    assert names(program, 0) == ["fc1", "relu", "fc2", "sum"]
+
+
+@settings(max_examples=40)
+@given(model=st.sampled_from(MODELS), devices=st.integers(1, 4), seed=st.integers(0, 10_000))
+def test_random_plans(model: str, devices: int, seed: int) -> None:
+    graph = small(model)[1]
+    program = lower(graph, random_plan(graph, devices, seed, recompute=(), split_backward=False))
+    for device in range(devices):
+        found = segments(program, device)
+        own = [op for op in graph.ops if device in program.plan.tiles[op.name].devices]
+        assert [op for ops in found for op in ops] == own
+        number = {op.name: n for n, ops in enumerate(found) for op in ops}
+        borders = communicates_between(program, device)
+        for before, after in pairwise(own):
+            together = number[before.name] == number[after.name]
+            assert together == ((before.name, after.name) not in borders)
+
+
+def communicates_between(program: Program, device: int) -> set[tuple[str, str]]:
+    """Neighbours of a device's order that a message, a merge or a sum keeps apart, in either direction."""
+    own = [op.name for op in program.graph.ops if device in program.plan.tiles[op.name].devices]
+    key = Key(0, program.plan.microbatches - 1)
+    apart = set()
+    for phase in "FB":
+        last, talked, arrived = None, False, set()
+        for number, i in enumerate(program.instructions):
+            if i.key != key or device not in i.devices:
+                continue
+            if isinstance(i, Run) and i.phase == phase:
+                if last is not None and (talked or arrived & set(i.deps)):
+                    later = i.op if phase == "F" else last
+                    apart.add((own[own.index(later) - 1], later))
+                arrived -= set(i.deps)
+                last, talked = i.op, False
+            elif isinstance(i, Move):
+                arrived.add(number)
+                talked |= any(m.source == device for m in i.messages)
+            elif isinstance(i, Merge | Reduce):
+                talked = True
+    return apart
