@@ -4,29 +4,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from raddle.clusters import cluster
     from raddle.errors import InputError
     from raddle.graph.capture import capture
     from raddle.graph.graph import Graph
     from raddle.run.trainer import Trainer, parallelize
+    from raddle.searches.baselines import plan_for as search
 
 __version__ = "0.1.0"
 
-__all__ = ["Graph", "InputError", "Trainer", "__version__", "capture", "parallelize"]
+__all__ = [
+    "Graph", "InputError", "Trainer", "__version__", "capture", "cluster", "parallelize", "search",
+]  # fmt: skip
 
-# Public name -> its module, imported on first use: `import raddle` must not wait for torch.
+# Public name -> its module and name there, imported on first use: `import raddle` must not wait for torch.
 _PUBLIC = {
-    "capture": "raddle.graph.capture",
-    "Graph": "raddle.graph.graph",
-    "InputError": "raddle.errors",
-    "Trainer": "raddle.run.trainer",
-    "parallelize": "raddle.run.trainer",
+    "capture": ("raddle.graph.capture", "capture"),
+    "cluster": ("raddle.clusters", "cluster"),
+    "search": ("raddle.searches.baselines", "plan_for"),
+    "parallelize": ("raddle.run.trainer", "parallelize"),
+    "Graph": ("raddle.graph.graph", "Graph"),
+    "Trainer": ("raddle.run.trainer", "Trainer"),
+    "InputError": ("raddle.errors", "InputError"),
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_PUBLIC[name]), name)
+    module, attribute = _PUBLIC[name]
+    value = getattr(import_module(module), attribute)
     globals()[name] = value  # the next access does not come here
     return value
 

@@ -161,6 +161,9 @@ def test_every_part_arrives_once_where_it_is_merged(**plan: Any) -> None:
         assert (counts == 1).all()
         if value in program.active:
             back = messages.of(value, "partial gradient")
+            if name in program.closing:  # every device starts the gradient of its own part
+                assert not back
+                continue
             assert sorted(back) == sorted(
                 Message(m.target, m.source, m.boxes, m.part) for m in there
             )

@@ -58,6 +58,12 @@ def served() -> Program:
     return sample(sync="server")
 
 
+def closed() -> Program:
+    """Data parallel on two devices: each merges the loss, and starts the gradient of its own part."""
+    tiles = dict.fromkeys(("fc1", "relu", "fc2", "sum"), "n/2 @0,1")
+    return lower(mlp(), planned(mlp(), tiles, 2, steps=2))
+
+
 Pick = Callable[[Instruction], bool]
 
 
@@ -343,6 +349,23 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
     "weights where there are none": (
         lambda: changed(sample(split_backward=True), run("fc2", "W"), op=lambda i: "relu"),
         "the plan has no such part",
+    ),
+    # -- the end of the forward
+    "starts twice": (
+        lambda: dataclasses.replace(closed(), closing=frozenset()),
+        "some would count twice, or not at all",
+    ),
+    "comes back as well": (
+        lambda: late(
+            changed(
+                closed(),
+                move("sum", "partial"),
+                what=lambda i: "partial gradient",
+            ),
+            move("sum", "partial gradient"),
+            merged("sum", "B"),
+        ),
+        "lacks part|comes back that every device starts",
     ),
     # -- parameters
     "no reduce": (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
 import re
 import signal
 import socket
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -374,21 +376,26 @@ def test_all_hear_why_a_rank_failed(
     assert time.monotonic() - began < 3
 
 
-def busy_computing(transport: Transport) -> str:
-    """The failure comes while rank 2 neither waits nor is waited for: its next wait raises."""
+def busy_computing(transport: Transport) -> list[str]:
+    """The failure comes while nobody waits: the next check raises, and so does the next wait."""
     if transport.rank == 0:
         transport.fail("no space left")
     time.sleep(0.3)
-    try:
-        transport.receive(1, 0, torch.zeros(1)).wait()
-    except RuntimeError as error:
-        return str(error)
-    return ""
+    errors = []
+    for call in (
+        transport.check,
+        lambda: transport.receive(1 - min(transport.rank, 1), 0, torch.zeros(1)).wait(),
+    ):
+        try:
+            call()
+        except RuntimeError as error:
+            errors.append(str(error))
+    return errors
 
 
 def test_a_failure_is_heard_later(world: ThreadWorld | ProcessWorld) -> None:
-    errors = world.run(busy_computing)
-    assert errors == [f"rank {r} stops: rank 0 failed: no space left" for r in EVERYONE]
+    for rank, errors in enumerate(world.run(busy_computing)):
+        assert errors == [f"rank {rank} stops: rank 0 failed: no space left"] * 2
 
 
 def late_sender(transport: Transport) -> None:
@@ -503,6 +510,42 @@ def test_threads_refuse_what_does_not_match(scene: Scene, said: str) -> None:
     assert any(said in str(result) for result in ThreadWorld().run(scene))
 
 
+# --- the alarm's lines
+
+
+def test_strangers_are_kept_out() -> None:
+    """Someone connects and says something else, or nothing; the right one still gets its line."""
+    found: queue.SimpleQueue[alarm.Address] = queue.SimpleQueue()
+
+    def share(address: alarm.Address | None) -> alarm.Address:
+        if address is not None:
+            _, port, _ = address
+            strangers.append(socket.create_connection(("localhost", port)))
+            strangers[0].sendall(b'["guess", 1]\n')
+            strangers.append(socket.create_connection(("localhost", port)))
+            strangers[1].close()
+            found.put(address)
+            return address
+        return found.get(timeout=5)
+
+    rung = threading.Event()
+    strangers: list[socket.socket] = []
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(alarm.Alarm, r, 2, share, rung.set, 5.0) for r in range(2)]
+        zero, one = [end.result(10) for end in ends]
+    one.tell(1, "fire: «ß»\n")
+    assert zero.hear(5) == (1, "fire: «ß»\n")
+    assert rung.wait(5)
+    zero.close()
+    one.close()
+    strangers[0].close()
+
+
+def test_a_rank_that_never_connects() -> None:
+    with pytest.raises(TimeoutError, match=r"rank 0 has waited 0\.1 s for ranks 1, 2 at port \d+"):
+        alarm.Alarm(0, 3, lambda address: address or ([], 0, ""), lambda: None, 0.1)
+
+
 # --- torchrun
 
 SCRIPT = """
@@ -537,6 +580,20 @@ def test_torchrun(tmp_path: Path) -> None:
     assert "rank 1 of 2: 2.0" in said
     with pytest.raises(ProcessLookupError):  # nobody is left of its session
         os.killpg(process.pid, 0)
+
+
+def test_one_rank() -> None:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    transport = Processes(torch.device("cpu"), timeout=5)
+    transport.prepare([(0,)])
+    buffer = torch.ones(2)
+    transport.all_reduce((0,), 0, buffer).wait()
+    transport.broadcast(0, buffer).wait()
+    transport.barrier()
+    transport.check()
+    assert buffer.tolist() == [1.0, 1.0]
+    dist.destroy_process_group()
+    transport.close()  # after the user has destroyed all groups
 
 
 def test_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:

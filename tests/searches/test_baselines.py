@@ -84,11 +84,11 @@ def test_plans_of_the_models_themselves_are_legal(name: str) -> None:
 @pytest.mark.parametrize(
     ("method", "conv", "bn", "running", "fc", "loss"),
     [
-        ("data", "n/4 @0-3", "n/4 @0-3", "x4 @0-3", "n/4 @0-3", "@0"),
+        ("data", "n/4 @0-3", "n/4 @0-3", "x4 @0-3", "n/4 @0-3", "x4 @0-3"),
         ("model", "c/4 @0-3", "c/4 @0-3", "c/4 @0-3", "c/4 @0-3", "@0"),
-        ("owt", "n/4 @0-3", "n/4 @0-3", "x4 @0-3", "c/4 @0-3", "@0"),
+        ("owt", "n/4 @0-3", "n/4 @0-3", "x4 @0-3", "c/4 @0-3", "x4 @0-3"),
         ("layerwise", "@0", "@0", "@0", "@3", "@3"),
-        ("spatial", "h/2 w/2 @0-3", "h/2 w/2 @0-3", "x4 @0-3", "n/4 @0-3", "@0"),
+        ("spatial", "h/2 w/2 @0-3", "h/2 w/2 @0-3", "x4 @0-3", "n/4 @0-3", "x4 @0-3"),
         ("filter-horizontal", "c/4 @0-3", "c/4 @0-3", "c/4 @0-3", "c/4 @0-3", "@0"),
         ("filter-incremental", "@0", "@0", "@0", "@3", "@3"),
         ("channel-incremental", "@0", "@0", "@0", "@3", "@3"),

@@ -1,6 +1,6 @@
 """From the plan of a training graph to one of the evaluation graph of the same module.
 
-In evaluation dropout is gone, batch norms read running statistics, fused operators stand where composites
+In evaluation dropout is gone, batch norms read running statistics, one operator may stand where a composite
 stood, and the batch may be another. What both graphs compute stays where it is in training, so that every
 device finds the parameters that it holds; what is new goes where what it reads is, so that little moves.
 """
@@ -10,8 +10,9 @@ device finds the parameters that it holds; what is new goes where what it reads 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
@@ -29,7 +30,7 @@ def adapt(plan: Plan, graph: Graph, other: Graph) -> Plan:
     """The plan of `graph` for `other`, the same module in evaluation, perhaps with another batch.
 
     No device reads more of a parameter than it holds in the training program. Raises InputError where
-    that cannot be: an operator without a counterpart needs more of a parameter than any device holds.
+    that cannot be: an operator without a counterpart reads more of a parameter than any device holds.
     """
     validate(plan, graph)
     adapted = replace(
@@ -47,7 +48,7 @@ def adapt(plan: Plan, graph: Graph, other: Graph) -> Plan:
     return adapted
 
 
-# -- which operators do the same ---------------------------------------------------------------------
+# -- which operators do the same ------------------------------------------------------------------
 
 
 def counterparts(graph: Graph, other: Graph) -> dict[str, Op]:
@@ -60,14 +61,13 @@ def counterparts(graph: Graph, other: Graph) -> dict[str, Op]:
     taken: set[str] = set()
     undropped = _undropped(graph), _undropped(other)
     same = {name: name for name, value in other.values.items() if value.role != "op"}
-    same |= {name: used for name, used in graph.aliases.items() if name in same}
     for key in (_by_weights, _by_buffers, _by_module):
         pools: dict[Hashable, list[Op]] = {}
         for op in graph.ops:
-            if op.name not in taken and (k := key(graph, op, {})):
+            if op.name not in taken and (k := key(graph, op)):
                 pools.setdefault(k, []).append(op)
         for op in other.ops:
-            k = key(other, op, graph.aliases)
+            k = key(other, op)
             if op.name in found or not k or not pools.get(k):
                 continue
             match = _closest(op, pools[k], same, *undropped)
@@ -79,25 +79,25 @@ def counterparts(graph: Graph, other: Graph) -> dict[str, Op]:
 
 
 def _what(op: Op) -> Hashable:
-    # Not the letters of its dimensions: of one sample, a dimension may have lost its `n`.
+    # Not the letters of its dimensions: in a batch of one, the samples may have lost their `n`.
     return op.kind, op.label, tuple(dim.whole for dim in op.space.dims)
 
 
-def _reads(graph: Graph, op: Op, aliases: Mapping[str, str], roles: Sequence[str]) -> list[str]:
-    return [aliases.get(i, i) for i in op.inputs if graph.values[i].role in roles]
+def _reads(graph: Graph, op: Op, roles: Sequence[str]) -> list[str]:
+    return [i for i in op.inputs if graph.values[i].role in roles]
 
 
-def _by_weights(graph: Graph, op: Op, aliases: Mapping[str, str]) -> Hashable:
-    names = _reads(graph, op, aliases, WEIGHTS)
+def _by_weights(graph: Graph, op: Op) -> Hashable:
+    names = _reads(graph, op, WEIGHTS)
     return (_what(op), *names) if names else None
 
 
-def _by_buffers(graph: Graph, op: Op, aliases: Mapping[str, str]) -> Hashable:
-    names = _reads(graph, op, aliases, ["buffer"])
+def _by_buffers(graph: Graph, op: Op) -> Hashable:
+    names = _reads(graph, op, ["buffer"])
     return (_what(op), *names) if names else None
 
 
-def _by_module(graph: Graph, op: Op, aliases: Mapping[str, str]) -> Hashable:
+def _by_module(graph: Graph, op: Op) -> Hashable:
     return _what(op), op.module
 
 
@@ -117,7 +117,7 @@ def _closest(
     theirs: Mapping[str, str],
     own: Mapping[str, str],
 ) -> Op:
-    """Of the candidates, the first that reads what matches most of the operands.
+    """Of the candidates, the first that reads what corresponds to most of the operands.
 
     Where nothing tells them apart, this is the order of appearance.
     """
@@ -136,39 +136,46 @@ def _closest(
     return best
 
 
-# -- tiles for every operator ------------------------------------------------------------------------
+# -- tiles for every operator ---------------------------------------------------------------------
 
 
 class _Adapting:
     def __init__(self, plan: Plan, graph: Graph, other: Graph) -> None:
         self.plan, self.graph, self.other = plan, graph, other
+        self.held = _Held(plan, graph)
         self.placed: dict[str, Tiling] = {}
         self.producer = {o: (op, k) for op in other.ops for k, o in enumerate(op.outputs)}
         self.consumers = _readers(other)
-        self.trained = _readers(graph)
-        self.held: dict[str, dict[int, list[Box]]] = {}  # by parameter and device, in training
 
     def tiles(self) -> dict[str, Tiling]:
-        """Counterparts first, then from what is placed along the edges of the graph, either way."""
+        """Counterparts first; then, along the edges of the graph, what stands next to what is placed."""
         matched = counterparts(self.graph, self.other)
         for op in self.other.ops:
-            if op.name in matched:
-                self._accept(op, self._of_counterpart(op, matched[op.name]))
+            if op.name in matched and self._is_same(op, matched[op.name]):
+                self.placed[op.name] = self.plan.tiles[matched[op.name].name]
+            elif op.name in matched:
+                self._place(op, self._as_trained(op, matched[op.name]))
         for op in self.other.ops:
-            self._accept(op, self._of_producers(op))
+            self._place(op, self._as_producers(op))
         for op in reversed(self.other.ops):
-            self._accept(op, self._of_consumers(op))
+            self._place(op, self._as_consumers(op))
         for op in self.other.ops:
-            self._accept(op, self._where_held(op))
+            self._place(op, chain(self._as_producers(op), self._where_held(op)))
             if op.name not in self.placed:
+                names = ", ".join(f"'{n}'" for n in _reads(self.other, op, WEIGHTS))
                 raise InputError(
-                    f"'{op.name}' of the evaluation graph reads more of {self._weights(op)} than any "
-                    "device holds in training: evaluate the module on one device, or split it less in training."
+                    f"'{op.name}' of the evaluation graph reads more of {names} than any device holds "
+                    "in training: evaluate the module on one device, or plan without splitting them."
                 )
         return {op.name: self.placed[op.name] for op in self.other.ops}
 
-    def _accept(self, op: Op, candidates: Iterator[Tiling]) -> None:
-        """Places an operator by the first candidate that is legal and finds its parameters."""
+    def _is_same(self, op: Op, trained: Op) -> bool:
+        """Whether tiles of the one fit the other, and find there the parameters that it reads."""
+        weights = self._weights(op)
+        return op.space == trained.space and all(op.inputs[i] == trained.inputs[i] for i in weights)
+
+    def _place(self, op: Op, candidates: Iterator[Tiling]) -> None:
+        """Gives an operator the first tiles that are legal and find their parameters."""
         if op.name not in self.placed:
             fitting = (t for t in candidates if self._is_legal(op, t) and self._is_held(op, t))
             if (tiling := next(fitting, None)) is not None:
@@ -181,93 +188,102 @@ class _Adapting:
             return False
         return True
 
+    def _is_held(self, op: Op, tiling: Tiling) -> bool:
+        weights = self._weights(op)
+        return all(self.held.by(device, op, box, weights) for box, device in tiling.tiles)
+
+    def _weights(self, op: Op) -> list[int]:
+        """The operands that are parameters."""
+        return [i for i, name in enumerate(op.inputs) if self.other.values[name].role in WEIGHTS]
+
     # -- candidates --------------------------------------------------------------------------------
 
-    def _of_counterpart(self, op: Op, trained: Op) -> Iterator[Tiling]:
+    def _as_trained(self, op: Op, trained: Op) -> Iterator[Tiling]:
         tiling = self.plan.tiles[trained.name]
-        if op.space.dims == trained.space.dims:
+        if [dim.size for dim in op.space.dims] == [dim.size for dim in trained.space.dims]:
             yield tiling
         else:
             yield _scaled(op, trained, tiling, self.graph.batch, self.other.batch)
-            # A dimension that indexes a parameter (positions) keeps its cuts: its rows are held there.
+            # Where rows of a parameter are cut (positions), cut points stay: others do not hold them.
             yield _carried(op, tiling, {d: d for d in range(len(op.space.dims))})
 
-    def _of_producers(self, op: Op) -> Iterator[Tiling]:
-        for operand, name in enumerate(op.inputs):
-            if name in self.producer:
-                source, k = self.producer[name]
-                if source.name in self.placed:
-                    pairs = _pairs(op, operand, source.space.outputs[k])
-                    yield _carried(op, self.placed[source.name], pairs)
+    def _as_producers(self, op: Op) -> Iterator[Tiling]:
+        for operand, (source, k) in self._sources(op):
+            if source.name in self.placed:
+                pairs = _pairs(op, operand, source.space.outputs[k])
+                yield _carried(op, self.placed[source.name], pairs)
 
-    def _of_consumers(self, op: Op) -> Iterator[Tiling]:
+    def _as_consumers(self, op: Op) -> Iterator[Tiling]:
         for k, name in enumerate(op.outputs):
             for reader, operand in self.consumers.get(name, []):
                 if reader.name in self.placed:
-                    pairs = {d: s for s, d in _pairs(reader, operand, op.space.outputs[k]).items()}
+                    pairs = {d: r for r, d in _pairs(reader, operand, op.space.outputs[k]).items()}
                     yield _carried(op, self.placed[reader.name], pairs, spread=True)
 
     def _where_held(self, op: Op) -> Iterator[Tiling]:
-        """Whole on one device, near what it reads, or cut as its parameters are if none holds them."""
-        near = [
-            device
-            for name in op.inputs
-            if name in self.producer
-            for device in self.placed[self.producer[name][0].name].devices
-        ]
-        order = list(dict.fromkeys([*near, *range(self.plan.devices)]))
-        cuts = tuple(self._cuts_of_weights(op, d) for d in range(len(op.space.dims)))
+        """Whole on a device, near what it reads if possible; else cut as its parameters are."""
+        near = [d for _, (source, _) in self._sources(op) for d in self.placed[source.name].devices]
+        devices = list(dict.fromkeys([*near, *range(self.plan.devices)]))
+        for device in devices:
+            yield whole([dim.size for dim in op.space.dims], [device])
+        weights = self._weights(op)
+        cuts = tuple(self.held.cuts(op, d, weights) for d in range(len(op.space.dims)))
         boxes = Grid(cuts, (0,) * math.prod(len(c) - 1 for c in cuts)).boxes
-        holders = (next((d for d in order if self._holds(op, box, d)), -1) for box in boxes)
-        yield _tiling({box: (device,) for box, device in zip(boxes, holders, strict=True)})
+        holders = {
+            box: [d for d in devices if self.held.by(d, op, box, weights)][:1] for box in boxes
+        }
+        if all(holders.values()):
+            yield _tiling({box: tuple(found) for box, found in holders.items()})
 
-    def _cuts_of_weights(self, op: Op, d: int) -> tuple[int, ...]:
-        """Where a dimension reaches the edge of a box that some device holds of a parameter."""
-        size = op.space.dims[d].size
-        points = {0, size}
-        for name, access in zip(op.inputs, op.space.operands, strict=True):
-            for at, index in enumerate(access.indices):
-                if index.terms == (Term(d),) and index.den == 1 and not index.table:
-                    edges = (e for held in self._held(name).values() for box in held for e in (box.lo[at], box.hi[at]))
-                    points |= {e - index.offset for e in edges}
-        return tuple(p for p in sorted(points) if 0 <= p <= size)
+    def _sources(self, op: Op) -> Iterator[tuple[int, tuple[Op, int]]]:
+        """The operands that operators give, with those operators."""
+        for operand, name in enumerate(op.inputs):
+            if name in self.producer:
+                yield operand, self.producer[name]
 
-    # -- parameters --------------------------------------------------------------------------------
 
-    def _weights(self, op: Op) -> str:
-        names = _reads(self.other, op, {}, WEIGHTS)
-        return ", ".join(f"'{name}'" for name in names)
+class _Held:
+    """Which boxes of parameters the devices hold in training: those that they read, as `lower` has it."""
 
-    def _is_held(self, op: Op, tiling: Tiling) -> bool:
-        return all(self._holds(op, box, device) for box, device in tiling.tiles)
+    def __init__(self, plan: Plan, graph: Graph) -> None:
+        self.plan, self.graph, self.readers = plan, graph, _readers(graph)
+        self.found: dict[str, dict[int, list[Box]]] = {}
 
-    def _holds(self, op: Op, box: Box, device: int) -> bool:
-        """Whether a device holds, in training, what a box reads of parameters."""
-        weights = [i for i, n in enumerate(op.inputs) if self.other.values[n].role in WEIGHTS]
-        regions = op.space.regions(box) if weights else ()
-        for i in weights:
-            region, held = regions[i], self._held(op.inputs[i])
-            if region is not None and held and subtract(region, held.get(device, ())):
-                return False
-        return True
-
-    def _held(self, name: str) -> dict[int, list[Box]]:
-        """What each device holds of a parameter: what it reads in training, as `lower` has it.
-
-        Empty for one that training never reads: nobody changes it, so anybody may load it.
-        """
-        name = self.graph.aliases.get(name, name)
-        if name not in self.held:
-            held = self.held.setdefault(name, {})
-            for op, operand in self.trained.get(name, []):
+    def of(self, name: str) -> dict[int, list[Box]]:
+        """By device. Nothing if training never reads the parameter: it stays as anybody loads it."""
+        if name not in self.found:
+            held = self.found.setdefault(name, {})
+            for op, operand in self.readers.get(name, []):
                 for box, device in self.plan.tiles[op.name].tiles:
                     boxes, region = held.setdefault(device, []), op.space.regions(box)[operand]
                     if region is not None and region not in boxes:
                         boxes.append(region)
-            if held:  # what no operator reads is with the first holder
+            if held:  # the first holder also has what no operator reads
                 read = dict.fromkeys(box for boxes in held.values() for box in boxes)
                 held[min(held)] += subtract(Box.full(self.graph.values[name].shape), read)
-        return self.held[name]
+        return self.found[name]
+
+    def by(self, device: int, op: Op, box: Box, operands: Sequence[int]) -> bool:
+        """Whether a device holds what a box reads of these operands."""
+        regions = op.space.regions(box) if operands else ()
+        for i in operands:
+            region, held = regions[i], self.of(op.inputs[i])
+            if region is not None and held:
+                boxes = held.get(device, ())
+                if region not in boxes and subtract(region, boxes):
+                    return False
+        return True
+
+    def cuts(self, op: Op, d: int, operands: Sequence[int]) -> tuple[int, ...]:
+        """Where a dimension meets the edge of a box of these operands that some device holds."""
+        dim = op.space.dims[d]
+        points = {0, dim.size}
+        for i in operands if not dim.whole else ():
+            boxes = [box for held in self.of(op.inputs[i]).values() for box in held]
+            for at, index in enumerate(op.space.operands[i].indices):
+                if index.terms == (Term(d),) and index.den == 1 and not index.table:
+                    points |= {e[at] - index.offset for box in boxes for e in (box.lo, box.hi)}
+        return tuple(point for point in sorted(points) if 0 <= point <= dim.size)
 
 
 def _readers(graph: Graph) -> dict[str, list[tuple[Op, int]]]:
@@ -278,17 +294,7 @@ def _readers(graph: Graph) -> dict[str, list[tuple[Op, int]]]:
     return readers
 
 
-def _pairs(op: Op, operand: int, dims: Sequence[int | None]) -> dict[int, int]:
-    """Dimensions of an operator that index an operand plainly -> those of another for the same."""
-    indices = op.space.operands[operand].indices
-    return {
-        index.plain: d
-        for index, d in zip(indices, dims, strict=True)
-        if index.plain is not None and d is not None
-    }
-
-
-# -- tiles from tiles --------------------------------------------------------------------------------
+# -- tiles from tiles -----------------------------------------------------------------------------
 
 
 def _places(tiling: Tiling) -> _Places:
@@ -301,73 +307,75 @@ def _places(tiling: Tiling) -> _Places:
 def _tiling(places: _Places) -> Tiling:
     """The boxes that are not empty: a grid if they are one."""
     places = {box: devices for box, devices in places.items() if not box.empty}
-    rank = len(next(iter(places)).lo)
-    cuts = tuple(tuple(_points(places, d)) for d in range(rank))
-    copies = {len(devices) for devices in places.values()}
+    cuts = tuple(_points(places, d) for d in range(len(next(iter(places)).lo)))
     count = math.prod(len(c) - 1 for c in cuts)
-    if len(copies) == 1 and count == len(places):
+    copies = {len(devices) for devices in places.values()}
+    if count == len(places) and len(copies) == 1:
         boxes = Grid(cuts, (0,) * count).boxes
         if places.keys() == set(boxes):
             return Grid(cuts, tuple(d for box in boxes for d in places[box]), copies.pop())
     return Irregular(tuple(Tile(box, d) for box, devices in places.items() for d in devices))
 
 
-def _points(places: _Places, d: int) -> list[int]:
-    return sorted({point for box in places for point in (box.lo[d], box.hi[d])})
+def _points(places: _Places, d: int) -> tuple[int, ...]:
+    """The cut points along a dimension."""
+    return tuple(sorted({point for box in places for point in (box.lo[d], box.hi[d])}))
 
 
 def _scaled(op: Op, trained: Op, tiling: Tiling, batch: int, new_batch: int) -> Tiling:
-    """The same tiles in an iteration space of another size; parts that would be empty are gone."""
+    """The same tiles in an iteration space of other sizes; parts that would be empty are gone."""
     places = _places(tiling)
-    to: list[dict[int, int]] = []
+    to: list[dict[int, int]] = []  # by dimension, cut point -> cut point
     for d, (old, new) in enumerate(zip(trained.space.dims, op.space.dims, strict=True)):
-        points, each = _points(places, d), 1
-        if old.size * new_batch == new.size * batch and old.size % batch == 0:
-            each = old.size // batch  # of a reshape: a sample's tokens, which stay together
-        if any(point % each for point in points):
+        points = _points(places, d)
+        each = old.size // batch  # of a reshape: a sample's tokens, which stay together
+        if (old.size, new.size) != (each * batch, each * new_batch) or any(
+            p % each for p in points
+        ):
             each = 1
         scaled = _scaled_points([p // each for p in points], new.size // each)
         to.append({p: each * s for p, s in zip(points, scaled, strict=True)})
-    return _tiling({_each(box, [m.__getitem__ for m in to]): at for box, at in places.items()})
+    return _tiling({Box(_each(to, b.lo), _each(to, b.hi)): at for b, at in places.items()})
+
+
+def _each(to: Sequence[Mapping[int, int]], point: Sequence[int]) -> tuple[int, ...]:
+    return tuple(along[p] for along, p in zip(to, point, strict=True))
 
 
 def _scaled_points(points: Sequence[int], size: int) -> Sequence[int]:
-    """Cut points for another size: equal parts stay equal, others keep their proportion."""
+    """Cut points for another size: equal parts stay equal, others keep their proportions."""
     old, parts = points[-1], len(points) - 1
     if size == old:
         return points
     if tuple(points) == even_cuts(old, parts):
         return even_cuts(size, parts)
-    return [(2 * point * size + old) // (2 * old) for point in points]
+    return [(2 * point * size + old) // (2 * old) for point in points]  # rounded
 
 
-def _each(box: Box, to: Sequence[Callable[[int], int]]) -> Box:
-    lo = tuple(f(a) for f, a in zip(to, box.lo, strict=True))
-    return Box(lo, tuple(f(a) for f, a in zip(to, box.hi, strict=True)))
+def _pairs(op: Op, operand: int, dims: Sequence[int]) -> dict[int, int]:
+    """Dimensions of an operator that index an operand plainly -> those that its producer has there."""
+    indices = op.space.operands[operand].indices
+    paired = zip(indices, dims, strict=True)
+    return {index.plain: d for index, d in paired if index.plain is not None}
 
 
 def _carried(op: Op, source: Tiling, pairs: Mapping[int, int], *, spread: bool = False) -> Tiling:
-    """Another operator's tiles, along the dimensions of this one that are paired with its own.
+    """Another operator's tiles, along those dimensions of this one that are paired with its own.
 
-    Boxes that differ only in other dimensions become one: with the devices of the first or, to `spread`
-    what all of them read, with those of all.
+    Boxes that differ in other dimensions alone become one, on the devices of the first; to `spread` what
+    all of them read, on the devices of all.
     """
-    ends = source.boxes[-1].hi if isinstance(source, Grid) else _ends(source)
+    sizes = [dim.size for dim in op.space.dims]
+    ends = [max(box.hi[s] for box in source.boxes) for s in range(len(source.boxes[0].hi))]
     found: dict[Box, tuple[int, ...]] = {}
     for box, devices in _places(source).items():
-        lo, hi = [0] * len(op.space.dims), [dim.size for dim in op.space.dims]
+        lo, hi = [0] * len(sizes), list(sizes)
         for d, s in pairs.items():
             if not op.space.dims[d].whole:
-                lo[d] = min(box.lo[s], hi[d])
-                hi[d] = hi[d] if box.hi[s] == ends[s] else min(box.hi[s], hi[d])
+                lo[d] = min(box.lo[s], sizes[d])
+                hi[d] = sizes[d] if box.hi[s] == ends[s] else min(box.hi[s], sizes[d])
         own = Box(tuple(lo), tuple(hi))
-        if spread:
-            found[own] = tuple(dict.fromkeys([*found.get(own, ()), *devices]))
-        else:
-            found.setdefault(own, devices)
+        before = found.get(own, ())
+        found[own] = tuple(dict.fromkeys([*before, *devices])) if spread else before or devices
     # What is opaque may be random: copies of it could differ.
     return _tiling({box: at[:1] if op.opaque else at for box, at in found.items()})
-
-
-def _ends(tiling: Tiling) -> tuple[int, ...]:
-    return tuple(map(max, zip(*(box.hi for box in tiling.boxes), strict=True)))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
+from raddle.program.closing import closing
 from raddle.program.describe import Boxes, describe
 from raddle.program.ownership import check_parameters
 from raddle.program.program import (
@@ -35,6 +36,7 @@ def check(program: Program, cluster: Cluster | None = None) -> None:
     _check_order(program)
     _check_devices(program)
     facts = Facts(program, check_parameters(program))
+    _check_closing(facts)
     check_micro_batches(facts)
     _check_buffers(facts)
     if cluster is not None:
@@ -77,6 +79,21 @@ def _check_devices(program: Program) -> None:
             m.source == m.target for m in instruction.messages
         ):
             raise InputError(f"{describe(number, instruction)} sends from a device to itself.")
+
+
+def _check_closing(facts: Facts) -> None:
+    program = facts.program
+    found = closing(
+        program.graph,
+        program.plan,
+        program.active,
+        lambda op: facts.partial(op) and not facts.local(op),
+    )
+    if found != program.closing:
+        raise InputError(
+            f"gradients start on every device for {sorted(program.closing)}, but may do so for "
+            f"{sorted(found)}: some would count twice, or not at all."
+        )
 
 
 # -- buffers: all steps ---------------------------------------------------------------------------

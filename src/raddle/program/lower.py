@@ -17,6 +17,7 @@ from raddle.graph.graph import Graph, Op
 from raddle.graph.space import Space
 from raddle.plan.plan import Plan, validate
 from raddle.plan.tiling import Grid, Tiling
+from raddle.program.closing import SMALL, closing
 from raddle.program.collective import recognise
 from raddle.program.holding import Holding, always_local, fetch, holding_of
 from raddle.program.program import (
@@ -32,8 +33,6 @@ from raddle.program.program import (
     Share,
     Update,
 )
-
-SMALL = 64 * 1024  # bytes: partial results up to this size are merged wherever they are needed
 
 
 def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
@@ -81,6 +80,9 @@ class _Lowering:
             block = [op for op in graph.ops if op.name in names]
             self.block.update((op.name, block) for op in block)
         self.shares = self._shares()
+        self.closing = closing(
+            graph, plan, active, lambda op: self._is_partial(op, plan.tiles[op.name])
+        )
 
     def program(self) -> Program:
         for op in self.graph.ops:
@@ -94,8 +96,9 @@ class _Lowering:
                 self._micro(Key(step, micro), updated, reduced)
             self._update(Key(step), reduced, updated)
         return Program(
-            self.graph, self.plan, tuple(self.out), frozenset(self.active), self.merges, self.shares
-        )
+            self.graph, self.plan, tuple(self.out), frozenset(self.active), self.merges, self.shares,
+            self.closing,
+        )  # fmt: skip
 
     # -- what goes where, once for all repetitions ---------------------------------------------
 
@@ -156,7 +159,9 @@ class _Lowering:
         for box, found in cells(outs):
             parts = tuple(counted[f] for f in found)
             owners = tuple(dict.fromkeys(tiles[i].device for i in parts))
-            if len(owners) == 1:
+            if op.name in self.closing and not readers:  # the loss itself
+                placed.append(Cell(box, parts, tuple(sorted(set(tiling.devices)))))
+            elif len(owners) == 1 and op.name not in self.closing:
                 placed.append(Cell(box, parts, owners))
             elif box.volume * first.dtype.itemsize <= SMALL:
                 placed.append(Cell(box, parts, tuple(readers) or owners[:1]))
@@ -266,7 +271,7 @@ class _Lowering:
                 after.append(self._move(value, "partial", key, messages, deps))
             return self._emit(Merge(op.name, "F", key, placed, devices, tuple(after)))
         at = self._emit(Merge(op.name, "B", key, placed, devices, _sorted(deps)))
-        if messages:
+        if messages and op.name not in self.closing:
             back = tuple(Message(m.target, m.source, m.boxes, m.part) for m in messages)
             return self._move(value, "partial gradient", key, back, [at])
         return at
@@ -292,7 +297,7 @@ class _Lowering:
             sent = False
             if op.name in self.merges:
                 deps.append(self._merge(op, "B", key, deps))
-                sent = bool(self.partial_messages[op.name])
+                sent = bool(self.partial_messages[op.name]) and op.name not in self.closing
             names = [name for name in dict.fromkeys(op.inputs) if name in self.active]
             parameters = [n for n in names if self.graph.values[n].role == "parameter"]
             apart = self.plan.split_backward and bool(parameters)

@@ -95,7 +95,8 @@ class _Parameter:
             full = Box.full(self.program.graph.values[self.name].shape)
             if not disjoint(boxes) or not covers(boxes, full):
                 raise InputError(f"the shares of parameter '{self.name}' do not cover {full} once.")
-        wrong = [s for s in update.shares if s.home != -1 and s.home not in s.devices]
+        server = self.program.plan.server  # a named one need not read what it keeps
+        wrong = [s for s in update.shares if s.home not in (-1, server, *s.devices)]
         updated = {d for s in self.shares for d in (s.devices if s.home < 0 else (s.home,))}
         if update.shares != self.shares or wrong or set(update.devices) != updated:
             self._disagree(step)
@@ -123,7 +124,7 @@ class _Parameter:
     ) -> None:
         gives = "W" if self.program.plan.split_backward else "B"
         backward = {n for n, i in events if isinstance(i, Run) and i.phase == gives}
-        shared = tuple(s for s in self.shares if len(s.devices) > 1)
+        shared = tuple(s for s in self.shares if _travels(s))
         if not shared:
             self._waits(number, update, backward)
             return
@@ -151,7 +152,7 @@ class _Parameter:
         self, step: int, events: Sequence[tuple[int, Instruction]], number: int
     ) -> list[int]:
         """What the next step waits for: the update or, from a server, what it sends out."""
-        served = [s for s in self.shares if s.home >= 0 and len(s.devices) > 1]
+        served = [s for s in self.shares if s.home >= 0 and _travels(s)]
         pulls = [(n, i) for n, i in events if _is(i, "pull")]
         if not served:
             return [number]
@@ -162,6 +163,11 @@ class _Parameter:
         if not (isinstance(pull, Move) and _carries(pull.messages, served, up=False)):
             self._disagree(step)
         return [n]
+
+
+def _travels(share: Share) -> bool:
+    """Whether a share is on several devices, its home among them."""
+    return len({*share.devices, share.home} - {-1}) > 1
 
 
 def _is(instruction: Instruction, what: str) -> bool:

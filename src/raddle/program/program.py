@@ -140,6 +140,7 @@ class Program:
     active: frozenset[str]  # values whose gradient is needed
     merges: dict[str, tuple[Cell, ...]]  # operators with partial results
     shares: dict[str, tuple[Share, ...]]  # parameters: who holds what
+    closing: frozenset[str] = frozenset()  # merged operators whose gradient starts on every device
 
     def of(self, device: int) -> list[Instruction]:
         """What one device does, in order."""
@@ -153,12 +154,12 @@ class Program:
         return {o: op for op in self.graph.ops for o in op.outputs}
 
     @property
-    def loss_device(self) -> int:
-        """Where the loss is; of several copies, one counts."""
+    def loss_devices(self) -> tuple[int, ...]:
+        """Where the loss is. Its gradient starts on the first, or, where the program closes so, on all."""
         op = self.producer(self.graph.loss or "")
         if op.name in self.merges:
-            return self.merges[op.name][0].devices[0]
-        return self.plan.tiles[op.name].tiles[0].device
+            return self.merges[op.name][0].devices
+        return tuple(dict.fromkeys(t.device for t in self.plan.tiles[op.name].tiles))
 
     def width(self, value: str) -> int:
         """Bytes of an element of a value."""

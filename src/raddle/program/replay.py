@@ -419,7 +419,11 @@ class _Replay:
         self._finish(op.name, run.phase)
 
     def _check_part_gradients(self, op: str) -> None:
-        """Gradients of partial results come back as the partial results went."""
+        """Gradients of partial results come back as the partial results went, or start at home."""
+        if op in self.program.closing:
+            if self.part_gradients.get(op):
+                self._refuse("a gradient comes back that every device starts for itself.")
+            return
         there = by_way(self.parts.get(op, []))
         back = by_way(
             m._replace(source=m.target, target=m.source) for m in self.part_gradients.get(op, [])

@@ -37,7 +37,6 @@ class Call:
     code: Code
     key: Key
     graded: list[int] = field(default_factory=list)  # slots of arguments that get a gradient
-    order: list[tuple[str, int]] = field(default_factory=list)  # argument -> graded|weight|plain, k
     weights: list[int] = field(default_factory=list)  # slots of parameters
     plain: list[int] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
@@ -125,11 +124,10 @@ class Sum:
 
 @dataclass
 class Keep:
-    """A buffer takes the pieces of its new value."""
+    """Buffers take the pieces of their new values."""
 
-    buffer: str
-    slot: int  # of the buffer
-    pieces: list[tuple[Box, int]]
+    whole: list[tuple[int, int]] = field(default_factory=list)  # slots of a buffer and of its value
+    pieces: list[tuple[int, list[tuple[Box, int]]]] = field(default_factory=list)
     drop: list[int] = field(default_factory=list)
 
 
@@ -138,7 +136,7 @@ class Note:
     """The loss of a micro-batch; its gradient starts here."""
 
     slot: int
-    counts: bool  # of several copies, one counts
+    seeds: bool  # of several copies, one counts, unless all devices start their own gradients
     drop: list[int] = field(default_factory=list)
 
 
@@ -164,6 +162,7 @@ class Actions:
     outputs: dict[str, list[tuple[Box, int]]]  # of the graph, on this device
     fresh: dict[str, list[Box]]  # buffers that this rank keeps up to date
     groups: list[tuple[int, ...]]  # that sum gradients, in the same order on every rank
+    links: list[tuple[int, int]]  # source and target of messages, likewise
 
     def of(self, role: str) -> Iterable[Source]:
         return (s for s in self.sources if s.role == role)

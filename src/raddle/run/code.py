@@ -38,10 +38,12 @@ class Piece(NamedTuple):
 
 
 class Code(NamedTuple):
-    """A function of pieces."""
+    """A function of pieces: first those that get a gradient, then parameters, then all others."""
 
     function: Callable[..., tuple[Tensor, ...]]
-    arguments: tuple[Piece, ...]
+    graded: tuple[Piece, ...]
+    weights: tuple[Piece, ...]
+    plain: tuple[Piece, ...]
     results: tuple[Piece, ...]
     source: str
 
@@ -50,20 +52,27 @@ class Writer:
     """Writes the function of some operators on a device."""
 
     def __init__(
-        self, program: Program, device: int, held: Callable[[Of], Sequence[Box]], place: torch.device
+        self, program: Program, device: int, place: torch.device,
+        held: Callable[[Of], Sequence[Box]], kind: Callable[[Piece], str],
     ) -> None:  # fmt: skip
-        self.program, self.device, self.held, self.place = program, device, held, place
+        self.program, self.device, self.place = program, device, place
+        self.held, self.kind = held, kind
         self.lines: list[str] = []
         self.names: dict[str, Any] = {"torch": torch}
         self.arguments: dict[Piece, str] = {}
         self.made: dict[Of, list[tuple[Box, str]]] = {}
         self.known: dict[tuple[Of, Box], str] = {}
         self.count = 0
+        self.in_place = False
 
     # -- what is written ---------------------------------------------------------------------------
 
-    def segment(self, ops: Sequence[Op], wanted: Iterable[str]) -> Code:
-        """Tiles of operators, in their order; `wanted` are the values that are needed after them."""
+    def segment(self, ops: Sequence[Op], wanted: Iterable[str], *, again: bool = False) -> Code:
+        """Tiles of operators, in their order; `wanted` are the values that are needed after them.
+
+        What runs `again` must find buffers as they were; all else may write running statistics in place.
+        """
+        self.in_place = not again
         native, replaced = self._native(ops)
         for op in ops:
             if op.name in native:
@@ -226,7 +235,8 @@ class Writer:
             "None" if name is None else self._region(name, read[name])
             for name in self._inputs(fused, ops)
         ]
-        call = f"{self._name('n', FUSED[fused.kind](fused.attrs))}({', '.join(arguments)})"
+        attrs = {**fused.attrs, "in_place": self.in_place}
+        call = f"{self._name('n', FUSED[fused.kind](attrs))}({', '.join(arguments)})"
         results = self._fresh()
         self.lines.append(f"{results} = {call}  # {fused.kind}")
         for k, name in enumerate(fused.outputs):
@@ -246,10 +256,19 @@ class Writer:
 
     def _code(self, name: str, results: Sequence[tuple[Piece, str]]) -> Code:
         body = [*self.lines, f"return ({''.join(var + ', ' for _, var in results)})"]
-        source = f"def {name}({', '.join(self.arguments.values())}):\n    " + "\n    ".join(body)
+        kinds: dict[str, list[Piece]] = {"graded": [], "weight": [], "plain": []}
+        for piece in self.arguments:
+            kinds[self.kind(piece)].append(piece)
+        ordered = [self.arguments[piece] for pieces in kinds.values() for piece in pieces]
+        source = f"def {name}({', '.join(ordered)}):\n    " + "\n    ".join(body)
         exec(compile(source, f"<{name} of device {self.device}>", "exec"), self.names)
         return Code(
-            self.names[name], tuple(self.arguments), tuple(piece for piece, _ in results), source
+            self.names[name],
+            tuple(kinds["graded"]),
+            tuple(kinds["weight"]),
+            tuple(kinds["plain"]),
+            tuple(piece for piece, _ in results),
+            source,
         )
 
 

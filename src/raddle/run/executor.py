@@ -10,6 +10,7 @@ the program's edges and nowhere else. Three rules keep numbers right:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -75,7 +76,8 @@ class Executor:
             torch.zeros(b.elements, dtype=b.dtype, device=self.place) for b in self.plan.buckets
         ]
         self.losses: list[Tensor] = []
-        self.teller = program.loss_device  # the rank that knows the loss
+        self.teller = program.loss_devices[0]  # tells the loss to those that do not have it
+        self.known = len(program.loss_devices) == transport.size
         self.told = torch.zeros((), device=self.place)
         self.telling: Pending | None = None
         self.weight = 1.0
@@ -93,7 +95,7 @@ class Executor:
             Note: self._note,
             Step: self._update,
         }
-        transport.prepare(self.plan.groups)
+        transport.prepare(self.plan.groups, self.plan.links)
 
     # -- what lasts ----------------------------------------------------------------------------------
 
@@ -127,7 +129,7 @@ class Executor:
         self.losses, self.telling = [], None
         dtype = self.program.graph.values[self.program.graph.loss or ""].dtype
         self.told = torch.zeros((), dtype=dtype, device=self.place)
-        if self.transport.early and self.transport.rank != self.teller:
+        if self.transport.early and self.transport.rank != self.teller and not self.known:
             self._tell()
         for source in self.plan.sources:
             if source.role == "input":
@@ -144,7 +146,9 @@ class Executor:
         for pending, _ in self.sending:
             pending.wait()
         self.sending.clear()
-        return self.loss()
+        loss = self.loss()
+        self.transport.check()
+        return loss
 
     def loss(self) -> Tensor:
         """The step's loss: told by the rank that has it, as soon as it has it."""
@@ -155,9 +159,9 @@ class Executor:
         return self.told
 
     def _tell(self) -> None:
-        if self.transport.rank == self.teller:
+        if self.transport.rank == self.teller or self.known:
             self.told.copy_(torch.stack(self.losses).sum())
-        if self.transport.size > 1:
+        if not self.known:
             self.telling = self.transport.broadcast(self.teller, self.told)
 
     def _precision(self) -> AbstractContextManager[Any]:
@@ -182,18 +186,14 @@ class Executor:
         call, slots = action.call, self.slots
         graph = call.backward and (action.again or not call.recompute)
         leaves: list[Any] = [slots[s].detach() for s in call.graded]
+        rest = [slots[s] for s in call.weights] + [slots[s] for s in call.plain]
         if graph:
             for leaf in leaves:
                 leaf.requires_grad_()
-        sources = {
-            "graded": leaves,
-            "weight": [slots[s] for s in call.weights],
-            "plain": [slots[s] for s in call.plain],
-        }
-        with torch.set_grad_enabled(graph):
-            results = call.code.function(*[sources[kind][k] for kind, k in call.order])
-            if self.autocast is not None:
-                results = tuple(r.to(t) for r, t in zip(results, call.dtypes, strict=True))
+            results = self._typed(call, call.code.function(*leaves, *rest))
+        else:
+            with torch.no_grad():
+                results = self._typed(call, call.code.function(*leaves, *rest))
         if graph:
             ends = [
                 (get_gradient_edge(r), s)
@@ -206,6 +206,12 @@ class Executor:
                 slots[slot] = result.detach()
         for slot in action.drop:
             slots[slot] = None
+
+    def _typed(self, call: Call, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """With autocast, results have whatever type it chose; the program knows another."""
+        if self.autocast is None:
+            return results
+        return tuple(r.to(t) for r, t in zip(results, call.dtypes, strict=True))
 
     def _backward(self, action: Backward) -> None:
         call = action.call
@@ -343,13 +349,13 @@ class Executor:
         pending.wait()
         if self.transport.early:
             self._post_next()
-        at = 0
-        for part in receive.parts:
-            size = 1
-            for extent in part.shape:
-                size *= extent
-            self._take(receive.what, part, buffer[at : at + size].view(part.shape))
-            at += size
+        if len(receive.parts) == 1:
+            self._take(receive.what, receive.parts[0], buffer.view(receive.parts[0].shape))
+        else:
+            sizes = [math.prod(part.shape) for part in receive.parts]
+            pieces = torch.split(buffer, sizes)
+            for part, piece in zip(receive.parts, pieces, strict=True):
+                self._take(receive.what, part, piece.view(part.shape))
         for slot in action.drop:
             self.slots[slot] = None
 
@@ -383,26 +389,26 @@ class Executor:
     # -- the ends of a step --------------------------------------------------------------------------------
 
     def _keep(self, action: Keep) -> None:
-        old = self.slots[action.slot]
-        ((box, slot), *rest) = action.pieces
-        if not rest and box.shape == old.shape:
-            self.slots[action.slot] = self.slots[slot]
-        else:
-            fresh = old.clone()
-            for box, slot in action.pieces:
-                fresh[box.within(_full(old))] = self.slots[slot]
-            self.slots[action.slot] = fresh
+        slots = self.slots
+        for buffer, slot in action.whole:
+            slots[buffer] = slots[slot]
+        for buffer, pieces in action.pieces:
+            fresh = slots[buffer].clone()
+            for box, slot in pieces:
+                fresh[box.within(_full(fresh))] = slots[slot]
+            slots[buffer] = fresh
         for slot in action.drop:
             self.slots[slot] = None
 
     def _note(self, action: Note) -> None:
         share = self.weight / self.program.plan.microbatches
-        if action.counts:
-            loss = self.slots[action.slot]
-            self.losses.append(loss.detach() * share)
+        loss = self.slots[action.slot]
+        self.losses.append(loss.detach() * share)
+        if action.seeds:
             self.grads[action.slot] = torch.full_like(loss, share)
-            if self.transport.early and len(self.losses) == self.program.plan.microbatches:
-                self._tell()
+        first = self.transport.early and self.transport.rank == self.teller and not self.known
+        if first and len(self.losses) == self.program.plan.microbatches:
+            self._tell()
         for slot in action.drop:
             self.slots[slot] = None
 

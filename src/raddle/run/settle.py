@@ -38,7 +38,7 @@ from raddle.run.actions import (
     Step,
     Sum,
 )
-from raddle.run.code import Code, Of, Writer
+from raddle.run.code import Code, Of, Piece, Writer
 from raddle.run.gathering import gather, overlapping
 
 Slots = list[tuple[Box, int]]  # pieces, with the slots that hold them
@@ -169,7 +169,7 @@ class _Settling:
         self._drop({slot for pieces in outputs.values() for _, slot in pieces})
         return Actions(
             self.device, self.out, len(self.shapes), self.shapes, self.sources, self.updated,
-            self.buckets, outputs, self.written, self.groups,
+            self.buckets, outputs, self.written, self.groups, self._links(),
         )  # fmt: skip
 
     def _segment_waits(
@@ -189,7 +189,7 @@ class _Settling:
             receives = self.waiting.pop(d, [])
             self.out += [Arrive(r) for r in receives]
             if receives and receives[0].what == "activation":
-                self._keep(receives[0].value, receives[0].key)
+                self._keep({receives[0].value}, receives[0].key)
 
     def _run(self, run: Run, waits: dict[tuple[Key, str, int], set[int]]) -> None:
         """A segment runs where its first instruction stands; the others are part of it."""
@@ -210,16 +210,14 @@ class _Settling:
     def _forward(self, number: int, key: Key) -> None:
         ops = self.segments[number]
         if number not in self.codes:
-            writer = self._writer(key)
-            self.codes[number] = writer.segment(ops, self._wanted(ops))
+            again = any(ops[0].name in block for block in self.plan.recompute)
+            self.codes[number] = self._writer(key).segment(ops, self._wanted(ops), again=again)
         call = self._call(number, key, self.codes[number], _label(ops))
         names = {name for block in self.plan.recompute for name in block}
         call.recompute = call.backward and ops[0].name in names
         call.split = self.plan.split_backward
         self.out.append(Forward(call))
-        for op in ops:
-            if op.name not in self.program.merges:
-                self._after(op, key)
+        self._after([op for op in ops if op.name not in self.program.merges], key)
 
     def _merge(self, merge: Merge) -> None:
         self._arrive(merge.deps)
@@ -232,13 +230,13 @@ class _Settling:
             self.codes[where] = self._writer(merge.key).merge(op, merge.cells)
         call = self._call(where, merge.key, self.codes[where], f"merge {op.name}")
         self.out.append(Forward(call))
-        self._after(op, merge.key)
+        self._after([op], merge.key)
 
     def _writer(self, key: Key) -> Writer:
         def boxes(of: Of) -> list[Box]:
             return [box for box, _ in self._held(key, of)]
 
-        return Writer(self.program, self.device, boxes, self.place)
+        return Writer(self.program, self.device, self.place, boxes, lambda p: self._kind(key, p))
 
     def _wanted(self, ops: Sequence[Op]) -> set[str]:
         """Values of a segment that are needed outside of it."""
@@ -257,47 +255,64 @@ class _Settling:
 
     def _call(self, number: object, key: Key, code: Code, label: str) -> Call:
         call = Call(len(self.calls), label, code, key)
-        for of, box in code.arguments:
-            slot = next(s for b, s in self._held(key, of) if b == box)
-            kind = self._kind(of)
-            into = {"graded": call.graded, "weight": call.weights, "plain": call.plain}[kind]
-            call.order.append((kind, len(into)))
-            into.append(slot)
+        call.graded = [self._slot_of(key, piece) for piece in code.graded]
+        call.weights = [self._slot_of(key, piece) for piece in code.weights]
+        call.plain = [self._slot_of(key, piece) for piece in code.plain]
         for of, box in code.results:
             slot = self._slot(box)
             call.results.append(slot)
             name = of if isinstance(of, str) else self.ops[of[0]].outputs[0]
             call.dtypes.append(self.graph.values[name].dtype)
-            call.backward |= name in self.program.active
+            call.backward |= self._is_active(of)
             self.made.setdefault((key, of), []).append((box, slot))
         call.backward = call.backward and bool(call.graded or call.weights)
         self.calls[number, key] = call
         return call
 
-    def _kind(self, of: Of) -> str:
-        name = of if isinstance(of, str) else self.ops[of[0]].outputs[0]
-        if name not in self.program.active:
-            return "plain"
-        role = "op" if isinstance(of, tuple) else self.graph.values[of].role
-        return "weight" if role == "parameter" else "graded"
+    def _slot_of(self, key: Key, piece: Piece) -> int:
+        return next(slot for box, slot in self._held(key, piece.of) if box == piece.box)
 
-    def _after(self, op: Op, key: Key) -> None:
+    def _kind(self, key: Key, piece: Piece) -> str:
+        """Whether a piece gets a gradient, is of a parameter, or neither."""
+        of = piece.of
+        if not self._is_active(of):
+            return "plain"
+        if isinstance(of, str):
+            return "weight" if self.graph.values[of].role == "parameter" else "graded"
+        own = any(box == piece.box for box, _ in self.made.get((key, of), []))
+        # Where the program closes, others start the gradients of their own parts.
+        return "graded" if own or of[0] not in self.program.closing else "plain"
+
+    def _is_active(self, of: Of) -> bool:
+        """Of partial results: whether any output of the operator is (of moments, only the variance)."""
+        names = [of] if isinstance(of, str) else self.ops[of[0]].outputs
+        return any(name in self.program.active for name in names)
+
+    def _after(self, ops: Sequence[Op], key: Key) -> None:
         """Buffers take their new value; the loss is noted, and its gradient starts."""
-        for name in op.outputs:
-            self._keep(name, key)
-        if self.graph.loss in op.outputs:
+        made = {o for op in ops for o in op.outputs}
+        self._keep(made, key)
+        if self.graph.loss in made:
             loss = self.graph.loss
             assert loss is not None
             ((_, slot),) = self.made[key, loss]
-            self.out.append(Note(slot, counts=self.device == self.program.loss_device))
+            first = self.device == self.program.loss_devices[0]
+            self.out.append(Note(slot, seeds=first or bool(self.program.closing)))
 
-    def _keep(self, name: str, key: Key) -> None:
+    def _keep(self, names: set[str], key: Key) -> None:
+        keep = Keep()
         for buffer, value in self.graph.updates.items():
-            if value == name and self._held(key, name):
-                pieces = self._held(key, name)
-                ((_, slot),) = self.lasting[buffer]
-                self.out.append(Keep(buffer, slot, list(pieces)))
-                self.written[buffer] = [box for box, _ in pieces]
+            pieces = self._held(key, value) if value in names else []
+            if not pieces:
+                continue
+            ((full, slot),) = self.lasting[buffer]
+            if len(pieces) == 1 and pieces[0][0] == full:
+                keep.whole.append((slot, pieces[0][1]))
+            else:
+                keep.pieces.append((slot, list(pieces)))
+            self.written[buffer] = [box for box, _ in pieces]
+        if keep.whole or keep.pieces:
+            self.out.append(keep)
 
     # -- messages -----------------------------------------------------------------------------------
 
@@ -363,6 +378,10 @@ class _Settling:
             places=tuple((c.within(held), c.within(box)) for c, (held, _) in commons),
         )
 
+    def _links(self) -> list[tuple[int, int]]:
+        moves = (i for i in self.program.instructions if isinstance(i, Move) and i.key.step == 0)
+        return sorted({(m.source, m.target) for i in moves for m in i.messages})
+
     # -- parameters ----------------------------------------------------------------------------------
 
     def _groups(self, reduce: Reduce) -> None:
@@ -423,7 +442,8 @@ def _touched(action: Action) -> Iterable[int]:
     if isinstance(action, Arrive) and action.receive.what in ("activation", "partial"):
         return [slot for part in action.receive.parts for slot in part.slots]
     if isinstance(action, Keep):
-        return [slot for _, slot in action.pieces]
+        apart = [slot for _, pieces in action.pieces for _, slot in pieces]
+        return [*(slot for _, slot in action.whole), *apart]
     if isinstance(action, Note):
         return [action.slot]
     return []

@@ -34,9 +34,14 @@ TRANSPOSED = {
 }
 
 
-def settle_padding(pads: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """Padding as the call's own argument where it is even, else for F.pad (last dimension first)."""
-    if all(lo == hi for lo, hi in pads):
+def settle_padding(
+    pads: Sequence[tuple[int, int]], stride: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Padding as the call's own argument where it is even, else for F.pad (last dimension first).
+
+    A window needs a whole stride more to fit once again, so less than that may be too much above.
+    """
+    if all(0 <= lo - hi < s for (lo, hi), s in zip(pads, stride, strict=True)):
         return [lo for lo, _ in pads], []
     return [0] * len(pads), [amount for pair in reversed(pads) for amount in pair]
 
@@ -46,7 +51,7 @@ def _conv(site: Site) -> Kernel:
     if site.region(0) is None:
         return _only_bias(site)
     call: Callable[..., Tensor] = (F.conv1d, F.conv2d, F.conv3d)[len(stride) - 1]
-    padding, explicit = settle_padding(site.pads(0)[2:])
+    padding, explicit = settle_padding(site.pads(0)[2:], stride)
     by_group = _by_group(site, lambda x, w, g: call(x, w, None, stride, padding, dilation, g))
 
     def run(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:

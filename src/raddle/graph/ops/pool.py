@@ -37,10 +37,7 @@ WINDOWS = {1: "R", 2: "RQ", 3: "TRQ"}
 def _max_pool(site: Site) -> Kernel:
     kernel, stride, dilation = (site.attrs[k] for k in ("kernel", "stride", "dilation"))
     call: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(kernel) - 1]
-    pads = site.pads(0)[2:]
-    padding, explicit = settle_padding(pads)
-    if any(p > k // 2 for p, k in zip(padding, kernel, strict=True)):
-        padding, explicit = [0] * len(kernel), [a for pair in reversed(pads) for a in pair]
+    padding, explicit = _pool_padding(site, kernel, stride)
 
     def run(x: Tensor) -> Tensor:
         x = F.pad(x, explicit, value=-math.inf) if explicit else x
@@ -49,11 +46,20 @@ def _max_pool(site: Site) -> Kernel:
     return run
 
 
+def _pool_padding(site: Site, kernel: Any, stride: Any) -> tuple[list[int], list[int]]:
+    """Pools pad by at most half their window themselves."""
+    pads = site.pads(0)[2:]
+    padding, explicit = settle_padding(pads, stride)
+    if any(p > k // 2 for p, k in zip(padding, kernel, strict=True)):
+        padding, explicit = [0] * len(kernel), [a for pair in reversed(pads) for a in pair]
+    return padding, explicit
+
+
 def _avg_pool(site: Site) -> Kernel:
     kernel, stride = site.attrs["kernel"], site.attrs["stride"]
     rank = len(kernel)
     call: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1]
-    pads = [a for pair in reversed(site.pads(0)[2:]) for a in pair]
+    padding, explicit = _pool_padding(site, kernel, stride)
     out = site.op.space.produces(site.box)[0]
     factors = [[math.prod(kernel) / c for c in site.attrs["counts"][0][out.lo[2] : out.hi[2]]]]
     for i in range(1, rank):
@@ -61,7 +67,7 @@ def _avg_pool(site: Site) -> Kernel:
     plain = all(math.isclose(math.prod(f), 1) for f in _corners(factors))
 
     def run(x: Tensor) -> Tensor:
-        y: Tensor = call(F.pad(x, pads) if any(pads) else x, kernel, stride)
+        y: Tensor = call(F.pad(x, explicit) if explicit else x, kernel, stride, padding)
         if plain:
             return y
         for i, factor in enumerate(factors):

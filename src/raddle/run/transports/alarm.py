@@ -16,10 +16,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TextIO, cast
 
 DIED = "its process has ended without a word: killed, or out of memory?"
 BYE = "bye\n"
+WELCOME = b"welcome\n"
+LONGEST = 10_000  # characters of a reason
 HANDSHAKE = 5.0  # seconds
 
 Address = tuple[list[str], int, str]  # hosts to try, port, token
@@ -37,7 +38,6 @@ class Alarm:
         timeout: float,
     ) -> None:
         self.news: tuple[int, str] | None = None  # the rank that failed first, and why
-        self._rank = rank
         self._ring = ring
         self._rung = threading.Event()
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class Alarm:
         lines = _accept(size, share, timeout) if rank == 0 else {0: _connect(rank, share, timeout)}
         for line in lines.values():
             line.settimeout(None)  # silence is good news
-        self._lines = {peer: (line, _file(line)) for peer, line in lines.items()}
+        self._lines = lines
         self._threads = [
             threading.Thread(target=self._listen, args=(peer,), name="raddle alarm", daemon=True)
             for peer in self._lines
@@ -64,7 +64,7 @@ class Alarm:
             if self.news is not None or self._closed:
                 return
             self.news = rank, reason
-        self._write(json.dumps([rank, reason]) + "\n")
+        self._write(json.dumps([rank, reason[:LONGEST]]) + "\n")
         self._rung.set()
         self._ring()
 
@@ -74,25 +74,24 @@ class Alarm:
                 return
             self._closed = True
         self._write(BYE)
-        for line, _ in self._lines.values():
+        for line in self._lines.values():
             with contextlib.suppress(OSError):
                 line.shutdown(socket.SHUT_RDWR)  # wakes the listener
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(1)
-        for line, _ in self._lines.values():
+                thread.join(5)
+        for line in self._lines.values():
             line.close()
 
     def _write(self, text: str) -> None:
-        for _, file in self._lines.values():
-            with contextlib.suppress(OSError, ValueError):  # that rank is gone
-                file.write(text)  # too short to ever block
-                file.flush()
+        for line in self._lines.values():
+            with contextlib.suppress(OSError):  # that rank is gone
+                line.sendall(text.encode())  # too short to block
 
     def _listen(self, peer: int) -> None:
         text = ""
-        with contextlib.suppress(OSError, ValueError):
-            text = self._lines[peer][1].readline()
+        with contextlib.suppress(OSError), self._lines[peer].makefile() as file:
+            text = file.readline()
         if text == BYE or self._closed:
             return
         rank, reason = json.loads(text) if text.endswith("\n") else (peer, DIED)
@@ -112,15 +111,30 @@ def _accept(
         share((hosts, server.getsockname()[1], token))
         lines: dict[int, socket.socket] = {}
         while len(lines) < size - 1:
-            line, _ = server.accept()
+            try:
+                line, _ = server.accept()
+            except TimeoutError:
+                missing = ", ".join(str(r) for r in range(1, size) if r not in lines)
+                raise TimeoutError(
+                    f"rank 0 has waited {timeout:.1f} s for ranks {missing} at port "
+                    f"{server.getsockname()[1]}: see what they do, or set a longer time-out"
+                ) from None
             line.settimeout(HANDSHAKE)
-            with contextlib.suppress(OSError, ValueError), _file(line) as file:
-                said, rank = json.loads(file.readline(200))
-                if secrets.compare_digest(said, token):
-                    file.write("welcome\n")
-                    file.flush()
-                    lines[rank] = line
+            rank = _welcome(line, token)
+            if rank is None:
+                line.close()
+            else:
+                lines[rank] = line
         return lines
+
+
+def _welcome(line: socket.socket, token: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError), line.makefile() as file:
+        said, rank = json.loads(file.readline(200))
+        if secrets.compare_digest(said, token):
+            line.sendall(WELCOME)
+            return int(rank)
+    return None
 
 
 def _connect(
@@ -133,17 +147,12 @@ def _connect(
         for host in hosts:
             with contextlib.suppress(OSError):
                 line = socket.create_connection((host, port), HANDSHAKE)
-                with _file(line) as file:
-                    file.write(json.dumps([token, rank]) + "\n")
-                    file.flush()
-                    if file.readline() == "welcome\n":
-                        return line
+                line.sendall(json.dumps([token, rank]).encode() + b"\n")
+                if line.recv(len(WELCOME)) == WELCOME:
+                    return line
+                line.close()
         time.sleep(0.1)
     raise TimeoutError(
-        f"rank {rank} has tried for {timeout:.3g} s to reach rank 0 at port {port} of "
+        f"rank {rank} has tried for {timeout:.1f} s to reach rank 0 at port {port} of "
         f"{', '.join(hosts)}: set MASTER_ADDR to an address of rank 0's machine"
     )
-
-
-def _file(line: socket.socket) -> TextIO:
-    return cast(TextIO, line.makefile("rw", encoding="utf-8", newline="\n"))

@@ -42,7 +42,8 @@ class Transport(Protocol):
     ) -> None:
         """Makes the groups that sum, and the (source, target) links; None: all links.
 
-        Called once, by all ranks, with the same lists. The group of all ranks is there already.
+        Called by all ranks with the same lists, once for each program.
+        The group of all ranks is there already.
         """
 
     def send(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
@@ -64,6 +65,9 @@ class Transport(Protocol):
 
     def barrier(self) -> None:
         """Returns when all ranks are here."""
+
+    def check(self) -> None:
+        """Raises if a rank has failed: to be asked before a step's results are believed."""
 
     def fail(self, reason: str) -> None:
         """Tells all others that this rank has failed; only the first failure is told."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -59,6 +60,7 @@ class Processes:
         self._groups: list[dist.ProcessGroup] = []  # those that this rank is in
         self._service = self._group(self._everyone)
         self._sums = {self._everyone: self._group(self._everyone)}
+        self._links: set[tuple[int, int]] = set()  # with a group of their own, known to all ranks
         self._to: dict[int, tuple[dist.ProcessGroup, int]] = {}  # group, and the peer's rank in it
         self._from: dict[int, tuple[dist.ProcessGroup, int]] = {}
         if self.early:
@@ -76,15 +78,17 @@ class Processes:
             if ranks not in self._sums:
                 self._sums[ranks] = self._group(ranks)
         if self._backend == "nccl":
-            links = list(permutations(self._everyone, 2)) if links is None else links
-            for source, target in links:
+            every = list(permutations(self._everyone, 2)) if links is None else links
+            fresh = [link for link in every if link not in self._links]
+            self._links.update(fresh)
+            for source, target in fresh:
                 group = self._group((source, target))
                 ends = sorted((source, target))
                 if self.rank == source:
                     self._to[target] = group, ends.index(target)
                 elif self.rank == target:
                     self._from[source] = group, ends.index(source)
-            self._warm(links)
+            self._warm(fresh)
 
     def send(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
         assert buffer.is_contiguous()
@@ -142,6 +146,10 @@ class Processes:
             raise self.explain(doing, 0.0, error) from error
         _Pending(self, work, doing).wait()
 
+    def check(self) -> None:
+        if self.alarm.news is not None:
+            raise stops(self.rank, *self.alarm.news)
+
     def fail(self, reason: str) -> None:
         self.alarm.tell(self.rank, reason)
 
@@ -151,7 +159,11 @@ class Processes:
         self._closed = True
         atexit.unregister(self.close)
         self.alarm.close()
-        if self.alarm.news is None or self.early:
+        # A group of torch 2.6 that ends holds the GIL and waits for threads which may need it to
+        # free the last tensors.
+        time.sleep(0.05)
+        stuck = self.alarm.news is not None and not (self.early or _can_abort(self._service))
+        if dist.is_initialized() and not stuck:  # the user may have destroyed all groups
             for group in self._groups:
                 dist.destroy_process_group(group)
             if self._owner:
@@ -166,8 +178,8 @@ class Processes:
             return stops(self.rank, *news)
         if slow:
             return late(self.rank, seconds, doing)
-        first = str(error).partition("\n")[0]
-        return RuntimeError(f"rank {self.rank} cannot {doing}, after {seconds:.1f} s: {first}")
+        said = str(error).partition("\n")[0].partition(". ")[0]
+        return RuntimeError(f"rank {self.rank} cannot {doing}, after {seconds:.1f} s: {said}")
 
     def _into(self, buffer: Tensor, host: Tensor, work: dist.Work | None, doing: Doing) -> Pending:
         if host is buffer:
@@ -208,18 +220,16 @@ class Processes:
         torch.cuda.synchronize(self._device)
 
     def _break(self) -> None:
-        """Makes whatever waits on our groups raise, here and, by the closed connections, elsewhere.
-
-        gloo has no way to abort, but a receive that runs out of time closes all connections of its
-        group: so one that nobody answers does it.
-        """
-        for group in self._groups:
-            if self.early and group.size() > 1:
-                peer = 1 if group.rank() == 0 else 0
-                with contextlib.suppress(RuntimeError):
-                    work = dist.irecv(torch.empty(1), group=group, tag=LAST_TAG + 1, group_src=peer)
-                    assert work is not None
-                    work.wait(timedelta(milliseconds=1))
+        """Makes whatever waits on our groups raise, here and, by the closed connections, elsewhere."""
+        if self.early:
+            for group in self._groups:
+                _close_connections(group)
+        else:  # all at once: a group that is idle aborts only after the kernels of the others
+            aborts = [threading.Thread(target=_abort, args=(g,), daemon=True) for g in self._groups]
+            for thread in aborts:
+                thread.start()
+            for thread in aborts:
+                thread.join(5)
 
 
 class _Pending:
@@ -233,14 +243,14 @@ class _Pending:
         if work is None:  # waited for before: gloo would block
             return
         transport = self._transport
-        if (news := transport.alarm.news) is not None:
-            raise stops(transport.rank, *news)
         began = time.perf_counter()
-        try:
-            work.wait(*transport.limit)
-        except RuntimeError as error:
-            seconds = time.perf_counter() - began
-            raise transport.explain(self._doing, seconds, error) from error
+        if transport.alarm.news is None:
+            try:
+                work.wait(*transport.limit)
+            except RuntimeError as error:
+                seconds = time.perf_counter() - began
+                raise transport.explain(self._doing, seconds, error) from error
+        transport.check()  # NCCL returns from what was aborted as if it had come
         self._work = None
 
 
@@ -263,7 +273,28 @@ class _Staged(_Pending):
     def wait(self) -> None:
         if self._work is not None:
             super().wait()
-            self._buffer.copy_(self._host, non_blocking=True)
+            self._buffer.detach().copy_(self._host, non_blocking=True)
+
+
+def _close_connections(group: dist.ProcessGroup) -> None:
+    """gloo cannot abort, but a receive that runs out of time closes its group's connections."""
+    if group.size() == 1:
+        return
+    peer = 1 if group.rank() == 0 else 0
+    with contextlib.suppress(RuntimeError):
+        work = dist.irecv(torch.empty(1), group=group, tag=LAST_TAG + 1, group_src=peer)
+        assert work is not None
+        work.wait(timedelta(milliseconds=1))
+
+
+def _can_abort(group: dist.ProcessGroup) -> bool:
+    return hasattr(group, "abort")  # not in torch 2.6: there, NCCL's watchdog ends the process
+
+
+def _abort(group: dist.ProcessGroup) -> None:
+    if _can_abort(group):
+        with contextlib.suppress(RuntimeError):
+            group.abort()
 
 
 def _host(buffer: Tensor) -> Tensor:

@@ -116,6 +116,10 @@ class Threads:
         doing = Doing("barrier of", self._everyone)
         self._meet("barrier", self._everyone, 0, torch.empty(0), doing).wait()
 
+    def check(self) -> None:
+        if self._hub.news is not None:
+            raise stops(self.rank, *self._hub.news)
+
     def fail(self, reason: str) -> None:
         with self._hub.lock:
             if self._hub.news is None:

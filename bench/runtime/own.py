@@ -1,0 +1,118 @@
+"""raddle's own time: a rank's step with every call of torch's and every wait taken out.
+
+Segments give back what they gave the first time, gradients are those of the first time, messages are
+there at once. What is left is the Python between torch's calls, and the few that only rename tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raddle import zoo
+from raddle.clusters import cluster
+from raddle.graph.box import Box
+from raddle.graph.capture import capture
+from raddle.program.lower import lower
+from raddle.run import executor as running
+from raddle.run.actions import Forward
+from raddle.run.executor import Executor
+from raddle.searches.baselines import plan_for
+
+STEPS = 200
+
+
+class Done:
+    def wait(self) -> None: ...
+
+
+class Nobody:
+    """A transport whose messages are there at once."""
+
+    early = True
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.sent = rank, size, defaultdict[int, int](int)
+        self.reduced = defaultdict[tuple[int, ...], int](int)
+
+    def prepare(self, groups: Any, links: Any = None) -> None: ...
+
+    def send(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Done:
+        return Done()
+
+    def receive(self, source: int, tag: int, buffer: Tensor, what: str = "") -> Done:
+        return Done()
+
+    def all_reduce(self, ranks: Any, tag: int, buffer: Tensor, what: str = "") -> Done:
+        return Done()
+
+    def broadcast(self, source: int, buffer: Tensor) -> Done:
+        return Done()
+
+
+def own_seconds(name: str, method: str, bn: str) -> tuple[float, int]:
+    """Of a step of rank 1 of 2, and how many instructions it has."""
+    work = zoo.load(name, device="cpu")
+    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+    program = lower(graph, plan_for(graph, cluster("local:2"), method, bn=bn))
+    rank = Executor(program, Nobody(1, 2))  # type: ignore[arg-type]
+    state = {**dict(work.model.named_parameters()), **dict(work.model.named_buffers())}
+
+    def part(source: Any, tensors: Any) -> Tensor:
+        return tensors[source.name].detach()[
+            source.box.within(Box.full(graph.values[source.name].shape))
+        ]
+
+    rank.load(lambda s: part(s, state).clone())
+    given = dict(zip(graph.inputs, [*work.inputs, *work.targets], strict=True))
+    fed = {s: part(s, given) for s in rank.plan.of("input")}
+    rank.run(lambda s: fed[s], 0)
+    _take_out_torch(rank)
+    rank.run(lambda s: fed[s], 0)
+    best = float("inf")
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        rank.run(lambda s: fed[s], 0)
+        best = min(best, time.perf_counter() - start)
+    return best, len(rank.plan.actions)
+
+
+def _take_out_torch(rank: Executor) -> None:
+    for action in rank.plan.actions:
+        if isinstance(action, Forward):
+            call = action.call
+            results = tuple(torch.zeros(rank.plan.shapes[s]) for s in call.results)
+            for r in results:
+                r.requires_grad_(call.backward)
+            call.code = call.code._replace(function=lambda *a, results=results: results)
+    running.get_gradient_edge = lambda tensor: tensor  # type: ignore[assignment]
+    zeros: dict[tuple[int, ...], Tensor] = {}
+
+    def gradients(edges: Any, inputs: Any, seeds: Any, **more: Any) -> Any:
+        return [zeros.setdefault(tuple(t.shape), torch.zeros(t.shape)) for t in inputs]
+
+    running.torch.autograd.grad = gradients  # type: ignore[assignment]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(f"{'model':20} {'method':10} {'instructions':>12} {'own µs a step':>14} {'each':>6}")
+    for model, method, bn in [
+        ("vgg16-tiny", "data", "local"),
+        ("vgg16-tiny", "owt", "local"),
+        ("resnet50-tiny", "data", "local"),
+        ("resnet50-tiny", "data", "global"),
+        ("resnet50-tiny", "spatial", "global"),
+        ("gpt-tiny", "data", "local"),
+        ("gpt-tiny", "model", "local"),
+    ]:
+        kept = running.torch.autograd.grad, running.get_gradient_edge
+        seconds, count = own_seconds(model, method, bn)
+        running.torch.autograd.grad, running.get_gradient_edge = kept
+        print(
+            f"{model:20} {method:10} {count:12} {1e6 * seconds:14.0f} {1e6 * seconds / count:6.1f}"
+        )

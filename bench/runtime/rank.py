@@ -1,0 +1,130 @@
+"""One rank of the benchmark: both sides of a case, step by step in turn, in one process."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from cases import CASES, Case, captured, dtensor
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import raddle
+from raddle.run.actions import Arrive, Backward, Forward, Receive, Send, Step, Sum
+
+WARM_UP = 5
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-3)
+
+
+def main(only: str, rounds: int, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rows = [measure(case, rounds) for case in CASES if only in case.name]
+    if dist.get_rank() == 0:
+        pathlib.Path(out).write_text(json.dumps(rows, indent=1))
+    dist.destroy_process_group()
+
+
+def measure(case: Case, rounds: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = case.model()
+    inputs, targets = case.batch()
+    graph = captured(case, model, inputs, targets)
+    trainer = raddle.parallelize(
+        copy.deepcopy(model), _plan(case, graph), sgd, loss=case.loss, graph=graph, device="cpu"
+    )
+    batch = trainer.part(*inputs, *targets)
+    peer = _peer(case, model, inputs, targets)
+    steps: dict[str, Callable[[], Any]] = {"raddle": lambda: trainer.step(*batch), "peer": peer}
+    losses = [[float(steps["raddle"]()), float(peer())] for _ in range(WARM_UP)]
+    times: dict[str, list[float]] = {"raddle": [], "peer": []}
+    for number in range(rounds):
+        order = list(steps) if number % 2 else list(steps)[::-1]
+        for name in order:
+            dist.barrier()
+            start = time.perf_counter()
+            steps[name]()
+            times[name].append(time.perf_counter() - start)
+    own = _own_time(trainer, batch)
+    trainer.close()
+    ratios = [a / b for a, b in zip(times["raddle"], times["peer"], strict=True)]
+    return {
+        "case": case.name,
+        "peer": case.peer,
+        "raddle_ms": 1e3 * statistics.median(times["raddle"]),
+        "peer_ms": 1e3 * statistics.median(times["peer"]),
+        "ratio": statistics.median(times["raddle"]) / statistics.median(times["peer"]),
+        "ratio_of_pairs": statistics.median(ratios),
+        "losses": losses[-1],
+        **own,
+    }
+
+
+def _plan(case: Case, graph: Any) -> Any:
+    """Made here, or read from a folder where another machine has to do without the planner."""
+    folder = os.environ.get("RADDLE_PLANS")
+    return case.plan(graph) if folder is None else f"{folder}/{case.name}.json"
+
+
+def _peer(case: Case, model: Any, inputs: list[Tensor], targets: list[Tensor]) -> Callable[[], Any]:
+    rank = dist.get_rank()
+    if case.peer == "ddp":
+        module: Any = DistributedDataParallel(model)
+        half = len(inputs[0]) // 2
+        own = [t[rank * half : (rank + 1) * half] for t in [*inputs, *targets]]
+        mine, wanted = own[: len(inputs)], own[len(inputs) :]
+    else:
+        module = dtensor(case, model)
+        mine, wanted = inputs, targets
+    optimizer = sgd(module.parameters())
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = case.loss(module(*mine), *wanted)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def _own_time(trainer: Any, batch: list[Tensor]) -> dict[str, float]:
+    """Time between the calls of torch in a step, and how many instructions it is spread over."""
+    import cProfile
+    import pstats
+
+    trainer.executor.record = None
+    profile = cProfile.Profile(builtins=True)
+    dist.barrier()
+    profile.enable()
+    for _ in range(10):
+        trainer.step(*batch)
+    profile.disable()
+    stats = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    own = sum(
+        row[2]
+        for (file, _, function), row in stats.items()
+        if "raddle" in file and "bench" not in file and function != "wait"  # which is torch's
+    )
+    if dist.get_rank() == 0 and os.environ.get("SHOW"):
+        pstats.Stats(profile).sort_stats("tottime").print_stats(14)
+    actions = trainer.executor.plan.actions
+    kinds = (Forward, Backward, Send, Receive, Arrive, Sum, Step)
+    count = sum(isinstance(a, kinds) for a in actions)
+    return {"instructions": count, "own_us_per_instruction": 1e6 * own / 10 / count}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

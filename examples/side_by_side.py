@@ -1,0 +1,45 @@
+"""Plain PyTorch beside raddle: the same loop, with the lines that differ marked.
+
+python examples/side_by_side.py                              plain, one process
+torchrun --nproc-per-node 2 examples/side_by_side.py         raddle, two processes
+"""
+
+import os
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+torch.manual_seed(0)
+model = nn.Sequential(
+    nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8)
+)
+x, y = torch.randn(512, 64), torch.randint(8, (512,))
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+if RANKS == 1:
+    optimizer = sgd(model.parameters())  # -
+else:
+    import raddle  # +
+
+    graph = raddle.capture(model, [x[:64]], targets=[y[:64]], loss=F.cross_entropy)  # +
+    plan = raddle.search(graph, raddle.cluster(f"local:{RANKS}"), "owt")  # + or a plan.json
+    trainer = raddle.parallelize(model, plan, sgd, loss=F.cross_entropy)  # +
+
+for step in range(40):
+    at = 64 * (step % 8)
+    inputs, targets = x[at : at + 64], y[at : at + 64]
+    if RANKS == 1:
+        optimizer.zero_grad()  # -
+        loss = F.cross_entropy(model(inputs), targets)  # -
+        loss.backward()  # -
+        optimizer.step()  # -
+    else:
+        loss = trainer.step(inputs, targets)  # +
+    if step % 8 == 7 and int(os.environ.get("RANK", "0")) == 0:
+        print(f"step {step + 1}: loss {loss.item():.6f}")

@@ -1,0 +1,33 @@
+"""How far a run is, on stderr: one line that changes on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from statistics import median
+
+LINES = 10  # about as many where nobody looks
+OFTEN = 0.1  # seconds between changes of the line on a terminal
+
+
+class Progress:
+    """Told of each step; shows something if this is rank 0."""
+
+    def __init__(self, steps: int, samples: int, *, shown: bool) -> None:
+        self.steps, self.samples, self.shown = steps, samples, shown
+        self.live = sys.stderr.isatty()
+        self.said = 0.0
+
+    def step(self, done: int, seconds: list[float], loss: float) -> None:
+        if not self.shown:
+            return
+        recent = median(seconds[-20:])
+        rate = self.samples / recent
+        text = f"step {done}/{self.steps}  {1e3 * recent:.2f} ms  {rate:.4g} samples/s  loss {loss:.6g}"
+        if self.live:
+            if done == self.steps or time.perf_counter() - self.said > OFTEN:
+                self.said = time.perf_counter()
+                end = "\n" if done == self.steps else ""
+                print(f"\r{text}\x1b[K", end=end, file=sys.stderr, flush=True)
+        elif done in (1, self.steps) or done % max(1, self.steps // LINES) == 0:
+            print(text, file=sys.stderr, flush=True)
