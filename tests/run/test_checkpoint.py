@@ -27,7 +27,6 @@ from raddle.graph.interpret import Pieces
 from raddle.run.checkpoint import (
     Exchange,
     assemble,
-    between_processes,
     cut,
     cut_optimizer,
     cut_state,
@@ -35,6 +34,8 @@ from raddle.run.checkpoint import (
     gather_state,
     local_state,
 )
+from raddle.run.exchange import exchange_over
+from raddle.run.transports.processes import Processes
 
 Shapes = dict[str, tuple[int, ...]]
 Layout = list[dict[str, list[Box]]]  # the boxes of each rank
@@ -367,15 +368,14 @@ def test_an_optimizer_that_keeps_other_shapes_is_refused_by_all_ranks() -> None:
 
 
 def process(rank: int, store: str, out: str) -> None:
-    """Two ranks exchange with each other; then the last one does so in a group of its own."""
+    """Two ranks exchange with each other over a transport."""
     os.environ["GLOO_SOCKET_IFNAME"] = loopback()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    found = exchanged(rank, between_processes())
-    alone = dist.new_group([1])
-    if rank == 1:
-        assert between_processes(alone)([torch.ones(2)])[0][0].tolist() == [1, 1]
+    place = torch.device("cpu")
+    transport = Processes(place)
+    found = exchanged(rank, lambda mine: exchange_over(transport, place, mine))
     torch.save(found, f"{out}/{rank}")
-    dist.barrier()
+    transport.close()
     dist.destroy_process_group()
 
 

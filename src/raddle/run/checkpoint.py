@@ -11,13 +11,10 @@ tensor([0, 1, 2, 3, 4])
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from raddle.errors import InputError
@@ -209,68 +206,3 @@ def _refuse(what: str, found: Mapping[str, Any], shapes: Shapes, wrong: Sequence
             f"{what} does not fit the model: {', '.join(problems[:3])}{more}; "
             "load one that was saved from this model."
         )
-
-
-# -- processes ---------------------------------------------------------------------------------------
-
-
-def between_processes(
-    group: dist.ProcessGroup | None = None, device: str | torch.device = "cpu"
-) -> Exchange:
-    """An exchange between the processes of a group: pickled objects whose tensors travel as they are.
-
-    `device` is where the group's backend wants tensors ("cuda" for NCCL); they arrive on CPU.
-    """
-    members = dist.group.WORLD if group is None else group
-    assert members is not None, "torch.distributed is not initialised"
-
-    def exchange(mine: Any) -> list[Any]:
-        data = io.BytesIO()
-        pickler = _Pickler(data)
-        pickler.dump(mine)
-        headers: list[Any] = [None] * members.size()
-        kinds = [(t.shape, t.dtype) for t in pickler.tensors]
-        dist.all_gather_object(headers, (data.getvalue(), kinds), group=members)
-        results = []
-        for rank, (pickled, kinds) in enumerate(headers):
-            tensors = (
-                [t.to(device).contiguous() for t in pickler.tensors]
-                if rank == members.rank()
-                else [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds]
-            )
-            for tensor in tensors:
-                _broadcast(tensor, rank, members)
-            results.append(_Unpickler(io.BytesIO(pickled), [t.to("cpu") for t in tensors]).load())
-        return results
-
-    return exchange
-
-
-def _broadcast(tensor: Tensor, rank: int, group: dist.ProcessGroup) -> None:
-    """Fills a tensor with that of one rank; as bytes, since not every backend has every dtype."""
-    if tensor.numel():
-        source = dist.get_global_rank(group, rank)
-        dist.broadcast(tensor.reshape(-1).view(torch.uint8), source, group=group)
-
-
-class _Pickler(pickle.Pickler):
-    """Leaves tensors out of what it writes, and collects them."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.tensors: list[Tensor] = []
-
-    def persistent_id(self, obj: Any) -> int | None:
-        if not isinstance(obj, Tensor):
-            return None
-        self.tensors.append(obj.detach())
-        return len(self.tensors) - 1
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
-        super().__init__(file)
-        self.tensors = tensors
-
-    def persistent_load(self, pid: int) -> Tensor:
-        return self.tensors[pid]

@@ -1,0 +1,30 @@
+"""Which operators to recompute: the forward in blocks of equal memory, of which only the borders are kept.
+
+Chen et al., Training deep nets with sublinear memory cost (arXiv 1604.06174), §4.1; GPipe calls it
+re-materialisation.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+
+
+def blocks(graph: Graph, count: int) -> tuple[tuple[str, ...], ...]:
+    """The operators in `count` runs of about equal bytes of results; the last is not recomputed.
+
+    Its backward follows its forward at once, so that to keep its values costs nothing more.
+    """
+    if not 2 <= count <= len(graph.ops):
+        raise InputError(
+            f"cannot recompute in {count} blocks: '{graph.name}' has {len(graph.ops)} operators, "
+            "ask for 2 blocks up to that."
+        )
+    sizes = [sum(graph.values[o].nbytes for o in op.outputs) for op in graph.ops]
+    total, names = sum(sizes), [op.name for op in graph.ops]
+    found: list[list[str]] = [[] for _ in range(count)]
+    for name, size, until in zip(names, sizes, accumulate(sizes), strict=True):
+        found[min(count - 1, (until - size) * count // max(1, total))].append(name)
+    return tuple(tuple(block) for block in found[:-1] if block)
