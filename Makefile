@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test fuzz check format bench clean
+.PHONY: help setup demo test fuzz verify-all check format bench bench-full clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,16 +18,19 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,dev]'
 	@touch $@
 
-demo: $(READY)  ## a model, and ways to train VGG-16 on 16 GPUs and a small one on two processes
+demo: $(READY)  ## ways to train VGG-16 on 16 GPUs, then AlexNet trained on two processes of this machine
 	$(BIN)/raddle models lenet
 	$(BIN)/raddle compare vgg16 --cluster p100:4x4 --batch 512
-	$(BIN)/raddle compare vgg16-tiny --cluster local:2
+	$(BIN)/python examples/fastest.py
 
 test: $(READY)  ## run the tests that are not marked slow
 	$(BIN)/python -m pytest -n 2
 
 fuzz: $(READY)  ## run the property tests, slow ones too, on many random examples
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 -m hypothesis
+
+verify-all: $(READY)  ## every tiny model x every baseline x 2, 3, 4 ranks with real processes
+	$(BIN)/python tests/run/verify_all.py
 
 check: $(READY)  ## format, lint and types, changing nothing
 	$(BIN)/ruff format --check .
@@ -38,10 +41,12 @@ format: $(READY)  ## format the code and mend what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## run every benchmark, bench/*/run.py
+bench: $(READY)  ## run every benchmark, bench/*/run.py, as its README has it (bench-full is the same)
 	@set -e; for script in $(sort $(wildcard bench/*/run.py)); do \
 		echo "== $$script"; $(BIN)/python "$$script"; \
 	done
+
+bench-full: bench
 
 clean:  ## remove caches and build outputs; .venv stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

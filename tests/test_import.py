@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[1] / "src"
-PACKAGES = ("graph", "plan", "program", "run")  # all that a rank needs to run a plan
+PACKAGES = ("graph", "plan", "program", "run", "zoo")  # all that a rank needs to run a plan
 RUNTIME = [
     SRC / "raddle/errors.py",
     *sorted(path for name in PACKAGES for path in (SRC / "raddle" / name).rglob("*.py")),
@@ -71,7 +71,7 @@ def test_runtime_imports_torch_and_the_standard_library_alone(path):
 def test_a_rank_needs_no_solver() -> None:
     """Lowering, checking and running import neither numpy-based packages nor the simulator."""
     script = (
-        "import sys, raddle.program.lower, raddle.program.check, raddle.run.threads; "
+        "import sys, raddle.program.lower, raddle.program.check, raddle.run.threads, raddle.run.session; "
         "print(sorted(m for m in sys.modules if m.split('.')[0] in ('numba', 'yaml', 'rich', 'typer') "
         "or m.startswith(('raddle.clusters', 'raddle.costs', 'raddle.simulation'))))"
     )

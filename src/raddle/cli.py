@@ -3,23 +3,21 @@
 torch is imported inside the verbs that need it, so that `raddle --help` answers at once.
 """
 
-import inspect
-import json
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raddle.commands import running
+from raddle.commands.output import check_folder, show, writing
 from raddle.errors import InputError
+from raddle.lab.cli import app as lab_app
 
 if TYPE_CHECKING:
     from raddle.costs.profile import Profile
     from raddle.graph.graph import Graph
 
-T = TypeVar("T")
 MOST_SAMPLES = 2**31
 
 app = typer.Typer(
@@ -57,11 +55,11 @@ def models(
     from raddle.report import terminal
 
     if name is None:
-        _show(_zoo(), terminal.show_models, as_json=as_json)
+        show(_zoo(), terminal.show_models, as_json=as_json)
     else:
         with terminal.progress(f"capturing {name}"):
             description = _describe(name, batch)
-        _show(description, terminal.show_model, as_json=as_json)
+        show(description, terminal.show_model, as_json=as_json)
 
 
 @app.command()
@@ -80,9 +78,9 @@ def clusters(
     from raddle.report import terminal
 
     if spec is None:
-        _show(presets(), terminal.show_clusters, as_json=as_json)
+        show(presets(), terminal.show_clusters, as_json=as_json)
     else:
-        _show(summarise(cluster(spec)), terminal.show_cluster, as_json=as_json)
+        show(summarise(cluster(spec)), terminal.show_cluster, as_json=as_json)
 
 
 @app.command()
@@ -130,7 +128,7 @@ def probe(
     if output is not None:
         write(measured, output)
     result = {**measured, "cluster": describe(measured), "file": output}
-    _show(result, terminal.show_probe, as_json=as_json)
+    show(result, terminal.show_probe, as_json=as_json)
 
 
 Model = Annotated[
@@ -164,6 +162,13 @@ def plan(
     batch: Batch = None,
     bn: Statistics = "local",
     sync: Sync = "allreduce",
+    recompute: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="Keep values for the backward at the borders of K blocks, and compute the rest again.",
+        ),
+    ] = None,
     profile: ProfileOption = None,
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan as JSON.")
@@ -183,19 +188,21 @@ def plan(
     if text and as_json:
         raise InputError("--text and --json are two forms of one output: ask for one of them.")
     if output is not None:
-        _check_folder(output)  # before the work, and not after it
+        check_folder(output)  # before the work, and not after it
     on, measured = clusters.cluster(cluster), _profile(profile)
     with terminal.progress(f"capturing {model}"):
         graph = _capture(model, batch)
     with terminal.progress(f"planning {model}, {method}"):
-        made, row = planned(graph, on, method, model=model, bn=bn, sync=sync, profile=measured)
+        made, row = planned(
+            graph, on, method, model=model, bn=bn, sync=sync, recompute=recompute, profile=measured
+        )
     if output is not None:
-        with _writing(output):
+        with writing(output):
             file.save(made, graph, output)
     if text:
         print(write_tiles(graph, made.tiles), end="")
     else:
-        _show({**row, "file": output}, terminal.show_plan, as_json=as_json)
+        show({**row, "file": output}, terminal.show_plan, as_json=as_json)
 
 
 @app.command()
@@ -225,7 +232,7 @@ def compare(
     with terminal.progress_bar(f"{model} on {on.name}") as heard:
         settings = {"model": model, "bn": bn, "sync": sync}
         rows = figures.compare(graph, on, names, heard=heard, profile=measured, **settings)
-    _show(rows, terminal.show_comparison, as_json=as_json)
+    show(rows, terminal.show_comparison, as_json=as_json)
 
 
 @app.command()
@@ -250,11 +257,12 @@ def simulate(
     from raddle import clusters
     from raddle.plan import file
     from raddle.report import terminal
+    from raddle.run.job import takes_batch
     from raddle.searches.figures import details, judge
 
     data, measured = file.read(path), _profile(profile)
     if trace is not None:
-        _check_folder(trace)
+        check_folder(trace)
     if cluster is not None:
         on = clusters.cluster(cluster)
     elif data["cluster"] is not None:
@@ -264,7 +272,7 @@ def simulate(
     name = model or data["model"]
     if not name:
         raise InputError(f"'{path}' names no model: add --model file.py:function.")
-    batch = data["batch"] // data["microbatches"] if _takes_batch(name) else None
+    batch = data["batch"] // data["microbatches"] if takes_batch(name) else None
     with terminal.progress(f"capturing {name}"):
         graph = _capture(name, batch, data["dtype"])
     with terminal.progress(f"simulating {path}"):
@@ -272,9 +280,14 @@ def simulate(
     if trace is not None:
         from raddle.simulation.trace import write_trace
 
-        with _writing(trace):
+        with writing(trace):
             write_trace(timeline, trace)
-    _show({**details(timeline), "trace": trace}, terminal.show_simulation, as_json=as_json)
+    show({**details(timeline), "trace": trace}, terminal.show_simulation, as_json=as_json)
+
+
+app.command()(running.run)
+app.command()(running.verify)
+app.add_typer(lab_app, name="lab")
 
 
 def _probe_operators(
@@ -290,7 +303,7 @@ def _probe_operators(
     from raddle.report import terminal
     from raddle.searches.measuring import profile_methods
 
-    _check_folder(path)
+    check_folder(path)
     machine = clusters.cluster(on)
     known = load_profile(path) if pathlib.Path(path).exists() and not fresh else Profile()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(machine.devices)))
@@ -298,11 +311,11 @@ def _probe_operators(
         graph = _capture(model, batch)
     with terminal.progress_bar(f"measuring {model}") as heard:
         found = profile_methods(graph, machine, known=known, heard=heard)
-    with _writing(path):
+    with writing(path):
         found.save(path)
     entries, new = len(found.seconds), len(found.seconds) - len(known.seconds)
     result = {"model": model, "profile": path, "entries": entries, "measured": new}
-    _show(result, terminal.show_profile, as_json=as_json)
+    show(result, terminal.show_profile, as_json=as_json)
 
 
 def _profile(path: str | None) -> "Profile | None":
@@ -335,34 +348,3 @@ def _capture(name: str, batch: int | None, dtype: str = "float32") -> "Graph":
         )
     w = zoo.load(name, batch=batch, dtype=getattr(torch, dtype))
     return capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)
-
-
-def _takes_batch(name: str) -> bool:
-    """Whether a model can be asked for with any batch: a user's function may have its own."""
-    from raddle.zoo.user_file import find, names_file
-
-    return not names_file(name) or "batch" in inspect.signature(find(name).function).parameters
-
-
-def _check_folder(path: str) -> None:
-    """Refuse to write where there is no folder."""
-    if not pathlib.Path(path).resolve().parent.is_dir():
-        raise InputError(f"there is no folder for '{path}': make it, or name another file.")
-
-
-@contextmanager
-def _writing(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            f"'{path}' cannot be written ({error.strerror}): name another file."
-        ) from None
-
-
-def _show(value: T, table: Callable[[T], None], *, as_json: bool) -> None:
-    """One piece of data, two faces."""
-    if as_json:
-        print(json.dumps(value, indent=2))
-    else:
-        table(value)

@@ -298,6 +298,82 @@ def test_bfloat16_is_close() -> None:
             assert found != pytest.approx(losses, rel=1e-6)
 
 
+class Partly(nn.Module):
+    """A parameter that is frozen, one that is not used, and a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.unused, self.frozen = nn.Linear(6, 6), nn.Linear(2, 3), nn.Linear(6, 6)
+        self.frozen.requires_grad_(False)
+        self.register_buffer("scale", torch.full((6,), 2.0), persistent=False)
+
+    def forward(self, x: Tensor, k: Tensor) -> Tensor:
+        return self.fc(self.frozen(x) * self.scale) * k
+
+
+@pytest.mark.parametrize("method", ["data", "layerwise", "model"])
+def test_what_is_not_trained_is_kept(method: str) -> None:
+    model = Partly()
+    x, k = torch.randn(4, 6), torch.tensor(2.0)
+    own = capture(model, [x, k], loss=lambda y: y.square().mean())
+    made = plan_for(own, cluster("local:2"), method)
+
+    def work(trainer: Trainer) -> Any:
+        trainer.step(*trainer.part(x, k))
+        state = trainer.state_dict()
+        trainer.load_state_dict({**state, "frozen.bias": state["frozen.bias"] + 1})
+        return state, trainer.state_dict()
+
+    for state, again in on_threads(2, work, model, made, sgd, graph=own):
+        assert state.keys() == model.state_dict().keys()
+        for name in ("unused.weight", "frozen.weight"):
+            torch.testing.assert_close(state[name], model.state_dict()[name])
+        assert not torch.equal(state["fc.weight"], model.fc.weight)
+        torch.testing.assert_close(again["frozen.bias"], state["frozen.bias"] + 1)
+
+
+@pytest.mark.parametrize("sync", ["allreduce", "server"])
+def test_local_statistics_are_those_of_a_rank(sync: str) -> None:
+    """As DistributedDataParallel has them: the state has those of rank 0, of its own samples alone."""
+    x, y = batches(1)[0]
+    made = plan_for(graph(), cluster("local:2"), "data", bn="local", sync=sync)
+
+    def work(trainer: Trainer) -> dict[str, Tensor]:
+        trainer.step(x, y)
+        return trainer.state_dict()
+
+    plain = copy.deepcopy(net())
+    plain(x[:4])
+    for state in on_threads(2, work, net(), made, sgd, graph=graph()):
+        for name in ("norm.running_mean", "norm.running_var"):
+            torch.testing.assert_close(state[name], plain.state_dict()[name], rtol=1e-9, atol=1e-9)
+
+
+def test_nothing_stays_alive_that_nobody_keeps() -> None:
+    """Of conv → relu → conv the generated code drops the first result, which no backward needs."""
+    alive = []
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(x)))
+
+    own = capture(Watched(), [torch.randn(4, 4)], loss=lambda y: y.sum())
+    made = plan_for(own, cluster("local:1"), "data")
+
+    def work(trainer: Trainer) -> None:
+        call = trainer.executor.plan.actions[0].call
+        alive.append(call.code.source)
+
+    on_threads(1, work, Watched(), made, sgd, graph=own)
+    lines = [line.strip() for line in alive[0].splitlines()]
+    relu = next(i for i, line in enumerate(lines) if "relu" in line)
+    assert lines[relu + 1].startswith("del ")
+
+
 # -- bad use ---------------------------------------------------------------------------------------
 
 

@@ -94,7 +94,7 @@ class Batches:
         parts = []
         for given, tensor in zip(self.inputs, batch, strict=True):
             if given.box is None:
-                parts.append(tensor[:0])
+                parts.append(tensor[:0] if tensor.dim() else tensor)
                 continue
             micros = [tensor]
             if given.samples is not None:

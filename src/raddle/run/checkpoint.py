@@ -82,7 +82,11 @@ def gather_state(
     """
     state: dict[str, Tensor] = {}
     for name, shape in shapes.items():
-        parts: Pieces = [p for rank in exchange(pieces.get(name, [])) for p in rank]
+        held: dict[Box, Tensor] = {}
+        for rank in exchange(pieces.get(name, [])):
+            for box, tensor in rank:
+                held.setdefault(box, tensor)  # of several copies, that of the first rank
+        parts: Pieces = list(held.items())
         assert parts, f"no rank holds a piece of '{name}'"
         full = assemble(shape, parts[0][1].dtype, parts)
         if keep:

@@ -1,9 +1,10 @@
 """The code of a segment: one Python function, written and compiled once, that runs all of its tiles.
 
     def segment(a0, a1, a2):
-        v0 = f0(a0, a1, a2)[0]      # conv1
-        v1 = f1(v0)[0]              # relu1
-        return (v1,)
+        v1, = f1(a0, a1, a2)  # conv1
+        v2, = f2(v1)  # relu1
+        del v1
+        return (v2, )
 
 Its arguments are pieces of values that are there before, its results pieces that are needed after it. What
 a tile reads is put together inside, under autograd, so gradients come back piece by piece.
@@ -11,6 +12,9 @@ a tile reads is put together inside, under autograd, so gradients come back piec
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -126,7 +130,7 @@ class Writer:
                 "None" if region is None else self._region(name, region)
                 for name, region in zip(op.inputs, regions, strict=True)
             ]
-            run = self._name("f", kernel(op, tile.box, self.place))
+            run = self._name("f", kernel(self._as_run(op), tile.box, self.place))
             outs = op.space.produces(tile.box)
             if op.name in self.program.merges:
                 count = tensors_of_part(op, tile.box)
@@ -134,6 +138,19 @@ class Writer:
             else:
                 into = list(zip(op.outputs, outs, strict=True))
             self._results(f"{run}({', '.join(arguments)})", into, op.name)
+
+    def _as_run(self, op: Op) -> Op:
+        """Running statistics of local batch statistics: their variance is of this device's samples."""
+        if self.program.plan.bn != "local" or op.kind != "running":
+            return op
+        source = self.program.producer(op.inputs[2])
+        boxes = [
+            t.box for t in self.program.plan.tiles[source.name].tiles if t.device == self.device
+        ]
+        if len(boxes) != 1:
+            return op
+        count = math.prod(boxes[0].shape[d] for d in source.space.reduced)
+        return dataclasses.replace(op, attrs={**op.attrs, "unbias": count / max(1, count - 1)})
 
     def _results(self, call: str, into: Sequence[tuple[Of, Box]], comment: str) -> None:
         variables = [self._fresh() for _ in into]
@@ -255,7 +272,7 @@ class Writer:
         return name
 
     def _code(self, name: str, results: Sequence[tuple[Piece, str]]) -> Code:
-        body = [*self.lines, f"return ({''.join(var + ', ' for _, var in results)})"]
+        body = _released([*self.lines, f"return ({''.join(var + ', ' for _, var in results)})"])
         kinds: dict[str, list[Piece]] = {"graded": [], "weight": [], "plain": []}
         for piece in self.arguments:
             kinds[self.kind(piece)].append(piece)
@@ -270,6 +287,18 @@ class Writer:
             tuple(piece for piece, _ in results),
             source,
         )
+
+
+def _released(lines: Sequence[str]) -> list[str]:
+    """Lines with a `del` after the last use of each variable: what nobody keeps must not stay alive."""
+    last = {name: at for at, line in enumerate(lines) for name in re.findall(r"\bv\d+\b", line)}
+    result = []
+    for at, line in enumerate(lines):
+        result.append(line)
+        gone = [name for name, end in last.items() if end == at]
+        if gone and at < len(lines) - 1:
+            result.append(f"del {', '.join(gone)}")
+    return result
 
 
 def _by_samples(op: Op, box: Box) -> bool:

@@ -66,6 +66,7 @@ class Executor:
         self.owned: set[int] = set()  # gradients that no one else sees
         self.given: set[int] = set()  # parameters with a gradient in this step
         self.saved: dict[int, tuple[list[Tensor], list[Any], list[int]]] = {}
+        self.read: dict[int, list[Any]] = {}  # by calls that run again
         self.seeds: dict[int, tuple[list[Any], list[Tensor]]] = {}
         self.posted: dict[int, tuple[Pending, Tensor]] = {}
         self.next_post = 0
@@ -186,7 +187,12 @@ class Executor:
         call, slots = action.call, self.slots
         graph = call.backward and (action.again or not call.recompute)
         leaves: list[Any] = [slots[s].detach() for s in call.graded]
-        rest = [slots[s] for s in call.weights] + [slots[s] for s in call.plain]
+        plain = [slots[s] for s in call.plain]
+        if call.recompute and not action.again:
+            self.read[call.number] = plain
+        elif call.recompute:  # buffers have new values by now: it reads them as they were
+            plain = self.read.pop(call.number)
+        rest = [slots[s] for s in call.weights] + plain
         if graph:
             for leaf in leaves:
                 leaf.requires_grad_()

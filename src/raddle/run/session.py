@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = parse(argv)
         _join_alone()
-        place = choose_place(options.device)
+        place = choose_place(options.device, options.backend)
         torch.set_num_threads(options.threads or threads_of_a_rank())
     except InputError as error:  # the same on all ranks
         if os.environ.get("RANK", "0") == "0":
@@ -79,14 +79,20 @@ def _rank(options: Options, place: torch.device, out: TextIO) -> int:
 # -- before the first step ---------------------------------------------------------------------------
 
 
-def choose_place(device: str | None) -> torch.device:
-    """This rank's device: a GPU of its own where there are GPUs."""
+def choose_place(device: str | None, backend: str | None = None) -> torch.device:
+    """This rank's device: a GPU of its own where there are GPUs, or a share of one."""
     available = torch.cuda.is_available()
     if device == "cpu" or (device is None and not available):
         return torch.device("cpu")
     if not available:
         raise InputError("there is no GPU that torch can use here: run with --device cpu.")
-    place = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    gpus, ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if ranks > gpus and backend != "gloo":
+        raise InputError(
+            f"{ranks} ranks would share {gpus} GPUs here, which NCCL cannot: add --backend gloo, "
+            "or --device cpu."
+        )
+    place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % gpus)
     torch.cuda.set_device(place)
     return place
 

@@ -57,7 +57,8 @@ def _link(lane: int, transfers: Sequence[_Transfer], computed: Slices) -> Iterat
     for number, t in enumerate(transfers):
         start = max(t.start, last)
         last = end = max(t.end, start + SHORTEST)
-        yield _slice(links, lane, t.title, start, end)
+        kind = "move" if t.target >= 0 else "reduce"
+        yield {**_slice(links, lane, t.title, start, end), "cat": kind}
         if t.target >= 0:
             tail = _before(computed[t.source], t.source, t.start) or _at(links, lane, start)
             head = _after(computed[t.target], t.target, t.end) or _at(links, lane, end - SHORTEST)

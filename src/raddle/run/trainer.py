@@ -204,11 +204,23 @@ class Trainer:
         boxes: dict[str, list[Box]] = {}
         for source in lasting:
             boxes.setdefault(source.name, []).append(source.box)
+        self._idle = self._untrained(seed)
         made = take(self.model, boxes, seed=seed)
         found = {
             (n, box): t for n, own in boxes.items() for box, t in zip(own, made[n], strict=True)
         }
         self.executor.load(lambda s: found[s.name, s.box])
+
+    def _untrained(self, seed: int) -> dict[str, Tensor]:
+        """Parameters that are frozen or not used: rank 0 keeps them for checkpoints."""
+        boxes = {
+            v.name: [Box.full(v.shape)]
+            for v in self.graph.values.values()
+            if v.role == "frozen" or (v.role == "parameter" and v.name not in self.program.shares)
+        }
+        if self.rank != 0 or not boxes:
+            return {}
+        return {name: tensor for name, (tensor,) in take(self.model, boxes, seed=seed).items()}
 
     def _optimizer(self, make: Optimizer) -> torch.optim.Optimizer:
         own = {s.slot: (s, p) for s, p in self.executor.parameters()}
@@ -283,11 +295,14 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes parameters and buffers from a state of the module, whoever saved it."""
-        sources = [*self.executor.plan.of("parameter"), *self.executor.plan.of("buffer")]
+        shapes = self._shapes()
+        roles = ("parameter", "buffer", "frozen")
+        sources = [s for s in self.executor.plan.sources if s.role in roles and s.name in shapes]
         boxes: dict[str, list[Box]] = {}
         for source in sources:
             boxes.setdefault(source.name, []).append(source.box)
-        found = cut_state(state, boxes, self._shapes(), self.graph.aliases, device=self.place)
+        found = cut_state(state, boxes, shapes, self.graph.aliases, device=self.place)
+        self._idle = {name: state[name].detach().cpu().clone() for name in self._idle}
         turn: dict[str, int] = {}
         with torch.no_grad():
             for source in sources:
@@ -295,7 +310,7 @@ class Trainer:
                 turn[source.name] = turn.get(source.name, 0) + 1
                 if source.role == "parameter":
                     self.executor.slots[source.slot].copy_(tensor)
-                else:
+                else:  # buffers and frozen parameters are replaced, never written
                     self.executor.slots[source.slot] = tensor.clone()
 
     def optimizer_state_dict(self) -> dict[str, dict[str, Any]]:
@@ -319,11 +334,11 @@ class Trainer:
             turn[source.name] = turn.get(source.name, 0) + 1
 
     def _shapes(self, *, parameters_only: bool = False) -> dict[str, tuple[int, ...]]:
-        values = (
-            self.graph.parameters
-            if parameters_only
-            else [*self.graph.parameters, *self.graph.buffers]
-        )
+        if parameters_only:
+            return {name: self.graph.values[name].shape for name in self.program.shares}
+        kept = self.model.state_dict().keys()  # buffers that are not persistent stay out
+        roles = ("parameter", "frozen", "buffer")
+        values = [v for v in self.graph.values.values() if v.role in roles and v.name in kept]
         return {v.name: v.shape for v in values}
 
     def _speaks_for(self, source: Source) -> bool:
@@ -336,6 +351,8 @@ class Trainer:
         for source, parameter in self.executor.parameters():
             if self._speaks_for(source):
                 pieces.setdefault(source.name, []).append((source.box, parameter.detach()))
+        for name, tensor in self._idle.items():
+            pieces[name] = [(Box.full(tensor.shape), tensor)]
         for source in self.executor.plan.of("buffer"):
             tensor = self.executor.slots[source.slot]
             fresh = self.executor.plan.fresh.get(source.name, [])

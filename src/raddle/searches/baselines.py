@@ -21,6 +21,7 @@ from raddle.searches.data import data
 from raddle.searches.layerwise import layerwise
 from raddle.searches.model import model, owt
 from raddle.searches.placing import Tiles
+from raddle.searches.recomputing import blocks
 from raddle.searches.spatial import spatial
 
 METHODS: dict[str, Callable[[Graph, Cluster], Tiles]] = {
@@ -45,10 +46,12 @@ def plan_for(
     bn: str = "local",
     sync: str = "allreduce",
     optimizer: str = "sgd",
+    recompute: int | None = None,
 ) -> Plan:
     """The plan of a method for all devices of a cluster.
 
     `model` is the name to load it by again; `batch` is the global batch, the graph's where none is given.
+    `recompute` keeps values for the backward only at the borders of so many blocks.
     """
     check_settings([method], bn=bn, sync=sync)
     plan = Plan(
@@ -63,6 +66,7 @@ def plan_for(
         optimizer=optimizer,
         cluster=cluster.to_dict(),
         method=method,
+        recompute=() if recompute is None else blocks(graph, recompute),
         inputs=describe_inputs(graph),
         parameters=parameter_shapes(graph),
     )

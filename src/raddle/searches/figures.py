@@ -58,11 +58,12 @@ def planned(
     model: str = "",
     bn: str = "local",
     sync: str = "allreduce",
+    recompute: int | None = None,
     profile: Profile | None = None,
 ) -> tuple[Plan, dict[str, Any]]:
     """The plan of a method, with its predicted figures in it, and the same as a row of `compare`."""
     begun = perf_counter()
-    plan = plan_for(graph, cluster, method, model=model, bn=bn, sync=sync)
+    plan = plan_for(graph, cluster, method, model=model, bn=bn, sync=sync, recompute=recompute)
     search_s = perf_counter() - begun
     row = {**figures(judge(graph, plan, cluster, profile)), "search_s": search_s}
     return replace(plan, predicted={key: row[key] for key in FIGURES if key != "speedup"}), row
@@ -84,8 +85,8 @@ def compare(
     for done, method in enumerate(methods):
         heard({"step": method, "done": done, "of": len(methods)})
         try:
-            settings = {"model": model, "bn": bn, "sync": sync}
-            rows.append(planned(graph, cluster, method, **settings, profile=profile)[1])
+            _, row = planned(graph, cluster, method, model=model, bn=bn, sync=sync, profile=profile)
+            rows.append(row)
         except InputError as error:
             empty = dict.fromkeys(FIGURES)
             rows.append({"method": method, **empty, "bn": bn, "sync": sync, "error": str(error)})

@@ -3,49 +3,31 @@
 A process for each device, with a lane of what it computes and a counter of its memory; a process "links"
 with a lane for each link; an arrow for each message, from the run that made it to the run that waits for
 it. A message that holds two links stands in both lanes.
-
-The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
 import pathlib
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
 from raddle.costs.memory import memory_curves
 from raddle.program.describe import PHASES
 from raddle.program.program import Instruction, Merge, Move, Reduce, Run
+from raddle.program.tracing import COMPUTE, Event, arrow, lane_names, write_events
 from raddle.simulation.timeline import Timeline
-
-Event = dict[str, Any]
-COMPUTE = 0  # the lane of a device
 
 
 def write_trace(timeline: Timeline, path: str | pathlib.Path) -> None:
     """Gzipped where the path ends in .gz."""
-    with _opened(pathlib.Path(path)) as file:
-        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        for number, event in enumerate(trace_events(timeline)):
-            # One event after the other: a trace of millions of tasks is never in memory as a whole.
-            file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))
-        file.write("\n]}\n")
-
-
-def _opened(path: pathlib.Path) -> TextIO:
-    if path.suffix == ".gz":
-        # Without the time of writing: the same timeline gives the same file.
-        return io.TextIOWrapper(gzip.GzipFile(path, "wb", compresslevel=6, mtime=0))
-    return path.open("w")
+    write_events(trace_events(timeline), path)
 
 
 def trace_events(timeline: Timeline) -> Iterator[Event]:
-    yield from _names(timeline)
+    kinds = [d.kind for d in timeline.cluster.devices[: timeline.program.plan.devices]]
+    yield from lane_names(kinds, timeline.cluster.links)
     yield from _slices(timeline)
     yield from _arrows(timeline)
     yield from _memory(timeline)
@@ -61,21 +43,6 @@ def _lane(timeline: Timeline, resource: int) -> Event:
     if resource < devices:
         return {"pid": int(resource), "tid": COMPUTE}
     return {"pid": devices, "tid": int(resource) - devices}
-
-
-def _names(timeline: Timeline) -> Iterator[Event]:
-    devices = timeline.program.plan.devices
-    for d in range(devices):
-        name = f"device {d} ({timeline.cluster.devices[d].kind})"
-        yield _meta("process_name", d, COMPUTE, name)
-        yield _meta("thread_name", d, COMPUTE, "compute")
-    yield _meta("process_name", devices, 0, "links")
-    for number, link in enumerate(timeline.cluster.links):
-        yield _meta("thread_name", devices, number, link)
-
-
-def _meta(what: str, process: int, lane: int, name: str) -> Event:
-    return {"ph": "M", "name": what, "pid": process, "tid": lane, "args": {"name": name}}
 
 
 def _slices(timeline: Timeline) -> Iterator[Event]:
@@ -118,7 +85,7 @@ def _arrows(timeline: Timeline) -> Iterator[Event]:
         i = timeline.program.instructions[tasks.instruction[task]]
         assert isinstance(i, Move)
         own = _lane(timeline, tasks.first[task])
-        arrow = {"name": i.value, "cat": i.what, "id": int(task)}
+        title = {"name": i.value, "cat": i.what, "id": int(task)}
         # An arrow holds on to the slice that its time lies in, so it starts just before that slice's end.
         start, end = timeline.start[task], timeline.end[task]
         made, used = before[task], after[task]
@@ -132,8 +99,8 @@ def _arrows(timeline: Timeline) -> Iterator[Event]:
             if used < 0
             else (_lane(timeline, tasks.first[used]), timeline.start[used])
         )
-        yield {"ph": "s", **arrow, **tail[0], "ts": _micros(tail[1])}
-        yield {"ph": "f", "bp": "e", **arrow, **head[0], "ts": _micros(head[1])}
+        tail_end, head_end = ({**lane, "ts": _micros(at)} for lane, at in (tail, head))
+        yield from arrow(tail_end, head_end, **title)
 
 
 def _neighbours(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:

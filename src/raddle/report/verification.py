@@ -1,0 +1,42 @@
+"""What `raddle verify` found, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from raddle.report.terminal import _plural, _stdout, _table
+
+
+def show_verdict(result: Mapping[str, Any]) -> None:
+    """Print what `raddle.verification.verdict.verify` says."""
+    console = _stdout()
+    console.print(
+        f"{result['model']}, batch {result['batch']}, {result['method'] or 'a plan'} on "
+        f"{_plural(result['devices'], 'rank')} ({result['transport']}, {result['dtype']}, "
+        f"bn: {result['bn']}), {_plural(result['steps'], 'step')}",
+        style="bold",
+    )
+    table = _table(console)
+    table.add_column("what", no_wrap=True)
+    table.add_column("worst deviation", justify="right", no_wrap=True)
+    table.add_column("where", overflow="fold")
+    table.add_column("holds", no_wrap=True)
+    for check in result["checks"]:
+        holds = check["holds"]
+        style = None if holds else "red"
+        words = (check["what"], _deviation(check["deviation"]), check["where"])
+        table.add_row(*words, "yes" if holds else "NO", style=style)
+    if result["checks"]:
+        console.print(table)
+    for note in result["notes"]:
+        console.print(note, style="yellow")
+    if result["failure"]:
+        console.print(result["failure"], style="red")
+    console.print("it holds" if result["holds"] else "it does NOT hold")
+
+
+def _deviation(value: float | int | None) -> str:
+    if value is None:
+        return "no number"
+    return f"{value:,} bytes" if isinstance(value, int) else f"{value:.1e}"

@@ -1,0 +1,114 @@
+"""Trains on one rank as a plan says, and compares what the rank holds with the plain module's.
+
+Every copy of a parameter is compared where it is, so nothing large is gathered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from raddle.graph.box import Box
+from raddle.run.actions import Source
+from raddle.run.job import Job, optimizer_for
+from raddle.run.trainer import Trainer
+from raddle.run.transports.base import Transport
+from raddle.verification.plain import Plain, batch_of_step
+
+
+@dataclass
+class Findings:
+    """What one rank found: the worst deviations, where they are, and the bytes of all steps."""
+
+    losses: list[float] = field(default_factory=list)
+    worst: dict[str, tuple[float, str]] = field(default_factory=dict)  # by what is compared
+    sent: list[tuple[int, int]] = field(default_factory=list)  # target, bytes
+    reduced: list[tuple[list[int], int]] = field(default_factory=list)  # devices, bytes
+
+    def note(self, what: str, deviation: float, where: str) -> None:
+        """Keeps the worst; what is no number is worse than any."""
+        deviation = math.inf if math.isnan(deviation) else deviation
+        if what not in self.worst or deviation > self.worst[what][0]:
+            self.worst[what] = deviation, where
+
+
+def compare(
+    job: Job,
+    plain: Plain,
+    transport: Transport,
+    steps: int,
+    seed: int,
+    heard: Callable[[int], None] = lambda step: None,
+) -> Findings:
+    """Trains on this rank, and says how far it is from the plain module."""
+    place = torch.device("cpu")
+    optimizer = optimizer_for(job.plan.optimizer)
+    try:
+        trainer = Trainer(
+            job.work.model, job.program, optimizer, transport, place, loss=job.work.loss, seed=seed
+        )
+        findings = Findings()
+        _listen(trainer, plain, findings)
+        for step in range(steps):
+            heard(step)
+            loss = float(trainer.step(*batch_of_step(job, step)))
+            findings.losses.append(loss)
+            expected = plain.losses[step]
+            deviation = abs(loss - expected) / max(abs(expected), 1e-6)
+            findings.note("loss", deviation, f"step {step}")
+        _compare_state(trainer, plain, findings)
+    except BaseException as error:
+        transport.fail(f"{type(error).__name__}: {error}")
+        raise
+    findings.sent = sorted((t, n) for t, n in transport.sent.items() if n)
+    findings.reduced = sorted((list(g), n) for g, n in transport.reduced.items() if n)
+    return findings
+
+
+def _listen(trainer: Trainer, plain: Plain, findings: Findings) -> None:
+    """Compares all gradients before each update."""
+    update = trainer.executor.update
+
+    def compared() -> None:
+        gradients, norm = plain.gradients[trainer.steps], plain.norms[trainer.steps]
+        for source, parameter in trainer._updated:
+            expected = gradients.get(source.name)
+            own = parameter.grad
+            assert own is not None
+            if expected is not None:
+                own = own - _cut(expected, source)
+            where = f"{source.name}, step {trainer.steps}"
+            findings.note("gradients", float(own.norm()) / (norm or 1.0), where)
+        update()
+
+    trainer.executor.update = compared
+
+
+def _compare_state(trainer: Trainer, plain: Plain, findings: Findings) -> None:
+    """Parameters of this rank, and the buffers that it keeps up to date."""
+    executor = trainer.executor
+    for source, parameter in executor.parameters():
+        difference = parameter.detach() - _cut(plain.state[source.name], source)
+        findings.note("parameters", _relative(difference, plain.state[source.name]), source.name)
+    for source in executor.plan.of("buffer"):
+        held: Tensor = executor.slots[source.slot]
+        changes = source.name in trainer.graph.updates
+        expected = plain.buffer(trainer.rank, source.name)
+        for box in executor.plan.fresh.get(source.name, []) if changes else [source.box]:
+            own = held[box.within(source.box)].double()
+            difference = own - expected[box.within(Box.full(expected.shape))]
+            findings.note("buffers", _relative(difference, expected), source.name)
+
+
+def _cut(tensor: Tensor, source: Source) -> Tensor:
+    return tensor[source.box.within(Box.full(tensor.shape))]
+
+
+def _relative(difference: Tensor, expected: Tensor) -> float:
+    """To the largest element, or to 1 where all are smaller."""
+    largest = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
+    return float(difference.abs().max()) / largest if difference.numel() else 0.0

@@ -1,0 +1,69 @@
+"""One rank of a verification in a process of its own: `python -m raddle.verification.rank FOLDER`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+
+from raddle.run.job import load_job
+from raddle.run.transports.processes import Processes
+from raddle.verification.comparing import Findings, compare
+
+
+def main(folder: pathlib.Path) -> int:
+    """Leaves what it found, or why it failed, in the folder."""
+    rank = int(os.environ["RANK"])
+    (folder / f"rank{rank}.pid").write_text(str(os.getpid()))
+    _end_with_parent()
+    settings = json.loads((folder / "settings.json").read_text())
+    torch.set_num_threads(settings["threads"])
+    answer: dict[str, Any]
+    try:
+        answer = dataclasses.asdict(_verify(folder, rank, settings))
+    except Exception as error:
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    (folder / f"rank{rank}.json").write_text(json.dumps(answer))
+    return 1 if "error" in answer else 0
+
+
+def _verify(folder: pathlib.Path, rank: int, settings: dict[str, Any]) -> Findings:
+    transport = Processes(torch.device("cpu"), "gloo", settings["timeout"])
+
+    def heard(step: int) -> None:
+        if rank == 0:
+            (folder / "progress").write_text(str(step))
+
+    try:
+        wanted = ("model", "seed", "bn")
+        job = load_job(settings["plan"], dtype="float64", **{k: settings[k] for k in wanted})
+        plain = torch.load(folder / "plain.pt", mmap=True, weights_only=False)
+        return compare(job, plain, transport, settings["steps"], settings["seed"], heard)
+    except BaseException as error:
+        transport.fail(f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        transport.close()
+
+
+def _end_with_parent() -> None:
+    """A torchrun that was killed leaves its ranks behind."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(pathlib.Path(sys.argv[1])))

@@ -1,0 +1,128 @@
+"""Batch norms of the plain module with the plan's local statistics: a tile's samples and no others.
+
+Running statistics are each device's own then, as in DistributedDataParallel, where rank 0's are saved.
+"""
+
+# c: channel, dimension 1 of what is normalised
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from raddle.errors import InputError
+from raddle.graph.box import Box
+from raddle.graph.graph import Graph, Op
+from raddle.plan.plan import Plan
+
+
+class _Tile(NamedTuple):
+    """What a device normalises, and what it takes statistics of."""
+
+    device: int
+    normalised: Box
+    counted: Box
+
+
+def has_serial_reference(graph: Graph, plan: Plan) -> bool:
+    """Whether every element is normalised by one set of statistics; copies may have several."""
+    for moments, norm in _norms(graph):
+        by_box: dict[Box, Box] = {}
+        for tile in _tiles(plan, moments, norm):
+            if by_box.setdefault(tile.normalised, tile.counted) != tile.counted:
+                return False
+    return True
+
+
+class LocalStatistics:
+    """Takes the place of F.batch_norm: its n-th call in a forward is the graph's n-th batch norm."""
+
+    def __init__(self, graph: Graph, plan: Plan, model: nn.Module) -> None:
+        self.norms = [(_tiles(plan, m, norm), _regions(plan, m)) for m, norm in _norms(graph)]
+        self.names = {id(t): name for name, t in model.named_buffers()}
+        self.running: dict[int, dict[str, Tensor]] = {}  # by device and buffer
+        self.count = 0
+
+    def begin(self) -> None:
+        """A forward begins."""
+        self.count = 0
+
+    def __call__(
+        self, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+        weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
+        momentum: float = 0.1, eps: float = 1e-5,
+    ) -> Tensor:  # fmt: skip
+        if not training:
+            buffers = (running_mean, running_var)
+            return torch.batch_norm(input, weight, bias, *buffers, False, momentum, eps, False)
+        if self.count == len(self.norms):
+            raise InputError("the module has a batch norm that the graph has not: plan it again.")
+        tiles, counted = self.norms[self.count]
+        self.count += 1
+        y = torch.empty_like(input)
+        for tile in tiles:
+            c = _channels(tile.normalised)
+            mean, var = _moments(input, tile.counted)
+            place = tile.normalised.within(Box.full(input.shape))
+            x = (input[place] - _wide(mean, input)) * _wide((var + eps).rsqrt(), input)
+            x = x if weight is None else x * _wide(weight[c], input)
+            y[place] = x if bias is None else x + _wide(bias[c], input)
+        if running_mean is not None and running_var is not None:
+            for device, box in counted:
+                mean, var = _moments(input.detach(), box)
+                size = box.volume // (box.hi[1] - box.lo[1])
+                unbiased = var * size / max(1, size - 1)
+                for buffer, value in ((running_mean, mean), (running_var, unbiased)):
+                    self._keep(device, buffer, _channels(box), momentum, value)
+        return y
+
+    def _keep(self, device: int, buffer: Tensor, c: slice, momentum: float, value: Tensor) -> None:
+        own = self.running.setdefault(device, {})
+        kept = own.setdefault(self.names[id(buffer)], buffer.detach().clone())
+        kept[c] += momentum * (value - kept[c])
+
+
+def _moments(x: Tensor, box: Box) -> tuple[Tensor, Tensor]:
+    dims = [d for d in range(x.ndim) if d != 1]
+    var, mean = torch.var_mean(x[box.within(Box.full(x.shape))], dims, correction=0)
+    return mean, var
+
+
+def _wide(by_channel: Tensor, x: Tensor) -> Tensor:
+    return by_channel.view(1, -1, *[1] * (x.ndim - 2))
+
+
+def _norms(graph: Graph) -> Iterator[tuple[Op, Op]]:
+    """Batch norms in the order in which they run: statistics and normalisation."""
+    for moments in graph.ops:
+        if moments.kind == "moments" and moments.composite == "batch_norm":
+            readers = (op for op in graph.ops if moments.outputs[0] in op.inputs)
+            yield moments, next(op for op in readers if op.kind == "batch_norm")
+
+
+def _regions(plan: Plan, op: Op) -> list[tuple[int, Box]]:
+    """By tile, its device and the box of what is normalised that it reads."""
+    found = ((t.device, op.space.regions(t.box)[0]) for t in plan.tiles[op.name].tiles)
+    return [(device, box) for device, box in found if box is not None]
+
+
+def _tiles(plan: Plan, moments: Op, norm: Op) -> list[_Tile]:
+    """By device, what it normalises, cut where its statistics' channels are."""
+    found = []
+    for device, box in _regions(plan, norm):
+        for other, counted in _regions(plan, moments):
+            lo, hi = max(box.lo[1], counted.lo[1]), min(box.hi[1], counted.hi[1])
+            if other == device and lo < hi:
+                found.append(_Tile(device, _cut(box, lo, hi), _cut(counted, lo, hi)))
+    return found
+
+
+def _cut(box: Box, lo: int, hi: int) -> Box:
+    return Box((box.lo[0], lo, *box.lo[2:]), (box.hi[0], hi, *box.hi[2:]))
+
+
+def _channels(box: Box) -> slice:
+    return slice(box.lo[1], box.hi[1])

@@ -1,0 +1,137 @@
+"""What the plain module must take from the plan to compute the same: its dropout and its batch statistics.
+
+The module stays as it is. While it runs, the calls of torch's functions are seen, and those that draw a
+mask get raddle's, which depends on the step and the element alone. With `bn: local` batch norms take their
+statistics tile by tile (see `statistics`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from raddle.errors import InputError
+from raddle.graph.builder import resolve
+from raddle.graph.graph import Graph
+from raddle.graph.ops import kernel
+
+RECURRENT: tuple[Any, ...] = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+ADVICE = "there is no plain module to compare with; verify a model without that dropout."
+
+Normalise = Callable[..., Tensor]  # takes the place of F.batch_norm
+
+
+class Substitutes(TorchFunctionMode):
+    """Active while the plain module runs forward once."""
+
+    def __init__(self, graph: Graph, seed: int, normalise: Normalise | None = None) -> None:
+        super().__init__()
+        self.masks = iter([op for op in graph.ops if op.kind == "dropout"])
+        self.seed = torch.tensor(seed)
+        self.instead: dict[Any, Callable[..., Any]] = {
+            F.scaled_dot_product_attention: self._attention,
+            F.multi_head_attention_forward: self._attention_layer,
+            **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d), self._dropout),
+            **dict.fromkeys((torch.dropout, torch.feature_dropout), self._dropout),
+            **{function: _recurrent(function, self._drop) for function in RECURRENT},
+        }
+        if normalise is not None:
+            self.instead[F.batch_norm] = normalise
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        return self.instead.get(func, func)(*args, **(kwargs or {}))
+
+    def finish(self) -> None:
+        """Raises if the graph has a mask that the module has not asked for."""
+        if (left := next(self.masks, None)) is not None:
+            raise InputError(
+                f"the dropout '{left.name}' is hidden inside a call of torch: {ADVICE}"
+            )
+
+    def _drop(self, x: Tensor, p: float) -> Tensor:
+        op = next(self.masks, None)
+        if op is None or op.attrs["p"] != p or [d.size for d in op.space.dims] != list(x.shape):
+            raise InputError(
+                f"a dropout of {p} on {list(x.shape)} has no place in the graph: {ADVICE}"
+            )
+        dropped: Tensor = kernel(op, op.space.full)(x, self.seed)[0]
+        return dropped
+
+    def _dropout(
+        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        return self._drop(input, p) if training and p > 0 else input
+
+    def _attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """As torch documents it, where it drops; else torch's own."""
+        more: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        if dropout_p == 0:
+            return F.scaled_dot_product_attention(query, key, value, attn_mask, **more)
+        if enable_gqa:
+            times = query.shape[-3] // key.shape[-3]
+            key, value = (x.repeat_interleave(times, -3) for x in (key, value))
+        scores = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -math.inf)
+        elif attn_mask is not None:
+            scores = scores + attn_mask
+        return self._drop(scores.softmax(-1), dropout_p) @ value
+
+    def _attention_layer(self, *args: Any, **kwargs: Any) -> Any:
+        """nn.MultiheadAttention's, whose inner calls are not seen otherwise."""
+        with (
+            mock.patch.object(F, "dropout", self._dropout),
+            mock.patch.object(F, "scaled_dot_product_attention", self._attention),
+        ):
+            return F.multi_head_attention_forward(*args, **kwargs)
+
+
+def _recurrent(function: Any, drop: Callable[[Tensor, float], Tensor]) -> Callable[..., Any]:
+    """A recurrent network, layer by layer, with a mask for each step of time between them."""
+
+    def run(
+        x: Tensor, states: Any, params: Any, biases: Any, layers: Any = 1, p: Any = 0.0,
+        train: Any = False, bidirectional: Any = False, batch_first: Any = False,
+    ) -> Any:  # fmt: skip
+        if not (train and p > 0 and layers > 1) or not isinstance(params, (list, tuple)):
+            flags = (biases, layers, p, train, bidirectional, batch_first)
+            return function(x, states, params, *flags)
+        ways, time = 2 if bidirectional else 1, 1 if batch_first else 0
+        each, pair = len(params) // layers, isinstance(states, (list, tuple))
+        last: list[Any] = []
+        for layer in range(layers):
+            if layer:
+                x = torch.stack([drop(v, p) for v in x.unbind(time)], time)
+            own = params[layer * each : (layer + 1) * each]
+            given = [s[layer * ways : (layer + 1) * ways] for s in (states if pair else [states])]
+            flags = (biases, 1, 0.0, train, bidirectional, batch_first)
+            x, *after = function(x, given if pair else given[0], own, *flags)
+            last.append(after)
+        return (x, *(torch.cat([state[i] for state in last]) for i in range(len(last[0]))))
+
+    return run
+
+
+def refuse_random(graph: Graph) -> None:
+    """Raises if an operator draws numbers in a way of its own: no two runs would be the same."""
+    for op in graph.opaque:
+        if torch.Tag.nondeterministic_seeded in resolve(op.attrs["call"]).tags:
+            raise InputError(
+                f"'{op.name}' ({op.label}) draws random numbers, which differ from run to run: "
+                "verify a model without it."
+            )

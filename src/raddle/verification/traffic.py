@@ -1,0 +1,99 @@
+"""The bytes of a plan three times: as its program says, as it is simulated, as ranks have counted them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from raddle.clusters import Cluster, cluster
+from raddle.costs.collectives import all_reduce_bytes
+from raddle.plan.plan import Plan
+from raddle.program.lower import lower
+from raddle.program.program import Move, Program, Reduce, message_bytes
+from raddle.run.job import Job
+from raddle.simulation.timeline import Timeline, simulate
+from raddle.verification.comparing import Findings
+
+Pair = tuple[int, int]  # source, target
+Group = tuple[int, ...]
+
+
+def simulated(job: Job, steps: int) -> Timeline:
+    """On the plan's cluster, or one of as many devices: bytes do not depend on it."""
+    return simulate(lower(job.graph, replace(job.plan, steps=steps)), _cluster(job.plan))
+
+
+def _cluster(plan: Plan) -> Cluster:
+    if plan.cluster is not None and len(plan.cluster["devices"]) >= plan.devices:
+        return Cluster.from_dict(dict(plan.cluster), "the plan's cluster")
+    return cluster(f"local:{plan.devices}")
+
+
+def said(program: Program, steps: int) -> dict[Pair, int]:
+    """By pair, as the program of one step says."""
+    total: dict[Pair, int] = {}
+    for move in (i for i in program.instructions if isinstance(i, Move)):
+        for m in move.messages:
+            way = (m.source, m.target)
+            total[way] = total.get(way, 0) + steps * message_bytes(program, move, m)
+    return total
+
+
+def summed(program: Program, steps: int) -> dict[Group, int]:
+    """By group, what each of its devices hands to all-reduces."""
+    total: dict[Group, int] = {}
+    for reduce in (i for i in program.instructions if isinstance(i, Reduce)):
+        for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
+            for share in shares:
+                nbytes = steps * share.box.volume * program.width(name)
+                total[share.devices] = total.get(share.devices, 0) + nbytes
+    return total
+
+
+def rows(program: Program, timeline: Timeline, found: Sequence[Findings]) -> list[dict[str, Any]]:
+    """A row for every pair that sends, by any account."""
+    steps = timeline.program.plan.steps
+    program_bytes, simulator = said(program, steps), timeline.bytes_by_pair()
+    counted = {(s, t): n for s, rank in enumerate(found) for t, n in rank.sent}
+    return [
+        {
+            "source": pair[0],
+            "target": pair[1],
+            "transport": counted.get(pair, 0),
+            "program": program_bytes.get(pair, 0),
+            "simulator": simulator.get(pair, 0),
+        }
+        for pair in sorted({*program_bytes, *simulator, *counted})
+    ]
+
+
+def group_rows(
+    program: Program, timeline: Timeline, found: Sequence[Findings]
+) -> list[dict[str, Any]]:
+    """A row for every group that sums; the ranks of a group have counted the same, or least and most."""
+    expected = summed(program, timeline.program.plan.steps)
+    counted: dict[Group, list[int]] = {group: [] for group in expected}
+    for rank, findings in enumerate(found):
+        own = {tuple(group): n for group, n in findings.reduced}
+        for group in {*own, *(g for g in expected if rank in g)}:
+            counted.setdefault(group, []).append(own.get(group, 0))
+    return [
+        {
+            "devices": list(group),
+            "transport": max(counts, key=lambda n: abs(n - expected.get(group, 0))),
+            "program": expected.get(group, 0),
+        }
+        for group, counts in sorted(counted.items())
+    ]
+
+
+def simulated_total(timeline: Timeline) -> int:
+    """All bytes that the simulator moves."""
+    return int(timeline.tasks.nbytes.sum())
+
+
+def said_total(program: Program, steps: int) -> int:
+    """Messages, and all-reduces by their algorithm."""
+    rings = sum(all_reduce_bytes(len(g), n) for g, n in summed(program, steps).items())
+    return sum(said(program, steps).values()) + rings

@@ -1,0 +1,168 @@
+"""Invariants 1 and 2 for a plan file: what was compared, how far apart it is, whether it holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from raddle.clusters.catalogue import memory
+from raddle.costs.memory import peak_bytes
+from raddle.errors import InputError
+from raddle.run.job import Job, load_job
+from raddle.simulation.timeline import Timeline
+from raddle.verification import starting, traffic
+from raddle.verification.comparing import Findings
+from raddle.verification.plain import train_plain
+from raddle.verification.statistics import has_serial_reference
+
+TOLERANCE = 1e-9
+LEAST_WAIT = 60.0  # seconds that a rank waits for another, at least
+ALL = "bytes in all: program = simulator"
+SLOWER = 20  # and as many times as long as the plain module took for a step
+
+Heard = Callable[[Mapping[str, Any]], None]
+
+
+def verify(
+    path: str,
+    *,
+    steps: int = 3,
+    threads: bool = False,
+    tolerance: float = TOLERANCE,
+    model: str = "",
+    seed: int = 0,
+    heard: Heard = lambda step: None,
+) -> dict[str, Any]:
+    """Trains by the plan and by plain PyTorch from the same weights in float64, and compares.
+
+    Deviations are relative: of a loss to itself, of a gradient to the norm of all gradients, of parameters
+    and buffers to their largest element (or 1). Raises InputError where that cannot be tried here.
+    """
+    tell = _progress(heard, steps)
+    tell("capturing", 0)
+    job, notes = _job(path, model, seed)
+    timeline = traffic.simulated(job, steps)
+    _refuse_too_large(timeline)
+    plain = train_plain(job, steps, seed, lambda step: tell(f"plain module, step {step}", 1 + step))
+    timeout = max(LEAST_WAIT, SLOWER * plain.seconds)
+
+    def running(step: int) -> None:
+        tell(f"plan, step {step}", 1 + steps + step)
+
+    settings = {"steps": steps, "seed": seed}
+    failure, found = None, list[Findings]()
+    try:
+        if threads:
+            found = starting.on_threads(job, plain, **settings, timeout=timeout, heard=running)
+        else:
+            told = {**settings, "plan": path, "model": model, "bn": job.plan.bn}
+            devices = job.plan.devices
+            found = starting.on_processes(told, plain, devices, timeout=timeout, heard=running)
+    except starting.Failed as error:
+        failure = f"{error}."
+    result = _result(job, timeline, found, tolerance)
+    return {
+        "plan": path,
+        **result,
+        "holds": failure is None and all(check["holds"] for check in result["checks"]),
+        "failure": failure,
+        "transport": "threads" if threads else "processes",
+        "plain_losses": plain.losses,
+        "notes": notes,
+    }
+
+
+def _job(path: str, model: str, seed: int) -> tuple[Job, list[str]]:
+    job = load_job(path, model=model, dtype="float64", seed=seed)
+    if job.plan.bn != "local" or has_serial_reference(job.graph, job.plan):
+        return job, []
+    note = (
+        "bn: local has no serial reference for this plan, whose copies of a sample are normalised "
+        "differently: verified with bn: global."
+    )
+    return load_job(path, model=model, dtype="float64", bn="global", seed=seed), [note]
+
+
+def _progress(heard: Heard, steps: int) -> Callable[[str, int], None]:
+    def tell(step: str, done: int) -> None:
+        heard({"step": step, "done": done, "of": 1 + 2 * steps})
+
+    return tell
+
+
+def _refuse_too_large(timeline: Timeline) -> None:
+    """Before this machine runs out of memory: all ranks are on it."""
+    needed, there = sum(peak_bytes(timeline)), memory()
+    if needed > there:
+        raise InputError(
+            f"all ranks together need {needed:,} bytes in float64, this machine has {there:,}: "
+            "verify on a larger one, or a plan for a smaller batch."
+        )
+
+
+def _result(
+    job: Job, timeline: Timeline, found: Sequence[Findings], tolerance: float
+) -> dict[str, Any]:
+    plan = job.plan
+    pairs = traffic.rows(job.program, timeline, found) if found else []
+    groups = traffic.group_rows(job.program, timeline, found) if found else []
+    checks = [*_deviations(found, tolerance), *_bytes(job, timeline, pairs, groups)]
+    return {
+        "model": job.work.name,
+        "method": plan.method,
+        "batch": job.graph.batch * plan.microbatches,
+        "devices": plan.devices,
+        "bn": plan.bn,
+        "dtype": plan.dtype,
+        "steps": timeline.program.plan.steps,
+        "tolerance": tolerance,
+        "checks": checks if found else [],
+        "losses": found[0].losses if found else [],
+        "sent": pairs,
+        "reduced": groups,
+    }
+
+
+def _deviations(found: Sequence[Findings], tolerance: float) -> list[dict[str, Any]]:
+    """Of each thing that was compared, the worst of all ranks; null is no number at all."""
+    checks = []
+    for what in ("loss", "gradients", "parameters", "buffers"):
+        worst = [(*rank.worst[what], r) for r, rank in enumerate(found) if what in rank.worst]
+        if not worst:  # a module without buffers
+            continue
+        deviation, where, rank = max(worst)
+        number = deviation if math.isfinite(deviation) else None
+        where = f"{where}, rank {rank}"
+        holds = deviation <= tolerance
+        checks.append({"what": what, "deviation": number, "where": where, "holds": holds})
+    return checks
+
+
+def _bytes(
+    job: Job, timeline: Timeline, pairs: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Three accounts of the bytes; they are equal, or it does not hold."""
+    total = traffic.said_total(job.program, timeline.program.plan.steps)
+    apart = abs(total - traffic.simulated_total(timeline))
+    return [
+        _bytes_check("bytes by pair: transport = program", pairs, "transport", "program"),
+        _bytes_check("bytes by pair: program = simulator", pairs, "program", "simulator"),
+        _bytes_check("bytes summed: transport = program", groups, "transport", "program"),
+        {"what": ALL, "deviation": apart, "where": "", "holds": apart == 0},
+    ]
+
+
+def _bytes_check(
+    what: str, rows: Sequence[Mapping[str, Any]], left: str, right: str
+) -> dict[str, Any]:
+    apart = {_ends(row): abs(row[left] - row[right]) for row in rows}
+    where = max(apart, key=lambda ends: apart[ends], default="")
+    most = apart.get(where, 0)
+    return {"what": what, "deviation": most, "where": where if most else "", "holds": most == 0}
+
+
+def _ends(row: Mapping[str, Any]) -> str:
+    if "source" in row:
+        return f"{row['source']} -> {row['target']}"
+    return ", ".join(map(str, row["devices"]))

@@ -1,0 +1,39 @@
+"""Ranks that are processes, on gloo, train as the plain module does: a covering selection of the matrix.
+
+`make verify-all` runs all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from itertools import product
+from pathlib import Path
+
+from equality import TINY
+from verify_all import ALL, RANKS, SOME
+
+from raddle.searches.baselines import METHODS
+
+SCRIPT = Path(__file__).with_name("verify_all.py")
+
+
+def test_trains_as_the_plain_module_does() -> None:
+    """In a process of its own: it forks ranks, which after a backward here would be forbidden."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--some", "--json"],
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    outcomes = json.loads(done.stdout)
+    assert outcomes == {"ok": len(SOME), "skipped": 0, "failed": 0, "failures": []}
+    assert done.returncode == 0
+
+
+def test_the_selection_covers_pairs() -> None:
+    assert Counter((case.model, case.ranks) for case in SOME) == Counter(product(TINY, RANKS))
+    assert {(case.method, case.ranks) for case in SOME} == set(product(METHODS, RANKS))
+    assert len(set(SOME)) == len(SOME) == 45
+    assert len(ALL) == 360

@@ -1,0 +1,214 @@
+"""Models of the zoo, by the baselines, on real processes (gloo): is it the plain module's training?
+
+    python tests/run/verify_all.py [--ranks 2,3,4] [--models a,b] [--methods c,d] [--some] [--json]
+
+Losses, gradients, parameters, buffers and bytes by pair of ranks are compared, two steps of each. Models
+are captured once; then the ranks of all cases with the same number of ranks are forked, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from equality import TINY, Task, compare, compare_gradients, sent, tiny
+from torch import Tensor
+
+from raddle.clusters import cluster
+from raddle.errors import InputError
+from raddle.graph.box import Box
+from raddle.plan.plan import Plan
+from raddle.run.checkpoint import gather_state
+from raddle.run.trainer import Trainer, parallelize
+from raddle.searches.baselines import METHODS, plan_for
+
+RANKS = (2, 3, 4)
+STEPS = 2
+PATIENCE = 120.0  # seconds for which a rank waits for another
+
+
+class Case(NamedTuple):
+    model: str
+    method: str
+    ranks: int
+
+
+class Outcome(NamedTuple):
+    case: Case
+    word: str  # ok, skipped, failed
+    reason: str = ""
+
+
+# Three of each model, with 2, 3 and 4 ranks and three methods; each method with 2, 3 and 4 ranks.
+SOME = [
+    Case(TINY[(k + k // len(TINY)) % len(TINY)], list(METHODS)[k % len(METHODS)], RANKS[k % 3])
+    for k in range(3 * len(TINY))
+]
+ALL = [Case(model, method, ranks) for model in TINY for ranks in RANKS for method in METHODS]
+
+
+def run(cases: Sequence[Case]) -> Iterator[Outcome]:
+    for size in sorted({case.ranks for case in cases}):
+        planned: list[tuple[Case, Plan]] = []
+        for case in cases:
+            if case.ranks == size:
+                on = cluster(f"local:{size}")
+                try:
+                    plan = plan_for(tiny(case.model).graph, on, case.method, bn="global")
+                except InputError as error:
+                    yield Outcome(case, "skipped", str(error))
+                else:
+                    planned.append((case, replace(plan, cluster=None)))
+        yield from _start(size, planned)
+
+
+def _start(size: int, planned: Sequence[tuple[Case, Plan]]) -> Iterator[Outcome]:
+    """Forks ranks, which run all plans; a rank that dies fails what is left."""
+    fork = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, processes = [], []
+        for number in range(size):
+            here, there = fork.Pipe(duplex=False)
+            process = fork.Process(
+                target=_rank, args=(number, size, f"{folder}/store", planned, there), daemon=True
+            )
+            process.start()
+            there.close()
+            pipes.append(here)
+            processes.append(process)
+        dead = ""
+        for case, _ in planned:
+            errors = [dead]
+            for number, pipe in enumerate(pipes):
+                try:
+                    if not dead:
+                        errors.append(pipe.recv())
+                except EOFError:
+                    dead = f"rank {number} died"
+                    errors.append(dead)
+            reason = "; ".join(e for e in errors if e)
+            yield Outcome(case, "failed" if reason else "ok", reason)
+        for process in processes:
+            if dead:
+                process.terminate()
+            process.join()
+
+
+# -- one rank ----------------------------------------------------------------------------------------
+
+
+def _rank(
+    number: int, size: int, store: str, planned: Sequence[tuple[Case, Plan]], pipe: Connection
+) -> None:
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=PATIENCE)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=number, world_size=size, timeout=limit
+    )
+    for case, plan in planned:
+        try:
+            verify(tiny(case.model), plan)
+            pipe.send("")
+        except Exception as error:
+            pipe.send(f"rank {number}: {type(error).__name__}: {error}")
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def verify(task: Task, plan: Plan) -> None:
+    """Trains as this rank; rank 0 raises where it is not the plain module's training."""
+    trainer = parallelize(
+        task.model, plan, task.optimizer, loss=task.loss, graph=task.graph, device="cpu",
+        timeout=PATIENCE,
+    )  # fmt: skip
+    try:
+        gradients = _watched(trainer)
+        losses = [float(trainer.step(*micros[0])) for micros in task.batches[:STEPS]]
+        found = trainer._exchange(dict(trainer.transport.sent))
+        shapes = {n: trainer.graph.values[n].shape for n in trainer.program.shares}
+        shapes = {n: s for n, s in shapes.items() if n in trainer.program.active}
+        state = trainer.state_dict()
+        whole = gather_state(trainer._exchange, gradients, shapes, {})
+    finally:
+        trainer.close()
+    if trainer.rank == 0:
+        plain = task.plain(STEPS, 1)
+        compare(task.graph, plain, losses, state)
+        compare_gradients(plain, whole)
+        total = {(r, t): n for r, own in enumerate(found) for t, n in own.items() if n}
+        said = {way: STEPS * nbytes for way, nbytes in sent(trainer.program).items()}
+        assert total == said, f"sent {total}, the program says {said}"
+
+
+def _watched(trainer: Trainer) -> dict[str, list[tuple[Box, Tensor]]]:
+    """Takes a copy of this rank's gradients before every update."""
+    gradients: dict[str, list[tuple[Box, Tensor]]] = {}
+    update = trainer.executor.update
+
+    def watch() -> None:
+        gradients.clear()
+        for source, parameter in trainer.executor.parameters():
+            if parameter.grad is not None and trainer._speaks_for(source):
+                own = gradients.setdefault(source.name, [])
+                own.append((source.box, parameter.grad.clone()))
+        update()
+
+    trainer.executor.update = watch
+    return gradients
+
+
+# -- the command line --------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    cases = [
+        case
+        for case in (SOME if options.some else ALL)
+        if case.ranks in options.ranks
+        and case.model in options.models
+        and case.method in options.methods
+    ]
+    torch.set_num_threads(1)
+    outcomes = []
+    for outcome in run(cases):
+        outcomes.append(outcome)
+        if options.json:
+            continue
+        model, method, ranks = outcome.case
+        print(f"{model:18} {method:20} {ranks} ranks  {outcome.word}  {outcome.reason}", flush=True)
+    words = [outcome.word for outcome in outcomes]
+    counts = {word: words.count(word) for word in ("ok", "skipped", "failed")}
+    if options.json:
+        print(json.dumps({**counts, "failures": [o for o in outcomes if o.word == "failed"]}))
+    else:
+        print(", ".join(f"{count} {word}" for word, count in counts.items()))
+    return int(counts["failed"] > 0)
+
+
+def _options(arguments: Sequence[str] | None) -> Any:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+
+    def names(text: str) -> list[str]:
+        return text.split(",")
+
+    parser.add_argument("--ranks", type=lambda t: [int(r) for r in names(t)], default=RANKS)
+    parser.add_argument("--models", type=names, default=TINY)
+    parser.add_argument("--methods", type=names, default=tuple(METHODS))
+    parser.add_argument("--some", action="store_true", help="a covering selection")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
