@@ -30,6 +30,10 @@ from raddle.run.gathering import gather, overlapping
 
 SAMPLES_ONLY = {"group_norm", "lstm", "gru", "rnn_tanh", "rnn_relu"}  # natively, split by samples
 
+WINDOWS = {
+    f"{kind}{rank}d" for kind in ("conv", "max_pool", "avg_pool") for rank in (1, 2, 3)
+}  # with a stride
+
 # Names what a piece is of: a value, or the k-th tensor of a part of an operator's partial results.
 Of = str | tuple[str, int, int]
 
@@ -125,7 +129,9 @@ class Writer:
         for number, tile in enumerate(self.program.plan.tiles[op.name].tiles):
             if tile.device != self.device:
                 continue
-            regions = op.space.regions(tile.box)
+            regions = list(op.space.regions(tile.box))
+            if op.kind in WINDOWS and regions[0] is not None:
+                regions[0] = self._roomier(op, tile.box, regions[0])
             arguments = [
                 "None" if region is None else self._region(name, region)
                 for name, region in zip(op.inputs, regions, strict=True)
@@ -138,6 +144,24 @@ class Writer:
             else:
                 into = list(zip(op.outputs, outs, strict=True))
             self._results(f"{run}({', '.join(arguments)})", into, op.name)
+
+    def _roomier(self, op: Op, box: Box, region: Box) -> Box:
+        """A whole piece in place of a region, where the window ignores what is too much.
+
+        With a stride the last elements may not be read. To cut them off would cost a copy.
+        """
+        held = [b for b, _ in self.made.get(op.inputs[0], [])] or list(self.held(op.inputs[0]))
+        reach = [high for _, high in op.space.spans(0, box)]
+        strides = (1, 1, *op.attrs["stride"])
+        for piece in held:
+            more = [a - b for a, b in zip(piece.hi, region.hi, strict=True)]
+            fits = all(
+                m == 0 or (0 < m < s and end == top)
+                for m, s, end, top in zip(more, strides, reach, region.hi, strict=True)
+            )
+            if piece.lo == region.lo and fits:
+                return piece
+        return region
 
     def _as_run(self, op: Op) -> Op:
         """Running statistics of local batch statistics: their variance is of this device's samples."""

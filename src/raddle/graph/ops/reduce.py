@@ -139,6 +139,7 @@ def _std(
     *, correction: Any = None,
 ) -> Any:  # fmt: skip
     variance = _variance(b, x, dim, unbiased, keepdim, correction)
+    variance = pointwise(b, A.relu.default, variance)  # at zero no gradient passes, as in torch
     return cast(b, pointwise(b, A.sqrt.default, variance), x.dtype)
 
 
