@@ -47,10 +47,12 @@ def _max_pool(site: Site) -> Kernel:
 
 
 def _pool_padding(site: Site, kernel: Any, stride: Any) -> tuple[list[int], list[int]]:
-    """Pools pad by at most half their window themselves."""
-    pads = site.pads(0)[2:]
+    """Pools pad by at most half their window themselves; avg_pool3d only what holds a window."""
+    pads, region = site.pads(0)[2:], site.region(0)
+    assert region is not None
     padding, explicit = settle_padding(pads, stride)
-    if any(p > k // 2 for p, k in zip(padding, kernel, strict=True)):
+    sizes = zip(padding, kernel, region.shape[2:], strict=True)
+    if any(p > k // 2 or (p and size < k) for p, k, size in sizes):
         padding, explicit = [0] * len(kernel), [a for pair in reversed(pads) for a in pair]
     return padding, explicit
 
