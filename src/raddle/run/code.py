@@ -278,11 +278,15 @@ class Writer:
         ]
         attrs = {**fused.attrs, "in_place": self.in_place}
         call = f"{self._name('n', FUSED[fused.kind](attrs))}({', '.join(arguments)})"
-        results = self._fresh()
-        self.lines.append(f"{results} = {call}  # {fused.kind}")
-        for k, name in enumerate(fused.outputs):
+        # Each result in a variable of its own: a tuple would keep all of them as long as one is used.
+        variables = [self._fresh() if name in made else "_" for name in fused.outputs]
+        while variables[-1] == "_":
+            variables.pop()
+        self.lines.append(f"{', '.join(variables)}, *_ = {call}  # {fused.kind}")
+        self.lines.append("del _")
+        for name, variable in zip(fused.outputs, variables, strict=False):
             if name is not None and name in made:
-                self.made.setdefault(name, []).append((made[name], f"{results}[{k}]"))
+                self.made.setdefault(name, []).append((made[name], variable))
 
     # -- the function -----------------------------------------------------------------------------------
 
