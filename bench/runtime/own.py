@@ -50,12 +50,14 @@ class Nobody:
     def all_reduce(self, ranks: Any, tag: int, buffer: Tensor, what: str = "") -> Done:
         return Done()
 
+    def check(self) -> None: ...
+
     def broadcast(self, source: int, buffer: Tensor) -> Done:
         return Done()
 
 
-def own_seconds(name: str, method: str, bn: str) -> tuple[float, int]:
-    """Of a step of rank 1 of 2, and how many instructions it has."""
+def own_seconds(name: str, method: str, bn: str) -> tuple[float, int, int]:
+    """Of a step of rank 1 of 2; how many instructions of the program that is, and how many actions."""
     work = zoo.load(name, device="cpu")
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
     program = lower(graph, plan_for(graph, cluster("local:2"), method, bn=bn))
@@ -78,7 +80,7 @@ def own_seconds(name: str, method: str, bn: str) -> tuple[float, int]:
         start = time.perf_counter()
         rank.run(lambda s: fed[s], 0)
         best = min(best, time.perf_counter() - start)
-    return best, len(rank.plan.actions)
+    return best, len(program.of(1)), len(rank.plan.actions)
 
 
 def _take_out_torch(rank: Executor) -> None:
@@ -100,7 +102,10 @@ def _take_out_torch(rank: Executor) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(f"{'model':20} {'method':10} {'instructions':>12} {'own µs a step':>14} {'each':>6}")
+    print(
+        f"{'model':16} {'method':8} {'bn':7} {'own µs a step':>14} {'instructions':>12} {'µs each':>8} "
+        f"{'actions':>8} {'µs each':>8}"
+    )
     for model, method, bn in [
         ("vgg16-tiny", "data", "local"),
         ("vgg16-tiny", "owt", "local"),
@@ -111,8 +116,10 @@ if __name__ == "__main__":
         ("gpt-tiny", "model", "local"),
     ]:
         kept = running.torch.autograd.grad, running.get_gradient_edge
-        seconds, count = own_seconds(model, method, bn)
+        seconds, count, actions = own_seconds(model, method, bn)
         running.torch.autograd.grad, running.get_gradient_edge = kept
+        own = 1e6 * seconds
         print(
-            f"{model:20} {method:10} {count:12} {1e6 * seconds:14.0f} {1e6 * seconds / count:6.1f}"
+            f"{model:16} {method:8} {bn:7} {own:14.0f} {count:12} {own / count:8.1f} "
+            f"{actions:8} {own / actions:8.1f}"
         )

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import raddle
-from raddle.run.actions import Arrive, Backward, Forward, Receive, Send, Step, Sum
 
 WARM_UP = 5
 
@@ -57,7 +56,6 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
             start = time.perf_counter()
             steps[name]()
             times[name].append(time.perf_counter() - start)
-    own = _own_time(trainer, batch)
     trainer.close()
     ratios = [a / b for a, b in zip(times["raddle"], times["peer"], strict=True)]
     return {
@@ -68,7 +66,6 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
         "ratio": statistics.median(times["raddle"]) / statistics.median(times["peer"]),
         "ratio_of_pairs": statistics.median(ratios),
         "losses": losses[-1],
-        **own,
     }
 
 
@@ -98,32 +95,6 @@ def _peer(case: Case, model: Any, inputs: list[Tensor], targets: list[Tensor]) -
         return loss.detach()
 
     return step
-
-
-def _own_time(trainer: Any, batch: list[Tensor]) -> dict[str, float]:
-    """Time between the calls of torch in a step, and how many instructions it is spread over."""
-    import cProfile
-    import pstats
-
-    trainer.executor.record = None
-    profile = cProfile.Profile(builtins=True)
-    dist.barrier()
-    profile.enable()
-    for _ in range(10):
-        trainer.step(*batch)
-    profile.disable()
-    stats = pstats.Stats(profile).stats  # type: ignore[attr-defined]
-    own = sum(
-        row[2]
-        for (file, _, function), row in stats.items()
-        if "raddle" in file and "bench" not in file and function != "wait"  # which is torch's
-    )
-    if dist.get_rank() == 0 and os.environ.get("SHOW"):
-        pstats.Stats(profile).sort_stats("tottime").print_stats(14)
-    actions = trainer.executor.plan.actions
-    kinds = (Forward, Backward, Send, Receive, Arrive, Sum, Step)
-    count = sum(isinstance(a, kinds) for a in actions)
-    return {"instructions": count, "own_us_per_instruction": 1e6 * own / 10 / count}
 
 
 if __name__ == "__main__":

@@ -34,11 +34,11 @@ def main() -> None:
     if chosen.json:
         print(json.dumps(rows, indent=1))
         return
-    print(f"{'case':38} {'peer':8} {'raddle ms':>10} {'peer ms':>9} {'ratio':>7} {'own µs':>8}")
+    print(f"{'case':38} {'peer':8} {'raddle ms':>10} {'peer ms':>9} {'ratio':>7}")
     for r in rows:
         print(
             f"{r['case']:38} {r['peer']:8} {r['raddle_ms']:10.1f} {r['peer_ms']:9.1f} "
-            f"{r['ratio']:7.3f} {r['own_us_per_instruction']:8.1f}"
+            f"{r['ratio']:7.3f}"
         )
 
 

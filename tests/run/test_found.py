@@ -51,6 +51,15 @@ def test_the_deviation_of_equal_numbers_has_no_gradient() -> None:
     plain.verify(planned(plain.graph, {"moments": "n/2 @0-1"}, 2, steps=2))
 
 
+def test_a_window_that_is_padded_and_takes_a_whole_piece() -> None:
+    """Rows that a stride leaves unread, and padding above, each fit; together they made a row more."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 1, 2, 3).double()
+    conv = nn.Sequential(nn.Conv2d(1, 1, (2, 1), stride=2, padding=(1, 0)).double())
+    plain = Task(conv, [x], loss=lambda y: y.square().sum())
+    plain.verify(planned(plain.graph, {"0": "h/2 @0,0", "square": "@1"}, 2))
+
+
 def test_what_is_recomputed_reads_buffers_as_they_were() -> None:
     """The second forward of a block read a buffer that the first one had written."""
 

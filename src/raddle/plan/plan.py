@@ -13,7 +13,7 @@ from raddle.graph.box import covers, disjoint
 from raddle.graph.graph import Graph, Op
 from raddle.plan.tiling import Grid, Tiling
 
-BUCKET = 4 * 2**20  # bytes
+BUCKET = 16 * 2**20  # bytes
 STATISTICS = ("global", "local")
 SYNCS = ("allreduce", "server", "server:D (D a device)")
 

@@ -70,6 +70,7 @@ class Writer:
         self.arguments: dict[Piece, str] = {}
         self.made: dict[Of, list[tuple[Box, str]]] = {}
         self.known: dict[tuple[Of, Box], str] = {}
+        self.read: dict[Of, set[Box]] = {}  # all regions that the operators read
         self.count = 0
         self.in_place = False
 
@@ -81,6 +82,12 @@ class Writer:
         What runs `again` must find buffers as they were; all else may write running statistics in place.
         """
         self.in_place = not again
+        for op in ops:
+            for tile in self.program.plan.tiles[op.name].tiles:
+                if tile.device == self.device:
+                    for name, region in zip(op.inputs, op.space.regions(tile.box), strict=True):
+                        if region is not None:
+                            self.read.setdefault(name, set()).add(region)
         native, replaced = self._native(ops)
         for op in ops:
             if op.name in native:
@@ -151,13 +158,16 @@ class Writer:
         With a stride the last elements may not be read. To cut them off would cost a copy.
         """
         held = [b for b, _ in self.made.get(op.inputs[0], [])] or list(self.held(op.inputs[0]))
-        reach = [high for _, high in op.space.spans(0, box)]
+        spans = op.space.spans(0, box)
         strides = (1, 1, *op.attrs["stride"])
         for piece in held:
             more = [a - b for a, b in zip(piece.hi, region.hi, strict=True)]
+            # Padding below may be as much too much above (settle_padding): both must fit in a stride.
             fits = all(
-                m == 0 or (0 < m < s and end == top)
-                for m, s, end, top in zip(more, strides, reach, region.hi, strict=True)
+                m == 0 or (0 < m < s - (lo - low) and high == hi)
+                for m, s, lo, hi, (low, high) in zip(
+                    more, strides, region.lo, region.hi, spans, strict=True
+                )
             )
             if piece.lo == region.lo and fits:
                 return piece
@@ -198,11 +208,32 @@ class Writer:
         make = gather([boxes[i] for i in found], region)
         if make is None:
             variable = variables[0]
+        elif len(found) == 1 and self._split(of, boxes[found[0]], variables[0]):
+            return self.known[of, region]
         else:
             variable = self._fresh()
             self.lines.append(f"{variable} = {self._name('g', make)}({', '.join(variables)})")
         self.known[of, region] = variable
         return variable
+
+    def _split(self, of: Of, box: Box, variable: str) -> bool:
+        """Splits a piece that is read in parts, as queries, keys and values are, all at once.
+
+        Slices, each by itself, would give a gradient as large as the piece, and sums of them.
+        """
+        parts = sorted({r for r in self.read.get(of, ()) if r != box and box.holds(r)})
+        dims = {d for r in parts for d in range(len(box.lo)) if r.shape[d] != box.shape[d]}
+        if len(parts) < 2 or len(dims) != 1:
+            return False
+        (dim,) = dims
+        ends = [box.lo[dim], *(r.hi[dim] for r in parts)]
+        if [r.lo[dim] for r in parts] != ends[:-1] or ends[-1] != box.hi[dim]:
+            return False
+        names = [self._fresh() for _ in parts]
+        sizes = [r.shape[dim] for r in parts]
+        self.lines.append(f"{', '.join(names)}, = torch.split({variable}, {sizes}, {dim})")
+        self.known.update(((of, r), name) for r, name in zip(parts, names, strict=True))
+        return True
 
     def _argument(self, piece: Piece) -> str:
         return self.arguments.setdefault(piece, f"a{len(self.arguments)}")
