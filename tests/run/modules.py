@@ -8,6 +8,7 @@ reads in the end is given to the loss (or, sometimes, to nobody).
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -155,7 +156,9 @@ class _Writer:
             for line in init:
                 exec(line, names)
             self.net.double().train()
-            result = eval(expression, names)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                result = eval(expression, names)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
             result = None
         if not isinstance(result, Tensor) or not self._good(result):
