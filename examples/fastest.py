@@ -31,7 +31,9 @@ def main(model: str = "alexnet", batch: str = "16") -> None:
         print("method              predicted ms   measured ms   samples/s")
         for method in dict.fromkeys(["data", best]):
             plan = str(pathlib.Path(folder) / f"{method}.json")
-            row = raddle("plan", model, "--cluster", here, "--batch", batch, "--method", method, "-o", plan)
+            row = raddle(
+                "plan", model, "--cluster", here, "--batch", batch, "--method", method, "-o", plan
+            )
             ran = raddle("run", plan, "--local", "--steps", "10")
             print(
                 f"{method:18} {row['step_ms']:13.0f} {ran['step_ms']:13.0f} "
