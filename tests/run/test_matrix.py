@@ -8,6 +8,7 @@ and in the simulation.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from equality import TINY, tiny
@@ -37,20 +38,27 @@ def planned(model: str, method: str, ranks: int) -> Plan | None:
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("model", TINY)
-def test_trains_as_the_plain_module_does(model: str, ranks: int) -> None:
+def test_trains_as_the_plain_module_does(model: str, ranks: int, record_property: Any) -> None:
     done: list[Plan] = []
+    same = skipped = 0
     for method in METHODS:
         plan = planned(model, method, ranks)
-        if plan is None or any(plan.tiles == other.tiles for other in done):
-            continue  # some methods agree: on a model without convolutions, `owt` and `model`
+        if plan is None:
+            skipped += 1
+            continue
+        if any(plan.tiles == other.tiles for other in done):
+            same += 1  # some methods agree: on a model without convolutions, `owt` and `model`
+            continue
         try:
             tiny(model).verify(plan)
         except Exception as error:
             raise AssertionError(f"{method} on {ranks} ranks: {error}") from error
         done.append(plan)
+    record_property("plans on threads: run", len(done))
+    record_property("plans on threads: the same as another", same)
+    record_property("plans on threads: skipped", skipped)
 
 
 def test_the_matrix_is_whole() -> None:
     run = len(TINY) * len(METHODS) * len(RANKS) - len(SKIPPED)
-    print(f"{run} plans run, {len(SKIPPED)} skipped")
     assert (run, len(SKIPPED)) == (360, 0)

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from equality import TINY
 from verify_all import ALL, RANKS, SOME
@@ -20,7 +21,7 @@ from raddle.searches.baselines import METHODS
 SCRIPT = Path(__file__).with_name("verify_all.py")
 
 
-def test_trains_as_the_plain_module_does() -> None:
+def test_trains_as_the_plain_module_does(record_property: Any) -> None:
     """In a process of its own: it forks ranks, which after a backward here would be forbidden."""
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--some", "--json"],
@@ -28,6 +29,8 @@ def test_trains_as_the_plain_module_does() -> None:
     )  # fmt: skip
     assert done.stdout, done.stderr
     outcomes = json.loads(done.stdout)
+    record_property("plans on processes: run", outcomes["ok"])
+    record_property("plans on processes: skipped", outcomes["skipped"])
     assert outcomes == {"ok": len(SOME), "skipped": 0, "failed": 0, "failures": []}
     assert done.returncode == 0
 
