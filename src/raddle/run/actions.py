@@ -44,18 +44,21 @@ class Call:
     backward: bool = False
     recompute: bool = False
     split: bool = False
-    drop: list[int] = field(default_factory=list)  # slots that nobody reads any more
 
 
 @dataclass
 class Forward:
+    """Runs a call; `again` for a backward that found nothing kept."""
+
     call: Call
     again: bool = False
-    drop: list[int] = field(default_factory=list)
+    drop: list[int] = field(default_factory=list)  # slots that nobody reads any more
 
 
 @dataclass
 class Backward:
+    """Hands gradients of a call's results back to what it read ("W": to parameters alone)."""
+
     call: Call
     phase: str = "B"
 

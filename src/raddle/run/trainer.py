@@ -7,6 +7,7 @@ for x, y in loader:
 
 from __future__ import annotations
 
+import os
 import pathlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -116,8 +117,6 @@ def _place(device: torch.device | str | None) -> torch.device:
         return torch.device(device)
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    import os
-
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
