@@ -49,10 +49,11 @@ class Outcome(NamedTuple):
     reason: str = ""
 
 
-# Three of each model, with 2, 3 and 4 ranks and three methods; each method with 2, 3 and 4 ranks.
+# Every model with every method, and both with 2, 3 and 4 ranks.
 SOME = [
-    Case(TINY[(k + k // len(TINY)) % len(TINY)], list(METHODS)[k % len(METHODS)], RANKS[k % 3])
-    for k in range(3 * len(TINY))
+    Case(model, method, RANKS[(i + k) % len(RANKS)])
+    for i, model in enumerate(TINY)
+    for k, method in enumerate(METHODS)
 ]
 ALL = [Case(model, method, ranks) for model in TINY for ranks in RANKS for method in METHODS]
 
