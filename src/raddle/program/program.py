@@ -56,6 +56,11 @@ class Share(NamedTuple):
     devices: tuple[int, ...]
     home: int = -1
 
+    @property
+    def owner(self) -> int:
+        """The one device that counts it, or hands it out."""
+        return self.devices[0] if self.home < 0 else self.home
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -20,8 +20,7 @@ def clip(executor: Executor, program: Program, limit: float) -> torch.Tensor:
     parameters = [(s, p) for s, p in executor.parameters() if p.grad is not None]
     for source, parameter in parameters:
         share = next(s for s in program.shares[source.name] if s.box == source.box)
-        counts = share.devices[0] if share.home < 0 else share.home
-        if counts == transport.rank and parameter.grad is not None:
+        if share.owner == transport.rank and parameter.grad is not None:
             square += parameter.grad.double().square().sum()
     everyone = tuple(range(transport.size))
     transport.all_reduce(everyone, CLIPPING, square.view(1), "the norm of gradients").wait()

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import pathlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ from raddle.run.materialize import take
 from raddle.run.transports.base import Transport
 from raddle.run.transports.processes import Processes
 
+T = TypeVar("T")
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 # They look at whole tensors (norms, factors, inner products), which a tile does not have.
 _CAPTURING = (
@@ -200,15 +201,9 @@ class Trainer:
         lasting = [
             s for s in self.executor.plan.sources if s.role in ("parameter", "buffer", "frozen")
         ]
-        boxes: dict[str, list[Box]] = {}
-        for source in lasting:
-            boxes.setdefault(source.name, []).append(source.box)
         self._idle = self._untrained(seed)
-        made = take(self.model, boxes, seed=seed)
-        found = {
-            (n, box): t for n, own in boxes.items() for box, t in zip(own, made[n], strict=True)
-        }
-        self.executor.load(lambda s: found[s.name, s.box])
+        found = dict(_each(lasting, take(self.model, _boxes(lasting), seed=seed)))
+        self.executor.load(lambda s: found[s])
 
     def _untrained(self, seed: int) -> dict[str, Tensor]:
         """Parameters that are frozen or not used: rank 0 keeps them for checkpoints."""
@@ -297,16 +292,10 @@ class Trainer:
         shapes = self._shapes()
         roles = ("parameter", "buffer", "frozen")
         sources = [s for s in self.executor.plan.sources if s.role in roles and s.name in shapes]
-        boxes: dict[str, list[Box]] = {}
-        for source in sources:
-            boxes.setdefault(source.name, []).append(source.box)
-        found = cut_state(state, boxes, shapes, self.graph.aliases, device=self.place)
+        found = cut_state(state, _boxes(sources), shapes, self.graph.aliases, device=self.place)
         self._idle = {name: state[name].detach().cpu().clone() for name in self._idle}
-        turn: dict[str, int] = {}
         with torch.no_grad():
-            for source in sources:
-                tensor = found[source.name][turn.get(source.name, 0)]
-                turn[source.name] = turn.get(source.name, 0) + 1
+            for source, tensor in _each(sources, found):
                 if source.role == "parameter":
                     self.executor.slots[source.slot].copy_(tensor)
                 else:  # buffers and frozen parameters are replaced, never written
@@ -322,15 +311,11 @@ class Trainer:
         return gather_optimizer(self._exchange, entries, self._shapes(parameters_only=True))
 
     def load_optimizer_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
-        boxes: dict[str, list[Box]] = {}
-        for source, _ in self._updated:
-            boxes.setdefault(source.name, []).append(source.box)
+        sources = [source for source, _ in self._updated]
         shapes = self._shapes(parameters_only=True)
-        found = cut_optimizer(state, boxes, shapes, device=self.place)
-        turn: dict[str, int] = {}
-        for source, parameter in self._updated:
-            self.optimizer.state[parameter] = found[source.name][turn.get(source.name, 0)]
-            turn[source.name] = turn.get(source.name, 0) + 1
+        found = cut_optimizer(state, _boxes(sources), shapes, device=self.place)
+        for source, entries in _each(sources, found):
+            self.optimizer.state[self.executor.slots[source.slot]] = entries
 
     def _shapes(self, *, parameters_only: bool = False) -> dict[str, tuple[int, ...]]:
         if parameters_only:
@@ -343,7 +328,7 @@ class Trainer:
     def _speaks_for(self, source: Source) -> bool:
         """Of several ranks that hold a box, one hands it out."""
         share = next(s for s in self.program.shares[source.name] if s.box == source.box)
-        return self.rank == (share.devices[0] if share.home < 0 else share.home)
+        return self.rank == share.owner
 
     def _pieces(self) -> dict[str, list[tuple[Box, Tensor]]]:
         pieces: dict[str, list[tuple[Box, Tensor]]] = {}
@@ -437,6 +422,22 @@ class _Evaluation:
             value = self.graph.values[name]
             results.append(assemble(value.shape, value.dtype, list(found.items())))
         return results
+
+
+def _boxes(sources: Iterable[Source]) -> dict[str, list[Box]]:
+    """What sources hold, by name."""
+    boxes: dict[str, list[Box]] = {}
+    for source in sources:
+        boxes.setdefault(source.name, []).append(source.box)
+    return boxes
+
+
+def _each(
+    sources: Iterable[Source], found: Mapping[str, Sequence[T]]
+) -> Iterator[tuple[Source, T]]:
+    """Sources with what was found for their boxes, which stand in the same order."""
+    rest = {name: iter(own) for name, own in found.items()}
+    return ((source, next(rest[source.name])) for source in sources)
 
 
 def _region(pieces: Sequence[tuple[Box, Tensor]], box: Box) -> Tensor:
