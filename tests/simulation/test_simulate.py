@@ -261,15 +261,15 @@ def test_a_longer_task_never_ends_the_run_earlier(**plan: Any) -> None:
 def reference(
     duration: list[int], held: list[list[int]], before: list[list[int]]
 ) -> tuple[list[int], list[int]]:
-    """First come, first served, ties by number."""
+    """First come, first served, ties by number; what holds nothing comes before all that does."""
     count = len(duration)
     start, end, ready = [0] * count, [0] * count, [0] * count
     left = [len(b) for b in before]
     free: dict[int, int] = {}
-    heap = [(0, i) for i in range(count) if not left[i]]
+    heap = [(0, bool(held[i]), i) for i in range(count) if not left[i]]
     heapq.heapify(heap)
     while heap:
-        _, task = heapq.heappop(heap)
+        *_, task = heapq.heappop(heap)
         start[task] = max([ready[task], *(free.get(r, 0) for r in held[task])])
         end[task] = start[task] + duration[task]
         for r in held[task]:
@@ -280,7 +280,7 @@ def reference(
                     ready[other] = max(ready[other], end[task])
                     left[other] -= 1
                     if not left[other]:
-                        heapq.heappush(heap, (ready[other], other))
+                        heapq.heappush(heap, (ready[other], bool(held[other]), other))
     return start, end
 
 

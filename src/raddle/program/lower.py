@@ -9,17 +9,16 @@ need less what they hold, so they are minimal, and nothing goes to a device twic
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 from raddle.errors import InputError
-from raddle.graph.box import Box, cells, grid, merge, subtract
+from raddle.graph.box import Box, merge
 from raddle.graph.graph import Graph, Op
-from raddle.graph.space import Space
 from raddle.plan.plan import Plan, validate
-from raddle.plan.tiling import Grid, Tiling
-from raddle.program.closing import SMALL, closing
+from raddle.plan.tiling import Tiling
+from raddle.program.closing import closing
 from raddle.program.collective import recognise
 from raddle.program.holding import Holding, always_local, fetch, holding_of
+from raddle.program.merging import is_local_statistics, is_partial, place_merge
 from raddle.program.program import (
     Cell,
     Instruction,
@@ -33,6 +32,7 @@ from raddle.program.program import (
     Share,
     Update,
 )
+from raddle.program.sharing import operand_regions, shares_of
 
 
 def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
@@ -42,11 +42,6 @@ def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
     """
     validate(plan, graph)
     return _Lowering(graph, plan, active_values(graph) if train else set()).program()
-
-
-@lru_cache(maxsize=100_000)
-def _regions(space: Space, box: Box) -> tuple[Box | None, ...]:
-    return space.regions(box)
 
 
 _Bucket = list[tuple[str, tuple[Share, ...]]]  # parameters with what several devices hold of them
@@ -109,7 +104,7 @@ class _Lowering:
             self._settle_merge(op, tiling)
         for k, name in enumerate(op.outputs):
             self.messages[name], self.returned[name] = self._needs(op, k, name)
-            if self.messages[name] and self._is_local_statistics(op):
+            if self.messages[name] and is_local_statistics(op, self.plan.bn):
                 target = self.messages[name][0].target
                 raise InputError(
                     f"with bn: local, device {target} normalises samples whose statistics '{op.name}' "
@@ -122,64 +117,20 @@ class _Lowering:
         return holding_of(op.space, self.plan.tiles[op.name], output)
 
     def _is_partial(self, op: Op, tiling: Tiling) -> bool:
-        if not op.space.combine or not any(op.space.partial(box) for box in tiling.boxes):
-            return False
-        if not self._is_local_statistics(op):
-            return True
-        # Local batch statistics are not merged: each tile's own count as copies of the result.
-        places = [(op.space.produces(t.box)[0], t.device) for t in tiling.tiles]
-        if len(set(places)) < len(places):
-            raise InputError(
-                f"with bn: local, '{op.name}' may have one tile of the samples a device: "
-                "use bn: global, or fewer tiles."
-            )
-        return False
-
-    def _is_local_statistics(self, op: Op) -> bool:
-        return self.plan.bn == "local" and op.kind == "moments" and op.composite == "batch_norm"
+        return is_partial(op, tiling, self.plan.bn)
 
     def _settle_merge(self, op: Op, tiling: Tiling) -> None:
-        tiles = tiling.tiles
-        first_of: dict[Box, int] = {}  # of the copies of a tile, one counts
-        for number, tile in enumerate(tiles):
-            first_of.setdefault(tile.box, number)
-        counted = list(first_of.values())
-        outs = [op.space.produces(tiles[i].box)[0] for i in counted]
-        first = self.graph.values[op.outputs[0]]
-        readers = sorted(
-            {
-                d
-                for o in op.outputs
-                for c, _ in self.consumers.get(o, [])
-                for d in self.devices[c.name]
-            }
+        readers = {
+            d
+            for o in op.outputs
+            for c, _ in self.consumers.get(o, [])
+            for d in self.devices[c.name]
+        }
+        width = self.graph.values[op.outputs[0]].dtype.itemsize
+        placed, messages = place_merge(
+            op, tiling, sorted(readers), width, closes=op.name in self.closing
         )
-        placed: list[Cell] = []
-        messages: dict[tuple[int, int, int], list[Box]] = {}
-        for box, found in cells(outs):
-            parts = tuple(counted[f] for f in found)
-            owners = tuple(dict.fromkeys(tiles[i].device for i in parts))
-            if op.name in self.closing and not readers:  # the loss itself
-                placed.append(Cell(box, parts, tuple(sorted(set(tiling.devices)))))
-            elif len(owners) == 1 and op.name not in self.closing:
-                placed.append(Cell(box, parts, owners))
-            elif box.volume * first.dtype.itemsize <= SMALL:
-                placed.append(Cell(box, parts, tuple(readers) or owners[:1]))
-            else:
-                placed += [
-                    Cell(piece, parts, (owner,))
-                    for piece, owner in zip(_slices(box, len(owners)), owners, strict=False)
-                ]
-        for cell in placed:
-            for target in cell.devices:
-                for part in cell.parts:
-                    if tiles[part].device != target:
-                        messages.setdefault((tiles[part].device, target, part), []).append(cell.box)
-        self.merges[op.name] = tuple(placed)
-        self.partial_messages[op.name] = tuple(
-            Message(s, t, tuple(merge(boxes)), part)
-            for (s, t, part), boxes in sorted(messages.items())
-        )
+        self.merges[op.name], self.partial_messages[op.name] = placed, messages
 
     def _needs(
         self, op: Op, output: int, name: str
@@ -368,40 +319,15 @@ class _Lowering:
 
     def _shares(self) -> dict[str, tuple[Share, ...]]:
         """Every parameter as boxes, each with the devices that hold it."""
-        held: dict[str, dict[int, list[Box]]] = {}
+        users: dict[str, list[tuple[Op, int]]] = {}
         for op in self.graph.ops:
-            names = [
-                (i, n) for i, n in enumerate(op.inputs) if self.graph.values[n].role == "parameter"
-            ]
-            if not names:
-                continue
-            tiling = self.plan.tiles[op.name]
-            for i, name in names:
-                by_device = held.setdefault(name, {})
-                for device, region in _operand_regions(op, i, tiling):
-                    boxes = by_device.setdefault(device, [])
-                    if region is not None and region not in boxes:
-                        boxes.append(region)
-        for name, by_device in held.items():
-            # Rows that no operator reads are still updated (weight decay): the first holder keeps them.
-            used = [box for boxes in by_device.values() for box in boxes]
-            unused = subtract(Box.full(self.graph.values[name].shape), dict.fromkeys(used))
-            by_device[min(by_device)].extend(unused)
-        return {name: self._cells(by_device) for name, by_device in held.items()}
-
-    def _cells(self, by_device: dict[int, list[Box]]) -> tuple[Share, ...]:
-        alike: dict[tuple[Box, ...], list[int]] = {}  # devices that hold the same boxes
-        for device, boxes in sorted(by_device.items()):
-            alike.setdefault(tuple(sorted(boxes)), []).append(device)
-        classes = list(alike.items())
-        owners = [i for i, (boxes, _) in enumerate(classes) for _ in boxes]
-        shares = []
-        for box, found in cells([box for boxes, _ in classes for box in boxes]):
-            devices = sorted({d for f in found for d in classes[owners[f]][1]})
-            home = devices[0] if self.through_server else -1
-            home = home if self.plan.server is None else self.plan.server
-            shares.append(Share(box, tuple(devices), home))
-        return tuple(shares)
+            for operand, name in enumerate(op.inputs):
+                if self.graph.values[name].role == "parameter":
+                    users.setdefault(name, []).append((op, operand))
+        return {
+            name: shares_of(self.graph.values[name].shape, own, self.plan.tiles, self.plan)
+            for name, own in users.items()
+        }
 
     def _reduce(self, name: str, key: Key, reduced: dict[str, list[int]]) -> None:
         """Sends a complete gradient off: in a bucket that is all-reduced, or to the parameter's home."""
@@ -445,19 +371,8 @@ class _Lowering:
             updated[name] = [done]
 
 
-def _operand_regions(op: Op, operand: int, tiling: Tiling) -> Iterable[tuple[int, Box | None]]:
-    """By tile, its device and the region of an operand; the same for all if no split touches it."""
-    access = op.space.operands[operand]
-    touched = {term.dim for index in access.indices for term in index.terms}
-    touched |= set(op.space.reduced) if access.once or access.factor else set()
-    if isinstance(tiling, Grid) and all(len(tiling.cuts[d]) == 2 for d in touched):
-        region = _regions(op.space, tiling.boxes[0])[operand]
-        return ((device, region) for device in dict.fromkeys(tiling.devices))
-    return ((tile.device, _regions(op.space, tile.box)[operand]) for tile in tiling.tiles)
-
-
 def _add_regions(needs: dict[int, list[Box]], op: Op, operand: int, tiling: Tiling) -> None:
-    for device, region in _operand_regions(op, operand, tiling):
+    for device, region in operand_regions(op, operand, tiling):
         if region is not None:
             needs.setdefault(device, []).append(region)
 
@@ -488,12 +403,3 @@ def _joined(messages: Sequence[Message]) -> tuple[Message, ...]:
     for m in messages:
         together.setdefault((m.source, m.target, m.part), []).extend(m.boxes)
     return tuple(Message(s, t, tuple(merge(b)), p) for (s, t, p), b in sorted(together.items()))
-
-
-def _slices(box: Box, count: int) -> list[Box]:
-    """A box cut into at most `count` parts along its longest dimension."""
-    shape = box.shape
-    longest = max(range(len(shape)), key=lambda d: shape[d])
-    parts = min(count, shape[longest])
-    pieces = grid(shape, [parts if d == longest else 1 for d in range(len(shape))])
-    return [piece.shift(box.lo) for piece in pieces]
