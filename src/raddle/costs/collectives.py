@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from raddle.clusters import Cluster
 
 
-def _slowest(cluster: Cluster, ring: Sequence[int]) -> tuple[float, float]:
+def slowest_hop(cluster: Cluster, ring: Sequence[int]) -> tuple[float, float]:
     """Bandwidth and latency of the slowest hop of a ring; links that several hops share are divided."""
     pairs = list(zip(ring, [*ring[1:], ring[0]], strict=True))
     load: dict[int, int] = {}
@@ -30,12 +30,12 @@ def _slowest(cluster: Cluster, ring: Sequence[int]) -> tuple[float, float]:
 
 def ring_seconds(cluster: Cluster, devices: Sequence[int], nbytes: float) -> float:
     p = len(devices)
-    bandwidth, latency = _slowest(cluster, devices)
+    bandwidth, latency = slowest_hop(cluster, devices)
     return 2 * (p - 1) * (latency + nbytes / p / bandwidth)
 
 
 def tree_seconds(cluster: Cluster, devices: Sequence[int], nbytes: float) -> float:
-    bandwidth, latency = _slowest(cluster, devices)
+    bandwidth, latency = slowest_hop(cluster, devices)
     return 2 * math.ceil(math.log2(len(devices))) * (latency + nbytes / bandwidth)
 
 

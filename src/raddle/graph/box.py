@@ -112,6 +112,9 @@ def disjoint(boxes: Sequence[Box]) -> bool:
 
 def cells(boxes: Sequence[Box]) -> list[tuple[Box, tuple[int, ...]]]:
     """The union of overlapping boxes as disjoint cells, each with the indices of all that hold it."""
+    along = _only_difference(boxes)
+    if along is not None:
+        return _sweep(boxes, along)
     result: list[tuple[Box, tuple[int, ...]]] = []
     for i, box in enumerate(boxes):
         fresh = [] if box.empty else [box]
@@ -126,6 +129,40 @@ def cells(boxes: Sequence[Box]) -> list[tuple[Box, tuple[int, ...]]]:
             fresh = [piece for f in fresh for piece in f - common]
         result = split + [(piece, (i,)) for piece in fresh]
     return sorted(result)
+
+
+def _only_difference(boxes: Sequence[Box]) -> int | None:
+    """The one dimension in which boxes differ, if none of them is empty and there is one."""
+    if not boxes or boxes[0].empty:
+        return None
+    first, found = boxes[0], None
+    for box in boxes:
+        if box is first or box == first:
+            continue
+        for d in range(len(first.lo)):
+            if box.lo[d] != first.lo[d] or box.hi[d] != first.hi[d]:
+                if box.lo[d] >= box.hi[d] or (found is not None and found != d):
+                    return None
+                found = d
+    return found
+
+
+def _sweep(boxes: Sequence[Box], d: int) -> list[tuple[Box, tuple[int, ...]]]:
+    """Cells of boxes that differ in dimension d alone: between each two ends of any of them."""
+    order = sorted(range(len(boxes)), key=lambda i: boxes[i].lo[d])
+    lo, hi = boxes[0].lo, boxes[0].hi
+    result: list[tuple[Box, tuple[int, ...]]] = []
+    active: list[int] = []
+    at = 0
+    for a, b in pairwise(sorted({end for box in boxes for end in (box.lo[d], box.hi[d])})):
+        active = [i for i in active if boxes[i].hi[d] > a]
+        while at < len(order) and boxes[order[at]].lo[d] == a:
+            active.append(order[at])
+            at += 1
+        if active:
+            cell = Box((*lo[:d], a, *lo[d + 1 :]), (*hi[:d], b, *hi[d + 1 :]))
+            result.append((cell, tuple(sorted(active))))
+    return result
 
 
 def merge(boxes: Sequence[Box]) -> list[Box]:

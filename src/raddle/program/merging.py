@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from raddle.errors import InputError
 from raddle.graph.box import Box, cells, grid, merge
 from raddle.graph.graph import Op
-from raddle.plan.tiling import Tiling
+from raddle.plan.tiling import Grid, Tiling
 from raddle.program.closing import SMALL
 from raddle.program.program import Cell, Message
 
@@ -18,11 +18,18 @@ def is_local_statistics(op: Op, bn: str) -> bool:
 
 def is_partial(op: Op, tiling: Tiling, bn: str) -> bool:
     """Whether tiles leave out a part of a summed dimension, so that their results are merged."""
-    if not op.space.combine or not any(op.space.partial(box) for box in tiling.boxes):
+    if not op.space.combine:
+        return False
+    if isinstance(tiling, Grid):
+        if all(len(tiling.cuts[d]) == 2 for d in op.space.reduced):
+            return False
+    elif not any(op.space.partial(box) for box in tiling.boxes):
         return False
     if not is_local_statistics(op, bn):
         return True
     # Local batch statistics are not merged: each tile's own count as copies of the result.
+    if len(set(tiling.devices)) == len(tiling.devices):
+        return False
     places = [(op.space.produces(t.box)[0], t.device) for t in tiling.tiles]
     if len(set(places)) < len(places):
         raise InputError(

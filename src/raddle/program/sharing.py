@@ -26,23 +26,28 @@ def shares_of(
             boxes = by_device.setdefault(device, [])
             if region is not None and region not in boxes:
                 boxes.append(region)
+    return shares_from(shape, by_device, plan)
+
+
+def shares_from(
+    shape: Sequence[int], by_device: dict[int, list[Box]], plan: Plan
+) -> tuple[Share, ...]:
+    """The same, given the boxes that each device reads."""
     # Rows that no operator reads are still updated (weight decay): the first holder keeps them.
     used = [box for boxes in by_device.values() for box in boxes]
     unused = subtract(Box.full(shape), dict.fromkeys(used))
     by_device[min(by_device)].extend(unused)
-    return _cells(by_device, plan)
-
-
-def _cells(by_device: dict[int, list[Box]], plan: Plan) -> tuple[Share, ...]:
-    alike: dict[tuple[Box, ...], list[int]] = {}  # devices that hold the same boxes
+    held: dict[Box, list[int]] = {}  # devices that hold a box
     for device, boxes in sorted(by_device.items()):
-        alike.setdefault(tuple(sorted(boxes)), []).append(device)
-    classes = list(alike.items())
-    owners = [i for i, (boxes, _) in enumerate(classes) for _ in boxes]
+        for box in boxes:
+            held.setdefault(box, []).append(device)
+    owners = list(held.values())
     through_server, server = plan.sync.startswith("server"), plan.server
     shares = []
-    for box, found in cells([box for boxes, _ in classes for box in boxes]):
-        devices = sorted({d for f in found for d in classes[owners[f]][1]})
+    for box, found in cells(list(held)):
+        devices = (
+            sorted({d for f in found for d in owners[f]}) if len(found) > 1 else owners[found[0]]
+        )
         home = devices[0] if through_server else -1
         shares.append(Share(box, tuple(devices), home if server is None else server))
     return tuple(shares)

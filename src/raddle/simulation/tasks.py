@@ -257,7 +257,7 @@ class _Builder:
             sent = all_reduce_bytes(len(ring), amount)
             each = [sent * (i + 1) // len(ring) - sent * i // len(ring) for i in range(len(ring))]
             # Hops of a ring that share a link use it together, so only the first holds it.
-            held = _once([link for pair in links for link in pair[:2]])
+            held = held_once([link for pair in links for link in pair[:2]])
             first, second = held[::2], held[1::2]
             times = np.repeat(nanoseconds([seconds]), len(ring))
             self.moves[key] = times, np.array(first), np.array(second), np.array(each)
@@ -279,7 +279,7 @@ def _alike(op: Op, grid: Grid) -> bool:
     )
 
 
-def _once(links: Sequence[int]) -> list[int]:
+def held_once(links: Sequence[int]) -> list[int]:
     seen: set[int] = set()
     result = []
     for link in links:

@@ -1,0 +1,64 @@
+"""Seconds of all tiles of an operator at once: to the last bit what `Compute.seconds` says of each."""
+
+# t: tile
+
+from __future__ import annotations
+
+import numpy as np
+
+from raddle.clusters import Device
+from raddle.costs.compute import VIEWS, Compute, family
+from raddle.evaluation.regions import Regions, boxes_of
+from raddle.graph.graph import Op
+from raddle.graph.ops import KINDS
+from raddle.plan.tiling import Tiling
+
+Array = np.ndarray
+
+
+def tile_seconds(
+    compute: Compute,
+    op: Op,
+    tiling: Tiling,
+    regions: tuple[Regions, ...],
+    phase: str,
+    device: Device,
+) -> Array:
+    """By tile (of a grid without copies), its seconds on a device of one kind."""
+    wanted = compute.wanted.get((op.name, phase))
+    if compute.profile is not None or KINDS[op.kind].flops is not None:
+        return np.array([compute.seconds(op, box, phase, device) for box in tiling.boxes])
+    points = _volumes(boxes_of(tiling, range(len(op.space.dims))))
+    outputs = [_volumes(boxes_of(tiling, dims)) for dims in op.space.outputs]
+    inputs = [r.volumes for r in regions]
+    total = np.zeros(len(points))
+    for operand in [None] if wanted is None else wanted:
+        flops = (2 if op.space.product else op.space.cost) * points
+        read = list(inputs)
+        if operand is not None and op.space.operands[operand].once:
+            flops = np.zeros_like(points)
+            read = [np.zeros_like(points) for _ in inputs]
+            read[operand] = inputs[operand]
+        total = total + _roofline(compute, op, flops, [*read, *outputs], device)
+    return total
+
+
+def _roofline(
+    compute: Compute, op: Op, flops: Array, elements: list[Array], device: Device
+) -> Array:
+    if op.kind in VIEWS:
+        return np.full(len(flops), device.overhead)
+    values = [compute.graph.values[n] for n in (*op.inputs, *op.outputs)]
+    nbytes = sum(
+        (e * v.dtype.itemsize for e, v in zip(elements, values, strict=True)), np.zeros_like(flops)
+    )
+    seconds = nbytes / (device.bandwidth * device.efficiency["memory"])
+    which = family(op)
+    if which != "memory":
+        peak = device.peak(str(op.dtypes[0]).removeprefix("torch."))
+        seconds = np.maximum(seconds, flops / (peak * device.efficiency[which]))
+    return np.asarray(seconds + device.overhead)
+
+
+def _volumes(boxes: Array) -> Array:
+    return np.asarray((boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1))

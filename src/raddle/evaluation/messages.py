@@ -1,0 +1,117 @@
+"""Who sends how much of a value to whom: holding.fetch on arrays, with volumes in place of boxes."""
+
+# s: source, t: target, r: dimensions of the value
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+Array = np.ndarray
+ROOM = 1024  # boxes that a device may hold of a value; more are given up, and counted box by box
+
+
+@njit(cache=True)
+def pair_volumes(
+    count: int,  # devices
+    pieces: Array,  # [piece, r, 2]: boxes that are held, disjoint
+    holders: Array,  # holders[at[i]:at[i + 1]] have piece i
+    at: Array,
+    needs: Array,  # [need, r, 2], in the order in which they are fetched
+    target: Array,  # by need, its device
+    graded: Array,  # by need, whether a gradient comes back; those come first
+    forward: Array,  # [s, t]: elements that go from s to t; added to
+    backward: Array,  # [s, t]: elements whose gradients come back, from s to t
+) -> bool:
+    """False where there was not enough room."""
+    rank = pieces.shape[1]
+    own = np.empty((ROOM, rank, 2), np.int64)  # what the device holds by now
+    left = np.empty((ROOM, rank, 2), np.int64)  # what is missing of a need
+    rest = np.empty((ROOM, rank, 2), np.int64)
+    order = np.argsort(target, kind="mergesort")  # by device, otherwise as they come
+    i = 0
+    while i < len(order):
+        device = target[order[i]]
+        held = 0
+        for p in range(len(pieces)):
+            for h in range(at[p], at[p + 1]):
+                if holders[h] == device:
+                    if held == ROOM:
+                        return False
+                    own[held] = pieces[p]
+                    held += 1
+                    break
+        while i < len(order) and target[order[i]] == device:
+            need = order[i]
+            i += 1
+            left[0] = needs[need]
+            missing = 1
+            for k in range(held):
+                fresh = 0
+                for m in range(missing):
+                    fresh = _subtract(left[m], own[k], rest, fresh)
+                    if fresh < 0:
+                        return False
+                missing = fresh
+                left, rest = rest, left
+                if missing == 0:
+                    break
+            for m in range(missing):
+                for p in range(len(pieces)):
+                    volume = 1
+                    for d in range(rank):
+                        lo = max(left[m, d, 0], pieces[p, d, 0])
+                        hi = min(left[m, d, 1], pieces[p, d, 1])
+                        volume = volume * (hi - lo) if hi > lo else 0
+                    if volume > 0:
+                        source = holders[at[p] + device % (at[p + 1] - at[p])]
+                        forward[source, device] += volume
+                        if graded[need]:
+                            backward[device, source] += volume
+                if held == ROOM:
+                    return False
+                own[held] = left[m]
+                held += 1
+    return True
+
+
+@njit(cache=True)
+def _subtract(box: Array, other: Array, into: Array, at: int) -> int:
+    """Adds what is left of a box without another; gives the new number of boxes, or -1."""
+    rank = len(box)
+    for d in range(rank):
+        if other[d, 1] <= box[d, 0] or other[d, 0] >= box[d, 1]:
+            if at == ROOM:
+                return -1
+            into[at] = box
+            return at + 1
+    current = box.copy()
+    for d in range(rank):
+        for side in range(2):
+            lo = current[d, 0] if side == 0 else other[d, 1]
+            hi = other[d, 0] if side == 0 else current[d, 1]
+            if lo < hi:
+                if at == ROOM:
+                    return -1
+                into[at] = current
+                into[at, d, 0], into[at, d, 1] = lo, hi
+                at += 1
+        current[d, 0] = max(current[d, 0], other[d, 0])
+        current[d, 1] = min(current[d, 1], other[d, 1])
+    return at
+
+
+@njit(cache=True)
+def message_rows(volumes: Array, width: int, latency: Array, bandwidth: Array, rows: Array) -> int:
+    """Writes (source, target, nanoseconds) of each pair in the order of a program's messages."""
+    count = len(volumes)
+    n = 0
+    for shift in range(1, count):  # the next neighbour first, see lower
+        for s in range(count):
+            t = (s + shift) % count
+            if volumes[s, t] > 0:
+                seconds = latency[s, t] + volumes[s, t] * width / bandwidth[s, t]
+                rows[n, 0], rows[n, 1] = s, t
+                rows[n, 2] = max(1, int(np.rint(seconds * 1e9)))
+                n += 1
+    return n

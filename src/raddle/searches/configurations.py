@@ -1,0 +1,211 @@
+"""Configurations of a group: into how many parts each letter is split, and on which devices.
+
+    conv1: n/2 c/4 @0-7      degrees (2, 4) of letters (n, c), row by row on the devices
+
+Members that lack a letter are computed in copies, one for each part of it. Where the anchor's sum is split
+(k/2), the result is divided among the devices that have parts of it, and what follows takes it so.
+"""
+
+# a letter's axis is its position in Group.letters; d is a dimension of an operator
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from raddle.graph.box import Box
+from raddle.graph.graph import Op
+from raddle.plan.tiling import Grid, Tiling, even_cuts
+from raddle.program.closing import EVERYWHERE
+from raddle.program.merging import longest, slices
+from raddle.searches.groups import AFTER, BEFORE, OWN, Group, Member
+
+Cuts = tuple[int, ...]
+
+
+class Configuration(NamedTuple):
+    """Parts by letter of a group, the devices row by row, and, where parts are uneven, their shares."""
+
+    degrees: tuple[int, ...]
+    devices: tuple[int, ...]
+    shares: tuple[float, ...] = ()  # of the only letter that is split, by part; none: equal parts
+
+
+class Follower(NamedTuple):
+    """The tiles of one operator under any devices."""
+
+    op: Op
+    cuts: tuple[Cuts, ...]
+    places: tuple[int, ...]  # positions in the configuration's devices
+    copies: int
+
+
+def tiles(group: Group, configuration: Configuration) -> dict[str, Tiling]:
+    """The tiling of every operator of a group."""
+    devices = configuration.devices
+    return {
+        f.op.name: Grid(f.cuts, tuple(devices[i] for i in f.places), f.copies)
+        for f in followers(group, configuration.degrees, configuration.shares)
+    }
+
+
+def degrees(
+    group: Group, most: int, *, powers: bool = True, reduction: bool = False
+) -> Iterator[tuple[int, ...]]:
+    """All ways to split a group into at most `most` parts; with `powers`, into powers of two."""
+    options = [
+        [d for d in range(1, min(size, most) + 1) if not powers or d & (d - 1) == 0]
+        if reduction or letter not in group.reduced
+        else [1]
+        for letter, size in zip(group.letters, group.sizes, strict=True)
+    ]
+
+    def extend(at: int, room: int) -> Iterator[tuple[int, ...]]:
+        if at == len(options):
+            yield ()
+            return
+        for d in options[at]:
+            if d > room:
+                break
+            yield from ((d, *rest) for rest in extend(at + 1, room // d))
+
+    return extend(0, most)
+
+
+# -- how members follow ----------------------------------------------------------------------------
+
+
+class _Split(NamedTuple):
+    """By dimension of an operator: which axes split it, the first one outermost, and where."""
+
+    axes: tuple[tuple[int, ...], ...]
+    cuts: tuple[Cuts, ...]
+
+
+def followers(
+    group: Group, parts: tuple[int, ...], shares: tuple[float, ...] = ()
+) -> tuple[Follower, ...]:
+    """What each operator of a group does when its letters are split; remembered by the group."""
+    key = (parts, shares)
+    if key not in group.known:
+        group.known[key] = _followers(group, parts, shares)
+    found: tuple[Follower, ...] = group.known[key]
+    return found
+
+
+def _followers(
+    group: Group, parts: tuple[int, ...], shares: tuple[float, ...]
+) -> tuple[Follower, ...]:
+    splits: dict[str, _Split] = {}
+    found = []
+    for member in group.members:
+        split = _split(group, member, parts, shares, splits)
+        splits[member.op.name] = split
+        found.append(_placed(member, split, parts))
+    return tuple(found)
+
+
+def _split(
+    group: Group,
+    member: Member,
+    parts: tuple[int, ...],
+    shares: tuple[float, ...],
+    splits: dict[str, _Split],
+) -> _Split:
+    op = member.op
+    axes: list[tuple[int, ...]] = [()] * len(op.space.dims)
+    cuts: list[Cuts] = [(0, dim.size) for dim in op.space.dims]
+    if member.how == OWN:
+        for axis, (letter, count) in enumerate(zip(group.letters, parts, strict=True)):
+            d = next((d for d, dim in enumerate(op.space.dims) if dim.name == letter), None)
+            if count > 1 and d is not None and op.space.dims[d].size >= count:
+                axes[d], cuts[d] = (axis,), cut(op.space.dims[d].size, count, shares)
+    elif member.how == AFTER:
+        ref = next(m.op for m in group.members if m.op.name == member.ref)
+        given = _given(ref, splits[ref.name], member.output, parts)
+        for p, index in enumerate(op.space.operands[member.operand].indices):
+            d = index.plain
+            if d is not None and given.axes[p] and not op.space.dims[d].whole:
+                axes[d], cuts[d] = given.axes[p], given.cuts[p]
+    else:
+        reader = next(m.op for m in group.members if m.op.name == member.ref)
+        _as_read(op, member, reader, splits[reader.name], axes, cuts)
+    return _Split(tuple(axes), tuple(cuts))
+
+
+def _given(ref: Op, split: _Split, output: int, parts: tuple[int, ...]) -> _Split:
+    """How an output lies on the devices: as it is split or, where sums are, divided once more."""
+    dims = ref.space.outputs[output]
+    axes, cuts = [split.axes[d] for d in dims], [split.cuts[d] for d in dims]
+    summed = [axis for d in ref.space.reduced for axis in split.axes[d]]
+    if summed and ref.space.product and dims:
+        shape = [c[1] - c[0] for c in cuts]
+        along = longest(shape)
+        count = math.prod(parts[axis] for axis in summed)
+        pieces = [_sliced(a, b, count) for a, b in pairwise(cuts[along])]
+        if all(len(piece) == count for piece in pieces):
+            axes[along] = (*axes[along], *summed)
+            cuts[along] = (0, *(at for piece in pieces for at in piece))
+    return _Split(tuple(axes), tuple(cuts))
+
+
+def _sliced(a: int, b: int, count: int) -> list[int]:
+    """The ends of the slices that a merge makes of a range."""
+    return [a + piece.hi[0] for piece in slices(Box((0,), (b - a,)), count)]
+
+
+def _as_read(
+    op: Op, member: Member, reader: Op, split: _Split, axes: list[tuple[int, ...]], cuts: list[Cuts]
+) -> None:
+    """Cuts an operator where its reader's parts meet, if they do not overlap."""
+    for p, index in enumerate(reader.space.operands[member.operand].indices):
+        d = op.space.outputs[member.output][p]
+        over = sorted({term.dim for term in index.terms if split.axes[term.dim]})
+        if len(over) != 1 or op.space.dims[d].whole:
+            continue
+        box = [(0, dim.size) for dim in reader.space.dims]
+        ranges = []
+        for span in pairwise(split.cuts[over[0]]):
+            box[over[0]] = span
+            ranges.append(index.range(box))
+        ends = [0, *(hi for _, hi in ranges)]
+        if [lo for lo, _ in ranges] == ends[:-1] and ends[-1] == op.space.dims[d].size:
+            axes[d], cuts[d] = split.axes[over[0]], tuple(ends)
+
+
+def _placed(member: Member, split: _Split, parts: tuple[int, ...]) -> Follower:
+    op = member.op
+    order = [axis for axes in split.axes for axis in axes]
+    others = [axis for axis, count in enumerate(parts) if count > 1 and axis not in order]
+    copies = math.prod(parts[axis] for axis in others)
+    places = np.arange(math.prod(parts)).reshape(parts)
+    spread = copies <= EVERYWHERE or op.kind == "running" or member.how == BEFORE
+    if op.opaque or not spread:
+        # What is opaque may be random, and copies of it could differ; many copies are much talk.
+        places = places[
+            tuple(slice(0, 1) if axis in others else slice(None) for axis in range(len(parts)))
+        ]
+        copies = 1
+    ones = [axis for axis, count in enumerate(parts) if count == 1]
+    flat = places.transpose([*ones, *order, *others]).reshape(-1)
+    return Follower(op, split.cuts, tuple(int(i) for i in flat), copies)
+
+
+def cut(size: int, parts: int, shares: Sequence[float] = ()) -> Cuts:
+    """Cut points of equal parts or, given shares, of parts in proportion to them, none of them empty.
+
+    >>> cut(8, 4), cut(8, 4, (3, 3, 1, 1))
+    ((0, 2, 4, 6, 8), (0, 3, 6, 7, 8))
+    """
+    if not shares:
+        return even_cuts(size, parts)
+    points, total, sum_ = [0], math.fsum(shares), 0.0
+    for i, share in enumerate(shares):
+        sum_ += share
+        at = round(size * sum_ / total)
+        points.append(min(max(at, points[-1] + 1), size - (parts - 1 - i)))
+    return tuple(points)

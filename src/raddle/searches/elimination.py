@@ -1,0 +1,365 @@
+"""The configurations with the least sum of costs of nodes and of edges, exactly, by elimination.
+
+    minimise  sum over i of node[i][x_i]  +  sum over edges (i, j) of cost[x_i, x_j]
+
+OptCNN (Jia et al., arXiv 1802.04924), section 5: (1) parallel edges add; (2) a node between two others
+folds into an edge between them, by a min-plus product; (3) what is left is searched; (4) on the way back
+each node chooses, in the reverse order, what is best for its neighbours' choices.
+
+Differs from the paper: edges have no direction, and a node with one neighbour folds into it, so that chains
+need no product and nothing is left of a series-parallel graph. Equal products are done once. What is left
+of other graphs is not enumerated but eliminated by tables over three and more neighbours (bucket
+elimination, Dechter 1999) while those are small, and where they are not by branch and bound.
+
+Tables are float32, less their minimum; minima, and what a choice costs, are added up in float64.
+"""
+
+# v: the node that is eliminated, i: a neighbour of it, x: a configuration, d: a dimension of a table
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from raddle.searches import branching
+
+Scope = tuple[int, ...]  # nodes, in rising order
+Factor = tuple[Scope, np.ndarray]  # costs, with a dimension for each node of the scope
+Late = Callable[[], bool]
+Heard = Callable[[Mapping[str, Any]], None]
+
+LANES = 16  # of a vector register
+ROWS, COLUMNS = 64, 1024  # of a block of a product
+
+
+class Edge(NamedTuple):
+    """What two nodes cost together. Edges that share one array share the work on it, too."""
+
+    source: int
+    target: int
+    cost: np.ndarray  # by configuration of the source and of the target, float32
+
+
+class Counts(NamedTuple):
+    """What was done, for reports."""
+
+    nodes: int  # eliminated with two neighbours or fewer
+    edges: int  # parallel to others, and added to them
+    left: int  # nodes after that
+    products: int  # of different matrices
+    branches: int  # parts of the rest that were looked into by branch and bound
+
+
+@dataclass(frozen=True)
+class Solution:
+    choice: tuple[int, ...]  # by node, its configuration
+    cost: float
+    bound: float  # no choice costs less, up to the rounding of float32
+    certified: bool  # that no choice costs less, likewise
+    eliminated: Counts
+
+
+def solve(
+    nodes: Sequence[np.ndarray],
+    edges: Sequence[Edge],
+    *,
+    limit: int = 2**26,
+    deadline: float | None = None,
+    heard: Heard = lambda step: None,
+) -> Solution:
+    """The best choice, or the best that was found by the deadline, a value of `perf_counter`.
+
+    A table over three or more nodes has at most `limit` entries, and all of them four times as many. The
+    deadline is looked at between eliminations: only with tables that large does one take long.
+    """
+    net, late = _Network(nodes, edges), _lateness(deadline)
+    _fold(net, late, heard)
+    folded, left = len(net.trail), len(net.links)
+    choice: dict[int, int] = {}
+    certified, branches = True, 0
+    for part in [] if late() else branching.components(net.links):
+        order = branching.order({v: net.links[v] for v in part}, net.sizes, limit)
+        if order is not None:
+            _eliminate(net, order, late)
+            continue
+        found = branching.minimum(
+            *net.cut_out(part),
+            narrow=lambda nodes, edges: _narrow(nodes, edges, limit, late),
+            late=late,
+            heard=heard,
+        )
+        choice.update(zip(part, found.choice, strict=True))
+        net.constant += found.bound
+        certified, branches = certified and found.certified, branches + found.branches
+    bound = net.constant + sum(float(table.min()) for table in net.tables.values())
+    chosen = _way_back(nodes, edges, net, choice)
+    cost = branching.cost_of(nodes, edges, chosen)
+    certified = (certified and not net.links) or bound >= cost
+    counts = Counts(folded, net.merged, left, net.products, branches)
+    return Solution(chosen, cost, min(bound, cost), certified, counts)
+
+
+def _narrow(
+    nodes: Sequence[np.ndarray], edges: Sequence[Edge], limit: int, late: Late
+) -> tuple[tuple[int, ...], bool] | None:
+    """A choice, and whether it is the best, without branches; none if tables would be too large."""
+    net = _Network(nodes, edges)
+    order = branching.order(net.links, net.sizes, limit)
+    if order is None:
+        return None
+    _eliminate(net, order, late)
+    return _way_back(nodes, edges, net, {}), not net.links
+
+
+def _way_back(
+    nodes: Sequence[np.ndarray], edges: Sequence[Edge], net: _Network, choice: dict[int, int]
+) -> tuple[int, ...]:
+    """(4) First the nodes that no time was left for, then those that were eliminated."""
+    for v in net.links:
+        choice[v] = _best(v, [(scope, net.tables[scope]) for scope in sorted(net.at[v])], choice)
+    for v, factors in reversed(net.trail):
+        choice[v] = _best(v, factors, choice)
+    # costs that float32 took for equal may differ
+    return branching.settled(nodes, edges, [choice[i] for i in range(len(nodes))])
+
+
+def _best(v: int, factors: Sequence[Factor], choice: Mapping[int, int]) -> int:
+    """Its best configuration, if neighbours that have not chosen take what is best for each edge."""
+    costs = np.zeros(1)
+    for scope, table in factors:
+        free = [i for i in scope if i == v or i not in choice]
+        rows = table[tuple(slice(None) if i in free else choice[i] for i in scope)]
+        costs = costs + rows.min(axis=tuple(d for d, i in enumerate(free) if i != v))
+    return int(costs.argmin())
+
+
+# -- which node is next --------------------------------------------------------------------------
+
+
+def _lateness(deadline: float | None) -> Late:
+    return lambda: deadline is not None and perf_counter() >= deadline
+
+
+def _eliminate(net: _Network, order: Sequence[int], late: Late) -> None:
+    for v in order:
+        if late():
+            return
+        net.eliminate(v)
+
+
+def _fold(net: _Network, late: Late, heard: Heard) -> None:
+    """(2) Node elimination, until every node has three neighbours or more."""
+    of = len(net.links)
+    while found := [v for v, near in net.links.items() if len(near) < 2] or branching.between(
+        net.links
+    ):
+        heard({"step": "eliminate", "done": of - len(net.links), "of": of})
+        for v in found:  # which grows: chains fold from their ends, without a product
+            if late():
+                return
+            if v in net.links:
+                near = net.links[v]
+                net.eliminate(v)
+                found += [i for i in near if len(net.links[i]) < 2]
+
+
+# -- tables --------------------------------------------------------------------------------------
+
+
+class _Network:
+    """What is left of the problem. `made` has what was computed, by what it was computed from."""
+
+    def __init__(self, nodes: Sequence[np.ndarray], edges: Sequence[Edge]) -> None:
+        self.sizes = [len(node) for node in nodes]
+        self.tables: dict[Scope, np.ndarray] = {}  # float64 over one node, float32 over more
+        self.at: dict[int, set[Scope]] = {i: set() for i in range(len(nodes))}
+        self.links: dict[int, set[int]] = {i: set() for i in range(len(nodes))}
+        self.trail: list[tuple[int, list[Factor]]] = []
+        self.constant = 0.0
+        self.merged = self.products = 0
+        self.made: dict[Hashable, tuple[Any, Any]] = {}
+        for i, node in enumerate(nodes):
+            assert node.ndim == 1 <= len(node), f"node {i} has costs of shape {node.shape}"
+            assert node.min() > -np.inf, f"a cost of node {i} is not a number"
+            self.add((i,), node)
+        for i, j, cost in edges:
+            assert i != j, f"node {i} has an edge to itself: add the diagonal to its costs"
+            assert cost.shape == (self.sizes[i], self.sizes[j]), f"edge {i}-{j} is {cost.shape}"
+            assert cost.min() > -np.inf, f"a cost of edge {i}-{j} is not a number"
+            table = self._once((id(cost), i < j), _upright, cost, i < j)
+            self.add((min(i, j), max(i, j)), table)
+
+    def add(self, scope: Scope, table: np.ndarray) -> None:
+        """(1) Edge elimination: tables over the same nodes are one."""
+        free = [d for d, n in enumerate(table.shape) if n > 1]
+        if len(free) < len(scope) > 1:  # a node without a choice is nobody's neighbour
+            scope, table = tuple(scope[d] for d in free), table.squeeze()
+        old = self.tables.get(scope)
+        if not scope:
+            self.constant += float(table)
+        elif len(scope) == 1:
+            vector, low = _lowered(table.astype(np.float64) if old is None else old + table)
+            self.constant += low
+            self.tables[scope] = self.made.setdefault(vector.tobytes(), (vector, None))[0]
+        elif old is not None:
+            self.merged += len(scope) == 2
+            key = ("+", *sorted((id(old), id(table)))) if len(scope) == 2 else None
+            self.tables[scope] = self._once(key, np.add, old, table)
+        else:
+            self.tables[scope] = table
+        for i in scope:
+            self.at[i].add(scope)
+            self.links[i].update(set(scope) - {i})
+
+    def eliminate(self, v: int) -> None:
+        """Takes a node out: its tables become one over its neighbours, with the best of it."""
+        factors = [(scope, self.tables.pop(scope)) for scope in sorted(self.at.pop(v))]
+        self.trail.append((v, factors))
+        others = tuple(sorted(self.links.pop(v)))
+        for i in others:
+            self.links[i].discard(v)
+            self.at[i] = {scope for scope in self.at[i] if v not in scope}
+        if len(others) == 2 == max(len(scope) for scope, _ in factors):
+            role = {others[0]: 0, v: 1, others[1]: 2}
+            key = sorted((id(table), *map(role.__getitem__, scope)) for scope, table in factors)
+            table, low = self._once(tuple(key), self._product, factors, *role)
+        else:
+            table, low = _lowered(_least(factors, others, v, self.sizes))
+        self.constant += low
+        self.add(others, table)
+
+    def cut_out(self, part: Sequence[int]) -> tuple[list[np.ndarray], list[Edge]]:
+        """Takes nodes out, with all their tables: none of those may be over more than two nodes."""
+        edges = {scope for v in part for scope in self.at[v] if len(scope) > 1}
+        place = {v: k for k, v in enumerate(part)}
+        nodes = [self.tables.pop((v,)) for v in part]
+        for v in part:
+            del self.at[v], self.links[v]
+        return nodes, [Edge(place[i], place[j], self.tables.pop((i, j))) for i, j in sorted(edges)]
+
+    def _once(self, key: Hashable | None, make: Callable[..., Any], *inputs: Any) -> Any:
+        """What was made of the same inputs before; keeps them, so that no other array gets their id."""
+        if key is None:
+            return make(*inputs)
+        if key not in self.made:
+            self.made[key] = make(*inputs), inputs
+        return self.made[key][0]
+
+    def _product(
+        self, factors: Sequence[Factor], i: int, v: int, j: int
+    ) -> tuple[np.ndarray, float]:
+        self.products += 1
+        a = _added([f for f in factors if j not in f[0]], (i, v))
+        b = _added([f for f in factors if j in f[0]], (v, j))
+        return _lowered(min_plus(a, b))
+
+
+def _upright(cost: np.ndarray, upright: bool) -> np.ndarray:
+    table = np.asarray(cost, np.float32)
+    return table if upright else table.T
+
+
+def _lowered(table: np.ndarray) -> tuple[np.ndarray, float]:
+    """Less its minimum, in place; a table that forbids everything stays as it is."""
+    low = float(table.min())
+    if math.isinf(low):
+        return table, 0.0
+    table -= low
+    return table, low
+
+
+def _spread(scope: Scope, table: np.ndarray, axes: Scope) -> np.ndarray:
+    """A view with a dimension for each of the axes."""
+    turned = table.transpose(sorted(range(len(scope)), key=lambda d: axes.index(scope[d])))
+    return turned[tuple(slice(None) if i in scope else None for i in axes)]
+
+
+def _added(factors: Sequence[Factor], axes: Scope, dtype: type = np.float32) -> np.ndarray:
+    views = [_spread(s, t.astype(dtype, copy=False), axes) for s, t in factors]
+    return np.ascontiguousarray(functools.reduce(np.add, views))
+
+
+def _least(factors: Sequence[Factor], others: Scope, v: int, sizes: Sequence[int]) -> np.ndarray:
+    """The sum of tables over a node and others, with the best configuration of the node."""
+    if any(len(scope) > len(others) for scope, _ in factors):  # a table of this size is there
+        dtype = np.float64 if len(others) < 2 else np.float32
+        return np.asarray(_added(factors, (*others, v), dtype).min(axis=-1))
+    left, right = _sides(factors, v, sizes)
+    if right:
+        a = _added([f for f in factors if not set(right) & set(f[0])], (*left, v))
+        b = _added([f for f in factors if set(right) & set(f[0])], (v, *right))
+        flat = min_plus(a.reshape(-1, len(b)), b.reshape(len(b), -1))
+        return _spread((*left, *right), flat.reshape(a.shape[:-1] + b.shape[1:]), others)
+    d = max(range(len(others)), key=lambda d: sum(others[d] in scope for scope, _ in factors))
+    least = np.empty([sizes[i] for i in others], np.float32)
+    for x, out in enumerate(np.moveaxis(least, d, 0)):
+        cut = [_fixed(factor, others[d], x) for factor in factors]
+        out[...] = _least(cut, others[:d] + others[d + 1 :], v, sizes)
+    return least
+
+
+def _fixed(factor: Factor, i: int, x: int) -> Factor:
+    scope, table = factor
+    if i not in scope:
+        return factor
+    return tuple(j for j in scope if j != i), np.moveaxis(table, scope.index(i), 0)[x]
+
+
+def _sides(factors: Sequence[Factor], v: int, sizes: Sequence[int]) -> tuple[Scope, Scope]:
+    """The others in two sets with tables of about equal size, so that no factor is over both."""
+
+    def entries(side: Collection[int]) -> int:
+        return math.prod(sizes[i] for i in side)
+
+    groups: list[set[int]] = []
+    for scope, _ in factors:
+        group = set(scope) - {v}
+        apart = [other for other in groups if other.isdisjoint(group)]
+        groups = [*apart, group.union(*(other for other in groups if other not in apart))]
+    left: list[int] = []
+    right: list[int] = []
+    for group in sorted(groups, key=entries, reverse=True):
+        min(left, right, key=entries).extend(group)
+    return tuple(left), tuple(right)
+
+
+def min_plus(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """min over k of a[i, k] + b[k, j]."""
+    if b.shape[1] < LANES < len(a):  # the compiled loop is fast along j
+        turned = min_plus(np.ascontiguousarray(b.T), np.ascontiguousarray(a.T))
+        return np.ascontiguousarray(turned.T)
+    out = np.full((len(a), b.shape[1]), np.inf, np.float32)
+    _min_plus(a, b, out)
+    return out
+
+
+@njit(cache=True)
+def _min_plus(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """In blocks of i and j, so that `out` stays in the cache; four k at once, so that it is stored less."""
+    fours = a.shape[1] - a.shape[1] % 4
+    for i0 in range(0, out.shape[0], ROWS):
+        rows = range(i0, min(i0 + ROWS, out.shape[0]))
+        for j0 in range(0, out.shape[1], COLUMNS):
+            j1 = j0 + COLUMNS
+            for k in range(0, fours, 4):
+                b0, b1, b2, b3 = b[k, j0:j1], b[k + 1, j0:j1], b[k + 2, j0:j1], b[k + 3, j0:j1]
+                for i in rows:
+                    a0, a1, a2, a3 = a[i, k], a[i, k + 1], a[i, k + 2], a[i, k + 3]
+                    o = out[i, j0:j1]
+                    for j in range(len(o)):
+                        low, high = min(a0 + b0[j], a1 + b1[j]), min(a2 + b2[j], a3 + b3[j])
+                        o[j] = min(o[j], min(low, high))
+            for k in range(fours, a.shape[1]):
+                b0 = b[k, j0:j1]
+                for i in rows:
+                    a0 = a[i, k]
+                    o = out[i, j0:j1]
+                    for j in range(len(o)):
+                        o[j] = min(o[j], a0 + b0[j])

@@ -1,0 +1,215 @@
+"""Groups of operators that a search tiles together: a layer with all that goes element by element with it.
+
+    conv - moments - batch norm - relu        after its anchor, the convolution
+    flatten - dropout - linear                before it: views are computed as they are read
+    the gates and the cell of an LSTM step    one group
+
+A configuration splits the anchor's dimensions by letter (configurations.py); the other members follow. What
+depends on no sample (placing.py) is in no group: it is computed where it is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from raddle.costs.compute import VIEWS
+from raddle.graph.graph import Graph, Op
+from raddle.graph.space import Access
+from raddle.searches.placing import standing
+
+_STEP = re.compile(r"\.l\d+r?\.t\d+(?=\.)")  # layer and step of a recurrent network
+_LIGHT = VIEWS | {"pointwise", "dropout", "full", "counted", "arange", "triangle"}
+
+OWN, AFTER, BEFORE = "own", "after", "before"
+
+
+class Member(NamedTuple):
+    """An operator of a group, and how it gets its tiles.
+
+    `own`: from the letters of its dimensions; `after`: it reads output `output` of `ref` as its operand
+    `operand`; `before`: `ref` reads its output `output` as operand `operand`.
+    """
+
+    op: Op
+    how: str = OWN
+    ref: str = ""
+    operand: int = 0
+    output: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Operators that share a configuration; the first is the anchor, and refs come before their users."""
+
+    members: tuple[Member, ...]
+    letters: tuple[str, ...]  # that can be split, the samples first
+    sizes: tuple[int, ...]  # of the letters, the smallest of all members that have their own
+    reduced: frozenset[str] = field(default_factory=frozenset)  # letters that give partial results
+    known: dict[Any, Any] = field(default_factory=dict, repr=False)  # configurations, worked out
+
+    @property
+    def name(self) -> str:
+        return self.members[0].op.name
+
+    @cached_property
+    def ops(self) -> frozenset[str]:
+        return frozenset(m.op.name for m in self.members)
+
+
+def groups(graph: Graph) -> tuple[Group, ...]:
+    """All groups in the order of their anchors."""
+    members = _backward(graph)
+    _forward(graph, members)
+    by_group: dict[str, list[Member]] = {}
+    for op in graph.ops:
+        if op.name in members:
+            root, member = members[op.name]
+            by_group.setdefault(root, []).append(member)
+    return tuple(_group(graph, root, own) for root, own in by_group.items())
+
+
+Members = dict[str, tuple[str, Member]]  # operator -> its group's key, and how it is a member
+
+
+def _backward(graph: Graph) -> Members:
+    """Every operator starts a group or joins that of what it reads element by element."""
+    fixed = standing(graph)
+    producer = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
+    order = {op.name: i for i, op in enumerate(graph.ops)}
+    members: Members = {}
+    layers: dict[str, str] = {}  # composite layer -> the group of its first part
+    for op in graph.ops:
+        if op.name in fixed:
+            continue
+        step = _STEP.search(op.name)
+        if step and op.composite:
+            members[op.name] = (op.name[: step.end()], Member(op))
+            continue
+        best: tuple[int, int, Member] | None = None
+        for operand, name in enumerate(op.inputs):
+            if name in producer and producer[name][0].name in members and not _heavy(op):
+                ref, output = producer[name]
+                access = op.space.operands[operand]
+                if _elementwise(op, access):
+                    rank = (len(access.indices), order[ref.name])
+                    if best is None or rank > best[:2]:
+                        best = (*rank, Member(op, AFTER, ref.name, operand, output))
+        root = members[best[2].ref][0] if best else op.name
+        layer = layers.setdefault(op.layer, root) if op.composite else root
+        if layer != root and _fits(op, graph, members, layer):
+            members[op.name] = (layer, Member(op))  # parts of a loss stay together
+        else:
+            members[op.name] = (root, best[2] if best else Member(op))
+    return members
+
+
+def _fits(op: Op, graph: Graph, members: Members, root: str) -> bool:
+    """Whether all dimensions of an operator are dimensions of a group's anchor, or as long."""
+    sizes = {
+        dim.name: dim.size
+        for other in graph.ops
+        if other.name in members and members[other.name][0] == root
+        for dim in other.space.dims
+    }
+    return all(sizes.get(dim.name) == dim.size for dim in op.space.dims)
+
+
+def _heavy(op: Op) -> bool:
+    return op.space.product or op.opaque
+
+
+def _elementwise(op: Op, access: Access) -> bool:
+    """Whether an operand is read at the place that is written, so that tiles can be the same."""
+    return all(
+        (index.plain is not None and index.extent == op.space.dims[index.plain].size)
+        or (not index.terms and index.extent == 1)
+        for index in access.indices
+    )
+
+
+def _forward(graph: Graph, members: Members) -> None:
+    """Groups of views and the like, that one other group reads, join it."""
+    readers: dict[str, list[tuple[Op, int, int]]] = {}
+    for op in graph.ops:
+        for operand, name in enumerate(op.inputs):
+            readers.setdefault(name, []).append((op, operand, 0))
+    groups: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        if op.name in members:
+            groups.setdefault(members[op.name][0], []).append(op)
+    for root in reversed(list(groups)):
+        own = groups[root]
+        if not all(_is_light(graph, op) for op in own):
+            continue
+        outside = {
+            members[r.name][0]
+            for op in own
+            for o in op.outputs
+            for r, _, _ in readers.get(o, ())
+            if r.name in members
+        } - {root}
+        if len(outside) != 1:
+            continue
+        target = outside.pop()
+        for op in reversed(own):
+            found = next(
+                (
+                    (r, operand, k)
+                    for k, o in enumerate(op.outputs)
+                    for r, operand, _ in readers.get(o, ())
+                    if r.name in members and members[r.name][0] == target
+                ),
+                None,
+            )
+            if found is None:
+                break  # nobody reads it: the group stays as it is
+            reader, operand, output = found
+            members[op.name] = (target, Member(op, BEFORE, reader.name, operand, output))
+        else:
+            groups[target] = own + groups[target]
+
+
+def _is_light(graph: Graph, op: Op) -> bool:
+    weighted = any(graph.values[i].role == "parameter" for i in op.inputs)
+    return op.kind in _LIGHT and not op.opaque and not op.space.combine and not weighted
+
+
+def _group(graph: Graph, root: str, members: list[Member]) -> Group:
+    ordered = _ordered(members)
+    own = [m.op for m in ordered if m.how == OWN]
+    sizes: dict[str, int] = {}
+    reduced = set()
+    for op in own:
+        for dim, kind in zip(op.space.dims, graph.kinds(op), strict=True):
+            if kind in "SAPR":
+                sizes[dim.name] = min(dim.size, sizes.get(dim.name, dim.size))
+                if kind == "R":
+                    reduced.add(dim.name)
+    letters = sorted(sizes, key=lambda letter: letter != "n")  # stable: the others as they come
+    return Group(
+        tuple(ordered), tuple(letters), tuple(sizes[x] for x in letters), frozenset(reduced)
+    )
+
+
+def _ordered(members: Iterable[Member]) -> list[Member]:
+    """The anchor first, then every member after the one that it refers to."""
+    waiting = list(members)
+    names = {m.op.name for m in waiting}
+    done: dict[str, Member] = {}
+    first = next((m for m in waiting if m.how == OWN and _heavy(m.op)), None)
+    first = first or next(m for m in waiting if m.how == OWN)
+    done[first.op.name] = first
+    while len(done) < len(names):
+        for m in waiting:
+            if m.op.name not in done and (m.how == OWN or m.ref in done):
+                done[m.op.name] = m
+    return list(done.values())
+
+
+def group_of(found: Iterable[Group]) -> Mapping[str, int]:
+    """By operator, the number of its group."""
+    return {name: g for g, group in enumerate(found) for name in group.ops}

@@ -1,0 +1,100 @@
+"""The array evaluator says what simulating the program says: on random plans, clusters and moves."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import random_plan, random_tiling
+from small import small
+
+from raddle.clusters import cluster
+from raddle.errors import InputError
+from raddle.evaluation.evaluator import Evaluator
+from raddle.graph.graph import Graph
+from raddle.plan.plan import Plan
+from raddle.plan.tiling import Tiling
+from raddle.program.lower import lower
+from raddle.simulation.timeline import simulate
+
+MODELS = ("lenet-tiny", "gpt-tiny", "resnet110-tiny", "unet-tiny", "nmt-tiny", "inception_v3-tiny")
+MACHINES = ["p100:1x4", "p100:2x2", "k80:1x4", "local:4"]
+
+plans = given(
+    model=st.sampled_from(MODELS),
+    machine=st.sampled_from(MACHINES),
+    seed=st.integers(0, 2**30),
+    bn=st.sampled_from(["global", "local"]),
+    sync=st.sampled_from(["allreduce", "allreduce", "server", "server:1"]),
+)
+
+
+def simulated(graph: Graph, plan: Plan, machine: str) -> int:
+    return int(simulate(lower(graph, plan), cluster(machine)).end.max())
+
+
+def evaluator(graph: Graph, plan: Plan, machine: str) -> Evaluator:
+    settings = {"bn": plan.bn, "sync": plan.sync, "bucket": plan.bucket}
+    return Evaluator(graph, cluster(machine), plan.tiles, optimizer=plan.optimizer, **settings)
+
+
+def drawn(model: str, seed: int, **more: Any) -> tuple[Graph, Plan]:
+    graph = small(model)[1]
+    return graph, random_plan(graph, 4, seed, split_backward=False, recompute=(), **more)
+
+
+@plans
+def test_a_step_takes_as_long_as_in_the_simulation(
+    model: str, machine: str, seed: int, bn: str, sync: str
+) -> None:
+    graph, plan = drawn(model, seed, bn=bn, sync=sync)
+    try:
+        expected = simulated(graph, plan, machine)
+    except InputError:
+        with pytest.raises(InputError):
+            evaluator(graph, plan, machine)
+        return
+    own = evaluator(graph, plan, machine)
+    assert own.time() == expected
+    assert own.time(fold=False) == expected
+
+
+@settings(max_examples=20)
+@plans
+def test_moves_and_limits_change_no_time_and_no_decision(
+    model: str, machine: str, seed: int, bn: str, sync: str
+) -> None:
+    graph, plan = drawn(model, seed, bn="global", sync=sync)
+    own = evaluator(graph, plan, machine)
+    rng = random.Random(seed)
+    tiles: dict[str, Tiling] = dict(plan.tiles)
+    now = own.time()
+    assert now is not None
+    for _ in range(30):
+        chosen = rng.sample(graph.ops, min(len(graph.ops), rng.randint(1, 3)))
+        changes = {op.name: random_tiling(op, 4, rng) for op in chosen}
+        undo = own.move(changes)
+        full = own.time(fold=False)
+        assert full is not None
+        limit = int(now * rng.uniform(0.8, 1.3))
+        assert own.time(limit) == (full if full <= limit else None)
+        if full <= limit:
+            tiles.update(changes)
+            now = full
+        else:
+            own.restore(undo)
+            assert own.time() == now
+    fresh = Plan(tiles, 4, bn="global", sync=sync, bucket=plan.bucket)
+    assert own.time() == simulated(graph, fresh, machine)
+
+
+def test_forgetting_what_is_old_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, plan = drawn(MODELS[0], 3, bn="global")
+    own = evaluator(graph, plan, MACHINES[0])
+    before = own.time()
+    monkeypatch.setattr("raddle.evaluation.evaluator.STORE", 0)
+    own.move({})
+    assert own.time() == before

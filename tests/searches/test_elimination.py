@@ -1,0 +1,329 @@
+"""Elimination, larger tables and branch and bound against the enumeration of all choices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import combinations, count
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raddle.searches import branching
+from raddle.searches.elimination import Edge, min_plus, solve
+
+Pairs = list[tuple[int, int]]
+Problem = tuple[list[np.ndarray], list[Edge]]
+
+
+def all_costs(nodes: list[np.ndarray], edges: list[Edge]) -> np.ndarray:
+    """What every choice costs, in one table over all nodes."""
+    total = np.zeros([len(node) for node in nodes])
+    for i, node in enumerate(nodes):
+        total += node.reshape([-1 if k == i else 1 for k in range(len(nodes))])
+    for i, j, cost in edges:
+        upright = cost if i < j else cost.T
+        total += upright.reshape([len(nodes[k]) if k in (i, j) else 1 for k in range(len(nodes))])
+    return total
+
+
+def exhaustive(nodes: list[np.ndarray], edges: list[Edge]) -> float:
+    return float(all_costs(nodes, edges).min())
+
+
+def added_up(nodes: list[np.ndarray], edges: list[Edge], choice: tuple[int, ...]) -> float:
+    alone = sum(float(node[x]) for node, x in zip(nodes, choice, strict=True))
+    return alone + sum(float(cost[choice[i], choice[j]]) for i, j, cost in edges)
+
+
+# -- graphs --------------------------------------------------------------------------------------
+
+
+def complete(count: int) -> Pairs:
+    return list(combinations(range(count), 2))
+
+
+def grid(rows: int, columns: int) -> Pairs:
+    at = {(r, c): r * columns + c for r in range(rows) for c in range(columns)}
+    return [(at[p], at[r, c]) for r, c in at for p in ((r - 1, c), (r, c - 1)) if p in at]
+
+
+def hub(spokes: int) -> Pairs:
+    """A cycle whose nodes all have an edge to one more node."""
+    return [(i, (i + 1) % spokes) for i in range(spokes)] + [(i, spokes) for i in range(spokes)]
+
+
+@st.composite
+def series_parallel(draw: st.DrawFn) -> Pairs:
+    """Edges that were put in series or in parallel, again and again, and ends that were hung on."""
+    pairs, count = [(0, 1)], 2
+    while count < 8 and draw(st.booleans() if count > 5 else st.just(True)):
+        i, j = pairs[draw(st.integers(0, len(pairs) - 1))]
+        how = draw(st.sampled_from(["series", "beside", "parallel", "end"]))
+        if how == "series":
+            pairs.remove((i, j))
+        if how in ("series", "beside"):
+            pairs += [(i, count), (count, j)]
+        else:
+            pairs.append((j, i) if how == "parallel" else (i, count))
+        count += how != "parallel"
+    return pairs
+
+
+@st.composite
+def multigraphs(draw: st.DrawFn) -> Pairs:
+    count = draw(st.integers(2, 7))
+    ends = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1))
+    return draw(st.lists(ends.filter(lambda pair: pair[0] != pair[1]), max_size=16))
+
+
+WIDE = [complete(4), complete(5), complete(6), grid(2, 4), grid(3, 3), hub(6)]
+
+
+def whole(shape: tuple[int, ...], seed: np.random.Generator) -> np.ndarray:
+    return seed.integers(-3, 12, shape).astype(np.float32)
+
+
+def real(shape: tuple[int, ...], seed: np.random.Generator) -> np.ndarray:
+    return (seed.random(shape) * 10.0 ** seed.integers(-3, 4)).astype(np.float32)
+
+
+def filled(
+    pairs: Pairs,
+    seed: int,
+    make: Callable[..., np.ndarray] = whole,
+    *,
+    single: int = 0,
+    least: int = 1,
+) -> Problem:
+    """Tables for a graph, with `least` to four configurations; `single` more nodes have no edges."""
+    rng = np.random.default_rng(seed)
+    count = max((i for pair in pairs for i in pair), default=-1) + 1 + single
+    sizes = rng.integers(least, 5, count)
+    nodes = [make((n,), rng) for n in sizes]
+    return nodes, [Edge(i, j, make((sizes[i], sizes[j]), rng)) for i, j in pairs]
+
+
+def check(problem: Problem, **options: Any) -> None:
+    found = solve(*problem, **options)
+    assert found.certified
+    assert found.cost == found.bound == exhaustive(*problem)
+    assert added_up(*problem, found.choice) == found.cost
+
+
+# -- the optimum ---------------------------------------------------------------------------------
+
+seeds = st.integers(0, 2**32)
+
+
+@given(series_parallel(), seeds)
+def test_nothing_is_left_of_series_parallel_graphs(pairs: Pairs, seed: int) -> None:
+    problem = filled(pairs, seed)
+    check(problem)
+    eliminated = solve(*problem).eliminated
+    assert (eliminated.nodes, eliminated.left) == (len(problem[0]), 0)
+
+
+@given(st.one_of(multigraphs(), st.sampled_from(WIDE)), seeds, st.integers(0, 2))
+def test_any_graph(pairs: Pairs, seed: int, single: int) -> None:
+    check(filled(pairs, seed, single=single))
+
+
+@given(
+    st.one_of(multigraphs(), st.sampled_from([*WIDE, complete(7)])),
+    seeds,
+    st.sampled_from([1, 3]),
+    st.sampled_from([0, 30]),
+)
+def test_branches_where_tables_would_be_too_large(
+    pairs: Pairs, seed: int, least: int, limit: int
+) -> None:
+    check(filled(pairs, seed, least=least), limit=limit)
+
+
+@contextmanager
+def without_guesses() -> Iterator[pytest.MonkeyPatch]:
+    """No local moves and no rounding: a choice is good only if it was searched for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(branching, "settled", lambda nodes, edges, choice: tuple(map(int, choice)))
+        patch.setattr(branching, "_rounded", lambda nodes, *rest: (0,) * len(nodes))
+        yield patch
+
+
+@given(st.sampled_from([*WIDE, complete(7)]), seeds, st.sampled_from([0, 30]))
+def test_nothing_that_is_better_is_cut_off(pairs: Pairs, seed: int, limit: int) -> None:
+    with without_guesses():
+        check(filled(pairs, seed, least=3), limit=limit)
+
+
+@given(st.sampled_from(WIDE), seeds, st.sampled_from([0.001, 0.01, 0.1, 0.5]))
+def test_bounds_hold_for_all_choices(pairs: Pairs, seed: int, quantile: float) -> None:
+    """Of what costs less than some choice nothing is dropped, and no part is below its bound."""
+    nodes, edges = filled(pairs, seed, least=2)
+    costs = all_costs(nodes, edges)
+    cost = float(np.quantile(costs, quantile, method="higher"))
+    near = branching._near(nodes, edges)
+    zeros = [[np.zeros(len(nodes[end])) for end in edge[:2]] for edge in edges]
+    keep = [np.arange(len(node)) for node in nodes]
+    root = branching.Part(1, branching._bound(nodes, edges, zeros), 0, keep, zeros)
+    assert root.bound <= costs.min()
+    part = branching._tightened(nodes, edges, near, root, cost, lambda: False)
+    assert part.bound <= max(cost, costs.min()) + 1e-6
+    if part.bound < cost:
+        assert part.bound <= costs.min() + 1e-6
+        for node, kept in enumerate(part.keep):
+            assert set(np.nonzero(costs < cost)[node]) <= set(kept)
+        few, some = branching._restricted(nodes, edges, part.keep)
+        if any(len(kept) > 1 for kept in part.keep):
+            for child in branching._divided(few, some, near, part, count()):
+                assert child.bound <= costs[np.ix_(*child.keep)].min() + 1e-6
+    else:
+        assert costs.min() >= cost
+
+
+@given(st.one_of(multigraphs(), series_parallel(), st.sampled_from(WIDE)), seeds)
+def test_tables_that_are_shared_in_both_directions(pairs: Pairs, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    vectors, tables = [whole((3,), rng) for _ in range(2)], [whole((3, 3), rng) for _ in range(2)]
+    nodes = [vectors[rng.integers(2)] for _ in range(10)]
+    edges = [Edge(*rng.permutation(pair).tolist(), tables[rng.integers(2)]) for pair in pairs]
+    check((nodes, edges))
+
+
+@given(st.one_of(series_parallel(), multigraphs(), st.sampled_from(WIDE)), seeds)
+def test_real_costs_are_exact_up_to_rounding(pairs: Pairs, seed: int) -> None:
+    problem = filled(pairs, seed, real)
+    for limit in (0, 2**20):
+        found = solve(*problem, limit=limit)
+        assert found.certified
+        assert found.cost == pytest.approx(exhaustive(*problem), rel=1e-5)
+        assert found.bound == pytest.approx(found.cost, rel=1e-5)
+
+
+@given(st.one_of(multigraphs(), st.sampled_from(WIDE)), seeds, st.sampled_from([0, 2**20]))
+def test_infinite_costs_forbid(pairs: Pairs, seed: int, limit: int) -> None:
+    def some(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+        return np.where(rng.random(shape) < 0.2, np.inf, whole(shape, rng)).astype(np.float32)
+
+    check(filled(pairs, seed, some), limit=limit)
+
+
+def test_a_wide_graph_is_really_branched() -> None:
+    problem = filled(complete(7), 1, least=3)
+    assert solve(*problem).eliminated.branches == 0
+    found = solve(*problem, limit=0)
+    assert found.cost == solve(*problem).cost == exhaustive(*problem)
+    assert found.eliminated.branches > 5
+    assert found.eliminated.left == 7
+
+
+def test_no_nodes_and_no_edges() -> None:
+    assert solve([], []).choice == ()
+    assert solve([], []).certified
+    found = solve([np.array([3, 1, 2]), np.array([5])], [])
+    assert (found.choice, found.cost, found.bound) == ((1, 0), 6.0, 6.0)
+
+
+def test_an_edge_joins_two_nodes() -> None:
+    with pytest.raises(AssertionError, match="node 0 has an edge to itself"):
+        solve([np.zeros(2)], [Edge(0, 0, np.zeros((2, 2)))])
+    with pytest.raises(AssertionError, match=r"edge 0-1 is \(3, 2\)"):
+        solve([np.zeros(2), np.zeros(3)], [Edge(0, 1, np.zeros((3, 2)))])
+
+
+# -- time ----------------------------------------------------------------------------------------
+
+
+@given(st.one_of(series_parallel(), st.sampled_from(WIDE)), seeds)
+def test_after_the_deadline_there_is_a_choice_and_a_bound(pairs: Pairs, seed: int) -> None:
+    problem = filled(pairs, seed)
+    found = solve(*problem, deadline=perf_counter() - 1)
+    least = exhaustive(*problem)
+    assert found.bound <= least <= found.cost == added_up(*problem, found.choice)
+    assert found.certified == (found.bound == found.cost)
+
+
+@given(st.sampled_from(WIDE), seeds, st.integers(0, 40), st.sampled_from([0, 2**20]))
+def test_whenever_it_is_interrupted(pairs: Pairs, seed: int, looks: int, limit: int) -> None:
+    """The clock strikes when it is looked at for so many times."""
+    problem = filled(pairs, seed, least=3)
+    clock = iter([*[0.0] * looks, *[1.0] * 10**4])
+    with without_guesses() as patch:
+        patch.setattr("raddle.searches.elimination.perf_counter", lambda: next(clock))
+        found = solve(*problem, limit=limit, deadline=1.0)
+    least = exhaustive(*problem)
+    assert found.bound <= least <= found.cost
+    assert not found.certified or found.cost == least
+
+
+def test_a_part_that_was_interrupted_stays_open() -> None:
+    problem = filled(complete(4), 0, least=3)
+    struck = []
+
+    def interrupted(nodes: Sequence[np.ndarray], edges: Any) -> tuple[tuple[int, ...], bool]:
+        struck.append(True)
+        return (0,) * len(nodes), False
+
+    with without_guesses():
+        found = branching.minimum(
+            *problem, narrow=interrupted, late=lambda: bool(struck), heard=lambda step: None
+        )
+    assert struck
+    assert not found.certified
+    assert found.bound <= exhaustive(*problem) < added_up(*problem, found.choice)
+
+
+def test_the_bound_before_any_work_is_what_each_table_costs_at_least() -> None:
+    differ = np.array([[0, -1], [-1, 0]], np.float32)  # three nodes cannot all differ
+    edges = [Edge(i, j, differ) for i, j in complete(3)]
+    found = solve([np.zeros(2)] * 3, edges, deadline=perf_counter())
+    assert (found.bound, found.cost, found.certified) == (-3, -2, False)
+    assert solve([np.zeros(2)] * 3, edges).bound == -2
+
+
+def test_progress_is_heard() -> None:
+    steps: list[Any] = []
+    solve(*filled([*complete(6), (5, 6)], 3, least=3), limit=0, heard=steps.append)
+    assert {step["step"] for step in steps} == {"eliminate", "branch"}
+
+
+# -- work ----------------------------------------------------------------------------------------
+
+
+def blocks(count: int, configurations: int, *, shared: bool) -> Problem:
+    """Residual blocks: each node of a chain also leads to the next but two, over three others."""
+    rng = np.random.default_rng(0)
+    square = (configurations, configurations)
+    tables = [[rng.random(square, np.float32) for _ in range(5)] for _ in range(count)]
+    nodes = [np.arange(configurations, dtype=np.float32)] * (4 * count + 1)
+    edges = []
+    for b in range(count):
+        ends = [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)]
+        for (i, j), table in zip(ends, tables[0 if shared else b], strict=True):
+            edges.append(Edge(4 * b + i, 4 * b + j, table))
+    return nodes, edges
+
+
+def test_equal_products_are_done_once() -> None:
+    apart, shared = (solve(*blocks(6, 3, shared=shared)) for shared in (False, True))
+    assert apart.eliminated.products == 18  # three for each block
+    assert shared.eliminated.products == 6  # the blocks at the ends fold in other ways
+    assert solve(*blocks(12, 3, shared=True)).eliminated.products == 6
+    copied = [edge._replace(cost=edge.cost.copy()) for edge in blocks(6, 3, shared=True)[1]]
+    assert solve(blocks(6, 3, shared=True)[0], copied).cost == shared.cost
+
+
+def test_chains_and_trees_need_no_products() -> None:
+    assert solve(*filled([(i, i + 1) for i in range(9)], 0)).eliminated.products == 0
+    assert solve(*filled([(i // 2, i) for i in range(1, 9)], 0)).eliminated.products == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 2), (70, 9, 33), (65, 6, 1030), (40, 7, 3)])
+def test_min_plus(shape: tuple[int, int, int]) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.random(shape[:2], np.float32), rng.random(shape[1:], np.float32)
+    assert np.array_equal(min_plus(a, b), (a[:, :, None] + b[None]).min(axis=1))
