@@ -67,15 +67,19 @@ def test_a_model_of_the_user_with_an_opaque_operator(tmp_path: pathlib.Path) -> 
 
 ROW = {
     "method", "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s",
-    "fits", "bn", "sync",
+    "fits", "bn", "sync", "lower_bound_ms",
 }  # fmt: skip
+SEARCHED = {"start", "proposals", "accepted", "stopped"}
 
 
 def test_compare_as_json_and_as_a_table() -> None:
-    args = ("compare", "lenet-tiny", "--cluster", "p100:1x2", "--batch", "6")
+    args = ("compare", "lenet-tiny", "--cluster", "p100:1x2", "--batch", "6", "--budget", "1")
     rows = json.loads(raddle(*args, "--json").stdout)
-    assert {"data", "model", "owt", "layerwise", "spatial"} <= {row["method"] for row in rows}
-    assert all(set(row) == ROW for row in rows)
+    methods = {row["method"]: row for row in rows}
+    assert {"data", "model", "owt", "layerwise", "optcnn", "flexflow", "auto"} <= set(methods)
+    assert all(set(row) - SEARCHED == ROW for row in rows)
+    assert set(methods["auto"]) - ROW == SEARCHED
+    assert methods["auto"]["step_ms"] == min(row["step_ms"] for row in rows)
     table = raddle(*args).stdout
     assert all(row["method"] in table for row in rows)
 
@@ -279,3 +283,57 @@ def test_bad_input(args: list[str]) -> None:
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
     assert result.stderr.strip()
+
+
+def test_explain_a_plan(run: Callable[..., Any], plan_file: pathlib.Path) -> None:
+    found = json.loads(run("explain", plan_file, "--json")[1])
+    simulated = json.loads(run("simulate", plan_file, "--json")[1])
+    for key in ("step_ms", "comm_bytes", "peak_bytes", "imbalance"):
+        assert found["plan"][key] == simulated[key]
+    assert sum(found["plan"]["bytes"].values()) == found["plan"]["comm_bytes"]
+    code, text, _ = run("explain", plan_file, "--cluster", "local:2")
+    assert code == 0
+    assert f"lenet-tiny, batch {found['batch']}, channel-incremental on local:2\n" in text
+    assert "data parallel" in text
+    assert "\x1b" not in text
+
+
+def test_explain_an_operator(run: Callable[..., Any], plan_file: pathlib.Path) -> None:
+    found = json.loads(run("explain", plan_file, "features.3", "--json")[1])
+    assert found["op"] == found["group"]["anchor"] == "features.3"
+    code, text, _ = run("explain", plan_file, "features.3")
+    assert code == 0
+    assert all(row["tiles"] in text for row in found["alternatives"])
+    assert "one step on its own" in text
+    code, text, _ = run("explain", plan_file, "features")
+    assert code == 0
+    assert "groups that are meant" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["fetures.3"], "no operator 'fetures.3' in 'lenet-tiny': did you mean features.3"),
+        ([""], "no operator '' in 'lenet-tiny', which has"),
+        (["a\nb"], "no operator 'a\\nb' in 'lenet-tiny'"),
+        (["--cluster", "p100:1x1"], "needs 2 devices, 'p100:1x1' has 1"),
+        (["features.0", "--cluster", "p100:1x1"], "needs 2 devices, 'p100:1x1' has 1"),
+        (["--cluster", "p101:1x2"], "no cluster 'p101:1x2'"),
+        (["--model", "lenet"], "not for 'lenet'"),
+        (["--profile", "nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_bad_explanations(
+    run: Callable[..., Any], plan_file: pathlib.Path, args: list[str], sentence: str
+) -> None:
+    refused(run("explain", plan_file, *args), sentence)
+
+
+def test_explain_what_is_no_plan(run: Callable[..., Any], plan_file: pathlib.Path) -> None:
+    refused(run("explain", "nowhere.json"), "there is no plan file 'nowhere.json'")
+    refused(run("explain", ".", "features.0"), "'.' cannot be read")
+    data = json.loads(plan_file.read_text())
+    plan_file.write_text(json.dumps(data | {"cluster": None}))
+    refused(run("explain", plan_file), "names no cluster: add --cluster")
+    plan_file.write_text("{}")
+    refused(run("explain", plan_file), "it has no key 'raddle'")

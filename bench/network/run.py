@@ -26,7 +26,7 @@ from raddle.lab import Lab, launch
 from raddle.lab.torchrun import lines
 from raddle.plan.file import save
 from raddle.program.lower import lower
-from raddle.searches.baselines import plan_for
+from raddle.searches.planning import plan_for
 from raddle.simulation.timeline import simulate
 
 HERE = pathlib.Path(__file__).parent

@@ -67,7 +67,7 @@ class Block(nn.Module):
 def data_parallel(bn: str) -> Callable[[Graph], Plan]:
     def make(graph: Graph) -> Plan:
         from raddle.clusters import cluster  # here: a rank that is given plans needs neither
-        from raddle.searches.baselines import plan_for
+        from raddle.searches.planning import plan_for
 
         return plan_for(graph, cluster("local:2"), "data", bn=bn)
 

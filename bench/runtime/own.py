@@ -21,7 +21,7 @@ from raddle.program.lower import lower
 from raddle.run import executor as running
 from raddle.run.actions import Forward
 from raddle.run.executor import Executor
-from raddle.searches.baselines import plan_for
+from raddle.searches.planning import plan_for
 
 STEPS = 200
 

@@ -23,7 +23,7 @@ def one(count: int, profile: bool) -> None:
     from raddle.clusters import cluster
     from raddle.graph.capture import capture
     from raddle.program.lower import lower
-    from raddle.searches.baselines import plan_for
+    from raddle.searches.planning import plan_for
     from raddle.simulation.timeline import simulate
 
     def graph_of(name: str, batch: int):  # type: ignore[no-untyped-def]

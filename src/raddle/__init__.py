@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from raddle.graph.capture import capture
     from raddle.graph.graph import Graph
     from raddle.run.trainer import Trainer, parallelize
-    from raddle.searches.baselines import plan_for as search
+    from raddle.searches.planning import plan_for as search
 
 __version__ = "0.1.0"
 
@@ -21,7 +21,7 @@ __all__ = [
 _PUBLIC = {
     "capture": ("raddle.graph.capture", "capture"),
     "cluster": ("raddle.clusters", "cluster"),
-    "search": ("raddle.searches.baselines", "plan_for"),
+    "search": ("raddle.searches.planning", "plan_for"),
     "parallelize": ("raddle.run.trainer", "parallelize"),
     "Graph": ("raddle.graph.graph", "Graph"),
     "Trainer": ("raddle.run.trainer", "Trainer"),

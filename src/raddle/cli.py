@@ -5,20 +5,16 @@ torch is imported inside the verbs that need it, so that `raddle --help` answers
 
 import pathlib
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from raddle.commands import running
+from raddle.commands import explaining, planning, running
+from raddle.commands.loading import capture_model, load_measured, load_plan
+from raddle.commands.options import Json, ProfileOption
 from raddle.commands.output import check_folder, show, writing
 from raddle.errors import InputError
 from raddle.lab.cli import app as lab_app
-
-if TYPE_CHECKING:
-    from raddle.costs.profile import Profile
-    from raddle.graph.graph import Graph
-
-MOST_SAMPLES = 2**31
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -131,110 +127,6 @@ def probe(
     show(result, terminal.show_probe, as_json=as_json)
 
 
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model of the zoo or file.py:function.")
-]
-ClusterOption = Annotated[
-    str,
-    typer.Option(
-        "--cluster", metavar="C", help="A preset, as p100:4x4 or local:2, or a YAML file."
-    ),
-]
-Batch = Annotated[int | None, typer.Option(metavar="B", min=1, help="Global batch.")]
-Statistics = Annotated[
-    str, typer.Option(metavar="local|global", help="Samples that batch statistics are taken over.")
-]
-Sync = Annotated[
-    str, typer.Option(metavar="allreduce|server", help="How copies of a parameter agree.")
-]
-ProfileOption = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Measured operators, from `raddle probe --model`."),
-]
-Json = Annotated[bool, typer.Option("--json", help="JSON alone on stdout.")]
-
-
-@app.command()
-def plan(
-    model: Model,
-    cluster: ClusterOption,
-    method: Annotated[str, typer.Option(metavar="M", help="As `raddle compare` lists them.")],
-    batch: Batch = None,
-    bn: Statistics = "local",
-    sync: Sync = "allreduce",
-    recompute: Annotated[
-        int | None,
-        typer.Option(
-            metavar="K",
-            help="Keep values for the backward at the borders of K blocks, and compute the rest again.",
-        ),
-    ] = None,
-    profile: ProfileOption = None,
-    output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan as JSON.")
-    ] = None,
-    text: Annotated[bool, typer.Option("--text", help="The plan in plain text notation.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Make a plan by a method, and predict what it takes."""
-    from raddle import clusters
-    from raddle.plan import file
-    from raddle.plan.notation import write_tiles
-    from raddle.report import terminal
-    from raddle.searches.baselines import check_settings
-    from raddle.searches.figures import planned
-
-    check_settings([method], bn=bn, sync=sync)
-    if text and as_json:
-        raise InputError("--text and --json are two forms of one output: ask for one of them.")
-    if output is not None:
-        check_folder(output)  # before the work, and not after it
-    on, measured = clusters.cluster(cluster), _profile(profile)
-    with terminal.progress(f"capturing {model}"):
-        graph = _capture(model, batch)
-    with terminal.progress(f"planning {model}, {method}"):
-        made, row = planned(
-            graph, on, method, model=model, bn=bn, sync=sync, recompute=recompute, profile=measured
-        )
-    if output is not None:
-        with writing(output):
-            file.save(made, graph, output)
-    if text:
-        print(write_tiles(graph, made.tiles), end="")
-    else:
-        show({**row, "file": output}, terminal.show_plan, as_json=as_json)
-
-
-@app.command()
-def compare(
-    model: Model,
-    cluster: ClusterOption,
-    batch: Batch = None,
-    methods: Annotated[
-        str | None, typer.Option(metavar="A,B,…", help="Methods; all if none are named.")
-    ] = None,
-    bn: Statistics = "local",
-    sync: Sync = "allreduce",
-    profile: ProfileOption = None,
-    as_json: Json = False,
-) -> None:
-    """Compare methods: one row each, with the time of a step and what it moves."""
-    from raddle import clusters
-    from raddle.report import terminal
-    from raddle.searches import figures
-    from raddle.searches.baselines import METHODS, check_settings
-
-    names = list(METHODS) if methods is None else [m.strip() for m in methods.split(",")]
-    check_settings(names, bn=bn, sync=sync)
-    on, measured = clusters.cluster(cluster), _profile(profile)
-    with terminal.progress(f"capturing {model}"):
-        graph = _capture(model, batch)
-    with terminal.progress_bar(f"{model} on {on.name}") as heard:
-        settings = {"model": model, "bn": bn, "sync": sync}
-        rows = figures.compare(graph, on, names, heard=heard, profile=measured, **settings)
-    show(rows, terminal.show_comparison, as_json=as_json)
-
-
 @app.command()
 def simulate(
     path: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
@@ -254,29 +146,15 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Simulate a plan: the time of a step, where each device spends it, what is sent."""
-    from raddle import clusters
-    from raddle.plan import file
     from raddle.report import terminal
-    from raddle.run.job import takes_batch
     from raddle.searches.figures import details, judge
 
-    data, measured = file.read(path), _profile(profile)
+    measured = load_measured(profile)
     if trace is not None:
         check_folder(trace)
-    if cluster is not None:
-        on = clusters.cluster(cluster)
-    elif data["cluster"] is not None:
-        on = clusters.Cluster.from_dict(data["cluster"], f"the cluster in '{path}'")
-    else:
-        raise InputError(f"'{path}' names no cluster: add --cluster p100:1x4, say.")
-    name = model or data["model"]
-    if not name:
-        raise InputError(f"'{path}' names no model: add --model file.py:function.")
-    batch = data["batch"] // data["microbatches"] if takes_batch(name) else None
-    with terminal.progress(f"capturing {name}"):
-        graph = _capture(name, batch, data["dtype"])
+    graph, made, on = load_plan(path, cluster=cluster, model=model)
     with terminal.progress(f"simulating {path}"):
-        timeline = judge(graph, file.from_dict(data, graph), on, measured)
+        timeline = judge(graph, made, on, measured)
     if trace is not None:
         from raddle.simulation.trace import write_trace
 
@@ -285,6 +163,9 @@ def simulate(
     show({**details(timeline), "trace": trace}, terminal.show_simulation, as_json=as_json)
 
 
+app.command()(planning.plan)
+app.command()(planning.compare)
+app.command()(explaining.explain)
 app.command()(running.run)
 app.command()(running.verify)
 app.add_typer(lab_app, name="lab")
@@ -308,7 +189,7 @@ def _probe_operators(
     known = load_profile(path) if pathlib.Path(path).exists() and not fresh else Profile()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(machine.devices)))
     with terminal.progress(f"capturing {model}"):
-        graph = _capture(model, batch)
+        graph = capture_model(model, batch)
     with terminal.progress_bar(f"measuring {model}") as heard:
         found = profile_methods(graph, machine, known=known, heard=heard)
     with writing(path):
@@ -316,12 +197,6 @@ def _probe_operators(
     entries, new = len(found.seconds), len(found.seconds) - len(known.seconds)
     result = {"model": model, "profile": path, "entries": entries, "measured": new}
     show(result, terminal.show_profile, as_json=as_json)
-
-
-def _profile(path: str | None) -> "Profile | None":
-    from raddle.costs.profile import load_profile
-
-    return None if path is None else load_profile(path)
 
 
 def _zoo() -> list[dict[str, str]]:
@@ -333,18 +208,4 @@ def _zoo() -> list[dict[str, str]]:
 def _describe(name: str, batch: int | None) -> dict[str, Any]:
     from raddle.report.models import describe
 
-    return describe(_capture(name, batch))
-
-
-def _capture(name: str, batch: int | None, dtype: str = "float32") -> "Graph":
-    import torch
-
-    from raddle import zoo
-    from raddle.graph.capture import capture
-
-    if batch is not None and batch > MOST_SAMPLES:
-        raise InputError(
-            f"a batch of {batch} is too large: ask for at most {MOST_SAMPLES} samples."
-        )
-    w = zoo.load(name, batch=batch, dtype=getattr(torch, dtype))
-    return capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)
+    return describe(capture_model(name, batch))

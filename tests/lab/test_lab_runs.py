@@ -15,7 +15,7 @@ from raddle.lab import Lab
 from raddle.plan.file import save
 from raddle.program.lower import lower
 from raddle.program.program import Move, Reduce, message_bytes
-from raddle.searches.baselines import plan_for
+from raddle.searches.planning import plan_for
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 

@@ -23,7 +23,8 @@ from raddle.plan.plan import Plan
 from raddle.program.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Move, Program, message_bytes
-from raddle.searches.baselines import METHODS, plan_for
+from raddle.searches.baselines import METHODS
+from raddle.searches.planning import plan_for
 from raddle.zoo.losses import class_loss, class_loss_with_auxiliary
 
 TINY = [name for name in zoo.names() if name.endswith("-tiny")]

@@ -16,7 +16,8 @@ from equality import TINY, tiny
 from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.plan.plan import Plan
-from raddle.searches.baselines import METHODS, plan_for
+from raddle.searches.baselines import METHODS
+from raddle.searches.planning import plan_for
 
 RANKS = (2, 3, 4)
 LARGE = ("inception_v3-tiny", "resnet101-tiny", "resnet1001-tiny")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from equality import TINY
-from verify_all import ALL, RANKS, SOME
+from verify_all import ALL, FOUND, RANKS, SOME
 
 from raddle.searches.baselines import METHODS
 
@@ -32,6 +32,17 @@ def test_trains_as_the_plain_module_does(record_property: Any) -> None:
     record_property("plans on processes: skipped", outcomes["skipped"])
     assert outcomes == {"ok": len(SOME), "skipped": 0, "failed": 0, "failures": []}
     assert done.returncode == 0
+
+
+def test_what_searches_find_trains_as_the_plain_module_does(record_property: Any) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--found", "--json"],
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    outcomes = json.loads(done.stdout)
+    record_property("searched plans on processes: run", outcomes["ok"])
+    assert outcomes == {"ok": len(FOUND), "skipped": 0, "failed": 0, "failures": []}
 
 
 def test_the_selection_covers_pairs() -> None:

@@ -23,7 +23,8 @@ from raddle.graph.graph import Graph
 from raddle.plan.notation import write_tiling
 from raddle.plan.plan import Plan
 from raddle.plan.tiling import Irregular, Tile, Tiling
-from raddle.searches.baselines import METHODS, plan_for
+from raddle.searches.baselines import METHODS
+from raddle.searches.planning import plan_for
 
 STEPS = 3
 SHARDS = 5  # of as many examples as the profile says; processes of pytest-xdist share them

@@ -19,7 +19,8 @@ from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
 from raddle.run.trainer import Trainer, parallelize
 from raddle.run.transports.threads import Hub
-from raddle.searches.baselines import METHODS, plan_for
+from raddle.searches.baselines import METHODS
+from raddle.searches.planning import plan_for
 
 
 class Net(nn.Module):

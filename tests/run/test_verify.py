@@ -25,7 +25,7 @@ from raddle.plan import file
 from raddle.plan.notation import read_tiling
 from raddle.run.executor import Executor
 from raddle.run.transports.threads import Threads
-from raddle.searches.baselines import plan_for
+from raddle.searches.planning import plan_for
 from raddle.verification import plain, verdict
 from raddle.verification.verdict import verify
 

@@ -1,6 +1,6 @@
-"""Models of the zoo, by the baselines, on real processes (gloo): is it the plain module's training?
+"""Models of the zoo, by all methods, on real processes (gloo): is it the plain module's training?
 
-    python tests/run/verify_all.py [--ranks 2,3,4] [--models a,b] [--methods c,d] [--some] [--json]
+    python tests/run/verify_all.py [--ranks 2,3,4] [--models a,b] [--methods c,d] [--some|--found] [--json]
 
 Losses, gradients, parameters, buffers and bytes by pair of ranks are compared, two steps of each. Models
 are captured once; then the ranks of all cases with the same number of ranks are forked, once.
@@ -30,7 +30,13 @@ from raddle.graph.box import Box
 from raddle.plan.plan import Plan
 from raddle.run.checkpoint import gather_state
 from raddle.run.trainer import Trainer, parallelize
-from raddle.searches.baselines import METHODS, plan_for
+from raddle.searches import planning
+from raddle.searches.baselines import METHODS
+from raddle.searches.flexflow import flexflow
+from raddle.searches.planning import SEARCHES, find, plan_for
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.settings import Settings
+from raddle.searches.starts import random_start
 
 RANKS = (2, 3, 4)
 STEPS = 2
@@ -55,6 +61,12 @@ SOME = [
     for i, model in enumerate(TINY)
     for k, method in enumerate(METHODS)
 ]
+# What searches find: those with names, and FlexFlow's from a random start with sums split, which is wild.
+FOUND = [
+    Case(model, method, RANKS[(i + k) % len(RANKS)])
+    for i, model in enumerate(TINY)
+    for k, method in enumerate((*SEARCHES, "wild"))
+]
 ALL = [Case(model, method, ranks) for model in TINY for ranks in RANKS for method in METHODS]
 
 
@@ -63,14 +75,31 @@ def run(cases: Sequence[Case]) -> Iterator[Outcome]:
         planned: list[tuple[Case, Plan]] = []
         for case in cases:
             if case.ranks == size:
-                on = cluster(f"local:{size}")
                 try:
-                    plan = plan_for(tiny(case.model).graph, on, case.method, bn="global")
+                    plan = plan_of(case)
                 except InputError as error:
                     yield Outcome(case, "skipped", str(error))
                 else:
                     planned.append((case, replace(plan, cluster=None)))
         yield from _start(size, planned)
+
+
+def plan_of(case: Case) -> Plan:
+    """Searched plans are for fast links: on local ones everything would be on one device."""
+    graph = tiny(case.model).graph
+    if case.method in METHODS:
+        return plan_for(graph, cluster(f"local:{case.ranks}"), case.method, bn="global")
+    on = cluster(f"p100:1x{case.ranks}")
+    asked = Settings(
+        bn="global", proposals=150, budget=20, reduction=case.method == "wild", powers=False
+    )
+    if case.method != "wild":
+        return planning.plan_of(graph, on, case.method, find(graph, on, case.method, asked), asked)
+    space = PlanSpace(graph, on, asked)
+    found = flexflow(
+        graph, on, asked, {"random": random_start(space, case.ranks)}, random_too=False
+    )
+    return planning.plan_of(graph, on, "flexflow", found, asked)
 
 
 def _start(size: int, planned: Sequence[tuple[Case, Plan]]) -> Iterator[Outcome]:
@@ -175,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     cases = [
         case
-        for case in (SOME if options.some else ALL)
+        for case in (FOUND if options.found else SOME if options.some else ALL)
         if case.ranks in options.ranks
         and case.model in options.models
         and case.method in options.methods
@@ -205,8 +234,9 @@ def _options(arguments: Sequence[str] | None) -> Any:
 
     parser.add_argument("--ranks", type=lambda t: [int(r) for r in names(t)], default=RANKS)
     parser.add_argument("--models", type=names, default=TINY)
-    parser.add_argument("--methods", type=names, default=tuple(METHODS))
+    parser.add_argument("--methods", type=names, default=(*METHODS, *SEARCHES, "wild"))
     parser.add_argument("--some", action="store_true", help="a covering selection")
+    parser.add_argument("--found", action="store_true", help="what the searches find")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(arguments)
 

@@ -17,7 +17,8 @@ from raddle.plan.notation import write_tiling
 from raddle.plan.tiling import Irregular
 from raddle.program.lower import lower
 from raddle.program.program import Move
-from raddle.searches.baselines import METHODS, plan_for
+from raddle.searches.baselines import METHODS
+from raddle.searches.planning import plan_for
 
 TINY = [name for name in zoo.names() if name.endswith("-tiny")]
 

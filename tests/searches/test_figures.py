@@ -9,8 +9,9 @@ import pytest
 from raddle import zoo
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
-from raddle.searches.baselines import METHODS, plan_for
+from raddle.searches.baselines import METHODS
 from raddle.searches.figures import compare, details, judge, planned
+from raddle.searches.planning import plan_for
 
 KEYS = {
     "method", "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s",
@@ -30,7 +31,8 @@ def test_a_row_a_method(graph) -> None:
     assert [row["method"] for row in rows] == list(METHODS) == [h["step"] for h in heard]
     data = rows[0]
     for row in rows:
-        assert set(row) == KEYS
+        assert set(row) == KEYS | {"lower_bound_ms"}
+        assert 0 < row["lower_bound_ms"] <= row["step_ms"]
         assert row["speedup"] == pytest.approx(data["step_ms"] / row["step_ms"])
         assert row["samples_per_s"] == pytest.approx(1e3 * graph.batch / row["step_ms"])
         assert row["fits"]

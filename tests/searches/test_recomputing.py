@@ -17,7 +17,7 @@ from raddle.program.lower import lower
 from raddle.run.actions import Forward, Note
 from raddle.run.executor import Executor
 from raddle.run.transports.threads import Hub
-from raddle.searches.baselines import plan_for
+from raddle.searches.planning import plan_for
 from raddle.searches.recomputing import blocks
 from raddle.simulation.timeline import simulate
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from raddle.graph.graph import Op
-from raddle.program.program import Program
+from raddle.graph.graph import Graph, Op
 
 NOTHING, INPUTS, OUTPUT = "nothing", "inputs", "output"
 FACTORS = "factors"  # an operand is needed for the gradients of the others
@@ -37,9 +36,9 @@ class Kept(NamedTuple):
     extra: int = 0  # bytes for each element of the output: masks, and where a maximum was
 
 
-def kept(program: Program, op: Op) -> Kept:
+def kept(graph: Graph, active: frozenset[str], op: Op) -> Kept:
     """What the backward of an operator needs, if there is one."""
-    active, values = program.active, program.graph.values
+    values = graph.values
     if not any(o in active for o in op.outputs) or not any(i in active for i in op.inputs):
         return Kept()
     rule = KEPT.get(op.label if op.kind == "pointwise" else op.kind, INPUTS)

@@ -32,7 +32,7 @@ class Layout:
         for i in program.instructions:
             if isinstance(i, Move):
                 self.sent.setdefault((i.value, i.what), i.messages)
-        self.kept = {op.name: kept(program, op) for op in program.graph.ops}
+        self.kept = {op.name: kept(program.graph, program.active, op) for op in program.graph.ops}
         self.size: dict[str, Array] = {}  # of a value that an operator gives, complete
         self.part: dict[str, Array] = {}  # of the partial results of an operator
         for op in program.graph.ops:

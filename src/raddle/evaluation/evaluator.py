@@ -24,6 +24,8 @@ import numpy as np
 
 from raddle.clusters import Cluster
 from raddle.costs.compute import Compute
+from raddle.costs.kept import kept
+from raddle.costs.layout import OPTIMIZER_STATE
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.evaluation.durations import tile_seconds
@@ -108,6 +110,10 @@ class Evaluator:
         )
         self.slots.rings[:, 0] = -1
         self.load = np.zeros(self.count + len(cluster.links), np.int64)
+        self.held = np.zeros(self.count, np.int64)  # bytes by device, see `memory`
+        self.held_slots = np.zeros((ops + parameters, 2), np.int64)
+        self.kept = _kept_values(graph, self.outline.active)
+        self.keeps = 2 + OPTIMIZER_STATE.get(optimizer, 2)
         self.tiles: list[Tiled] = [None] * ops  # type: ignore[list-item]
         self.cells: list[tuple[Cell, ...]] = [()] * ops
         self.merged: list[Any] = [None] * ops  # the key of what was merged, to see what changes
@@ -156,6 +162,8 @@ class Evaluator:
         own = rows.data[slot[0] : slot[0] + slot[1]]
         if rows is self.computes:
             np.add.at(self.load, own[:, 0], sign * own[:, 1])
+        elif rows is self.sizes:
+            np.add.at(self.held, own[:, 0], sign * own[:, 1])
         else:
             for column in (3, 4):
                 held = own[:, column] >= 0
@@ -164,6 +172,7 @@ class Evaluator:
     def _move(self, changes: Mapping[str, Tiling], undo: Undo) -> None:
         o = self.outline
         undo.append(("load", None, self.load.copy()))
+        undo.append(("held", None, self.held.copy()))
         changed = []
         for name, tiling in changes.items():
             i = o.number[name]
@@ -181,6 +190,7 @@ class Evaluator:
         for i in changed:
             op = self.graph.ops[i]
             self._point(undo, self.slots.forward, i, self._run(op, "F"), self.computes)
+            self._point(undo, self.held_slots, i, self._outputs(op), self.sizes)
             if any(out in o.active for out in op.outputs):
                 self._point(undo, self.slots.backward, i, self._run(op, "B"), self.computes)
             for name in op.inputs:
@@ -232,10 +242,19 @@ class Evaluator:
             table(parameters, np.int32), np.zeros(self.count, np.int32),
         )  # fmt: skip
 
+    @property
+    def memory(self) -> Array:
+        """By device, bytes of parameters with their gradients and states, and of what the backward keeps.
+
+        An estimate for searches: what is alive at the same time, and what was received, is told by
+        costs/memory.py from a timeline.
+        """
+        return self.held
+
     # -- what is remembered ----------------------------------------------------------------------
 
     def _forget(self) -> None:
-        self.computes, self.messages, self.amounts = Rows(2), Rows(5), Rows(1)
+        self.computes, self.messages, self.amounts, self.sizes = Rows(2), Rows(5), Rows(1), Rows(2)
         self.known: dict[tuple[Any, ...], Any] = {}
 
     def _renew(self) -> None:
@@ -245,7 +264,9 @@ class Evaluator:
         for slots in self.slots:
             slots[:] = 0
         self.slots.rings[:, 0] = -1
+        self.held_slots[:] = 0
         self.load[:] = 0
+        self.held[:] = 0
         self.tiled.clear()
         self.pieces.clear()
         self.partials.clear()
@@ -277,6 +298,23 @@ class Evaluator:
         if key not in self.known:
             seconds = self._seconds(op, tiled, phase, alike)
             self.known[key] = self.computes.add(self._by_device(tiled.each, seconds))
+        return self.known[key]  # type: ignore[no-any-return]
+
+    def _outputs(self, op: Op) -> Slot:
+        """Rows of bytes that an operator's outputs keep on devices."""
+        tiled = self.tiles[self.outline.number[op.name]]
+        counted = tuple(name in self.kept for name in op.outputs)
+        key = ("bytes", counted, op.dtypes, tiled.number)
+        if key not in self.known:
+            total = np.zeros(self.count, np.int64)
+            for dims, name in zip(op.space.outputs, op.outputs, strict=True):
+                if name in self.kept:
+                    boxes = boxes_of(tiled.tiling, dims)
+                    volumes = (boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1)
+                    width = self.graph.values[name].dtype.itemsize
+                    np.add.at(total, tiled.each, width * np.repeat(volumes, tiled.copies))
+            own = np.flatnonzero(total)
+            self.known[key] = self.sizes.add(np.stack([own, total[own]], axis=1))
         return self.known[key]  # type: ignore[no-any-return]
 
     def _seconds(self, op: Op, tiled: Tiled, phase: str, alike: tuple[Any, ...]) -> Array:
@@ -338,12 +376,16 @@ class Evaluator:
         if self._partial(i):
             readers = {d for out in op.outputs for j, _, _ in o.readers[o.value[out]]
                        if out in self.graph.ops[j].inputs for d in self.tiles[j].devices}  # fmt: skip
-            key = ("merge", i, self.tiles[i].number, tuple(sorted(readers)), op.name in self.closed)
+            active = op.outputs[0] in o.active
+            width = self.graph.values[op.outputs[0]].dtype.itemsize
+            closes = op.name in self.closed
+            # A number stands for a tiling and a space, so operators that are alike share what is found.
+            key = ("merge", self.tiles[i].number, tuple(sorted(readers)), width, active, closes)
         if key == self.merged[i]:
             return False
         self._set(undo, self.merged, i, key)
         cells, rows, there, back = (
-            ((), NOTHING, NOTHING, NOTHING) if key is None else self._place(key)
+            ((), NOTHING, NOTHING, NOTHING) if key is None else self._place(i, key)
         )
         self._set(undo, self.cells, i, cells)
         # A merge is computed forward and, where there is a gradient, once more backward.
@@ -356,23 +398,21 @@ class Evaluator:
         self._point(undo, self.slots.partial_back, i, back, self.messages)
         return True
 
-    def _place(self, key: tuple[Any, ...]) -> tuple[tuple[Cell, ...], Slot, Slot, Slot]:
+    def _place(self, i: int, key: tuple[Any, ...]) -> tuple[tuple[Cell, ...], Slot, Slot, Slot]:
         if key in self.known:
             return self.known[key]  # type: ignore[no-any-return]
-        _, i, _, readers, closes = key
+        _, _, readers, width, active, closes = key
         op, tiling = self.graph.ops[i], self.tiles[i].tiling
-        width = self.graph.values[op.outputs[0]].dtype.itemsize
         cells, messages = place_merge(op, tiling, readers, width, closes=closes)
         rows = self._touch(
             [c.devices for c in cells], [(len(c.parts) + 1) * c.box.volume * width for c in cells]
         )
 
         def nbytes(m: Message) -> int:
-            return m.elements * width * tensors_of_part(op, tiling.tiles[m.part].box)
+            return int(m.elements * width * tensors_of_part(op, tiling.tiles[m.part].box))
 
-        back = () if closes or op.outputs[0] not in self.outline.active else tuple(
-            Message(m.target, m.source, m.boxes, m.part) for m in messages
-        )  # fmt: skip
+        returned = messages if active and not closes else ()
+        back = [Message(m.target, m.source, m.boxes, m.part) for m in returned]
         self.known[key] = (
             cells,
             self.computes.add(rows),
@@ -406,13 +446,11 @@ class Evaluator:
         """Rows that bring a value to its readers, and its gradient back."""
         i, output = self.outline.made_by[v]
         op, tiled, readers = self.graph.ops[i], self.tiles[i], self.outline.readers[v]
+        width = self.graph.values[op.outputs[output]].dtype.itemsize
         key = (
-            "value",
-            v,
-            self.merged[i],
-            tiled.number,
-            *(self.tiles[j].number for j, _, _ in readers),
-        )
+            "value", tiled.number, output, width, self.merged[i], is_local_statistics(op, self.bn),
+            *((self.tiles[j].number, operand, graded) for j, operand, graded in readers),
+        )  # fmt: skip
         if key not in self.known:
             apart = [
                 r for r in readers
@@ -483,13 +521,20 @@ class Evaluator:
     def _parameter(self, undo: Undo, p: int) -> None:
         users = self.outline.users[p]
         tiled = [self.tiles[self.outline.number[op.name]] for op, _ in users]
-        key = ("parameter", p, *(t.number for t in tiled))
+        value = self.graph.values[users[0][0].inputs[users[0][1]]]
+        key = (
+            "parameter",
+            value.shape,
+            value.dtype.itemsize,
+            *((t.number, k) for t, (_, k) in zip(tiled, users, strict=True)),
+        )
         if key not in self.known:
             distinct = {}  # steps of a recurrent network read a weight in the same way
             for (op, operand), t in zip(users, tiled, strict=True):
                 distinct[id(op.space), operand, t.number] = (op, operand)
             self.known[key] = self._share(users[0], list(distinct.values()))
-        update, rings, push, pull = self.known[key]
+        update, rings, push, pull, size = self.known[key]
+        self._point(undo, self.held_slots, len(self.tiles) + p, size, self.sizes)
         self._point(undo, self.slots.update, p, update, self.computes)
         self._point(undo, self.slots.rings, p, rings, None)
         self._point(undo, self.slots.push, p, push, self.messages)
@@ -497,7 +542,7 @@ class Evaluator:
 
     def _share(
         self, first: tuple[Op, int], users: Sequence[tuple[Op, int]]
-    ) -> tuple[Slot, Slot, Slot, Slot]:
+    ) -> tuple[Slot, Slot, Slot, Slot, Slot]:
         value = self.graph.values[first[0].inputs[first[1]]]
         by_device: dict[int, dict[Box, None]] = {}
         for op, operand in users:
@@ -533,7 +578,12 @@ class Evaluator:
                 amounts[s.devices] = amounts.get(s.devices, 0) + s.box.volume * width
             row, _ = self.amounts.add(np.array(list(amounts.values()))[:, None])
             rings = (self.rings.number(tuple(amounts)), row)
-        return self.computes.add(update), rings, push, pull
+        sizes = np.zeros(self.count, np.int64)
+        for s in shares:
+            sizes[list(s.devices)] += self.keeps * s.box.volume * width
+        some = np.flatnonzero(sizes)
+        size = self.sizes.add(np.stack([some, sizes[some]], axis=1))
+        return self.computes.add(update), rings, push, pull, size
 
     def _served(self, shares: Sequence[Share], width: int, *, up: bool) -> Slot:
         volumes: dict[tuple[int, int], int] = {}
@@ -558,6 +608,17 @@ def _packed(pieces: Sequence[tuple[Box, tuple[int, ...]]], rank: int) -> tuple[A
         boxes[k, :, 0], boxes[k, :, 1] = box.lo, box.hi
     at = np.concatenate([[0], np.cumsum([len(devices) for _, devices in pieces])])
     return boxes, np.array([d for _, devices in pieces for d in devices], np.int64), at
+
+
+def _kept_values(graph: Graph, active: frozenset[str]) -> frozenset[str]:
+    """Values that operators make and some backward needs."""
+    found: set[str] = set()
+    for op in graph.ops:
+        own = kept(graph, active, op)
+        found |= own.inputs
+        if own.output:
+            found.update(op.outputs)
+    return frozenset(found)
 
 
 def _tail(graph: Graph, active: frozenset[str]) -> dict[int, None]:

@@ -385,7 +385,7 @@ def _backward(
         _compute(space, at, d, arena.computes[k, 1], lane, fold)
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True)
 def _await_gradients(
     i: int, d: int, script: Script, slots: Slots, space: Space, at: Array, lane: Lane
 ) -> None:
@@ -421,7 +421,7 @@ def _edge(space: Space, at: Array, source: int, target: int, after: int) -> None
         at[1] = edge + 1
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True)
 def _await(space: Space, at: Array, arrival: int, d: int, lane: Lane) -> None:
     """Lets the next task of a device wait for an arrival: a new stretch begins.
 
@@ -434,7 +434,7 @@ def _await(space: Space, at: Array, arrival: int, d: int, lane: Lane) -> None:
         _edge(space, at, arrival, lane.stretch[d], 0)
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True)
 def _begin(space: Space, at: Array, d: int, lane: Lane) -> None:
     lane.done[d] += lane.offset[d]
     node = _node(space, at, 0, -1, -1, d, lane.done[d])
@@ -442,7 +442,7 @@ def _begin(space: Space, at: Array, d: int, lane: Lane) -> None:
     lane.stretch[d], lane.offset[d] = node, 0
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True)
 def _compute(space: Space, at: Array, d: int, ns: int, lane: Lane, fold: bool) -> None:
     if not fold and lane.offset[d] > 0:
         _begin(space, at, d, lane)

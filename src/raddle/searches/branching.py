@@ -2,7 +2,7 @@
 
 A part of the problem says what configurations each node may still take. Its bound is the sum of the minima
 of all tables, after costs were moved between edges and nodes, along the nodes and back, which changes no
-choice's sum (sequential reweighted message passing, Kolmogorov, arXiv 1309.5655). What a configuration then
+choice's sum (Kolmogorov, A new look at reweighted message passing: SRMP). What a configuration then
 costs above its node's minimum adds to the bound: where that reaches the best known cost, it is dropped. A
 part is solved if elimination can, or else divided by the configurations of a node; next is the best of
 those, and where a part was solved or dropped, the one with the lowest bound of all. So the best choice and
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 Nodes: TypeAlias = Sequence[np.ndarray]
 Edges: TypeAlias = "Sequence[Edge]"
-Near: TypeAlias = list[
-    list[tuple[int, int, int]]
-]  # by node: edge, its end that the node is, other node
+Near: TypeAlias = list[list[tuple[int, int, int]]]  # by node: edge, which end of it, other node
 
 SWEEPS = 40  # at most, over a part
 GAIN = 0.02  # of the gap between bound and best cost: a sweep that closes less was the last

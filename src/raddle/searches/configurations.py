@@ -32,7 +32,7 @@ class Configuration(NamedTuple):
 
     degrees: tuple[int, ...]
     devices: tuple[int, ...]
-    shares: tuple[float, ...] = ()  # of the only letter that is split, by part; none: equal parts
+    shares: tuple[int, ...] = ()  # of the only letter that is split, by part; none: equal parts
 
 
 class Follower(NamedTuple):
@@ -87,7 +87,7 @@ class _Split(NamedTuple):
 
 
 def followers(
-    group: Group, parts: tuple[int, ...], shares: tuple[float, ...] = ()
+    group: Group, parts: tuple[int, ...], shares: tuple[int, ...] = ()
 ) -> tuple[Follower, ...]:
     """What each operator of a group does when its letters are split; remembered by the group."""
     key = (parts, shares)
@@ -98,7 +98,7 @@ def followers(
 
 
 def _followers(
-    group: Group, parts: tuple[int, ...], shares: tuple[float, ...]
+    group: Group, parts: tuple[int, ...], shares: tuple[int, ...]
 ) -> tuple[Follower, ...]:
     splits: dict[str, _Split] = {}
     found = []
@@ -113,7 +113,7 @@ def _split(
     group: Group,
     member: Member,
     parts: tuple[int, ...],
-    shares: tuple[float, ...],
+    shares: tuple[int, ...],
     splits: dict[str, _Split],
 ) -> _Split:
     op = member.op
@@ -195,17 +195,16 @@ def _placed(member: Member, split: _Split, parts: tuple[int, ...]) -> Follower:
     return Follower(op, split.cuts, tuple(int(i) for i in flat), copies)
 
 
-def cut(size: int, parts: int, shares: Sequence[float] = ()) -> Cuts:
+def cut(size: int, parts: int, shares: Sequence[int] = ()) -> Cuts:
     """Cut points of equal parts or, given shares, of parts in proportion to them, none of them empty.
 
-    >>> cut(8, 4), cut(8, 4, (3, 3, 1, 1))
-    ((0, 2, 4, 6, 8), (0, 3, 6, 7, 8))
+    >>> cut(8, 4), cut(8, 4, (3, 3, 1, 1)), cut(9, 2, (3, 1))
+    ((0, 2, 4, 6, 8), (0, 3, 6, 7, 8), (0, 7, 9))
     """
     if not shares:
         return even_cuts(size, parts)
-    points, total, sum_ = [0], math.fsum(shares), 0.0
-    for i, share in enumerate(shares):
-        sum_ += share
-        at = round(size * sum_ / total)
+    points, total = [0], sum(shares)
+    for i in range(parts):
+        at = round(size * sum(shares[: i + 1]) / total)
         points.append(min(max(at, points[-1] + 1), size - (parts - 1 - i)))
     return tuple(points)

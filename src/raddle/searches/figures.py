@@ -17,12 +17,21 @@ from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.program import Move, Reduce
-from raddle.searches.baselines import plan_for
+from raddle.searches.bounds import lower_bound
+from raddle.searches.placing import Tiles
+from raddle.searches.planning import find, plan_of
+from raddle.searches.settings import Found, Settings
 from raddle.simulation.timeline import Timeline, simulate
 
 STEPS = 3  # simulated: the last one's period is the steady state
 FIGURES = (
     "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s", "fits"
+)  # fmt: skip
+
+# What a plan file keeps of its prediction, and of the search that found it.
+KEPT = (
+    *(key for key in FIGURES if key != "speedup"),
+    "lower_bound_ms", "start", "proposals", "stopped", "history", "tried",
 )  # fmt: skip
 
 
@@ -56,17 +65,38 @@ def planned(
     method: str,
     *,
     model: str = "",
-    bn: str = "local",
-    sync: str = "allreduce",
+    settings: Settings | None = None,
     recompute: int | None = None,
-    profile: Profile | None = None,
 ) -> tuple[Plan, dict[str, Any]]:
     """The plan of a method, with its predicted figures in it, and the same as a row of `compare`."""
+    settings = settings or Settings()
     begun = perf_counter()
-    plan = plan_for(graph, cluster, method, model=model, bn=bn, sync=sync, recompute=recompute)
+    found = find(graph, cluster, method, settings)
+    plan = plan_of(graph, cluster, method, found, settings, model=model, recompute=recompute)
     search_s = perf_counter() - begun
-    row = {**figures(judge(graph, plan, cluster, profile)), "search_s": search_s}
-    return replace(plan, predicted={key: row[key] for key in FIGURES if key != "speedup"}), row
+    row = {**figures(judge(graph, plan, cluster, settings.profile)), "search_s": search_s}
+    row |= _search_figures(graph, cluster, found, settings)
+    return replace(plan, predicted={key: row[key] for key in KEPT if row.get(key) is not None}), row
+
+
+def _search_figures(
+    graph: Graph, cluster: Cluster, found: Found, settings: Settings
+) -> dict[str, Any]:
+    """How low any plan could go, and of a search what it started from and how it ended."""
+    bound = found.lower_bound_ms
+    if bound is None and settings.profile is None:
+        bound = 1e3 * lower_bound(graph, cluster, optimizer=settings.optimizer).seconds
+    row: dict[str, Any] = {"lower_bound_ms": bound}
+    if found.stopped:
+        row |= {
+            "start": found.start,
+            "proposals": found.proposals,
+            "accepted": found.accepted,
+            "stopped": found.stopped,
+            "history": [[p.seconds, p.proposals, p.best_ms] for p in found.history],
+            "tried": list(found.tried),
+        }
+    return row
 
 
 def compare(
@@ -75,21 +105,38 @@ def compare(
     methods: Sequence[str],
     *,
     model: str = "",
-    bn: str = "local",
-    sync: str = "allreduce",
-    profile: Profile | None = None,
+    settings: Settings | None = None,
     heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
 ) -> list[dict[str, Any]]:
-    """A row a method; one that cannot be applied has an `error` in place of figures."""
-    rows = []
+    """A row a method; one that cannot be applied has an `error` in place of figures.
+
+    `auto` starts from all methods, so it is also given what those before it found.
+    """
+    settings = settings or Settings()
+    rows, known = [], dict[str, Tiles]()
     for done, method in enumerate(methods):
         heard({"step": method, "done": done, "of": len(methods)})
+
+        def inside(step: Mapping[str, Any], method: str = method, done: int = done) -> None:
+            part = step["done"] / step["of"] if step["of"] else 0.0
+            heard({"step": f"{method}, {step['step']}", "done": done + part, "of": len(methods)})
+
         try:
-            _, row = planned(graph, cluster, method, model=model, bn=bn, sync=sync, profile=profile)
-            rows.append(row)
+            own = replace(settings, heard=inside, starts=known if method == "auto" else {})
+            plan, row = planned(graph, cluster, method, model=model, settings=own)
+            known[method] = dict(plan.tiles)
+            rows.append({k: v for k, v in row.items() if k not in ("history", "tried")})
         except InputError as error:
             empty = dict.fromkeys(FIGURES)
-            rows.append({"method": method, **empty, "bn": bn, "sync": sync, "error": str(error)})
+            rows.append(
+                {
+                    "method": method,
+                    **empty,
+                    "bn": settings.bn,
+                    "sync": settings.sync,
+                    "error": str(error),
+                }
+            )
     base = next((row["step_ms"] for row in rows if row["method"] == "data"), None)
     for row in rows:
         if base is not None and row["step_ms"] is not None:

@@ -9,7 +9,7 @@ read there if that is a part of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph, Op
@@ -61,21 +61,46 @@ def standing(graph: Graph) -> set[str]:
     return found
 
 
+class Standing:
+    """The operators of a graph that depend on no sample, and who reads them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.chosen = graph, standing(graph)
+        self.readers: dict[str, list[tuple[Op, int]]] = {}
+        for op in graph.ops:
+            for operand, name in enumerate(op.inputs):
+                self.readers.setdefault(name, []).append((op, operand))
+
+    def feeding(self, names: Iterable[str]) -> tuple[Op, ...]:
+        """Those that operators of the given names read, by way of others too; the last ones first."""
+        wanted, found = set(names), []
+        for op in reversed(self.graph.ops):
+            reads = any(r.name in wanted for o in op.outputs for r, _ in self.readers.get(o, ()))
+            if op.name in self.chosen and reads:
+                found.append(op)
+                wanted.add(op.name)
+        return tuple(found)
+
+    def place(self, ops: Iterable[Op], tiles: Mapping[str, Tiling]) -> Tiles:
+        """Tiles of some of them where they are read; readers come before what they read."""
+        placed: Tiles = {}
+        for op in ops:
+            found = [
+                _as_read(op, k, reader, operand, placed.get(reader.name) or tiles[reader.name])
+                for k, output in enumerate(op.outputs)
+                for reader, operand in self.readers.get(output, [])
+            ]
+            if found:
+                placed[op.name] = _agreed(op, found)
+        return placed
+
+
 def place_standing(graph: Graph, tiles: Tiles, unread: Callable[[Op], Tiling]) -> None:
     """Adds tiles for the operators that depend on no sample; `unread` places what nobody reads."""
-    readers: dict[str, list[tuple[Op, int]]] = {}
-    for op in graph.ops:
-        for operand, name in enumerate(op.inputs):
-            readers.setdefault(name, []).append((op, operand))
-    chosen = standing(graph)
-    for op in reversed(graph.ops):  # readers come before what they read
-        if op.name in chosen:
-            found = [
-                _as_read(op, k, reader, operand, tiles[reader.name])
-                for k, output in enumerate(op.outputs)
-                for reader, operand in readers.get(output, [])
-            ]
-            tiles[op.name] = _agreed(op, found) if found else unread(op)
+    found = Standing(graph)
+    ops = [op for op in reversed(graph.ops) if op.name in found.chosen]
+    for op in ops:
+        tiles.update(found.place([op], tiles) or {op.name: unread(op)})
 
 
 def _as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling) -> Grid:

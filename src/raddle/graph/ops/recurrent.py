@@ -131,18 +131,17 @@ def unroll(
         starts = [_start(b, s, sequence[0]) for s in states]
         last: list[list[Value]] = []
         for layer in range(layers):
-            if layer and train and p > 0:
-                sequence = [
-                    dropout(b, v, p, suffix=f"l{layer}.t{t}.dropout")
-                    for t, v in enumerate(sequence)
-                ]
-            runs = []
+            runs, dropped = [], set[int]()
             for way in range(ways):
                 number = layer * ways + way
                 state = [start(number) for start in starts]
                 steps = range(len(sequence))
                 run = [sequence[0]] * len(sequence)
                 for t in reversed(steps) if way else steps:
+                    if layer and train and p > 0 and t not in dropped:
+                        # Beside its step, so that a layer can begin before the one below has ended.
+                        sequence[t] = dropout(b, sequence[t], p, suffix=f"l{layer}.t{t}.dropout")
+                        dropped.add(t)
                     name = f"l{layer}{'r' if way else ''}.t{t}"
                     state = _step(b, form, weights[number], sequence[t], state, name)
                     run[t] = state[0]

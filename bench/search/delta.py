@@ -1,0 +1,96 @@
+"""Would an incremental simulation, as FlexFlow's delta, pay? How much of a timeline does a move change?
+
+No delta can do less than visit once every task whose time changes. Here it is told which ones these are,
+and is charged what the full simulation takes for as many tasks.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import numpy as np
+from common import graph_of, keep, machine
+from speed import engine_seconds
+
+from raddle.evaluation.evaluator import Evaluator
+from raddle.plan.plan import Plan
+from raddle.program.lower import lower
+from raddle.program.program import Merge, Move, Reduce, Run
+from raddle.searches.baselines import METHODS
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.settings import Settings
+from raddle.simulation.timeline import Timeline, simulate
+
+MOVES = 40
+
+
+def run() -> None:
+    for model, count in (("inception_v3", 16), ("nmt", 16)):
+        graph, on = graph_of(model, 32 * count), machine(f"p100:{count // 4}x4")
+        space, rng = PlanSpace(graph, on, Settings()), random.Random(0)
+        tiles = METHODS["data"](graph, on)
+        before = simulate(lower(graph, Plan(tiles, count, bn="local")), on)
+        own = Evaluator(graph, on, tiles)
+        base = own.time()
+        assert base is not None
+        known = times(before)
+        changed, moves = [], []
+        for _ in range(MOVES):
+            g = rng.choice(space.free)
+            move = space.changes(tiles, {g: space.anywhere(rng.choice(space.degrees(g)), rng)})
+            after = simulate(lower(graph, Plan({**tiles, **move}, count, bn="local")), on)
+            now = times(after)
+            changed.append(sum(known.get(key) != when for key, when in now.items()) / len(now))
+            moves.append(move)
+        short = [shortened(own, move, int(1.01 * base)) for move in moves]
+        tasks = len(before.start)
+        engine = min(engine_seconds(before.tasks) for _ in range(10))
+        oracle = float(np.mean(changed)) * engine
+        keep(
+            "delta", f"{model} {count}",
+            {
+                "moves": MOVES,
+                "tasks": tasks,
+                "changed_percent_median": round(100 * float(np.median(changed)), 1),
+                "changed_percent_mean": round(100 * float(np.mean(changed)), 1),
+                "full_ms": round(1e3 * engine, 3),
+                "ideal_delta_ms": round(1e3 * oracle, 3),
+                "shortened_ms": round(1e3 * float(np.mean(short)), 3),
+                "shortened_over_ideal_delta": round(oracle / float(np.mean(short)), 2),
+            },
+        )  # fmt: skip
+
+
+def shortened(own: Evaluator, move: Any, limit: int) -> float:
+    """Seconds of what chains do in place of it: the best of three."""
+    undo = own.move(move)
+    found = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        own.time(limit)
+        found.append(time.perf_counter() - begun)
+    own.restore(undo)
+    return min(found)
+
+
+def times(timeline: Timeline) -> dict[Any, tuple[int, int]]:
+    """Start and end by what a task is: it may have another number in another plan."""
+    found: dict[Any, tuple[int, int]] = {}
+    names = [_name(i) for i in timeline.program.instructions]
+    t = timeline.tasks
+    for task in range(len(timeline.start)):
+        key = (names[t.instruction[task]], int(t.source[task]), int(t.device[task]))
+        while key in found:
+            key = (key, "again")
+        found[key] = (int(timeline.start[task]), int(timeline.end[task]))
+    return found
+
+
+def _name(i: Any) -> tuple[str, ...]:
+    if isinstance(i, Run | Merge):
+        return (type(i).__name__, i.op, i.phase)
+    if isinstance(i, Move):
+        return ("Move", i.value, i.what)
+    return ("Reduce", *i.parameters) if isinstance(i, Reduce) else ("Update", i.parameter)

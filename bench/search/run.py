@@ -1,0 +1,59 @@
+"""Speed and quality of the searches; see README.md. `run.py PART ...` runs some parts, `--table` prints."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import delta
+import quality
+import speed
+import tables
+
+PARTS = {
+    "compilation": lambda a: speed.compilation(),
+    "simulation": lambda a: speed.simulation(),
+    "proposals": lambda a: speed.proposals(),
+    "optcnn": lambda a: speed.optcnn(),
+    "delta": lambda a: delta.run(),
+    "optcnn-claims": lambda a: quality.optcnn_claims(),
+    "vgg-plan": lambda a: quality.vgg_plan(),
+    "flexflow-claims": lambda a: quality.flexflow_claims(a.budget),
+    "reduction": lambda a: quality.reduction(a.budget),
+    "heterogeneous": lambda a: quality.heterogeneous(a.budget),
+    "memory": lambda a: quality.memory(a.budget),
+    "scale": lambda a: quality.scale(a.budget),
+    "auto": lambda a: quality.auto(a.budget, a.models, a.clusters),
+}
+QUICK = (
+    "simulation",
+    "proposals",
+    "optcnn",
+    "delta",
+    "vgg-plan",
+)  # minutes; the rest takes an hour
+
+
+def main() -> None:
+    def names(text: str) -> list[str]:
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "parts", nargs="*", choices=[*PARTS, "all", []], help="the quick ones if none"
+    )
+    parser.add_argument("--budget", type=float, default=20.0, help="seconds of a search")
+    parser.add_argument("--models", type=names, default=quality.TWELVE)
+    parser.add_argument("--clusters", type=names, default=quality.CLUSTERS)
+    parser.add_argument("--table", action="store_true", help="print what results.json holds")
+    given = parser.parse_args()
+    if given.table:
+        print(tables.all_tables())
+        sys.exit()
+    chosen = list(PARTS) if "all" in given.parts else given.parts or list(QUICK)
+    for part in chosen:
+        PARTS[part](given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Seconds of searches, nanoseconds of simulated tasks, proposals a second, seconds of compilation."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from common import graph_of, keep, machine
+
+from raddle.evaluation.evaluator import Evaluator
+from raddle.program.lower import lower
+from raddle.searches.baselines import METHODS
+from raddle.searches.chain import Chain, chain
+from raddle.searches.optcnn import choose
+from raddle.searches.planning import plan_for
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.settings import Settings
+from raddle.searches.tables import tables
+from raddle.simulation.engine import run_tasks
+from raddle.simulation.tasks import Tasks, build_tasks
+
+OPTCNN = [(4, True, 0.05), (16, True, 0.2), (64, True, 2.0), (256, True, 20.0), (16, False, 2.0)]
+PROPOSALS = [
+    ("inception_v3", 16, 400),
+    ("inception_v3", 64, 300),
+    ("nmt", 16, 300),
+    ("nmt", 64, 150),
+]
+PER_DEVICE = {"inception_v3": 32, "nmt": 32}
+
+
+def spec(count: int) -> str:
+    return f"p100:{count // 4}x4"
+
+
+def optcnn() -> None:
+    """Groups, tables and elimination for inception_v3; the graph is given."""
+    for count, powers, target in OPTCNN:
+        graph, on = graph_of("inception_v3", 32 * count), machine(spec(count))
+        seconds = []
+        for _ in range(4):
+            begun = time.perf_counter()
+            found = tables(graph, on, powers=powers)
+            _, solution = choose(found)
+            seconds.append(time.perf_counter() - begun)
+        row = {
+            "devices": count,
+            "degrees": "powers of two" if powers else "all",
+            "configurations": max(len(c) for c in found.configurations),
+            "seconds": round(min(seconds), 3),
+            "first": round(seconds[0], 3),
+            "target": target,
+            "certified": solution.certified,
+        }
+        keep("optcnn-seconds", f"{count} {'powers' if powers else 'all'}", row)
+
+
+def simulation() -> None:
+    """The event loop on all tasks of one data-parallel step."""
+    for model, count in (("inception_v3", 16), ("nmt", 16), ("inception_v3", 64)):
+        graph, on = graph_of(model, PER_DEVICE[model] * count), machine(spec(count))
+        tasks = build_tasks(lower(graph, plan_for(graph, on, "data")), on)
+        best = min(engine_seconds(tasks) for _ in range(10))
+        own = Evaluator(graph, on, METHODS["data"](graph, on))
+        own.time()
+        folded = min(_timed(own.time) for _ in range(10))
+        keep(
+            "simulation", f"{model} {count}",
+            {
+                "tasks": len(tasks.duration),
+                "full_ms": round(1e3 * best, 3),
+                "ns_a_task": round(1e9 * best / len(tasks.duration), 1),
+                "folded_ms": round(1e3 * folded, 3),
+                "folded_nodes": int(own.counts[0]),
+                "step_ms": round(own.time() / 1e6, 1),
+                "times_faster_than_running": round(own.time() / 1e9 / folded),
+            },
+        )  # fmt: skip
+
+
+def engine_seconds(tasks: Tasks) -> float:
+    """Of the event loop on all tasks."""
+    begun = time.perf_counter()
+    run_tasks(
+        tasks.duration, tasks.first, tasks.second, tasks.waits, tasks.pointer, tasks.successor,
+        tasks.resources,
+    )  # fmt: skip
+    return time.perf_counter() - begun
+
+
+def _timed(run: Any) -> float:
+    begun = time.perf_counter()
+    run()
+    return time.perf_counter() - begun
+
+
+def proposals() -> None:
+    """Uniform moves near data parallelism; the same draws judged in full, in turns."""
+    for model, count, number in PROPOSALS:
+        graph, on = graph_of(model, PER_DEVICE[model] * count), machine(spec(count))
+        temperature = 0.003
+        short, full, accepted, seconds = [], [], 0, {}
+        for _ in range(2):
+            for plain, times in ((False, short), (True, full)):
+                own = begun_chain(graph, on, temperature, plain)
+                begun = time.perf_counter()
+                for _ in range(number):
+                    own.step()
+                times.append(time.perf_counter() - begun)
+                seconds[plain] = own.best_time
+                accepted = own.accepted
+        assert seconds[False] == seconds[True], "a decision differed"
+        keep(
+            "proposals", f"{model} {count}",
+            {
+                "proposals": number,
+                "temperature": temperature,
+                "beta_per_ms": round(1e6 / (temperature * seconds[True]), 3),
+                "start": "data parallel",
+                "accepted_percent": round(100 * accepted / number, 1),
+                "a_second": round(number / min(short)),
+                "plain_a_second": round(number / min(full)),
+                "ratio": round(min(full) / min(short), 2),
+            },
+        )  # fmt: skip
+
+
+def begun_chain(graph: Any, on: Any, temperature: float, plain: bool) -> Chain:
+    tiles = METHODS["data"](graph, on)
+    own = Evaluator(graph, on, tiles)
+    if plain:
+        shortened = own.time
+
+        def unlimited(limit: int | None = None) -> int | None:
+            found = shortened(fold=False)
+            return found if limit is None or (found is not None and found <= limit) else None
+
+        own.time = unlimited  # type: ignore[method-assign, assignment]
+    space = PlanSpace(graph, on, Settings())
+    return chain(space, own, "data", tiles, seed=0, guided=0.0, temperature=temperature)
+
+
+def compilation() -> None:
+    """The first use on a machine: every compiled function, from nothing, in a process of its own."""
+    code = (
+        "import time; import raddle.evaluation.compiling as c; import torch; "
+        "t = time.perf_counter(); c.compile_all(); print(time.perf_counter() - t)"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "NUMBA_CACHE_DIR": folder}
+        cold, warm = (
+            float(subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True,
+                                 check=True).stdout)
+            for _ in range(2)
+        )  # fmt: skip
+    keep(
+        "compilation", "seconds", {"first": round(cold, 1), "cached": round(warm, 2), "target": 30}
+    )
+
+
+def run() -> None:
+    compilation()
+    simulation()
+    proposals()
+    optcnn()

@@ -1,0 +1,46 @@
+"""Options that several verbs take."""
+
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model of the zoo or file.py:function.")
+]
+ClusterOption = Annotated[
+    str,
+    typer.Option(
+        "--cluster", metavar="C", help="A preset, as p100:4x4 or local:2, or a YAML file."
+    ),
+]
+Batch = Annotated[int | None, typer.Option(metavar="B", min=1, help="Global batch.")]
+Statistics = Annotated[
+    str, typer.Option(metavar="local|global", help="Samples that batch statistics are taken over.")
+]
+Sync = Annotated[
+    str, typer.Option(metavar="allreduce|server", help="How copies of a parameter agree.")
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Measured operators, from `raddle probe --model`."),
+]
+Budget = Annotated[
+    float, typer.Option(metavar="S", min=0.0, help="Seconds that a search may take, about.")
+]
+Seed = Annotated[int, typer.Option(metavar="N", help="Of a search's random moves.")]
+Reduction = Annotated[
+    bool | None,
+    typer.Option(
+        "--reduction/--no-reduction",
+        help="Whether sums (k) may be split. flexflow and auto do, optcnn does not.",
+    ),
+]
+Pins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pin",
+        metavar="PATTERN=SPLIT",
+        help="What is decided already: 'features.*=n/4'. Repeatable.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON alone on stdout.")]

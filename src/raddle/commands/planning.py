@@ -1,0 +1,163 @@
+"""The verbs `plan` and `compare`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raddle.commands.loading import capture_model, load_measured
+from raddle.commands.options import (
+    Batch,
+    Budget,
+    ClusterOption,
+    Json,
+    Model,
+    Pins,
+    ProfileOption,
+    Reduction,
+    Seed,
+    Statistics,
+    Sync,
+)
+from raddle.commands.output import check_folder, show, writing
+from raddle.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from raddle.searches.settings import Settings
+
+COMPARE_BUDGET = 10.0  # seconds of each search, where several are compared
+
+
+def plan(
+    model: Model,
+    cluster: ClusterOption,
+    method: Annotated[
+        str, typer.Option(metavar="M", help="As `raddle compare` lists them.")
+    ] = "auto",
+    batch: Batch = None,
+    bn: Statistics = "local",
+    sync: Sync = "allreduce",
+    recompute: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="Keep values for the backward at the borders of K blocks, and compute the rest again.",
+        ),
+    ] = None,
+    budget: Budget = 30.0,
+    seed: Seed = 0,
+    pin: Pins = None,
+    reduction: Reduction = None,
+    profile: ProfileOption = None,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan as JSON.")
+    ] = None,
+    text: Annotated[bool, typer.Option("--text", help="The plan in plain text notation.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a plan by a method, and predict what it takes. An interrupted search keeps its best."""
+    from dataclasses import replace
+
+    from raddle import clusters
+    from raddle.plan import file
+    from raddle.plan.notation import write_tiles
+    from raddle.report import terminal
+    from raddle.searches.figures import planned
+
+    settings = _settings([method], bn, sync, budget, seed, pin, reduction, profile)
+    if text and as_json:
+        raise InputError("--text and --json are two forms of one output: ask for one of them.")
+    if output is not None:
+        check_folder(output)  # before the work, and not after it
+    on = clusters.cluster(cluster)
+    with terminal.progress(f"capturing {model}"):
+        graph = capture_model(model, batch)
+    _compile([method])
+    with terminal.progress_bar(f"planning {model}, {method}") as heard:
+        own = replace(settings, heard=heard)
+        made, row = planned(graph, on, method, model=model, settings=own, recompute=recompute)
+    if output is not None:
+        with writing(output):
+            file.save(made, graph, output)
+    if text:
+        print(write_tiles(graph, made.tiles), end="")
+    else:
+        show({**row, "file": output}, terminal.show_plan, as_json=as_json)
+
+
+def compare(
+    model: Model,
+    cluster: ClusterOption,
+    batch: Batch = None,
+    methods: Annotated[
+        str | None, typer.Option(metavar="A,B,…", help="Methods; all if none are named.")
+    ] = None,
+    bn: Statistics = "local",
+    sync: Sync = "allreduce",
+    budget: Budget = COMPARE_BUDGET,
+    seed: Seed = 0,
+    pin: Pins = None,
+    reduction: Reduction = None,
+    profile: ProfileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Compare methods: one row each, with the time of a step and what it moves."""
+    from raddle import clusters
+    from raddle.report import terminal
+    from raddle.searches import figures
+    from raddle.searches.baselines import METHODS
+    from raddle.searches.planning import SEARCHES
+
+    every = [*METHODS, *SEARCHES]
+    names = every if methods is None else [m.strip() for m in methods.split(",")]
+    settings = _settings(names, bn, sync, budget, seed, pin, reduction, profile)
+    on = clusters.cluster(cluster)
+    with terminal.progress(f"capturing {model}"):
+        graph = capture_model(model, batch)
+    _compile(names)
+    with terminal.progress_bar(f"{model} on {on.name}") as heard:
+        rows = figures.compare(graph, on, names, heard=heard, model=model, settings=settings)
+    show(rows, terminal.show_comparison, as_json=as_json)
+
+
+def _settings(
+    methods: "Sequence[str]",
+    bn: str,
+    sync: str,
+    budget: float,
+    seed: int,
+    pins: "Sequence[str] | None",
+    reduction: bool | None,
+    profile: str | None,
+) -> "Settings":
+    """Looks at everything that can be wrong before anything is captured."""
+    from raddle.searches.pins import read_pin
+    from raddle.searches.planning import check_settings
+    from raddle.searches.settings import Settings
+
+    check_settings(methods, bn=bn, sync=sync)
+    return Settings(
+        bn=bn,
+        sync=sync,
+        budget=budget,
+        seed=seed,
+        pins=tuple(read_pin(text) for text in pins or ()),
+        reduction=reduction,
+        profile=load_measured(profile),
+    )
+
+
+def _compile(methods: "Sequence[str]") -> None:
+    """Searches are compiled on their first use on a machine; who waits is told why."""
+    from raddle.searches.planning import SEARCHES
+
+    if not any(name in SEARCHES for name in methods):
+        return
+    from raddle.evaluation.compiling import compile_all, is_compiled
+    from raddle.report import terminal
+
+    if not is_compiled():
+        typer.echo("raddle: compiling the search, once on this machine (about 20 s)", err=True)
+        with terminal.progress("compiling"):
+            compile_all()

@@ -1,0 +1,266 @@
+"""Why a plan is as fast as it is: held against data parallelism with the same settings, and against the
+bound that no plan can go below."""
+
+# d: device; times of tasks are in nanoseconds
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from raddle.clusters import Cluster
+from raddle.costs.collectives import all_reduce_bytes
+from raddle.costs.profile import Profile
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.plan.plan import Plan
+from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Run, message_bytes
+from raddle.searches.baselines import METHODS
+from raddle.searches.bounds import lower_bound
+from raddle.searches.figures import details, judge
+from raddle.simulation.timeline import Timeline
+
+LONGEST = 5  # entries of the critical path that are shown
+
+PURPOSES = {  # what a message carries -> what it is for
+    "activation": "activations",
+    "gradient": "gradients",
+    "partial": "partial results",
+    "partial gradient": "partial results",
+    "push": "parameters",
+    "pull": "parameters",
+    "buffer": "buffers",
+}
+
+
+def explain_plan(
+    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
+) -> dict[str, Any]:
+    """Where the time of a step goes, beside data parallelism and the lower bound.
+
+    Times of `plan` and `data` are those of `figures`; `path` is the critical path of an average step.
+    """
+    cluster = used(plan, cluster)
+    timeline = judge(graph, plan, cluster, profile)
+    own = _side(timeline)
+    data, reason = _data_parallel(graph, plan, cluster, profile, own)
+    bound, unbound = _bound(graph, plan, cluster, profile)
+    return {
+        **heading(plan, cluster),
+        "plan": own,
+        "data": data,
+        "data_error": reason,
+        "speedup": data["step_ms"] / own["step_ms"] if data else None,
+        "bound": bound,
+        "bound_error": unbound,
+        "gap_ms": own["step_ms"] - bound["ms"] if bound else None,
+        **_critical(timeline),
+        "search": _search(plan, cluster),
+    }
+
+
+def heading(plan: Plan, cluster: Cluster) -> dict[str, Any]:
+    return {
+        "model": plan.model,
+        "batch": plan.batch,
+        "method": plan.method,
+        "cluster": cluster.name,
+        "devices": plan.devices,
+        "bn": plan.bn,
+        "sync": plan.sync,
+        "microbatches": plan.microbatches,
+        "recompute": len(plan.recompute),
+        "split_backward": plan.split_backward,
+    }
+
+
+def used(plan: Plan, cluster: Cluster) -> Cluster:
+    """The devices of a cluster that a plan has, which are the first."""
+    if plan.devices > len(cluster.devices):
+        raise InputError(
+            f"the plan needs {plan.devices} devices, '{cluster.name}' has {len(cluster.devices)}."
+        )
+    if plan.devices == len(cluster.devices):
+        return cluster
+    devices = cluster.devices[: plan.devices]
+    nodes = devices[-1].node + 1
+    return replace(
+        cluster, devices=devices, inside=cluster.inside[:nodes], between=cluster.between[:nodes]
+    )
+
+
+def _side(timeline: Timeline) -> dict[str, Any]:
+    """The figures of one plan, its devices' average, and what it sends."""
+    found = details(timeline, largest=0)
+    rows, devices = found["devices"], timeline.cluster.devices
+    fullest = max(rows, key=lambda row: row["peak_bytes"] / devices[row["device"]].memory)
+    keys = ("step_ms", "samples_per_s", "comm_bytes", "peak_bytes", "imbalance", "fits")
+    return {
+        **{key: found[key] for key in keys},
+        "average": average(timeline.breakdown()),
+        "bytes": bytes_by_purpose(timeline.program),
+        "fullest": {
+            "device": fullest["device"],
+            "peak_bytes": fullest["peak_bytes"],
+            "memory_bytes": devices[fullest["device"]].memory,
+        },
+    }
+
+
+def average(breakdown: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Over devices: computing, waiting for data, idle otherwise."""
+    return {
+        f"{name}_ms": 1e3 * math.fsum(shares[name] for shares in breakdown) / len(breakdown)
+        for name in breakdown[0]
+    }
+
+
+def bytes_by_purpose(program: Program) -> dict[str, int]:
+    """What crosses devices in an average step, by what it is for; they add up to `comm_bytes`."""
+    totals = dict.fromkeys(PURPOSES.values(), 0)
+    known: dict[tuple[str, str], int] = {}  # repetitions send the same
+    for instruction in program.instructions:
+        if isinstance(instruction, Move):
+            key = (instruction.value, instruction.what)
+            if key not in known:
+                known[key] = sum(
+                    message_bytes(program, instruction, m) for m in instruction.messages
+                )
+            totals[PURPOSES[instruction.what]] += known[key]
+        elif isinstance(instruction, Reduce):
+            totals["parameters"] += _reduced_bytes(program, instruction)
+    found, before, steps = {}, 0, program.plan.steps
+    for purpose, total in totals.items():  # what is rounded off one is not lost to the sum
+        found[purpose] = (before + total) // steps - before // steps
+        before += total
+    return found
+
+
+def _reduced_bytes(program: Program, reduce: Reduce) -> int:
+    amounts: Counter[tuple[int, ...]] = Counter()
+    for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
+        for share in shares:
+            amounts[share.devices] += share.box.volume * program.width(name)
+    return sum(all_reduce_bytes(len(devices), amount) for devices, amount in amounts.items())
+
+
+def _data_parallel(
+    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None, own: Mapping[str, Any]
+) -> tuple[dict[str, Any] | None, str | None]:
+    """Data parallelism with a plan's settings, and whether it is the plan itself; or why it cannot be."""
+    try:
+        spread = METHODS["data"](graph, cluster)
+        if spread == dict(plan.tiles):
+            return {**own, "same": True}, None
+        timeline = judge(graph, replace(plan, tiles=spread, method="data"), cluster, profile)
+    except InputError as error:
+        return None, str(error)
+    return {**_side(timeline), "same": False}, None
+
+
+def _bound(
+    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None
+) -> tuple[dict[str, Any] | None, str | None]:
+    """What no plan can go below and what makes it so; or why nothing is known."""
+    if profile is not None:
+        return None, "with measured operators there is no lower bound"
+    if plan.microbatches > 1:
+        return None, f"with {plan.microbatches} micro-batches there is no lower bound"
+    found = lower_bound(graph, cluster, optimizer=plan.optimizer)
+    parts = {
+        "work": found.work,
+        "path": found.path,
+        "message": found.message,
+        "alone": found.alone,
+    }
+    binding = next(name for name in parts if parts[name] == found.seconds)
+    return {
+        "ms": 1e3 * found.seconds,
+        **{f"{name}_ms": 1e3 * seconds for name, seconds in parts.items()},
+        "binding": binding,
+    }, None
+
+
+def _critical(timeline: Timeline) -> dict[str, Any]:
+    """Of the critical path, which has no gaps, what is done and for whom longest, in an average step."""
+    longest: Counter[tuple[str, str]] = Counter()
+    doing: Counter[str] = Counter()
+    program = timeline.program
+    for task in timeline.critical_path():
+        instruction = program.instructions[int(timeline.tasks.instruction[task])]
+        subject = _subject(instruction)
+        longest[subject] += int(timeline.tasks.duration[task])
+        doing[subject[1]] += int(timeline.tasks.duration[task])
+    total, each = sum(longest.values()), 1e6 * program.plan.steps
+    return {
+        "path_ms": total / each,
+        "path_doing": {what: ns / each for what, ns in doing.most_common() if ns},
+        "path": [
+            {"name": name, "what": what, "ms": ns / each, "share": ns / total}
+            for (name, what), ns in longest.most_common(LONGEST)
+        ],
+    }
+
+
+def _subject(instruction: Instruction) -> tuple[str, str]:
+    """Of what an instruction is, and what it does: an operator's phases count together."""
+    if isinstance(instruction, Run):
+        return instruction.op, "computing"
+    if isinstance(instruction, Merge):
+        return instruction.op, "merging"
+    if isinstance(instruction, Move):
+        purpose = PURPOSES[instruction.what]
+        what = "synchronising" if purpose == "parameters" else f"sending {purpose}"
+        return instruction.value, what
+    if isinstance(instruction, Reduce):
+        return ", ".join(instruction.parameters), "synchronising"
+    return instruction.parameter, "updating"
+
+
+# -- how it was found ------------------------------------------------------------------------------
+
+
+def _search(plan: Plan, cluster: Cluster) -> dict[str, Any] | None:
+    """What a search left in the plan's file; what is not as a search writes it is left out."""
+    predicted = plan.predicted
+    start, stopped = predicted.get("start"), predicted.get("stopped")
+    if not isinstance(stopped, str) or not isinstance(start, str):
+        return None
+    best, proposals = predicted.get("step_ms"), predicted.get("proposals")
+    tried = predicted.get("tried")
+    rows = [row for row in tried if _is_tried(row)] if isinstance(tried, list) else []
+    memory = [device.memory for device in cluster.devices]
+    return {
+        "start": start,
+        "stopped": stopped,
+        "proposals": proposals if type(proposals) is int else None,
+        "memory_bytes": [min(memory), max(memory)],
+        "tried": [_tried(row, start, best) for row in rows],
+    }
+
+
+def _is_tried(row: Any) -> bool:
+    return (
+        isinstance(row, dict) and isinstance(row.get("name"), str) and _is_time(row.get("step_ms"))
+    )
+
+
+def _is_time(ms: Any) -> bool:
+    return type(ms) in (int, float) and math.isfinite(ms) and ms > 0
+
+
+def _tried(row: Mapping[str, Any], start: str, best: Any) -> dict[str, Any]:
+    """`difference` is against the predicted step of the plan; without `simulated`, of a step on its own."""
+    peak = row.get("peak_bytes")
+    return {
+        "name": row["name"],
+        "taken": row["name"] == start,
+        "step_ms": row["step_ms"],
+        "difference": row["step_ms"] / best - 1 if _is_time(best) else None,
+        "simulated": row.get("simulated") is True,
+        "fits": row["fits"] if type(row.get("fits")) is bool else None,
+        "peak_bytes": peak if type(peak) is int else None,
+    }

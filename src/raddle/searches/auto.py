@@ -1,0 +1,283 @@
+"""`auto`: the best of all methods, improved from the best of them, within the devices' memory.
+
+1. Baselines, OptCNN's optima and experts' plans are starts; every one is timed.
+2. Chains go on from the fastest (climbing.py).
+3. The fastest are simulated for several steps and their memory is counted; the fastest that fits is the
+   answer. No baseline that fits is faster: those that could be are simulated too.
+4. If nothing fits, values are computed again in place of being kept; if that does not help, it says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from raddle.clusters import Cluster
+from raddle.costs.layout import Layout
+from raddle.costs.memory import peak_bytes
+from raddle.errors import InputError
+from raddle.evaluation.evaluator import Evaluator
+from raddle.graph.graph import Graph
+from raddle.plan.plan import Plan
+from raddle.program.lower import lower
+from raddle.searches.bounds import lower_bound
+from raddle.searches.climbing import Climb
+from raddle.searches.placing import Tiles
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.recomputing import blocks
+from raddle.searches.settings import Clock, Found, Settings
+from raddle.searches.starts import Method, baseline_starts, expert_starts
+from raddle.simulation.timeline import simulate
+
+STEPS = 3  # as figures.judge has it
+CHAINS = 6
+MOST_DEVICES = 256  # that chains are for: beyond, the starts are simulated and the best is taken
+FINALISTS = 6  # that are simulated beside the baselines
+RECOMPUTE = (2, 4, 8, 16)
+
+
+@dataclass
+class Candidate:
+    """A plan on its way to being the answer."""
+
+    name: str
+    tiles: Tiles
+    time: int  # nanoseconds of one step, by the evaluator
+    load: int = 0  # of the busiest resource: no step is shorter
+    step: float | None = None  # seconds, simulated
+    peaks: tuple[int, ...] = ()
+    fits: bool | None = None
+    recompute: int | None = None
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "step_ms": 1e3 * self.step if self.step is not None else self.time / 1e6,
+            "simulated": self.step is not None,
+            "fits": self.fits,
+            "peak_bytes": max(self.peaks) if self.peaks else None,
+            "recompute": self.recompute,
+        }
+
+
+class Auto:
+    """One search."""
+
+    def __init__(
+        self, graph: Graph, cluster: Cluster, settings: Settings, methods: Mapping[str, Method],
+        optima: Callable[[PlanSpace], Mapping[str, Tiles]],
+    ) -> None:  # fmt: skip
+        self.graph, self.cluster, self.settings = graph, cluster, settings
+        self.methods, self.optima = methods, optima
+        self.clock = Clock(settings.budget)
+        self.space = PlanSpace(graph, cluster, settings)
+        self.climb: Climb | None = None
+        self.interrupted = False
+
+    def search(self) -> Found:
+        bound = None
+        if self.settings.profile is None:
+            seconds = lower_bound(
+                self.graph, self.cluster, optimizer=self.settings.optimizer
+            ).seconds
+            bound = 1e3 * seconds
+        candidates = self._starts()
+        try:
+            if len(self.cluster.devices) <= MOST_DEVICES:
+                candidates += self._improved(candidates)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        best = self._final(candidates)
+        climb = self.climb
+        return Found(
+            best.tiles, best.name,
+            proposals=climb.proposals if climb else 0,
+            accepted=sum(c.accepted for c in climb.every) if climb else 0,
+            stopped="interrupt" if self.interrupted else climb.stopped if climb else "starts",
+            history=tuple(climb.history) if climb else (),
+            recompute=best.recompute,
+            lower_bound_ms=bound,
+            tried=tuple(c.row() for c in sorted(candidates, key=lambda c: c.time)),
+        )  # fmt: skip
+
+    # -- starts ----------------------------------------------------------------------------------
+
+    def _starts(self) -> list[Candidate]:
+        self.settings.heard({"step": "starts", "done": 0, "of": self.settings.budget})
+        found = baseline_starts(self.space, self.methods)
+        if not found:
+            raise InputError(
+                f"no method can be applied to '{self.graph.name}' at batch {self.graph.batch} on "
+                f"'{self.cluster.name}'."
+            )
+        found |= {name: self.space.with_pins(tiles) for name, tiles in self.settings.starts.items()}
+        try:
+            found |= self.optima(self.space)
+            found |= expert_starts(self.space)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        if len(self.cluster.devices) > MOST_DEVICES:
+            return self._simulated_starts(found)
+        return self._timed(found)
+
+    def _timed(self, found: Mapping[str, Tiles]) -> list[Candidate]:
+        settings = self.settings
+        first = next(iter(found.values()))
+        self.evaluator = Evaluator(
+            self.graph, self.cluster, first, profile=settings.profile, **settings.plan
+        )
+        candidates = []
+        for name, tiles in found.items():
+            try:
+                self.evaluator.move(tiles)
+            except InputError:
+                continue
+            time = self.evaluator.time()
+            assert time is not None
+            candidates.append(Candidate(name, tiles, time, int(self.evaluator.load.max())))
+        return candidates
+
+    def _simulated_starts(self, found: Mapping[str, Tiles]) -> list[Candidate]:
+        """Without an evaluator: the methods whose devices share the work, simulated for a step."""
+        candidates: list[Candidate] = []
+        for name, tiles in found.items():
+            if name in ("model", "layerwise") or name.startswith(("filter", "channel", "staged")):
+                continue  # on so many devices these take minutes to lower, and are slow
+            if candidates and self.clock.over:
+                break
+            try:
+                plan = self._plan(tiles, None)
+                timeline = simulate(lower(self.graph, plan), self.cluster, self.settings.profile)
+            except InputError:
+                continue
+            candidates.append(Candidate(name, tiles, int(timeline.end.max())))
+        return candidates
+
+    # -- improvement -----------------------------------------------------------------------------
+
+    def _improved(self, candidates: list[Candidate]) -> list[Candidate]:
+        self.climb = Climb(self.space, self.evaluator, self.clock, self.settings)
+        ranked = sorted(candidates, key=lambda c: c.time)
+        fitting = self._limit(ranked)
+        seen: set[int] = set()
+        for c in fitting:
+            if len(self.climb.chains) < CHAINS and c.time not in seen:
+                seen.add(c.time)  # equal times are nearly always equal plans
+                self.climb.add(c.name, c.tiles)
+        self.climb.run(0.85 * self.settings.budget)
+        if self.climb.stopped == "interrupt":
+            self.interrupted = True
+        improved = []
+        for own in self.climb.every:
+            self.evaluator.move(own.best)
+            load = int(self.evaluator.load.max())
+            improved.append(Candidate(f"{own.start}, improved", own.best, own.best_time, load))
+        return improved
+
+    def _limit(self, ranked: list[Candidate]) -> list[Candidate]:
+        """Starts that fit, and for the chains a limit on memory where that is scarce."""
+        assert self.climb is not None
+        capacity = np.array([d.memory for d in self.cluster.devices], np.float64)
+        scale, fitting = 1.0, []
+        for c in ranked[:CHAINS]:
+            self.evaluator.move(c.tiles)
+            estimate = np.maximum(self.evaluator.memory, 1)
+            if (1.5 * estimate <= 0.5 * capacity).all():
+                fitting.append(c)  # far from full, whatever the estimate leaves out
+                continue
+            self._simulate(c)
+            scale = max(scale, max(c.peaks) / float(estimate.max()))
+            if c.fits:
+                fitting.append(c)
+        if scale > 1.0:
+            evaluator = self.evaluator
+            self.climb.fits = lambda: bool((scale * evaluator.memory <= capacity).all())  # about
+        return fitting or ranked[:CHAINS]
+
+    # -- the answer ------------------------------------------------------------------------------
+
+    def _plan(self, tiles: Tiles, recompute: int | None) -> Plan:
+        settings = self.settings
+        plan = Plan(
+            tiles, len(self.cluster.devices), method="auto", batch=self.graph.batch, **settings.plan
+        )
+        return plan if recompute is None else replace(plan, recompute=blocks(self.graph, recompute))
+
+    def _simulate(self, c: Candidate) -> None:
+        if c.step is not None:
+            return
+        plan = replace(self._plan(c.tiles, c.recompute), steps=STEPS)
+        timeline = simulate(lower(self.graph, plan), self.cluster, self.settings.profile)
+        c.step, c.peaks = timeline.step_seconds, tuple(peak_bytes(timeline))
+        c.fits = all(p <= d.memory for p, d in zip(c.peaks, self.cluster.devices, strict=True))
+
+    def _final(self, candidates: list[Candidate]) -> Candidate:
+        best: Candidate | None = None
+        ranked = sorted(candidates, key=lambda c: c.time)
+        for number, c in enumerate(ranked):
+            self.settings.heard(
+                {
+                    "step": f"simulating {c.name}",
+                    "done": 0.9 * self.settings.budget,
+                    "of": self.settings.budget,
+                }
+            )
+            if best is not None and best.step is not None:
+                # A period can be shorter than a step on its own, but no shorter than the busiest resource.
+                hopeless = c.load / 1e9 >= best.step or c.time / 1e9 > 1.5 * best.step
+                named = c.name in self.methods or c.name in self.settings.starts
+                if hopeless or (number >= FINALISTS and not named):
+                    continue
+            self._simulate(c)
+            assert c.step is not None
+            if c.fits and (best is None or best.step is None or c.step < best.step):
+                best = c
+        return best if best is not None else self._squeezed(ranked)
+
+    def _squeezed(self, ranked: list[Candidate]) -> Candidate:
+        """Nothing fits: the candidates that need least, with values computed again in the backward."""
+        for c in ranked:
+            self._simulate(c)
+        small = sorted(ranked, key=lambda c: max(c.peaks))[:3]
+        chosen = list({id(c): c for c in [*ranked[:2], *small]}.values())
+        best: Candidate | None = None
+        for c in chosen:
+            for recompute in RECOMPUTE:
+                if recompute > len(self.space.groups):
+                    break
+                new = replace(c, recompute=recompute, step=None, name=f"{c.name}, recomputed")
+                self._simulate(new)
+                small.append(new)
+                if new.fits and (best is None or (new.step or 0) < (best.step or 0)):
+                    best = new
+        if best is None:
+            raise InputError(self._too_large(min(small, key=lambda c: max(c.peaks))))
+        return best
+
+    def _too_large(self, least: Candidate) -> str:
+        """By how much the smallest plan does not fit, and what would help."""
+        over = max(
+            range(len(least.peaks)), key=lambda d: least.peaks[d] - self.cluster.devices[d].memory
+        )
+        peak, room = least.peaks[over], self.cluster.devices[over].memory
+        program = lower(self.graph, self._plan(least.tiles, least.recompute))
+        fixed = int(Layout(program).static()[over])  # whatever the batch
+        batch = int(self.graph.batch * (room - fixed) / max(1, peak - fixed)) if room > fixed else 0
+        helps = (
+            f"a batch of about {batch} would fit"
+            if batch >= 1
+            else f"a smaller batch would not fit, but devices of {_size(peak)} or more of them would"
+        )
+        return (
+            f"no plan that was found for '{self.graph.name}' at batch {self.graph.batch} fits "
+            f"'{self.cluster.name}': the smallest ({least.name}) needs {_size(peak)} on device {over}, "
+            f"which has {_size(room)}; {helps}."
+        )
+
+
+def _size(nbytes: int) -> str:
+    unit, name = (2**30, "GiB") if nbytes >= 2**30 else (2**20, "MiB")
+    return f"{nbytes / unit:.3g} {name}"

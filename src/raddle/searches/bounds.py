@@ -1,0 +1,136 @@
+"""A lower bound on the time of a step: no plan on the cluster can be faster, whatever it splits and places.
+
+    work      every operation is done somewhere, once at least: total work over the devices' total speed
+    path      operators that wait for each other start one after the other, forward and then backward
+    message   unless one device does everything, at least one message is sent
+
+The bound holds for roofline costs, where two halves never take less than the whole. Measured times have no
+such law, so with a profile there is no bound. Bytes are bounded by one message alone: what must move
+depends on placements in ways that no simple count respects (a value may be computed again in place of being
+sent).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from raddle.clusters import Cluster, Device
+from raddle.costs.compute import VIEWS, family
+from raddle.graph.graph import Graph, Op
+from raddle.graph.ops import work
+from raddle.graph.space import Access, Space
+from raddle.program.lower import active_values
+from raddle.simulation.tasks import OPTIMIZER_PASSES
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Seconds of a step that no plan can go below, and of what it is made."""
+
+    work: float
+    path: float
+    message: float
+    alone: float  # the work on the fastest device: without it a message is sent
+
+    @property
+    def seconds(self) -> float:
+        return max(self.path, self.work, min(self.message, self.alone))
+
+
+def lower_bound(graph: Graph, cluster: Cluster, *, optimizer: str = "sgd") -> Bound:
+    """The bound for all devices of a cluster."""
+    active = active_values(graph)
+    kinds = {device.kind: device for device in cluster.devices}
+    each = {kind: _seconds(graph, active, device, optimizer) for kind, device in kinds.items()}
+    totals = {kind: math.fsum(seconds) for kind, seconds in each.items()}
+    # For any weights of devices that add up to one: time >= sum over operators of the least weighted time.
+    speed = sum(1 / totals[device.kind] for device in cluster.devices)
+    weight = {kind: 1 / total / speed for kind, total in totals.items()}
+    least = math.fsum(
+        min(weight[kind] * each[kind][i] for kind in kinds)
+        for i in range(len(next(iter(each.values()))))
+    )
+    overhead = min(device.overhead for device in kinds.values())
+    count = len(cluster.devices)
+    # A message waits for an operator, and something waits for it.
+    routes = [cluster.route(0, d).latency for d in range(1, count)]
+    alone = min(totals.values())
+    rounding = 2e-9 * len(graph.ops)  # durations are whole nanoseconds
+    return Bound(
+        max(0.0, least - rounding),
+        max(0.0, _depth(graph, active) * overhead - rounding),
+        min(routes) + overhead if routes else alone,
+        max(0.0, alone - rounding),
+    )
+
+
+def _seconds(graph: Graph, active: set[str], device: Device, optimizer: str) -> list[float]:
+    """By operator and parameter, the least that all its tiles together take on one kind of device."""
+    found = []
+    for op in graph.ops:
+        parts = [_least(graph, op, None, device)]
+        if any(o in active for o in op.outputs):
+            graded = [i for i, name in enumerate(op.inputs) if name in active]
+            parts += [_least(graph, op, i, device) for i in graded]
+        found.append(math.fsum(parts))
+    passes = OPTIMIZER_PASSES.get(optimizer, 7)
+    memory = device.bandwidth * device.efficiency["memory"]
+    for value in graph.parameters:
+        if value.name in active:
+            found.append(passes * value.nbytes / memory + device.overhead)
+    return found
+
+
+def _least(graph: Graph, op: Op, operand: int | None, device: Device) -> float:
+    """The roofline of a whole operator, with no byte counted that some way to split it would not touch."""
+    if op.kind in VIEWS:
+        return device.overhead
+    amount = work(op, op.space.full, operand)
+    values = [graph.values[n] for n in (*op.inputs, *op.outputs)]
+    inputs = [_touched(op.space, a) for a in op.space.operands]
+    elements = [min(e, t) for e, t in zip(amount.elements, inputs, strict=False)]
+    elements += amount.elements[len(inputs) :]
+    nbytes = sum(e * v.dtype.itemsize for e, v in zip(elements, values, strict=True))
+    seconds = nbytes / (device.bandwidth * device.efficiency["memory"])
+    which = family(op)
+    if which != "memory":
+        peak = device.peak(str(op.dtypes[0]).removeprefix("torch."))
+        seconds = max(seconds, amount.flops / (peak * device.efficiency[which]))
+    return seconds + device.overhead
+
+
+def _touched(space: Space, access: Access) -> int:
+    """Elements of an operand that are read for certain: tiles of a strided window leave gaps."""
+    count = 1
+    for index in access.indices:
+        if index.plain is not None:
+            count *= min(index.extent, space.dims[index.plain].size)
+        else:
+            count *= (
+                1
+                if index.table or not index.terms
+                else min(index.extent, _steps(space, index.terms[0].dim))
+            )
+    return count
+
+
+def _steps(space: Space, dim: int) -> int:
+    return 1 if space.dims[dim].whole else max(1, space.dims[dim].size // 2)
+
+
+def _depth(graph: Graph, active: set[str]) -> int:
+    """The most operators that start one after the other: forward to the loss, and backward from it."""
+    producer = {o: op for op in graph.ops for o in op.outputs}
+    depth: dict[str, int] = {}
+    back: dict[str, int] = {}
+    for op in graph.ops:
+        before = [producer[i].name for i in op.inputs if i in producer]
+        depth[op.name] = 1 + max((depth[b] for b in before), default=0)
+        if any(o in active for o in op.outputs):
+            graded = sum(name in active for name in op.inputs)
+            back[op.name] = graded + max((back[b] for b in before if b in back), default=0)
+    if graph.loss is None:
+        return max(depth.values())
+    last = producer[graph.loss].name
+    return depth[last] + back.get(last, 0)

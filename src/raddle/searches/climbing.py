@@ -1,0 +1,117 @@
+"""Several chains from several starts, within a budget of time: what `flexflow` and `auto` share.
+
+All chains go on in turns. After each round the worse half of them is given up, until one is left, which
+goes on until the budget is over or nothing has improved for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from raddle.errors import InputError
+from raddle.evaluation.evaluator import Evaluator
+from raddle.plan.tiling import Tiling
+from raddle.searches.chain import TEMPERATURE, Chain, chain
+from raddle.searches.placing import Tiles
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.settings import Clock, Progress, Settings
+
+ROUND = 256  # proposals of a chain before another has its turn
+PATIENCE = 12  # rounds of the last chain without an improvement
+
+
+@dataclass
+class Climb:
+    """Chains, and how the best time went down."""
+
+    space: PlanSpace
+    evaluator: Evaluator
+    clock: Clock
+    settings: Settings
+    chains: list[Chain] = field(default_factory=list)
+    given_up: list[Chain] = field(default_factory=list)
+    history: list[Progress] = field(default_factory=list)
+    stopped: str = ""
+    fits: Callable[[], bool] = lambda: True
+
+    def add(self, name: str, tiles: Mapping[str, Tiling], *, guided: float = 0.8) -> Chain | None:
+        """A chain that starts there; None where no plan can be so."""
+        try:
+            new = chain(
+                self.space, self.evaluator, name, tiles, seed=self.settings.seed, guided=guided,
+                temperature=TEMPERATURE,
+            )  # fmt: skip
+        except InputError:
+            return None
+        new.fits = self.fits
+        self.chains.append(new)
+        self._note()
+        return new
+
+    @property
+    def every(self) -> list[Chain]:
+        return [*self.chains, *self.given_up]
+
+    @property
+    def proposals(self) -> int:
+        return sum(c.proposals for c in self.every)
+
+    @property
+    def best(self) -> Chain:
+        return min(self.every, key=lambda c: c.best_time)
+
+    def _note(self) -> None:
+        best = self.best.best_time / 1e6
+        if not self.history or best < self.history[-1].best_ms:
+            self.history.append(Progress(self.clock.seconds, self.proposals, best))
+
+    def run(self, budget: float) -> None:
+        """Until `budget` seconds of the clock are over; an interrupt keeps the best so far."""
+        try:
+            self._run(budget)
+        except KeyboardInterrupt:
+            self.stopped = "interrupt"
+
+    def _run(self, budget: float) -> None:
+        most = self.settings.proposals
+        length = ROUND
+        while self.chains:
+            for own in list(self.chains):
+                own.enter()
+                for _ in range(length):
+                    if self.clock.seconds >= budget:
+                        self.stopped = "budget"
+                        return
+                    if most is not None and self.proposals >= most:
+                        self.stopped = "proposals"
+                        return
+                    if own.step():
+                        self._note()
+                self.settings.heard(
+                    {
+                        "step": f"from {own.start}, best {self.best.best_time / 1e6:.4g} ms",
+                        "done": min(self.clock.seconds, budget),
+                        "of": budget,
+                    }
+                )
+            if len(self.chains) > 1:
+                ranked = sorted(self.chains, key=lambda c: c.best_time)
+                keep = (len(ranked) + 1) // 2
+                self.chains, lost = ranked[:keep], ranked[keep:]
+                self.given_up += lost
+                length *= 2
+            elif self.chains[0].since >= PATIENCE * ROUND:
+                self.stopped = "no improvement"
+                return
+            elif self.chains[0].time > self.chains[0].best_time * 1.05:
+                self._restart(self.chains[0])
+
+    def _restart(self, own: Chain) -> None:
+        """Back to the best that a chain has seen, when it has strayed."""
+        own.tiles, own.time = dict(own.best), own.best_time
+        own.__post_init__()
+
+
+def tiles_of(best: Chain) -> Tiles:
+    return dict(best.best)

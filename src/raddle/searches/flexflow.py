@@ -1,0 +1,51 @@
+"""FlexFlow's search (arXiv 1807.05358): Markov chain Monte Carlo over splits and devices of every operator.
+
+The space is SOAP: samples, attributes (height, width, sequence), parameters, and sums unless `reduction`
+forbids it; parts may be on any devices, so that operators run at the same time. Several chains start from
+data parallelism, OptCNN's optimum, experts and a random plan.
+
+Differs from the paper: groups of operators are configured together (groups.py); every tile of a group has a
+device of its own; guided moves; proposals are judged by a shortened simulation with the same decisions
+(chain.py). With `guided=0` and the starts "data" and "random" it is the paper's search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from raddle.clusters import Cluster
+from raddle.evaluation.evaluator import Evaluator
+from raddle.graph.graph import Graph
+from raddle.searches.climbing import Climb
+from raddle.searches.placing import Tiles
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.settings import Clock, Found, Settings
+from raddle.searches.starts import random_start
+
+
+def flexflow(
+    graph: Graph,
+    cluster: Cluster,
+    settings: Settings,
+    starts: Mapping[str, Tiles],
+    *,
+    guided: float = 0.8,
+    random_too: bool = True,
+) -> Found:
+    """The best plan that the chains found; `starts` are tiles by name."""
+    clock = Clock(settings.budget)
+    space = PlanSpace(graph, cluster, settings)
+    begin = {name: space.with_pins(tiles) for name, tiles in starts.items()}
+    if random_too:
+        begin["random"] = random_start(space, settings.seed)
+    first = next(iter(begin.values()))
+    evaluator = Evaluator(graph, cluster, first, profile=settings.profile, **settings.plan)
+    climb = Climb(space, evaluator, clock, settings)
+    for name, tiles in begin.items():
+        climb.add(name, tiles, guided=guided)
+    climb.run(settings.budget)
+    best = climb.best
+    return Found(
+        dict(best.best), best.start, climb.proposals, sum(c.accepted for c in climb.every),
+        climb.stopped, tuple(climb.history),
+    )  # fmt: skip

@@ -1,0 +1,324 @@
+"""Boxes of a group's members under all of its configurations at once, on every device.
+
+How members follow is what configurations.py says of each configuration. A letter cuts a dimension in the
+same way whatever the others do, so it is worked out letter by letter; configurations are asked one by one
+only where several letters cut one dimension together.
+"""
+
+# x: configuration, d: device or dimension of an operator, a: axis, p: dimension of a value, q: degree
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raddle.graph.index import Index
+from raddle.graph.space import Space
+from raddle.plan.tiling import even_cuts
+from raddle.program.closing import EVERYWHERE
+from raddle.searches.configurations import degrees, followers
+from raddle.searches.groups import AFTER, BEFORE, OWN, Group, Member
+from raddle.searches.ranges import Array, Cuts, Lattice, Ranges, by_axis, constant, indexed
+
+Dims = tuple[Ranges, ...]  # by dimension of an operator
+
+
+class Need(NamedTuple):
+    """What is read of an operand: ranges by its dimensions, on the devices that need any of it."""
+
+    ranges: tuple[Ranges, ...]
+    present: Array  # [x, d]
+
+
+class Placing(NamedTuple):
+    """What decides which devices have a tile."""
+
+    cut: frozenset[tuple[tuple[int, ...], frozenset[int]]]  # axes, and degrees that they do not cut
+    opaque: bool
+    spread: bool  # however many copies there are
+
+
+@dataclass(eq=False)
+class Layout:
+    """The tiles of operators of one space: ranges by dimension, on the devices that have a tile."""
+
+    lattice: Lattice
+    space: Space
+    dims: Dims
+    present: Array  # [x, d]
+    placing: Placing | None  # none where it was written down configuration by configuration
+    needs: tuple[Need, ...] = ()  # by operand
+    known: dict[Any, Any] = field(default_factory=dict)
+
+    @cached_property
+    def outputs(self) -> list[tuple[Ranges, ...]]:
+        return [tuple(self.dims[d] for d in output) for output in self.space.outputs]
+
+    @cached_property
+    def summed(self) -> tuple[int, ...]:
+        """The axes that split summed dimensions, in the order of the dimensions."""
+        return tuple(a for d in self.space.reduced for a in self.dims[d].axes)
+
+    @cached_property
+    def partial(self) -> bool:
+        """Whether there are configurations that split summed dimensions."""
+        return any(self.dims[d].at is not None for d in self.space.reduced)
+
+
+class Atlas:
+    """Lays groups out; what has been laid out before is the same object again."""
+
+    def __init__(
+        self, devices: Array, most: int, *, powers: bool = True, reduction: bool = False
+    ) -> None:
+        self.devices, self.most, self.powers, self.reduction = devices, most, powers, reduction
+        self.lattices: dict[tuple[int, ...], Lattice] = {}
+        self.wholes: dict[int, Ranges] = {}
+        self.splits: dict[tuple[int, int, int], Ranges] = {}
+        self.known: dict[Hashable, Any] = {}
+
+    def _once(self, key: Hashable, make: Callable[..., Any], *inputs: Any) -> Any:
+        """Keys hold ids of objects that live as long as the atlas or the graph."""
+        if key not in self.known:
+            self.known[key] = make(*inputs)
+        return self.known[key]
+
+    def lattice(self, group: Group) -> Lattice:
+        limits = []
+        for letter, size in zip(group.letters, group.sizes, strict=True):
+            limit = min(size, self.most) if self.reduction or letter not in group.reduced else 1
+            limits.append(1 << (limit.bit_length() - 1) if self.powers else limit)
+        key = tuple(limits)
+        if key not in self.lattices:
+            found = degrees(group, self.most, powers=self.powers, reduction=self.reduction)
+            self.lattices[key] = Lattice(list(found), self.devices)
+        return self.lattices[key]
+
+    def layouts(self, group: Group) -> tuple[Layout, ...]:
+        """Of all members, in their order; groups of the same structure have the same ones."""
+        place = {m.op.name: k for k, m in enumerate(group.members)}
+        lattice = self.lattice(group)
+        structure = tuple(
+            (id(m.op.space), m.how, place.get(m.ref), m.operand, m.output, m.op.kind, m.op.opaque)
+            for m in group.members
+        )
+        key = ("group", id(lattice), group.letters, structure)
+        return self._once(key, self._layouts, group, lattice)  # type: ignore[no-any-return]
+
+    def _layouts(self, group: Group, lattice: Lattice) -> tuple[Layout, ...]:
+        spaces = {m.op.name: m.op.space for m in group.members}
+        dims: dict[str, Dims] = {}
+        # Sums that are split are divided once more by what follows them: that takes two letters.
+        apart = {a for a, letter in enumerate(group.letters) if letter in group.reduced}
+        for m in group.members:
+            if m.how == OWN:
+                dims[m.op.name] = self._own(group, m, lattice)
+            elif m.how == AFTER:
+                dims[m.op.name] = self._after(m, spaces, dims)
+            else:
+                dims[m.op.name] = self._before(m, lattice, spaces, dims, apart)
+        slow = np.flatnonzero((lattice.parts[:, sorted(apart)] > 1).any(axis=1)).tolist()
+        found = [followers(group, lattice.degrees[x]) for x in slow]
+        layouts = []
+        for k, m in enumerate(group.members):
+            own = dims[m.op.name]
+            placing, present = self._placed(m, lattice, own)
+            if slow and m.how != OWN:  # of those that are, every letter cuts its own dimension
+                rows = {x: each[k] for x, each in zip(slow, found, strict=True)}
+                layouts.append(self._written(m.op.space, lattice, own, present, rows))
+            else:
+                key = ("layout", id(m.op.space), tuple(map(id, own)), id(present))
+                layouts.append(
+                    self._once(key, self._laid, lattice, m.op.space, own, present, placing)
+                )
+        return tuple(layouts)
+
+    def _laid(self, *given: Any) -> Layout:
+        layout = Layout(*given)
+        layout.needs = self._needs(layout)
+        return layout
+
+    # -- how members follow, letter by letter ----------------------------------------------------
+
+    def _whole(self, size: int) -> Ranges:
+        found = self.wholes.get(size)
+        if found is None:
+            found = self.wholes[size] = constant(0, size)
+        return found
+
+    def _split(self, lattice: Lattice, a: int, size: int) -> Ranges:
+        found = self.splits.get((id(lattice), a, size))
+        if found is None:
+            cuts = [even_cuts(size, q) if size >= q else () for q in lattice.options[a].tolist()]
+            found = self.splits[id(lattice), a, size] = by_axis(lattice, a, size, cuts)
+        return found
+
+    def _own(self, group: Group, member: Member, lattice: Lattice) -> Dims:
+        found: list[Ranges] = []
+        names: list[str] = []
+        for dim in member.op.space.dims:
+            a = group.letters.index(dim.name) if dim.name in group.letters else -1
+            split = a >= 0 and dim.name not in names and lattice.options[a][-1] > 1
+            found.append(self._split(lattice, a, dim.size) if split else self._whole(dim.size))
+            names.append(dim.name)
+        return tuple(found)
+
+    def _after(self, member: Member, spaces: Mapping[str, Space], dims: Mapping[str, Dims]) -> Dims:
+        space = member.op.space
+        found = [self._whole(dim.size) for dim in space.dims]
+        given = spaces[member.ref].outputs[member.output]
+        for p, index in enumerate(space.operands[member.operand].indices):
+            d, ranges = index.plain, dims[member.ref][given[p]]
+            if d is not None and ranges.axes and not space.dims[d].whole:
+                found[d] = ranges
+        return tuple(found)
+
+    def _before(
+        self, member: Member, lattice: Lattice, spaces: Mapping[str, Space],
+        dims: Mapping[str, Dims], apart: set[int],
+    ) -> Dims:  # fmt: skip
+        space, read = member.op.space, dims[member.ref]
+        found = [self._whole(dim.size) for dim in space.dims]
+        for p, index in enumerate(spaces[member.ref].operands[member.operand].indices):
+            d = space.outputs[member.output][p]
+            over = sorted({term.dim for term in index.terms if read[term.dim].axes})
+            if len(over) > 1:
+                apart.update(a for e in over for a in read[e].axes)
+            elif over and not space.dims[d].whole:
+                key = ("read", _name(index), over[0], tuple(map(id, read)), space.dims[d].size)
+                found[d] = self._once(
+                    key, self._as_read, lattice, index, over[0], read, space.dims[d].size
+                )
+        return tuple(found)
+
+    def _as_read(self, lattice: Lattice, index: Index, over: int, read: Dims, size: int) -> Ranges:
+        """Cut where the reader's parts meet, at the degrees at which they do not overlap."""
+        reader, part = read[over], self.index(index, read)
+        (a,) = reader.axes
+        cuts: list[Cuts] = []
+        first = 0
+        for q in lattice.options[a].tolist():
+            lo, hi = part.lo[first : first + q].tolist(), part.hi[first : first + q].tolist()
+            ends = [0, *hi]
+            meet = len(lo) == q and lo == ends[:-1] and ends[-1] == size
+            cuts.append(tuple(ends) if meet and q not in reader.uncut else ())
+            first += q
+        found = by_axis(lattice, a, size, cuts)
+        if np.array_equal(found.lo, reader.lo) and np.array_equal(found.hi, reader.hi):
+            return reader
+        return found if found.axes else self._whole(size)
+
+    def _placed(self, member: Member, lattice: Lattice, dims: Dims) -> tuple[Placing, Array]:
+        cut = frozenset((r.axes, r.uncut) for r in dims if r.axes)
+        spread = member.op.kind == "running" or member.how == BEFORE
+        placing = Placing(cut, member.op.opaque, spread)
+        return placing, self._once(("placing", id(lattice), placing), _present, lattice, placing)
+
+    # -- what is read ----------------------------------------------------------------------------
+
+    def index(self, index: Index, dims: Dims) -> Ranges:
+        """The ranges of an operand's dimension."""
+        plain = index.plain
+        if plain is not None and dims[plain].end <= index.extent:
+            return dims[plain]
+        key = ("index", _name(index), tuple((t.dim, id(dims[t.dim])) for t in index.terms))
+        return self._once(key, indexed, index, dims)  # type: ignore[no-any-return]
+
+    def _needs(self, layout: Layout) -> tuple[Need, ...]:
+        space, dims, present = layout.space, layout.dims, layout.present
+        ranges = [
+            tuple(self.index(index, dims) for index in access.indices) for access in space.operands
+        ]
+        needed = [
+            present & np.logical_and.reduce([r.full for r in own])
+            if any(r.gaps for r in own)
+            else present
+            for own in ranges
+        ]
+        first = [r.lo[r.at] == 0 for r in (dims[d] for d in space.reduced) if r.at is not None]
+        for o, access in enumerate(space.operands):
+            if access.once and first:
+                needed[o] = needed[o] & np.logical_and.reduce(first)
+        # One factor lies wholly in the padding: the product is zero, whatever the others are.
+        factors = [o for o, access in enumerate(space.operands) if access.factor]
+        if any(needed[o] is not present for o in factors):
+            some = np.logical_and.reduce([needed[o] for o in factors])
+            for o in factors:
+                needed[o] = some
+        return tuple(Need(r, n) for r, n in zip(ranges, needed, strict=True))
+
+    # -- where letters do not cut alone ----------------------------------------------------------
+
+    def _written(
+        self, space: Space, lattice: Lattice, dims: Dims, present: Array, rows: Mapping[int, Any]
+    ) -> Layout:
+        """As the configurations say that are given, and letter by letter under the others."""
+        number = np.full(self.most, -1)
+        number[lattice.devices] = np.arange(len(lattice.devices))
+        here = present.copy()
+        books = [_Book(ranges, lattice) for ranges in dims]
+        for x, follower in rows.items():
+            tile = np.arange(len(follower.places)) // follower.copies
+            seen = number[list(follower.places)]
+            tile, seen = tile[seen >= 0], seen[seen >= 0]
+            here[x] = False
+            here[x, seen] = True
+            spots = np.unravel_index(tile, [len(c) - 1 for c in follower.cuts]) if dims else ()
+            for book, cuts, spot in zip(books, follower.cuts, spots, strict=True):
+                book.write(x, cuts, seen, spot)
+        return self._laid(lattice, space, tuple(book.ranges() for book in books), here, None)
+
+
+class _Book:
+    """Ranges that are written configuration by configuration."""
+
+    def __init__(self, start: Ranges, lattice: Lattice) -> None:
+        self.start = start
+        self.lo, self.hi = start.lo.tolist(), start.hi.tolist()
+        self.at = np.zeros(lattice.alive.shape, np.int64) if start.at is None else start.at.copy()
+        self.first: dict[Cuts, int] = {}
+
+    def write(self, x: int, cuts: Cuts, devices: Array, spot: Array) -> None:
+        if cuts not in self.first:
+            self.first[cuts] = len(self.lo)
+            self.lo += cuts[:-1]
+            self.hi += cuts[1:]
+        self.at[x] = self.first[cuts]
+        self.at[x, devices] += spot
+
+    def ranges(self) -> Ranges:
+        if self.start.at is None and all(len(cuts) == 2 for cuts in self.first):
+            return self.start
+        # Its axes are those that it always depends on: slices of a merge may add others.
+        return Ranges(np.array(self.lo), np.array(self.hi), self.at, self.start.axes)
+
+
+def present(lattice: Lattice, placing: Placing, devices: Array) -> Array:
+    """[x, d]: which devices have a tile: see configurations.py on copies."""
+    copies = np.ones(len(lattice.parts), np.int64)
+    first = np.ones((len(lattice.parts), len(devices)), bool)
+    for a in range(lattice.parts.shape[1]):
+        parts = lattice.parts[:, a]
+        split = np.zeros(len(parts), bool)
+        for axes, uncut in placing.cut:
+            if axes == (a,):
+                split |= ~np.isin(parts, sorted(uncut))
+        if not split.all():
+            copies = np.where(split, copies, copies * parts)
+            first &= split[:, None] | (lattice.coordinate(a, devices) == 0)
+    everywhere = ((copies <= EVERYWHERE) | placing.spread) & (not placing.opaque)
+    alive = devices[None, :] < lattice.total[:, None]
+    return np.asarray(alive & (everywhere[:, None] | first))
+
+
+def _present(lattice: Lattice, placing: Placing) -> Array:
+    found = present(lattice, placing, lattice.devices)
+    return lattice.alive if np.array_equal(found, lattice.alive) else found
+
+
+def _name(index: Index) -> Hashable:
+    return id(index) if index.table else index

@@ -1,0 +1,128 @@
+"""The searches by name: `optcnn`, `flexflow`, `auto`; each returns its own answer, good or bad."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from raddle.clusters import Cluster
+from raddle.errors import InputError
+from raddle.evaluation.evaluator import Evaluator
+from raddle.graph.graph import Graph
+from raddle.searches.auto import MOST_DEVICES, Auto
+from raddle.searches.configurations import Configuration
+from raddle.searches.flexflow import flexflow
+from raddle.searches.groups import Group
+from raddle.searches.optcnn import OVERLAPS, choose
+from raddle.searches.placing import Tiles
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.settings import Found, Settings
+from raddle.searches.starts import (
+    Method,
+    baseline_starts,
+    expert_starts,
+    first_devices,
+    shifted,
+)
+from raddle.searches.tables import tables
+
+MOST_SUMS = (
+    64  # devices up to which OptCNN's tables have splits of sums: there are many more of them
+)
+
+
+def search(
+    graph: Graph, cluster: Cluster, method: str, settings: Settings, methods: Mapping[str, Method]
+) -> Found:
+    """What a search finds; `methods` are the baselines that it may start from."""
+    if method == "auto":
+        return Auto(graph, cluster, settings, methods, _all_optima).search()
+    space = PlanSpace(graph, cluster, settings)
+    if method == "optcnn":
+        return _optcnn(space)
+    if len(cluster.devices) > MOST_DEVICES:
+        raise InputError(
+            f"flexflow searches on up to {MOST_DEVICES} devices, '{cluster.name}' has "
+            f"{len(cluster.devices)}: use optcnn or auto."
+        )
+    starts = baseline_starts(space, {k: v for k, v in methods.items() if k in ("data", "owt")})
+    starts |= _best_first(space, optima(space))
+    starts |= _best_first(space, expert_starts(space) | staged_optima(space), most=3)
+    return flexflow(graph, cluster, settings, starts)
+
+
+def optima(space: PlanSpace) -> dict[str, Tiles]:
+    """OptCNN's optimum for each share of synchronisation that is not hidden; equal ones once."""
+    settings = space.settings
+    wanted = {id(space.groups[g]): own.degrees for g, own in space.pinned.items()}
+
+    def allowed(group: Group, configuration: Configuration) -> bool:
+        return wanted.get(id(group), configuration.degrees) == configuration.degrees
+
+    found: dict[str, Tiles] = {}
+    for reduction in [False, True] if settings.reduction and space.count <= MOST_SUMS else [False]:
+        base = tables(
+            space.graph, space.cluster, powers=settings.powers, reduction=reduction,
+            bn=settings.bn, profile=settings.profile, found_groups=space.groups, allowed=allowed,
+        )  # fmt: skip
+        seen = set()
+        for overlap in OVERLAPS:
+            chosen, solution = choose(base.overlapped(overlap))
+            if solution.choice not in seen:
+                seen.add(solution.choice)
+                own = [space.pinned.get(g, c) for g, c in enumerate(chosen)]
+                name = f"optcnn{'-k' if reduction else ''}, sync {overlap:g}"
+                found[name] = space.tiles(own)
+    return found
+
+
+def _all_optima(space: PlanSpace) -> dict[str, Tiles]:
+    found = optima(space)
+    return found if space.count > MOST_DEVICES else found | staged_optima(space)
+
+
+def staged_optima(space: PlanSpace) -> dict[str, Tiles]:
+    """OptCNN's optimum for a half or a quarter of the devices, in as many runs side by side."""
+    found: dict[str, Tiles] = {}
+    if not space.cluster.homogeneous:
+        return found
+    for stages in (2, 4):
+        if space.count % stages == 0:
+            for overlap, part in _chosen(space, space.count // stages).items():
+                found[f"{stages} x optcnn, sync {overlap:g}"] = shifted(space, stages, part)
+    return found
+
+
+def _chosen(space: PlanSpace, count: int) -> dict[float, list[Configuration]]:
+    """OptCNN's optima for the first devices, by the share of synchronisation that is not hidden."""
+    settings = space.settings
+    base = tables(
+        space.graph, first_devices(space.cluster, count), powers=settings.powers, bn=settings.bn,
+        profile=settings.profile, found_groups=space.groups,
+    )  # fmt: skip
+    return {overlap: choose(base.overlapped(overlap))[0] for overlap in (0.5, 0.1)}
+
+
+def _optcnn(space: PlanSpace) -> Found:
+    """The optimum whose simulation is fastest."""
+    ranked = _best_first(space, optima(space))
+    name, tiles = next(iter(ranked.items()))
+    return Found(tiles, name, stopped="optimum")
+
+
+def _best_first(
+    space: PlanSpace, found: Mapping[str, Tiles], most: int | None = None
+) -> dict[str, Tiles]:
+    if len(found) < 2 or space.count > MOST_DEVICES:
+        return dict(found)
+    settings = space.settings
+    evaluator = Evaluator(
+        space.graph, space.cluster, next(iter(found.values())), profile=settings.profile,
+        **settings.plan,
+    )  # fmt: skip
+    times: dict[str, int] = {}
+    for name, tiles in found.items():
+        evaluator.move(tiles)
+        time = evaluator.time()
+        assert time is not None
+        times[name] = time
+    return {name: found[name] for name in sorted(found, key=lambda n: times[n])[:most]}

@@ -1,0 +1,94 @@
+"""Pins: what a user has decided already. `features.*=n/4` fixes all operators whose names match.
+
+classifier.*=c/4          four parts of the channels, on devices 0 to 3
+layer1.*=n/2 h/2 @4-7     on devices of one's choice
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from raddle.errors import InputError
+from raddle.plan.notation import read_devices
+from raddle.searches.configurations import Configuration
+from raddle.searches.groups import Group
+
+_SPLIT = re.compile(r"([a-z])/(\d{1,9})")
+
+
+class Pin(NamedTuple):
+    """A pattern of operator names, parts by letter, and devices (none: the first ones)."""
+
+    pattern: str
+    parts: tuple[tuple[str, int], ...]
+    devices: tuple[int, ...]
+
+    def __str__(self) -> str:
+        splits = " ".join(f"{letter}/{count}" for letter, count in self.parts)
+        return f"{self.pattern}={splits}"
+
+
+def read_pin(text: str) -> Pin:
+    """Reads `PATTERN=n/4 c/2 @0-7`.
+
+    >>> read_pin("features.*=n/4")
+    Pin(pattern='features.*', parts=(('n', 4),), devices=())
+    """
+    pattern, equal, rest = text.partition("=")
+    splits, at, devices = rest.partition("@")
+    if not equal or not pattern.strip() or (not splits.strip() and not at):
+        raise InputError(f"'{text}' is no pin: write a pattern and a split, as 'features.*=n/4'.")
+    parts = []
+    for word in splits.split():
+        found = _SPLIT.fullmatch(word)
+        if not found or int(found[2]) < 1:
+            raise InputError(f"'{word}' in the pin '{text}' is no split: write n/4 or c/2.")
+        parts.append((found[1], int(found[2])))
+    if len({letter for letter, _ in parts}) < len(parts):
+        raise InputError(f"the pin '{text}' splits a letter twice: write each letter once.")
+    named = read_devices(devices) if at else ()
+    count = math.prod(n for _, n in parts)
+    if named and len(named) != count:
+        raise InputError(f"the pin '{text}' has {count} parts on {len(named)} devices.")
+    return Pin(pattern.strip(), tuple(parts), named)
+
+
+def pinned(groups: Sequence[Group], pins: Sequence[Pin], devices: int) -> dict[int, Configuration]:
+    """By number of a group, the configuration that it is pinned to; a later pin overrides an earlier."""
+    found: dict[int, Configuration] = {}
+    for pin in pins:
+        hit = [g for g, group in enumerate(groups) if _matches(group, pin)]
+        if not hit:
+            names = ", ".join(group.name for group in list(groups)[:3])
+            raise InputError(f"the pin '{pin}' matches no operator: names are as {names}.")
+        for g in hit:
+            found[g] = _configuration(groups[g], pin, devices)
+    return found
+
+
+def _matches(group: Group, pin: Pin) -> bool:
+    return any(fnmatchcase(name, pin.pattern) for name in group.ops)
+
+
+def _configuration(group: Group, pin: Pin, devices: int) -> Configuration:
+    wanted = dict(pin.parts)
+    for letter, count in pin.parts:
+        if letter not in group.letters:
+            known = " ".join(group.letters) or "none"
+            raise InputError(f"the pin '{pin}' splits {letter}, but '{group.name}' has {known}.")
+        size = group.sizes[group.letters.index(letter)]
+        if count > size:
+            raise InputError(
+                f"the pin '{pin}' cuts {letter} of '{group.name}' into {count} parts, but it has {size}."
+            )
+    total = math.prod(wanted.values())
+    places = pin.devices or tuple(range(total))
+    if total > devices or max(places) >= devices:
+        raise InputError(
+            f"the pin '{pin}' needs {max(total, max(places) + 1)} devices of {devices}."
+        )
+    return Configuration(tuple(wanted.get(letter, 1) for letter in group.letters), places)

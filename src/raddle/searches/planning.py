@@ -1,0 +1,130 @@
+"""Plans by name of a method: a baseline, or a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any
+
+from raddle.clusters import Cluster
+from raddle.costs.profile import Profile
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.plan.plan import (
+    STATISTICS,
+    SYNCS,
+    Plan,
+    describe_inputs,
+    parameter_shapes,
+    validate,
+)
+from raddle.searches.baselines import METHODS
+from raddle.searches.pins import read_pin
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.recomputing import blocks
+from raddle.searches.settings import BUDGET, Found, Settings
+
+SEARCHES = ("optcnn", "flexflow", "auto")
+
+
+def plan_for(
+    graph: Graph,
+    cluster: Cluster,
+    method: str = "auto",
+    *,
+    model: str = "",
+    batch: int | None = None,
+    bn: str = "local",
+    sync: str = "allreduce",
+    optimizer: str = "sgd",
+    recompute: int | None = None,
+    budget: float = BUDGET,
+    seed: int = 0,
+    pins: Sequence[str] = (),
+    reduction: bool | None = None,
+    profile: Profile | None = None,
+    heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
+) -> Plan:
+    """The plan of a method for all devices of a cluster.
+
+    `model` is the name to load it by again; `batch` is the global batch, the graph's where none is given.
+    `recompute` keeps values for the backward only at the borders of so many blocks. A search takes about
+    `budget` seconds and leaves alone what is pinned; `reduction` says whether sums may be split, which
+    `flexflow` and `auto` otherwise do, and `optcnn` does not:
+
+        plan = raddle.search(graph, raddle.cluster("p100:4x4"), budget=30, pins=["features.*=n/16"])
+    """
+    check_settings([method], bn=bn, sync=sync)
+    settings = Settings(
+        bn=bn, sync=sync, optimizer=optimizer, profile=profile, reduction=reduction, budget=budget,
+        seed=seed, pins=tuple(read_pin(pin) for pin in pins), heard=heard,
+    )  # fmt: skip
+    found = find(graph, cluster, method, settings)
+    return plan_of(
+        graph, cluster, method, found, settings, model=model, batch=batch, recompute=recompute
+    )
+
+
+def find(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> Found:
+    """The tiles of a method, and, of a search, how it went."""
+    if method in METHODS:
+        tiles = METHODS[method](graph, cluster)
+        if settings.pins:
+            tiles = PlanSpace(graph, cluster, settings).with_pins(tiles)
+        return Found(tiles)
+    from raddle.searches.methods import search  # numba is needed by searches alone
+
+    if settings.reduction is None:
+        settings = replace(settings, reduction=method != "optcnn")
+    return search(graph, cluster, method, settings, METHODS)
+
+
+def plan_of(
+    graph: Graph,
+    cluster: Cluster,
+    method: str,
+    found: Found,
+    settings: Settings,
+    *,
+    model: str = "",
+    batch: int | None = None,
+    recompute: int | None = None,
+) -> Plan:
+    """A plan with all that its file needs."""
+    kept = found.recompute if recompute is None else recompute
+    plan = Plan(
+        found.tiles,
+        len(cluster.devices),
+        model=model or graph.name,
+        fingerprint=graph.fingerprint(),
+        batch=graph.batch if batch is None else batch,
+        dtype=_dtype(graph),
+        cluster=cluster.to_dict(),
+        method=method,
+        recompute=() if kept is None else blocks(graph, kept),
+        inputs=describe_inputs(graph),
+        parameters=parameter_shapes(graph),
+        **settings.plan,
+    )
+    validate(plan, graph)
+    return plan
+
+
+def check_settings(methods: Sequence[str], *, bn: str, sync: str) -> None:
+    """Raises InputError for a method or setting that does not exist, before anything is captured."""
+    known = [*METHODS, *SEARCHES]
+    for name in methods:
+        if name not in known:
+            close = get_close_matches(name, known, n=3, cutoff=0.5) or known
+            raise InputError(f"no method '{name}': choose {' or '.join(close)}.")
+    if bn not in STATISTICS:
+        raise InputError(f"bn is '{bn}': choose {' or '.join(STATISTICS)}.")
+    if sync not in SYNCS:
+        raise InputError(f"sync is '{sync}': choose {' or '.join(SYNCS)}.")
+
+
+def _dtype(graph: Graph) -> str:
+    """Of the parameters."""
+    dtypes = [p.dtype for p in graph.parameters] or [v.dtype for v in graph.values.values()]
+    return str(dtypes[0]).removeprefix("torch.")

@@ -1,0 +1,198 @@
+"""The plans that a search moves in: every group has a configuration, and what follows from it."""
+
+# g: group; configurations are by group
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+
+from raddle.clusters import Cluster
+from raddle.graph.graph import Graph
+from raddle.plan.tiling import Grid, Tiling, even_cuts
+from raddle.searches.configurations import Configuration, degrees, tiles
+from raddle.searches.groups import Group, groups
+from raddle.searches.pins import pinned
+from raddle.searches.placing import Standing, Tiles, copies
+from raddle.searches.settings import Settings
+from raddle.searches.work import whole_seconds
+
+
+class PlanSpace:
+    """Groups of a graph, how they hang together, and what they may be given."""
+
+    def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
+        self.graph, self.cluster, self.settings = graph, cluster, settings
+        self.count = len(cluster.devices)
+        self.groups = groups(graph)
+        self.pinned = pinned(self.groups, settings.pins, self.count)
+        self.free = [g for g in range(len(self.groups)) if g not in self.pinned]
+        self.standing = Standing(graph)
+        self.feeding = [self.standing.feeding(group.ops) for group in self.groups]
+        self._degrees: dict[tuple[tuple[str, ...], tuple[int, ...]], list[tuple[int, ...]]] = {}
+
+    # -- from configurations to tiles and back -----------------------------------------------------
+
+    def tiles(self, configurations: Sequence[Configuration]) -> Tiles:
+        """The tiles of a whole plan."""
+        found: Tiles = {}
+        for group, configuration in zip(self.groups, configurations, strict=True):
+            found.update(tiles(group, configuration))
+        chosen = [op for op in reversed(self.graph.ops) if op.name in self.standing.chosen]
+        for op in chosen:
+            found.update(
+                self.standing.place([op], found) or {op.name: copies(op, range(self.count))}
+            )
+        return found
+
+    def changes(self, now: Mapping[str, Tiling], moves: Mapping[int, Configuration]) -> Tiles:
+        """What changes when groups get other configurations: their operators, and what feeds them."""
+        found: Tiles = {}
+        for g, configuration in moves.items():
+            found.update(tiles(self.groups[g], configuration))
+        feeding = {op.name: op for g in moves for op in self.feeding[g]}
+        if feeding:
+            ordered = [op for op in reversed(self.graph.ops) if op.name in feeding]
+            found.update(self.standing.place(ordered, {**now, **found}))
+        return found
+
+    def with_pins(self, start: Mapping[str, Tiling]) -> Tiles:
+        """A start with the pinned groups as the user wants them."""
+        return {**start, **self.changes(start, self.pinned)}
+
+    def configuration_of(self, g: int, now: Mapping[str, Tiling]) -> Configuration | None:
+        """What a group is set to, told from its anchor; None where that is no configuration."""
+        group = self.groups[g]
+        anchor = group.members[0].op
+        tiling = now[anchor.name]
+        if not isinstance(tiling, Grid) or tiling.copies > 1:
+            return None
+        parts, uneven, order = {}, None, []
+        for dim, cuts in zip(anchor.space.dims, tiling.cuts, strict=True):
+            if len(cuts) > 2:
+                if dim.name not in group.letters:
+                    return None
+                parts[dim.name] = len(cuts) - 1
+                order.append(dim.name)
+                if cuts != even_cuts(dim.size, len(cuts) - 1):
+                    uneven = tuple(b - a for a, b in pairwise(cuts))
+        if uneven is not None and len(parts) > 1:
+            return None
+        if order != [letter for letter in group.letters if letter in parts]:
+            return None  # the devices stand in the order of the anchor's dimensions
+        counts = tuple(parts.get(letter, 1) for letter in group.letters)
+        return Configuration(counts, tiling.devices, uneven or ())
+
+    # -- what there is to choose from --------------------------------------------------------------
+
+    def degrees(self, g: int) -> list[tuple[int, ...]]:
+        group = self.groups[g]
+        key = (group.letters, group.sizes)
+        if key not in self._degrees:
+            wanted = self.settings
+            self._degrees[key] = list(
+                degrees(group, self.count, powers=wanted.powers, reduction=bool(wanted.reduction))
+            )
+        return self._degrees[key]
+
+    def anywhere(self, parts: tuple[int, ...], rng: random.Random) -> Configuration:
+        """Parts on neighbouring devices, or on any."""
+        size = math.prod(parts)
+        if rng.random() < 0.7:
+            first = rng.randrange(self.count // size) * size if self.count >= size else 0
+            return Configuration(parts, tuple(range(first, first + size)))
+        return Configuration(parts, tuple(rng.sample(range(self.count), size)))
+
+    @cached_property
+    def shares(self) -> tuple[int, ...]:
+        """Samples by device in proportion to speed; none where all devices are of a kind."""
+        if self.cluster.homogeneous or self.graph.batch < self.count:
+            return ()
+        return shared_out(self.graph.batch, self.speeds)
+
+    @cached_property
+    def speeds(self) -> tuple[float, ...]:
+        """By device, how much of the graph it computes in a second."""
+        seconds = whole_seconds(self.graph)
+        by_kind: dict[str, float] = {}
+        for device in self.cluster.devices:
+            if device.kind not in by_kind:
+                by_kind[device.kind] = 1 / sum(seconds(op, device) for op in self.graph.ops)
+        return tuple(by_kind[device.kind] for device in self.cluster.devices)
+
+    def uneven(self, g: int, configuration: Configuration) -> Configuration | None:
+        """A split by sample with shares by speed; None where there is nothing to gain."""
+        group = self.groups[g]
+        split = [x for x, n in zip(group.letters, configuration.degrees, strict=True) if n > 1]
+        if split != ["n"]:
+            return None
+        speeds = [self.speeds[d] for d in configuration.devices]
+        if max(speeds) == min(speeds) or self.graph.batch < len(speeds):
+            return None
+        return configuration._replace(shares=shared_out(self.graph.batch, speeds))
+
+    # -- how groups hang together ------------------------------------------------------------------
+
+    @cached_property
+    def neighbours(self) -> list[list[int]]:
+        """By group, those that it reads and that read it."""
+        of = {name: g for g, group in enumerate(self.groups) for name in group.ops}
+        made = {o: of[op.name] for op in self.graph.ops if op.name in of for o in op.outputs}
+        found: list[dict[int, None]] = [{} for _ in self.groups]
+        for op in self.graph.ops:
+            for name in op.inputs:
+                if op.name in of and name in made and made[name] != of[op.name]:
+                    found[of[op.name]][made[name]] = None
+                    found[made[name]][of[op.name]] = None
+        return [list(x) for x in found]
+
+    @cached_property
+    def alike(self) -> list[list[int]]:
+        """By group, the groups that share a weight or the name of a block with it, itself included."""
+        users: dict[str, list[int]] = {}
+        for g, group in enumerate(self.groups):
+            for key in self._keys(group):
+                users.setdefault(key, []).append(g)
+        return [
+            sorted({other for key in self._keys(group) for other in users[key]})
+            for group in self.groups
+        ]
+
+    def _keys(self, group: Group) -> Iterable[str]:
+        for member in group.members:
+            for name in member.op.inputs:
+                if self.graph.values[name].role == "parameter":
+                    yield name
+
+    def translated(self, g: int, source: int, given: Configuration) -> Configuration | None:
+        """Another group's configuration, letter by letter, if it can be one of this group."""
+        own, other = self.groups[g], self.groups[source]
+        parts = dict(zip(other.letters, given.degrees, strict=True))
+        counts = tuple(parts.get(letter, 1) for letter in own.letters)
+        if any(n > size for n, size in zip(counts, own.sizes, strict=True)):
+            return None
+        size = math.prod(counts)
+        if size == math.prod(given.degrees):
+            return Configuration(counts, given.devices, given.shares)
+        return Configuration(counts, given.devices[:size]) if size <= len(given.devices) else None
+
+
+def shared_out(total: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Whole numbers in proportion to weights, each at least one, that add up to the total.
+
+    >>> shared_out(64, [3, 3, 1, 1])
+    (24, 24, 8, 8)
+    """
+    assert total >= len(weights), f"{total} cannot be shared out to {len(weights)}"
+    sum_ = math.fsum(weights)
+    shares = [max(1, int(total * w / sum_)) for w in weights]
+    while sum(shares) > total:
+        shares[shares.index(max(shares))] -= 1
+    # What is left goes to those whose time grows least.
+    while sum(shares) < total:
+        best = min(range(len(shares)), key=lambda i: (shares[i] + 1) / weights[i])
+        shares[best] += 1
+    return tuple(shares)

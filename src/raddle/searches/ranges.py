@@ -1,0 +1,187 @@
+"""Ranges of a dimension under all configurations of a group at once, on every device, as arrays.
+
+A letter splits a dimension into few ranges, and each of them is worked out once:
+
+    degrees of h     1      2           4
+    ranges           0:8    0:4  4:8    0:2  2:4  4:6  6:8
+
+Under a configuration a device has one of them: `at` says which.
+"""
+
+# x: configuration, d: device, a: axis (a letter of a group), q: degree
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from raddle.graph.index import Index
+from raddle.searches.configurations import Configuration
+
+Array = np.ndarray
+Cuts = tuple[int, ...]
+
+
+class Lattice:
+    """The configurations of groups that can be split in the same ways, row by row on the devices."""
+
+    def __init__(self, degrees: Sequence[tuple[int, ...]], devices: Array) -> None:
+        self.devices = devices  # that are looked at
+        self.degrees = degrees
+        self.configurations = [Configuration(x, tuple(range(math.prod(x)))) for x in degrees]
+        self.parts = np.array(degrees, np.int64).reshape(len(degrees), -1)  # [x, a]
+        self.total = self.parts.prod(axis=1)
+        later = np.cumprod(self.parts[:, ::-1], axis=1)[:, ::-1]
+        self.strides = np.concatenate([later[:, 1:], np.ones((len(degrees), 1), np.int64)], axis=1)
+        self.options = [np.unique(column) for column in self.parts.T]  # by axis, all its degrees
+        self.alive = devices[None, :] < self.total[:, None]  # [x, d]
+
+    def coordinate(self, a: int, devices: Array) -> Array:
+        """[x, d]: which part of a letter a device has."""
+        return np.asarray(devices[None, :] // self.strides[:, a, None] % self.parts[:, a, None])
+
+    @cached_property
+    def coordinates(self) -> list[Array]:
+        return [self.coordinate(a, self.devices) for a in range(self.parts.shape[1])]
+
+    @cached_property
+    def at(self) -> list[Array]:
+        """[x, d] by axis: which of the ranges of all degrees a device has."""
+        found = []
+        for a, options in enumerate(self.options):
+            first = np.concatenate([[0], np.cumsum(options)])
+            begin = first[np.searchsorted(options, self.parts[:, a])]
+            found.append(begin[:, None] + self.coordinates[a])
+        return found
+
+
+@dataclass(eq=False)
+class Ranges:
+    """The ranges of one dimension, of an operator or a value; the same object where they are the same."""
+
+    lo: Array
+    hi: Array
+    at: Array | None = None  # [x, d], or there is one range
+    axes: tuple[int, ...] = ()  # that it depends on
+    uncut: frozenset[int] = frozenset()  # degrees of its axis that do not split it
+
+    def span(self, x: int, d: int) -> tuple[int, int]:
+        k = 0 if self.at is None else self.at[x, d]
+        return int(self.lo[k]), int(self.hi[k])
+
+    @cached_property
+    def end(self) -> int:
+        return int(self.hi.max())
+
+    @cached_property
+    def gaps(self) -> bool:
+        """Whether there are empty ranges: what a tile reads may lie in the padding."""
+        return bool((self.hi <= self.lo).any())
+
+    @cached_property
+    def sizes(self) -> Array:
+        """[x, d], or one number."""
+        sizes = np.maximum(self.hi - self.lo, 0).astype(np.float64)
+        return sizes[0] if self.at is None else sizes[self.at]  # type: ignore[no-any-return]
+
+    @cached_property
+    def full(self) -> Array:
+        """[x, d], or one: where the range is not empty."""
+        return self.sizes > 0
+
+    @cached_property
+    def bounds(self) -> tuple[Array, Array]:
+        """[d, x], or one number each."""
+        lo, hi = self.lo.astype(np.float64), self.hi.astype(np.float64)
+        if self.at is None:
+            return lo[0], hi[0]
+        turned = self.at.T
+        return lo[turned], hi[turned]
+
+
+def constant(lo: int, hi: int) -> Ranges:
+    return Ranges(np.array([lo]), np.array([hi]))
+
+
+def by_axis(lattice: Lattice, a: int, size: int, cuts: Sequence[Cuts]) -> Ranges:
+    """From cut points by degree; none where a degree does not split it: then all parts have the whole."""
+    lo: list[int] = []
+    hi: list[int] = []
+    options = lattice.options[a].tolist()
+    for q, points in zip(options, cuts, strict=True):
+        lo += points[:-1] or [0] * q
+        hi += points[1:] or [size] * q
+    uncut = frozenset(q for q, points in zip(options, cuts, strict=True) if q > 1 and not points)
+    if len(uncut) == sum(q > 1 for q in options):
+        return constant(0, size)
+    return Ranges(np.array(lo), np.array(hi), lattice.at[a], (a,), uncut)
+
+
+def indexed(index: Index, dims: Sequence[Ranges]) -> Ranges:
+    """The ranges of an operand's dimension that an expression over dimensions reads."""
+    over = sorted({term.dim for term in index.terms})
+    box = [(0, 1)] * len(dims)
+    for d in over:
+        box[d] = (int(dims[d].lo[0]), int(dims[d].hi[0]))
+    split = [d for d in over if dims[d].at is not None]
+    if not split:
+        return constant(*index.range(box))
+    at, spans = _together([dims[d] for d in split])
+    known: dict[tuple[tuple[int, int], ...], tuple[int, int]] = {}
+    found = []
+    for parts in spans:
+        if parts not in known:
+            for d, span in zip(split, parts, strict=True):
+                box[d] = span
+            known[parts] = index.range(box)
+        found.append(known[parts])
+    if len(set(found)) == 1:
+        return constant(*found[0])
+    lo, hi = np.array(found).T
+    return Ranges(lo, hi, at, tuple(sorted({a for d in split for a in dims[d].axes})))
+
+
+def _together(dims: Sequence[Ranges]) -> tuple[Array, list[tuple[tuple[int, int], ...]]]:
+    """All combinations of ranges that a device has, and [x, d] which of them."""
+    spans = [list(zip(r.lo.tolist(), r.hi.tolist(), strict=True)) for r in dims]
+    numbers = [r.at for r in dims if r.at is not None]
+    if len(dims) == 1:
+        return numbers[0], [(span,) for span in spans[0]]
+    lengths = [len(own) for own in spans]
+    flat = np.ravel_multi_index(numbers, lengths)
+    used, inverse = np.unique(flat, return_inverse=True)
+    each = zip(*np.unravel_index(used, lengths), strict=True)
+    found = [tuple(own[k] for own, k in zip(spans, ks, strict=True)) for ks in each]
+    return inverse.reshape(flat.shape), found
+
+
+def numbered(ranges: Sequence[Ranges], shape: tuple[int, ...]) -> Array:
+    """[x, d]: a number for each combination of ranges; equal where, under a configuration, those are."""
+    found = np.zeros(shape, np.int64)
+    for r in ranges:
+        if r.at is not None:
+            found = found * len(r.lo) + r.at
+    return found
+
+
+def volume(ranges: tuple[Ranges, ...], known: dict[Any, Any]) -> Array | float:
+    """[x, d]: elements of a box; where nothing is split, one number. `known` remembers them."""
+    found = known.get(ranges)
+    if found is None:
+        fixed = math.prod(float(r.sizes) for r in ranges if r.at is None)
+        split = tuple(sorted((r for r in ranges if r.at is not None), key=id))
+        if not split:
+            found = fixed
+        elif fixed != 1 or split != ranges:
+            found = fixed * volume(split, known)
+        else:
+            found = split[0].sizes
+            for r in split[1:]:
+                found = found * r.sizes
+        known[ranges] = found
+    return found

@@ -1,0 +1,76 @@
+"""What a search is asked for, and what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from raddle.costs.profile import Profile
+from raddle.searches.pins import Pin
+from raddle.searches.placing import Tiles
+
+BUDGET = 30.0  # seconds
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a search goes about it; the plan's own settings are among them, for they have costs."""
+
+    bn: str = "local"
+    sync: str = "allreduce"
+    optimizer: str = "sgd"
+    profile: Profile | None = None
+    reduction: bool | None = None  # whether sums (k) may be split; None: as the method has it
+    powers: bool = True  # degrees are powers of two
+    budget: float = BUDGET  # seconds
+    proposals: int | None = None  # that a chain makes at most
+    seed: int = 0
+    pins: tuple[Pin, ...] = ()
+    starts: Mapping[str, Tiles] = field(default_factory=dict)  # that `auto` knows besides its own
+    heard: Callable[[Mapping[str, Any]], None] = field(default=lambda step: None, repr=False)
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What a plan and its evaluation share."""
+        return {"bn": self.bn, "sync": self.sync, "optimizer": self.optimizer}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The best time of a step that was known after some seconds and proposals."""
+
+    seconds: float
+    proposals: int
+    best_ms: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """Tiles, where they came from, and how the search went."""
+
+    tiles: Tiles
+    start: str = ""  # what the search started from
+    proposals: int = 0
+    accepted: int = 0
+    stopped: str = ""  # by "proposals" or "no improvement" (reproducible), "budget" or "interrupt"
+    history: tuple[Progress, ...] = ()
+    recompute: int | None = None
+    lower_bound_ms: float | None = None
+    tried: Sequence[Mapping[str, Any]] = ()  # what else there was, and why it was not taken
+
+
+class Clock:
+    """Seconds since the search began, and whether they are over."""
+
+    def __init__(self, budget: float) -> None:
+        self.begun, self.budget = perf_counter(), budget
+
+    @property
+    def seconds(self) -> float:
+        return perf_counter() - self.begun
+
+    @property
+    def over(self) -> bool:
+        return self.seconds >= self.budget

@@ -1,0 +1,150 @@
+"""Where searches start: the named baselines, and what experts do beyond them.
+
+staged-2-n    groups in two runs of equal work, each split by sample on half of the devices
+staged-2-c    the same, each split by channel
+uneven        samples in proportion to the devices' speed
+fast          the same on the fastest devices alone, equally
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+
+from raddle.clusters import Cluster
+from raddle.clusters.topology import build
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.searches.configurations import Configuration
+from raddle.searches.placing import Tiles
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.work import whole_seconds
+
+Method = Callable[[Graph, Cluster], Tiles]
+
+
+def baseline_starts(space: PlanSpace, methods: Mapping[str, Method]) -> dict[str, Tiles]:
+    """The tiles of the methods that can be applied, with the user's pins."""
+    found: dict[str, Tiles] = {}
+    for name, method in methods.items():
+        try:
+            found[name] = space.with_pins(method(space.graph, space.cluster))
+        except InputError:
+            continue  # too few samples, say
+    return found
+
+
+def expert_starts(space: PlanSpace) -> dict[str, Tiles]:
+    """Runs of groups on devices of their own, and splits that follow the devices' speed."""
+    found: dict[str, Tiles] = {}
+    for stages in (2, 4):
+        if space.count % stages == 0 and space.count >= stages and len(space.groups) >= stages:
+            for letters in ("n", "c", "nc"):
+                found[f"staged-{stages}-{letters}"] = staged(space, stages, letters)
+    if not space.cluster.homogeneous:
+        found["uneven"] = by_speed(space, range(space.count))
+        fastest = max(space.speeds)
+        fast = [d for d, speed in enumerate(space.speeds) if speed >= 0.9 * fastest]
+        found["fast"] = by_speed(space, fast)
+    return found
+
+
+def staged(space: PlanSpace, stages: int, letters: str) -> Tiles:
+    """Runs of groups with equal work; steps of a recurrent layer stay together, so that layers overlap."""
+    each = space.count // stages
+    chosen = []
+    for g, at in enumerate(stages_of(space, stages)):
+        devices = range(at * each, (at + 1) * each)
+        both = _two_letters(space, g, devices) if letters == "nc" else None
+        chosen.append(both or one_letter(space, g, letters[0], devices))
+    return _tiles(space, chosen)
+
+
+def shifted(space: PlanSpace, stages: int, configurations: Sequence[Configuration]) -> Tiles:
+    """Configurations for a part of the devices, moved to the part that each group's run is on."""
+    each = space.count // stages
+    return _tiles(
+        space,
+        [
+            c._replace(devices=tuple(at * each + d for d in c.devices))
+            for at, c in zip(stages_of(space, stages), configurations, strict=True)
+        ],
+    )
+
+
+def first_devices(cluster: Cluster, count: int) -> Cluster:
+    """A cluster of the first devices of another one."""
+    nodes = []
+    for a in range(cluster.nodes):
+        own = [cluster.devices[d] for d in cluster.members(a) if d < count]
+        if own:
+            nodes.append((own, cluster.inside[a], cluster.between[a]))
+    return build(f"{count} of {cluster.name}", nodes)
+
+
+def stages_of(space: PlanSpace, stages: int) -> list[int]:
+    seconds = whole_seconds(space.graph)
+    device = space.cluster.devices[0]
+    work = [sum(seconds(m.op, device) for m in group.members) for group in space.groups]
+    blocks: dict[
+        tuple[int, ...], float
+    ] = {}  # groups that share weights, in the order of the first
+    for g, alike in enumerate(space.alike):
+        key = tuple(alike) or (g,)
+        blocks[key] = blocks.get(key, 0.0) + work[g]
+    total, stage = sum(work), [0] * len(work)
+    for key, done in zip(blocks, accumulate(blocks.values()), strict=True):
+        at = min(stages - 1, int(stages * (done - blocks[key] / 2) / total))
+        for g in key:
+            stage[g] = at
+    return stage
+
+
+def _two_letters(space: PlanSpace, g: int, devices: range) -> Configuration | None:
+    """Samples over nodes, channels inside of them."""
+    group = space.groups[g]
+    inside = len(space.cluster.members(space.cluster.devices[devices[0]].node))
+    outside = len(devices) // inside
+    if outside < 2 or outside * inside != len(devices) or not {"n", "c"} <= set(group.letters):
+        return None
+    sizes = dict(zip(group.letters, group.sizes, strict=True))
+    if sizes["n"] < outside or sizes["c"] < inside:
+        return None
+    parts = tuple({"n": outside, "c": inside}.get(letter, 1) for letter in group.letters)
+    return Configuration(parts, tuple(devices))
+
+
+def by_speed(space: PlanSpace, devices: Sequence[int] | range) -> Tiles:
+    """Every group by sample, in proportion to speed."""
+    chosen = []
+    for g in range(len(space.groups)):
+        given = one_letter(space, g, "n", devices)
+        chosen.append(space.uneven(g, given) or given)
+    return _tiles(space, chosen)
+
+
+def one_letter(
+    space: PlanSpace, g: int, letter: str, devices: Sequence[int] | range
+) -> Configuration:
+    """A group in as many parts of one letter as there are devices, or as it can be cut into."""
+    group = space.groups[g]
+    able = [letter, *(x for x in "nc" if x != letter)]
+    for x in able:
+        if x in group.letters and group.sizes[group.letters.index(x)] >= len(devices):
+            parts = tuple(len(devices) if y == x else 1 for y in group.letters)
+            return Configuration(parts, tuple(devices))
+    return Configuration((1,) * len(group.letters), (devices[0],))
+
+
+def random_start(space: PlanSpace, seed: int) -> Tiles:
+    """Every group in any configuration."""
+    rng = random.Random(f"{seed} random")
+    return _tiles(
+        space,
+        [space.anywhere(rng.choice(space.degrees(g)), rng) for g in range(len(space.groups))],
+    )
+
+
+def _tiles(space: PlanSpace, chosen: Sequence[Configuration]) -> Tiles:
+    return space.tiles([space.pinned.get(g, c) for g, c in enumerate(chosen)])

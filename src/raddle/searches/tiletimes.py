@@ -1,0 +1,146 @@
+"""Seconds that the members of a group compute, forward and backward, under all configurations at once.
+
+What `Compute.seconds` says of each tile, without asking it for each.
+"""
+
+# x: configuration, d: device
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from raddle.clusters import Cluster, Device
+from raddle.costs.compute import VIEWS, Compute, family
+from raddle.graph.box import Box
+from raddle.graph.graph import Op
+from raddle.graph.ops import KINDS
+from raddle.searches.layouts import Layout
+from raddle.searches.ranges import Ranges, volume
+
+Array = np.ndarray
+
+
+class TileTimes:
+    """Remembers what operators that are alike take under the same layout."""
+
+    def __init__(
+        self, compute: Compute, active: frozenset[str], cluster: Cluster, devices: Array
+    ) -> None:
+        self.compute, self.active = compute, active
+        self.keys: dict[str, tuple[Any, ...]] = {}
+        self.devices: list[Device] = [cluster.devices[d] for d in devices]
+        self.overhead = np.array([d.overhead for d in self.devices])
+        self.memory = np.array([d.bandwidth * d.efficiency["memory"] for d in self.devices])
+        self.volumes: dict[Any, Any] = {}
+        self.rates: dict[tuple[str, str], Array] = {}
+
+    def alike(self, op: Op) -> tuple[Any, ...]:
+        """What its time depends on beside its layout."""
+        key = self.keys.get(op.name)
+        if key is None:
+            graded = any(o in self.active for o in op.outputs)
+            wanted = self.compute.wanted[op.name, "B"] if graded else None
+            key = self.keys[op.name] = (op.kind, self.compute.dtypes[op.name], wanted)
+        return key
+
+    def seconds(self, op: Op, layout: Layout) -> Array:
+        """[x, d]: zero where a device has no tile."""
+        key = self.alike(op)
+        if key not in layout.known:
+            wanted = key[2]
+            if KINDS[op.kind].flops is not None:
+                found = self._asked(op, layout, "F" if wanted is None else "FB")
+            else:
+                found = self._computed(op, layout, wanted or ())
+                if self.compute.profile is not None:
+                    found = self._measured(op, layout, found, wanted)
+            layout.known[key] = np.where(layout.present, found, 0.0)
+        return layout.known[key]  # type: ignore[no-any-return]
+
+    def _computed(self, op: Op, layout: Layout, wanted: Sequence[int]) -> Array:
+        """By the roofline. A gradient passes over the same elements as the forward."""
+        passes = 1 + len(wanted)
+        if op.kind in VIEWS:
+            return passes * self.overhead
+        space, values = op.space, self.compute.graph.values
+        widths = [values[name].dtype.itemsize for name in (*op.inputs, *op.outputs)]
+        read = [volume(need.ranges, self.volumes) * _where(need.present, layout.present)
+                for need in layout.needs]  # fmt: skip
+        written = [volume(output, self.volumes) for output in layout.outputs]
+        once = [i for i in wanted if space.operands[i].once]
+        points = volume(layout.dims, self.volumes)
+        nbytes = sum(e * w for e, w in zip([*read, *written], widths, strict=True))
+        work = nbytes / self.memory
+        if family(op) != "memory":
+            flops = (2 if space.product else space.cost) * points
+            work = np.maximum(work, flops / self._rate(op))
+        total = (passes - len(once)) * (work + self.overhead)
+        for i in once:  # what is added once reads nothing but the output's gradient
+            own = [read[i] * widths[i]]
+            own += [e * w for e, w in zip(written, widths[len(read) :], strict=True)]
+            total = total + sum(own) / self.memory + self.overhead
+        return np.asarray(total)
+
+    def _rate(self, op: Op) -> Array:
+        key = (family(op), str(op.dtypes[0]).removeprefix("torch."))
+        if key not in self.rates:
+            self.rates[key] = np.array(
+                [d.peak(key[1]) * d.efficiency[key[0]] for d in self.devices]
+            )
+        return self.rates[key]
+
+    # -- one tile of each shape ------------------------------------------------------------------
+
+    def _asked(self, op: Op, layout: Layout, phases: str) -> Array:
+        """Of operators that count their operations themselves, by the shapes of what is read and made."""
+        sizes = [*layout.dims, *(r for need in layout.needs for r in need.ranges)]
+        needed = [need.present for need in layout.needs if need.present is not layout.present]
+        first, shape = self._different(layout, sizes, needed)
+        found = np.zeros(len(first))
+        for u, (x, d) in enumerate(first):
+            spans = [r.span(x, d) for r in layout.dims]
+            box = Box(tuple(lo for lo, _ in spans), tuple(hi for _, hi in spans))
+            found[u] = sum(
+                self.compute.seconds(op, box, phase, self.devices[d]) for phase in phases
+            )
+        return np.asarray(found[shape])
+
+    def _measured(
+        self, op: Op, layout: Layout, found: Array, wanted: Sequence[int] | None
+    ) -> Array:
+        """What was measured of boxes of the same shape comes before the roofline."""
+        profile = self.compute.profile
+        assert profile is not None
+        first, shape = self._different(layout, layout.dims, [])
+        forward = np.broadcast_to(self._computed(op, layout, ()), layout.present.shape)
+        both = [forward.copy(), found - forward]
+        for u, (x, d) in enumerate(first):
+            spans = (r.span(x, d) for r in layout.dims)
+            box = Box.full([hi - lo for lo, hi in spans])
+            for phase, seconds, graded in zip("FB", both, (None, wanted), strict=True):
+                time = profile.find(op, box, phase, graded, self.devices[d].kind)
+                if time is not None and (phase == "F" or wanted is not None):
+                    seconds[shape == u] = time
+        return np.asarray(both[0] + both[1])
+
+    def _different(
+        self, layout: Layout, ranges: Sequence[Ranges], needed: Sequence[Array]
+    ) -> tuple[list[tuple[int, int]], Array]:
+        """A tile of each shape and kind of device, and [x, d] which of them a tile is like."""
+        kinds = sorted({d.kind for d in self.devices})
+        shape = layout.present.shape
+        kind = np.broadcast_to([kinds.index(d.kind) for d in self.devices], shape)
+        number = np.where(layout.present, kind, len(kinds)).reshape(-1)
+        for column in [*(r.sizes for r in ranges if r.at is not None), *needed]:
+            values = column.reshape(-1).astype(np.int64)
+            number = np.unique(number * (values.max() + 1) + values, return_inverse=True)[1]
+        _, first, number = np.unique(number, return_index=True, return_inverse=True)
+        spots = [(int(k) // shape[1], int(k) % shape[1]) for k in first]
+        return spots, number.reshape(shape)
+
+
+def _where(some: Array, all_: Array) -> Array | float:
+    return 1.0 if some is all_ else some.astype(float)
