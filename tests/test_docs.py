@@ -12,7 +12,10 @@ import re
 import pytest
 
 README = pathlib.Path(__file__).parents[1] / "README.md"
-MODULES = ["graph.box", "graph.space", "graph.capture", "graph.ops.reshape", "plan.tiling"]
+MODULES = [
+    "graph.box", "graph.space", "graph.capture", "graph.ops.reshape", "plan.tiling",
+    "searches.configurations", "searches.filters", "searches.pins", "searches.planspace",
+]  # fmt: skip
 
 
 def test_the_readme_runs() -> None:

@@ -62,7 +62,7 @@ def test_a_step_takes_as_long_as_in_the_simulation(
     assert own.time(fold=False) == expected
 
 
-@settings(max_examples=20)
+@settings(max_examples=40)
 @plans
 def test_moves_and_limits_change_no_time_and_no_decision(
     model: str, machine: str, seed: int, bn: str, sync: str
@@ -73,7 +73,7 @@ def test_moves_and_limits_change_no_time_and_no_decision(
     tiles: dict[str, Tiling] = dict(plan.tiles)
     now = own.time()
     assert now is not None
-    for _ in range(30):
+    for _ in range(50):
         chosen = rng.sample(graph.ops, min(len(graph.ops), rng.randint(1, 3)))
         changes = {op.name: random_tiling(op, 4, rng) for op in chosen}
         undo = own.move(changes)

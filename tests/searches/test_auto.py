@@ -117,3 +117,25 @@ def test_the_same_seed_gives_the_same_plan() -> None:
     asked = Settings(budget=60, proposals=400, seed=7)
     one, two = (planned(graph, on, "auto", settings=asked)[0] for _ in range(2))
     assert one.tiles == two.tiles
+
+
+@pytest.mark.parametrize("when", [1, 2, 4])
+def test_an_interrupt_keeps_the_best_so_far(when: int) -> None:
+    """Among the starts, in a chain, and while the best are simulated."""
+    graph, on = small("lenet-tiny")[1], cluster("p100:1x4")
+    heard: list[object] = []
+
+    def interrupt(step: object) -> None:
+        heard.append(step)
+        if len(heard) == when:
+            raise KeyboardInterrupt
+
+    asked = Settings(budget=60, proposals=600 if when > 2 else None, heard=interrupt)
+    if when == 1:
+        with pytest.raises(KeyboardInterrupt):  # there is nothing to keep yet
+            planned(graph, on, "auto", settings=asked)
+        return
+    _, row = planned(graph, on, "auto", settings=asked)
+    assert row["stopped"] == "interrupt"
+    assert row["fits"]
+    assert row["step_ms"] <= planned(graph, on, "data")[1]["step_ms"]

@@ -172,8 +172,10 @@ class Auto:
             self.interrupted = True
         improved = []
         for own in self.climb.every:
-            self.evaluator.move(own.best)
-            load = int(self.evaluator.load.max())
+            load = 0
+            if not self.interrupted:  # else the evaluator may have stopped amid a move
+                self.evaluator.move(own.best)
+                load = int(self.evaluator.load.max())
             improved.append(Candidate(f"{own.start}, improved", own.best, own.best_time, load))
         return improved
 
@@ -215,27 +217,28 @@ class Auto:
         c.fits = all(p <= d.memory for p, d in zip(c.peaks, self.cluster.devices, strict=True))
 
     def _final(self, candidates: list[Candidate]) -> Candidate:
+        """The fastest that fits; after an interrupt, of those that have been simulated."""
         best: Candidate | None = None
         ranked = sorted(candidates, key=lambda c: c.time)
-        for number, c in enumerate(ranked):
-            self.settings.heard(
-                {
-                    "step": f"simulating {c.name}",
-                    "done": 0.9 * self.settings.budget,
-                    "of": self.settings.budget,
-                }
-            )
-            if best is not None and best.step is not None:
-                # A period can be shorter than a step on its own, but no shorter than the busiest resource.
-                hopeless = c.load / 1e9 >= best.step or c.time / 1e9 > 1.5 * best.step
-                named = c.name in self.methods or c.name in self.settings.starts
-                if hopeless or (number >= FINALISTS and not named):
-                    continue
-            self._simulate(c)
-            assert c.step is not None
-            if c.fits and (best is None or best.step is None or c.step < best.step):
-                best = c
+        budget = self.settings.budget
+        try:
+            for number, c in enumerate(ranked):
+                self.settings.heard(
+                    {"step": f"simulating {c.name}", "done": 0.9 * budget, "of": budget}
+                )
+                if best is None or self._may_be_faster(c, best, number):
+                    self._simulate(c)
+                    if c.fits and (best is None or _step(c) < _step(best)):
+                        best = c
+        except KeyboardInterrupt:
+            self.interrupted = True
         return best if best is not None else self._squeezed(ranked)
+
+    def _may_be_faster(self, c: Candidate, best: Candidate, number: int) -> bool:
+        """A period can be shorter than a step on its own, but no shorter than the busiest resource."""
+        if c.load / 1e9 >= _step(best) or c.time / 1e9 > 1.5 * _step(best):
+            return False
+        return number < FINALISTS or c.name in self.methods or c.name in self.settings.starts
 
     def _squeezed(self, ranked: list[Candidate]) -> Candidate:
         """Nothing fits: the candidates that need least, with values computed again in the backward."""
@@ -251,7 +254,7 @@ class Auto:
                 new = replace(c, recompute=recompute, step=None, name=f"{c.name}, recomputed")
                 self._simulate(new)
                 small.append(new)
-                if new.fits and (best is None or (new.step or 0) < (best.step or 0)):
+                if new.fits and (best is None or _step(new) < _step(best)):
                     best = new
         if best is None:
             raise InputError(self._too_large(min(small, key=lambda c: max(c.peaks))))
@@ -276,6 +279,11 @@ class Auto:
             f"'{self.cluster.name}': the smallest ({least.name}) needs {_size(peak)} on device {over}, "
             f"which has {_size(room)}; {helps}."
         )
+
+
+def _step(c: Candidate) -> float:
+    assert c.step is not None, f"{c.name} has not been simulated"
+    return c.step
 
 
 def _size(nbytes: int) -> str:

@@ -13,7 +13,6 @@ from raddle.errors import InputError
 from raddle.evaluation.evaluator import Evaluator
 from raddle.plan.tiling import Tiling
 from raddle.searches.chain import TEMPERATURE, Chain, chain
-from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Clock, Progress, Settings
 
@@ -111,7 +110,3 @@ class Climb:
         """Back to the best that a chain has seen, when it has strayed."""
         own.tiles, own.time = dict(own.best), own.best_time
         own.__post_init__()
-
-
-def tiles_of(best: Chain) -> Tiles:
-    return dict(best.best)

@@ -79,6 +79,7 @@ class Atlas:
         self.lattices: dict[tuple[int, ...], Lattice] = {}
         self.wholes: dict[int, Ranges] = {}
         self.splits: dict[tuple[int, int, int], Ranges] = {}
+        self.indices: dict[Any, Any] = {}
         self.known: dict[Hashable, Any] = {}
 
     def _once(self, key: Hashable, make: Callable[..., Any], *inputs: Any) -> Any:
@@ -121,7 +122,8 @@ class Atlas:
                 dims[m.op.name] = self._after(m, spaces, dims)
             else:
                 dims[m.op.name] = self._before(m, lattice, spaces, dims, apart)
-        slow = np.flatnonzero((lattice.parts[:, sorted(apart)] > 1).any(axis=1)).tolist()
+        split = [a for a in apart if lattice.options[a][-1] > 1]
+        slow = np.flatnonzero((lattice.parts[:, split] > 1).any(axis=1)).tolist() if split else []
         found = [followers(group, lattice.degrees[x]) for x in slow]
         layouts = []
         for k, m in enumerate(group.members):
@@ -226,7 +228,7 @@ class Atlas:
         if plain is not None and dims[plain].end <= index.extent:
             return dims[plain]
         key = ("index", _name(index), tuple((t.dim, id(dims[t.dim])) for t in index.terms))
-        return self._once(key, indexed, index, dims)  # type: ignore[no-any-return]
+        return self._once(key, indexed, index, dims, self.indices)  # type: ignore[no-any-return]
 
     def _needs(self, layout: Layout) -> tuple[Need, ...]:
         space, dims, present = layout.space, layout.dims, layout.present

@@ -73,9 +73,8 @@ class Mover:
 
     def block(self, g: int, state: State) -> Moves:
         """One configuration, new or its own changed, for all groups that share a weight with this one."""
-        new = self.rng.choice([self.uniform, self._changed])(g) if self.rng.random() < 0.5 else {}
-        if not new:
-            new = self.degree(g, state) or self.devices(g, state)
+        drawn = self.rng.random() < 0.5
+        new = self.uniform(g) if drawn else self.degree(g, state) or self.devices(g, state)
         if g not in new:
             return {}
         found = dict(new)
@@ -84,9 +83,6 @@ class Mover:
             if taken is not None:
                 found[other] = taken
         return found
-
-    def _changed(self, g: int) -> Moves:
-        return self.uniform(g)
 
     def degree(self, g: int, state: State) -> Moves:
         """A factor moves from one letter to another; the number of parts stays, doubles or halves."""

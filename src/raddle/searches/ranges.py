@@ -69,6 +69,10 @@ class Ranges:
     at: Array | None = None  # [x, d], or there is one range
     axes: tuple[int, ...] = ()  # that it depends on
     uncut: frozenset[int] = frozenset()  # degrees of its axis that do not split it
+    which: Array | None = (
+        None  # [x]: the cut points, of those below; none where there are no others
+    )
+    ends: tuple[Cuts, ...] = ()  # of all parts, in order
 
     def span(self, x: int, d: int) -> tuple[int, int]:
         k = 0 if self.at is None else self.at[x, d]
@@ -122,8 +126,11 @@ def by_axis(lattice: Lattice, a: int, size: int, cuts: Sequence[Cuts]) -> Ranges
     return Ranges(np.array(lo), np.array(hi), lattice.at[a], (a,), uncut)
 
 
-def indexed(index: Index, dims: Sequence[Ranges]) -> Ranges:
-    """The ranges of an operand's dimension that an expression over dimensions reads."""
+def indexed(index: Index, dims: Sequence[Ranges], known: dict[Any, Any]) -> Ranges:
+    """The ranges of an operand's dimension that an expression over dimensions reads.
+
+    `known` remembers them by what they depend on: height and width are often alike.
+    """
     over = sorted({term.dim for term in index.terms})
     box = [(0, 1)] * len(dims)
     for d in over:
@@ -132,17 +139,19 @@ def indexed(index: Index, dims: Sequence[Ranges]) -> Ranges:
     if not split:
         return constant(*index.range(box))
     at, spans = _together([dims[d] for d in split])
-    known: dict[tuple[tuple[int, int], ...], tuple[int, int]] = {}
-    found = []
-    for parts in spans:
-        if parts not in known:
+    terms = tuple((over.index(t.dim), *t[1:]) for t in index.terms)
+    others = tuple(box[d] for d in over if d not in split)
+    key = (terms, *index[1:], others, tuple(over.index(d) for d in split), tuple(spans))
+    if key not in known:
+        found = []
+        for parts in spans:
             for d, span in zip(split, parts, strict=True):
                 box[d] = span
-            known[parts] = index.range(box)
-        found.append(known[parts])
-    if len(set(found)) == 1:
-        return constant(*found[0])
-    lo, hi = np.array(found).T
+            found.append(index.range(box))
+        known[key] = found[0] if len(set(found)) == 1 else np.array(found).T
+    lo, hi = known[key]
+    if isinstance(lo, int):
+        return constant(lo, hi)
     return Ranges(lo, hi, at, tuple(sorted({a for d in split for a in dims[d].axes})))
 
 

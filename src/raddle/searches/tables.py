@@ -8,8 +8,10 @@ OptCNN (Jia et al., arXiv 1802.04924), section 4, with its names:
 
 Differs from the paper: a node is a group of operators (groups.py), and moves between members of a group
 count as t_C. Any number of devices up to all is allowed; they are always the first ones, row by row. With
-`paper`, t_S is a server's; else it is an all-reduce, of which the share `overlap` is exposed. For clusters
-of more than 64 devices, of some nodes with about 64 devices, the first and the last among them (looked_at).
+`paper`, t_S is a server's; else it is an all-reduce, of which the share `overlap` is exposed. A parameter
+that several groups read is divided among them; what no group reads (placing.py) costs nothing. On clusters
+of more than 64 devices, the longest time is that of a sample: nodes with about 64 devices, the first and
+the last among them (transfers.looked_at). With `reduction`, all devices are looked at.
 """
 
 # g: group, x: configuration
@@ -18,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from raddle.costs.compute import Compute
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph, Op
+from raddle.program.closing import SMALL
 from raddle.program.lower import active_values
 from raddle.program.merging import is_local_statistics
 from raddle.searches.configurations import Configuration
@@ -38,13 +40,13 @@ from raddle.searches.ranges import Ranges, volume
 from raddle.searches.syncing import Read, Syncing
 from raddle.searches.tiletimes import TileTimes
 from raddle.searches.transfers import (
-    Boxes,
-    Pieces,
+    Held,
+    Received,
     boxes,
     diagonal,
+    held,
     looked_at,
     matrix,
-    node_pieces,
     received,
     sliced,
     wires,
@@ -123,14 +125,6 @@ def _pinned(tables: Tables, allowed: Allowed) -> Tables:
     )
 
 
-class _Held(NamedTuple):
-    """An output of an operator, on the devices that hold it."""
-
-    layout: Layout
-    ranges: tuple[Ranges, ...]
-    merged: bool  # divided among the devices that have partial sums of it
-
-
 class _Builder:
     """What the costs of all groups share."""
 
@@ -163,7 +157,7 @@ class _Builder:
         }
         self.readers = self._parameter_readers()
         self.known: dict[tuple[object, ...], Array] = {}
-        self.owned: dict[tuple[object, ...], tuple[Boxes, Pieces]] = {}
+        self.owned: dict[tuple[object, ...], Held] = {}
 
     # -- nodes -----------------------------------------------------------------------------------
 
@@ -184,7 +178,7 @@ class _Builder:
         for m, layout in zip(self.groups[g].members, self.layouts[g], strict=True):
             total = total + self.times.seconds(m.op, layout)
             if m.op.space.combine and layout.partial and not is_local_statistics(m.op, self.bn):
-                more = more + self._merged(m.op, layout)
+                more = more + self._merged(m.op, layout, self._fetching(g, m.op, layout))
             for operand, name in enumerate(m.op.inputs):
                 if (g, name) in self.place and not self._is_there(g, layout, operand, name):
                     more = more + self._moved(m.op, operand, *self.made_by[name], between=False)
@@ -200,21 +194,38 @@ class _Builder:
             and not (own.space.product and own.summed)
         )
 
-    def _merged(self, op: Op, layout: Layout) -> Array:
-        """Partial sums are reduced and scattered; then the gradient, or what stays whole, is gathered."""
-        key = ("merge", id(layout), op.outputs[0] in self.active)
-        if key not in self.known:
-            _, count, near = partners(layout, self.node)
-            nbytes: Array | float = 0.0
-            for name, output in zip(op.outputs, layout.outputs, strict=True):
-                width = self.graph.values[name].dtype.itemsize
-                nbytes = nbytes + volume(output, self.times.volumes) * width
-            tensors = 2 if op.space.combine == "lse" else 1  # a log-sum-exp travels as a pair
-            each = np.where(layout.present, tensors * nbytes, 0.0) / count
-            inside, outside = (near - 1) * each, (count - near) * each
-            twice = 2 if op.outputs[0] in self.active or not _stays_divided(op) else 1
-            self.known[key] = twice * received(self.wires, inside.T, outside.T)
-        return self.known[key]
+    def _fetching(self, g: int, op: Op, layout: Layout) -> Array:
+        """[x, d]: the devices of the group that read what an operator gives; without any, its own."""
+        found = [
+            reader.present
+            for m, reader in zip(self.groups[g].members, self.layouts[g], strict=True)
+            if set(m.op.inputs) & set(op.outputs)
+        ]
+        return np.logical_or.reduce(found) if found else layout.present
+
+    def _merged(self, op: Op, layout: Layout, readers: Array) -> Array:
+        """What it takes to merge partial sums, and for their gradients to come back (merging.py).
+
+        Large results are divided among those that have parts of them. Of small ones, every device that
+        reads any gets all parts, so that messages are many.
+        """
+        found = partners(layout, self.node)
+        nbytes: Array | float = 0.0  # of a part
+        for name, output in zip(op.outputs, layout.outputs, strict=True):
+            width = self.graph.values[name].dtype.itemsize
+            nbytes = nbytes + volume(output, self.times.volumes) * width
+        small = nbytes <= SMALL
+        near = np.where(small, found.parts_near - found.counts, found.near - 1)
+        far = np.where(small, found.parts - found.parts_near, found.number - found.near)
+        here = np.where(small, readers, layout.present) & (found.number > 1)
+        tensors = 2 if op.space.combine == "lse" else 1  # a log-sum-exp travels as a pair
+        each = tensors * nbytes / np.where(small, 1, found.number)
+        inside, outside = (
+            Received(np.where(here, n, 0.0), np.where(here, n * each, 0.0)) for n in (near, far)
+        )
+        times = 2 if op.outputs[0] in self.active else 1
+        times += not _stays_divided(op) and not np.all(small)  # the result is gathered, too
+        return times * received(self.wires, inside, outside)
 
     def _parameter_readers(self) -> dict[str, int]:
         """By parameter, how many groups read it."""
@@ -262,35 +273,31 @@ class _Builder:
 
     def _moved(self, op: Op, operand: int, maker: Op, output: int, *, between: bool) -> Array:
         """Seconds to bring what an operator reads: by two configurations, or of one group, by one."""
-        held, need = self._held(maker, output), self.layout[op.name].needs[operand]
-        name = maker.outputs[output]
+        need, name = self.layout[op.name].needs[operand], maker.outputs[output]
         width = self.graph.values[name].dtype.itemsize
         twice = 2 if name in self.active and any(o in self.active for o in op.outputs) else 1
-        own = (tuple(map(id, held.ranges)), id(held.layout.present))
         wanted = (tuple(map(id, need.ranges)), id(need.present))
-        merged = id(held.layout) if held.merged else None
-        key = ("move", own, wanted, merged, width, twice, between)
+        own = self._held(maker, output)
+        key = ("move", id(own), wanted, width, twice, between)
         if key not in self.known:
             bring = matrix if between else diagonal
-            if (own, merged) not in self.owned:
-                there = self._boxes(held)
-                self.owned[own, merged] = there, node_pieces(self.wires, there)
-            there, pieces = self.owned[own, merged]
             to = boxes(need.ranges, need.present)
-            self.known[key] = twice * bring(self.wires, there, pieces, to, width)
+            self.known[key] = twice * bring(self.wires, own, to, width)
         return self.known[key]
 
-    def _held(self, op: Op, output: int) -> _Held:
+    def _held(self, op: Op, output: int) -> Held:
+        """Where an output is, after partial sums are merged."""
         layout = self.layout[op.name]
+        ranges, present = layout.outputs[output], layout.present
         merged = bool(layout.summed) and _stays_divided(op)
-        return _Held(layout, layout.outputs[output], merged)
-
-    def _boxes(self, held: _Held) -> Boxes:
-        own = boxes(held.ranges, held.layout.present)
-        if not held.merged:
-            return own
-        rank, count, _ = partners(held.layout, self.node)
-        return sliced(own, rank, count)
+        key = (tuple(map(id, ranges)), id(present), id(layout) if merged else None)
+        if key not in self.owned:
+            own = boxes(ranges, present)
+            if merged:
+                found = partners(layout, self.node)
+                own = sliced(own, found.rank, found.number)
+            self.owned[key] = held(self.wires, own)
+        return self.owned[key]
 
 
 def _stays_divided(op: Op) -> bool:

@@ -4,12 +4,11 @@
     node       what the devices of its node have: comes over the node's link
     the rest   comes over the network
 
-Devices receive at the same time. What shares a link (a bus, a node's NIC) adds up, and the longest counts.
-Who sends is not looked at.
+Devices receive at the same time; what shares a link (a bus, a node's NIC) adds up, and the longest counts,
+with the latency of one message. How many messages there are, and who sends them, is not looked at.
 """
 
-# i: configuration of the producer, j: of the reader, x: of either, d: device, a: node, r: dimension,
-# k: a piece of what a node holds, u: a different range
+# i: configuration of the producer, j: of the reader, x: of either, d: device, a: node, r: dimension
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from raddle.clusters import Cluster
-from raddle.searches.ranges import Ranges
+from raddle.searches.overlaps import fill, node_pieces
+from raddle.searches.ranges import Array, Ranges
 
-Array = np.ndarray
 LOOKED_AT = 64  # devices
+SHORT = 32  # readers whose order does not matter
 
 
 class Boxes(NamedTuple):
@@ -34,12 +33,13 @@ class Boxes(NamedTuple):
     fixed: tuple[bool, ...]  # dimensions in which all boxes are the same
 
 
-class Pieces(NamedTuple):
-    """What each node holds: different boxes without common points, and how many of them."""
+class Held(NamedTuple):
+    """What devices hold of a value, and the different boxes that their nodes hold."""
 
-    lo: Array  # [r, a, k, x]
+    boxes: Boxes
+    lo: Array  # [r, a, number of the box, x]
     hi: Array
-    number: Array  # [a, x]
+    many: Array  # [a, x]: how many
 
 
 class Wires(NamedTuple):
@@ -80,27 +80,36 @@ def wires(cluster: Cluster, devices: Array) -> Wires:
     return Wires(start, cluster.nodes == 1, inside, outside)
 
 
-def _ways(duplex: bool) -> float:
+def _ways(duplex: bool) -> int:
     """A port that serves one way at a time sends about as much as it receives."""
-    return 1.0 if duplex else 2.0
+    return 1 if duplex else 2
 
 
-def received(wires: Wires, inside: Array, outside: Array) -> Array:
-    """[x]: seconds until all devices have received so many bytes [d, x] from their node and from others."""
+class Received(NamedTuple):
+    """Messages that a device receives and their bytes, [x, d]."""
+
+    messages: Array
+    nbytes: Array
+
+
+def received(wires: Wires, inside: Received, outside: Received) -> Array:
+    """[x]: seconds until all devices have received what comes from their node, and from others."""
     node = np.repeat(np.arange(len(wires.start) - 1), np.diff(wires.start))
-    longest = np.zeros(inside.shape[1])
-    for nbytes, figures in ((inside, wires.inside[node]), (outside, wires.outside[node])):
-        together = np.add.reduceat(nbytes, wires.start[:-1], axis=0)[node]
-        through = np.where(figures[:, 2:] > 0, together, nbytes)
-        seconds = through * figures[:, :1] + figures[:, 1:2] * (through > 0)
-        longest = np.maximum(longest, seconds.max(axis=0))
+    longest = np.zeros(len(inside.nbytes))
+    for amount, figures in ((inside, wires.inside), (outside, wires.outside)):
+        rate, latency, shared = figures[node].T
+        own = amount.nbytes * rate + amount.messages * latency
+        together = np.add.reduceat(own, wires.start[:-1], axis=1)[:, node]
+        longest = np.maximum(longest, np.where(shared > 0, together, own).max(axis=1))
     return longest
+
+
+# -- from configurations to boxes ----------------------------------------------------------------
 
 
 def boxes(ranges: Sequence[Ranges], present: Array) -> Boxes:
     """`present` [x, d] says where there is a box."""
-    shape = present.T.shape
-    lo, hi = np.zeros((2, max(1, len(ranges)), *shape))
+    lo, hi = np.zeros((2, max(1, len(ranges)), *present.T.shape))
     hi[0] = 1  # a value without dimensions has one element
     for r, own in enumerate(ranges):
         lo[r], hi[r] = own.bounds
@@ -108,13 +117,17 @@ def boxes(ranges: Sequence[Ranges], present: Array) -> Boxes:
     return Boxes(lo, hi, (False, *(own.at is None for own in ranges[1:])))
 
 
+def held(wires: Wires, own: Boxes) -> Held:
+    return Held(own, *node_pieces(own.lo, own.hi, wires.start))
+
+
 def sliced(own: Boxes, rank: Array, count: Array) -> Boxes:
     """The slices that a merge leaves on devices: number `rank` of `count` [x, d] along the longest side.
 
     It is the longest side of the first device's box, as for what follows in a group (configurations.py).
     """
-    first = (own.hi - own.lo)[:, 0]
-    along = np.broadcast_to(first.argmax(axis=0), own.lo.shape[1:])[None]
+    longest = (own.hi - own.lo)[:, 0].argmax(axis=0)  # [x]
+    along = np.broadcast_to(longest, own.lo.shape[1:])[None]
     lo = np.take_along_axis(own.lo, along, 0)
     size = np.take_along_axis(own.hi, along, 0) - lo
     new_lo, new_hi = own.lo.copy(), own.hi.copy()
@@ -123,220 +136,42 @@ def sliced(own: Boxes, rank: Array, count: Array) -> Boxes:
     return Boxes(new_lo, new_hi, (False,) * len(new_lo))
 
 
-def matrix(wires: Wires, own: Boxes, pieces: Pieces, need: Boxes, width: float) -> Array:
-    """[i, j]: seconds to bring what readers need, where `own` and `pieces` say who holds what."""
-    keep, width = _split(own, need, float(width))
+# -- from boxes to seconds -----------------------------------------------------------------------
+
+
+def matrix(wires: Wires, own: Held, need: Boxes, width: float) -> Array:
+    """[i, j]: seconds to bring readers what they need of what makers hold."""
+    if need.lo.shape[2] < SHORT:
+        return _fill(wires, own, need, width, pairs=False)
     # Readers that are on most devices come first: the others then are a rest that a device can skip.
     order = np.argsort(-(need.hi[0] > need.lo[0]).sum(axis=0), kind="stable")
-    lo, hi = (np.take(side[keep], order, axis=2) for side in (need.lo, need.hi))
-    found = np.zeros((own.lo.shape[2], len(order)), np.float32)
-    _fill(
-        lo, hi, own.lo[keep], own.hi[keep], pieces.lo[keep], pieces.hi[keep], pieces.number,
-        wires.start, wires.alone, wires.inside, wires.outside, width, found,
-    )  # fmt: skip
+    lo, hi = np.take(need.lo, order, axis=2), np.take(need.hi, order, axis=2)
+    found = _fill(wires, own, Boxes(lo, hi, need.fixed), width, pairs=False)
     out = np.empty_like(found)
     out[:, order] = found
     return out
 
 
-def diagonal(wires: Wires, own: Boxes, pieces: Pieces, need: Boxes, width: float) -> Array:
+def diagonal(wires: Wires, own: Held, need: Boxes, width: float) -> Array:
     """[x]: the same between two members of one group."""
-    sizes = np.maximum(need.hi - need.lo, 0).prod(axis=0)
-    have = _overlap(own.lo, own.hi, need)
-    near = sizes
-    if not wires.alone:
-        node = np.repeat(np.arange(len(wires.start) - 1), np.diff(wires.start))
-        near = np.zeros_like(sizes)
-        for k in range(pieces.lo.shape[2]):
-            near += _overlap(pieces.lo[:, node, k], pieces.hi[:, node, k], need)
-    return received(wires, (near - have) * width, (sizes - near) * width)
+    return _fill(wires, own, need, width, pairs=True).diagonal()
 
 
-def _overlap(lo: Array, hi: Array, need: Boxes) -> Array:
-    common = np.minimum(hi, need.hi) - np.maximum(lo, need.lo)
-    return np.asarray(np.maximum(common, 0).prod(axis=0))
-
-
-def _split(own: Boxes, need: Boxes, width: float) -> tuple[list[int], float]:
-    """The dimensions in which anybody is split; the length of the others goes into the width."""
-    keep = []
-    for r, fixed in enumerate(zip(own.fixed, need.fixed, strict=True)):
-        if all(fixed):
-            lo, hi = max(own.lo[r, 0, 0], need.lo[r, 0, 0]), min(own.hi[r, 0, 0], need.hi[r, 0, 0])
-            width *= max(0.0, hi - lo)
+def _fill(wires: Wires, own: Held, need: Boxes, width: float, *, pairs: bool) -> Array:
+    """Without the dimensions in which nobody is split: their length goes into the width."""
+    lo, hi, fixed = own.boxes
+    keep, width = [], float(width)
+    for r, both in enumerate(zip(fixed, need.fixed, strict=True)):
+        if all(both):
+            first, last = max(lo[r, 0, 0], need.lo[r, 0, 0]), min(hi[r, 0, 0], need.hi[r, 0, 0])
+            width *= max(0.0, last - first)
         else:
             keep.append(r)
-    return keep, width
-
-
-def node_pieces(wires: Wires, own: Boxes) -> Pieces:
-    """What each node holds. Tiles that together are a box count as one.
-
-    In row-major grids of powers of two those of a node always do.
-    """
-    return Pieces(*_pieces(own.lo, own.hi, wires.start))
-
-
-@njit(cache=True)
-def _pieces(lo: Array, hi: Array, start: Array) -> tuple[Array, Array, Array]:
-    ranks, _, many = lo.shape
-    nodes, most = len(start) - 1, np.diff(start).max()
-    low, high = np.zeros((2, ranks, nodes, most, many))
-    count = np.zeros((nodes, many), np.int64)
-    total = np.empty(many)
-    for a in range(nodes):
-        total[:] = 0.0
-        for d in range(start[a], start[a + 1]):
-            for x in range(many):
-                size = 1.0
-                for r in range(ranks):
-                    size *= hi[r, d, x] - lo[r, d, x]
-                if size <= 0 or _is_among(lo, hi, d, low, high, a, count[a, x], x):
-                    continue
-                for r in range(ranks):
-                    low[r, a, count[a, x], x], high[r, a, count[a, x], x] = lo[r, d, x], hi[r, d, x]
-                count[a, x] += 1
-                total[x] += size
-        for x in range(many):
-            if count[a, x] > 1 and _hull(low, high, a, count[a, x], x) == total[x]:
-                for r in range(ranks):
-                    low[r, a, 0, x] = low[r, a, : count[a, x], x].min()
-                    high[r, a, 0, x] = high[r, a, : count[a, x], x].max()
-                    low[r, a, 1:, x] = 0
-                    high[r, a, 1:, x] = 0
-                count[a, x] = 1
-    return low, high, count
-
-
-@njit(cache=True)
-def _is_among(
-    lo: Array, hi: Array, d: int, low: Array, high: Array, a: int, count: int, x: int
-) -> bool:
-    for k in range(count):
-        same = True
-        for r in range(len(lo)):
-            same &= low[r, a, k, x] == lo[r, d, x] and high[r, a, k, x] == hi[r, d, x]
-        if same:
-            return True
-    return False
-
-
-@njit(cache=True)
-def _hull(low: Array, high: Array, a: int, count: int, x: int) -> float:
-    """The volume of the smallest box around all pieces."""
-    volume = 1.0
-    for r in range(len(low)):
-        volume *= high[r, a, :count, x].max() - low[r, a, :count, x].min()
-    return volume
-
-
-@njit(cache=True)
-def _fill(
-    need_lo: Array, need_hi: Array, own_lo: Array, own_hi: Array,
-    piece_lo: Array, piece_hi: Array, pieces: Array,
-    start: Array, alone: bool, link: Array, network: Array, width: float, out: Array,
-) -> None:  # fmt: skip
-    """Device by device: overlaps with few different ranges a dimension, multiplied row by row of j."""
-    ranks, _, readers = need_lo.shape
-    makers, most = own_lo.shape[2], piece_lo.shape[2]
-    rows = np.empty(
-        (ranks, makers * (1 + most), readers)
-    )  # overlaps of different ranges with needs
-    ends = np.empty((ranks, makers * (1 + most), 2))
-    own_at = np.zeros((makers, ranks), np.int64)
-    piece_at = np.zeros((makers, most, ranks), np.int64)
-    inside, outside = np.zeros((2, makers, readers))  # elements, since the link was last closed
-    sizes, buffer = np.empty(readers), np.empty((3, readers))
-    for a in range(len(start) - 1):
-        widest = 0
-        for d in range(start[a], start[a + 1]):
-            _volumes(need_lo[:, d], need_hi[:, d], sizes)
-            n = readers
-            while n > 0 and sizes[n - 1] <= 0:
-                n -= 1
-            widest = max(widest, n)
-            needs, here, near, part = sizes[:n], buffer[0, :n], buffer[1, :n], buffer[2, :n]
-            for r in range(ranks):
-                used = 0
-                lo, hi = need_lo[r, d, :n], need_hi[r, d, :n]
-                for i in range(makers):
-                    own_at[i, r], used = _row(
-                        own_lo[r, d, i], own_hi[r, d, i], lo, hi, rows[r], ends[r], used
-                    )
-                    for k in range(pieces[a, i]):
-                        piece_at[i, k, r], used = _row(
-                            piece_lo[r, a, k, i], piece_hi[r, a, k, i], lo, hi, rows[r], ends[r],
-                            used,
-                        )  # fmt: skip
-            last = d == start[a + 1] - 1
-            for i in range(makers):
-                here[:] = 0.0
-                if own_lo[0, d, i] < own_hi[0, d, i]:
-                    _multiply(rows, own_at[i], here)
-                if alone:
-                    near[:] = needs
-                elif pieces[a, i] == 1:
-                    _multiply(rows, piece_at[i, 0], near)
-                else:
-                    near[:] = 0.0
-                    for k in range(pieces[a, i]):
-                        _multiply(rows, piece_at[i, k], part)
-                        near += part
-                from_node, from_others = inside[i], outside[i]
-                for j in range(n):
-                    from_node[j] += near[j] - here[j]
-                    from_others[j] += needs[j] - near[j]
-                if last or link[a, 2] == 0:
-                    _close(from_node[:widest], link[a, 0] * width, link[a, 1], out[i])
-                if not alone and (last or network[a, 2] == 0):
-                    _close(from_others[:widest], network[a, 0] * width, network[a, 1], out[i])
-
-
-# Comparisons instead of max and min: those of Python keep the compiler from using vectors.
-
-
-@njit(cache=True)
-def _volumes(lo: Array, hi: Array, out: Array) -> None:
-    out[:] = 1.0
-    for r in range(len(lo)):
-        for j in range(len(out)):
-            out[j] *= hi[r, j] - lo[r, j] if hi[r, j] > lo[r, j] else 0.0
-
-
-@njit(cache=True)
-def _row(
-    a: float, b: float, lo: Array, hi: Array, rows: Array, ends: Array, used: int
-) -> tuple[int, int]:
-    """The number of the row for the range a to b: one that is there, or a new one."""
-    for u in range(used):
-        if ends[u, 0] == a and ends[u, 1] == b:
-            return u, used
-    ends[used, 0], ends[used, 1] = a, b
-    row = rows[used]
-    for j in range(len(lo)):
-        low = lo[j] if lo[j] > a else a
-        high = hi[j] if hi[j] < b else b
-        row[j] = high - low if high > low else 0.0
-    return used, used + 1
-
-
-@njit(cache=True)
-def _multiply(rows: Array, at: Array, out: Array) -> None:
-    if len(at) == 1:
-        out[:] = rows[0, at[0], : len(out)]
-        return
-    first, second = rows[0, at[0]], rows[1, at[1]]
-    for j in range(len(out)):
-        out[j] = first[j] * second[j]
-    for r in range(2, len(at)):
-        row = rows[r, at[r]]
-        for j in range(len(out)):
-            out[j] *= row[j]
-
-
-@njit(cache=True)
-def _close(amount: Array, rate: float, latency: float, longest: Array) -> None:
-    for j in range(len(amount)):
-        seconds = np.float32(amount[j] * rate + (latency if amount[j] > 0 else 0.0))
-        longest[j] = seconds if seconds > longest[j] else longest[j]
-        amount[j] = 0.0
+    sides = (need.lo, need.hi, lo, hi, own.lo, own.hi)
+    kept = sides if len(keep) == len(lo) else tuple(side[keep] for side in sides)
+    out = np.zeros((lo.shape[2], need.lo.shape[2]), np.float32)
+    fill(
+        kept[0], kept[1], kept[2], kept[3], kept[4], kept[5], own.many,
+        wires.start, wires.alone, wires.inside, wires.outside, width, pairs, out,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,181 @@
+"""The compiled part of transfers.py: overlaps of what is needed with what is held, as products of ranges.
+
+A device meets few different ranges a dimension. The overlap of each with the needs of all readers is a row,
+worked out once; a maker's overlaps are products of rows, so that the innermost loops run over readers.
+"""
+
+# i: configuration of the producer (maker), j: of the reader, d: device, a: node, r: dimension,
+# k: a box of a node, u: a row
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+Array = np.ndarray
+
+
+@njit(cache=True)
+def node_pieces(lo: Array, hi: Array, start: Array) -> tuple[Array, Array, Array]:
+    """What each node holds: different boxes [r, a, k, x], and how many [a, x].
+
+    Tiles that together are a box count as one: in row-major grids of powers of two those of a node do.
+    """
+    ranks, _, many = lo.shape
+    nodes, most = len(start) - 1, np.diff(start).max()
+    low, high = np.zeros((2, ranks, nodes, most, many))
+    count = np.zeros((nodes, many), np.int64)
+    total = np.empty(many)
+    for a in range(nodes):
+        total[:] = 0.0
+        for d in range(start[a], start[a + 1]):
+            for x in range(many):
+                size = 1.0
+                for r in range(ranks):
+                    size *= hi[r, d, x] - lo[r, d, x]
+                if size <= 0 or _is_among(lo, hi, d, low, high, a, count[a, x], x):
+                    continue
+                for r in range(ranks):
+                    low[r, a, count[a, x], x], high[r, a, count[a, x], x] = lo[r, d, x], hi[r, d, x]
+                count[a, x] += 1
+                total[x] += size
+        for x in range(many):
+            if count[a, x] > 1 and _hull(low, high, a, count[a, x], x) == total[x]:
+                for r in range(ranks):
+                    low[r, a, 0, x] = low[r, a, : count[a, x], x].min()
+                    high[r, a, 0, x] = high[r, a, : count[a, x], x].max()
+                count[a, x] = 1
+    return low, high, count
+
+
+@njit(cache=True)
+def _is_among(
+    lo: Array, hi: Array, d: int, low: Array, high: Array, a: int, count: int, x: int
+) -> bool:
+    for k in range(count):
+        same = True
+        for r in range(len(lo)):
+            same &= low[r, a, k, x] == lo[r, d, x] and high[r, a, k, x] == hi[r, d, x]
+        if same:
+            return True
+    return False
+
+
+@njit(cache=True)
+def _hull(low: Array, high: Array, a: int, count: int, x: int) -> float:
+    """The volume of the smallest box around all pieces."""
+    volume = 1.0
+    for r in range(len(low)):
+        volume *= high[r, a, :count, x].max() - low[r, a, :count, x].min()
+    return volume
+
+
+@njit(cache=True)
+def fill(
+    need_lo: Array, need_hi: Array, own_lo: Array, own_hi: Array,
+    node_lo: Array, node_hi: Array, boxes: Array,
+    start: Array, alone: bool, link: Array, network: Array, width: float, pairs: bool, out: Array,
+) -> None:  # fmt: skip
+    """out[i, j] becomes the longest time that a link takes; with `pairs` where i is j alone."""
+    ranks, _, readers = need_lo.shape
+    makers, most = own_lo.shape[2], node_lo.shape[2]
+    rows = np.empty((ranks, makers * (1 + most), readers))
+    ends = np.empty((ranks, makers * (1 + most), 2))
+    own_at = np.zeros((makers, ranks), np.int64)
+    node_at = np.zeros((makers, most, ranks), np.int64)
+    inside, outside = np.zeros((2, makers, readers))  # elements, since the link was last closed
+    sizes, buffer = np.empty(readers), np.empty((3, readers))
+    for a in range(len(start) - 1):
+        widest = 0
+        for d in range(start[a], start[a + 1]):
+            last = d == start[a + 1] - 1
+            _volumes(need_lo[:, d], need_hi[:, d], sizes)
+            n = readers
+            while n > 0 and sizes[n - 1] <= 0:
+                n -= 1
+            widest = max(widest, n)
+            for r in range(ranks):
+                used = 0
+                lo, hi = need_lo[r, d, :n], need_hi[r, d, :n]
+                for i in range(makers):
+                    own_at[i, r], used = _row(
+                        own_lo[r, d, i], own_hi[r, d, i], lo, hi, rows[r], ends[r], used
+                    )
+                    for k in range(0 if alone else boxes[a, i]):
+                        node_at[i, k, r], used = _row(
+                            node_lo[r, a, k, i], node_hi[r, a, k, i], lo, hi, rows[r], ends[r], used
+                        )
+            for i in range(makers):
+                first, end = (i, min(i + 1, n)) if pairs else (0, n)
+                here, near, part = buffer[:, first:end]
+                here[:] = 0.0
+                near[:] = sizes[first:end] if alone else here
+                if own_lo[0, d, i] < own_hi[0, d, i]:
+                    _multiply(rows, own_at[i], first, here)
+                if not alone and boxes[a, i] == 1:
+                    _multiply(rows, node_at[i, 0], first, near)
+                elif not alone:
+                    for k in range(boxes[a, i]):
+                        _multiply(rows, node_at[i, k], first, part)
+                        near += part
+                from_node, from_others = inside[i, first:end], outside[i, first:end]
+                for j in range(len(here)):
+                    from_node[j] += near[j] - here[j]
+                    from_others[j] += sizes[first + j] - near[j]
+                if last or link[a, 2] == 0:
+                    _close(inside[i, :widest], link[a, 0] * width, link[a, 1], out[i])
+                if not alone and (last or network[a, 2] == 0):
+                    _close(outside[i, :widest], network[a, 0] * width, network[a, 1], out[i])
+
+
+# Comparisons instead of max and min: those of Python keep the compiler from using vectors.
+
+
+@njit(cache=True)
+def _volumes(lo: Array, hi: Array, out: Array) -> None:
+    out[:] = 1.0
+    for r in range(len(lo)):
+        for j in range(len(out)):
+            out[j] *= hi[r, j] - lo[r, j] if hi[r, j] > lo[r, j] else 0.0
+
+
+@njit(cache=True)
+def _row(
+    a: float, b: float, lo: Array, hi: Array, rows: Array, ends: Array, used: int
+) -> tuple[int, int]:
+    """The number of the row for the range a to b: one that is there, or a new one."""
+    for u in range(used):
+        if ends[u, 0] == a and ends[u, 1] == b:
+            return u, used
+    ends[used, 0], ends[used, 1] = a, b
+    row = rows[used]
+    for j in range(len(lo)):
+        low = lo[j] if lo[j] > a else a
+        high = hi[j] if hi[j] < b else b
+        row[j] = high - low if high > low else 0.0
+    return used, used + 1
+
+
+@njit(cache=True)
+def _multiply(rows: Array, at: Array, begin: int, out: Array) -> None:
+    """The product of a row for each dimension, from reader `begin` on."""
+    end = begin + len(out)
+    first = rows[0, at[0], begin:end]
+    if len(at) == 1:
+        out[:] = first
+        return
+    second = rows[1, at[1], begin:end]
+    for j in range(len(out)):
+        out[j] = first[j] * second[j]
+    for r in range(2, len(at)):
+        row = rows[r, at[r], begin:end]
+        for j in range(len(out)):
+            out[j] *= row[j]
+
+
+@njit(cache=True)
+def _close(amount: Array, rate: float, latency: float, longest: Array) -> None:
+    for j in range(len(amount)):
+        seconds = np.float32(amount[j] * rate + (latency if amount[j] > 0 else 0.0))
+        longest[j] = seconds if seconds > longest[j] else longest[j]
+        amount[j] = 0.0
