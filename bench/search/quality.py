@@ -19,9 +19,9 @@ from raddle.plan.notation import write_tiling
 from raddle.searches.baselines import METHODS
 from raddle.searches.configurations import Configuration
 from raddle.searches.figures import compare, planned
-from raddle.searches.optcnn import choose
+from raddle.searches.optcnn.method import choose
+from raddle.searches.optcnn.tables import Tables, tables
 from raddle.searches.settings import Settings
-from raddle.searches.tables import Tables, tables
 
 # A global batch of 32 a device as in the papers where they say so; 64 in all for FlexFlow's recurrent ones.
 BATCH = {

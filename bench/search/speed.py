@@ -14,12 +14,12 @@ from common import graph_of, keep, machine
 from raddle.evaluation.evaluator import Evaluator
 from raddle.program.lower import lower
 from raddle.searches.baselines import METHODS
-from raddle.searches.chain import Chain, chain
-from raddle.searches.optcnn import choose
+from raddle.searches.flexflow.chain import Chain, chain
+from raddle.searches.optcnn.method import choose
+from raddle.searches.optcnn.tables import tables
 from raddle.searches.planning import plan_for
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Settings
-from raddle.searches.tables import tables
 from raddle.simulation.engine import run_tasks
 from raddle.simulation.tasks import Tasks, build_tasks
 

@@ -32,7 +32,7 @@ from raddle.run.checkpoint import gather_state
 from raddle.run.trainer import Trainer, parallelize
 from raddle.searches import planning
 from raddle.searches.baselines import METHODS
-from raddle.searches.flexflow import flexflow
+from raddle.searches.flexflow.method import flexflow
 from raddle.searches.planning import SEARCHES, find, plan_for
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Settings

@@ -15,9 +15,9 @@ from raddle.evaluation.evaluator import Evaluator
 from raddle.plan.plan import Plan
 from raddle.program.lower import lower
 from raddle.searches.baselines import METHODS
-from raddle.searches.chain import Chain, chain
-from raddle.searches.climbing import Climb
-from raddle.searches.flexflow import flexflow
+from raddle.searches.flexflow.chain import Chain, chain
+from raddle.searches.flexflow.climbing import Climb
+from raddle.searches.flexflow.method import flexflow
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Clock, Settings
 from raddle.simulation.timeline import simulate

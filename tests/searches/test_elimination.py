@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raddle.searches import branching
-from raddle.searches.elimination import Edge, min_plus, solve
+from raddle.searches.optcnn import branching
+from raddle.searches.optcnn.elimination import Edge, min_plus, solve
 
 Pairs = list[tuple[int, int]]
 Problem = tuple[list[np.ndarray], list[Edge]]
@@ -253,7 +253,7 @@ def test_whenever_it_is_interrupted(pairs: Pairs, seed: int, looks: int, limit: 
     problem = filled(pairs, seed, least=3)
     clock = iter([*[0.0] * looks, *[1.0] * 10**4])
     with without_guesses() as patch:
-        patch.setattr("raddle.searches.elimination.perf_counter", lambda: next(clock))
+        patch.setattr("raddle.searches.optcnn.elimination.perf_counter", lambda: next(clock))
         found = solve(*problem, limit=limit, deadline=1.0)
     least = exhaustive(*problem)
     assert found.bound <= least <= found.cost

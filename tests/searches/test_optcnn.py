@@ -32,9 +32,9 @@ from raddle.program.lower import active_values, lower
 from raddle.program.merging import is_local_statistics, longest
 from raddle.searches.configurations import Configuration, tiles
 from raddle.searches.groups import Group, group_of
-from raddle.searches.optcnn import OVERLAPS, choose, optcnn, optcnn_paper, plan_tiles
-from raddle.searches.tables import Tables, tables
-from raddle.searches.transfers import looked_at
+from raddle.searches.optcnn.method import OVERLAPS, choose, optcnn, optcnn_paper, plan_tiles
+from raddle.searches.optcnn.tables import Tables, tables
+from raddle.searches.optcnn.transfers import looked_at
 
 MODELS = ("lenet-tiny", "mlp-tiny", "gpt-tiny", "resnet110-tiny", "rnntc-tiny", "unet-tiny")
 CLUSTERS = ("p100:2x2", "p100:1x4", "mixed")
@@ -465,7 +465,7 @@ def test_some_nodes_stand_for_many() -> None:
 def test_what_is_looked_at_takes_no_longer_than_all(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, where = small("mlp-tiny")[1], cluster("p100:32x4")
     some = tables(graph, where)
-    monkeypatch.setattr("raddle.searches.transfers.LOOKED_AT", 128)
+    monkeypatch.setattr("raddle.searches.optcnn.transfers.LOOKED_AT", 128)
     every = tables(graph, where)
     for a, b in zip([*some.nodes, *(e.cost for e in some.edges)],
                     [*every.nodes, *(e.cost for e in every.edges)], strict=True):  # fmt: skip

@@ -1,7 +1,7 @@
 """`auto`: the best of all methods, improved from the best of them, within the devices' memory.
 
 1. Baselines, OptCNN's optima and experts' plans are starts; every one is timed.
-2. Chains go on from the fastest (climbing.py).
+2. Chains go on from the fastest (flexflow/climbing.py).
 3. The fastest are simulated for several steps and their memory is counted; the fastest that fits is the
    answer. No baseline that fits is faster: those that could be are simulated too.
 4. If nothing fits, values are computed again in place of being kept; if that does not help, it says so.
@@ -24,7 +24,7 @@ from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
 from raddle.program.lower import lower
 from raddle.searches.bounds import lower_bound
-from raddle.searches.climbing import Climb
+from raddle.searches.flexflow.climbing import Climb
 from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.recomputing import blocks

@@ -10,9 +10,10 @@ from raddle.evaluation.evaluator import Evaluator
 from raddle.graph.graph import Graph
 from raddle.searches.auto import MOST_DEVICES, Auto
 from raddle.searches.configurations import Configuration
-from raddle.searches.flexflow import flexflow
+from raddle.searches.flexflow.method import flexflow
 from raddle.searches.groups import Group
-from raddle.searches.optcnn import OVERLAPS, choose
+from raddle.searches.optcnn.method import OVERLAPS, choose
+from raddle.searches.optcnn.tables import tables
 from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Found, Settings
@@ -23,7 +24,6 @@ from raddle.searches.starts import (
     first_devices,
     shifted,
 )
-from raddle.searches.tables import tables
 
 MOST_SUMS = (
     64  # devices up to which OptCNN's tables have splits of sums: there are many more of them

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
-    from raddle.searches.elimination import Edge
+    from raddle.searches.optcnn.elimination import Edge
 
 Nodes: TypeAlias = Sequence[np.ndarray]
 Edges: TypeAlias = "Sequence[Edge]"

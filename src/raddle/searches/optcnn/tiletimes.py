@@ -17,8 +17,8 @@ from raddle.costs.compute import VIEWS, Compute, family
 from raddle.graph.box import Box
 from raddle.graph.graph import Op
 from raddle.graph.ops import KINDS
-from raddle.searches.layouts import Layout
-from raddle.searches.ranges import Ranges, volume
+from raddle.searches.optcnn.layouts import Layout
+from raddle.searches.optcnn.ranges import Ranges, volume
 
 Array = np.ndarray
 

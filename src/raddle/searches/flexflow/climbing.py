@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from raddle.errors import InputError
 from raddle.evaluation.evaluator import Evaluator
 from raddle.plan.tiling import Tiling
-from raddle.searches.chain import TEMPERATURE, Chain, chain
+from raddle.searches.flexflow.chain import TEMPERATURE, Chain, chain
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Clock, Progress, Settings
 

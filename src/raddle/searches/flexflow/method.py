@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from raddle.clusters import Cluster
 from raddle.evaluation.evaluator import Evaluator
 from raddle.graph.graph import Graph
-from raddle.searches.climbing import Climb
+from raddle.searches.flexflow.climbing import Climb
 from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Clock, Found, Settings

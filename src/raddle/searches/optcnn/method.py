@@ -18,10 +18,10 @@ from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
 from raddle.program.lower import lower
 from raddle.searches.configurations import Configuration, tiles
-from raddle.searches.elimination import Solution, solve
 from raddle.searches.groups import Group
+from raddle.searches.optcnn.elimination import Solution, solve
+from raddle.searches.optcnn.tables import Tables, tables
 from raddle.searches.placing import Tiles, all_devices, copies, place_standing
-from raddle.searches.tables import Tables, tables
 from raddle.simulation.timeline import simulate
 
 OVERLAPS = (1.0, 0.5, 0.2, 0.0)  # shares of the all-reduces that are taken to be exposed

@@ -22,7 +22,7 @@ from raddle.plan.tiling import even_cuts
 from raddle.program.closing import EVERYWHERE
 from raddle.searches.configurations import degrees, followers
 from raddle.searches.groups import AFTER, BEFORE, OWN, Group, Member
-from raddle.searches.ranges import Array, Cuts, Lattice, Ranges, by_axis, constant, indexed
+from raddle.searches.optcnn.ranges import Array, Cuts, Lattice, Ranges, by_axis, constant, indexed
 
 Dims = tuple[Ranges, ...]  # by dimension of an operator
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from raddle.searches import branching
+from raddle.searches.optcnn import branching
 
 Scope = tuple[int, ...]  # nodes, in rising order
 Factor = tuple[Scope, np.ndarray]  # costs, with a dimension for each node of the scope

@@ -32,14 +32,14 @@ from raddle.program.closing import SMALL
 from raddle.program.lower import active_values
 from raddle.program.merging import is_local_statistics
 from raddle.searches.configurations import Configuration
-from raddle.searches.elimination import Edge
 from raddle.searches.groups import Group, group_of, groups
-from raddle.searches.layouts import Atlas, Layout
-from raddle.searches.partners import partners
-from raddle.searches.ranges import Ranges, volume
-from raddle.searches.syncing import Read, Syncing
-from raddle.searches.tiletimes import TileTimes
-from raddle.searches.transfers import (
+from raddle.searches.optcnn.elimination import Edge
+from raddle.searches.optcnn.layouts import Atlas, Layout
+from raddle.searches.optcnn.partners import partners
+from raddle.searches.optcnn.ranges import Ranges, volume
+from raddle.searches.optcnn.syncing import Read, Syncing
+from raddle.searches.optcnn.tiletimes import TileTimes
+from raddle.searches.optcnn.transfers import (
     Held,
     Received,
     boxes,

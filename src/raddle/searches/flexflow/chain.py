@@ -19,7 +19,7 @@ from raddle.errors import InputError
 from raddle.evaluation.evaluator import Evaluator
 from raddle.plan.tiling import Tiling
 from raddle.searches.configurations import Configuration
-from raddle.searches.moves import Mover
+from raddle.searches.flexflow.moves import Mover
 from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
 

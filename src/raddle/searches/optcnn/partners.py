@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raddle.searches.layouts import Layout
-from raddle.searches.ranges import Array, numbered
+from raddle.searches.optcnn.layouts import Layout
+from raddle.searches.optcnn.ranges import Array, numbered
 
 
 class Partners(NamedTuple):

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.searches.overlaps import fill, node_pieces
-from raddle.searches.ranges import Array, Ranges
+from raddle.searches.optcnn.overlaps import fill, node_pieces
+from raddle.searches.optcnn.ranges import Array, Ranges
 
 LOOKED_AT = 64  # devices
 SHORT = 32  # readers whose order does not matter

@@ -1,0 +1,1 @@
+"""FlexFlow (arXiv 1807.05358): Markov chains over splits and devices."""

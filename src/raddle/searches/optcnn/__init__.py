@@ -1,0 +1,1 @@
+"""OptCNN (arXiv 1802.04924): costs of configurations in tables, and their least sum, exactly."""
