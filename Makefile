@@ -41,12 +41,13 @@ format: $(READY)  ## format the code and mend what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## run every benchmark, bench/*/run.py, as its README has it (bench-full is the same)
+bench: $(READY)  ## run every benchmark, bench/*/run.py, of bench/search what takes minutes
 	@set -e; for script in $(sort $(wildcard bench/*/run.py)); do \
 		echo "== $$script"; $(BIN)/python "$$script"; \
 	done
 
-bench-full: bench
+bench-full: bench  ## the same, and all of bench/search, which takes an hour
+	$(BIN)/python bench/search/run.py all
 
 clean:  ## remove caches and build outputs; .venv stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,12 +18,12 @@ PARTS = {
     "delta": lambda a: delta.run(),
     "optcnn-claims": lambda a: quality.optcnn_claims(),
     "vgg-plan": lambda a: quality.vgg_plan(),
-    "flexflow-claims": lambda a: quality.flexflow_claims(a.budget),
+    "flexflow-claims": lambda a: quality.flexflow_claims(a.budget, a.models or quality.FLEXFLOW),
     "reduction": lambda a: quality.reduction(a.budget),
     "heterogeneous": lambda a: quality.heterogeneous(a.budget),
     "memory": lambda a: quality.memory(a.budget),
     "scale": lambda a: quality.scale(a.budget),
-    "auto": lambda a: quality.auto(a.budget, a.models, a.clusters),
+    "auto": lambda a: quality.auto(a.budget, a.models or quality.TWELVE, a.clusters),
 }
 QUICK = (
     "simulation",
@@ -43,7 +43,7 @@ def main() -> None:
         "parts", nargs="*", choices=[*PARTS, "all", []], help="the quick ones if none"
     )
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of a search")
-    parser.add_argument("--models", type=names, default=quality.TWELVE)
+    parser.add_argument("--models", type=names)
     parser.add_argument("--clusters", type=names, default=quality.CLUSTERS)
     parser.add_argument("--table", action="store_true", help="print what results.json holds")
     given = parser.parse_args()

@@ -1,7 +1,8 @@
 """Several chains from several starts, within a budget of time: what `flexflow` and `auto` share.
 
-All chains go on in turns. After each round the worse half of them is given up, until one is left, which
-goes on until the budget is over or nothing has improved for long.
+All chains go on in turns, the best start first. After each round the worse half of them is given up and the
+rounds become longer, until one chain is left, which goes on until the budget is over or nothing has
+improved for long.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from raddle.searches.flexflow.chain import TEMPERATURE, Chain, chain
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Clock, Progress, Settings
 
-ROUND = 256  # proposals of a chain before another has its turn
-PATIENCE = 12  # rounds of the last chain without an improvement
+ROUND = 64  # proposals of a chain before another has its turn, at first
+PATIENCE = 3000  # proposals of the last chain without an improvement
 
 
 @dataclass
@@ -75,6 +76,7 @@ class Climb:
     def _run(self, budget: float) -> None:
         most = self.settings.proposals
         length = ROUND
+        self.chains.sort(key=lambda c: c.time)
         while self.chains:
             for own in list(self.chains):
                 own.enter()
@@ -100,7 +102,7 @@ class Climb:
                 self.chains, lost = ranked[:keep], ranked[keep:]
                 self.given_up += lost
                 length *= 2
-            elif self.chains[0].since >= PATIENCE * ROUND:
+            elif self.chains[0].since >= PATIENCE:
                 self.stopped = "no improvement"
                 return
             elif self.chains[0].time > self.chains[0].best_time * 1.05:
