@@ -42,7 +42,7 @@ def optcnn() -> None:
     for count, powers, target in OPTCNN:
         graph, on = graph_of("inception_v3", 32 * count), machine(spec(count))
         seconds = []
-        for _ in range(4):
+        for _ in range(8 if count < 64 else 3):
             begun = time.perf_counter()
             found = tables(graph, on, powers=powers)
             _, solution = choose(found)

@@ -144,7 +144,12 @@ def _assemble(
 ) -> tuple[int, int]:  # fmt: skip
     """Writes nodes and edges, sums the loads of resources, and notes where each device ends."""
     at = np.zeros(2, np.int64)  # nodes, edges; nodes become negative when there is no room
-    lane = Lane(np.arange(devices), np.zeros(devices, np.int64), np.zeros(devices, np.int64), load)
+    lane = Lane(
+        np.arange(devices).astype(np.int32),
+        np.zeros(devices, np.int64),
+        np.zeros(devices, np.int64),
+        load,
+    )
     several = np.zeros(devices, np.int32)
     for d in range(devices):
         _node(space, at, 0, -1, -1, d, 0)

@@ -11,6 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+ENDS = {  # why a search ended
+    "budget": "with its time",
+    "proposals": "with its proposals",
+    "interrupt": "when it was interrupted",
+    "no improvement": "because nothing had improved for long",
+}
 PIPED_WIDTH = 10_000  # columns: a table is as wide as its content, and a pipe never cuts it
 
 
@@ -227,8 +233,13 @@ def _figure_table(console: Console, figures: Mapping[str, Any]) -> Table:
 
 
 def show_plan(row: Mapping[str, Any]) -> None:
-    """Print the predicted figures of one plan, and where it was written."""
+    """Print the predicted figures of one plan, how it was found, and where it was written."""
     show_comparison([row])
+    if row.get("proposals"):
+        ended = ENDS.get(row["stopped"], row["stopped"])
+        print(
+            f"found as '{row['start']}' after {row['proposals']} proposals; the search ended {ended}"
+        )
     if row["file"] is not None:
         print(f"written to {row['file']}: raddle simulate {row['file']} shows more")
 
@@ -250,6 +261,14 @@ def show_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
             console.print(f"{row['method']}: {row['error']}", style="yellow")
         elif row["fits"] is False:
             console.print(f"{row['method']}: does not fit into the devices' memory", style="yellow")
+    bounds = [row["lower_bound_ms"] for row in rows if row.get("lower_bound_ms") is not None]
+    steps = [row["step_ms"] for row in rows if row["step_ms"] is not None]
+    if bounds and steps:
+        above = 100 * (min(steps) / bounds[0] - 1)
+        bound = seconds_text(bounds[0] / 1e3)
+        console.print(
+            f"no plan takes less than {bound}: the fastest here is {above:.1f} % above that"
+        )
     settings = {(row["bn"], row["sync"]) for row in rows}
     for bn, sync in sorted(settings):
         console.print(f"simulated, with {bn} batch statistics, synchronised by {sync}")
