@@ -158,6 +158,6 @@ def _compile(methods: "Sequence[str]") -> None:
     from raddle.report import terminal
 
     if not is_compiled():
-        typer.echo("raddle: compiling the search, once on this machine (about 20 s)", err=True)
+        typer.echo("raddle: compiling the search, once on this machine (about 30 s)", err=True)
         with terminal.progress("compiling"):
             compile_all()
