@@ -261,7 +261,7 @@ def heterogeneous(budget: float) -> None:
 
 def scale(budget: float) -> None:
     """Up to 1,024 devices."""
-    for model, count in (("resnet50", 256), ("resnet50", 1024), ("vgg16", 1024)):
+    for model, count in (("resnet50", 256), ("resnet50", 1024)):
         graph, on = graph_of(model, 32 * count), machine(f"p100:{count // 4}x4")
         row: dict[str, Any] = {}
         for method in ("data", "optcnn", "auto"):
