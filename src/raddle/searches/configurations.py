@@ -25,6 +25,7 @@ from raddle.program.merging import longest, slices
 from raddle.searches.groups import AFTER, BEFORE, OWN, Group, Member
 
 Cuts = tuple[int, ...]
+ANY_NUMBER = 2**62
 
 
 class Configuration(NamedTuple):
@@ -177,15 +178,22 @@ def _as_read(
             axes[d], cuts[d] = split.axes[over[0]], tuple(ends)
 
 
+def most_copies(member: Member) -> int:
+    """How many copies of a tile there may be; where there would be more, the first is the only one."""
+    if member.op.opaque:
+        return 1  # it may be random, and copies of it could differ
+    if member.op.kind == "running" or member.how == BEFORE:
+        return ANY_NUMBER  # it belongs where it is read
+    return EVERYWHERE  # many copies are much talk
+
+
 def _placed(member: Member, split: _Split, parts: tuple[int, ...]) -> Follower:
     op = member.op
     order = [axis for axes in split.axes for axis in axes]
     others = [axis for axis, count in enumerate(parts) if count > 1 and axis not in order]
     copies = math.prod(parts[axis] for axis in others)
     places = np.arange(math.prod(parts)).reshape(parts)
-    spread = copies <= EVERYWHERE or op.kind == "running" or member.how == BEFORE
-    if op.opaque or not spread:
-        # What is opaque may be random, and copies of it could differ; many copies are much talk.
+    if copies > most_copies(member):
         places = places[
             tuple(slice(0, 1) if axis in others else slice(None) for axis in range(len(parts)))
         ]

@@ -2,7 +2,8 @@
 
 uniform      any group, any degrees, any devices (FlexFlow, arXiv 1807.05358, section 6)
 neighbour    a group takes over what a neighbour has
-block        all groups that share a weight, or a run of neighbours, change together
+spread       a run of neighbours takes over what a group has
+block        all groups that share a weight change together
 degree       a factor goes from one letter to another, or is dropped or added
 devices      the same parts on other devices
 uneven       parts in proportion to the devices' speed

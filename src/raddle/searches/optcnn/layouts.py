@@ -19,9 +19,8 @@ import numpy as np
 from raddle.graph.index import Index
 from raddle.graph.space import Space
 from raddle.plan.tiling import even_cuts
-from raddle.program.closing import EVERYWHERE
-from raddle.searches.configurations import degrees, followers
-from raddle.searches.groups import AFTER, BEFORE, OWN, Group, Member
+from raddle.searches.configurations import degrees, followers, most_copies
+from raddle.searches.groups import AFTER, OWN, Group, Member
 from raddle.searches.optcnn.ranges import Array, Cuts, Lattice, Ranges, by_axis, constant, indexed
 
 Dims = tuple[Ranges, ...]  # by dimension of an operator
@@ -38,8 +37,7 @@ class Placing(NamedTuple):
     """What decides which devices have a tile."""
 
     cut: frozenset[tuple[tuple[int, ...], frozenset[int]]]  # axes, and degrees that they do not cut
-    opaque: bool
-    spread: bool  # however many copies there are
+    most: int  # copies of a tile; of more, the first is the only one
 
 
 @dataclass(eq=False)
@@ -216,8 +214,7 @@ class Atlas:
 
     def _placed(self, member: Member, lattice: Lattice, dims: Dims) -> tuple[Placing, Array]:
         cut = frozenset((r.axes, r.uncut) for r in dims if r.axes)
-        spread = member.op.kind == "running" or member.how == BEFORE
-        placing = Placing(cut, member.op.opaque, spread)
+        placing = Placing(cut, most_copies(member))
         return placing, self._once(("placing", id(lattice), placing), _present, lattice, placing)
 
     # -- what is read ----------------------------------------------------------------------------
@@ -312,7 +309,7 @@ def present(lattice: Lattice, placing: Placing, devices: Array) -> Array:
         if not split.all():
             copies = np.where(split, copies, copies * parts)
             first &= split[:, None] | (lattice.coordinate(a, devices) == 0)
-    everywhere = ((copies <= EVERYWHERE) | placing.spread) & (not placing.opaque)
+    everywhere = copies <= placing.most
     alive = devices[None, :] < lattice.total[:, None]
     return np.asarray(alive & (everywhere[:, None] | first))
 
