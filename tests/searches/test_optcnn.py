@@ -32,9 +32,10 @@ from raddle.program.lower import active_values, lower
 from raddle.program.merging import is_local_statistics, longest
 from raddle.searches.configurations import Configuration, tiles
 from raddle.searches.groups import Group, group_of
-from raddle.searches.optcnn.method import OVERLAPS, choose, optcnn, optcnn_paper, plan_tiles
+from raddle.searches.optcnn.method import OVERLAPS, choose, optcnn_paper, plan_tiles
 from raddle.searches.optcnn.tables import Tables, tables
 from raddle.searches.optcnn.transfers import looked_at
+from raddle.searches.planning import plan_for
 
 MODELS = ("lenet-tiny", "mlp-tiny", "gpt-tiny", "resnet110-tiny", "rnntc-tiny", "unet-tiny")
 CLUSTERS = ("p100:2x2", "p100:1x4", "mixed")
@@ -480,7 +481,10 @@ def test_what_is_looked_at_takes_no_longer_than_all(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("model", MODELS)
 def test_plans_are_plans(model: str, where: str) -> None:
     graph, machines = small(model)[1], machine(where)
-    for found in (optcnn(graph, machines), optcnn_paper(graph, machines, powers=False)[0]):
+    for found in (
+        plan_for(graph, machines, "optcnn").tiles,
+        optcnn_paper(graph, machines, powers=False)[0],
+    ):
         plan = Plan(found, len(machines.devices), bn="local")
         validate(plan, graph)
         check(lower(graph, plan))
@@ -502,7 +506,7 @@ def test_the_fastest_plan_of_several_is_taken() -> None:
     for overlap in OVERLAPS:
         chosen, _ = choose(found.overlapped(overlap))
         times.append(Evaluator(graph, where, plan_tiles(graph, where, found.groups, chosen)).time())
-    assert Evaluator(graph, where, optcnn(graph, where)).time() == min(times)
+    assert Evaluator(graph, where, plan_for(graph, where, "optcnn").tiles).time() == min(times)
 
 
 class Layer(nn.Module):

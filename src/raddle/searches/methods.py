@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from raddle.clusters import Cluster
 from raddle.errors import InputError
 from raddle.evaluation.evaluator import Evaluator
 from raddle.graph.graph import Graph
+from raddle.plan.plan import Plan
+from raddle.program.lower import lower
 from raddle.searches.auto import MOST_DEVICES, Auto
 from raddle.searches.configurations import Configuration
 from raddle.searches.flexflow.method import flexflow
@@ -24,6 +26,7 @@ from raddle.searches.starts import (
     first_devices,
     shifted,
 )
+from raddle.simulation.timeline import simulate
 
 MOST_SUMS = (
     64  # devices up to which OptCNN's tables have splits of sums: there are many more of them
@@ -112,17 +115,28 @@ def _optcnn(space: PlanSpace) -> Found:
 def _best_first(
     space: PlanSpace, found: Mapping[str, Tiles], most: int | None = None
 ) -> dict[str, Tiles]:
-    if len(found) < 2 or space.count > MOST_DEVICES:
-        return dict(found)
-    settings = space.settings
-    evaluator = Evaluator(
-        space.graph, space.cluster, next(iter(found.values())), profile=settings.profile,
-        **settings.plan,
-    )  # fmt: skip
-    times: dict[str, int] = {}
+    """Plans by the time of a step; those that cannot be are left out."""
+    times = dict(_times(space, found))
+    return {name: found[name] for name in sorted(times, key=lambda n: times[n])[:most]}
+
+
+def _times(space: PlanSpace, found: Mapping[str, Tiles]) -> Iterator[tuple[str, int]]:
+    """By the evaluator or, on more devices than it is for, by simulating the program."""
+    graph, cluster, settings = space.graph, space.cluster, space.settings
+    evaluator: Evaluator | None = None
     for name, tiles in found.items():
-        evaluator.move(tiles)
+        try:
+            if space.count > MOST_DEVICES:
+                plan = Plan(tiles, space.count, **settings.plan)
+                yield name, int(simulate(lower(graph, plan), cluster, settings.profile).end.max())
+                continue
+            if evaluator is None:
+                evaluator = Evaluator(
+                    graph, cluster, tiles, profile=settings.profile, **settings.plan
+                )
+            evaluator.move(tiles)
+        except InputError:
+            continue
         time = evaluator.time()
         assert time is not None
-        times[name] = time
-    return {name: found[name] for name in sorted(found, key=lambda n: times[n])[:most]}
+        yield name, time
