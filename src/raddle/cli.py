@@ -11,7 +11,7 @@ import typer
 
 from raddle.commands import explaining, planning, running
 from raddle.commands.loading import capture_model, load_measured, load_plan
-from raddle.commands.options import Json, ProfileOption
+from raddle.commands.options import Json, OtherCluster, OtherModel, ProfileOption
 from raddle.commands.output import check_folder, show, writing
 from raddle.errors import InputError
 from raddle.lab.cli import app as lab_app
@@ -130,18 +130,12 @@ def probe(
 @app.command()
 def simulate(
     path: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
-    cluster: Annotated[
-        str | None,
-        typer.Option(metavar="C", help="Another cluster than the plan's own."),
-    ] = None,
+    cluster: OtherCluster = None,
     trace: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write a trace for Perfetto, as t.json.gz."),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="FILE.PY:FUNCTION", help="The model, if its name has changed."),
-    ] = None,
+    model: OtherModel = None,
     profile: ProfileOption = None,
     as_json: Json = False,
 ) -> None:

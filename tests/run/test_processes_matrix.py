@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pytest
 from equality import TINY
 from verify_all import ALL, FOUND, RANKS, SOME
 
@@ -20,29 +21,19 @@ from raddle.searches.baselines import METHODS
 SCRIPT = Path(__file__).with_name("verify_all.py")
 
 
-def test_trains_as_the_plain_module_does(record_property: Any) -> None:
+@pytest.mark.parametrize(("which", "count"), [("some", len(SOME)), ("found", len(FOUND))])
+def test_trains_as_the_plain_module_does(which: str, count: int, record_property: Any) -> None:
     """In a process of its own: it forks ranks, which after a backward here would be forbidden."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--some", "--json"],
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.stdout, done.stderr
-    outcomes = json.loads(done.stdout)
-    record_property("plans on processes: run", outcomes["ok"])
-    record_property("plans on processes: skipped", outcomes["skipped"])
-    assert outcomes == {"ok": len(SOME), "skipped": 0, "failed": 0, "failures": []}
-    assert done.returncode == 0
-
-
-def test_what_searches_find_trains_as_the_plain_module_does(record_property: Any) -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--found", "--json"],
+        [sys.executable, str(SCRIPT), f"--{which}", "--json"],
         capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert done.stdout, done.stderr
     outcomes = json.loads(done.stdout)
-    record_property("searched plans on processes: run", outcomes["ok"])
-    assert outcomes == {"ok": len(FOUND), "skipped": 0, "failed": 0, "failures": []}
+    record_property(f"plans on processes, {which}: run", outcomes["ok"])
+    record_property(f"plans on processes, {which}: skipped", outcomes["skipped"])
+    assert outcomes == {"ok": count, "skipped": 0, "failed": 0, "failures": []}
+    assert done.returncode == 0
 
 
 def test_the_selection_covers_pairs() -> None:

@@ -11,9 +11,11 @@ from test_bounds import mixed
 from torch import nn
 
 from raddle.clusters import Cluster, cluster
+from raddle.costs.memory import peak_bytes
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.plan.plan import Plan
 from raddle.searches.baselines import METHODS
 from raddle.searches.figures import compare, judge, planned
 from raddle.searches.planning import plan_for
@@ -59,15 +61,10 @@ def test_it_respects_memory_where_data_parallelism_does_not_fit() -> None:
     assert rows["data"]["fits"] is False
     assert rows["auto"]["fits"] is True
     plan = plan_for(graph, on, "auto", budget=3)
-    assert max(planned(graph, on, "data")[1]["peak_bytes"], 1) > 24 * 2**20
-    assert all(p <= 24 * 2**20 for p in [figure_peak(graph, plan, on)])
+    assert figure_peak(graph, plan, on) <= 24 * 2**20
 
 
-def figure_peak(graph: Graph, plan: object, on: Cluster) -> int:
-    from raddle.costs.memory import peak_bytes
-    from raddle.plan.plan import Plan
-
-    assert isinstance(plan, Plan)
+def figure_peak(graph: Graph, plan: Plan, on: Cluster) -> int:
     return max(peak_bytes(judge(graph, plan, on)))
 
 
@@ -109,7 +106,7 @@ def test_slow_devices_get_smaller_parts() -> None:
     assert auto * 1.2 <= equal
     plan = plan_for(graph, on, "auto", budget=4)
     sizes = [box.shape[0] for box in plan.tiles["0"].boxes]
-    assert max(sizes) > min(sizes) or len(sizes) < 4
+    assert sorted(set(sizes)) == [8, 24]  # of 64 samples, three to one
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:

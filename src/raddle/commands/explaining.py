@@ -5,8 +5,9 @@ from typing import Annotated
 import typer
 
 from raddle.commands.loading import load_measured, load_plan
-from raddle.commands.options import Json, ProfileOption
+from raddle.commands.options import Json, OtherCluster, OtherModel, ProfileOption
 from raddle.commands.output import show
+from raddle.commands.planning import compile_searches
 from raddle.commands.running import PlanFile
 
 
@@ -16,13 +17,8 @@ def explain(
         str | None,
         typer.Argument(metavar="OP", help="An operator or module, to see what else it could be."),
     ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(metavar="C", help="Another cluster than the plan's own.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="FILE.PY:FUNCTION", help="The model, if its name has changed."),
-    ] = None,
+    cluster: OtherCluster = None,
+    model: OtherModel = None,
     profile: ProfileOption = None,
     as_json: Json = False,
 ) -> None:
@@ -40,15 +36,7 @@ def explain(
         return
     find_ops(graph, op)  # before anything is compiled
     if made.devices <= len(on.devices):
-        _say_if_slow()
+        compile_searches()
     with terminal.progress(f"explaining '{op}' in {plan}"):
         result = explain_op(graph, made, on, op, measured)
     show(result, explaining.show_op, as_json=as_json)
-
-
-def _say_if_slow() -> None:
-    """What times alternatives is compiled on its first use on a machine; who waits is told why."""
-    from raddle.evaluation.compiling import is_compiled
-
-    if not is_compiled():
-        typer.echo("raddle: compiling the search, once on this machine (about 20 s)", err=True)

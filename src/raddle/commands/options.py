@@ -43,4 +43,11 @@ Pins = Annotated[
         help="What is decided already: 'features.*=n/4'. Repeatable.",
     ),
 ]
+OtherCluster = Annotated[
+    str | None, typer.Option(metavar="C", help="Another cluster than the plan's own.")
+]
+OtherModel = Annotated[
+    str | None,
+    typer.Option(metavar="FILE.PY:FUNCTION", help="The model, if its name has changed."),
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON alone on stdout.")]

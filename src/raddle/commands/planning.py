@@ -149,11 +149,14 @@ def _settings(
 
 
 def _compile(methods: "Sequence[str]") -> None:
-    """Searches are compiled on their first use on a machine; who waits is told why."""
     from raddle.searches.planning import SEARCHES
 
-    if not any(name in SEARCHES for name in methods):
-        return
+    if any(name in SEARCHES for name in methods):
+        compile_searches()
+
+
+def compile_searches() -> None:
+    """Searches are compiled on their first use on a machine; who waits is told why."""
     from raddle.evaluation.compiling import compile_all, is_compiled
     from raddle.report import terminal
 

@@ -6,14 +6,14 @@ Both are read off its line of notation for exactly the box that is run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from raddle.clusters import Device
 from raddle.costs.profile import Profile
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
-from raddle.graph.space import Work
 
 # Operators that only change how memory is looked at.
 VIEWS = {"reshape", "permute", "expand", "select", "slice"}
@@ -69,19 +69,26 @@ class Compute:
 
     def _seconds(self, op: Op, box: Box, wanted: Sequence[int] | None, device: Device) -> float:
         works = [work(op, box)] if wanted is None else [work(op, box, i) for i in wanted]
-        return sum((self._roofline(op, w, device) for w in works), 0.0)
+        each = (roofline(self.graph, op, w.flops, w.elements, device) for w in works)
+        return sum(each, 0.0)
 
-    def _roofline(self, op: Op, amount: Work, device: Device) -> float:
-        if op.kind in VIEWS:
-            return device.overhead
-        own = [
-            *(self.graph.values[n] for n in op.inputs),
-            *(self.graph.values[n] for n in op.outputs),
-        ]
-        nbytes = sum(e * v.dtype.itemsize for e, v in zip(amount.elements, own, strict=True))
-        seconds = nbytes / (device.bandwidth * device.efficiency["memory"])
-        which = family(op)
-        if which != "memory":
-            peak = device.peak(str(op.dtypes[0]).removeprefix("torch."))
-            seconds = max(seconds, amount.flops / (peak * device.efficiency[which]))
-        return seconds + device.overhead
+
+def roofline(
+    graph: Graph,
+    op: Op,
+    flops: Any,
+    elements: Sequence[Any],
+    device: Device,
+    maximum: Callable[[Any, Any], Any] = max,
+) -> Any:
+    """Seconds of an amount of work: operations, and elements by operand. Arrays need `np.maximum`."""
+    if op.kind in VIEWS:
+        return device.overhead
+    values = [graph.values[n] for n in (*op.inputs, *op.outputs)]
+    nbytes = sum(e * v.dtype.itemsize for e, v in zip(elements, values, strict=True))
+    seconds = nbytes / (device.bandwidth * device.efficiency["memory"])
+    which = family(op)
+    if which != "memory":
+        peak = device.peak(str(op.dtypes[0]).removeprefix("torch."))
+        seconds = maximum(seconds, flops / (peak * device.efficiency[which]))
+    return seconds + device.overhead

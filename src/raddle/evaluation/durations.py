@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from raddle.clusters import Device
-from raddle.costs.compute import VIEWS, Compute, family
+from raddle.costs.compute import Compute, roofline
 from raddle.evaluation.regions import Regions, boxes_of
 from raddle.graph.graph import Op
 from raddle.graph.ops import KINDS
@@ -39,25 +39,9 @@ def tile_seconds(
             flops = np.zeros_like(points)
             read = [np.zeros_like(points) for _ in inputs]
             read[operand] = inputs[operand]
-        total = total + _roofline(compute, op, flops, [*read, *outputs], device)
+        elements = [*read, *outputs]
+        total = total + roofline(compute.graph, op, flops, elements, device, np.maximum)
     return total
-
-
-def _roofline(
-    compute: Compute, op: Op, flops: Array, elements: list[Array], device: Device
-) -> Array:
-    if op.kind in VIEWS:
-        return np.full(len(flops), device.overhead)
-    values = [compute.graph.values[n] for n in (*op.inputs, *op.outputs)]
-    nbytes = sum(
-        (e * v.dtype.itemsize for e, v in zip(elements, values, strict=True)), np.zeros_like(flops)
-    )
-    seconds = nbytes / (device.bandwidth * device.efficiency["memory"])
-    which = family(op)
-    if which != "memory":
-        peak = device.peak(str(op.dtypes[0]).removeprefix("torch."))
-        seconds = np.maximum(seconds, flops / (peak * device.efficiency[which]))
-    return np.asarray(seconds + device.overhead)
 
 
 def _volumes(boxes: Array) -> Array:

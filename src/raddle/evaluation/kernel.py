@@ -142,7 +142,10 @@ def _assemble(
     devices: int, bucket: int, script: Script, slots: Slots, arena: Arena, rings: Rings,
     space: Space, fold: bool, load: Array, tails: Array,
 ) -> tuple[int, int]:  # fmt: skip
-    """Writes nodes and edges, sums the loads of resources, and notes where each device ends."""
+    """Writes nodes and edges, sums the loads of resources, and notes where each device ends.
+
+    Long, because it is hot: every call of a compiled function counts references of all arrays it is given.
+    """
     at = np.zeros(2, np.int64)  # nodes, edges; nodes become negative when there is no room
     lane = Lane(
         np.arange(devices).astype(np.int32),
@@ -161,7 +164,10 @@ def _assemble(
         space.last,
         space.last_after,
     )
-    busy = _forward_busy(script, slots) if fold else np.ones(len(slots.forward), np.bool_)
+    busy = np.ones(len(slots.forward), np.bool_)
+    if fold:
+        made, read = (script.made_at, script.made), (script.read_at, script.read)
+        busy = _busy(slots.merge, slots.activation, *made, *read)
     for i in range(len(slots.forward)):
         if not busy[i]:
             row = slots.forward[i, 0]
@@ -173,7 +179,9 @@ def _assemble(
         _forward(i, script, slots, arena, space, at, lane, fold, several)
         if at[0] < 0:
             return -1, -1
-    busy = _backward_busy(script, slots) if fold else np.ones(len(slots.forward), np.bool_)
+    if fold:
+        graded = (script.graded_at, script.graded)
+        busy = _busy(slots.merge, slots.gradient, *graded, *graded)
 
     parameters, sets = len(slots.update), len(rings.set_at) - 1
     space.last[:] = -1
@@ -183,9 +191,7 @@ def _assemble(
     waiting_after = np.zeros((sets, devices), np.int64)
     filled = np.zeros(sets, np.int64)
     amounts = np.zeros(len(rings.ring), np.int64)
-    inside = np.full(
-        parameters, -1, np.int32
-    )  # by parameter, the set of the bucket that it waits in
+    inside = np.full(parameters, -1, np.int32)  # by parameter, the set whose bucket it waits in
     met = np.empty(sets, np.int64)  # sets in the order of their first bucket
     opened, clock, sums = 0, 0, 0
     for b in range(len(script.backward)):
@@ -266,8 +272,38 @@ def _assemble(
             _note(g, inside, reduction, key, sums, clock)
             sums += 1
 
-    for p in np.argsort(key, kind="mergesort"):  # the last layers first
-        if key[p] < 0:
+    _updates(key, reduction, slots, arena, space, at, lane, fold, several)
+    if at[0] < 0:
+        return -1, -1
+    for d in range(devices):
+        tails[d, 0], tails[d, 1] = lane.stretch[d], lane.offset[d]
+    return at[0], at[1]
+
+
+@njit(cache=True)
+def _busy(
+    merge: Array, messages: Array, at: Array, values: Array, more_at: Array, more: Array
+) -> Array:
+    """By operator, whether it merges, or one of its values (of two lists of them) is sent."""
+    busy = np.zeros(len(merge), np.bool_)
+    for i in range(len(merge)):
+        busy[i] = merge[i, 1] > 0
+        for j in range(at[i], at[i + 1]):
+            busy[i] |= messages[values[j], 1] > 0
+        for j in range(more_at[i], more_at[i + 1]):
+            busy[i] |= messages[more[j], 1] > 0
+    return busy
+
+
+@njit(cache=True)
+def _updates(
+    key: Array, reduction: Array, slots: Slots, arena: Arena, space: Space, at: Array, lane: Lane,
+    fold: bool, several: Array,
+) -> None:  # fmt: skip
+    """Updates parameters in the order in which their gradients were complete: the last layers first."""
+    computes = arena.computes
+    for p in np.argsort(key, kind="mergesort"):
+        if key[p] < 0 or at[0] < 0:
             continue
         for k in range(slots.update[p, 0], slots.update[p, 0] + slots.update[p, 1]):
             d, ns = computes[k, 0], computes[k, 1]
@@ -276,46 +312,15 @@ def _assemble(
                 if arrival >= 0 and space.nodes[arrival, SEEN] == 0:
                     _await(space, at, arrival, d, lane)
             if fold:
-                offset[d] += ns
-                load[d] += ns
+                lane.offset[d] += ns
+                lane.load[d] += ns
             else:
                 _compute(space, at, d, ns, lane, fold)
         if slots.pull[p, 1] > 0:
             _send(
-                space, at, arena, slots.pull[p], lane.stretch, lane.offset, load,
+                space, at, arena, slots.pull[p], lane.stretch, lane.offset, lane.load,
                 space.joined, several,
             )  # fmt: skip
-        if at[0] < 0:
-            return -1, -1
-    for d in range(devices):
-        tails[d, 0], tails[d, 1] = lane.stretch[d], lane.offset[d]
-    return at[0], at[1]
-
-
-@njit(cache=True)
-def _forward_busy(script: Script, slots: Slots) -> Array:
-    """By operator, whether it merges, sends, or waits for what was sent."""
-    activation, merge = slots.activation, slots.merge
-    busy = np.zeros(len(merge), np.bool_)
-    for i in range(len(merge)):
-        busy[i] = merge[i, 1] > 0
-        for j in range(script.made_at[i], script.made_at[i + 1]):
-            busy[i] |= activation[script.made[j], 1] > 0
-        for j in range(script.read_at[i], script.read_at[i + 1]):
-            busy[i] |= activation[script.read[j], 1] > 0
-    return busy
-
-
-@njit(cache=True)
-def _backward_busy(script: Script, slots: Slots) -> Array:
-    """By operator, whether its backward takes a merge apart or waits for gradients."""
-    gradient, merge = slots.gradient, slots.merge
-    busy = np.zeros(len(merge), np.bool_)
-    for i in range(len(merge)):
-        busy[i] = merge[i, 1] > 0
-        for j in range(script.graded_at[i], script.graded_at[i + 1]):
-            busy[i] |= gradient[script.graded[j], 1] > 0
-    return busy
 
 
 @njit(cache=True)

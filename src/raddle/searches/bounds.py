@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from raddle.clusters import Cluster, Device
-from raddle.costs.compute import VIEWS, family
+from raddle.costs.compute import roofline
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
 from raddle.graph.space import Access, Space
@@ -84,20 +84,11 @@ def _seconds(graph: Graph, active: set[str], device: Device, optimizer: str) -> 
 
 def _least(graph: Graph, op: Op, operand: int | None, device: Device) -> float:
     """The roofline of a whole operator, with no byte counted that some way to split it would not touch."""
-    if op.kind in VIEWS:
-        return device.overhead
     amount = work(op, op.space.full, operand)
-    values = [graph.values[n] for n in (*op.inputs, *op.outputs)]
     inputs = [_touched(op.space, a) for a in op.space.operands]
     elements = [min(e, t) for e, t in zip(amount.elements, inputs, strict=False)]
     elements += amount.elements[len(inputs) :]
-    nbytes = sum(e * v.dtype.itemsize for e, v in zip(elements, values, strict=True))
-    seconds = nbytes / (device.bandwidth * device.efficiency["memory"])
-    which = family(op)
-    if which != "memory":
-        peak = device.peak(str(op.dtypes[0]).removeprefix("torch."))
-        seconds = max(seconds, amount.flops / (peak * device.efficiency[which]))
-    return seconds + device.overhead
+    return float(roofline(graph, op, amount.flops, elements, device))
 
 
 def _touched(space: Space, access: Access) -> int:
