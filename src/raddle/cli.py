@@ -48,7 +48,7 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="JSON alone on stdout.")] = False,
 ) -> None:
     """List the zoo, or show a model layer by layer."""
-    from raddle.report import terminal
+    from raddle.reports import terminal
 
     if name is None:
         show(_zoo(), terminal.show_models, as_json=as_json)
@@ -71,7 +71,7 @@ def clusters(
     """List the presets, or show a cluster: its devices, and the routes between them."""
     from raddle.clusters import cluster, presets
     from raddle.clusters.summary import summarise
-    from raddle.report import terminal
+    from raddle.reports import terminal
 
     if spec is None:
         show(presets(), terminal.show_clusters, as_json=as_json)
@@ -115,7 +115,7 @@ def probe(
     from raddle.clusters.probe import describe
     from raddle.clusters.probe import probe as measure
     from raddle.clusters.probe.output import check, write
-    from raddle.report import terminal
+    from raddle.reports import terminal
 
     if output is not None:
         check(output)  # before the work, and not after it
@@ -140,7 +140,7 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Simulate a plan: the time of a step, where each device spends it, what is sent."""
-    from raddle.report import terminal
+    from raddle.reports import terminal
     from raddle.searches.figures import details, judge
 
     measured = load_measured(profile)
@@ -175,7 +175,7 @@ def _probe_operators(
 
     from raddle import clusters
     from raddle.costs.profile import Profile, load_profile
-    from raddle.report import terminal
+    from raddle.reports import terminal
     from raddle.searches.measuring import profile_methods
 
     check_folder(path)
@@ -200,6 +200,6 @@ def _zoo() -> list[dict[str, str]]:
 
 
 def _describe(name: str, batch: int | None) -> dict[str, Any]:
-    from raddle.report.models import describe
+    from raddle.reports.models import describe
 
     return describe(capture_model(name, batch))

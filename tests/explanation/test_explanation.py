@@ -22,7 +22,7 @@ from raddle.plan.notation import write_tiling
 from raddle.plan.plan import Plan
 from raddle.plan.tiling import Irregular
 from raddle.program.lower import lower
-from raddle.report.explaining import sentences, what_changes
+from raddle.reports.explaining import sentences, what_changes
 from raddle.searches.baselines import METHODS
 from raddle.searches.bounds import lower_bound
 from raddle.searches.figures import details, figures, judge

@@ -25,7 +25,7 @@ def explain(
     """Say where a plan's time goes against data parallel, or what another split of OP would cost."""
     from raddle.explanation.operator import explain_op, find_ops
     from raddle.explanation.whole import explain_plan
-    from raddle.report import explaining, terminal
+    from raddle.reports import explaining, terminal
 
     measured = load_measured(profile)
     graph, made, on = load_plan(plan, cluster=cluster, model=model)

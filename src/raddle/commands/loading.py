@@ -44,7 +44,7 @@ class Loaded(NamedTuple):
 def load_plan(path: str, *, cluster: str | None, model: str | None) -> Loaded:
     """The plan of a file; its model is captured, and a cluster or model that is given replaces its own."""
     from raddle.plan import file
-    from raddle.report import terminal
+    from raddle.reports import terminal
     from raddle.run.job import takes_batch
 
     data = file.read(path)

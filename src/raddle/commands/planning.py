@@ -62,7 +62,7 @@ def plan(
     from raddle import clusters
     from raddle.plan import file
     from raddle.plan.notation import write_tiles
-    from raddle.report import terminal
+    from raddle.reports import terminal
     from raddle.searches.figures import planned
 
     settings = _settings([method], bn, sync, budget, seed, pin, reduction, profile)
@@ -104,7 +104,7 @@ def compare(
 ) -> None:
     """Compare methods: one row each, with the time of a step and what it moves."""
     from raddle import clusters
-    from raddle.report import terminal
+    from raddle.reports import terminal
     from raddle.searches import figures
     from raddle.searches.baselines import METHODS
     from raddle.searches.planning import SEARCHES
@@ -158,7 +158,7 @@ def _compile(methods: "Sequence[str]") -> None:
 def compile_searches() -> None:
     """Searches are compiled on their first use on a machine; who waits is told why."""
     from raddle.evaluation.compiling import compile_all, is_compiled
-    from raddle.report import terminal
+    from raddle.reports import terminal
 
     if not is_compiled():
         typer.echo("raddle: compiling the search, once on this machine (about 30 s)", err=True)

@@ -68,7 +68,7 @@ def run(
 ) -> None:
     """Train a plan for real with torchrun: measured beside predicted."""
     from raddle.commands.launching import Machines, environment, placed, start, torchrun
-    from raddle.report import terminal
+    from raddle.reports import terminal
     from raddle.run.options import Options, parse
 
     options = Options(
@@ -110,8 +110,8 @@ def verify(
     Losses, gradients, parameters and buffers in float64, and the bytes that were sent with those of the
     program and of the simulator. Exit code 2 where it cannot be tried here.
     """
-    from raddle.report import terminal
-    from raddle.report.verification import show_verdict
+    from raddle.reports import terminal
+    from raddle.reports.verification import show_verdict
     from raddle.verification.verdict import verify as compared
 
     if not (tolerance >= 0 and math.isfinite(tolerance)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from raddle.report.terminal import _plural, _stdout, _table, bytes_text
+from raddle.reports.terminal import _plural, _stdout, _table, bytes_text
 
 
 def show_hosts(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from raddle.report.terminal import _plural, _stdout, _table, bytes_text, seconds_text
+from raddle.reports.terminal import _plural, _stdout, _table, bytes_text, seconds_text
 
 BINDING = {
     "work": "all the work, spread evenly over the devices",

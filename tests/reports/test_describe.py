@@ -6,7 +6,7 @@ import pytest
 
 from raddle import zoo
 from raddle.graph.capture import capture
-from raddle.report.models import describe
+from raddle.reports.models import describe
 
 # Parameters and multiply-adds of one image as torchvision lists them; GPT-2's count is its paper's model.
 PUBLISHED = {

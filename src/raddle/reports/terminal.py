@@ -94,7 +94,7 @@ def show_models(models: Sequence[Mapping[str, Any]]) -> None:
 
 
 def show_model(model: Mapping[str, Any]) -> None:
-    """Print what `raddle.report.models.describe` says of a captured model."""
+    """Print what `raddle.reports.models.describe` says of a captured model."""
     console = _stdout()
     console.print(f"{model['name']}, batch {model['batch']}", style="bold")
     console.print(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raddle.report.terminal import _plural, _stdout, _table
+from raddle.reports.terminal import _plural, _stdout, _table
 
 
 def show_verdict(result: Mapping[str, Any]) -> None:
