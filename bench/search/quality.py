@@ -114,7 +114,7 @@ def flexflow_claims(budget: float, models: list[str]) -> None:
             asked = Settings(sync=sync, budget=budget)
             times = {}
             for method in ("data", "optcnn", "flexflow"):
-                _, found = planned(graph, on, method, settings=asked)
+                _, found, _ = planned(graph, on, method, settings=asked)
                 times[method] = found["step_ms"]
             row[sync] = {m: round(t, 2) for m, t in times.items()}
             row[f"{sync}_over_data"] = round(times["data"] / times["flexflow"], 2)
@@ -216,7 +216,7 @@ def memory(budget: float) -> None:
         row: dict[str, Any] = {}
         for method in ("data", "auto"):
             try:
-                _, found = planned(graph, on, method, settings=Settings(budget=budget))
+                _, found, _ = planned(graph, on, method, settings=Settings(budget=budget))
                 row[method] = {
                     "step_ms": round(found["step_ms"], 2),
                     "peak_gb": round(found["peak_bytes"] / 1e9, 2),
@@ -245,7 +245,7 @@ def heterogeneous(budget: float) -> None:
         times = {r["method"]: r["step_ms"] for r in rows if r["step_ms"] is not None and r["fits"]}
         found = times.pop("auto")
         best = min(times, key=lambda m: times[m])
-        plan, _ = planned(graph, on, "auto", settings=asked)
+        plan, *_ = planned(graph, on, "auto", settings=asked)
         first = graph.ops[0]
         keep(
             "heterogeneous", model,
@@ -266,7 +266,7 @@ def scale(budget: float) -> None:
         row: dict[str, Any] = {}
         for method in ("data", "optcnn", "auto"):
             begun = time.perf_counter()
-            _, found = planned(graph, on, method, settings=Settings(budget=budget))
+            _, found, _ = planned(graph, on, method, settings=Settings(budget=budget))
             row[method] = {
                 "step_ms": round(found["step_ms"], 2),
                 "seconds": round(time.perf_counter() - begun, 1),

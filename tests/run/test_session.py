@@ -100,7 +100,7 @@ def plan(tmp_path: pathlib.Path) -> Callable[..., str]:
 
     def write(model: str, method: str, devices: int, **more: Any) -> str:
         graph = captured(model)
-        made, _ = planned(graph, cluster(f"local:{devices}"), method, model=model, **more)
+        made, *_ = planned(graph, cluster(f"local:{devices}"), method, model=model, **more)
         path = tmp_path / f"{model}-{method}-{devices}.json"
         file.save(made, graph, path)
         return str(path)

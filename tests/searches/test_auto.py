@@ -132,7 +132,7 @@ def test_an_interrupt_keeps_the_best_so_far(when: int) -> None:
         with pytest.raises(KeyboardInterrupt):  # there is nothing to keep yet
             planned(graph, on, "auto", settings=asked)
         return
-    _, row = planned(graph, on, "auto", settings=asked)
+    _, row, _ = planned(graph, on, "auto", settings=asked)
     assert row["stopped"] == "interrupt"
     assert row["fits"]
     assert row["step_ms"] <= planned(graph, on, "data")[1]["step_ms"]

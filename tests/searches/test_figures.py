@@ -57,7 +57,7 @@ def test_data_parallelism_moves_what_a_ring_moves(graph) -> None:
 
 
 def test_predicted_figures_are_in_the_plan(graph) -> None:
-    plan, row = planned(graph, cluster("local:2"), "owt")
+    plan, row, _ = planned(graph, cluster("local:2"), "owt")
     assert plan.predicted == {key: row[key] for key in plan.predicted}
     assert plan.predicted["step_ms"] > 0
 

@@ -76,7 +76,7 @@ def plan(
     _compile([method])
     with terminal.progress_bar(f"planning {model}, {method}") as heard:
         own = replace(settings, heard=heard)
-        made, row = planned(graph, on, method, model=model, settings=own, recompute=recompute)
+        made, row, _ = planned(graph, on, method, model=model, settings=own, recompute=recompute)
     if output is not None:
         with writing(output):
             file.save(made, graph, output)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,6 +59,14 @@ def figures(timeline: Timeline) -> dict[str, Any]:
     }
 
 
+class Judged(NamedTuple):
+    """A plan, what was simulated of it, and its figures as a row of `compare`."""
+
+    plan: Plan
+    row: dict[str, Any]
+    timeline: Timeline
+
+
 def planned(
     graph: Graph,
     cluster: Cluster,
@@ -67,16 +75,18 @@ def planned(
     model: str = "",
     settings: Settings | None = None,
     recompute: int | None = None,
-) -> tuple[Plan, dict[str, Any]]:
-    """The plan of a method, with its predicted figures in it, and the same as a row of `compare`."""
+) -> Judged:
+    """The plan of a method, with its predicted figures in it."""
     settings = settings or Settings()
     begun = perf_counter()
     found = find(graph, cluster, method, settings)
     plan = plan_of(graph, cluster, method, found, settings, model=model, recompute=recompute)
     search_s = perf_counter() - begun
-    row = {**figures(judge(graph, plan, cluster, settings.profile)), "search_s": search_s}
+    timeline = judge(graph, plan, cluster, settings.profile)
+    row = {**figures(timeline), "search_s": search_s}
     row |= _search_figures(graph, cluster, found, settings)
-    return replace(plan, predicted={key: row[key] for key in KEPT if row.get(key) is not None}), row
+    predicted = {key: row[key] for key in KEPT if row.get(key) is not None}
+    return Judged(replace(plan, predicted=predicted), row, timeline)
 
 
 def _search_figures(
@@ -108,40 +118,57 @@ def compare(
     settings: Settings | None = None,
     heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
 ) -> list[dict[str, Any]]:
-    """A row a method; one that cannot be applied has an `error` in place of figures.
+    """A row a method; one that cannot be applied has an `error` in place of figures."""
+    rows = [
+        {k: v for k, v in row.items() if k not in ("history", "tried")}
+        for _, row in contest(graph, cluster, methods, model=model, settings=settings, heard=heard)
+    ]
+    add_speedups(rows)
+    return rows
+
+
+def add_speedups(rows: Iterable[dict[str, Any]]) -> None:
+    """Over data parallelism, where it is among them."""
+    rows = list(rows)
+    base = next((row["step_ms"] for row in rows if row["method"] == "data"), None)
+    for row in rows:
+        if base is not None and row["step_ms"] is not None:
+            row["speedup"] = base / row["step_ms"]
+
+
+def contest(
+    graph: Graph,
+    cluster: Cluster,
+    methods: Sequence[str],
+    *,
+    model: str = "",
+    settings: Settings | None = None,
+    heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
+) -> Iterator[tuple[Judged | None, dict[str, Any]]]:
+    """What each method found, one after the other, and its row; without a plan, the row has an `error`.
 
     `auto` starts from all methods, so it is also given what those before it found.
     """
     settings = settings or Settings()
-    rows, known = [], dict[str, Tiles]()
+    known = dict[str, Tiles]()
     for done, method in enumerate(methods):
         heard({"step": method, "done": done, "of": len(methods)})
 
         def inside(step: Mapping[str, Any], method: str = method, done: int = done) -> None:
             part = step["done"] / step["of"] if step["of"] else 0.0
-            heard({"step": f"{method}, {step['step']}", "done": done + part, "of": len(methods)})
+            now = {"step": f"{method}, {step['step']}", "done": done + part, "of": len(methods)}
+            heard({**step, **now, "method": method})
 
         try:
             own = replace(settings, heard=inside, starts=known if method == "auto" else {})
-            plan, row = planned(graph, cluster, method, model=model, settings=own)
-            known[method] = dict(plan.tiles)
-            rows.append({k: v for k, v in row.items() if k not in ("history", "tried")})
+            judged = planned(graph, cluster, method, model=model, settings=own)
         except InputError as error:
-            empty = dict.fromkeys(FIGURES)
-            rows.append(
-                {
-                    "method": method,
-                    **empty,
-                    "bn": settings.bn,
-                    "sync": settings.sync,
-                    "error": str(error),
-                }
-            )
-    base = next((row["step_ms"] for row in rows if row["method"] == "data"), None)
-    for row in rows:
-        if base is not None and row["step_ms"] is not None:
-            row["speedup"] = base / row["step_ms"]
-    return rows
+            unknown = dict.fromkeys(FIGURES)
+            setting = {"bn": settings.bn, "sync": settings.sync}
+            yield None, {"method": method, **unknown, **setting, "error": str(error)}
+            continue
+        known[method] = dict(judged.plan.tiles)
+        yield judged, judged.row
 
 
 def details(timeline: Timeline, *, largest: int = 10) -> dict[str, Any]:

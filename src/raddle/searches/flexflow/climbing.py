@@ -94,6 +94,8 @@ class Climb:
                         "step": f"from {own.start}, best {self.best.best_time / 1e6:.4g} ms",
                         "done": min(self.clock.seconds, budget),
                         "of": budget,
+                        "best_ms": self.best.best_time / 1e6,
+                        "proposals": self.proposals,
                     }
                 )
             if len(self.chains) > 1:
