@@ -20,10 +20,9 @@ from raddle.plan.plan import Plan
 from raddle.plan.tiling import Tiling
 from raddle.program.lower import lower
 from raddle.searches.configurations import Configuration, tiles
-from raddle.searches.figures import judge
 from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
-from raddle.simulation.timeline import simulate
+from raddle.simulation.timeline import Timeline, simulate
 
 NEXT_BEST = 5  # alternatives that are shown
 MOST_ALTERNATIVES = 300  # that are timed
@@ -46,12 +45,11 @@ class Timed(NamedTuple):
     reading: Reading
 
 
-class Alternatives:
-    """Other configurations of one group, with everything else as in the plan."""
+class Held:
+    """A plan as the evaluator holds it, to be changed group by group."""
 
-    def __init__(self, space: PlanSpace, plan: Plan, g: int) -> None:
-        self.space, self.g, self.group = space, g, space.groups[g]
-        self.anchor = self.group.members[0].op
+    def __init__(self, space: PlanSpace, plan: Plan, judged: Timeline) -> None:
+        self.space = space
         # What the evaluator does not know is left out of what is lowered, too.
         self.plan = replace(plan, microbatches=1, recompute=(), split_backward=False, steps=1)
         settings = space.settings
@@ -59,11 +57,27 @@ class Alternatives:
             space.graph, space.cluster, plan.tiles, bucket=plan.bucket, profile=settings.profile,
             **settings.plan,
         )  # fmt: skip
-        self.base = self._read()
-        judged = judge(space.graph, plan, space.cluster, settings.profile)
+        self.base = self.read()
         self.step_ms = 1e3 * judged.step_seconds
         # of an estimate to a peak
         self.scale = max(peak_bytes(judged)) / max(1, int(self.base.held.max()))
+
+    def read(self) -> Reading:
+        time = self.evaluator.time()
+        assert time is not None
+        load, count = self.evaluator.load, self.space.count
+        link = int(load[count:].max()) if len(load) > count else 0
+        return Reading(time, int(load[:count].max()), link, self.evaluator.memory.copy())
+
+
+class Alternatives:
+    """Other configurations of one group, with everything else as in the plan."""
+
+    def __init__(self, held: Held, g: int, *, brief: bool = False) -> None:
+        self.held, self.space, self.plan = held, held.space, held.plan
+        self.g, self.group = g, held.space.groups[g]
+        self.anchor = self.group.members[0].op
+        self.brief = brief  # says nothing that takes a simulation of its own
         self.refused: dict[str, list[Configuration]] = {}
         self.large: list[Timed] = []
 
@@ -72,11 +86,11 @@ class Alternatives:
         timed = self._timed(wanted[:MOST_ALTERNATIVES])
         timed.sort(key=lambda t: t.reading.time)
         return {
-            "step_ms": self.step_ms,
-            "base": self._figures(self.base, self.plan.tiles),
+            "step_ms": self.held.step_ms,
+            "base": self._figures(self.held.base, self.plan.tiles),
             "alternatives": [self._row(t) for t in timed[:NEXT_BEST]],
             "timed": len(timed),
-            "faster": sum(t.reading.time < self.base.time for t in timed),
+            "faster": sum(t.reading.time < self.held.base.time for t in timed),
             "excluded": {
                 "refused": [
                     {"reason": reason, "count": len(own), "example": self._text(own[0])}
@@ -99,42 +113,40 @@ class Alternatives:
                 continue
             seen.add(key)
             try:
-                undo = self.evaluator.move(changes)
+                undo = self.held.evaluator.move(changes)
             except InputError as error:
                 self.refused.setdefault(str(error), []).append(configuration)
                 continue
-            own = Timed(configuration, changes, self._read())
-            self.evaluator.restore(undo)
-            fits = (self.scale * own.reading.held <= memory).all()
+            own = Timed(configuration, changes, self.held.read())
+            self.held.evaluator.restore(undo)
+            fits = (self.held.scale * own.reading.held <= memory).all()
             (found if fits else self.large).append(own)
         return found
 
-    def _read(self) -> Reading:
-        time = self.evaluator.time()
-        assert time is not None
-        load, count = self.evaluator.load, self.space.count
-        link = int(load[count:].max()) if len(load) > count else 0
-        return Reading(time, int(load[:count].max()), link, self.evaluator.memory.copy())
-
     def _figures(self, reading: Reading, own: Mapping[str, Tiling]) -> dict[str, Any]:
-        program = lower(self.space.graph, replace(self.plan, tiles=own))
-        timeline = simulate(program, self.space.cluster, self.space.settings.profile)
-        return {
+        found = {
             "step_ms": reading.time / 1e6,
             "compute_ms": reading.compute / 1e6,
             "link_ms": reading.link / 1e6,
-            "memory_bytes": round(self.scale * int(reading.held.max())),
+            "memory_bytes": round(self.held.scale * int(reading.held.max())),
+        }
+        if self.brief:
+            return found
+        program = lower(self.space.graph, replace(self.plan, tiles=own))
+        timeline = simulate(program, self.space.cluster, self.space.settings.profile)
+        return {
+            **found,
             "average": average(timeline.breakdown()),
             "bytes": bytes_by_purpose(program),
         }
 
     def _row(self, own: Timed) -> dict[str, Any]:
-        difference = own.reading.time - self.base.time
+        difference = own.reading.time - self.held.base.time
         return {
             "tiles": self._text(own.configuration),
             **self._figures(own.reading, {**self.plan.tiles, **own.changes}),
             "difference_ms": difference / 1e6,
-            "difference": difference / self.base.time,
+            "difference": difference / self.held.base.time,
             "partial": self._partial(own.configuration),
         }
 
@@ -153,10 +165,10 @@ class Alternatives:
         fastest = min(self.large, key=lambda t: t.reading.time)
         return {
             "count": len(self.large),
-            "least_bytes": min(round(self.scale * int(t.reading.held.max())) for t in self.large),
+            "least_bytes": min(round(self.held.scale * int(t.reading.held.max())) for t in self.large),
             "memory_bytes": min(device.memory for device in self.space.cluster.devices),
             "fastest": self._text(fastest.configuration),
-            "difference_ms": (fastest.reading.time - self.base.time) / 1e6,
+            "difference_ms": (fastest.reading.time - self.held.base.time) / 1e6,
         }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
-from raddle.explanation.alternatives import Alternatives
+from raddle.explanation.alternatives import Alternatives, Held
 from raddle.explanation.whole import heading, used
 from raddle.graph.graph import Graph, Op
 from raddle.plan.notation import write_tiling
@@ -20,6 +20,7 @@ from raddle.plan.plan import Plan
 from raddle.plan.tiling import Grid, Tiling
 from raddle.searches.auto import MOST_DEVICES
 from raddle.searches.configurations import tiles
+from raddle.searches.figures import judge
 from raddle.searches.groups import OWN, Group, Member, group_of
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Settings
@@ -37,7 +38,7 @@ def explain_op(
     """
     op, *more = find_ops(graph, name)
     cluster = used(plan, cluster)
-    space = PlanSpace(graph, cluster, _settings(plan, profile))
+    space = space_of(graph, plan, cluster, profile)
     of = group_of(space.groups)
     g = of.get(op.name)
     found = {
@@ -66,13 +67,18 @@ def explain_op(
         )
         return {**found, **nothing, "notes": [note]}
     notes = _notes(plan, found["group"])
-    return {**found, **Alternatives(space, plan, g).explained(), "notes": notes}
+    held = Held(space, plan, judge(graph, plan, cluster, profile))
+    return {**found, **Alternatives(held, g).explained(), "notes": notes}
 
 
-def _settings(plan: Plan, profile: Profile | None) -> Settings:
-    return Settings(
+def space_of(
+    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
+) -> PlanSpace:
+    """Where a plan's alternatives lie."""
+    settings = Settings(
         bn=plan.bn, sync=plan.sync, optimizer=plan.optimizer, profile=profile, reduction=True
     )
+    return PlanSpace(graph, cluster, settings)
 
 
 def find_ops(graph: Graph, name: str) -> list[Op]:

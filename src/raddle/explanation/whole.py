@@ -43,23 +43,43 @@ def explain_plan(
 
     Times of `plan` and `data` are those of `figures`; `path` is the critical path of an average step.
     """
-    cluster = used(plan, cluster)
-    timeline = judge(graph, plan, cluster, profile)
+    timeline = judge(graph, plan, used(plan, cluster), profile)
+    return explain_timeline(plan, timeline, profile)
+
+
+def explain_timeline(
+    plan: Plan, timeline: Timeline, profile: Profile | None = None, data: Timeline | None = None
+) -> dict[str, Any]:
+    """`explain_plan` of what was simulated already; `data` is data parallelism, if that was, too."""
+    graph, cluster = timeline.program.graph, timeline.cluster
     own = _side(timeline)
-    data, reason = _data_parallel(graph, plan, cluster, profile, own)
+    if data is not None and _alike(data.program.plan, plan):
+        same = dict(data.program.plan.tiles) == dict(plan.tiles)
+        beside: dict[str, Any] | None = {**_side(data), "same": same}
+        reason = None
+    else:
+        beside, reason = _data_parallel(graph, plan, cluster, profile, own)
     bound, unbound = _bound(graph, plan, cluster, profile)
     return {
         **heading(plan, cluster),
         "plan": own,
-        "data": data,
+        "data": beside,
         "data_error": reason,
-        "speedup": data["step_ms"] / own["step_ms"] if data else None,
+        "speedup": beside["step_ms"] / own["step_ms"] if beside else None,
         "bound": bound,
         "bound_error": unbound,
         "gap_ms": own["step_ms"] - bound["ms"] if bound else None,
         **_critical(timeline),
         "search": _search(plan, cluster),
     }
+
+
+def _alike(one: Plan, other: Plan) -> bool:
+    """Whether two plans differ in their tiles alone."""
+    settings = (
+        "devices", "bn", "sync", "bucket", "microbatches", "recompute", "split_backward", "optimizer"
+    )  # fmt: skip
+    return all(getattr(one, name) == getattr(other, name) for name in settings)
 
 
 def heading(plan: Plan, cluster: Cluster) -> dict[str, Any]:

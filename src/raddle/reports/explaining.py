@@ -309,7 +309,7 @@ def _show_alternatives(console: Console, result: Mapping[str, Any]) -> None:
     one = "one micro-batch " if result["microbatches"] > 1 else ""
     console.print(
         f"A step takes {_ms(result['step_ms'])}, and {one}{_ms(base['step_ms'])} on its own, which is "
-        f"what is compared here. {_standing(result)}"
+        f"what is compared here. {standing(result)}"
     )
     if rows:
         console.print(_alternative_table(console, rows))
@@ -338,7 +338,7 @@ def _alternative_table(console: Console, rows: Sequence[Mapping[str, Any]]) -> T
     return table
 
 
-def _standing(result: Mapping[str, Any]) -> str:
+def standing(result: Mapping[str, Any]) -> str:
     """How the present split does among its alternatives."""
     if not result["timed"]:
         return "There is no other way to split it here."
@@ -356,18 +356,21 @@ def _standing(result: Mapping[str, Any]) -> str:
 def what_changes(base: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
     """Why an alternative takes longer or shorter, in words: time first, and then bytes."""
     times = {
-        "waiting for data": row["average"]["exposed_ms"] - base["average"]["exposed_ms"],
-        "idle": row["average"]["idle_ms"] - base["average"]["idle_ms"],
         "computing on the busiest device": row["compute_ms"] - base["compute_ms"],
         "messages on the busiest link": row["link_ms"] - base["link_ms"],
     }
+    if "average" in row:  # it was simulated
+        for what, key in {"waiting for data": "exposed_ms", "idle": "idle_ms"}.items():
+            times[what] = row["average"][key] - base["average"][key]
     least = max(FEW * abs(row["difference_ms"]), 1e-6)
     found = [
         f"{_ms(abs(change))} {_more(change)} {what}"
         for what, change in sorted(times.items(), key=lambda item: -abs(item[1]))
         if abs(change) > least
     ]
-    return found + list(_sent_changes(base["bytes"], row["bytes"]))[:2]
+    if "bytes" in row:
+        found += list(_sent_changes(base["bytes"], row["bytes"]))[:2]
+    return found
 
 
 def _exclusions(excluded: Mapping[str, Any]) -> Iterator[str]:
