@@ -1,0 +1,171 @@
+"""All that the page shows, collected plan by plan: one piece of JSON, and columns of numbers beside it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raddle import __version__
+from raddle.clusters import Cluster
+from raddle.costs.profile import Profile
+from raddle.explanation.whole import explain_timeline
+from raddle.graph.graph import Graph
+from raddle.page.columns import Columns
+from raddle.page.curves import describe_memory
+from raddle.page.groups import describe_alternatives
+from raddle.page.measured import describe_run
+from raddle.page.network import describe_network, describe_tiles
+from raddle.page.slices import describe_timeline, operator_of
+from raddle.page.traffic import describe_traffic, describe_work
+from raddle.plan.file import to_dict
+from raddle.plan.notation import write_tiles
+from raddle.plan.plan import Plan
+from raddle.reports.explaining import BINDING, sentences
+from raddle.searches.figures import FIGURES, add_speedups
+from raddle.simulation.timeline import Timeline
+
+FORMAT = 1
+
+Heard = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A plan that was simulated, or a method that could not be applied, with its row of figures."""
+
+    label: str
+    row: dict[str, Any]
+    plan: Plan | None = None
+    timeline: Timeline | None = None
+    run: Mapping[str, Any] | None = None  # what was measured of it
+
+
+@dataclass(frozen=True)
+class PageData:
+    """What the page is given: plain data, and the columns that it refers to."""
+
+    plain: dict[str, Any]
+    columns: bytes
+
+
+def collect(
+    graph: Graph,
+    cluster: Cluster,
+    entries: Iterable[Entry],
+    *,
+    model: str = "",
+    profile: Profile | None = None,
+    alternatives: float = 0.0,
+    heard: Heard = lambda step: None,
+) -> PageData:
+    """Entries are looked at one by one, so that one timeline is held at a time, and the best's.
+
+    `alternatives` is how many seconds may be spent on other ways to split each layer of the best plan.
+    """
+    columns = Columns()
+    ops = operator_of(graph)
+    data: Timeline | None = None
+    best: tuple[int, Plan, Timeline] | None = None
+    methods: list[dict[str, Any]] = []
+    for number, entry in enumerate(entries):
+        found = _plain_entry(entry)
+        if entry.plan is not None and entry.timeline is not None:
+            if entry.label == "data":
+                data = entry.timeline
+            found |= _describe_plan(graph, entry.plan, entry.timeline, columns, profile, data)
+            if entry.run is not None:
+                found["measured"] = describe_run(entry.run, ops, columns)
+            if entry.row["fits"] and (best is None or found["step_ms"] < methods[best[0]]["step_ms"]):
+                best = number, entry.plan, entry.timeline
+        methods.append(found)
+    add_speedups(methods)
+    if best is not None:
+        number, plan, timeline = best
+        found_groups = describe_alternatives(plan, timeline, profile, alternatives, heard)
+        methods[number]["groups"] = found_groups
+    plain = {
+        "raddle": __version__,
+        "format": FORMAT,
+        "model": model or graph.name,
+        "batch": graph.batch,
+        "cluster": _describe_cluster(cluster),
+        "network": describe_network(graph),
+        "best": best[0] if best else _first_shown(methods),
+        "methods": methods,
+    }
+    return PageData(plain, columns.tobytes())
+
+
+def _first_shown(methods: list[dict[str, Any]]) -> int:
+    """Of plans that do not fit the fastest, else the first row."""
+    timed = [m for m in range(len(methods)) if methods[m]["step_ms"] is not None]
+    return min(timed, key=lambda m: methods[m]["step_ms"], default=0)
+
+
+def _plain_entry(entry: Entry) -> dict[str, Any]:
+    row = entry.row
+    return {
+        "label": entry.label,
+        **{key: row.get(key) for key in ("method", *FIGURES, "bn", "sync", "lower_bound_ms", "error")},
+        "measured": None,
+        "groups": [],
+    }
+
+
+def _describe_plan(
+    graph: Graph,
+    plan: Plan,
+    timeline: Timeline,
+    columns: Columns,
+    profile: Profile | None,
+    data: Timeline | None,
+) -> dict[str, Any]:
+    explained = explain_timeline(plan, timeline, profile, data)
+    bound, history = explained["bound"], plan.predicted.get("history")
+    return {
+        "batch": plan.batch,
+        "devices": [
+            {f"{name}_ms": 1e3 * seconds for name, seconds in shares.items()}
+            for shares in timeline.breakdown()
+        ],
+        "average": explained["plan"]["average"],
+        "bytes": explained["plan"]["bytes"],
+        "fullest": explained["plan"]["fullest"],
+        "sentences": sentences(explained),
+        "bound": bound and {"ms": bound["ms"], "why": BINDING[bound["binding"]]},
+        "path": explained["path"],
+        "path_ms": explained["path_ms"],
+        "path_doing": explained["path_doing"],
+        "search": explained["search"] and {**explained["search"], "history": history or []},
+        "tiles": describe_tiles(graph, plan.tiles),
+        "timeline": describe_timeline(timeline, columns),
+        "memory": describe_memory(timeline, columns),
+        "traffic": describe_traffic(timeline, columns),
+        "work": describe_work(timeline, columns),
+        "plan": to_dict(plan, graph),
+        "text": write_tiles(graph, plan.tiles),
+        "torchrun": torchrun_line(plan, timeline.cluster),
+    }
+
+
+def _describe_cluster(cluster: Cluster) -> dict[str, Any]:
+    return {
+        "name": cluster.name,
+        "nodes": cluster.nodes,
+        "devices": [[d.kind, d.node, d.memory] for d in cluster.devices],
+        "links": len(cluster.links),
+    }
+
+
+def torchrun_line(plan: Plan, cluster: Cluster) -> str:
+    """What runs a plan that was saved as METHOD.json; on several machines, on each of them."""
+    name = shlex.quote(f"{plan.method or 'plan'}.json")
+    sizes = {len(cluster.members(a)) for a in range(cluster.nodes)}
+    if cluster.nodes == 1 or len(sizes) > 1:
+        return f"torchrun --standalone --nproc-per-node {plan.devices} -m raddle.run {name}"
+    return (
+        f"torchrun --nnodes {cluster.nodes} --node-rank $NODE_RANK --master-addr $MASTER_ADDR "
+        f"--nproc-per-node {sizes.pop()} -m raddle.run {name}"
+    )

@@ -1,0 +1,67 @@
+"""Puts the page together: scripts and styles of `web/`, and the data, in one file that needs nothing else.
+
+Nothing of the data stands in the page as text: it is compressed and in base64, and the scripts put names
+into the page as text nodes. A content security policy lets the page's own script and style in, by their
+hashes, and nothing else: no other script would run, and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from importlib.resources import files
+from string import Template
+
+from raddle.page.data import PageData
+
+# In the order in which they are read: what stands above is known below.
+SCRIPTS = (
+    "basics.js", "data.js", "colours.js", "headline.js", "bars.js", "timeline.js", "memory.js", "network.js",
+    "strips.js", "traffic.js", "search.js", "operator.js", "copying.js", "page.js",
+)  # fmt: skip
+STYLES = ("page.css", "timeline.css", "network.css", "charts.css")
+
+
+def page(data: PageData) -> str:
+    """The HTML of a report."""
+    return assemble(pack(data), connect="'none'")
+
+
+def pack(data: PageData) -> bytes:
+    """The length of the JSON in four bytes, the JSON, and the columns; compressed."""
+    plain = json.dumps(data.plain, separators=(",", ":")).encode()
+    # Without the time of writing: the same data gives the same page.
+    return gzip.compress(len(plain).to_bytes(4, "little") + plain + data.columns, 9, mtime=0)
+
+
+def assemble(packed: bytes | None, *, connect: str) -> str:
+    """The page around packed data; without any, it waits for some. `connect` says whom it may ask."""
+    style = "\n".join(read(name) for name in STYLES)
+    script = '"use strict";\n(() => {\n' + "\n".join(read(name) for name in SCRIPTS) + "\n})();\n"
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src '{_hash(script)}'",
+            f"style-src '{_hash(style)}'",
+            "img-src data: blob:",
+            f"connect-src {connect}",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+    return Template(read("page.html")).substitute(
+        policy=policy,
+        style=style,
+        script=script,
+        data="" if packed is None else base64.b64encode(packed).decode(),
+    )
+
+
+def read(name: str) -> str:
+    return files("raddle.page").joinpath("web", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

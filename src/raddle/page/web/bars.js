@@ -1,0 +1,3 @@
+function barsView(section, page) {
+  section.append(el("p", {}, "not there yet"));
+}

@@ -1,0 +1,109 @@
+// Colours that stay apart for colour-blind eyes (Okabe and Ito's), and a pattern beside each.
+
+const HUES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8f7a00", "#6f5fbd"];
+
+// What slices of a timeline do -> a style variable, a pattern, and words.
+const DOING = {
+  forward: { variable: "--forward", pattern: "solid", text: "forward" },
+  backward: { variable: "--backward", pattern: "solid", text: "backward" },
+  update: { variable: "--update", pattern: "solid", text: "update" },
+  merge: { variable: "--merge", pattern: "dots", text: "merging partial results" },
+  move: { variable: "--move", pattern: "rising", text: "message" },
+  reduce: { variable: "--reduce", pattern: "falling", text: "sum of gradients" },
+  wait: { variable: "--wait", pattern: "dots", text: "sending and waiting" },
+};
+
+// Of a title [kind, name, phase, operator, micro-batch].
+function doing([kind, , phase]) {
+  if (kind === "run") return phase.startsWith("forward") ? "forward" : "backward";
+  return kind in DOING ? kind : "wait";
+}
+
+// The value of a style variable as [r, g, b]; it follows the theme.
+function themeColour(variable) {
+  return rgb(getComputedStyle(document.documentElement).getPropertyValue(variable).trim());
+}
+
+function rgb(hex) {
+  return [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+}
+
+const css = ([r, g, b], alpha = 1) => `rgb(${r} ${g} ${b} / ${alpha})`;
+
+// Towards white or black: `share` of the way.
+const mixed = (colour, other, share) => colour.map((c, i) => Math.round(c + (other[i] - c) * share));
+
+// A device: with several nodes, the node's hue, paler from device to device of the node, with a pattern;
+// with one node, a hue of its own, and a pattern where hues are over.
+const PATTERNS = ["solid", "rising", "dots", "falling", "rows", "columns", "grid", "crossed"];
+
+function deviceStyle(cluster, d) {
+  const node = cluster.devices[d][1];
+  if (cluster.nodes === 1) {
+    return { colour: rgb(HUES[d % HUES.length]), pattern: PATTERNS[Math.floor(d / HUES.length) % PATTERNS.length] };
+  }
+  const first = cluster.devices.findIndex((device) => device[1] === node);
+  const at = d - first;
+  const pale = mixed(rgb(HUES[node % HUES.length]), [255, 255, 255], 0.12 * (at % 5));
+  const pattern = PATTERNS[(at + Math.floor(node / HUES.length)) % PATTERNS.length];
+  return { colour: pale, pattern };
+}
+
+// Whether a pattern inks the pixel x, y: drawn darker (or paler) than the colour below it.
+const INKS = {
+  solid: () => false,
+  rising: (x, y) => (x + y) % 6 === 0,
+  falling: (x, y) => (x - y + 6000) % 6 === 0,
+  dots: (x, y) => x % 4 === 0 && y % 4 === 0,
+  rows: (x, y) => y % 4 === 0,
+  columns: (x, y) => x % 4 === 0,
+  grid: (x, y) => x % 5 === 0 || y % 5 === 0,
+  crossed: (x, y) => (x + y) % 6 === 0 || (x - y + 6000) % 6 === 0,
+};
+
+// A fill for 2D canvases: the colour with its pattern. Tiles of 60 pixels hold every period above.
+function patternFill(context, { colour, pattern }) {
+  const key = `${colour} ${pattern}`;
+  if (pattern === "solid") return css(colour);
+  if (!patternFill.known.has(key)) patternFill.known.set(key, patternTile(colour, pattern));
+  return context.createPattern(patternFill.known.get(key), "repeat");
+}
+patternFill.known = new Map();
+
+function patternTile(colour, pattern, size = 60) {
+  const tile = el("canvas", { width: size, height: size });
+  const context = tile.getContext("2d");
+  context.fillStyle = css(colour);
+  context.fillRect(0, 0, size, size);
+  const light = colour[0] * 0.3 + colour[1] * 0.6 + colour[2] * 0.1 > 150;
+  context.fillStyle = css(mixed(colour, light ? [0, 0, 0] : [255, 255, 255], 0.45));
+  for (let y = 0; y < size; y++) {
+    for (let x = 0; x < size; x++) if (INKS[pattern](x, y)) context.fillRect(x, y, 1, 1);
+  }
+  return tile;
+}
+
+// A canvas that fills its parent's width at the screen's resolution; `draw(context, width, height)`.
+function fitCanvas(canvas, height, draw) {
+  const width = Math.max(1, canvas.clientWidth || canvas.parentElement.clientWidth);
+  const ratio = Math.min(2, window.devicePixelRatio || 1);
+  const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== w || canvas.height !== h) {
+    canvas.width = w;
+    canvas.height = h;
+    canvas.style.height = `${height}px`;
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  draw(context, width, height);
+}
+
+// The key of a picture: a swatch with its pattern, and words.
+function swatch(style, text) {
+  const canvas = el("canvas.swatch", { width: 28, height: 28, "aria-hidden": "true" });
+  const context = canvas.getContext("2d");
+  context.fillStyle = patternFill(context, style);
+  context.fillRect(0, 0, 28, 28);
+  return el("span.key", {}, canvas, text);
+}

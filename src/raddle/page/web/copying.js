@@ -1,0 +1,3 @@
+function copyingView(section, page) {
+  section.append(el("p", {}, "not there yet"));
+}

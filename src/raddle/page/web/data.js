@@ -1,0 +1,36 @@
+// What the page was given: base64, compressed; the length of the JSON, the JSON, and columns of numbers.
+
+async function unpack(base64) {
+  const text = atob(base64.trim());
+  const packed = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
+  return unpackBytes(packed);
+}
+
+async function unpackBytes(packed) {
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const length = new DataView(bytes.buffer).getUint32(0, true);
+  const data = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
+  const block = bytes.subarray(4 + length);
+  const known = new Map();
+  data.column = (column) => {
+    if (!known.has(column)) known.set(column, readColumn(block, column));
+    return known.get(column);
+  };
+  return data;
+}
+
+// See columns.py: lowest bytes first, less the smallest value, differences where `delta`.
+function readColumn(block, { at, n, width, least, delta }) {
+  const numbers = new Float64Array(n);
+  for (let byte = 0, scale = 1; byte < width; byte++, scale *= 256) {
+    const plane = at + byte * n;
+    for (let i = 0; i < n; i++) numbers[i] += block[plane + i] * scale;
+  }
+  for (let i = 0, last = 0; i < n; i++) {
+    numbers[i] += least;
+    if (delta) last = numbers[i] += last;
+  }
+  return numbers;
+}

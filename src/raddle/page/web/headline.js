@@ -1,0 +1,3 @@
+function headlineView(section, page) {
+  section.append(el("p", {}, "not there yet"));
+}

@@ -1,0 +1,3 @@
+function memoryView(section, page) {
+  section.append(el("p", {}, "not there yet"));
+}

@@ -1,0 +1,3 @@
+function networkView(section, page) {
+  section.append(el("p", {}, "not there yet"));
+}

@@ -1,0 +1,3 @@
+function operatorView(section, page) {
+  section.append(el("p", {}, "not there yet"));
+}

@@ -1,0 +1,104 @@
+// The page: one section a view. Views listen to what is selected: a method, an operator, a stretch of time.
+
+const VIEWS = [
+  { id: "headline", view: headlineView },
+  { id: "methods", title: "Methods", view: barsView },
+  { id: "timeline", title: "Timeline", view: timelineView },
+  { id: "memory", title: "Memory", view: memoryView },
+  { id: "network", title: "Operators", view: networkView },
+  { id: "operator", title: "Operator", view: operatorView },
+  { id: "strips", title: "Who computes what", view: stripsView },
+  { id: "traffic", title: "Bytes between devices", view: trafficView },
+  { id: "search", title: "Search", view: searchView },
+  { id: "copying", title: "Take it with you", view: copyingView },
+];
+
+// A page has `data`, `method` (the entry shown), `op` (a number, or -1), `span` ([from, to] in ns), and
+// `on(event, listener)`; events are "method", "op", "span", "theme" and "resize".
+class Page {
+  constructor(data) {
+    this.data = data;
+    this.number = data.best;
+    this.op = -1;
+    this.listeners = {};
+    this.resetSpan();
+  }
+
+  get method() {
+    return this.data.methods[this.number];
+  }
+
+  on(events, listener) {
+    for (const event of events.split(" ")) (this.listeners[event] ??= []).push(listener);
+  }
+
+  tell(event) {
+    for (const listener of this.listeners[event] ?? []) listener();
+  }
+
+  select(number) {
+    if (number === this.number || !this.data.methods[number].timeline) return;
+    this.number = number;
+    this.resetSpan();
+    this.tell("method");
+  }
+
+  choose(op) {
+    this.op = op === this.op ? -1 : op;
+    this.tell("op");
+  }
+
+  resetSpan() {
+    const { timeline, measured } = this.method;
+    this.span = [0, timeline ? Math.max(timeline.period_ns, measured?.timeline?.period_ns ?? 0) : 1];
+  }
+
+  look(from, to) {
+    this.span = [from, to];
+    this.tell("span");
+  }
+}
+
+function show(data) {
+  const page = new Page(data);
+  document.title = `${cut(data.model, 60)} on ${cut(data.cluster.name, 40)} · raddle`;
+  const sections = VIEWS.map(({ id, title, view }) => {
+    const section = el(`section.${id}`, { id, "aria-label": title ?? "Summary" });
+    if (title) section.append(el("h2", {}, title));
+    return [section, view];
+  });
+  clear(document.getElementById("page"), sections.map(([section]) => section));
+  for (const [section, view] of sections) view(section, page);
+  window.onresize = () => page.tell("resize");
+  themeButton(page);
+  window.raddle = page; // for the curious, and for tests
+  document.documentElement.dataset.ready = "yes";
+}
+
+function themeButton(page) {
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const root = document.documentElement;
+  let chosen = null;
+  const apply = (theme) => {
+    root.dataset.theme = theme ?? chosen ?? (dark.matches ? "dark" : "light");
+    page.tell("theme");
+  };
+  const flip = () => {
+    chosen = root.dataset.theme === "dark" ? "light" : "dark";
+    apply();
+  };
+  document.getElementById("headline").prepend(
+    el("button.theme", { onclick: flip, title: "Dark or light", "aria-label": "Dark or light" }, "◐"),
+  );
+  dark.onchange = () => apply();
+  window.onbeforeprint = () => apply("light");
+  window.onafterprint = () => apply();
+  apply();
+}
+
+async function start() {
+  const given = document.getElementById("data").textContent;
+  if (given) show(await unpack(given));
+}
+
+start();

@@ -1,0 +1,3 @@
+function searchView(section, page) {
+  section.append(el("p", {}, "not there yet"));
+}

@@ -1,0 +1,3 @@
+function stripsView(section, page) {
+  section.append(el("p", {}, "not there yet"));
+}

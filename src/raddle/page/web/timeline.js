@@ -1,0 +1,3 @@
+function timelineView(section, page) {
+  section.append(el("p", {}, "not there yet"));
+}

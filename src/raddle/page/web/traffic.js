@@ -1,0 +1,3 @@
+function trafficView(section, page) {
+  section.append(el("p", {}, "not there yet"));
+}
