@@ -8,13 +8,15 @@ if TYPE_CHECKING:
     from raddle.errors import InputError
     from raddle.graph.capture import capture
     from raddle.graph.graph import Graph
+    from raddle.page.gathering import report
     from raddle.run.trainer import Trainer, parallelize
     from raddle.searches.planning import plan_for as search
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Graph", "InputError", "Trainer", "__version__", "capture", "cluster", "parallelize", "search",
+    "Graph", "InputError", "Trainer", "__version__", "capture", "cluster", "parallelize", "report",
+    "search",
 ]  # fmt: skip
 
 # Public name -> its module and name there, imported on first use: `import raddle` must not wait for torch.
@@ -22,6 +24,7 @@ _PUBLIC = {
     "capture": ("raddle.graph.capture", "capture"),
     "cluster": ("raddle.clusters", "cluster"),
     "search": ("raddle.searches.planning", "plan_for"),
+    "report": ("raddle.page.gathering", "report"),
     "parallelize": ("raddle.run.trainer", "parallelize"),
     "Graph": ("raddle.graph.graph", "Graph"),
     "Trainer": ("raddle.run.trainer", "Trainer"),

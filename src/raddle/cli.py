@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raddle.commands import explaining, planning, running
+from raddle.commands import explaining, planning, reporting, running
 from raddle.commands.loading import capture_model, load_measured, load_plan
 from raddle.commands.options import Json, OtherCluster, OtherModel, ProfileOption
 from raddle.commands.output import check_folder, show, writing
@@ -160,6 +160,7 @@ def simulate(
 app.command()(planning.plan)
 app.command()(planning.compare)
 app.command()(explaining.explain)
+app.command()(reporting.report)
 app.command()(running.run)
 app.command()(running.verify)
 app.add_typer(lab_app, name="lab")

@@ -65,7 +65,7 @@ def plan(
     from raddle.reports import terminal
     from raddle.searches.figures import planned
 
-    settings = _settings([method], bn, sync, budget, seed, pin, reduction, profile)
+    settings = settings_of([method], bn, sync, budget, seed, pin, reduction, profile)
     if text and as_json:
         raise InputError("--text and --json are two forms of one output: ask for one of them.")
     if output is not None:
@@ -111,7 +111,7 @@ def compare(
 
     every = [*METHODS, *SEARCHES]
     names = every if methods is None else [m.strip() for m in methods.split(",")]
-    settings = _settings(names, bn, sync, budget, seed, pin, reduction, profile)
+    settings = settings_of(names, bn, sync, budget, seed, pin, reduction, profile)
     on = clusters.cluster(cluster)
     with terminal.progress(f"capturing {model}"):
         graph = capture_model(model, batch)
@@ -121,7 +121,7 @@ def compare(
     show(rows, terminal.show_comparison, as_json=as_json)
 
 
-def _settings(
+def settings_of(
     methods: "Sequence[str]",
     bn: str,
     sync: str,

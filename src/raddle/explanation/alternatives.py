@@ -165,7 +165,9 @@ class Alternatives:
         fastest = min(self.large, key=lambda t: t.reading.time)
         return {
             "count": len(self.large),
-            "least_bytes": min(round(self.held.scale * int(t.reading.held.max())) for t in self.large),
+            "least_bytes": min(
+                round(self.held.scale * int(t.reading.held.max())) for t in self.large
+            ),
             "memory_bytes": min(device.memory for device in self.space.cluster.devices),
             "fastest": self._text(fastest.configuration),
             "difference_ms": (fastest.reading.time - self.held.base.time) / 1e6,

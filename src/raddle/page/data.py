@@ -77,7 +77,9 @@ def collect(
             found |= _describe_plan(graph, entry.plan, entry.timeline, columns, profile, data)
             if entry.run is not None:
                 found["measured"] = describe_run(entry.run, ops, columns)
-            if entry.row["fits"] and (best is None or found["step_ms"] < methods[best[0]]["step_ms"]):
+            if entry.row["fits"] and (
+                best is None or found["step_ms"] < methods[best[0]]["step_ms"]
+            ):
                 best = number, entry.plan, entry.timeline
         methods.append(found)
     add_speedups(methods)
@@ -108,7 +110,10 @@ def _plain_entry(entry: Entry) -> dict[str, Any]:
     row = entry.row
     return {
         "label": entry.label,
-        **{key: row.get(key) for key in ("method", *FIGURES, "bn", "sync", "lower_bound_ms", "error")},
+        **{
+            key: row.get(key)
+            for key in ("method", *FIGURES, "bn", "sync", "lower_bound_ms", "error")
+        },
         "measured": None,
         "groups": [],
     }

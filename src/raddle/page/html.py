@@ -18,15 +18,25 @@ from raddle.page.data import PageData
 
 # In the order in which they are read: what stands above is known below.
 SCRIPTS = (
-    "basics.js", "data.js", "colours.js", "headline.js", "bars.js", "timeline.js", "memory.js", "network.js",
-    "strips.js", "traffic.js", "search.js", "operator.js", "copying.js", "page.js",
+    "basics.js", "data.js", "colours.js",
+    "headline.js", "bars.js",
+    "timeline.js", "memory.js",
+    "network.js", "strips.js",
+    "traffic.js", "search.js", "operator.js", "copying.js",
+    "page.js",
 )  # fmt: skip
 STYLES = ("page.css", "timeline.css", "network.css", "charts.css")
+LIVE = ("live.js", "live.css")  # what the page of `raddle serve` has besides
 
 
 def page(data: PageData) -> str:
     """The HTML of a report."""
-    return assemble(pack(data), connect="'none'")
+    return assemble(pack(data))
+
+
+def live_page() -> str:
+    """The page without data, which asks the server that it comes from."""
+    return assemble(None, live=True)
 
 
 def pack(data: PageData) -> bytes:
@@ -36,10 +46,12 @@ def pack(data: PageData) -> bytes:
     return gzip.compress(len(plain).to_bytes(4, "little") + plain + data.columns, 9, mtime=0)
 
 
-def assemble(packed: bytes | None, *, connect: str) -> str:
-    """The page around packed data; without any, it waits for some. `connect` says whom it may ask."""
-    style = "\n".join(read(name) for name in STYLES)
-    script = '"use strict";\n(() => {\n' + "\n".join(read(name) for name in SCRIPTS) + "\n})();\n"
+def assemble(packed: bytes | None, *, live: bool = False) -> str:
+    """The page around packed data; without any, it waits for some."""
+    scripts, styles = (*SCRIPTS, *LIVE[:live]), (*STYLES, *LIVE[1 : 1 + live])
+    style = "\n".join(read(name) for name in styles)
+    script = '"use strict";\n(() => {\n' + "\n".join(read(name) for name in scripts) + "\n})();\n"
+    connect = "'self'" if live else "'none'"
     policy = "; ".join(
         [
             "default-src 'none'",

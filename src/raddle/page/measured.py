@@ -120,7 +120,11 @@ def _lanes(events: Sequence[Event]) -> dict[tuple[int, int], tuple[int, dict[str
     ):
         link = process.get(e["pid"]) == "links"
         name = e["args"]["name"] if link else f"device {e['pid']}, {e['args']['name']}"
-        lane = {"name": name, "device": -1 if link else e["pid"], "kind": "link" if link else "measured"}
+        lane = {
+            "name": name,
+            "device": -1 if link else e["pid"],
+            "kind": "link" if link else "measured",
+        }
         found[e["pid"], e["tid"]] = len(found), lane
     return found
 

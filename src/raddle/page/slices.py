@@ -1,7 +1,7 @@
 """A simulated timeline for the page: what is busy when, in the period of one step.
 
-The window is the last step's period, so it begins when the last update of the step before it ends. What runs
-across its beginning is kept whole: its start is negative.
+The window is the last step's period, so it begins when the last update of the step before it ends. What
+runs across its beginning is kept whole: its start is negative.
 """
 
 from __future__ import annotations
@@ -101,10 +101,18 @@ def _title(i: Instruction, ops: dict[str, int]) -> Title:
     if isinstance(i, Move):
         return "move", i.value, i.what, ops.get(i.value, -1), i.key.micro
     if isinstance(i, Reduce):
-        return "reduce", names_text(i.parameters), "sum of gradients", ops.get(i.parameters[0], -1), i.key.micro
+        return (
+            "reduce",
+            names_text(i.parameters),
+            "sum of gradients",
+            ops.get(i.parameters[0], -1),
+            i.key.micro,
+        )
     return "update", i.parameter, "update", ops.get(i.parameter, -1), i.key.micro
 
 
 def names_text(names: Sequence[str]) -> str:
     """Of a bucket of parameters, the first few."""
-    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} more"
+    return (
+        ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} more"
+    )

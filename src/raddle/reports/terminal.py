@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from rich.box import SIMPLE, Box
@@ -17,6 +20,7 @@ ENDS = {  # why a search ended
     "interrupt": "when it was interrupted",
     "no improvement": "because nothing had improved for long",
 }
+PROGRESS_SECONDS = 0.1  # between lines of progress
 PIPED_WIDTH = 10_000  # columns: a table is as wide as its content, and a pipe never cuts it
 
 
@@ -85,6 +89,20 @@ def progress_bar(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
             bar.update(task, description=text, completed=step["done"], total=step["of"])
 
         yield move
+
+
+@contextmanager
+def progress_lines(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """The same as lines of JSON on stderr, for another program; of quick ones, some."""
+    last = 0.0
+
+    def tell(step: Mapping[str, Any]) -> None:
+        nonlocal last
+        if monotonic() - last >= PROGRESS_SECONDS:
+            last = monotonic()
+            print(json.dumps({"progress": message, **step}), file=sys.stderr, flush=True)
+
+    yield tell
 
 
 def show_models(models: Sequence[Mapping[str, Any]]) -> None:
@@ -348,6 +366,16 @@ def _transfer_table(console: Console, transfers: Sequence[Mapping[str, Any]]) ->
             seconds_text(row["ms"] / 1e3),
         )
     return table
+
+
+def show_report(result: Mapping[str, Any]) -> None:
+    """Print the comparison that a page shows, and where the page is."""
+    show_comparison([{**row, "method": row["label"]} for row in result["methods"]])
+    for row in result["methods"]:
+        if row["measured_ms"] is not None:
+            predicted, measured = (seconds_text(row[k] / 1e3) for k in ("step_ms", "measured_ms"))
+            print(f"{row['label']}: predicted {predicted}, measured {measured}")
+    print(f"{result['file']} shows it: open it in a browser ({bytes_text(result['bytes'])})")
 
 
 def _wire(link: Mapping[str, Any] | None, flag: str, note: str) -> str:
