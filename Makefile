@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test fuzz verify-all check format bench bench-full clean
+.PHONY: help setup demo test fuzz verify-all check format images bench bench-full clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,13 +18,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,dev]'
 	@touch $@
 
-demo: $(READY)  ## ways to train VGG-16 on 16 GPUs, then AlexNet trained on two processes of this machine
-	$(BIN)/raddle models lenet
-	$(BIN)/raddle compare vgg16 --cluster p100:4x4 --batch 512
+demo: $(READY)  ## ways to train VGG-16 on 16 GPUs, AlexNet trained on two processes here, and pages of both
+	@mkdir -p build/demo
+	$(BIN)/raddle report vgg16 --cluster p100:4x4 --batch 512 -o build/demo/vgg16.html
 	$(BIN)/python examples/fastest.py
 
 test: $(READY)  ## run the tests that are not marked slow
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 fuzz: $(READY)  ## run the property tests, slow ones too, on many random examples
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 -m hypothesis
@@ -40,6 +40,9 @@ check: $(READY)  ## format, lint and types, changing nothing
 format: $(READY)  ## format the code and mend what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+images: $(READY)  ## the README's pictures of the page, with the chromium of this machine
+	RADDLE_IMAGES=docs/images $(BIN)/python -m pytest -q tests/page/test_images.py
 
 bench: $(READY)  ## run every benchmark, bench/*/run.py, of bench/search what takes minutes
 	@set -e; for script in $(sort $(wildcard bench/*/run.py)); do \

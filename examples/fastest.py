@@ -1,7 +1,7 @@
-"""Plans a model for two processes of this machine, and trains by what `auto` finds and by plain data
-parallelism: predicted beside measured.
+"""Plans a model for two processes of this machine, trains by what `auto` finds and by plain data
+parallelism, and shows both on a page: predicted beside measured.
 
-    python examples/fastest.py [MODEL] [BATCH]
+    python examples/fastest.py [MODEL] [BATCH] [FOLDER]
 """
 
 from __future__ import annotations
@@ -10,34 +10,41 @@ import json
 import pathlib
 import subprocess
 import sys
-import tempfile
 from typing import Any
 
 
-def raddle(*words: str) -> Any:
-    """What a verb says with --json."""
+def raddle(*words: str, to: pathlib.Path | None = None) -> Any:
+    """What a verb says with --json, which may be kept in a file."""
     line = [sys.executable, "-m", "raddle", *words, "--json"]
-    return json.loads(subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    said = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True).stdout
+    if to is not None:
+        to.write_text(said)
+    return json.loads(said)
 
 
-def main(model: str = "alexnet", batch: str = "16") -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        here = str(pathlib.Path(folder) / "here.yaml")
-        raddle("probe", "--ranks", "2", "-o", here)
-        print(f"\n{model}, batch {batch}, two processes of this machine")
-        print("method              predicted ms   measured ms   samples/s")
-        for method in ("data", "auto"):
-            plan = str(pathlib.Path(folder) / f"{method}.json")
-            row = raddle(
-                "plan", model, "--cluster", here, "--batch", batch, "--method", method,
-                "--budget", "10", "-o", plan,
-            )  # fmt: skip
-            ran = raddle("run", plan, "--local", "--steps", "10")
-            print(
-                f"{method:18} {row['step_ms']:13.0f} {ran['step_ms']:13.0f} "
-                f"{ran['samples_per_s']:11.1f}",
-                flush=True,
-            )
+def main(model: str = "alexnet", batch: str = "16", folder: str = "build/demo") -> None:
+    kept = pathlib.Path(folder)
+    kept.mkdir(parents=True, exist_ok=True)
+    here, page = str(kept / "here.yaml"), str(kept / f"{model}.html")
+    raddle("probe", "--ranks", "2", "-o", here)
+    print(f"\n{model}, batch {batch}, two processes of this machine")
+    print("method              predicted ms   measured ms   samples/s")
+    runs: list[str] = []
+    for method in ("data", "auto"):
+        plan, run = str(kept / f"{method}.json"), kept / f"{method}.run.json"
+        row = raddle(
+            "plan", model, "--cluster", here, "--batch", batch, "--method", method,
+            "--budget", "10", "-o", plan,
+        )  # fmt: skip
+        trace = str(kept / f"{method}.trace.json.gz")
+        ran = raddle("run", plan, "--local", "--steps", "10", "--trace", trace, to=run)
+        runs += ["--run", str(run)]
+        print(
+            f"{method:18} {row['step_ms']:13.0f} {ran['step_ms']:13.0f} {ran['samples_per_s']:11.1f}",
+            flush=True,
+        )
+    raddle("report", *runs, "-o", page)
+    print(f"\n{page} shows both, predicted and measured: open it in a browser")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raddle.commands import explaining, planning, reporting, running
+from raddle.commands import explaining, planning, reporting, running, serving
 from raddle.commands.loading import capture_model, load_measured, load_plan
 from raddle.commands.options import Json, OtherCluster, OtherModel, ProfileOption
 from raddle.commands.output import check_folder, show, writing
@@ -161,6 +161,7 @@ app.command()(planning.plan)
 app.command()(planning.compare)
 app.command()(explaining.explain)
 app.command()(reporting.report)
+app.command()(serving.serve)
 app.command()(running.run)
 app.command()(running.verify)
 app.add_typer(lab_app, name="lab")

@@ -157,7 +157,8 @@ def _summary(data: "PageData", output: str) -> dict[str, Any]:
 
     plain = data.plain
     keys = (
-        "label", "method", *FIGURES, "bn", "sync", "lower_bound_ms", "error", "average", "bytes", "sentences"
+        "label", "method", *FIGURES, "bn", "sync", "lower_bound_ms", "error", "average", "bytes",
+        "sentences",
     )  # fmt: skip
     return {
         "file": output,

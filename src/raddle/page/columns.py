@@ -1,7 +1,7 @@
 """Numbers for the page, small: each column as bytes that compress well, all columns in one block.
 
-A column is stored less its smallest value, in as few bytes a number as it needs, first all lowest bytes, then
-the next ones. `delta` stores differences, which suits numbers that rise. Equal columns are stored once.
+A column is stored less its smallest value, in as few bytes a number as it needs: first all lowest bytes,
+then the next ones. `delta` stores differences, for numbers that rise. Equal columns are stored once.
 """
 
 from __future__ import annotations

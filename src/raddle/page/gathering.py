@@ -41,7 +41,7 @@ def report(
     """Write a page that shows plans of a graph, on the cluster that they were made for or another.
 
         graph = raddle.capture(model, [x], targets=[y], loss=loss)
-        plans = [raddle.search(graph, "p100:4x4", method) for method in ("data", "auto")]
+        plans = [raddle.search(graph, raddle.cluster("p100:4x4"), method) for method in ("data", "auto")]
         raddle.report(graph, plans, "plans.html")
 
     `alternatives` is how many seconds may be spent on other ways to split each layer of the best plan.

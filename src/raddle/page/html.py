@@ -13,15 +13,17 @@ import hashlib
 import json
 from importlib.resources import files
 from string import Template
+from typing import TYPE_CHECKING
 
-from raddle.page.data import PageData
+if TYPE_CHECKING:  # the server puts the page together too, and needs no torch
+    from raddle.page.data import PageData
 
 # In the order in which they are read: what stands above is known below.
 SCRIPTS = (
     "basics.js", "data.js", "colours.js",
     "headline.js", "bars.js",
-    "timeline.js", "memory.js",
-    "network.js", "strips.js",
+    "span.js", "lanes.js", "lanepaint.js", "lanedraw.js", "timeline.js", "memory.js",
+    "splits.js", "blocks.js", "layers.js", "nodes.js", "network.js", "strips.js",
     "traffic.js", "search.js", "operator.js", "copying.js",
     "page.js",
 )  # fmt: skip

@@ -74,3 +74,25 @@ function tickStep(span, count, binary = false) {
   const power = 10 ** Math.floor(Math.log10(rough));
   return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough * 0.999);
 }
+
+// A box of words beside the pointer; it stays inside the window.
+class Tip {
+  constructor(parent) {
+    this.node = el("div.tip", { hidden: true, role: "tooltip" });
+    parent.append(this.node);
+  }
+
+  show({ clientX, clientY }, text) {
+    this.node.hidden = false;
+    this.node.textContent = visible(text);
+    const { width, height } = this.node.getBoundingClientRect();
+    const left = clientX + 14 + width > window.innerWidth ? clientX - width - 10 : clientX + 14;
+    const top = clientY + 14 + height > window.innerHeight ? clientY - height - 10 : clientY + 14;
+    this.node.style.left = `${Math.max(4, left)}px`;
+    this.node.style.top = `${Math.max(4, top)}px`;
+  }
+
+  hide() {
+    this.node.hidden = true;
+  }
+}

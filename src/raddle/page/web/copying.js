@@ -1,3 +1,58 @@
+// The plan itself: as a file, as text, and the line that runs it.
+
 function copyingView(section, page) {
-  section.append(el("p", {}, "not there yet"));
+  const line = el("code.name");
+  const text = el("pre.name", { tabindex: 0, "aria-label": "The plan as text" });
+  const plan = () => `${JSON.stringify(page.method.plan, null, 1)}\n`;
+  const file = () => `${(page.method.method || "plan").replace(/[^\w.-]+/g, "-").slice(0, 80)}.json`;
+  section.append(
+    el(
+      "p.buttons",
+      {},
+      copyButton("Copy the plan (JSON)", plan),
+      el("button", { onclick: () => download(file(), plan()) }, "Save the plan"),
+      copyButton("Copy its text", () => page.method.text),
+      copyButton("Copy the torchrun line", () => page.method.torchrun),
+    ),
+    el("p", {}, line),
+    el("details", {}, el("summary", {}, "The plan as text"), text),
+  );
+  const draw = () => {
+    clear(line, document.createTextNode(visible(cut(page.method.torchrun ?? "", 400))));
+    clear(text, document.createTextNode(visible(page.method.text ?? "")));
+  };
+  page.on("method", draw);
+  draw();
+}
+
+function copyButton(label, text) {
+  const button = el("button.copy", {}, label);
+  button.onclick = async () => {
+    const done = await copyText(text());
+    clear(button, document.createTextNode(done ? "Copied" : "It could not be copied"));
+    setTimeout(() => clear(button, document.createTextNode(label)), 1500);
+  };
+  return button;
+}
+
+// Pages from disk may not be let at the clipboard: then a text field stands in.
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = el("textarea.away");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    return done;
+  }
+}
+
+function download(name, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  el("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
 }

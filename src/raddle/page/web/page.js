@@ -75,16 +75,17 @@ function show(data) {
   document.documentElement.dataset.ready = "yes";
 }
 
+let chosenTheme = null; // until somebody chooses, the system's
+
 function themeButton(page) {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const root = document.documentElement;
-  let chosen = null;
   const apply = (theme) => {
-    root.dataset.theme = theme ?? chosen ?? (dark.matches ? "dark" : "light");
+    root.dataset.theme = theme ?? chosenTheme ?? (dark.matches ? "dark" : "light");
     page.tell("theme");
   };
   const flip = () => {
-    chosen = root.dataset.theme === "dark" ? "light" : "dark";
+    chosenTheme = root.dataset.theme === "dark" ? "light" : "dark";
     apply();
   };
   document.getElementById("headline").prepend(

@@ -1,3 +1,351 @@
+// The timeline: what devices compute and links carry, when.
+// `lanes.js` has its rows, `lanepaint.js` their pixels, `lanedraw.js` a frame; here is what one can do.
+
+const AXIS_HEIGHT = 40;
+const FRAMES_KEPT = 200;
+const TIMELINE_KEYS =
+  "Timeline of a step. Left and right arrows pan, plus and minus zoom, 0 shows all; up and down move " +
+  "from lane to lane, N and P from slice to slice, Enter selects the slice's operator, Escape leaves it.";
+const TIMELINE_HINT =
+  "Drag to pan, Ctrl + wheel or pinch to zoom, double-click to see all. " +
+  "Keys: ← → + − 0, ↑ ↓ for lanes, N P for slices, Enter to select.";
+
 function timelineView(section, page) {
-  section.append(el("p", {}, "not there yet"));
+  const view = new TimelineView(section, page);
+  page.on("method", () => view.showMethod());
+  page.on("op", () => view.relight());
+  page.on("span resize", () => view.move());
+  page.on("theme", () => view.showTheme());
+  section.timelineState = () => view.state();
+  section.positionOf = (slice) => view.positionOf(slice);
+}
+
+class TimelineView {
+  constructor(section, page) {
+    this.page = page;
+    this.section = section;
+    this.frames = [];
+    this.criticalOnly = false;
+    this.withMeasured = true;
+    this.redraw = oncePerFrame(() => this.draw());
+    this.build();
+    this.showMethod();
+  }
+
+  build() {
+    const { page } = this;
+    this.canvas = el("canvas.lanes", { tabindex: 0, role: "application", "aria-label": TIMELINE_KEYS });
+    // Pixels are put, not drawn: kept in memory they need not go to a GPU and back.
+    this.context = this.canvas.getContext("2d", { alpha: false, willReadFrequently: true });
+    this.tall = el("div.lanes-all", {}, this.canvas);
+    this.scroller = el("div.lanes-window", { onscroll: () => this.move() }, this.tall);
+    this.tip = el("div.tip", { hidden: true });
+    this.keys = el("div.keys");
+    this.summary = el("p.soft");
+    this.note = el("p.soft");
+    this.said = el("p.lanes-said", { "aria-live": "polite" });
+    this.section.append(
+      this.summary, this.tools(), this.keys, this.scroller, this.said, this.note,
+      el("p.soft.lanes-hint", {}, TIMELINE_HINT), this.tip,
+    ); // prettier-ignore
+    spanGestures(this.canvas, page, () => this.plot(), {
+      tap: (event) => this.tapped(event),
+      scroll: (pixels) => (this.scroller.scrollTop += pixels),
+    });
+    this.canvas.addEventListener("pointermove", (event) => this.hover(event));
+    this.canvas.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && this.leave());
+    window.addEventListener("scroll", () => this.leave(), { passive: true });
+    this.canvas.addEventListener("keydown", (event) => this.key(event));
+    this.canvas.addEventListener("focus", () => this.redraw());
+    this.canvas.addEventListener("blur", () => this.redraw());
+  }
+
+  tools() {
+    const { page } = this;
+    const button = (text, title, act) => el("button", { onclick: act, title, "aria-label": title }, text);
+    this.criticalButton = el("button", { onclick: () => this.toggle("criticalOnly") }, "critical path");
+    this.measuredButton = el("button", { onclick: () => this.toggle("withMeasured") }, "measured");
+    return el(
+      "div.lanes-tools", {},
+      button("−", "Zoom out", () => zoomSpan(page, 1.6)),
+      button("+", "Zoom in", () => zoomSpan(page, 1 / 1.6)),
+      button("fit", "Show the whole step", () => fitSpan(page)),
+      this.criticalButton, this.measuredButton,
+    ); // prettier-ignore
+  }
+
+  toggle(what) {
+    this[what] = !this[what];
+    if (what === "withMeasured") this.layOut();
+    this.relight();
+  }
+
+  // What is shown
+
+  showMethod() {
+    const { timeline, measured } = this.page.method;
+    this.section.hidden = !timeline;
+    if (!timeline) return;
+    this.predicted = timelineLayer(this.page.data, timeline);
+    this.measured = measured?.timeline ? timelineLayer(this.page.data, measured.timeline) : null;
+    this.measuredButton.hidden = !this.measured;
+    this.scroller.scrollTop = 0;
+    this.layOut();
+    this.describe();
+    this.relight();
+  }
+
+  layOut() {
+    this.leave();
+    this.focused = null; // a row and a place in it, for the keyboard
+    this.said.textContent = "";
+    const measured = this.withMeasured ? this.measured : null;
+    this.rows = timelineRows(this.page.data.cluster, this.predicted, measured);
+  }
+
+  describe() {
+    const { timeline, plan } = this.page.method;
+    const links = timeline.lanes.length - timeline.devices;
+    this.summary.textContent =
+      `One step of ${nsText(timeline.period_ns)}: ${plural(timeline.devices, "device")}, ` +
+      `${plural(links, "link")} in use, ${plural(timeline.count, "slice")}.`;
+    const fewer = timeline.devices < plan.devices;
+    this.note.textContent = `The first ${timeline.devices} of ${plan.devices} devices are drawn.`;
+    this.note.hidden = !fewer;
+    if (this.palette) this.showKeys();
+  }
+
+  showKeys() {
+    const titles = [...this.predicted.timeline.titles, ...(this.measured?.timeline.titles ?? [])];
+    const used = new Set(titles.map(doing));
+    const keys = LOOKS.filter((look) => used.has(look)).map((look) => {
+      const { variable, pattern, text } = DOING[look];
+      return swatch({ colour: themeColour(variable), pattern }, text);
+    });
+    const critical = swatch({ colour: this.palette.critical, pattern: "solid" }, "on the critical path");
+    critical.classList.add("lanes-critical-key");
+    clear(this.keys, keys, critical);
+  }
+
+  showTheme() {
+    this.palette = lanePalette();
+    this.font = getComputedStyle(document.body).fontFamily;
+    if (!this.predicted) return;
+    this.showKeys();
+    this.draw(); // at once: a page that is printed has no next frame
+  }
+
+  relight() {
+    if (!this.predicted) return;
+    this.criticalButton.setAttribute("aria-pressed", this.criticalOnly);
+    this.measuredButton.setAttribute("aria-pressed", this.withMeasured);
+    lightSlices(this.predicted, this.page.op, this.criticalOnly);
+    if (this.measured) lightSlices(this.measured, this.page.op, false);
+    this.redraw();
+  }
+
+  // Where it is shown
+
+  measure() {
+    const last = this.rows.at(-1);
+    const all = AXIS_HEIGHT + last.top + last.height + 6;
+    const height = Math.min(all, Math.max(240, Math.round(window.innerHeight * 0.6)));
+    this.tall.style.height = `${all}px`;
+    this.scroller.style.height = `${height}px`;
+    this.canvas.style.height = `${height}px`;
+    this.width = Math.max(labelColumn(0) + 60, this.canvas.clientWidth);
+    this.height = height;
+    this.ratio = (window.devicePixelRatio || 1) > 1 ? 2 : 1;
+    const [w, h] = [this.width * this.ratio, this.height * this.ratio];
+    if (this.canvas.width !== w) this.canvas.width = w;
+    if (this.canvas.height !== h) this.canvas.height = h;
+  }
+
+  plot() {
+    const left = labelColumn(this.width);
+    return { left, top: AXIS_HEIGHT, width: this.width - left - 8, height: this.height - AXIS_HEIGHT };
+  }
+
+  xOf(time) {
+    const [from, to] = this.page.span;
+    const { left, width } = this.plot();
+    return left + ((time - from) / (to - from)) * width;
+  }
+
+  // What is at a place on the screen: {row, place} (of a slice in the row), or null.
+  at({ clientX, clientY }) {
+    const box = this.canvas.getBoundingClientRect();
+    const plot = this.plot();
+    const [x, y] = [clientX - box.left - plot.left, clientY - box.top - plot.top];
+    if (y < 0 || x < 0 || x > plot.width) return null;
+    const down = y + this.scroller.scrollTop;
+    const row = this.rows.find(({ top, height }) => top - 1 <= down && down < top + height + 1);
+    const [from, to] = this.page.span;
+    const perPixel = (to - from) / plot.width;
+    const place = row ? placeAt(row, from + x * perPixel, 2.5 * perPixel) : -1;
+    return place < 0 ? null : { row, place };
+  }
+
+  positionOf(slice) {
+    const { start, duration, lane } = this.predicted;
+    const row = this.rows.find(({ kind, number }) => kind !== "measured" && number === lane[slice]);
+    const plot = this.plot();
+    const x = this.xOf(start[slice] + duration[slice] / 2);
+    const y = AXIS_HEIGHT + row.top + row.height / 2 - this.scroller.scrollTop;
+    if (x < plot.left || x > plot.left + plot.width || y < AXIS_HEIGHT || y > this.height) return null;
+    const box = this.canvas.getBoundingClientRect();
+    return { x: box.left + x, y: box.top + y };
+  }
+
+  state() {
+    const [from, to] = this.page.span;
+    const { lanes, count } = this.predicted.timeline;
+    const hovered = this.hovered && this.titleOf(this.hovered);
+    return { from, to, lanes: lanes.length, slices: count, frames: [...this.frames], hovered };
+  }
+
+  titleOf({ row: { layer, slices }, place }) {
+    return layer.timeline.titles[layer.title[slices[place]]];
+  }
+
+  // Pointers
+
+  hover(event) {
+    if (event.buttons) return this.leave();
+    const found = this.at(event);
+    if (!found) return this.leave();
+    const same = this.hovered?.row === found.row && this.hovered.place === found.place;
+    this.hovered = found;
+    this.canvas.classList.add("over");
+    if (!same) {
+      const [name, ...lines] = this.lines(found);
+      clear(this.tip, el("b.name", {}, cut(name, 120)), el("div", {}, lines.join("\n")));
+      this.tip.hidden = false;
+      this.redraw();
+    }
+    placeTip(this.tip, event.clientX, event.clientY);
+  }
+
+  lines({ row, place }) {
+    return sliceLines(row, row.slices[place], this.page.method.plan.microbatches);
+  }
+
+  leave() {
+    if (!this.hovered) return;
+    this.hovered = null;
+    this.tip.hidden = true;
+    this.canvas.classList.remove("over");
+    this.redraw();
+  }
+
+  // Time or rows moved below the pointer.
+  move() {
+    this.leave();
+    this.redraw();
+  }
+
+  tapped(event) {
+    const found = this.at(event);
+    if (found) this.select(found);
+    if (event.pointerType !== "mouse") this.hover(event);
+  }
+
+  select(found) {
+    const op = this.titleOf(found)[3];
+    if (op >= 0) this.page.choose(op);
+  }
+
+  // Keys
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+    const act = this.actions()[key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  }
+
+  actions() {
+    const { page, focused } = this;
+    const middle = focused && (focused.row.start[focused.place] + focused.row.end[focused.place]) / 2;
+    const inView = middle !== null && page.span[0] <= middle && middle <= page.span[1];
+    const zoom = (factor) => () => zoomSpan(page, factor, inView ? middle : undefined);
+    const [closer, farther] = [zoom(1 / 1.4), zoom(1.4)];
+    const step = (by) => () => this.focusSlice(by);
+    const fit = () => fitSpan(page);
+    return {
+      ArrowLeft: () => panSpan(page, -0.1), ArrowRight: () => panSpan(page, 0.1),
+      "+": closer, "=": closer, w: closer, "-": farther, s: farther, 0: fit, Home: fit,
+      ArrowUp: () => this.focusRow(-1), ArrowDown: () => this.focusRow(1),
+      n: step(1), "]": step(1), p: step(-1), "[": step(-1),
+      Enter: () => this.focused && this.select(this.focused),
+      Escape: () => (page.op >= 0 ? page.choose(page.op) : this.leaveFocus()),
+    }; // prettier-ignore
+  }
+
+  leaveFocus() {
+    this.focused = null;
+    this.said.textContent = "";
+    this.redraw();
+  }
+
+  // The slice in the next row (that has any) which runs when the focused one does.
+  focusRow(by) {
+    const { rows, focused } = this;
+    let next = focused ? rows.indexOf(focused.row) + by : 0;
+    while (rows[next] && !rows[next].slices.length) next += by;
+    if (!rows[next]) return;
+    const time = focused ? focused.row.start[focused.place] : this.page.span[0];
+    this.focus(rows[next], firstEndingAfter(rows[next], time));
+  }
+
+  focusSlice(by) {
+    if (!this.focused) return this.focusRow(1);
+    this.focus(this.focused.row, this.focused.place + by);
+  }
+
+  focus(row, wanted) {
+    const place = between(0, wanted, row.slices.length - 1);
+    this.focused = { row, place };
+    this.said.textContent = this.lines(this.focused).join(" · ");
+    this.showFocused();
+    this.redraw();
+  }
+
+  showFocused() {
+    const { row, place } = this.focused;
+    const [from, to] = this.page.span;
+    const [start, end] = [row.start[place], row.end[place]];
+    if (end < from || start > to) {
+      lookWithin(this.page, (start + end - to + from) / 2, (start + end + to - from) / 2);
+    }
+    const room = this.plot().height;
+    const { scrollTop } = this.scroller;
+    this.scroller.scrollTop = between(row.top + row.height + 4 - room, scrollTop, row.top - 4);
+  }
+
+  // A frame
+
+  draw() {
+    if (!this.palette || !this.page.method.timeline) return;
+    const began = performance.now();
+    this.measure();
+    drawTimeline(this.context, {
+      page: this.page,
+      rows: this.rows,
+      palette: this.palette,
+      plot: this.plot(),
+      size: [this.width, this.height],
+      ratio: this.ratio,
+      top: Math.round(this.scroller.scrollTop),
+      font: this.font,
+      band: this.criticalOnly ? 4 : 2,
+      measured: this.withMeasured ? this.measured : null,
+      hovered: this.hovered,
+      focused: document.activeElement === this.canvas ? this.focused : null,
+    });
+    this.frames.push(performance.now() - began);
+    if (this.frames.length > FRAMES_KEPT) this.frames.shift();
+  }
 }

@@ -1,3 +1,115 @@
+// Bytes from device to device in a step: a heat map whose rows and columns stand node by node.
+
 function trafficView(section, page) {
-  section.append(el("p", {}, "not there yet"));
+  const words = el("p.soft");
+  const canvas = el("canvas.heat", { role: "img", "aria-label": "Bytes sent between every pair of devices" });
+  const scale = el("div.keys");
+  const box = el("div.heatbox", {}, canvas);
+  const tip = new Tip(section);
+  section.append(words, box, scale);
+  const draw = () => {
+    const pairs = trafficPairs(page);
+    clear(words, trafficText(page, pairs));
+    clear(scale, heatScale(pairs.most));
+    paintHeat(canvas, page, pairs);
+  };
+  canvas.addEventListener("pointermove", (event) => heatTip(event, canvas, page, tip));
+  canvas.addEventListener("pointerleave", () => tip.hide());
+  page.on("method theme resize", draw);
+  draw();
+}
+
+function trafficPairs(page) {
+  const { traffic, plan } = page.method;
+  const [source, target, bytes] = ["source", "target", "bytes"].map((key) => page.data.column(traffic[key]));
+  let [total, most, heaviest] = [0, 0, -1];
+  bytes.forEach((amount, i) => {
+    total += amount;
+    if (amount > most) [most, heaviest] = [amount, i];
+  });
+  return { source, target, bytes, total, most, heaviest, count: plan.devices };
+}
+
+function trafficText(page, { source, target, total, most, heaviest }) {
+  const text = (words) => document.createTextNode(words);
+  if (heaviest < 0) return text("Nothing is sent between devices.");
+  const { devices } = page.data.cluster;
+  const pairs = page.data.column(page.method.traffic.bytes);
+  const apart = pairs.reduce((sum, b, i) => sum + (devices[source[i]][1] === devices[target[i]][1] ? 0 : b), 0);
+  const nodes = page.data.cluster.nodes > 1 ? `, ${bytesText(apart)} of it between nodes` : "";
+  const most_ = `most from device ${source[heaviest]} to ${target[heaviest]}: ${bytesText(most)}`;
+  return text(`${bytesText(total)} a step${nodes}; ${most_}. Sums of gradients go around a ring.`);
+}
+
+// From nothing to the most: along one hue, so that darker (or brighter) is more for every eye.
+function heatColour(share) {
+  if (share <= 0) return themeColour("--paper");
+  return mixed(mixed(themeColour("--paper"), themeColour("--reduce"), 0.2), themeColour("--reduce"), share);
+}
+
+function heatScale(most) {
+  if (!most) return [];
+  const steps = [0, 0.25, 0.5, 0.75, 1];
+  return steps.map((share) => swatch({ colour: heatColour(share), pattern: "solid" }, bytesText(most * share)));
+}
+
+const HEAT_MARGIN = 34;
+
+function heatCell(width, count) {
+  const cell = Math.max(1, Math.min(34, (width - HEAT_MARGIN - 1) / count)); // hidden, it has no width
+  return cell >= 4 ? Math.floor(cell) : cell;
+}
+
+function paintHeat(canvas, page, { source, target, bytes, most, count }) {
+  const width = canvas.parentElement.clientWidth;
+  const cell = heatCell(width, count);
+  const size = HEAT_MARGIN + cell * count + 1;
+  canvas.style.width = `${size}px`;
+  fitCanvas(canvas, size, (context) => {
+    context.translate(HEAT_MARGIN, HEAT_MARGIN);
+    context.fillStyle = css(themeColour("--paper"));
+    context.fillRect(0, 0, cell * count, cell * count);
+    bytes.forEach((amount, i) => {
+      context.fillStyle = css(heatColour(amount / most));
+      context.fillRect(target[i] * cell, source[i] * cell, cell, cell);
+    });
+    heatGrid(context, page.data.cluster, count, cell);
+    heatLabels(context, count, cell);
+  });
+}
+
+function heatGrid(context, cluster, count, cell) {
+  for (let d = 0; d <= count; d++) {
+    const border = d === 0 || d === count || cluster.devices[d][1] !== cluster.devices[d - 1][1];
+    if (!border && cell < 8) continue;
+    context.fillStyle = css(themeColour(border ? "--soft" : "--line"));
+    context.fillRect(d * cell, 0, 1, cell * count);
+    context.fillRect(0, d * cell, cell * count, 1);
+  }
+}
+
+function heatLabels(context, count, cell) {
+  context.fillStyle = css(themeColour("--soft"));
+  context.font = "11px system-ui, sans-serif";
+  context.textBaseline = "middle";
+  const every = Math.ceil(18 / cell);
+  for (let d = 0; d < count; d += every) {
+    context.textAlign = "right";
+    context.fillText(String(d), -5, (d + 0.5) * cell);
+    context.textAlign = "center";
+    context.fillText(String(d), (d + 0.5) * cell, -9);
+  }
+  context.textAlign = "left";
+  context.fillText("from ↓ to →", 1 - HEAT_MARGIN, -25);
+}
+
+function heatTip(event, canvas, page, tip) {
+  const { source, target, bytes, count, total } = trafficPairs(page);
+  const box = canvas.getBoundingClientRect();
+  const cell = heatCell(canvas.parentElement.clientWidth, count);
+  const [to, from] = [event.clientX - box.left, event.clientY - box.top].map((p) => Math.floor((p - HEAT_MARGIN) / cell));
+  if (from < 0 || to < 0 || from >= count || to >= count || from === to) return tip.hide();
+  const at = source.findIndex((s, i) => s === from && target[i] === to);
+  const amount = at < 0 ? 0 : bytes[at];
+  tip.show(event, `device ${from} → device ${to}\n${bytesText(amount)} a step (${percentText(amount / (total || 1))})`);
 }

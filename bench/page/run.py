@@ -1,0 +1,56 @@
+"""The page's size, how long it takes to open, and its frames while a timeline is panned and zoomed.
+
+python bench/page/run.py        (needs chromium; see README.md)
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import tempfile
+from statistics import median, quantiles
+from time import perf_counter
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "page"))
+
+from looking import CHROMIUM, browser, opened, raddle  # noqa: E402
+from moving import frames  # noqa: E402
+
+CASES = (("inception_v3", "p100:4x4"), ("inception_v3", "p100:8x4"))
+
+
+def main() -> None:
+    if CHROMIUM is None:
+        print("skipped: there is no chromium on this machine")
+        return
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, browser() as started:
+        for model, on in CASES:
+            path = pathlib.Path(folder) / "page.html"
+            said = raddle(
+                "report", model, "--cluster", on, "--batch", "512", "--budget", "5", "-o", str(path)
+            )
+            row = {
+                "model": model,
+                "cluster": on,
+                "methods": len(said["methods"]),
+                "bytes": said["bytes"],
+            }
+            begun = perf_counter()
+            with opened(started, path) as page:
+                row["open_s"] = perf_counter() - begun
+                page.locator(".bar", has_text="model").first.click()
+                row["slices"] = page.evaluate("raddle.method.timeline.count")
+                for what, times in frames(page, moves=120).items():
+                    row[what] = {
+                        "median": median(times), "p95": quantiles(times, n=20)[-1], "max": max(times),
+                    }  # fmt: skip
+            rows.append(row)
+            print(json.dumps(row))
+    (pathlib.Path(__file__).parent / "results.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+// A timeline as rows of slices in the order of time, so that a frame touches only what is in view.
+
+const LOOKS = Object.keys(DOING);
+const ROW_HEIGHTS = { device: 18, measured: 9, link: 13 };
+
+// By slice what the rows share, and by lane its slices. Built once a timeline; `lit` follows the selection.
+function timelineLayer(data, timeline) {
+  if (!timelineLayer.known.has(timeline)) timelineLayer.known.set(timeline, newLayer(data, timeline));
+  return timelineLayer.known.get(timeline);
+}
+timelineLayer.known = new WeakMap();
+
+function newLayer(data, timeline) {
+  const columns = ["start", "duration", "lane", "lane2", "title", "source", "target", "bytes"];
+  const layer = { timeline, names: timeline.titles.map((title) => visible(title[1])) };
+  for (const name of columns) layer[name] = data.column(timeline[name]);
+  const look = timeline.titles.map((title) => LOOKS.indexOf(doing(title)));
+  layer.look = Uint8Array.from(layer.title, (title) => look[title]);
+  layer.op = Int32Array.from(layer.title, (title) => timeline.titles[title][3]);
+  layer.lit = new Uint8Array(timeline.count).fill(1);
+  layer.critical = new Uint8Array(timeline.count);
+  for (const slice of data.column(timeline.critical)) layer.critical[slice] = 1;
+  layer.lanes = slicesByLane(layer);
+  return layer;
+}
+
+// A message stands in both links that it holds.
+function slicesByLane({ timeline, start, duration, lane, lane2 }) {
+  const found = timeline.lanes.map(() => []);
+  for (let slice = 0; slice < timeline.count; slice++) {
+    found[lane[slice]].push(slice);
+    if (lane2[slice] >= 0) found[lane2[slice]].push(slice);
+  }
+  return found.map((slices) => {
+    const sorted = Int32Array.from(slices).sort((a, b) => start[a] - start[b]);
+    return {
+      slices: sorted,
+      start: Float64Array.from(sorted, (slice) => start[slice]),
+      end: Float64Array.from(sorted, (slice) => start[slice] + duration[slice]),
+    };
+  });
+}
+
+// What is not of the selected operator, or not critical where that is asked for, is drawn pale.
+function lightSlices(layer, op, criticalOnly) {
+  for (let slice = 0; slice < layer.lit.length; slice++) {
+    const chosen = op < 0 || layer.op[slice] === op;
+    layer.lit[slice] = chosen && (!criticalOnly || layer.critical[slice]) ? 1 : 0;
+  }
+}
+
+// Rows from top to bottom: devices, each with what was measured beneath it, then links; apart by node.
+function timelineRows(cluster, predicted, measured) {
+  const rows = [];
+  let [top, group] = [0, null];
+  predicted.timeline.lanes.forEach((lane, number) => {
+    const kind = lane.device >= 0 ? "device" : "link";
+    const node = kind === "device" ? cluster.devices[lane.device][1] : lane.name.split(/[. ]/)[0];
+    if (rows.length && node !== group) top += kind === "link" && rows.at(-1).kind !== "link" ? 14 : 6;
+    group = node;
+    top = addRow(rows, top, kind, lane, predicted, number) + 2;
+    const beneath = kind === "device" && measured ? measuredLane(measured, lane.device) : -1;
+    if (beneath >= 0) top = addRow(rows, top - 1, "measured", lane, measured, beneath) + 4;
+  });
+  return rows;
+}
+
+function addRow(rows, top, kind, { name, device }, layer, number) {
+  rows.push({ kind, name, device, layer, number, top, height: ROW_HEIGHTS[kind], ...layer.lanes[number] });
+  return top + ROW_HEIGHTS[kind];
+}
+
+const measuredLane = ({ timeline }, device) =>
+  timeline.lanes.findIndex((lane) => lane.device === device && lane.name.endsWith(", compute"));
+
+// Slices of a row do not overlap, so their ends rise as their starts do.
+function firstEndingAfter({ end }, time) {
+  let [low, high] = [0, end.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (end[middle] > time) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+// The place in a row of the slice at a time, or of the nearest that is `slack` away at most; or -1.
+function placeAt(row, time, slack) {
+  let [best, least] = [-1, slack];
+  const { start, end } = row;
+  for (let i = firstEndingAfter(row, time - slack); i < start.length && start[i] <= time + slack; i++) {
+    const away = Math.max(start[i] - time, time - end[i], 0);
+    if (away < least || (away === 0 && best < 0)) [best, least] = [i, away];
+  }
+  return best;
+}
+
+// What there is to say about a slice, line by line.
+function sliceLines({ layer, kind }, slice, microbatches) {
+  const { timeline, source, target, bytes } = layer;
+  const [, name, phase, , micro] = timeline.titles[layer.title[slice]];
+  const what = DOING[LOOKS[layer.look[slice]]].text;
+  const lanes = [layer.lane[slice], layer.lane2[slice]].filter((lane) => lane >= 0);
+  const carried = bytes[slice] > 0 ? [bytesText(bytes[slice])] : [];
+  if (source[slice] >= 0 && source[slice] !== target[slice]) {
+    carried.push(`device ${source[slice]} → device ${target[slice]}`);
+  }
+  return [
+    name,
+    `${what}${phase && phase !== what ? ` (${phase})` : ""}${kind === "measured" ? ", measured" : ""}`,
+    lanes.map((lane) => timeline.lanes[lane].name).join(" and "),
+    `starts at ${nsText(layer.start[slice])}, takes ${nsText(layer.duration[slice])}`,
+    carried.join(", "),
+    microbatches > 1 ? `micro-batch ${micro}` : "",
+    layer.critical[slice] ? "on the critical path" : "",
+  ].filter((line) => line);
+}

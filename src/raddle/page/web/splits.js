@@ -1,0 +1,137 @@
+// How operators are split: from tilings (cuts and devices, or boxes) to letters, devices' shares, cells.
+
+// What is split -> a colour (none: it follows the theme), a pattern and words.
+const SPLIT_STYLES = {
+  sample: { hue: 0, pattern: "solid", text: "samples" },
+  parameter: { hue: 1, pattern: "rising", text: "parameters" },
+  attribute: { hue: 2, pattern: "rows", text: "attributes" },
+  reduction: { hue: 3, pattern: "dots", text: "reduction" },
+  copies: { hue: null, pattern: "crossed", text: "copies" },
+  whole: { hue: null, pattern: "solid", text: "one device" },
+};
+
+const SPLIT_KINDS = { S: "sample", P: "parameter", A: "attribute", R: "reduction" };
+
+// Cells of a tiling that are told apart; of finer ones, letters with few parts are not.
+const MOST_CELLS = 50000;
+
+function splitStyle(name) {
+  const { hue, pattern } = SPLIT_STYLES[name];
+  return { colour: hue === null ? themeColour("--wait") : rgb(HUES[hue]), pattern };
+}
+
+// By operator: parts [[letter, how many, kind]], copies, kinds, shares by device, and a short text.
+function methodSplits(data, method) {
+  if (!methodSplits.known.has(method)) methodSplits.known.set(method, findSplits(data, method));
+  return methodSplits.known.get(method);
+}
+methodSplits.known = new WeakMap();
+
+function findSplits(data, { tiles }) {
+  const shares = tiles.tilings.map(deviceShares);
+  return data.network.ops.map((op, i) => {
+    const tiling = tiles.tilings[tiles.tiling_of[i]];
+    const parts = splitParts(op, tiling);
+    const copies = tiling.copies ?? 1;
+    const own = shares[tiles.tiling_of[i]];
+    const kinds = [...new Set(parts.map((part) => part[2]))];
+    if (copies > 1) kinds.push("copies");
+    if (!kinds.length) kinds.push("whole");
+    const text = splitText(tiling, parts, copies, own);
+    return { parts, copies, kinds, shares: own, text };
+  });
+}
+
+function splitText({ boxes }, parts, copies, shares) {
+  if (shares.size === 1) return `@${[...shares.keys()]}`;
+  if (boxes) return `${boxes.length} boxes ${parts.map(([letter]) => letter).join(" ")}`;
+  const texts = parts.map(([letter, count]) => `${letter}/${count}`);
+  if (copies > 1) texts.push(`×${copies}`);
+  return texts.join(" ");
+}
+
+function splitParts(op, tiling) {
+  return tilingCuts(tiling, op.dims)
+    .map((cuts, d) => [op.dims[d][0], cuts.length - 1, dimKind(op, d)])
+    .filter(([, count]) => count > 1);
+}
+
+// A sum over the batch is a reduction of samples: what is split is still the batch.
+function dimKind({ dims, kinds }, d) {
+  const overBatch = kinds[d] === "R" && dims[d][0] === "n" && !kinds.includes("S");
+  return overBatch ? "sample" : (SPLIT_KINDS[kinds[d]] ?? "attribute");
+}
+
+function tilingCuts({ cuts, boxes }, dims) {
+  if (cuts) return cuts;
+  return dims.map((_, d) => {
+    const points = new Set(boxes.flatMap(([lo, hi]) => [lo[d], hi[d]]));
+    return [...points].sort((a, b) => a - b);
+  });
+}
+
+// Device -> its share of the elements that are computed, copies included; in the order of devices.
+function deviceShares({ cuts, devices, copies, boxes }) {
+  const volumes = new Map();
+  const add = (device, volume) => volumes.set(device, (volumes.get(device) ?? 0) + volume);
+  if (boxes) {
+    const volume = (lo, hi) => lo.reduce((size, from, d) => size * (hi[d] - from), 1);
+    for (const [lo, hi, device] of boxes) add(device, volume(lo, hi));
+  } else {
+    let sizes = [1];
+    for (const points of cuts) {
+      const lengths = points.slice(1).map((to, i) => to - points[i]);
+      sizes = sizes.flatMap((size) => lengths.map((length) => size * length));
+    }
+    devices.forEach((device, i) => add(device, sizes[Math.floor(i / copies)]));
+  }
+  const all = [...volumes.values()].reduce((sum, volume) => sum + volume, 0) || 1;
+  const sorted = [...volumes].sort(([a], [b]) => a - b);
+  return new Map(sorted.map(([device, volume]) => [device, volume / all]));
+}
+
+// The letters that are split (that with the most parts first), their cuts, and every cell's devices.
+function tilingCells(op, tiling) {
+  const cuts = tilingCuts(tiling, op.dims);
+  const split = cuts.map((_, d) => d).filter((d) => cuts[d].length > 2);
+  // Of equals, the later goes across, as in pictures (h down, w across); what is summed over goes down.
+  const summed = (d) => (op.kinds[d] === "R" ? 1 : 0);
+  split.sort((a, b) => cuts[b].length - cuts[a].length || summed(a) - summed(b) || b - a);
+  const told = [];
+  let count = 1;
+  for (const d of split) {
+    count *= cuts[d].length - 1;
+    if (count <= MOST_CELLS) told.push(d);
+  }
+  const cells = new Map();
+  for (const { ranges, device } of tilesOf(tiling, cuts)) {
+    for (const index of indices(told.map((d) => intervalsWithin(cuts[d], ranges[d])))) {
+      const key = index.join(" ");
+      if (!cells.has(key)) cells.set(key, { index, devices: [] });
+      cells.get(key).devices.push(device);
+    }
+  }
+  return { dims: told, cuts: told.map((d) => cuts[d]), cells: [...cells.values()] };
+}
+
+// Every tile as [from, to] by letter, and its device.
+function tilesOf({ cuts: given, devices, copies, boxes }, cuts) {
+  if (boxes) {
+    return boxes.map(([lo, hi, device]) => ({ ranges: lo.map((from, d) => [from, hi[d]]), device }));
+  }
+  const ranges = indices(given.map((points) => points.slice(1).map((_, i) => i)));
+  return devices.map((device, i) => ({
+    ranges: ranges[Math.floor(i / copies)].map((at, d) => [cuts[d][at], cuts[d][at + 1]]),
+    device,
+  }));
+}
+
+// The numbers of the intervals between `points` that lie within [from, to].
+function intervalsWithin(points, [from, to]) {
+  return points.slice(1).flatMap((end, i) => (points[i] >= from && end <= to ? [i] : []));
+}
+
+// All ways to take one of each list, row-major.
+function indices(lists) {
+  return lists.reduce((all, list) => all.flatMap((index) => list.map((at) => [...index, at])), [[]]);
+}

@@ -1,0 +1,76 @@
+"""Processes that do the work; they are known by their ids, and end when the server does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from threading import Lock
+from typing import IO, Any
+
+from raddle.errors import InputError
+
+GRACE = 3.0  # seconds between asking a child to end and killing it
+
+
+class Children:
+    """All that were started and have not been waited for."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._closed = False
+
+    def start(
+        self, module: str, *arguments: str, output: IO[str] | int = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
+        """`python -m module arguments`."""
+        with self._lock:
+            if self._closed:
+                raise InputError("the server is ending: start it again.")
+            child = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,  # a Ctrl-C in the terminal is the server's to handle
+            )
+            self._running.add(child)
+        return child
+
+    def done(self, child: subprocess.Popen[str]) -> None:
+        """It has been waited for."""
+        with self._lock:
+            self._running.discard(child)
+
+    def end(self) -> None:
+        """End all of them, and start no more."""
+        with self._lock:
+            self._closed = True
+            running = list(self._running)
+        for child in running:
+            child.terminate()
+        for child in running:
+            try:
+                child.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def sentence(code: int, messages: list[str]) -> str:
+    """Why a child ended, from its exit code and the lines on its stderr."""
+    said = [line.removeprefix("raddle: ") for line in messages if line.startswith("raddle: ")]
+    if code == 2 and said:
+        return said[-1]
+    if code < 0:
+        return f"its process was ended by signal {-code}: if that was for memory, take a smaller batch."
+    return f"it ended with code {code}: {messages[-1] if messages else 'and said nothing'}"
+
+
+def printed_json(text: str) -> dict[str, Any]:
+    """The object at the end of what a verb printed with --json: a user's file may have printed before."""
+    result: dict[str, Any] = json.loads(text[text.rfind("\n{\n") + 1 :])
+    return result

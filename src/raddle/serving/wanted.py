@@ -1,0 +1,97 @@
+"""What a user asks for, checked: it becomes the arguments of a child, as a list and without a shell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raddle.errors import InputError
+
+LONGEST = 1000  # characters of a model, a cluster or an operator
+BATCH = 10**9
+BUDGET = 86400.0  # seconds
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A report: `methods` on a model and a cluster."""
+
+    model: str
+    cluster: str
+    batch: int | None
+    methods: tuple[str, ...]
+    searches: tuple[str, ...]  # those of the methods that can be stopped
+    budget: float  # seconds of each search
+
+    def arguments(self, output: str) -> list[str]:
+        """Of `raddle`; what a user wrote stands after `=` or `--`, so that it is never an option."""
+        options = [
+            f"--cluster={self.cluster}",
+            f"--methods={','.join(self.methods)}",
+            f"--budget={self.budget}",
+            f"--output={output}",
+        ]
+        if self.batch is not None:
+            options.append(f"--batch={self.batch}")
+        return ["report", *options, "--json", "--progress", "--", self.model]
+
+
+def read_wanted(
+    given: Mapping[str, Any], baselines: Sequence[str], searches: Sequence[str]
+) -> Wanted:
+    """From what the page sent; raises InputError with what is to be changed."""
+    methods = _methods(given.get("methods"), [*baselines, *searches])
+    return Wanted(
+        read_text(given, "model", "name a model of the zoo, or file.py:function."),
+        read_text(given, "cluster", "name a cluster, as p100:4x4 or local:2, or a YAML file."),
+        _batch(given.get("batch")),
+        methods,
+        tuple(name for name in methods if name in searches),
+        _budget(given.get("budget")),
+    )
+
+
+def read_text(given: Mapping[str, Any], key: str, missing: str) -> str:
+    """One line of text that a child can be given."""
+    text = given.get(key)
+    if not isinstance(text, str) or not text.strip():
+        raise InputError(missing)
+    if len(text) > LONGEST:
+        raise InputError(
+            f"the {key} has {len(text)} characters: {LONGEST} is the most, shorten it."
+        )
+    if not text.isprintable():
+        raise InputError(
+            f"the {key} {text!r} has characters that cannot be printed: leave them out."
+        )
+    return text.strip()
+
+
+def _batch(batch: object) -> int | None:
+    if batch is None:
+        return None
+    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= BATCH:
+        raise InputError(f"the batch is {batch!r}: a whole number from 1, or nothing.")
+    return batch
+
+
+def _budget(budget: object) -> float:
+    if (
+        isinstance(budget, bool)
+        or not isinstance(budget, int | float)
+        or not math.isfinite(budget)
+        or not 0 <= budget <= BUDGET
+    ):
+        raise InputError(f"the time of a search is {budget!r}: seconds from 0 to {BUDGET:g}.")
+    return float(budget)
+
+
+def _methods(methods: object, known: Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(methods, list) or not methods:
+        raise InputError("no method is chosen: choose at least one.")
+    for name in methods:
+        if name not in known:
+            raise InputError(f"no method {name!r}: choose of {', '.join(known)}.")
+    return tuple(name for name in known if name in methods)

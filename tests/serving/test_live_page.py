@@ -1,0 +1,75 @@
+"""The live page in a browser: choose, start, wait, see the report."""
+
+from urllib.parse import urlsplit
+
+import pytest
+from looking import browser
+
+pytestmark = pytest.mark.xdist_group("browser")  # each test goes on where the one before it ended
+
+
+@pytest.fixture(scope="module")
+def page(served):
+    """A page that notes errors, and requests to anybody else."""
+    with browser() as started:
+        opened = started.new_page(viewport={"width": 375, "height": 812})
+        opened.wrong = []
+        opened.on("pageerror", lambda error: opened.wrong.append(str(error)))
+        opened.on(
+            "console",
+            lambda message: message.type == "error" and opened.wrong.append(message.text),
+        )
+        opened.on(
+            "request",
+            lambda request: (
+                urlsplit(request.url).scheme in ("data", "blob")
+                or request.url.startswith(served.url)
+                or opened.wrong.append(request.url)
+            ),
+        )
+        opened.goto(served.url)
+        yield opened
+
+
+def test_a_report_is_chosen_started_and_shown(served, page):
+    page.fill("[name=model]", "lenet")
+    page.fill("[name=cluster]", "local:2")
+    for box in page.query_selector_all("[name=method]"):
+        box.set_checked(box.get_attribute("value") in ("data", "owt"))
+    page.keyboard.press("Tab")
+    page.locator("[name=model]").press("Enter")  # no mouse is needed
+    page.wait_for_selector(".job:not([hidden]) progress")
+    page.wait_for_selector("html[data-ready=yes]", timeout=60_000)
+    assert "done in" in page.text_content(".job h2")
+    assert page.input_value("[name=model]") == "lenet"
+    assert page.evaluate("window.raddle.data.model") == "lenet"
+    name = page.get_attribute(".kept li", "data-report")
+    assert served.folder.joinpath(f"{name}.html").exists()
+    width = page.evaluate("document.getElementById('live').scrollWidth")
+    assert width <= 375
+    assert page.wrong == []
+
+
+def test_a_kept_report_is_shown_again_and_deleted(served, page):
+    page.reload()
+    page.wait_for_selector("html[data-ready=yes]")  # its name stands behind the #
+    page.click(".kept .show")
+    with page.expect_popup() as popup:
+        page.click(".kept a")
+    popup.value.wait_for_selector("html[data-ready=yes]")  # alone, and without rights
+    popup.value.close()
+    page.click(".kept li button.plain")
+    assert page.text_content(".kept li button.plain") == "Really?"
+    page.click(".kept li button.plain")
+    page.wait_for_selector(".kept li", state="detached")
+    assert list(served.folder.iterdir()) == []
+    assert page.wrong == []
+
+
+def test_bad_input_is_a_sentence_and_nothing_is_lost(page):
+    page.fill("[name=model]", "lenet")
+    page.fill("[name=cluster]", "local:2")
+    page.fill("[name=batch]", "many")
+    page.click("text=Start")
+    page.wait_for_selector(".said:has-text(\"The batch is 'many'\")")
+    assert page.input_value("[name=batch]") == "many"
