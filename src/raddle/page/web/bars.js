@@ -65,7 +65,7 @@ function barRows(page) {
       el("span.track", {}, method.error ? el("span.soft.name", {}, cut(method.error, 160)) : el("canvas")),
       el("span.step", {}, method.error ? "–" : msText(method.step_ms)),
       el("span.speedup.soft", {}, method.speedup ? `${method.speedup.toFixed(2)} ×` : ""),
-      el("span.verdict", {}, verdict),
+      el(method.fits ? "span.verdict" : "span.verdict.warn", {}, verdict),
     );
   });
 }
