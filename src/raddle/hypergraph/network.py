@@ -1,0 +1,192 @@
+"""A captured graph as layers of interchangeable filters, and the maps that are read between them.
+
+A *layer* is what has a weight with filters: a convolution, a linear layer, all steps of a recurrent one.
+Its filters are *units*; what goes channel by channel with them (batch norm, relu, pools, adds,
+concatenations) follows them, so a value's channels lie where the units of its *form* do: pieces of layers,
+one after the other. A map crosses to a part that reads it
+
+    dense   all units: the parts of a layer that sums over channels
+    alike   the same units: an add whose other operand lies elsewhere
+"""
+
+# l: layer; v: map; p: part
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from raddle.graph.graph import Graph, Op
+from raddle.graph.ops import work
+from raddle.searches.placing import dim_of, size_of, standing
+
+
+class Piece(NamedTuple):
+    """Consecutive channels of a value: all units of a layer, in order."""
+
+    layer: int
+    units: int
+
+
+Form = tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Operators that share a weight: their filters have to lie together."""
+
+    name: str
+    ops: tuple[str, ...]
+    units: int  # filters
+    channels: int  # that a filter sums over
+    flops: int  # forward, of all filters
+    parameters: int  # elements, of all filters
+
+
+@dataclass(frozen=True)
+class Map:
+    """A value that layers read: what a part lacks of it, it receives."""
+
+    name: str
+    form: Form
+    elements: int  # of a unit, for the whole batch
+    dense: tuple[int, ...]  # layers whose parts need all units
+    alike: tuple[Form, ...]  # forms whose parts need the units that they hold themselves
+
+    @property
+    def units(self) -> int:
+        return sum(piece.units for piece in self.form)
+
+
+@dataclass(frozen=True)
+class Network:
+    """Layers in the order in which they run, the maps between them, and the forms of all operators."""
+
+    layers: tuple[Layer, ...]
+    maps: tuple[Map, ...]
+    forms: Mapping[str, Form]  # by operator that has channels
+
+
+def network(graph: Graph) -> Network:
+    """The layers of a graph; what has no channels is left out."""
+    return _Builder(graph).build()
+
+
+class _Builder:
+    """Walks over a graph in order and keeps the form of every value."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.fixed = standing(graph)
+        self.order = {o: i for i, op in enumerate(graph.ops) for o in op.outputs}
+        self.layers: dict[tuple[str, int], list[Op]] = {}
+        self.numbers: dict[tuple[str, int], int] = {}
+        self.forms: dict[str, Form] = {}  # of values
+        self.of_ops: dict[str, Form] = {}
+        self.dense: dict[str, dict[int, None]] = {}
+        self.alike: dict[str, dict[Form, None]] = {}
+
+    def build(self) -> Network:
+        for op in self.graph.ops:
+            if op.name not in self.fixed:
+                self._visit(op)
+        layers = tuple(self._layer(ops) for ops in self.layers.values())
+        read = [v for v in self.forms if v in self.dense or v in self.alike]
+        return Network(layers, tuple(self._map(v) for v in read), self.of_ops)
+
+    def _visit(self, op: Op) -> None:
+        key = self._weight(op)
+        if key is not None:
+            self.layers.setdefault(key, []).append(op)
+            number = self.numbers.setdefault(key, len(self.numbers))
+            form: Form | None = (Piece(number, key[1]),)
+        else:
+            form = self._followed(op)
+        if form is None:
+            return
+        self.of_ops[op.name] = form
+        for operand, value in enumerate(op.inputs):
+            if value in self.forms:
+                self._read(op, operand, value, form)
+        units = sum(piece.units for piece in form)
+        for output in op.outputs:
+            size = self._channels(output)
+            if size and size % units == 0:
+                self.forms[output] = form
+
+    def _weight(self, op: Op) -> tuple[str, int] | None:
+        """The weight whose filters an operator computes, and how many there are."""
+        c = dim_of(op, "c")
+        if c is None or self.graph.kinds(op)[c] != "P" or not op.space.reduced:
+            return None
+        weight = next(i for i in op.inputs if self.graph.values[i].role in ("parameter", "frozen"))
+        return weight, op.space.dims[c].size
+
+    def _followed(self, op: Op) -> Form | None:
+        """The form of what an operator reads; of several, the latest: it is on its way anyway."""
+        read = [v for v in op.inputs if v in self.forms]
+        size = size_of(op, "c")
+        if not read or dim_of(op, "c") is None:
+            return None
+        if op.kind == "cat" and sum(self._channels(v) for v in read) == size:
+            return tuple(piece for v in read for piece in self.forms[v])
+        able = [v for v in read if size % sum(p.units for p in self.forms[v]) == 0]
+        return self.forms[max(able, key=lambda v: self.order[v])] if able else None
+
+    def _read(self, op: Op, operand: int, value: str, form: Form) -> None:
+        if op.kind == "cat" and all(piece in form for piece in self.forms[value]):
+            return
+        if op.name in self._weighted(op) or not self._unit_by_unit(op, operand, value, form):
+            self.dense.setdefault(value, {}).update(dict.fromkeys(piece.layer for piece in form))
+        elif self.forms[value] != form:
+            self.alike.setdefault(value, {})[form] = None
+
+    def _weighted(self, op: Op) -> Sequence[str]:
+        return (op.name,) if self._weight(op) is not None else ()
+
+    def _unit_by_unit(self, op: Op, operand: int, value: str, form: Form) -> bool:
+        """Whether a unit of the operator reads the same unit of an operand, and no other."""
+        own, read = sum(p.units for p in form), sum(p.units for p in self.forms[value])
+        c = dim_of(op, "c")
+        if own != read or c is None:
+            return False
+        at = self.graph.values[value].letters.index("c")
+        index = op.space.operands[operand].indices[at]
+        each, theirs = op.space.dims[c].size // own, self._channels(value) // read
+        box = [(0, dim.size) for dim in op.space.dims]
+        for unit in {0, own // 2, own - 1}:
+            box[c] = (unit * each, (unit + 1) * each)
+            if index.range(box) != (unit * theirs, (unit + 1) * theirs):
+                return False
+        return True
+
+    def _channels(self, value: str) -> int:
+        """How many channels a value has; 0 where it has none."""
+        known = self.graph.values[value]
+        return known.shape[known.letters.index("c")] if "c" in known.letters else 0
+
+    def _layer(self, ops: Sequence[Op]) -> Layer:
+        own = {i for op in ops for i in op.inputs if self.graph.values[i].role == "parameter"}
+        return Layer(
+            ops[0].name,
+            tuple(op.name for op in ops),
+            size_of(ops[0], "c"),
+            min(size_of(op, "k") for op in ops),
+            sum(work(op, op.space.full).flops for op in ops),
+            sum(_count(self.graph, name) for name in own),
+        )
+
+    def _map(self, value: str) -> Map:
+        form = self.forms[value]
+        return Map(
+            value,
+            form,
+            _count(self.graph, value) // sum(piece.units for piece in form),
+            tuple(self.dense.get(value, ())),
+            tuple(self.alike.get(value, ())),
+        )
+
+
+def _count(graph: Graph, value: str) -> int:
+    return graph.values[value].nbytes // graph.values[value].dtype.itemsize
