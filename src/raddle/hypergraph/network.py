@@ -7,14 +7,20 @@ one after the other. A map crosses to a part that reads it
 
     dense   all units: the parts of a layer that sums over channels
     alike   the same units: an add whose other operand lies elsewhere
+
+The heads of an attention are a layer of their own, without a weight: its parts are taken to need all that
+they are computed from. Views in between (slices, transposes) have no form: they are computed as they are
+read.
 """
 
 # l: layer; v: map; p: part
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Set as Collection
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from raddle.graph.graph import Graph, Op
@@ -42,6 +48,7 @@ class Layer:
     channels: int  # that a filter sums over
     flops: int  # forward, of all filters
     parameters: int  # elements, of all filters
+    made: int = 0  # elements of a unit as it is computed, before what follows
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Map:
 
     name: str
     form: Form
-    elements: int  # of a unit, for the whole batch
+    elements: int  # of a unit that are read, for the whole batch
     dense: tuple[int, ...]  # layers whose parts need all units
     alike: tuple[Form, ...]  # forms whose parts need the units that they hold themselves
 
@@ -83,7 +90,11 @@ class _Builder:
         self.layers: dict[tuple[str, int], list[Op]] = {}
         self.numbers: dict[tuple[str, int], int] = {}
         self.forms: dict[str, Form] = {}  # of values
+        self.origins: dict[
+            str, tuple[str, ...]
+        ] = {}  # of values without: those with, that they show
         self.of_ops: dict[str, Form] = {}
+        self.touched: dict[str, int] = {}  # elements of values that are read: a stride skips some
         self.dense: dict[str, dict[int, None]] = {}
         self.alike: dict[str, dict[Form, None]] = {}
 
@@ -96,24 +107,40 @@ class _Builder:
         return Network(layers, tuple(self._map(v) for v in read), self.of_ops)
 
     def _visit(self, op: Op) -> None:
-        key = self._weight(op)
-        if key is not None:
-            self.layers.setdefault(key, []).append(op)
-            number = self.numbers.setdefault(key, len(self.numbers))
-            form: Form | None = (Piece(number, key[1]),)
-        else:
-            form = self._followed(op)
+        form = self._form(op)
+        shown = tuple(dict.fromkeys(v for i in op.inputs for v in self._shown(i)))
         if form is None:
+            self.origins.update(dict.fromkeys(op.outputs, shown))
             return
         self.of_ops[op.name] = form
         for operand, value in enumerate(op.inputs):
             if value in self.forms:
                 self._read(op, operand, value, form)
+            for origin in self.origins.get(value, ()):
+                self._read_all(origin, form)
         units = sum(piece.units for piece in form)
         for output in op.outputs:
             size = self._channels(output)
             if size and size % units == 0:
                 self.forms[output] = form
+
+    def _shown(self, value: str) -> tuple[str, ...]:
+        return (value,) if value in self.forms else self.origins.get(value, ())
+
+    def _form(self, op: Op) -> Form | None:
+        """A layer's own units, or those of what an operator follows."""
+        key = self._weight(op)
+        form = self._followed(op) if key is None else None
+        c = dim_of(op, "c")
+        if key is None and form is None and c is not None and op.space.product:
+            key = op.name, op.space.dims[c].size  # heads
+        if key is not None:
+            self.layers.setdefault(key, []).append(op)
+            number = self.numbers.setdefault(key, len(self.numbers))
+            return (Piece(number, key[1]),)
+        if form is not None and op.space.product:
+            self.layers[list(self.layers)[form[0].layer]].append(op)  # what heads go on with
+        return form
 
     def _weight(self, op: Op) -> tuple[str, int] | None:
         """The weight whose filters an operator computes, and how many there are."""
@@ -137,13 +164,23 @@ class _Builder:
     def _read(self, op: Op, operand: int, value: str, form: Form) -> None:
         if op.kind == "cat" and all(piece in form for piece in self.forms[value]):
             return
-        if op.name in self._weighted(op) or not self._unit_by_unit(op, operand, value, form):
-            self.dense.setdefault(value, {}).update(dict.fromkeys(piece.layer for piece in form))
+        touched = self._touched(op, operand, value)
+        self.touched[value] = max(touched, self.touched.get(value, 0))
+        if self._weight(op) is not None or not self._unit_by_unit(op, operand, value, form):
+            self._read_all(value, form)
         elif self.forms[value] != form:
             self.alike.setdefault(value, {})[form] = None
 
-    def _weighted(self, op: Op) -> Sequence[str]:
-        return (op.name,) if self._weight(op) is not None else ()
+    def _read_all(self, value: str, form: Form) -> None:
+        self.dense.setdefault(value, {}).update(dict.fromkeys(piece.layer for piece in form))
+
+    def _touched(self, op: Op, operand: int, value: str) -> int:
+        """Elements of a value that an operator reads if it reads all channels."""
+        box = [(0, dim.size) for dim in op.space.dims]
+        ranges = (index.range(box) for index in op.space.operands[operand].indices)
+        extents = [high - low for low, high in ranges]
+        extents[self.graph.values[value].letters.index("c")] = self._channels(value)
+        return math.prod(extents)
 
     def _unit_by_unit(self, op: Op, operand: int, value: str, form: Form) -> bool:
         """Whether a unit of the operator reads the same unit of an operand, and no other."""
@@ -175,6 +212,7 @@ class _Builder:
             min(size_of(op, "k") for op in ops),
             sum(work(op, op.space.full).flops for op in ops),
             sum(_count(self.graph, name) for name in own),
+            sum(_count(self.graph, op.outputs[0]) for op in ops) // size_of(ops[0], "c"),
         )
 
     def _map(self, value: str) -> Map:
@@ -182,7 +220,7 @@ class _Builder:
         return Map(
             value,
             form,
-            _count(self.graph, value) // sum(piece.units for piece in form),
+            self.touched.get(value, _count(self.graph, value)) // sum(p.units for p in form),
             tuple(self.dense.get(value, ())),
             tuple(self.alike.get(value, ())),
         )
@@ -190,3 +228,29 @@ class _Builder:
 
 def _count(graph: Graph, value: str) -> int:
     return graph.values[value].nbytes // graph.values[value].dtype.itemsize
+
+
+def merged(network: Network, ops: Collection[str]) -> Network:
+    """The network with layers of the given operators as one unit each, as the thesis has connected layers.
+
+    A layer whose map is concatenated with others stays as it is.
+    """
+    pieces = {p.layer for v in network.maps if len(v.form) > 1 for p in v.form}
+    chosen = {l for l, own in enumerate(network.layers) if ops & set(own.ops) and l not in pieces}
+
+    def form(own: Form) -> Form:
+        return tuple(Piece(p.layer, 1) if p.layer in chosen else p for p in own)
+
+    def read(v: Map) -> Map:
+        units = v.units if v.form[0].layer in chosen else 1
+        alike = tuple(form(other) for other in v.alike)
+        return replace(v, form=form(v.form), elements=v.elements * units, alike=alike)
+
+    return Network(
+        tuple(
+            replace(own, units=1, made=own.made * own.units) if l in chosen else own
+            for l, own in enumerate(network.layers)
+        ),
+        tuple(read(v) for v in network.maps),
+        {op: form(own) for op, own in network.forms.items()},
+    )

@@ -223,7 +223,7 @@ def _rectangles(first: int, last: int, width: int) -> list[tuple[tuple[int, int]
 def _layout(runs: Sequence[Run], units: int) -> Layout:
     """Whole filters: one that is cut counts to the part that has more of it."""
     cuts = [0, *(round(run.last / units) for run in runs)]
-    return _without_gaps(cuts, [run.part for run in runs])
+    return without_gaps(cuts, [run.part for run in runs])
 
 
 def _read_layout(op: Op, layouts: Mapping[str, Layout]) -> Layout | None:
@@ -237,12 +237,12 @@ def _read_layout(op: Op, layouts: Mapping[str, Layout]) -> Layout | None:
         for layout in read:
             cuts += [cuts[-1] + cut for cut in layout.cuts[1:]]
             parts += layout.parts
-        return _without_gaps(cuts, parts)
+        return without_gaps(cuts, parts)
     scale = size / read[0].cuts[-1]  # a flattened image has several features a channel
-    return _without_gaps([round(cut * scale) for cut in read[0].cuts], read[0].parts)
+    return without_gaps([round(cut * scale) for cut in read[0].cuts], read[0].parts)
 
 
-def _without_gaps(cuts: Sequence[int], parts: Sequence[int]) -> Layout:
+def without_gaps(cuts: Sequence[int], parts: Sequence[int]) -> Layout:
     """Without empty ranges, and with neighbours in the same part joined."""
     points, kept = [0], list[int]()
     for (a, b), part in zip(pairwise(cuts), parts, strict=True):
