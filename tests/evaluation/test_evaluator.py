@@ -43,7 +43,7 @@ def evaluator(graph: Graph, plan: Plan, machine: str) -> Evaluator:
 
 def drawn(model: str, seed: int, **more: Any) -> tuple[Graph, Plan]:
     graph = small(model)[1]
-    return graph, random_plan(graph, 4, seed, split_backward=False, recompute=(), **more)
+    return graph, random_plan(graph, 4, seed, split_backward=False, recompute=(), sums={}, **more)
 
 
 @plans

@@ -65,7 +65,29 @@ def random_plan(graph: Graph, devices: int, seed: int, **more: Any) -> Plan:
     more.setdefault("split_backward", rng.random() < 0.3)
     if rng.random() < 0.4:
         more.setdefault("recompute", random_blocks(graph, rng))
+    if rng.random() < 0.5:
+        more.setdefault("sums", random_sums(graph, tiles, devices, rng))
     return Plan(tiles, devices, **more)
+
+
+def random_sums(
+    graph: Graph, tiles: dict[str, Tiling], devices: int, rng: random.Random
+) -> dict[str, Tiling]:
+    """For some operators with partial results, any devices that sum them."""
+    found: dict[str, Tiling] = {}
+    for op in graph.ops:
+        partial = op.space.combine and any(op.space.partial(b) for b in tiles[op.name].boxes)
+        if not partial or rng.random() < 0.4:
+            continue
+        cuts = [(0, dim.size) for dim in op.space.dims]
+        kept = [d for d in range(len(cuts)) if d not in op.space.reduced]
+        able = [d for d in kept if not op.space.dims[d].whole and op.space.dims[d].size > 1]
+        if able:
+            d = rng.choice(able)
+            cuts[d] = even_cuts(op.space.dims[d].size, 2)
+        count = 2 if able else 1
+        found[op.name] = Grid(tuple(cuts), tuple(rng.randrange(devices) for _ in range(count)))
+    return found
 
 
 def random_blocks(graph: Graph, rng: random.Random) -> tuple[tuple[str, ...], ...]:

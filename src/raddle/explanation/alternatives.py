@@ -51,7 +51,9 @@ class Held:
     def __init__(self, space: PlanSpace, plan: Plan, judged: Timeline) -> None:
         self.space = space
         # What the evaluator does not know is left out of what is lowered, too.
-        self.plan = replace(plan, microbatches=1, recompute=(), split_backward=False, steps=1)
+        self.plan = replace(
+            plan, microbatches=1, recompute=(), split_backward=False, sums={}, steps=1
+        )
         settings = space.settings
         self.evaluator = Evaluator(
             space.graph, space.cluster, plan.tiles, bucket=plan.bucket, profile=settings.profile,

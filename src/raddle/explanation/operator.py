@@ -114,6 +114,8 @@ def _notes(plan: Plan, group: Mapping[str, Any]) -> list[str]:
     if unlike and group["configuration"] is not None:
         names = ", ".join(unlike[:3]) + (f" and {len(unlike) - 3} more" if unlike[3:] else "")
         notes.append(f"not as a search would have it, but so in the alternatives: {names}")
+    if plan.sums:
+        notes.append("alternatives are timed with sums divided among those that have parts")
     if plan.recompute:
         notes.append("alternatives are timed without recomputation")
     if plan.microbatches > 1:

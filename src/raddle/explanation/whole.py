@@ -175,7 +175,9 @@ def _data_parallel(
         spread = METHODS["data"](graph, cluster)
         if spread == dict(plan.tiles):
             return {**own, "same": True}, None
-        timeline = judge(graph, replace(plan, tiles=spread, method="data"), cluster, profile)
+        timeline = judge(
+            graph, replace(plan, tiles=spread, sums={}, method="data"), cluster, profile
+        )
     except InputError as error:
         return None, str(error)
     return {**_side(timeline), "same": False}, None

@@ -24,7 +24,6 @@ from raddle.searches.placing import (
     copies,
     dim_of,
     place_standing,
-    size_of,
     split,
 )
 
@@ -88,9 +87,8 @@ def follow(
             continue
         form = network.forms.get(op.name)
         if form is not None:
-            layout = _formed(form, parts, size_of(op, "c"))
-            tiles.setdefault(op.name, _channel_tiles(op, layout))
-            last = layout.parts[-1]
+            tiles.setdefault(op.name, channel_tiles(op, form, parts))
+            last = parts[form[-1].layer].parts[-1]
         elif op.kind in VIEWS and any(known.readers.get(o) for o in op.outputs):
             views.append(op)
         else:
@@ -111,7 +109,9 @@ def _formed(form: Form, parts: Sequence[Layout], channels: int) -> Layout:
     return without_gaps(cuts, owners)
 
 
-def _channel_tiles(op: Op, layout: Layout) -> Tiling:
+def channel_tiles(op: Op, form: Form, parts: Sequence[Layout]) -> Tiling:
+    """An operator's channels where the units of its form are."""
     c = dim_of(op, "c")
     assert c is not None
+    layout = _formed(form, parts, op.space.dims[c].size)
     return split(op, {c: layout.cuts}, layout.parts)

@@ -40,6 +40,7 @@ def adapt(plan: Plan, graph: Graph, other: Graph) -> Plan:
         steps=1,
         recompute=(),
         split_backward=False,
+        sums={},
         fingerprint=other.fingerprint(),
         batch=other.batch,
         predicted={},

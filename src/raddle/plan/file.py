@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from raddle.errors import InputError
-from raddle.graph.graph import Graph
+from raddle.graph.graph import Graph, Op
 from raddle.plan.notation import read_tiling, write_tiling
 from raddle.plan.plan import Plan, validate
+from raddle.plan.tiling import Tiling
 
 VERSION = 1
 _PLAIN = (
@@ -40,6 +41,11 @@ def to_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
         "recompute": [list(block) for block in plan.recompute],
         "inputs": list(plan.inputs),
         "tiles": {op.name: write_tiling(op, plan.tiles[op.name]) for op in graph.ops},
+        "sums": {
+            op.name: write_tiling(op, plan.sums[op.name])
+            for op in graph.ops
+            if op.name in plan.sums
+        },
     }
 
 
@@ -93,7 +99,9 @@ def _wrong(data: dict[str, Any]) -> Iterator[str]:
     for name in ("tiles", "parameters", "predicted", "cluster"):
         if not isinstance(data[name], dict) and (name, data[name]) != ("cluster", None):
             yield f"{name} is {short(data[name])}, not an object"
-    for name, text in data["tiles"].items():
+    if not isinstance(data.get("sums", {}), dict):
+        yield f"sums is {short(data['sums'])}, not an object"
+    for name, text in (*data["tiles"].items(), *data.get("sums", {}).items()):
         if not isinstance(text, str):
             yield f"the tiles of '{name}' are {short(text)}, not a text"
 
@@ -110,6 +118,15 @@ def _is_input(given: Any) -> bool:
     )
 
 
+def _read_tilings(texts: dict[str, str], ops: dict[str, Op], model: str) -> dict[str, Tiling]:
+    found = {}
+    for name, text in texts.items():
+        if name not in ops:
+            raise InputError(f"the plan has tiles for '{name}', which '{model}' does not have.")
+        found[name] = read_tiling(ops[name], text)
+    return found
+
+
 def from_dict(data: dict[str, Any], graph: Graph) -> Plan:
     """The plan for a captured graph, validated."""
     ops = {op.name: op for op in graph.ops}
@@ -119,13 +136,7 @@ def from_dict(data: dict[str, Any], graph: Graph) -> Plan:
     plan = Plan(tiles={}, **plain)
     if plan.fingerprint and plan.fingerprint != graph.fingerprint():
         validate(plan, graph)  # says so before a tile does that the other graph cannot have
-    tiles = {}
-    for name, text in data["tiles"].items():
-        if name not in ops:
-            raise InputError(
-                f"the plan has tiles for '{name}', which '{graph.name}' does not have."
-            )
-        tiles[name] = read_tiling(ops[name], text)
-    plan = replace(plan, tiles=tiles)
+    given = [_read_tilings(data.get(key, {}), ops, graph.name) for key in ("tiles", "sums")]
+    plan = replace(plan, tiles=given[0], sums=given[1])
     validate(plan, graph)
     return plan

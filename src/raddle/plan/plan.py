@@ -27,7 +27,9 @@ class Plan:
     agree: by `allreduce`, or at a `server`: the first device that holds it, or device 3 with `server:3`.
     Gradients are all-reduced in buckets of at least `bucket` bytes. `recompute` lists blocks of operators
     whose values are not kept for the backward but computed again, block by block. With `split_backward`
-    gradients of parameters come after those of activations, which others wait for.
+    gradients of parameters come after those of activations, which others wait for. `sums` says where the
+    partial results of an operator are summed: tiles that leave no summed dimension apart. An operator that
+    is not in it has its result divided among the devices that have parts.
     """
 
     tiles: Mapping[str, Tiling]
@@ -38,6 +40,7 @@ class Plan:
     microbatches: int = 1
     recompute: tuple[tuple[str, ...], ...] = ()
     split_backward: bool = False
+    sums: Mapping[str, Tiling] = field(default_factory=dict)
     steps: int = 1  # how many steps a program holds; a simulation needs several
     model: str = ""
     fingerprint: str = ""
@@ -90,6 +93,7 @@ def validate(plan: Plan, graph: Graph) -> None:
         if op.name not in plan.tiles:
             raise InputError(f"the plan has no tiles for '{op.name}'.")
         validate_tiling(op, plan.tiles[op.name], plan.devices)
+    _validate_sums(plan, graph)
 
 
 def describe_inputs(graph: Graph) -> tuple[Mapping[str, Any], ...]:
@@ -135,6 +139,18 @@ def _validate_recompute(plan: Plan, known: set[str], model: str) -> None:
         if name in seen:
             raise InputError(f"the plan recomputes '{name}' in two blocks: leave it in one.")
         seen.add(name)
+
+
+def _validate_sums(plan: Plan, graph: Graph) -> None:
+    ops = {op.name: op for op in graph.ops}
+    for name, tiling in plan.sums.items():
+        if name not in ops:
+            raise InputError(f"the plan sums '{name}', which '{graph.name}' does not have.")
+        validate_tiling(ops[name], tiling, plan.devices)
+        if any(ops[name].space.partial(box) for box in tiling.boxes):
+            raise InputError(
+                f"the plan sums '{name}' in parts: leave summed dimensions whole there."
+            )
 
 
 def validate_tiling(op: Op, tiling: Tiling, devices: int) -> None:

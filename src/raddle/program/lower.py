@@ -128,7 +128,12 @@ class _Lowering:
         }
         width = self.graph.values[op.outputs[0]].dtype.itemsize
         placed, messages = place_merge(
-            op, tiling, sorted(readers), width, closes=op.name in self.closing
+            op,
+            tiling,
+            sorted(readers),
+            width,
+            closes=op.name in self.closing,
+            where=self.plan.sums.get(op.name),
         )
         self.merges[op.name], self.partial_messages[op.name] = placed, messages
 

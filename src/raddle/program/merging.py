@@ -40,12 +40,18 @@ def is_partial(op: Op, tiling: Tiling, bn: str) -> bool:
 
 
 def place_merge(
-    op: Op, tiling: Tiling, readers: Sequence[int], width: int, *, closes: bool
+    op: Op,
+    tiling: Tiling,
+    readers: Sequence[int],
+    width: int,
+    *,
+    closes: bool,
+    where: Tiling | None = None,
 ) -> tuple[tuple[Cell, ...], tuple[Message, ...]]:
     """The cells of an operator's result with the devices that merge them, and what travels there.
 
     `readers` are the devices of its consumers, `width` the bytes of an element; `closes` says that every
-    device ends the forward by itself (closing.py).
+    device ends the forward by itself (closing.py). `where` says it for those that do not.
     """
     tiles = tiling.tiles
     first_of: dict[Box, int] = {}  # of the copies of a tile, one counts
@@ -60,6 +66,8 @@ def place_merge(
         owners = tuple(dict.fromkeys(tiles[i].device for i in parts))
         if closes and not readers:  # the loss itself
             placed.append(Cell(box, parts, tuple(sorted(set(tiling.devices)))))
+        elif where is not None and not closes:
+            placed += _given_cells(op, box, parts, where)
         elif len(owners) == 1 and not closes:
             placed.append(Cell(box, parts, owners))
         elif box.volume * width <= SMALL:
@@ -77,6 +85,15 @@ def place_merge(
     return tuple(placed), tuple(
         Message(s, t, tuple(merge(boxes)), part) for (s, t, part), boxes in sorted(messages.items())
     )
+
+
+def _given_cells(op: Op, box: Box, parts: tuple[int, ...], where: Tiling) -> list[Cell]:
+    """A cell cut where a plan says that it is summed; copies of a tile each sum it."""
+    devices: dict[Box, list[int]] = {}
+    for tile in where.tiles:
+        devices.setdefault(op.space.produces(tile.box)[0], []).append(tile.device)
+    cut = [(box & own, tuple(there)) for own, there in devices.items()]
+    return [Cell(piece, parts, there) for piece, there in cut if not piece.empty]
 
 
 def longest(shape: Sequence[int]) -> int:

@@ -103,6 +103,7 @@ def plan_of(
         cluster=cluster.to_dict(),
         method=method,
         recompute=() if kept is None else blocks(graph, kept),
+        sums=found.sums,
         inputs=describe_inputs(graph),
         parameters=parameter_shapes(graph),
         **settings.plan,

@@ -57,6 +57,7 @@ class Found:
     stopped: str = ""  # by "proposals" or "no improvement" (reproducible), "budget" or "interrupt"
     history: tuple[Progress, ...] = ()
     recompute: int | None = None
+    sums: Tiles = field(default_factory=dict)  # where partial results are summed, if it matters
     lower_bound_ms: float | None = None
     tried: Sequence[Mapping[str, Any]] = ()  # what else there was, and why it was not taken
 
