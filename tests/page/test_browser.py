@@ -248,3 +248,57 @@ def take_along(page: Any, report: Report, tmp_path: pathlib.Path) -> None:
 def test_it_prints(started: Any, report: Report) -> None:
     with opened(started, report.path, theme="dark") as page:
         assert len(page.pdf()) > 50_000
+
+
+def test_a_page_without_any_plan(started: Any, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "none.html"
+    raddle(
+        "report", "lenet", "--cluster", "p100:1x4", "--batch", "3", "--methods", "data",
+        "-o", str(path),
+    )  # fmt: skip
+    with opened(started, path) as page:
+        assert "a batch of 3" in text(page, ".facts")
+        page.locator(".node").first.click()
+        assert "conv2d" in text(page, "#operator .body")
+        page.locator(".bar").focus()
+        page.keyboard.press("ArrowDown")
+        for hidden in ("timeline", "memory", "traffic", "search", "copying"):
+            assert not page.locator(f"#{hidden}").is_visible()
+
+
+# The slice with the longest pause after it: its last third of a pixel is all of it that is in view; what is
+# drawn in its row, left of the pause's end.
+LAST_OF_A_SLICE = """async () => {
+  const { method, data } = raddle;
+  const [start, duration, lane] = ["start", "duration", "lane"].map((c) => data.column(method.timeline[c]));
+  const pause = (i) => {
+    const end = start[i] + duration[i];
+    const next = [...start].filter((s, j) => lane[j] === lane[i] && s >= end);
+    return Math.min(method.timeline.period_ns, ...next) - end;
+  };
+  const pauses = [...start].map((_, i) => pause(i) / duration[i]);
+  const slice = pauses.indexOf(Math.max(...pauses));
+  const [section, canvas] = [document.getElementById("timeline"), document.querySelector("canvas.lanes")];
+  const drawn = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  canvas.scrollIntoView();
+  section.querySelector(".lanes-window").scrollTop = 1e6; // links are at the end
+  await drawn();
+  const end = start[slice] + duration[slice];
+  const y = section.positionOf(slice).y - canvas.getBoundingClientRect().top;
+  const length = duration[slice] * Math.min(20, pauses[slice] / 2);
+  raddle.look(end - (0.3 * length) / 1000, end + length);
+  await drawn();
+  const ratio = canvas.width / canvas.clientWidth;
+  const pixels = canvas.getContext("2d").getImageData(160 * ratio, y * ratio, 400, 1).data;
+  const colours = new Set();
+  for (let x = 0; x < 400; x++) colours.add(pixels.slice(4 * x, 4 * x + 3).join());
+  return [length / duration[slice], [...colours]];
+}"""
+
+
+def test_a_slice_that_is_out_of_view_is_not_drawn(started: Any, report: Report) -> None:
+    with opened(started, report.path) as page:
+        page.evaluate(f"raddle.select({number_of(report, 'data')})")
+        longer, colours = page.evaluate(LAST_OF_A_SLICE)
+        assert longer > 2
+        assert set(colours) <= {"255,255,255", "213,217,224"}  # paper, and the axis' lines

@@ -23,7 +23,7 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.page import slices
 from raddle.page.columns import Columns, read_column
-from raddle.page.data import PageData, torchrun_line
+from raddle.page.data import PageData, plan_file, torchrun_line
 from raddle.page.gathering import Given, gather
 from raddle.page.html import page
 from raddle.page.measured import describe_run, read_run
@@ -184,6 +184,20 @@ def test_equal_labels_are_told_apart(lenet: Graph) -> None:
     assert [m["label"] for m in data.plain["methods"]] == ["data", "data (2)", "data (3)"]
 
 
+def test_micro_batches_are_held_against_data_parallelism_of_as_many(lenet: Graph) -> None:
+    """Its batch is larger, and so is its step: it is not slower for that."""
+    plan = raddle.search(lenet, cluster(ON), "data")
+    larger = replace(plan, method="", microbatches=4, batch=4 * plan.batch)
+    data = gather(
+        lenet, cluster(ON), [Given(plan), Given(larger, "larger.json")], (), alternatives=0
+    )
+    one, four = data.plain["methods"]
+    assert four["step_ms"] > one["step_ms"]
+    assert (one["speedup"], four["speedup"]) == (1.0, 1.0)
+    faster = max((one, four), key=lambda found: found["samples_per_s"])
+    assert data.plain["methods"][data.plain["best"]] is faster
+
+
 def test_a_method_that_cannot_be_applied_says_why(lenet: Graph) -> None:
     data = gather(lenet, cluster("p100:1x64"), (), ("data", "owt"), alternatives=0)
     first = data.plain["methods"][0]
@@ -208,7 +222,9 @@ def test_the_torchrun_line(lenet: Graph) -> None:
     alone = torchrun_line(plan, cluster("p100:1x4"))
     assert alone == "torchrun --standalone --nproc-per-node 4 -m raddle.run data.json"
     hostile = torchrun_line(replace(plan, method="x; rm -rf $HOME"), cluster("p100:1x4"))
-    assert hostile.endswith("-m raddle.run 'x; rm -rf $HOME.json'")
+    assert hostile.endswith("-m raddle.run x-rm-rf-HOME.json")
+    for method, name in (("", "plan.json"), ("odd one", "odd-one.json"), ("../-o", "o.json")):
+        assert plan_file(replace(plan, method=method)) == name
 
 
 # -- what was measured -----------------------------------------------------------------------------

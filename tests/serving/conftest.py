@@ -31,12 +31,8 @@ class Served:
         found = re.search(r"http://127\.0\.0\.1:(\d+)", self.said)
         assert found, self.said
         self.url, self.port = found[0], int(found[1])
-        self._token = ""
-
-    @property
-    def token(self) -> str:
-        self._token = self._token or self.get("/api/offer")["token"]
-        return self._token
+        self.address = self.said.split()[-1]
+        self.key = self.address.partition("#key=")[2]
 
     def ask(
         self,
@@ -59,7 +55,7 @@ class Served:
         return json.loads(body)
 
     def post(self, path: str, given: Any, **headers: str) -> tuple[int, Any]:
-        sent = {"Content-Type": "application/json", "X-Raddle-Token": self.token}
+        sent = {"Content-Type": "application/json", "X-Raddle-Key": self.key}
         sent |= {key.replace("_", "-"): value for key, value in headers.items()}
         status, _, body = self.ask("POST", path, json.dumps(given).encode(), sent)
         return status, json.loads(body)
@@ -89,7 +85,17 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    server = Served(tmp_path_factory.mktemp("reports"))
+    yield from serving(tmp_path_factory.mktemp("reports"))
+
+
+@pytest.fixture
+def another(tmp_path):
+    """For a test that ends it."""
+    yield from serving(tmp_path)
+
+
+def serving(folder):
+    server = Served(folder)
     yield server
     if server.process.poll() is None:
         server.end()

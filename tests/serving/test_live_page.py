@@ -27,7 +27,7 @@ def page(served):
                 or opened.wrong.append(request.url)
             ),
         )
-        opened.goto(served.url)
+        opened.goto(served.address)
         yield opened
 
 

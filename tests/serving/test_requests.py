@@ -79,7 +79,7 @@ def test_a_foreign_host_is_refused(shelf, host):
     for path in ("/", "/api/offer", f"/reports/{KEPT}.html"):
         status, _, body = shelf.ask("GET", path, headers={"Host": host})
         assert status == 403
-        assert shelf.token.encode() not in body
+        assert shelf.key.encode() not in body
 
 
 def test_other_sites_are_refused(shelf):
@@ -91,9 +91,11 @@ def test_other_sites_are_refused(shelf):
     assert shelf.post("/api/cancel", {}, Origin=f"http://localhost:{shelf.port}")[0] == 400
 
 
-def test_a_change_needs_the_token_and_json(shelf):
-    assert shelf.post("/api/cancel", {}, X_Raddle_Token="")[0] == 403
-    assert shelf.post("/api/cancel", {}, X_Raddle_Token="ü")[0] == 403
+def test_a_change_needs_the_key_and_json(shelf):
+    for path in ("/", "/api/offer", "/api/state"):  # nobody is told
+        assert shelf.key.encode() not in shelf.ask("GET", path)[2]
+    assert shelf.post("/api/cancel", {}, X_Raddle_Key="")[0] == 403
+    assert shelf.post("/api/cancel", {}, X_Raddle_Key="ü")[0] == 403
     body, kind = b'{"report": "x"}', {"Content-Type": "application/json"}
     assert shelf.ask("POST", "/api/delete", body, kind)[0] == 403
     assert shelf.post("/api/cancel", {}, Content_Type="text/plain")[0] == 415
@@ -110,6 +112,15 @@ def test_a_body_has_a_length_and_is_small(shelf):
     for length in ("x", "-1", ""):
         assert shelf.post("/api/cancel", {}, Content_Length=length)[0] == 411
     assert shelf.post("/api/cancel", {}, Transfer_Encoding="chunked")[0] == 411
+
+
+def test_numbers_have_bounds(shelf):
+    for budget in (-1, 10**400, float("nan"), float("inf"), True, "5", None):
+        status, answer = shelf.start(budget=budget)
+        assert (status, answer["error"][:20]) == (400, "the time of a search")
+    for batch in (0, -1, 1.5, 10**400, True, "8"):
+        status, answer = shelf.start(batch=batch)
+        assert (status, answer["error"][:12]) == (400, "the batch is")
 
 
 def test_what_looks_like_an_option_is_none(shelf):

@@ -103,6 +103,13 @@ def test_a_job_is_cancelled_and_a_child_ends_with_the_server(served):
     assert list(served.folder.iterdir()) == []
 
 
+def test_a_child_ends_with_the_terminal(another):
+    another.start(methods=["flexflow"], budget=600)
+    [child] = children(another.process.pid)
+    assert another.end(signal.SIGHUP) == 0
+    assert not os.path.exists(f"/proc/{child}")
+
+
 def test_a_port_that_is_taken_is_a_sentence(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

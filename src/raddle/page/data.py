@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -77,12 +77,11 @@ def collect(
             found |= _describe_plan(graph, entry.plan, entry.timeline, columns, profile, data)
             if entry.run is not None:
                 found["measured"] = describe_run(entry.run, ops, columns)
-            if entry.row["fits"] and (
-                best is None or found["step_ms"] < methods[best[0]]["step_ms"]
-            ):
+            if entry.row["fits"] and (best is None or _faster(found, methods[best[0]])):
                 best = number, entry.plan, entry.timeline
         methods.append(found)
-    add_speedups(methods)
+    # A plan of several micro-batches has another batch, and the speedup that its sentences say.
+    add_speedups([m for m in methods if m.get("batch", graph.batch) == graph.batch])
     if best is not None:
         number, plan, timeline = best
         found_groups = describe_alternatives(plan, timeline, profile, alternatives, heard)
@@ -100,10 +99,14 @@ def collect(
     return PageData(plain, columns.tobytes())
 
 
+def _faster(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return bool(one["samples_per_s"] > other["samples_per_s"])
+
+
 def _first_shown(methods: list[dict[str, Any]]) -> int:
     """Of plans that do not fit the fastest, else the first row."""
     timed = [m for m in range(len(methods)) if methods[m]["step_ms"] is not None]
-    return min(timed, key=lambda m: methods[m]["step_ms"], default=0)
+    return max(timed, key=lambda m: methods[m]["samples_per_s"], default=0)
 
 
 def _plain_entry(entry: Entry) -> dict[str, Any]:
@@ -131,6 +134,7 @@ def _describe_plan(
     bound, history = explained["bound"], plan.predicted.get("history")
     return {
         "batch": plan.batch,
+        "speedup": explained["speedup"] if plan.batch != graph.batch else None,
         "devices": [
             {f"{name}_ms": 1e3 * seconds for name, seconds in shares.items()}
             for shares in timeline.breakdown()
@@ -151,6 +155,7 @@ def _describe_plan(
         "work": describe_work(timeline, columns),
         "plan": to_dict(plan, graph),
         "text": write_tiles(graph, plan.tiles),
+        "file": plan_file(plan),
         "torchrun": torchrun_line(plan, timeline.cluster),
     }
 
@@ -164,9 +169,14 @@ def _describe_cluster(cluster: Cluster) -> dict[str, Any]:
     }
 
 
+def plan_file(plan: Plan) -> str:
+    """What the page saves a plan as, and calls it in lines for a shell: a plan's method may be any text."""
+    return f"{re.sub(r'[^A-Za-z0-9_.]+', '-', plan.method)[:80].strip('-.') or 'plan'}.json"
+
+
 def torchrun_line(plan: Plan, cluster: Cluster) -> str:
-    """What runs a plan that was saved as METHOD.json; on several machines, on each of them."""
-    name = shlex.quote(f"{plan.method or 'plan'}.json")
+    """What runs a plan that was saved from the page; on several machines, on each of them."""
+    name = plan_file(plan)
     sizes = {len(cluster.members(a)) for a in range(cluster.nodes)}
     if cluster.nodes == 1 or len(sizes) > 1:
         return f"torchrun --standalone --nproc-per-node {plan.devices} -m raddle.run {name}"

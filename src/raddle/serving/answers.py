@@ -32,7 +32,7 @@ class Answers:
 
     def __init__(self, folder: str) -> None:
         self.shelf = Shelf(folder)
-        self.token = secrets.token_urlsafe(32)
+        self.key = secrets.token_urlsafe(32)
         self.children = Children()
         self.jobs = Jobs(self.shelf, self.children)
         self.explanations = Explanations(self.shelf, self.children)
@@ -68,7 +68,7 @@ class Answers:
 
     def _offer(self) -> dict[str, Any]:
         known = {key: value for key, value in self.offer.get().items() if key != "page"}
-        return {**known, "folder": str(self.shelf.folder), "token": self.token}
+        return {**known, "folder": str(self.shelf.folder)}
 
     def _state(self) -> dict[str, Any]:
         last = self.jobs.last

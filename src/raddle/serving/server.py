@@ -1,8 +1,9 @@
 """HTTP on the loopback: who may ask, and in which form.
 
 Other pages in the same browser can send requests here, and names on the web can be made to point here. So
-the Host must be this server's, other sites are refused, and what changes something is a POST of JSON with a
-token that only this server's page can read.
+the Host must be this server's, other sites are refused, and what changes something is a POST of JSON with
+the key that stands in the address which is printed. Other users of the machine do not have it: a model's
+file is code, which would run as the server's user.
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ class Server(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://{LOOPBACK}:{self.server_port}"
+
+    @property
+    def address(self) -> str:
+        """What opens the page with the key; what stands behind # is never sent."""
+        return f"{self.url}/#key={self.answers.key}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle of an answer is nothing to report."""
@@ -108,10 +114,11 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of this name.")
         if self.headers.get_content_type() != "application/json":
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be application/json.")
-        token = self.headers.get("X-Raddle-Token", "")
-        if not compare_digest(token.encode(), self.server.answers.token.encode()):
+        key = self.headers.get("X-Raddle-Key", "")
+        if not compare_digest(key.encode(), self.server.answers.key.encode()):
             raise Refused(
-                HTTPStatus.FORBIDDEN, "the token is not this server's: load the page again."
+                HTTPStatus.FORBIDDEN,
+                "this page has not the server's key: open the address that `raddle serve` printed.",
             )
         try:
             given = json.loads(body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,8 +80,7 @@ def _budget(budget: object) -> float:
     if (
         isinstance(budget, bool)
         or not isinstance(budget, int | float)
-        or not math.isfinite(budget)
-        or not 0 <= budget <= BUDGET
+        or not 0 <= budget <= BUDGET  # nor what is no number
     ):
         raise InputError(f"the time of a search is {budget!r}: seconds from 0 to {BUDGET:g}.")
     return float(budget)

@@ -38,10 +38,12 @@ function barKeys(methods) {
   ];
 }
 
-// Fastest first; those that do not fit after those that do, and what cannot be applied last.
+// Fastest first (by sample: a plan of micro-batches has a larger batch); those that do not fit after those
+// that do, and what cannot be applied last.
 function barOrder(methods) {
   const rank = (m) => (methods[m].error ? 2 : methods[m].fits ? 0 : 1);
-  return methods.map((_, m) => m).sort((a, b) => rank(a) - rank(b) || methods[a].step_ms - methods[b].step_ms || a - b);
+  const speed = (m) => methods[m].samples_per_s ?? 0;
+  return methods.map((_, m) => m).sort((a, b) => rank(a) - rank(b) || speed(b) - speed(a) || a - b);
 }
 
 function barRows(page) {
@@ -49,7 +51,7 @@ function barRows(page) {
   return barOrder(methods).map((m) => {
     const method = methods[m];
     const shown = m === page.number;
-    const verdict = barVerdict(method);
+    const verdict = barVerdict(method, page.data.batch);
     return el(
       `button.bar${shown ? ".shown" : ""}`,
       {
@@ -70,10 +72,12 @@ function barRows(page) {
   });
 }
 
-function barVerdict(method) {
+function barVerdict(method, batch) {
   if (method.error) return "cannot be applied";
   if (!method.fits) return `does not fit: ${bytesText(method.peak_bytes)}`;
-  return method.measured ? `measured ${msText(method.measured.step_ms)}` : "";
+  const texts = method.batch === batch ? [] : [`batch ${method.batch}`];
+  if (method.measured) texts.push(`measured ${msText(method.measured.step_ms)}`);
+  return texts.join(", ");
 }
 
 function barLabel(method) {
@@ -130,9 +134,9 @@ function breakBar(context, width, height) {
 // Arrows move from method to method, as in any group of radio buttons.
 function barKey(event, list) {
   const step = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
-  if (!step) return;
+  if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
   const rows = [...list.children].filter((row) => !row.hasAttribute("aria-disabled"));
   const now = rows.findIndex((row) => row.getAttribute("aria-checked") === "true");
-  rows[(now + step + rows.length) % rows.length].click();
+  rows[(now + step + rows.length) % rows.length]?.click();
 }

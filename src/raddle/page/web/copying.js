@@ -4,13 +4,12 @@ function copyingView(section, page) {
   const line = el("code.name");
   const text = el("pre.name", { tabindex: 0, "aria-label": "The plan as text" });
   const plan = () => `${JSON.stringify(page.method.plan, null, 1)}\n`;
-  const file = () => `${(page.method.method || "plan").replace(/[^\w.-]+/g, "-").slice(0, 80)}.json`;
   section.append(
     el(
       "p.buttons",
       {},
       copyButton("Copy the plan (JSON)", plan),
-      el("button", { onclick: () => download(file(), plan()) }, "Save the plan"),
+      el("button", { onclick: () => download(page.method.file, plan()) }, "Save the plan"),
       copyButton("Copy its text", () => page.method.text),
       copyButton("Copy the torchrun line", () => page.method.torchrun),
     ),
@@ -18,8 +17,10 @@ function copyingView(section, page) {
     el("details", {}, el("summary", {}, "The plan as text"), text),
   );
   const draw = () => {
-    clear(line, document.createTextNode(visible(cut(page.method.torchrun ?? "", 400))));
-    clear(text, document.createTextNode(visible(page.method.text ?? "")));
+    section.hidden = !page.method.plan;
+    if (section.hidden) return;
+    clear(line, document.createTextNode(cut(page.method.torchrun, 400)));
+    clear(text, document.createTextNode(visible(page.method.text)));
   };
   page.on("method", draw);
   draw();

@@ -79,6 +79,7 @@ function markRow(row, view, buffers, wide) {
 function markSlice(buffers, left, right, shown) {
   const first = Math.max(0, Math.floor(left));
   const last = Math.min(buffers.width - 1, Math.floor(right));
+  if (last < first) return; // all of it that is in view was left out, to keep neighbours apart
   markPixel(buffers, first, Math.min(right, first + 1) - Math.max(left, first), shown);
   if (last === first) return;
   buffers.busy.fill(1, first + 1, last);

@@ -9,14 +9,17 @@ async function liveGet(path) {
   return liveAnswer(await fetch(path, { cache: "no-store" }));
 }
 
-async function livePost(path, body, again = true) {
-  const headers = { "Content-Type": "application/json", "X-Raddle-Token": live.offer.token };
-  const response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
-  if (response.status === 403 && again) {
-    live.offer = await liveGet("/api/offer"); // the server was started anew, and has a new token
-    return livePost(path, body, false);
-  }
-  return liveAnswer(response);
+async function livePost(path, body) {
+  const headers = { "Content-Type": "application/json", "X-Raddle-Key": sessionStorage.getItem("key") ?? "" };
+  return liveAnswer(await fetch(path, { method: "POST", headers, body: JSON.stringify(body) }));
+}
+
+// The key comes with the address that was printed; it is kept for this tab, and not shown any longer.
+function liveKey() {
+  const key = location.hash.match(/^#key=(.+)$/)?.[1];
+  if (!key) return;
+  sessionStorage.setItem("key", key);
+  history.replaceState(null, "", location.pathname);
 }
 
 async function liveAnswer(response) {
@@ -346,6 +349,7 @@ Page.prototype.explain = async function (label, opName) {
 // -- the panel ------------------------------------------------------------------------------------------
 
 async function liveBegin() {
+  liveKey();
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const theme = () => {
     if (!live.shown) document.documentElement.dataset.theme = dark.matches ? "dark" : "light";

@@ -151,7 +151,7 @@ function drawMemory(view) {
     const { left, top, width: across, height } = scales.plot;
     context.save();
     context.beginPath();
-    context.rect(left, top - 8, across, height + 9);
+    context.rect(left, 0, across, top + height + 1);
     context.clip();
     for (const curve of view.curves) drawCurve(context, view, curve, scales, colour);
     drawCapacities(context, view, scales, colour);
@@ -225,16 +225,17 @@ function drawExcess(context, path, { capacity }, { plot, y }, colour) {
   context.restore();
 }
 
-function drawCapacities(context, { curves }, { plot, most, y }, colour) {
-  context.textAlign = "right";
+// The text of a line stands where the peak's does not; what is far above stands on top of the picture.
+function drawCapacities(context, { curves }, { plot, most, x, y }, colour) {
+  const capacities = [...new Set(curves.map((curve) => curve.capacity))].sort((a, b) => a - b);
+  const right = x(curves.at(-1).peakTime) < plot.left + plot.width / 2;
+  context.fillStyle = colour("ink");
   context.textBaseline = "bottom";
-  for (const capacity of new Set(curves.map((curve) => curve.capacity))) {
-    const inside = capacity <= most;
-    context.fillStyle = colour("ink");
-    const at = inside ? y(capacity) : plot.top + 6;
-    const text = `capacity ${bytesText(capacity)}${inside ? "" : ", far above"}`;
-    haloText(context, text, plot.left + plot.width - 6, inside ? at - 2 : at + 8, colour("paper"));
-    if (!inside) continue;
+  for (const capacity of capacities.filter((bytes) => bytes <= most)) {
+    const at = y(capacity);
+    context.textAlign = right ? "right" : "left";
+    const side = right ? plot.left + plot.width - 6 : plot.left + 6;
+    haloText(context, `capacity ${bytesText(capacity)}`, side, at - 2, colour("paper"));
     context.strokeStyle = colour("ink");
     context.lineWidth = 1.2;
     context.setLineDash([6, 4]);
@@ -244,6 +245,10 @@ function drawCapacities(context, { curves }, { plot, most, y }, colour) {
     context.stroke();
     context.setLineDash([]);
   }
+  const far = capacities.filter((bytes) => bytes > most).map(bytesText);
+  if (!far.length) return;
+  context.textAlign = "right";
+  context.fillText(`capacity ${far.join(", ")}, far above`, plot.left + plot.width, plot.top);
 }
 
 function drawPeak(context, { curves }, { plot, x, y }, colour) {

@@ -231,6 +231,7 @@ function toggleBlock(view, block, then) {
 }
 
 function graphKey(view, event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return; // the browser's: Ctrl + plus, Alt + left
   const { key } = event;
   const block = view.current;
   const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };

@@ -32,7 +32,9 @@ function operatorParts(page) {
   const heading = el("h3.name", {}, cut(name, 200), el("span.soft", {}, ` ${kind}`));
   const within = module && module !== name ? el("p.soft.name", {}, `in ${cut(module, 200)}`) : null;
   const notation = el("p", {}, el("code.name", {}, cut(line, 400)));
-  return [heading, within, notation, operatorFigures(page), dimensionTable(page), operatorAlternatives(page, method, op)];
+  if (!method.tiles) return [heading, within, notation];
+  const parts = [operatorFigures(page), dimensionTable(page), operatorAlternatives(page, method, op)];
+  return [heading, within, notation, ...parts];
 }
 
 function operatorFigures(page) {
@@ -102,7 +104,7 @@ function operatorAlternatives(page, method, op) {
     };
     return clear(box, el("button", { onclick: ask }, "What else could it be?"));
   }
-  const line = `raddle explain ${method.method || "plan"}.json '${name.replaceAll("'", "'\\''")}'`;
+  const line = `raddle explain ${method.file} '${name.replaceAll("'", "'\\''")}'`;
   return clear(
     box,
     el("p.soft", {}, "Other ways to split it were not timed for this page; this says them, with the plan's file: "),

@@ -21,6 +21,7 @@ class Page {
     this.number = data.best;
     this.op = -1;
     this.listeners = {};
+    this.gone = new AbortController(); // ends what it listens to outside of its sections
     this.resetSpan();
   }
 
@@ -49,8 +50,7 @@ class Page {
   }
 
   resetSpan() {
-    const { timeline, measured } = this.method;
-    this.span = [0, timeline ? Math.max(timeline.period_ns, measured?.timeline?.period_ns ?? 0) : 1];
+    this.span = [0, this.method.timeline ? wholeSpan(this.method) : 1];
   }
 
   look(from, to) {
@@ -60,6 +60,7 @@ class Page {
 }
 
 function show(data) {
+  window.raddle?.gone.abort(); // of a live page, the report that was shown before
   const page = new Page(data);
   document.title = `${cut(data.model, 60)} on ${cut(data.cluster.name, 40)} · raddle`;
   const sections = VIEWS.map(({ id, title, view }) => {
@@ -91,7 +92,7 @@ function themeButton(page) {
   document.getElementById("headline").prepend(
     el("button.theme", { onclick: flip, title: "Dark or light", "aria-label": "Dark or light" }, "◐"),
   );
-  dark.onchange = () => apply();
+  dark.addEventListener("change", () => apply(), { signal: page.gone.signal });
   window.onbeforeprint = () => apply("light");
   window.onafterprint = () => apply();
   apply();

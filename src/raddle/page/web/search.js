@@ -35,7 +35,7 @@ function paintSearch(canvas, page) {
   const data = page.data.methods.find((method) => method.label === "data" && !method.error);
   const last = Math.max(seconds ?? 0, points.at(-1)[0], 1e-3);
   const lines = [
-    bound && { ms: bound.ms, text: `lower bound ${msText(bound.ms)}`, variable: "--soft" },
+    bound && { ms: bound.ms, text: `lower bound ${msText(bound.ms)}`, variable: "--soft", below: true },
     data && { ms: data.step_ms, text: `data parallel ${msText(data.step_ms)}`, variable: "--reduce" },
   ].filter((line) => line);
   const values = [...points.map(([, ms]) => ms), ...lines.map((line) => line.ms), step];
@@ -65,7 +65,7 @@ function searchAxes(context, { x, y, low, high, last, height }) {
   for (let at = 0; at <= last; at += step) context.fillText(nsText(at * 1e9), x(at), height - 10);
 }
 
-function searchLine(context, from, to, y, { text, variable }) {
+function searchLine(context, from, to, y, { text, variable, below }) {
   context.strokeStyle = css(themeColour(variable));
   context.fillStyle = css(themeColour(variable));
   context.lineWidth = 1.5;
@@ -76,7 +76,7 @@ function searchLine(context, from, to, y, { text, variable }) {
   context.stroke();
   context.setLineDash([]);
   context.textAlign = "right";
-  context.fillText(text, to, y - 8);
+  context.fillText(text, to, below ? y + 9 : y - 8); // a search comes down to the bound
 }
 
 function searchCurve(context, points, x, y, last) {

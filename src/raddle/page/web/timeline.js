@@ -54,7 +54,8 @@ class TimelineView {
     });
     this.canvas.addEventListener("pointermove", (event) => this.hover(event));
     this.canvas.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && this.leave());
-    window.addEventListener("scroll", () => this.leave(), { passive: true });
+    const seen = { passive: true, signal: page.gone.signal };
+    window.addEventListener("scroll", () => this.leave(), seen);
     this.canvas.addEventListener("keydown", (event) => this.key(event));
     this.canvas.addEventListener("focus", () => this.redraw());
     this.canvas.addEventListener("blur", () => this.redraw());

@@ -8,6 +8,8 @@ function trafficView(section, page) {
   const tip = new Tip(section);
   section.append(words, box, scale);
   const draw = () => {
+    section.hidden = !page.method.traffic;
+    if (section.hidden) return;
     const pairs = trafficPairs(page);
     clear(words, trafficText(page, pairs));
     clear(scale, heatScale(pairs.most));
@@ -38,7 +40,9 @@ function trafficText(page, { source, target, total, most, heaviest }) {
   const apart = pairs.reduce((sum, b, i) => sum + (devices[source[i]][1] === devices[target[i]][1] ? 0 : b), 0);
   const nodes = page.data.cluster.nodes > 1 ? `, ${bytesText(apart)} of it between nodes` : "";
   const most_ = `most from device ${source[heaviest]} to ${target[heaviest]}: ${bytesText(most)}`;
-  return text(`${bytesText(total)} a step${nodes}; ${most_}. Sums of gradients go around a ring.`);
+  const rings = page.method.timeline.titles.some(([kind]) => kind === "reduce");
+  const how = rings ? " Sums of gradients go around a ring." : "";
+  return text(`${bytesText(total)} a step${nodes}; ${most_}.${how}`);
 }
 
 // From nothing to the most: along one hue, so that darker (or brighter) is more for every eye.
