@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raddle.commands import explaining, planning, reporting, running, serving
+from raddle.commands import explaining, partitioning, planning, reporting, running, serving
 from raddle.commands.loading import capture_model, load_measured, load_plan
 from raddle.commands.options import Json, OtherCluster, OtherModel, ProfileOption
 from raddle.commands.output import check_folder, show, writing
@@ -159,6 +159,8 @@ def simulate(
 
 app.command()(planning.plan)
 app.command()(planning.compare)
+app.command()(partitioning.partition)
+app.command()(partitioning.export)
 app.command()(explaining.explain)
 app.command()(reporting.report)
 app.command()(serving.serve)

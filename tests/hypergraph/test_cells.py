@@ -22,7 +22,7 @@ from raddle.plan.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.program import Move, message_bytes
 
-MODELS = ("lenet-tiny", "resnet110-tiny", "unet-tiny")
+MODELS = ("lenet-tiny", "resnet110-tiny", "unet-tiny", "rnnlm-tiny")
 
 
 @cache

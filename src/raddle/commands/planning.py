@@ -49,6 +49,13 @@ def plan(
     seed: Seed = 0,
     pin: Pins = None,
     reduction: Reduction = None,
+    epsilon: Annotated[
+        float, typer.Option(metavar="E", min=0.0, help="Imbalance that hypergraph-* may leave.")
+    ] = 0.1,
+    from_partition: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Another partitioner's answer; see `raddle export`."),
+    ] = None,
     profile: ProfileOption = None,
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan as JSON.")
@@ -65,7 +72,11 @@ def plan(
     from raddle.reports import terminal
     from raddle.searches.figures import planned
 
-    settings = settings_of([method], bn, sync, budget, seed, pin, reduction, profile)
+    if from_partition is not None:
+        method = "partition"
+    settings = settings_of(
+        [] if from_partition else [method], bn, sync, budget, seed, pin, reduction, profile
+    )
     if text and as_json:
         raise InputError("--text and --json are two forms of one output: ask for one of them.")
     if output is not None:
@@ -74,9 +85,14 @@ def plan(
     with terminal.progress(f"capturing {model}"):
         graph = capture_model(model, batch)
     _compile([method])
+    from raddle.hypergraph.searching import given
+
     with terminal.progress_bar(f"planning {model}, {method}") as heard:
-        own = replace(settings, heard=heard)
-        made, row, _ = planned(graph, on, method, model=model, settings=own, recompute=recompute)
+        own = replace(settings, heard=heard, epsilon=epsilon)
+        found = None if from_partition is None else given(graph, on, from_partition)
+        made, row, _ = planned(
+            graph, on, method, model=model, settings=own, recompute=recompute, found=found
+        )
     if output is not None:
         with writing(output):
             file.save(made, graph, output)

@@ -16,7 +16,7 @@ import numpy as np
 
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
-from raddle.hypergraph.explicit import channels, read_maps
+from raddle.hypergraph.explicit import channel_start, channels
 from raddle.hypergraph.layouts import channel_tiles, follow, layout_of
 from raddle.hypergraph.network import Map, Network
 from raddle.plan.tiling import Irregular, Tile, Tiling
@@ -41,14 +41,13 @@ class Traffic(NamedTuple):
 
 def traffic(network: Network, partition: Cells, parts: int) -> Traffic:
     """What crosses parts; partial sums are received by the owner."""
-    inputs = read_maps(network)
     of: dict[str, int] = {}
     received = np.zeros(parts, np.int64)
     for v, read in enumerate(network.maps):
         has = _held(read, partition.owners, parts)
         needs = np.zeros_like(has)
         for t in read.dense:
-            start = sum(network.maps[u].units for u in inputs[t][: inputs[t].index(v)])
+            start = channel_start(network, t, v)
             needs |= _used(partition.cells[t][:, start : start + read.units], parts)
         for form in read.alike:
             needs |= _held(read, partition.owners, parts, form)

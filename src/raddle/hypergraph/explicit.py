@@ -1,10 +1,11 @@
 """Hypergraphs with every vertex and net spelt out: to check compressed counts, and for other partitioners.
 
-Coarse: a vertex is a filter, with its work; the net of a filter's map joins it and all filters that read it.
+Coarse: a vertex is a filter, with its work; the net of a filter's map joins it and all filters that read
+it.
 
-Fine: a vertex is a channel of a filter; besides, each filter has a reduction vertex without work, which sums
-its partial results and owns its map. The net of a map joins that vertex and the channels of filters that
-read it; the net of a filter's sum, before the pool, joins its channels and that vertex.
+Fine: a vertex is a channel of a filter; besides, each filter has a reduction vertex without work, which
+sums its partial results and owns its map. The net of a map joins that vertex and the channels of filters
+that read it; the net of a filter's sum, before the pool, joins its channels and that vertex.
 
 Vertices are numbered layer by layer: filters, or pairs of filter and channel row by row; fine ones end with
 all reduction vertices, again layer by layer.
@@ -69,7 +70,6 @@ def fine(network: Network, m: Model) -> Hypergraph:
     cells = [layer.units * channels(network, l) for l, layer in enumerate(network.layers)]
     first = _starts(cells)
     sums = first[-1] + _starts([layer.units for layer in network.layers])
-    inputs = read_maps(network)
 
     def cell(l: int) -> Array:
         shape = network.layers[l].units, channels(network, l)
@@ -82,7 +82,7 @@ def fine(network: Network, m: Model) -> Hypergraph:
                 np.concatenate([sums[p.layer] + np.arange(p.units) for p in form])
                 for form in read.alike
             ]
-            grids = [(cell(t), _offset(network, inputs[t], v)) for t in read.dense]
+            grids = [(cell(t), channel_start(network, t, v)) for t in read.dense]
             for unit, vertex in enumerate(own):
                 pins = [np.array([vertex, *(other[unit] for other in alike)])]
                 pins += [grid[:, start + unit] for grid, start in grids]
@@ -98,8 +98,21 @@ def fine(network: Network, m: Model) -> Hypergraph:
 
 def channels(network: Network, l: int) -> int:
     """Units that a filter of a layer sums over: those of the maps that it reads, or of the input."""
+    own = [network.maps[v].units for v in read_maps(network)[l]]
+    together = max(own, default=0) if _in_turn(network, l) else sum(own)
+    return together or network.layers[l].channels
+
+
+def channel_start(network: Network, l: int, v: int) -> int:
+    """Where the channels of a map begin among all that a layer reads."""
     own = read_maps(network)[l]
-    return sum(network.maps[v].units for v in own) or network.layers[l].channels
+    return 0 if _in_turn(network, l) else sum(network.maps[u].units for u in own[: own.index(v)])
+
+
+def _in_turn(network: Network, l: int) -> bool:
+    """Whether the operators of a layer read maps of their own, as steps of a recurrent layer do."""
+    layer = network.layers[l]
+    return len(layer.ops) > 1 and layer.parameters > 0
 
 
 def read_maps(network: Network) -> list[list[int]]:
@@ -109,11 +122,6 @@ def read_maps(network: Network) -> list[list[int]]:
         for t in read.dense:
             found[t].append(v)
     return found
-
-
-def _offset(network: Network, own: list[int], v: int) -> int:
-    """Where the channels of a map begin among all that a layer reads."""
-    return sum(network.maps[u].units for u in own[: own.index(v)])
 
 
 def _starts(sizes: list[int]) -> Array:

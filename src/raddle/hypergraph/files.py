@@ -3,7 +3,8 @@
 PaToH    base, vertices, nets, pins, 3 for both weights; then the nets; the vertices' weights in a line
 hMETIS   nets, vertices, 11 for both weights; then the nets; the vertices' weights, one a line
 
-A net is a line: its cost, and its pins, which count from 1 here. An answer has the part of each vertex, in order, separated by white space.
+A net is a line: its cost, and its pins, which count from 1 here. An answer has the part of each vertex, in
+order, separated by white space.
 """
 
 from __future__ import annotations

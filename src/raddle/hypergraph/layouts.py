@@ -34,14 +34,14 @@ def layouts(network: Network, x: Array) -> list[Layout]:
     """By layer, the parts of its units, in order; x[l, p] are how many."""
     owners: dict[int, Array] = {}
     for l, layer in enumerate(network.layers):
-        near = next((owners[t] for t in _partners(network, l) if t in owners), None)
+        near = next((owners[t] for t in partners(network, l) if t in owners), None)
         in_order = np.repeat(np.arange(x.shape[1]), x[l])
         owners[l] = in_order if near is None else _kept(near, x[l])
         assert len(owners[l]) == layer.units
     return [layout_of(owners[l]) for l in range(len(network.layers))]
 
 
-def _partners(network: Network, l: int) -> list[int]:
+def partners(network: Network, l: int) -> list[int]:
     """Layers whose units are read with those of a layer, those of most elements first."""
     found: dict[int, int] = {}
     for v in network.maps:

@@ -76,7 +76,10 @@ def progress(message: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Show a bar on stderr, if somebody is looking at it, that {"step", "done", "of"} moves."""
+    """Show a bar on stderr, if somebody is looking at it, that {"step", "done", "of"} moves.
+
+    Who does not know how far it is leaves out the last two.
+    """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(
@@ -86,7 +89,7 @@ def progress_bar(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
 
         def move(step: Mapping[str, Any]) -> None:
             text = f"{message}: {step['step']}"
-            bar.update(task, description=text, completed=step["done"], total=step["of"])
+            bar.update(task, description=text, completed=step.get("done"), total=step.get("of"))
 
         yield move
 

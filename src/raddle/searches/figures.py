@@ -75,11 +75,12 @@ def planned(
     model: str = "",
     settings: Settings | None = None,
     recompute: int | None = None,
+    found: Found | None = None,
 ) -> Judged:
-    """The plan of a method, with its predicted figures in it."""
+    """The plan of a method, or of what was found already, with its predicted figures in it."""
     settings = settings or Settings()
     begun = perf_counter()
-    found = find(graph, cluster, method, settings)
+    found = found or find(graph, cluster, method, settings)
     plan = plan_of(graph, cluster, method, found, settings, model=model, recompute=recompute)
     search_s = perf_counter() - begun
     timeline = judge(graph, plan, cluster, settings.profile)
@@ -155,7 +156,7 @@ def contest(
         heard({"step": method, "done": done, "of": len(methods)})
 
         def inside(step: Mapping[str, Any], method: str = method, done: int = done) -> None:
-            part = step["done"] / step["of"] if step["of"] else 0.0
+            part = step.get("done", 0) / step["of"] if step.get("of") else 0.0
             now = {"step": f"{method}, {step['step']}", "done": done + part, "of": len(methods)}
             heard({**step, **now, "method": method})
 

@@ -25,7 +25,8 @@ from raddle.searches.planspace import PlanSpace
 from raddle.searches.recomputing import blocks
 from raddle.searches.settings import BUDGET, Found, Settings
 
-SEARCHES = ("optcnn", "flexflow", "auto")
+PARTITIONS = ("hypergraph-coarse", "hypergraph-fine", "hypergraph-mixed")
+SEARCHES = ("optcnn", "flexflow", *PARTITIONS, "auto")
 
 
 def plan_for(
@@ -73,6 +74,10 @@ def find(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> Fou
         if settings.pins:
             tiles = PlanSpace(graph, cluster, settings).with_pins(tiles)
         return Found(tiles)
+    if method in PARTITIONS:
+        from raddle.hypergraph.searching import search as partition
+
+        return partition(graph, cluster, method, settings)
     from raddle.searches.methods import search  # numba is needed by searches alone
 
     if settings.reduction is None:

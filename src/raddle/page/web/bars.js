@@ -104,7 +104,9 @@ function paintBar(row, page) {
     }
     if (method.step_ms > longest) breakBar(context, width, height);
     if (method.bound) mark(context, method.bound.ms * scale, height, "--ink", [2, 2]);
-    if (method.measured) mark(context, Math.min(width - 2, method.measured.step_ms * scale), height, "--critical", []);
+    if (method.measured) {
+      mark(context, Math.min(width - 2, method.measured.step_ms * scale), height, "--critical", []);
+    }
   });
 }
 

@@ -3,7 +3,8 @@
 const SVG = "http://www.w3.org/2000/svg";
 
 // What could turn a line around or hide in it is spelt out: controls, and marks that change the direction.
-const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
+const UNSEEN =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
 
 function visible(text) {
   return String(text).replace(UNSEEN, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
@@ -47,7 +48,7 @@ function clear(node, ...children) {
   return node;
 }
 
-// Three digits and the largest unit that leaves something before the point, as the terminal's tables have it.
+// Three digits and the largest unit that leaves something before the point, as in the terminal's tables.
 function scaled(value, base, units) {
   let step = 0;
   let left = value;

@@ -40,12 +40,14 @@ const PATTERNS = ["solid", "rising", "dots", "falling", "rows", "columns", "grid
 function deviceStyle(cluster, d) {
   const node = cluster.devices[d][1];
   if (cluster.nodes === 1) {
-    return { colour: rgb(HUES[d % HUES.length]), pattern: PATTERNS[Math.floor(d / HUES.length) % PATTERNS.length] };
+    const pattern = PATTERNS[Math.floor(d / HUES.length) % PATTERNS.length];
+    return { colour: rgb(HUES[d % HUES.length]), pattern };
   }
   const first = cluster.devices.findIndex((device) => device[1] === node);
   const at = d - first;
   const pale = mixed(rgb(HUES[node % HUES.length]), [255, 255, 255], 0.12 * (at % 5));
-  const pattern = PATTERNS[(at + Math.floor(node / HUES.length)) % PATTERNS.length];
+  // Hues repeat after eight nodes: then patterns start four further on.
+  const pattern = PATTERNS[(at + 4 * Math.floor(node / HUES.length)) % PATTERNS.length];
   return { colour: pale, pattern };
 }
 

@@ -51,7 +51,9 @@ function headlineFacts(data, method) {
     `${bytesText(peak)} of ${bytesText(memory)}${method.fits ? "" : ": does not fit"}`,
     `${bytesText(method.comm_bytes)} sent a step`,
   ];
-  if (method.bound) facts.push(`${percentText(method.step_ms / method.bound.ms - 1)} above the lower bound`);
+  if (method.bound) {
+    facts.push(`${percentText(method.step_ms / method.bound.ms - 1)} above the lower bound`);
+  }
   if (method.measured) facts.push(`measured ${msText(method.measured.step_ms)}`);
   return facts;
 }

@@ -10,7 +10,8 @@ async function liveGet(path) {
 }
 
 async function livePost(path, body) {
-  const headers = { "Content-Type": "application/json", "X-Raddle-Key": sessionStorage.getItem("key") ?? "" };
+  const key = sessionStorage.getItem("key") ?? "";
+  const headers = { "Content-Type": "application/json", "X-Raddle-Key": key };
   return liveAnswer(await fetch(path, { method: "POST", headers, body: JSON.stringify(body) }));
 }
 

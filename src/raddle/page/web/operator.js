@@ -9,14 +9,20 @@ function operatorView(section, page) {
 }
 
 function operatorHint() {
-  return el("p.soft", {}, "Click an operator in any picture, or type its name, to see how it is split and what else it could be.");
+  const hint = "Click an operator in any picture, or type its name, to see how it is split";
+  return el("p.soft", {}, `${hint} and what else it could be.`);
 }
 
 // A list of names to type or choose from.
 function operatorFinder(page) {
   const { ops } = page.data.network;
   const number = new Map(ops.map((op, i) => [visible(op.name), i]));
-  const input = el("input", { type: "search", list: "operators", placeholder: "name of an operator", "aria-label": "Operator" });
+  const input = el("input", {
+    type: "search",
+    list: "operators",
+    placeholder: "name of an operator",
+    "aria-label": "Operator",
+  });
   input.addEventListener("change", () => {
     const op = number.get(input.value);
     if (op !== undefined && op !== page.op) page.choose(op);
@@ -51,13 +57,18 @@ function operatorFigures(page) {
     ["on the critical path", `${nsText(work("path_ns"))} of ${msText(method.path_ms)}`],
     ["output", `[${network.ops[op].shape.join(", ")}], crosses devices: ${bytesText(crossing("forward"))}`],
     ["its gradient crosses", bytesText(crossing("backward"))],
-    ["parameters", `${countText(network.ops[op].params)}, synchronising: ${bytesText(work("synced_bytes"))}`],
+    ["parameters", countText(network.ops[op].params)],
+    ["synchronising them", bytesText(work("synced_bytes"))],
   ];
   return el(
     "div.scroll",
     {},
-    el("table.figures", {}, rows.map(([what, text]) => el("tr", {}, el("th", {}, what), el("td.name", {}, cut(text, 300))))),
+    el("table.figures", {}, rows.map(([what, text]) => figureRow(what, text))),
   );
+}
+
+function figureRow(what, text) {
+  return el("tr", {}, el("th", {}, what), el("td.name", {}, cut(text, 300)));
 }
 
 const KINDS = { S: "sample", A: "attribute", P: "parameter", R: "reduction", "-": "taken whole" };
@@ -107,7 +118,7 @@ function operatorAlternatives(page, method, op) {
   const line = `raddle explain ${method.file} '${name.replaceAll("'", "'\\''")}'`;
   return clear(
     box,
-    el("p.soft", {}, "Other ways to split it were not timed for this page; this says them, with the plan's file: "),
+    el("p.soft", {}, "Other ways to split it were not timed here; with the plan's file, this does: "),
     el("p", {}, el("code.name", {}, cut(line, 300)), " ", copyButton("Copy", () => line)),
   );
 }
@@ -116,9 +127,15 @@ function alternativesOf(page, group, op) {
   const { ops } = page.data.network;
   const others = group.members.filter((member) => member !== op).map((member) => ops[member].name);
   const together = others.length
-    ? el("p.soft.name", {}, `Split together with ${others.slice(0, 4).map((n) => cut(n, 60)).join(", ")}${others.length > 4 ? ` and ${others.length - 4} more` : ""}.`)
+    ? el("p.soft.name", {}, `Split together with ${listed(others)}.`)
     : null;
-  return el("div.alternatives", {}, together, el("p", {}, group.sentence), alternativeTable(group.alternatives));
+  const sentence = el("p", {}, group.sentence);
+  return el("div.alternatives", {}, together, sentence, alternativeTable(group.alternatives));
+}
+
+function listed(names, most = 4) {
+  const more = names.length > most ? ` and ${names.length - most} more` : "";
+  return names.slice(0, most).map((name) => cut(name, 60)).join(", ") + more;
 }
 
 function alternativeTable(rows) {
@@ -142,6 +159,7 @@ function alternativeTable(rows) {
 function explainedParts(result) {
   const notes = (result.notes ?? []).map((note) => el("p.soft.name", {}, cut(note, 400)));
   const rows = result.alternatives ?? [];
-  const said = rows.length ? `Of ${result.timed} other ways, ${result.faster || "none"} would be faster.` : "";
+  const faster = result.faster || "none";
+  const said = rows.length ? `Of ${result.timed} other ways, ${faster} would be faster.` : "";
   return [said && el("p", {}, said), alternativeTable(rows), ...notes];
 }

@@ -2,7 +2,8 @@
 
 function searchView(section, page) {
   const words = el("p");
-  const canvas = el("canvas.progress", { role: "img", "aria-label": "Best step found over the search's time" });
+  const label = "Best step found over the search's time";
+  const canvas = el("canvas.progress", { role: "img", "aria-label": label });
   const tried = el("details");
   section.append(words, canvas, tried);
   const draw = () => {
@@ -13,7 +14,9 @@ function searchView(section, page) {
     canvas.hidden = !search || search.history.length < 1;
     tried.hidden = !search || !search.tried.length;
     if (!canvas.hidden) paintSearch(canvas, page);
-    if (!tried.hidden) clear(tried, el("summary", {}, `${plural(search.tried.length, "start")} tried`), triedTable(search));
+    if (!tried.hidden) {
+      clear(tried, el("summary", {}, `${plural(search.tried.length, "start")} tried`), triedTable(search));
+    }
   };
   page.on("method theme resize", draw);
   draw();
@@ -21,7 +24,8 @@ function searchView(section, page) {
 
 function searchText({ search, bound, step_ms: step, search_s: seconds }) {
   const limit = bound
-    ? `No plan takes less than ${msText(bound.ms)} (${bound.why}): this one is ${percentText(step / bound.ms - 1)} above that.`
+    ? `No plan takes less than ${msText(bound.ms)} (${bound.why}): ` +
+      `this one is ${percentText(step / bound.ms - 1)} above that.`
     : "";
   if (!search) return `This plan was not searched for. ${limit}`;
   const count = search.proposals ? ` after ${search.proposals} proposals` : "";
@@ -98,12 +102,19 @@ function triedTable(search) {
       {},
       el("td.name", {}, cut(row.name, 60)),
       el("td.number", {}, msText(row.step_ms)),
-      el("td.number", {}, row.difference === null ? "" : `${row.difference < 0 ? "−" : "+"}${percentText(Math.abs(row.difference))}`),
+      el("td.number", {}, triedDifference(row)),
       el("td", {}, triedVerdict(row)),
     ),
   );
-  const head = ["start", "step", "against the plan", ""].map((text, i) => el(i === 1 || i === 2 ? "th.number" : "th", {}, text));
+  const head = ["start", "step", "against the plan", ""].map((text, i) =>
+    el(i === 1 || i === 2 ? "th.number" : "th", {}, text),
+  );
   return el("div.scroll", {}, el("table", {}, el("tr", {}, head), rows));
+}
+
+function triedDifference({ difference }) {
+  if (difference === null) return "";
+  return `${difference < 0 ? "−" : "+"}${percentText(Math.abs(difference))}`;
 }
 
 function triedVerdict(row) {

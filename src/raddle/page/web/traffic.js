@@ -2,7 +2,8 @@
 
 function trafficView(section, page) {
   const words = el("p.soft");
-  const canvas = el("canvas.heat", { role: "img", "aria-label": "Bytes sent between every pair of devices" });
+  const label = "Bytes sent between every pair of devices";
+  const canvas = el("canvas.heat", { role: "img", "aria-label": label });
   const scale = el("div.keys");
   const box = el("div.heatbox", {}, canvas);
   const tip = new Tip(section);
@@ -23,7 +24,8 @@ function trafficView(section, page) {
 
 function trafficPairs(page) {
   const { traffic, plan } = page.method;
-  const [source, target, bytes] = ["source", "target", "bytes"].map((key) => page.data.column(traffic[key]));
+  const column = (key) => page.data.column(traffic[key]);
+  const [source, target, bytes] = ["source", "target", "bytes"].map(column);
   let [total, most, heaviest] = [0, 0, -1];
   bytes.forEach((amount, i) => {
     total += amount;
@@ -37,7 +39,8 @@ function trafficText(page, { source, target, total, most, heaviest }) {
   if (heaviest < 0) return text("Nothing is sent between devices.");
   const { devices } = page.data.cluster;
   const pairs = page.data.column(page.method.traffic.bytes);
-  const apart = pairs.reduce((sum, b, i) => sum + (devices[source[i]][1] === devices[target[i]][1] ? 0 : b), 0);
+  const together = (i) => devices[source[i]][1] === devices[target[i]][1];
+  const apart = pairs.reduce((sum, amount, i) => sum + (together(i) ? 0 : amount), 0);
   const nodes = page.data.cluster.nodes > 1 ? `, ${bytesText(apart)} of it between nodes` : "";
   const most_ = `most from device ${source[heaviest]} to ${target[heaviest]}: ${bytesText(most)}`;
   const rings = page.method.timeline.titles.some(([kind]) => kind === "reduce");
@@ -54,7 +57,8 @@ function heatColour(share) {
 function heatScale(most) {
   if (!most) return [];
   const steps = [0, 0.25, 0.5, 0.75, 1];
-  return steps.map((share) => swatch({ colour: heatColour(share), pattern: "solid" }, bytesText(most * share)));
+  const style = (share) => ({ colour: heatColour(share), pattern: "solid" });
+  return steps.map((share) => swatch(style(share), bytesText(most * share)));
 }
 
 const HEAT_MARGIN = 34;
@@ -111,9 +115,11 @@ function heatTip(event, canvas, page, tip) {
   const { source, target, bytes, count, total } = trafficPairs(page);
   const box = canvas.getBoundingClientRect();
   const cell = heatCell(canvas.parentElement.clientWidth, count);
-  const [to, from] = [event.clientX - box.left, event.clientY - box.top].map((p) => Math.floor((p - HEAT_MARGIN) / cell));
+  const device = (distance) => Math.floor((distance - HEAT_MARGIN) / cell);
+  const [to, from] = [device(event.clientX - box.left), device(event.clientY - box.top)];
   if (from < 0 || to < 0 || from >= count || to >= count || from === to) return tip.hide();
   const at = source.findIndex((s, i) => s === from && target[i] === to);
   const amount = at < 0 ? 0 : bytes[at];
-  tip.show(event, `device ${from} → device ${to}\n${bytesText(amount)} a step (${percentText(amount / (total || 1))})`);
+  const share = percentText(amount / (total || 1));
+  tip.show(event, `device ${from} → device ${to}\n${bytesText(amount)} a step (${share})`);
 }

@@ -1,0 +1,57 @@
+"""What `raddle partition` and `raddle export` say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raddle.reports.terminal import _stdout, _table, bytes_text, count_text, seconds_text
+
+MI = 2**20
+
+
+def show_partitions(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a line a partition; volumes are of a forward, in Mi elements."""
+    console = _stdout()
+    table = _table(console)
+    table.add_column("method", no_wrap=True)
+    for title in (
+        "parts", "max work", "min work", "max/avg", "volume Mi", "heaviest Mi", "average Mi",
+        "heaviest/avg", "bound Mi", "bytes a step", "time",
+    ):  # fmt: skip
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        if "error" not in row:
+            table.add_row(row["method"], *_texts(row), style=None if row["balanced"] else "yellow")
+    console.print(table)
+    for row in rows:
+        name = f"{row['method']} in {row['parts']} parts"
+        if "error" in row:
+            console.print(f"{name}: {row['error']}", style="yellow")
+        elif not row["balanced"]:
+            over = f"{row['imbalance']:.3f} of the average is more than {1 + row['epsilon']:g}"
+            console.print(f"{name}: the largest part's work, {over}", style="yellow")
+
+
+def _texts(row: Mapping[str, Any]) -> list[str]:
+    bound, ratio = row["lower_bound_elements"], row["heaviest_over_average"]
+    return [
+        str(row["parts"]),
+        count_text(row["work_max"]),
+        count_text(row["work_min"]),
+        f"{row['imbalance']:.3f}",
+        f"{row['volume_elements'] / MI:.2f}",
+        f"{row['heaviest_elements'] / MI:.2f}",
+        f"{row['average_elements'] / MI:.2f}",
+        "" if ratio is None else f"{ratio:.1f}",
+        "" if bound is None else f"{bound / MI:.2f}",
+        bytes_text(row["volume_bytes"]),
+        seconds_text(row["seconds"]),
+    ]
+
+
+def show_export(result: Mapping[str, Any]) -> None:
+    print(
+        f"{result['file']}: {result['vertices']} vertices, {result['nets']} nets, {result['pins']} pins, "
+        f"for {result['format']}"
+    )
