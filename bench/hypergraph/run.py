@@ -93,6 +93,22 @@ def reconstructed() -> list[dict[str, Any]]:
     ]
 
 
+def epoch() -> list[dict[str, Any]]:
+    """Table 5.14: GiB of an epoch of 64,000 images, all forward and backward, in the same bytes."""
+    rows = []
+    for batch in (16, 32, 64):
+        own = Partitioner(capture_model("vgg16", batch))
+        parameters = sum(layer.parameters for layer in own.network.layers)
+        for parts in (2, 4, 8):
+            steps = 64_000 // batch
+            data = 2 * (parts - 1) * 4 * parameters * steps / 2**30
+            row: dict[str, Any] = {"parts": parts, "batch": batch, "data": data}
+            for method in ("coarse", "fine", "mixed"):
+                row[method] = ours(own, method, parts)["bytes"] * steps / 2**30
+            rows.append(told(row))
+    return rows
+
+
 def others() -> list[dict[str, Any]]:
     rows = []
     for model in ("resnet50", "inception_v3", "unet"):
@@ -112,7 +128,7 @@ def told(row: dict[str, Any]) -> dict[str, Any]:
 def main(*names: str) -> None:
     path = pathlib.Path(__file__).parent / "results.json"
     results = json.loads(path.read_text()) if path.exists() else {}
-    for table in (vgg16, reconstructed, others):
+    for table in (vgg16, reconstructed, epoch, others):
         if not names or table.__name__ in names:
             results[table.__name__] = table()
             path.write_text(json.dumps(results, indent=1) + "\n")

@@ -6,8 +6,6 @@ python tests/hypergraph/test_plans_hold.py       all of them with real processes
 from __future__ import annotations
 
 import pathlib
-import sys
-import tempfile
 from functools import cache
 
 import pytest
@@ -48,16 +46,3 @@ def test_partitions_train_like_the_plain_module(
 @pytest.mark.parametrize("method", PARTITIONS)
 def test_on_real_processes(method: str, tmp_path: pathlib.Path) -> None:
     assert verify(plan_file("vgg16-tiny", method, 2, tmp_path), steps=2)["holds"]
-
-
-if __name__ == "__main__":
-    failed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for model in MODELS:
-            for method in PARTITIONS:
-                for ranks in RANKS:
-                    result = verify(plan_file(model, method, ranks, pathlib.Path(folder)), steps=2)
-                    failed += not result["holds"]
-                    said = "ok" if result["holds"] else "differs"
-                    print(f"{model} {method} {ranks} ranks: {said}", flush=True)
-    sys.exit(1 if failed else 0)

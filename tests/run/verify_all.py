@@ -33,7 +33,7 @@ from raddle.run.trainer import Trainer, parallelize
 from raddle.searches import planning
 from raddle.searches.baselines import METHODS
 from raddle.searches.flexflow.method import flexflow
-from raddle.searches.planning import SEARCHES, find, plan_for
+from raddle.searches.planning import PARTITIONS, SEARCHES, find, plan_for
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Settings
 from raddle.searches.starts import random_start
@@ -67,7 +67,12 @@ FOUND = [
     for i, model in enumerate(TINY)
     for k, method in enumerate((*SEARCHES, "wild"))
 ]
-ALL = [Case(model, method, ranks) for model in TINY for ranks in RANKS for method in METHODS]
+ALL = [
+    Case(model, method, ranks)
+    for model in TINY
+    for ranks in RANKS
+    for method in (*METHODS, *PARTITIONS)
+]
 
 
 def run(cases: Sequence[Case]) -> Iterator[Outcome]:
@@ -91,8 +96,9 @@ def plan_of(case: Case) -> Plan:
         return plan_for(graph, cluster(f"local:{case.ranks}"), case.method, bn="global")
     on = cluster(f"p100:1x{case.ranks}")
     asked = Settings(
-        bn="global", proposals=150, budget=20, reduction=case.method == "wild", powers=False
-    )
+        bn="global", proposals=150, reduction=case.method == "wild", powers=False,
+        budget=0.4 if case.method in PARTITIONS else 20,  # these always take all of it
+    )  # fmt: skip
     if case.method != "wild":
         return planning.plan_of(graph, on, case.method, find(graph, on, case.method, asked), asked)
     space = PlanSpace(graph, on, asked)
