@@ -21,7 +21,7 @@ from raddle.hypergraph.counts import imbalance, volume
 MI = 2**20
 PARTS = (2, 4, 8, 16, 32, 64, 128)
 BLOCKS = 32  # a layer, for Mt-KaHyPar
-# FACTS: a reconstruction, not unique, of the thesis's unprinted weights, from its Tables 5.1 and 5.5.
+# A reconstruction, not unique, of the thesis's unprinted weights, from its Tables 5.1 and 5.5.
 RECONSTRUCTED = [
     629, 6624, 2677, 6371, 2359, 4097, 4353, 2165, 5229, 4478, 1246, 1095, 988, 546, 84, 60,
 ]  # fmt: skip
