@@ -69,7 +69,7 @@ def test_it_is_in_balance_and_sends_no_more_than_others(name: str, parts: int) -
 
 
 def test_vgg16_at_two_and_four_parts() -> None:
-    """50 and 119 MiB a step, against 1056 and 3167 of data parallelism (shared/FACTS.md)."""
+    """50 and 119 MiB a step, against 1056 and 3167 of data parallelism."""
     graph = capture_model("vgg16", 32)
     assert solve(graph, 2, budget=2).volume_bytes <= 1.05 * 50 * 2**20
     assert solve(graph, 4, budget=4).volume_bytes <= 1.15 * 119 * 2**20  # 1.05 with ten seconds
