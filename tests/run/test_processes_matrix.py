@@ -41,4 +41,4 @@ def test_the_selection_covers_pairs() -> None:
     assert {(case.method, case.ranks) for case in SOME} == set(product(METHODS, RANKS))
     assert {(case.model, case.method) for case in SOME} == set(product(TINY, METHODS))
     assert len(SOME) == 120
-    assert len(ALL) == 360
+    assert len(ALL) == 495

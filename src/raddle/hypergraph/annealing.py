@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit
 
 from raddle.hypergraph.counts import Array, Model, units_received
+from raddle.hypergraph.drawing import below
 
 CHUNK = 1 << 15  # moves between two looks at the clock: some 20 ms
 LONG = 8  # layers that move together at most
@@ -107,18 +108,6 @@ def _count(m: Model, w: State) -> None:
 
 
 @njit(cache=True)
-def _below(random: Array, n: int) -> int:
-    """A number below n, from a splitmix64 of its own: numba's generator is one for all."""
-    random[0] += np.uint64(0x9E3779B97F4A7C15)
-    z = random[0]
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z = z ^ (z >> np.uint64(31))
-    found: int = np.int64(z >> np.uint64(33)) % n  # type: ignore[assignment]
-    return found
-
-
-@njit(cache=True)
 def _shift(m: Model, touch: Touch, w: State, p: int, l: int, k: int) -> int:
     """Puts k more units of a layer into a part; what the volume grows by."""
     column, got, cost, maps = w.x[p], w.got[p], m.cost, touch.map
@@ -137,7 +126,7 @@ def _shift(m: Model, touch: Touch, w: State, p: int, l: int, k: int) -> int:
 def _held(w: State, p: int) -> int:
     """A layer that has units in a part, or -1."""
     layers = w.x.shape[1]
-    l = _below(w.random, layers)
+    l = below(w.random, layers)
     for _ in range(layers):
         if w.x[p, l] > 0:
             return l
@@ -150,8 +139,8 @@ def _other(w: State, p: int, l: int) -> int:
     """Another part, more often one that has units of the layer already."""
     parts = w.x.shape[0]
     q = p
-    for _ in range(1 + _below(w.random, 8)):
-        q = _below(w.random, parts - 1)
+    for _ in range(1 + below(w.random, 8)):
+        q = below(w.random, parts - 1)
         q += q >= p
         if w.x[q, l] > 0:
             break
@@ -161,12 +150,12 @@ def _other(w: State, p: int, l: int) -> int:
 @njit(cache=True)
 def _some(w: State, most: int, fitting: int) -> int:
     """How many of at most `most` units to move."""
-    way = _below(w.random, 8)
+    way = below(w.random, 8)
     if way < 3:
         return most
     if way < 6:
         return min(most, max(1, fitting))
-    return min(most, 1 << _below(w.random, 10))
+    return min(most, 1 << below(w.random, 10))
 
 
 @njit(cache=True)
@@ -189,11 +178,11 @@ def _move(log: Array, at: int, p: int, q: int, l: int, k: int) -> int:
 def _propose(m: Model, touch: Touch, capacity: Array, w: State, log: Array) -> int:
     """Writes the shifts of a random move; how many there are."""
     parts = w.x.shape[0]
-    p = _below(w.random, parts)
+    p = below(w.random, parts)
     l = _held(w, p)
     if l < 0:
         return 0
-    way = _below(w.random, 16)
+    way = below(w.random, 16)
     if way == 0:
         return _clear(m, capacity, w, log, p, l)
     if way == 1:
@@ -206,7 +195,7 @@ def _propose(m: Model, touch: Touch, capacity: Array, w: State, log: Array) -> i
     else:
         n, given = _several(m, touch, w, log, 0, p, q, l, LONG, np.inf)
     # the receiver hands on as much work: back to the giver, or to a third part
-    onward = _below(w.random, 8)
+    onward = below(w.random, 8)
     t = _held(w, q)
     if onward < 3 or t < 0 or t == l:
         return n
@@ -234,10 +223,10 @@ def _several(
 ) -> tuple[int, float]:
     """Layers on a walk through neighbours move from a part to another, up to a limit of work."""
     given = 0.0
-    for _ in range(1 + _below(w.random, most)):
+    for _ in range(1 + below(w.random, most)):
         k = w.x[p, l]
         if given + k * m.work[l] > limit:
-            k = min(k, int((limit - given) / m.work[l]) + _below(w.random, 2))
+            k = min(k, int((limit - given) / m.work[l]) + below(w.random, 2))
         fresh = k > 0
         for i in range(n):
             fresh &= log[i, 1] != l
@@ -246,7 +235,7 @@ def _several(
             given += k * m.work[l]
         if given >= limit or touch.near_at[l] == touch.near_at[l + 1]:
             break
-        l = touch.near[touch.near_at[l] + _below(w.random, touch.near_at[l + 1] - touch.near_at[l])]
+        l = touch.near[touch.near_at[l] + below(w.random, touch.near_at[l + 1] - touch.near_at[l])]
     return n, given
 
 
@@ -256,7 +245,7 @@ def _clear(m: Model, capacity: Array, w: State, log: Array, p: int, l: int) -> i
     parts = w.x.shape[0]
     rest = w.x[p, l]
     n = _note(log, 0, p, l, -rest)
-    q = _below(w.random, parts)
+    q = below(w.random, parts)
     for _ in range(parts):
         if q != p and w.x[q, l] > 0:
             k = min(rest, _fitting(m, capacity, w, q, l))
@@ -273,14 +262,14 @@ def _clear(m: Model, capacity: Array, w: State, log: Array, p: int, l: int) -> i
 def _gather(m: Model, capacity: Array, w: State, log: Array, p: int) -> int:
     """A part takes units of a layer from others until it is full."""
     parts = w.x.shape[0]
-    l = _held(w, _below(w.random, parts))
+    l = _held(w, below(w.random, parts))
     if l < 0:
         return 0
     room = min(m.units[l], _fitting(m, capacity, w, p, l))
     if room <= 0:
         return 0
     n, taken = 1, 0
-    q = _below(w.random, parts)
+    q = below(w.random, parts)
     for _ in range(parts):
         if q != p and w.x[q, l] > 0 and taken < room:
             k = min(room - taken, w.x[q, l])
@@ -324,7 +313,7 @@ def _walk(
             grown += _shift(m, touch, w, p, log[i, 1], log[i, 2])
             after += max(0.0, w.work[p] - capacity[p]) - before
         worse = grown + w.figures[PRICE] * after
-        if worse <= 0 or (_below(w.random, 1 << 30) + 1) / (1 << 30) < np.exp(-worse / heat):
+        if worse <= 0 or (below(w.random, 1 << 30) + 1) / (1 << 30) < np.exp(-worse / heat):
             w.figures[VOLUME] += grown
             over += after
             if w.figures[VOLUME] < w.figures[LEAST] and (w.work <= capacity).all():

@@ -98,10 +98,15 @@ def cell_tiles(graph: Graph, network: Network, partition: Cells) -> tuple[Tiles,
     for l, layer in enumerate(network.layers):
         apart = _rectangles(partition.cells[l])
         for name in layer.ops:
-            if dim_of(ops[name], "k") is not None and layer.parameters:
+            if layer.parameters and _divides(ops[name], partition.cells[l]):
                 own[name] = _tiling(ops[name], apart, partition.cells[l].shape)
                 sums[name] = channel_tiles(ops[name], network.forms[name], parts)
     return follow(graph, network, parts, own), sums
+
+
+def _divides(op: Op, cells: Array) -> bool:
+    """Whether channels of cells are channels of an operator; else it goes with its filters."""
+    return dim_of(op, "k") is not None and size_of(op, "k") % cells.shape[1] == 0
 
 
 class Rectangle(NamedTuple):

@@ -20,6 +20,7 @@ import numpy as np
 from numba import njit
 
 from raddle.hypergraph.counts import Model
+from raddle.hypergraph.drawing import below
 from raddle.hypergraph.explicit import channels
 from raddle.hypergraph.finemodel import reads_one
 from raddle.hypergraph.finerows import Rows, apportioned
@@ -160,17 +161,6 @@ def _partial(pb: Problem, w: Walk, l: int) -> float:
 
 
 # -- walking -------------------------------------------------------------------------------------
-
-
-@njit(cache=True)
-def below(random: Array, n: int) -> int:
-    """A number below n, by splitmix64."""
-    random[0] += np.uint64(0x9E3779B97F4A7C15)
-    z = random[0]
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z = z ^ (z >> np.uint64(31))
-    return int(z >> np.uint64(33)) % n
 
 
 @njit(cache=True)

@@ -36,7 +36,7 @@ def layouts(network: Network, x: Array) -> list[Layout]:
     for l, layer in enumerate(network.layers):
         near = next((owners[t] for t in partners(network, l) if t in owners), None)
         in_order = np.repeat(np.arange(x.shape[1]), x[l])
-        owners[l] = in_order if near is None else _kept(near, x[l])
+        owners[l] = in_order if near is None else kept(near, x[l])
         assert len(owners[l]) == layer.units
     return [layout_of(owners[l]) for l in range(len(network.layers))]
 
@@ -53,7 +53,7 @@ def partners(network: Network, l: int) -> list[int]:
     return sorted(found, key=lambda t: (-found[t], t))
 
 
-def _kept(near: Array, counts: Array) -> Array:
+def kept(near: Array, counts: Array) -> Array:
     """The owners of another layer's units as far as counts allow, and parts that lack some for the rest."""
     own, left = np.full(len(near), -1), counts.copy()
     for p in range(len(counts)):

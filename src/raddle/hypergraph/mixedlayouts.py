@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from raddle.hypergraph.layouts import kept
 from raddle.hypergraph.mixedblocks import Blocks, Run, Runs
 from raddle.hypergraph.mixedcosts import CUT, Array, Model
 
@@ -29,7 +30,7 @@ def layouts(blocks: Blocks, m: Model, axis: Array, x: Array) -> list[tuple[str, 
         a = int(axis[b])
         order = np.repeat(np.arange(x.shape[1]), x[b])
         before = None if block.contiguous[a] else _read(m, axis, b, owners)
-        owners.append(order if before is None else _kept(before, x[b]))
+        owners.append(order if before is None else kept(before, x[b]))
     return [
         (block.axes[axis[b]], _runs(owners[b])) for b, block in enumerate(blocks.blocks)
     ]  # fmt: skip
@@ -50,18 +51,6 @@ def _read(m: Model, axis: Array, b: int, owners: Sequence[Array]) -> Array | Non
         return None
     units = int(m.units[b, axis[b]])
     return owners[best][np.arange(units) * len(owners[best]) // units]
-
-
-def _kept(before: Array, shares: Array) -> Array:
-    """The owners of units, each part keeping what it had up to its share."""
-    found = np.full(len(before), -1)
-    left = shares.copy()
-    for p in range(len(shares)):
-        own = np.flatnonzero(before == p)[: shares[p]]
-        found[own] = p
-        left[p] -= len(own)
-    found[found < 0] = np.repeat(np.arange(len(shares)), left)
-    return found
 
 
 def _runs(owners: Array) -> Runs:

@@ -89,6 +89,7 @@ class _Builder:
         self.order = {o: i for i, op in enumerate(graph.ops) for o in op.outputs}
         self.layers: dict[tuple[str, int], list[Op]] = {}
         self.numbers: dict[tuple[str, int], int] = {}
+        self.heads: set[int] = set()  # layers without a weight
         self.forms: dict[str, Form] = {}  # of values
         self.origins: dict[
             str, tuple[str, ...]
@@ -132,13 +133,15 @@ class _Builder:
         key = self._weight(op)
         form = self._followed(op) if key is None else None
         c = dim_of(op, "c")
-        if key is None and form is None and c is not None and op.space.product:
-            key = op.name, op.space.dims[c].size  # heads
+        heads = op.space.product or op.kind == "attention"
+        if key is None and form is None and c is not None and heads:
+            key = op.name, op.space.dims[c].size
+            self.heads.add(len(self.numbers))
         if key is not None:
             self.layers.setdefault(key, []).append(op)
             number = self.numbers.setdefault(key, len(self.numbers))
             return (Piece(number, key[1]),)
-        if form is not None and op.space.product:
+        if form is not None and op.space.product and form[0].layer in self.heads:
             self.layers[list(self.layers)[form[0].layer]].append(op)  # what heads go on with
         return form
 
