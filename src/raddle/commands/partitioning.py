@@ -7,6 +7,7 @@ import typer
 from raddle.commands.loading import capture_model, load_measured
 from raddle.commands.options import Batch, Json, Model, ProfileOption, Seed
 from raddle.commands.output import check_folder, show, writing
+from raddle.commands.planning import compile_partitioners
 from raddle.errors import InputError
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def partition(
     with terminal.progress(f"capturing {model}"):
         graph = capture_model(model, batch)
     partitioner = _partitioner(graph, weights, connected_as_one, cluster, profile)
+    if any(name in ("coarse", "fine", "mixed") for name in names):
+        compile_partitioners()
     rows: list[dict[str, Any]] = []
     with terminal.progress_bar(f"partitioning {model}") as heard:
         for done, (name, count) in enumerate((n, c) for n in names for c in counts):

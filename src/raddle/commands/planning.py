@@ -1,6 +1,6 @@
 """The verbs `plan` and `compare`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -165,18 +165,33 @@ def settings_of(
 
 
 def _compile(methods: "Sequence[str]") -> None:
-    from raddle.searches.planning import SEARCHES
+    from raddle.searches.planning import PARTITIONS, SEARCHES
 
     if any(name in SEARCHES for name in methods):
         compile_searches()
+    if any(name in PARTITIONS for name in methods):
+        compile_partitioners()
 
 
 def compile_searches() -> None:
     """Searches are compiled on their first use on a machine; who waits is told why."""
-    from raddle.evaluation.compiling import compile_all, is_compiled
+    from raddle.evaluation import compiling
+
+    _compile_once(compiling, "the search", seconds=30)
+
+
+def compile_partitioners() -> None:
+    """The same for partitions."""
+    from raddle.hypergraph import compiling
+
+    _compile_once(compiling, "the partitioners", seconds=50)
+
+
+def _compile_once(compiling: Any, what: str, *, seconds: int) -> None:
     from raddle.reports import terminal
 
-    if not is_compiled():
-        typer.echo("raddle: compiling the search, once on this machine (about 30 s)", err=True)
+    if not compiling.is_compiled():
+        said = f"raddle: compiling {what}, once on this machine (about {seconds} s)"
+        typer.echo(said, err=True)
         with terminal.progress("compiling"):
-            compile_all()
+            compiling.compile_all()

@@ -18,7 +18,12 @@ from raddle.commands.options import (
     Sync,
 )
 from raddle.commands.output import check_folder, show, writing
-from raddle.commands.planning import COMPARE_BUDGET, compile_searches, settings_of
+from raddle.commands.planning import (
+    COMPARE_BUDGET,
+    compile_partitioners,
+    compile_searches,
+    settings_of,
+)
 from raddle.errors import InputError
 
 if TYPE_CHECKING:
@@ -83,6 +88,7 @@ def report(
 
     from raddle.page import gathering, html
     from raddle.reports import terminal
+    from raddle.searches.planning import PARTITIONS
 
     names = _method_names(methods, model, bool(plan or run))
     settings = settings_of(names, bn, sync, budget, seed, pin, reduction, profile)
@@ -94,6 +100,8 @@ def report(
         first = given[0].plan
         settings = replace(settings, bn=first.bn, sync=first.sync, optimizer=first.optimizer)
     compile_searches()
+    if any(name in PARTITIONS for name in names):
+        compile_partitioners()
     title = model or given[0].plan.model or graph.name
     bar = terminal.progress_lines if told else terminal.progress_bar
     with bar(f"{title} on {on.name}") as heard:
