@@ -46,10 +46,10 @@ class Elements:
 
 def held(program: Program, op: Op, output: int) -> Elements:
     found = Elements(program, op.outputs[output])
-    for cell in program.merges.get(op.name, ()):
+    for cell in program.variants[0].merges.get(op.name, ()):
         for device in cell.devices:
             found.add(device, [cell.box])
-    for tile in program.plan.tiles[op.name].tiles if op.name not in program.merges else ():
+    for tile in program.plan.tiles[op.name].tiles if op.name not in program.variants[0].merges else ():
         found.add(tile.device, [op.space.produces(tile.box)[output]])
     return found
 
@@ -135,7 +135,7 @@ def test_gradients_come_back_from_where_they_are_given(**plan: Any) -> None:
 def test_every_part_arrives_once_where_it_is_merged(**plan: Any) -> None:
     program = lowered(**plan)
     messages = Messages(program)
-    for name, cells in program.merges.items():
+    for name, cells in program.variants[0].merges.items():
         op = program.graph.op(name)
         value, tiles = op.outputs[0], program.plan.tiles[name].tiles
         arrived = [Elements(program, value) for _ in tiles]
@@ -161,7 +161,7 @@ def test_every_part_arrives_once_where_it_is_merged(**plan: Any) -> None:
         assert (counts == 1).all()
         if value in program.active:
             back = messages.of(value, "partial gradient")
-            if name in program.closing:  # every device starts the gradient of its own part
+            if name in program.variants[0].closing:  # every device starts the gradient of its own part
                 assert not back
                 continue
             assert sorted(back) == sorted(

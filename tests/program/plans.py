@@ -61,6 +61,8 @@ def _pieces(op: Op, rng: random.Random) -> list[Box]:
 def random_plan(graph: Graph, devices: int, seed: int, **more: Any) -> Plan:
     rng = random.Random(seed)
     tiles = {op.name: random_tiling(op, devices, rng) for op in graph.ops}
+    if more.get("microbatches", 1) > 1:
+        more.setdefault("bn", "microbatch")
     more.setdefault("bucket", rng.choice([0, 1000, 10**6]))
     more.setdefault("split_backward", rng.random() < 0.3)
     if rng.random() < 0.4:

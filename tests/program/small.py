@@ -51,4 +51,5 @@ def planned(graph: Graph, tiles: Mapping[str, str], devices: int, **more: object
     """A plan from text; operators that are not named are whole, on device 0. One bucket a parameter."""
     written = {op.name: read_tiling(op, tiles.get(op.name, "@0")) for op in graph.ops}
     assert tiles.keys() <= written.keys(), f"operators are {list(written)}"
-    return Plan(written, devices, **{"bucket": 0, **more})  # type: ignore[arg-type]
+    bn = "microbatch" if more.get("microbatches", 1) != 1 else "global"
+    return Plan(written, devices, **{"bucket": 0, "bn": bn, **more})  # type: ignore[arg-type]

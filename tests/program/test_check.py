@@ -54,6 +54,11 @@ def sample(**more: Any) -> Program:
     return lower(mlp(), planned(mlp(), tiles, 3, steps=2, **more))
 
 
+def varied(program: Program, **more: Any) -> Program:
+    (variant,) = program.variants
+    return dataclasses.replace(program, variants=(dataclasses.replace(variant, **more),))
+
+
 def served() -> Program:
     return sample(sync="server")
 
@@ -304,7 +309,7 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         "device 2 has no .* of 'fc2', which its tile of 'sum' reads",
     ),
     "never merged": (
-        lambda: dataclasses.replace(sample(), merges={}),
+        lambda: varied(sample(), merges={}),
         "partial results, which nothing merges",
     ),
     "part's gradient lost": (
@@ -352,7 +357,7 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
     ),
     # -- the end of the forward
     "starts twice": (
-        lambda: dataclasses.replace(closed(), closing=frozenset()),
+        lambda: varied(closed(), closing=frozenset()),
         "some would count twice, or not at all",
     ),
     "comes back as well": (

@@ -137,8 +137,8 @@ class Replay:
 
     def boxes(self, op: Op, value: str, device: int) -> list[Any]:
         """What a device holds of a value because it computed it."""
-        if op.name in self.program.merges:
-            return [c.box for c in self.program.merges[op.name] if device in c.devices]
+        if op.name in self.program.variants[0].merges:
+            return [c.box for c in self.program.variants[0].merges[op.name] if device in c.devices]
         k = op.outputs.index(value)
         tiles = self.plan.tiles[op.name].tiles
         return [op.space.produces(t.box)[k] for t in tiles if t.device == device]
@@ -166,7 +166,7 @@ class Replay:
         if self.graph.values[value].role != "op":
             return False
         producer = self.program.producer(value)
-        return producer.name not in self.program.merges and any(
+        return producer.name not in self.program.variants[0].merges and any(
             {producer.name, reader.name} <= {op.name for op in ops} & again
             for ops in segments(self.program, device)
         )
@@ -191,7 +191,7 @@ class Replay:
                 if s == device
             ]
             if self.graph.values[value].role == "op":
-                phase = "merge F" if op.name in self.program.merges else "F"
+                phase = "merge F" if op.name in self.program.variants[0].merges else "F"
                 ends.append(self.runs.get((key, op.name, phase, device), (-1, -1))[1])
         for op in self.graph.ops:
             if value not in op.inputs or (key, op.name, "F", device) not in self.runs:
@@ -212,7 +212,7 @@ class Replay:
 
     def _replay(self, key: Any, device: int) -> None:
         for op in self.graph.ops:
-            if op.name in self.program.merges:
+            if op.name in self.program.variants[0].merges:
                 self._parts(key, op, device)
             self._outputs(key, op, device)
             if any((key, op.name, phase, device) in self.runs for phase in ("B", "W", "merge B")):
@@ -270,7 +270,7 @@ class Replay:
         )
 
     def _outputs(self, key: Any, op: Op, device: int) -> None:
-        phase = "merge F" if op.name in self.program.merges else "F"
+        phase = "merge F" if op.name in self.program.variants[0].merges else "F"
         if (key, op.name, phase, device) not in self.runs or self.is_view(key, op, device):
             return
         start = self.runs[key, op.name, phase, device][0]
@@ -278,7 +278,7 @@ class Replay:
         for value in op.outputs:
             size = self.own(op, value, device)
             self.alive.append((device, size, start, self.last_use(key, value, device)))
-            if again is not None and op.name not in self.program.merges:
+            if again is not None and op.name not in self.program.variants[0].merges:
                 self.alive.append((device, size, again[0], self.last_use(key, value, device, 2)))
         extra = kept(self.program.graph, self.program.active, op).extra
         if extra:
@@ -307,7 +307,7 @@ class Replay:
 
     def _gradients(self, key: Any, op: Op, device: int) -> None:
         end = self.backward_end(key, op.name, device)
-        if op.name in self.program.merges:
+        if op.name in self.program.variants[0].merges:
             flights = self.flights.get((key, op.outputs[0], "partial gradient"), [])
             starts = [a for _, t, _, a, _, _ in flights if t == device]
             starts.append(self.runs.get((key, op.name, "merge B", device), (2**62, 0))[0])

@@ -23,25 +23,26 @@ OPTIMIZER_STATE = {"sgd": 0, "momentum": 1, "adam": 2}
 
 
 class Layout:
-    """Bytes of values by device, and which views are free."""
+    """Bytes of values by device in a variant of a program, and which views are free."""
 
-    def __init__(self, program: Program) -> None:
-        self.program, self.count = program, program.plan.devices
-        self.tiles = program.plan.tiles
+    def __init__(self, program: Program, variant: int = 0) -> None:
+        self.program, self.count, self.number = program, program.plan.devices, variant
+        chosen = program.variants[variant]
+        self.graph, self.tiles, self.merges = chosen.graph, chosen.tiles, chosen.merges
         self.sent: dict[tuple[str, str], tuple[Message, ...]] = {}
         for i in program.instructions:
-            if isinstance(i, Move):
+            if isinstance(i, Move) and i.key.replica == variant:
                 self.sent.setdefault((i.value, i.what), i.messages)
-        self.kept = {op.name: kept(program.graph, program.active, op) for op in program.graph.ops}
+        self.kept = {op.name: kept(self.graph, program.active, op) for op in self.graph.ops}
         self.size: dict[str, Array] = {}  # of a value that an operator gives, complete
         self.part: dict[str, Array] = {}  # of the partial results of an operator
-        for op in program.graph.ops:
+        for op in self.graph.ops:
             self._measure(op)
-        self.free = {op.name: self._free(op) for op in program.graph.ops if op.kind in VIEWS}
+        self.free = {op.name: self._free(op) for op in self.graph.ops if op.kind in VIEWS}
         self.inputs = {
             name: self._regions([name])
-            for name in program.graph.inputs
-            if program.graph.values[name].role == "input"
+            for name in self.graph.inputs
+            if self.graph.values[name].role == "input"
         }
 
     @cached_property
@@ -50,7 +51,7 @@ class Layout:
         found: dict[str, Array] = {}
         names = {name for block in self.program.plan.recompute for name in block}
         for d in range(self.count) if names else ():
-            for number, ops in enumerate(segments(self.program, d)):
+            for number, ops in enumerate(segments(self.program, d, self.number)):
                 for op in ops:
                     if op.name in names:
                         found.setdefault(op.name, np.full(self.count, -1))[d] = number
@@ -59,12 +60,16 @@ class Layout:
     def together(self, value: str, reader: str) -> Array:
         """Where a value and what reads it are computed again in one segment."""
         found = self._segments
-        if reader not in found or self.program.graph.values[value].role != "op":
+        if reader not in found or self.graph.values[value].role != "op":
             return np.zeros(self.count, bool)
-        producer = self.program.producer(value).name
-        if producer not in found or producer in self.program.merges:
+        producer = self._producers[value].name
+        if producer not in found or producer in self.merges:
             return np.zeros(self.count, bool)
         return np.asarray((found[producer] >= 0) & (found[producer] == found[reader]))
+
+    @cached_property
+    def _producers(self) -> dict[str, Op]:
+        return {o: op for op in self.graph.ops for o in op.outputs}
 
     def none(self) -> Array:
         return np.zeros(self.count, np.int64)
@@ -72,7 +77,7 @@ class Layout:
     def _measure(self, op: Op) -> None:
         tiling = self.tiles[op.name]
         devices = np.array(tiling.devices)
-        if op.name in self.program.merges:
+        if op.name in self.merges:
             part = self.none()
             for tile, volume in zip(
                 tiling.tiles, _volumes(tiling, op.space.outputs[0]), strict=True
@@ -81,9 +86,9 @@ class Layout:
             self.part[op.name] = part * self.program.width(op.outputs[0])
         for name, dims in zip(op.outputs, op.space.outputs, strict=True):
             size = self.none()
-            for cell in self.program.merges.get(op.name, ()):
+            for cell in self.merges.get(op.name, ()):
                 size[list(cell.devices)] += cell.box.volume
-            if op.name not in self.program.merges:
+            if op.name not in self.merges:
                 np.add.at(size, devices, _volumes(tiling, dims))
             self.size[name] = size * self.program.width(name)
 
@@ -92,10 +97,10 @@ class Layout:
         free = np.zeros(self.count, bool)
         free[list(self.tiles[op.name].devices)] = True
         base = op.inputs[0]
-        if self.program.graph.values[base].role != "op":
+        if self.graph.values[base].role != "op":
             return free
-        producer = self.program.producer(base)
-        merged = self.program.merges.get(producer.name)
+        producer = self._producers[base]
+        merged = self.merges.get(producer.name)
         tiling, k = self.tiles[producer.name], producer.outputs.index(base)
         access = op.space.operands[0]
         if not merged and always_local(tiling, producer.space, k, self.tiles[op.name], access):
@@ -117,7 +122,7 @@ class Layout:
         """Bytes of all that operators read of values that no operator gives."""
         total = self.none()
         read: dict[str, dict[int, set[Box]]] = {name: {} for name in names}
-        for op in self.program.graph.ops:
+        for op in self.graph.ops:
             if not any(i in read for i in op.inputs):
                 continue
             for box, devices in _boxes(self.tiles[op.name]):
@@ -142,7 +147,7 @@ class Layout:
                     nbytes = share.box.volume * self.program.width(i.parameter)
                     total[list(share.devices)] += 2 * nbytes
                     total[list(share.devices) if share.home < 0 else share.home] += keeps * nbytes
-        values = self.program.graph.values.values()
+        values = self.graph.values.values()
         roles = ("buffer", "constant", "frozen", "parameter")
         total += self._regions(v.name for v in values if v.role in roles and v.name not in seen)
         return total

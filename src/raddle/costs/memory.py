@@ -28,13 +28,16 @@ import numpy as np
 
 from raddle.costs.layout import Layout
 from raddle.graph.graph import Op
+from raddle.plan.pipelining import is_asynchronous
 from raddle.program.program import (
     Key,
     Merge,
     Move,
     Run,
+    Update,
     message_bytes,
 )
+from raddle.program.versions import parameters_of
 from raddle.simulation.timeline import Timeline
 
 Array = np.ndarray
@@ -104,25 +107,53 @@ class _Flight(NamedTuple):
     start: Array
     end: Array
 
+    def joined(self, other: _Flight) -> _Flight:
+        """Stages return their parts of a gradient one by one."""
+        return _Flight(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
+
 
 class _Ledger:
     """Everything that is alive for a while: device, bytes, from when, until when."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline, self.program = timeline, timeline.program
-        self.layout = Layout(self.program)
+        self.layouts = [Layout(self.program, v) for v in range(len(self.program.variants))]
+        self.layout = self.layouts[0]
         self.columns: list[tuple[Array, Array, Array, Array]] = []
         tasks = timeline.tasks
         self.border = np.searchsorted(
             tasks.instruction, np.arange(len(self.program.instructions) + 1)
         )
-        self.sizes: dict[tuple[str, str], Array] = {}
+        self.sizes: dict[int, Array] = {}
         groups: dict[Key, list[int]] = {}
         for number, i in enumerate(self.program.instructions):
             if isinstance(i, Run | Merge | Move):
                 groups.setdefault(i.key, []).append(number)
-        for numbers in groups.values():
-            _Micro(self, numbers).record()
+        for key, numbers in groups.items():
+            _Micro(self, numbers, self.layouts[key.replica]).record()
+        if is_asynchronous(self.program.plan):
+            self._record_versions()
+
+    def _record_versions(self) -> None:
+        """Weights that an update has replaced, until the last backward that uses them."""
+        read = parameters_of(self.program.graph)
+        last: dict[tuple[str, int], Array] = {}  # parameter and version -> the end of its last use
+        replaced: dict[str, list[Array]] = {}  # parameter -> by update, when it begins
+        for number, i in enumerate(self.program.instructions):
+            if isinstance(i, Update):
+                replaced.setdefault(i.parameter, []).append(self.span(number).start)
+            elif isinstance(i, Run) and i.versions:
+                end = self.span(number).end
+                for name, version in zip(read[i.op], i.versions, strict=True):
+                    known = last.get((name, version))
+                    last[name, version] = end if known is None else np.maximum(known, end)
+        for (name, version), end in last.items():
+            starts = replaced.get(name, [])
+            if version < len(starts):
+                nbytes = self.layout.none()
+                for share in self.program.shares[name]:
+                    nbytes[list(share.devices)] += share.box.volume * self.program.width(name)
+                self.add(np.arange(self.layout.count), nbytes, starts[version], end)
 
     def entries(self) -> list[Array]:
         if not self.columns:
@@ -146,7 +177,7 @@ class _Ledger:
         """When each message is on its way; the tasks of an instruction start with its messages."""
         a = self.border[number]
         b = a + len(move.messages)
-        key = (move.value, move.what)
+        key = id(move.messages)
         if key not in self.sizes:
             self.sizes[key] = np.array(
                 [message_bytes(self.program, move, m) for m in move.messages]
@@ -160,8 +191,8 @@ class _Ledger:
 class _Micro:
     """One micro-batch."""
 
-    def __init__(self, ledger: _Ledger, numbers: Sequence[int]) -> None:
-        self.ledger, self.layout, self.program = ledger, ledger.layout, ledger.program
+    def __init__(self, ledger: _Ledger, numbers: Sequence[int], layout: Layout) -> None:
+        self.ledger, self.layout, self.program = ledger, layout, ledger.program
         self.devices = np.arange(self.layout.count)
         none = np.full(self.layout.count, NEVER), np.full(self.layout.count, -1)
         self.absent = _Span(*none)
@@ -170,7 +201,9 @@ class _Micro:
         for number in numbers:
             i = self.program.instructions[number]
             if isinstance(i, Move):
-                self.flights[i.value, i.what] = ledger.flight(number, i)
+                flight = ledger.flight(number, i)
+                known = self.flights.get((i.value, i.what))
+                self.flights[i.value, i.what] = flight if known is None else known.joined(flight)
             elif isinstance(i, Run | Merge):
                 self.spans[i.op, i.phase + "m" * isinstance(i, Merge)] = ledger.span(number)
         self.last: Mapping[str, Array] = {}  # by value and device, the end of its last use
@@ -186,7 +219,7 @@ class _Micro:
     def record(self) -> None:
         self.last, self.again = self._last_uses()
         self.first = self._first_contributions()
-        for op in self.program.graph.ops:
+        for op in self.layout.graph.ops:
             self._record_output(op)
             if any(o in self.program.active for o in op.outputs):
                 self._record_gradients(op)
@@ -212,7 +245,7 @@ class _Micro:
             known = into.get(name)
             into[name] = end if known is None else np.maximum(known, end)
 
-        for op in reversed(self.program.graph.ops):
+        for op in reversed(self.layout.graph.ops):
             keeps, backward = self.layout.kept[op.name], self.backward(op.name).end
             recomputed = (op.name, "R") in self.spans
             rerun = self.span(op.name, "R").end
@@ -241,7 +274,7 @@ class _Micro:
 
     def _first_contributions(self) -> dict[str, Array]:
         first: dict[str, Array] = {}
-        for op in self.program.graph.ops:
+        for op in self.layout.graph.ops:
             begin, end = self.span(op.name, "B")
             if op.kind in ("reshape", "permute"):
                 # The gradient of such a view is handed on as it is, and not made anew.
@@ -312,7 +345,7 @@ class _Micro:
 
     def _record_input(self, name: str, nbytes: Array) -> None:
         begin = np.full(self.layout.count, NEVER)
-        for op in self.program.graph.ops:
+        for op in self.layout.graph.ops:
             if name in op.inputs:
                 begin = np.minimum(begin, self.span(op.name, "F").start)
         if name in self.last:

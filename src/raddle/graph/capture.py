@@ -29,6 +29,7 @@ from raddle.graph.builder import Builder
 from raddle.graph.exporting import Step, export
 from raddle.graph.graph import Fused, Graph, Op, Value
 from raddle.graph.mutation import Memory, View, is_view, out_of_place, writes
+from raddle.graph.resizing import once_each, resized
 
 RESHAPING = {
     f"aten::{n}_" for n in ("squeeze", "unsqueeze", "t", "transpose", "swapaxes", "resize")
@@ -62,7 +63,18 @@ def capture(
     graph = _Translation(program, model, names, dims or {}).graph(
         name or type(model).__name__, has_loss=loss is not None
     )
-    return dataclasses.replace(graph, targets=len(targets), keywords=isinstance(inputs, Mapping))
+    letters_of = [graph.values[n].letters if n in graph.values else "" for n in names]
+
+    def again(batch: int) -> Graph:
+        new, new_targets = resized(inputs, targets, letters_of, batch)
+        return capture(model, new, targets=new_targets, loss=loss, name=name, dims=dims)
+
+    return dataclasses.replace(
+        graph,
+        targets=len(targets),
+        keywords=isinstance(inputs, Mapping),
+        again=once_each(model, again),
+    )
 
 
 def _check_arguments(model: Any, inputs: Any, targets: Any, loss: Any) -> None:

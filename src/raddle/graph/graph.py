@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from raddle.errors import InputError
 from raddle.graph.space import Space
 
 
@@ -85,6 +86,18 @@ class Graph:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     targets: int = 0  # how many of the inputs, the last ones, are the loss's
     keywords: bool = False  # whether the module takes its inputs by name
+    again: Callable[[int], Graph] | None = field(default=None, compare=False, repr=False)
+
+    def at(self, batch: int) -> Graph:
+        """The same module captured for another batch: a last, smaller micro-batch, say."""
+        if batch == self.batch:
+            return self
+        if self.again is None:
+            raise InputError(
+                f"'{self.name}' was captured for {self.batch} samples and cannot be captured again for "
+                f"{batch}: use a batch that all micro-batches share evenly."
+            )
+        return self.again(batch)
 
     def op(self, name: str) -> Op:
         return next(op for op in self.ops if op.name == name)

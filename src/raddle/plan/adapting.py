@@ -41,12 +41,50 @@ def adapt(plan: Plan, graph: Graph, other: Graph) -> Plan:
         recompute=(),
         split_backward=False,
         sums={},
+        stages=(),
+        schedule="",
+        workers=(),
         fingerprint=other.fingerprint(),
         batch=other.batch,
         predicted={},
     )
     validate(adapted, other)
     return adapted
+
+
+def resize(plan: Plan, graph: Graph, other: Graph) -> tuple[Graph, Plan]:
+    """The plan of `graph` for `other`, the same graph with fewer samples: tiles keep their proportions."""
+    if [op.name for op in graph.ops] != [op.name for op in other.ops]:
+        raise InputError(
+            f"'{graph.name}' has other operators for {other.batch} samples than for {graph.batch}: "
+            "use a batch that all micro-batches share evenly."
+        )
+
+    def resized(tilings: Mapping[str, Tiling]) -> dict[str, Tiling]:
+        pairs = ((a, b) for a, b in zip(graph.ops, other.ops, strict=True) if a.name in tilings)
+        return {b.name: _resized(b, a, tilings[a.name], plan, graph, other) for a, b in pairs}
+
+    return other, replace(plan, tiles=resized(plan.tiles), sums=resized(plan.sums))
+
+
+def _resized(
+    op: Op, trained: Op, tiling: Tiling, plan: Plan, graph: Graph, other: Graph
+) -> Tiling:
+    if op.space == trained.space:
+        return tiling
+    for candidate in (
+        _scaled(op, trained, tiling, graph.batch, other.batch),
+        _carried(op, tiling, {d: d for d in range(len(op.space.dims))}),
+    ):
+        try:
+            validate_tiling(op, candidate, plan.devices)
+        except InputError:
+            continue
+        return candidate
+    raise InputError(
+        f"the tiles of '{op.name}' cannot be those of {other.batch} samples: "
+        "use a batch that all micro-batches share evenly."
+    )
 
 
 # -- which operators do the same ------------------------------------------------------------------

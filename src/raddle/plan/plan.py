@@ -11,10 +11,11 @@ from typing import Any
 from raddle.errors import InputError
 from raddle.graph.box import covers, disjoint
 from raddle.graph.graph import Graph, Op
+from raddle.plan.pipelining import validate_stages
 from raddle.plan.tiling import Grid, Tiling
 
 BUCKET = 16 * 2**20  # bytes
-STATISTICS = ("global", "local")
+STATISTICS = ("global", "local", "microbatch")
 SYNCS = ("allreduce", "server", "server:D (D a device)")
 
 
@@ -22,14 +23,19 @@ SYNCS = ("allreduce", "server", "server:D (D a device)")
 class Plan:
     """Tiles on devices, and all that is needed to simulate, run or verify them.
 
-    `bn` says which samples batch statistics are taken over: `global`, all of a micro-batch (exact), or
-    `local`, those of a tile (as DistributedDataParallel does). `sync` says how copies of a parameter
+    `bn` says which samples batch statistics are taken over: `global`, all of the batch (exact),
+    `microbatch`, all of a micro-batch, or `local`, those of a tile (as DistributedDataParallel does). `sync` says how copies of a parameter
     agree: by `allreduce`, or at a `server`: the first device that holds it, or device 3 with `server:3`.
     Gradients are all-reduced in buckets of at least `bucket` bytes. `recompute` lists blocks of operators
     whose values are not kept for the backward but computed again, block by block. With `split_backward`
     gradients of parameters come after those of activations, which others wait for. `sums` says where the
     partial results of an operator are summed: tiles that leave no summed dimension apart. An operator that
     is not in it has its result divided among the devices that have parts.
+
+    `stages` divides the operators into stages, and `schedule` says in which order each worker runs stages
+    of micro-batches: a name of plan/schedules.py, or rows of text; without one, micro-batches follow each
+    other. `workers` are the devices of each row; a stage that has several rows has a replica in each
+    (plan/pipelining.py). "threaded:4" has four steps under way at once, whatever the tiles.
     """
 
     tiles: Mapping[str, Tiling]
@@ -41,6 +47,9 @@ class Plan:
     recompute: tuple[tuple[str, ...], ...] = ()
     split_backward: bool = False
     sums: Mapping[str, Tiling] = field(default_factory=dict)
+    stages: tuple[tuple[str, ...], ...] = ()
+    schedule: str = ""
+    workers: tuple[tuple[int, ...], ...] = ()
     steps: int = 1  # how many steps a program holds; a simulation needs several
     model: str = ""
     fingerprint: str = ""
@@ -80,6 +89,12 @@ def validate(plan: Plan, graph: Graph) -> None:
     for name, count in (("microbatches", plan.microbatches), ("steps", plan.steps)):
         if count < 1:
             raise InputError(f"the plan has {count} {name}: it needs at least one.")
+    several = plan.microbatches > 1
+    if several and plan.bn == "global" and any(op.composite == "batch_norm" for op in graph.ops):
+        raise InputError(
+            f"bn is 'global', but the {plan.microbatches} micro-batches are normalised one by one: "
+            "use bn: microbatch, or one micro-batch."
+        )
     if plan.bucket < 0:
         raise InputError(f"buckets have {plan.bucket} bytes: use 0 for one a parameter, or more.")
     known = {op.name for op in graph.ops}
@@ -94,6 +109,7 @@ def validate(plan: Plan, graph: Graph) -> None:
             raise InputError(f"the plan has no tiles for '{op.name}'.")
         validate_tiling(op, plan.tiles[op.name], plan.devices)
     _validate_sums(plan, graph)
+    validate_stages(plan, graph)
 
 
 def describe_inputs(graph: Graph) -> tuple[Mapping[str, Any], ...]:

@@ -8,7 +8,8 @@ simulating it by its dependencies and running it in its order see the same value
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -35,10 +36,12 @@ def check(program: Program, cluster: Cluster | None = None) -> None:
     """Raises InputError with the reason if the program must not run, or does not fit on the cluster."""
     _check_order(program)
     _check_devices(program)
-    facts = Facts(program, check_parameters(program))
-    _check_closing(facts)
-    check_micro_batches(facts)
-    _check_buffers(facts)
+    held = check_parameters(program)
+    every = [Facts(program, held, variant) for variant in program.variants]
+    for facts in every:
+        _check_closing(facts)
+    check_micro_batches(program, every)
+    _check_buffers(program, every)
     if cluster is not None:
         _check_memory(program, cluster)
 
@@ -46,7 +49,9 @@ def check(program: Program, cluster: Cluster | None = None) -> None:
 def _check_order(program: Program) -> None:
     steps, micros = program.plan.steps, program.plan.microbatches
     for number, instruction in enumerate(program.instructions):
-        if not (0 <= instruction.key.step < steps and 0 <= instruction.key.micro < micros):
+        key = instruction.key
+        known = 0 <= key.replica < len(program.variants)
+        if not (known and 0 <= key.step < steps and 0 <= key.micro < micros):
             raise InputError(
                 f"{describe(number, instruction)} belongs to none of the plan's {steps} steps of "
                 f"{micros} micro-batches."
@@ -84,14 +89,14 @@ def _check_devices(program: Program) -> None:
 def _check_closing(facts: Facts) -> None:
     program = facts.program
     found = closing(
-        program.graph,
-        program.plan,
+        facts.graph,
+        replace(program.plan, tiles=facts.variant.tiles),
         program.active,
         lambda op: facts.partial(op) and not facts.local(op),
     )
-    if found != program.closing:
+    if found != facts.closing:
         raise InputError(
-            f"gradients start on every device for {sorted(program.closing)}, but may do so for "
+            f"gradients start on every device for {sorted(facts.closing)}, but may do so for "
             f"{sorted(found)}: some would count twice, or not at all."
         )
 
@@ -99,14 +104,14 @@ def _check_closing(facts: Facts) -> None:
 # -- buffers: all steps ---------------------------------------------------------------------------
 
 
-def _check_buffers(facts: Facts) -> None:
-    """Whoever reads a buffer has what was written to it last."""
-    program = facts.program
+def _check_buffers(program: Program, every: Sequence[Facts]) -> None:
+    """Whoever reads a buffer has what was written to it last there."""
     written: dict[str, list[str]] = {}  # value -> the buffers that take it
     for buffer, value in program.graph.updates.items():
         written.setdefault(value, []).append(buffer)
     fresh: dict[str, dict[int, list[Box]]] = {}  # by buffer and device, once it was written
     for number, i in enumerate(program.instructions):
+        facts = every[i.key.replica]
         if isinstance(i, Move) and i.what == "activation":
             for buffer in written.get(i.value, []):
                 for m in i.messages:
@@ -116,10 +121,15 @@ def _check_buffers(facts: Facts) -> None:
         op = facts.ops[i.op]
         if isinstance(i, Run):
             _check_fresh(facts, number, i, fresh)
-        if (op.name in program.merges) == isinstance(i, Merge):
+        if (op.name in facts.merges) == isinstance(i, Merge):
             for k, o in enumerate(op.outputs):
-                for buffer in written.get(o, []):
-                    fresh[buffer] = _made(facts, i, k)
+                for buffer in written.get(o, []):  # replicas elsewhere keep what they have
+                    own = fresh.setdefault(buffer, {})
+                    own |= {d: [] for d in _readers(facts, buffer)} | _made(facts, i, k)
+
+
+def _readers(facts: Facts, buffer: str) -> set[int]:
+    return {d for op in facts.graph.ops if buffer in op.inputs for d in facts.devices[op.name]}
 
 
 def _check_fresh(facts: Facts, number: int, run: Run, fresh: Mapping[str, Boxes]) -> None:
@@ -130,7 +140,9 @@ def _check_fresh(facts: Facts, number: int, run: Run, fresh: Mapping[str, Boxes]
         for name, region in zip(op.inputs, facts.reads(op, box)[0], strict=True):
             if name not in fresh or region is None:
                 continue
-            held = fresh[name].get(device, ())
+            held = fresh[name].get(device)
+            if held is None:  # a replica that has not written it yet
+                continue
             if region not in held and subtract(region, held):
                 raise InputError(
                     f"{describe(number, run)}: device {device} has no {region} of buffer '{name}' "

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint
+from raddle.plan.pipelining import is_asynchronous, keeps_weights
 from raddle.program.describe import OF_PARAMETERS, PHASES, Boxes, describe
 from raddle.program.program import (
     Instruction,
@@ -19,6 +20,7 @@ from raddle.program.program import (
     Update,
 )
 from raddle.program.replay import by_way, less
+from raddle.program.versions import parameters_of
 
 
 def check_parameters(program: Program) -> Mapping[str, Boxes]:
@@ -68,6 +70,8 @@ class _Parameter:
     def check(self) -> dict[int, list[Box]]:
         """The boxes that each device holds."""
         before: list[int] = []
+        written: list[list[int]] = []  # by version, from the first update on
+        overlap = is_asynchronous(self.program.plan)
         for step, events in enumerate(self.steps):
             updates = [(n, i) for n, i in events if isinstance(i, Update)]
             if len(updates) != 1:
@@ -76,9 +80,13 @@ class _Parameter:
                 )
             ((number, update),) = updates
             self._check_shares(step, update)
-            self._check_reads(events, before, number)
+            if not overlap:
+                self._check_reads(events, before, number)
             self._check_sum(step, events, number, update)
             before = self._spread(step, events, number)
+            written.append(before)
+        if overlap:
+            self._check_versions(written)
         held: dict[int, list[Box]] = {}
         for share in self.shares:
             for device in share.devices:
@@ -118,6 +126,28 @@ class _Parameter:
                 self._refuse(
                     n, f"it does not wait for the update of '{self.name}' in the step before."
                 )
+
+    def _check_versions(self, written: Sequence[Sequence[int]]) -> None:
+        """A forward waits for the weights that it uses, and its backward uses the same."""
+        read = parameters_of(self.program.graph)
+        forward: dict[tuple[str, int, int], int] = {}
+        for n, i in (event for events in self.steps for event in events):
+            if not isinstance(i, Run):
+                continue
+            if len(i.versions) != len(read[i.op]):
+                self._refuse(n, f"it does not say which version of '{self.name}' it uses.")
+            version = dict(zip(read[i.op], i.versions, strict=True))[self.name]
+            gave = written[version - 1] if 0 < version <= len(written) else ()
+            if not 0 <= version <= len(written) or any(w > n for w in gave):
+                self._refuse(n, f"it uses version {version} of '{self.name}' before it is there.")
+            own = (i.op, i.key.step, i.key.micro)
+            if i.phase == "F" or not keeps_weights(self.program.plan):
+                self._waits(n, i, set(gave))
+            elif forward.get(own) != version:
+                self._refuse(
+                    n, f"it uses version {version} of '{self.name}', its forward {forward.get(own)}."
+                )
+            forward.setdefault(own, version)
 
     def _check_sum(
         self, step: int, events: Sequence[tuple[int, Instruction]], number: int, update: Update

@@ -1,28 +1,30 @@
 """The program: one list of instructions in a global order; every device executes those that concern it.
 
 A device's own order is the global order restricted to it, so whatever respects the dependencies of this
-list cannot deadlock. An instruction's *key* says which step, micro-batch, replica and weight version it
-belongs to.
+list cannot deadlock. An instruction's *key* says which step, micro-batch and variant it belongs to; a run
+says which version of the weights it uses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
+from raddle.plan.pipelining import micro_sizes
 from raddle.plan.plan import Plan
+from raddle.plan.tiling import Tiling
 
 
 class Key(NamedTuple):
-    """Which of the repetitions of a graph an instruction belongs to."""
+    """Which of the repetitions of a graph an instruction belongs to; `replica` numbers the variants."""
 
     step: int = 0
     micro: int = 0
     replica: int = 0
-    version: int = 0
 
 
 class Message(NamedTuple):
@@ -68,7 +70,8 @@ class Run:
 
     "F" forward; "R" forward again, for a backward that found nothing kept; "B" backward, the gradients of
     all that it read; where the plan splits the backward, "B" gives those of activations and "W", which may
-    come later, those of parameters.
+    come later, those of parameters. `versions` says how many updates each of its parameters has had;
+    without it, as many as there were steps.
     """
 
     op: str
@@ -76,6 +79,7 @@ class Run:
     key: Key
     devices: tuple[int, ...]
     deps: tuple[int, ...]
+    versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +140,45 @@ Instruction = Run | Merge | Move | Reduce | Update
 
 
 @dataclass(frozen=True)
+class Variant:
+    """How some micro-batches run: the graph for their size, the tiles where their workers are."""
+
+    graph: Graph
+    tiles: Mapping[str, Tiling]
+    merges: dict[str, tuple[Cell, ...]]  # operators with partial results
+    closing: frozenset[str] = frozenset()  # merged operators whose gradient starts on every device
+
+    @cached_property
+    def ops(self) -> dict[str, Op]:
+        return {op.name: op for op in self.graph.ops}
+
+    @cached_property
+    def loss_devices(self) -> tuple[int, ...]:
+        """Where the loss is. Its gradient starts on the first, or, where the program closes so, on all."""
+        op = next(op for op in self.graph.ops if self.graph.loss in op.outputs)
+        if op.name in self.merges:
+            return self.merges[op.name][0].devices
+        return tuple(dict.fromkeys(t.device for t in self.tiles[op.name].tiles))
+
+
+@dataclass(frozen=True)
 class Program:
     """A lowered plan. The same object is checked, simulated and run."""
 
-    graph: Graph
+    graph: Graph  # of the largest micro-batches
     plan: Plan
     instructions: tuple[Instruction, ...]
     active: frozenset[str]  # values whose gradient is needed
-    merges: dict[str, tuple[Cell, ...]]  # operators with partial results
+    variants: tuple[Variant, ...]  # the first is the graph's, with the plan's own tiles
     shares: dict[str, tuple[Share, ...]]  # parameters: who holds what
-    closing: frozenset[str] = frozenset()  # merged operators whose gradient starts on every device
+
+    def variant(self, key: Key) -> Variant:
+        return self.variants[key.replica]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Samples of each micro-batch."""
+        return micro_sizes(self.plan, self.graph)
 
     def of(self, device: int) -> list[Instruction]:
         """What one device does, in order."""
@@ -157,14 +190,6 @@ class Program:
     @cached_property
     def _producers(self) -> dict[str, Op]:
         return {o: op for op in self.graph.ops for o in op.outputs}
-
-    @property
-    def loss_devices(self) -> tuple[int, ...]:
-        """Where the loss is. Its gradient starts on the first, or, where the program closes so, on all."""
-        op = self.producer(self.graph.loss or "")
-        if op.name in self.merges:
-            return self.merges[op.name][0].devices
-        return tuple(dict.fromkeys(t.device for t in self.plan.tiles[op.name].tiles))
 
     def width(self, value: str) -> int:
         """Bytes of an element of a value."""
@@ -180,8 +205,8 @@ def tensors_in(program: Program, move: Move, message: Message) -> int:
     """How many tensors of the box travel."""
     if message.part < 0:
         return 1
-    op = program.producer(move.value)
-    return tensors_of_part(op, program.plan.tiles[op.name].tiles[message.part].box)
+    op, variant = program.producer(move.value), program.variant(move.key)
+    return tensors_of_part(variant.ops[op.name], variant.tiles[op.name].tiles[message.part].box)
 
 
 def tensors_of_part(op: Op, box: Box) -> int:

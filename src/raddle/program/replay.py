@@ -17,26 +17,28 @@ from raddle.program.program import (
     Move,
     Program,
     Run,
+    Variant,
 )
 
 
 class Facts:
-    """What holds for every micro-batch of a program."""
+    """What holds for every micro-batch of a variant of a program."""
 
-    def __init__(self, program: Program, held: Mapping[str, Boxes]) -> None:
-        graph, plan, active = program.graph, program.plan, program.active
-        self.program, self.held = program, held
-        self.ops = {op.name: op for op in graph.ops}
+    def __init__(self, program: Program, held: Mapping[str, Boxes], variant: Variant) -> None:
+        graph, tiles, active = variant.graph, variant.tiles, program.active
+        self.program, self.held, self.variant, self.graph = program, held, variant, graph
+        self.merges, self.closing = variant.merges, variant.closing
+        self.ops = variant.ops
         self.producer = {o: op for op in graph.ops for o in op.outputs}
-        self.tiles = {op.name: plan.tiles[op.name].tiles for op in graph.ops}
-        self.devices = {op.name: set(plan.tiles[op.name].devices) for op in graph.ops}
+        self.tiles = {op.name: tiles[op.name].tiles for op in graph.ops}
+        self.devices = {op.name: set(tiles[op.name].devices) for op in graph.ops}
         self.graded = {op.name for op in graph.ops if any(o in active for o in op.outputs)}
         self.graders: dict[str, list[str]] = {}  # value -> operators that give it a gradient
         for name in (op.name for op in graph.ops if op.name in self.graded):
             for value in set(self.ops[name].inputs) & active:
                 self.graders.setdefault(value, []).append(name)
 
-        self.recomputed = {name for block in plan.recompute for name in block}
+        self.recomputed = {name for block in program.plan.recompute for name in block}
         self._known: dict[tuple[int, Box], tuple[tuple[Box | None, ...], tuple[Box, ...]]] = {}
 
     def reads(self, op: Op, box: Box) -> tuple[tuple[Box | None, ...], tuple[Box, ...]]:
@@ -50,14 +52,14 @@ class Facts:
         """How an operator has to be run, apart from being recomputed."""
         if op.name not in self.graded:
             return "F"
-        roles = {self.program.graph.values[i].role for i in op.inputs if i in self.program.active}
+        roles = {self.graph.values[i].role for i in op.inputs if i in self.program.active}
         if not self.program.plan.split_backward or "parameter" not in roles:
             return "FB"
         return "FBW" if len(roles) > 1 else "FW"
 
     def partial(self, op: Op) -> bool:
         """Whether tiles give partial results."""
-        boxes = self.program.plan.tiles[op.name].boxes
+        boxes = self.variant.tiles[op.name].boxes
         return bool(op.space.combine) and any(op.space.partial(box) for box in boxes)
 
     def local(self, op: Op) -> bool:
@@ -69,15 +71,19 @@ class Facts:
         )
 
 
-def check_micro_batches(facts: Facts) -> None:
+def check_micro_batches(program: Program, every: Sequence[Facts]) -> None:
     """Every micro-batch of every step; those with the same instructions are replayed once."""
-    program = facts.program
-    groups: dict[Key, list[int]] = {
-        Key(s, m): [] for s in range(program.plan.steps) for m in range(program.plan.microbatches)
-    }
+    groups: dict[Key, list[int]] = {}
     for number, i in enumerate(program.instructions):
         if isinstance(i, Run | Merge) or (isinstance(i, Move) and i.what not in OF_PARAMETERS):
             groups.setdefault(i.key, []).append(number)
+    steps, count = program.plan.steps, program.plan.microbatches
+    there = {(key.step, key.micro) for key in groups}
+    for step, micro in ((s, m) for s in range(steps) for m in range(count)):
+        if (step, micro) not in there:
+            raise InputError(f"nothing is run in step {step}, micro-batch {micro}.")
+    if len(there) < len(groups):
+        raise InputError("a micro-batch runs in two variants: its instructions disagree.")
     passed: list[list[tuple[object, ...]]] = []
     for key, numbers in groups.items():
         place = {number: at for at, number in enumerate(numbers)}
@@ -85,10 +91,11 @@ def check_micro_batches(facts: Facts) -> None:
             frozenset(place[d] for d in program.instructions[n].deps if d in place) for n in numbers
         ]
         signature = [
-            (*_content(program.instructions[n]), w) for n, w in zip(numbers, waits, strict=True)
+            (key.replica, *_content(program.instructions[n]), w)
+            for n, w in zip(numbers, waits, strict=True)
         ]
         if signature not in passed:
-            _Replay(facts, key, numbers, waits).run()
+            _Replay(every[key.replica], key, numbers, waits).run()
             passed.append(signature)
 
 
@@ -130,7 +137,7 @@ class _Replay:
                 (self._merge if instruction.phase == "F" else self._unmerge)(instruction)
             elif isinstance(instruction, Move):
                 self._move(instruction)
-        for op in self.program.graph.ops:
+        for op in self.facts.graph.ops:
             for phase in self.facts.phases(op):
                 if (op.name, phase) not in self.done:
                     raise InputError(
@@ -183,8 +190,9 @@ class _Replay:
 
     def _arrived(self, name: str, what: str) -> None:
         """Where messages brought something, they have to be waited for."""
-        if (name, what) in self.done:
-            self._after(name, what, "")
+        parts = [w for n, w in self.done if n == name and (w == what or w.startswith(f"{what} "))]
+        for part in parts:
+            self._after(name, part, "")
 
     # -- forward ----------------------------------------------------------------------------------
 
@@ -193,7 +201,7 @@ class _Replay:
         left = self.facts.devices[op.name] - set(run.devices)
         if left:
             self._refuse(f"it leaves out device {min(left)}, which has a tile of it.")
-        if self.facts.partial(op) and op.name not in self.program.merges:
+        if self.facts.partial(op) and op.name not in self.facts.merges:
             self._check_local(op)
         for name in op.inputs:
             self._arrived(name, "activation")
@@ -203,7 +211,7 @@ class _Replay:
             for name, region in zip(op.inputs, regions, strict=True):
                 if region is not None:
                     self._read(op, name, region, tile.device, gives and name in active)
-            if op.name not in self.program.merges:
+            if op.name not in self.facts.merges:
                 for o, out in zip(op.outputs, outs, strict=True):
                     self.made.setdefault((o, tile.device), []).append(out)
         self._finish(op.name, "F")
@@ -220,7 +228,7 @@ class _Replay:
                 )
 
     def _read(self, op: Op, name: str, region: Box, device: int, graded: bool) -> None:
-        role = self.program.graph.values[name].role
+        role = self.facts.graph.values[name].role
         if role not in ("op", "parameter"):
             return  # inputs, buffers and constants are there from the start
         if role == "parameter":
@@ -266,7 +274,7 @@ class _Replay:
         """Cells cover the output once, and each is made of every box that adds to it, once."""
         tiles = self.facts.tiles[op.name]
         outs = {tile.box: op.space.produces(tile.box)[0] for tile in tiles}
-        full = Box.full(self.program.graph.values[op.outputs[0]].shape)
+        full = Box.full(self.facts.graph.values[op.outputs[0]].shape)
         boxes = [cell.box for cell in merge.cells]
         if not disjoint(boxes) or not covers(boxes, full):
             self._refuse(f"its cells do not cover {full} once.")
@@ -292,12 +300,14 @@ class _Replay:
             self._gradient(move)
         elif move.what == "partial gradient":
             self._partial_gradient(move)
+        elif move.what == "word":  # that something has ended: it carries nothing
+            return
         else:
             self._refuse(f"'{move.what}' is no kind of message.")
 
     def _activation(self, move: Move) -> None:
         producer = self.facts.producer[move.value].name
-        phase = "merge F" if producer in self.program.merges else "F"
+        phase = "merge F" if producer in self.facts.merges else "F"
         self._after(producer, phase, "it comes before what it sends.")
         for m in move.messages:
             # Only whoever computed a value sends it: gradients then take one step back, and not several.
@@ -346,10 +356,14 @@ class _Replay:
         producer = self.facts.producer[move.value].name
         if any((producer, phase) in self.done for phase in ("B", "W", "merge B")):
             self._refuse(f"it comes after the backward of '{producer}', so the gradient is lost.")
+        sources = {m.source for m in move.messages}
         for op in self.facts.graders.get(move.value, []):
-            self._after(op, "B", f"it comes before the backward of '{op}', which adds to it.")
+            if sources & self.facts.devices[op]:
+                self._after(op, "B", f"it comes before the backward of '{op}', which adds to it.")
         self.back.setdefault(move.value, []).extend(move.messages)
-        self._finish(move.value, "gradient")
+        # Stages return their parts of a gradient one by one.
+        parts = sum(what.startswith("gradient") for name, what in self.done if name == move.value)
+        self._finish(move.value, f"gradient {parts}" if parts else "gradient")
 
     def _check_gradient(self, name: str) -> None:
         """All of a value's gradient has come: where the value went, and from nowhere else."""
@@ -408,7 +422,7 @@ class _Replay:
         self._after_forward(op.name, "F")
         if op.name in self.facts.recomputed and (op.name, "R") not in self.done:
             self._refuse("its values were not kept and have not been computed again.")
-        if op.name in self.program.merges:
+        if op.name in self.facts.merges:
             self._after(op.name, "merge B", "its merged gradient was not taken apart before.")
             self._arrived(op.name, "partial gradient")
             self._check_part_gradients(op.name)
@@ -420,7 +434,7 @@ class _Replay:
 
     def _check_part_gradients(self, op: str) -> None:
         """Gradients of partial results come back as the partial results went, or start at home."""
-        if op in self.program.closing:
+        if op in self.facts.closing:
             if self.part_gradients.get(op):
                 self._refuse("a gradient comes back that every device starts for itself.")
             return

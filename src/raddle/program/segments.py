@@ -2,39 +2,62 @@
 
 A segment is executed as one piece, forward and backward. It ends where something is sent (so that it leaves
 early), merged or reduced, and starts where something is received, in either direction; at the border of a
-block that is recomputed; and, where the backward is split, around every operator with parameters (so that
-nothing between them is computed twice).
+stage, or of a block that is recomputed; and, where the backward is split, around every operator with
+parameters (so that nothing between them is computed twice). Where steps overlap on any tiles, it ends where
+any device communicates, so that an update falls between segments and never into one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from raddle.graph.graph import Op
-from raddle.program.program import Key, Merge, Move, Program, Reduce, Run
+from raddle.plan.pipelining import is_threaded, stage_of
+from raddle.program.program import Instruction, Key, Merge, Move, Program, Reduce, Run
 
 # The operators of a device are numbered in their order; a cut at i lies before operator i.
 
 
-def segments(program: Program, device: int) -> list[tuple[Op, ...]]:
-    """The operators of a device, in their order, cut where the device communicates."""
-    tiles = program.plan.tiles
-    own = [op for op in program.graph.ops if device in tiles[op.name].devices]
-    cuts = sorted({0, len(own)} | _talks(program, device, own) | _choices(program, own))
-    return [tuple(own[a:b]) for a, b in pairwise(cuts)]
+def segments(program: Program, device: int, variant: int = 0) -> list[tuple[Op, ...]]:
+    """The operators of a device in a variant, in their order, cut where the device communicates."""
+    chosen = program.variants[variant]
+    own = [op for op in chosen.graph.ops if device in chosen.tiles[op.name].devices]
+    cuts = {0, len(own)} | _choices(program, own)
+    everyone = is_threaded(program.plan)
+    for instructions in _typical(program, variant):
+        cuts |= _talks(instructions, device, own)
+        if everyone:
+            cuts |= _all_talks(program, instructions, own)
+    return [tuple(own[a:b]) for a, b in pairwise(sorted(cuts))]
 
 
-def _talks(program: Program, device: int, own: list[Op]) -> set[int]:
-    """Where communication cuts: seen in the last micro-batch, which also reduces gradients."""
+def _typical(program: Program, variant: int) -> list[list[tuple[int, Instruction]]]:
+    """The instructions of a micro-batch of the first step, and of those that reduce gradients."""
+    micros: dict[Key, list[tuple[int, Instruction]]] = {}
+    for number, i in enumerate(program.instructions):
+        if i.key.step == 0 and i.key.replica == variant:
+            micros.setdefault(i.key, []).append((number, i))
+    found = list(micros.values())
+    if not found:  # a variant that appears in later steps
+        later = next(i.key for i in program.instructions if i.key.replica == variant)
+        return [[(n, i) for n, i in enumerate(program.instructions) if i.key == later]]
+    return [
+        own for at, own in enumerate(found)
+        if at == len(found) - 1 or any(isinstance(i, Reduce) for _, i in own)
+    ]  # fmt: skip
+
+
+def _talks(
+    instructions: Sequence[tuple[int, Instruction]], device: int, own: list[Op]
+) -> set[int]:
+    """Where a device's communication in a micro-batch cuts."""
     place = {op.name: at for at, op in enumerate(own)}
-    key = Key(0, program.plan.microbatches - 1)
     cuts: set[int] = set()
     received: set[int] = set()
     last, direction, cut_next = 0, "F", False
-    for number, i in enumerate(program.instructions):
-        if i.key.step > 0:
-            break
-        if i.key != key or device not in i.devices:
+    for number, i in instructions:
+        if device not in i.devices:
             continue
         if isinstance(i, Run) and i.phase != "R":
             at, way = place[i.op], "F" if i.phase == "F" else "B"
@@ -52,12 +75,32 @@ def _talks(program: Program, device: int, own: list[Op]) -> set[int]:
     return cuts
 
 
+def _all_talks(
+    program: Program, instructions: Sequence[tuple[int, Instruction]], own: list[Op]
+) -> set[int]:
+    """Where anybody's communication cuts: after what it comes from, before what waits for it."""
+    number = {op.name: at for at, op in enumerate(program.graph.ops)}
+    places = [number[op.name] for op in own]
+    moves = {n for n, i in instructions if not isinstance(i, Run)}
+    borders: set[int] = set()  # a border at k lies before operator k of the graph
+    for n, i in instructions:
+        if isinstance(i, Run):
+            if not moves.isdisjoint(i.deps):
+                borders.add(number[i.op] + (i.phase != "F"))
+            continue
+        for dep in (program.instructions[d] for d in i.deps):
+            if isinstance(dep, Run) and dep.key == i.key:
+                borders.add(number[dep.op] + (dep.phase == "F"))
+    return {sum(p < border for p in places) for border in borders}
+
+
 def _choices(program: Program, own: list[Op]) -> set[int]:
     """Where the plan cuts."""
     plan, cuts = program.plan, set[int]()
     block = {name: k for k, names in enumerate(plan.recompute) for name in names}
+    stage = stage_of(plan)
     for at, (before, after) in enumerate(pairwise(own), 1):
-        if block.get(before.name) != block.get(after.name):
+        if any(of.get(before.name) != of.get(after.name) for of in (block, stage)):
             cuts.add(at)
         if plan.split_backward and (_weighted(program, before) or _weighted(program, after)):
             cuts.add(at)

@@ -47,11 +47,25 @@ class Call:
 
 
 @dataclass
+class Feed:
+    """Takes a part of the batch, where it is first read."""
+
+    source: Source
+    key: Key
+
+
+@dataclass
 class Forward:
-    """Runs a call; `again` for a backward that found nothing kept."""
+    """Runs a call; `again` for a backward that found nothing kept.
+
+    Where steps overlap, `versions` says which version of each weight it uses, and `spent` which of them
+    nobody uses after it.
+    """
 
     call: Call
     again: bool = False
+    versions: tuple[int, ...] = ()
+    spent: list[tuple[int, int]] = field(default_factory=list)  # slot, version
     drop: list[int] = field(default_factory=list)  # slots that nobody reads any more
 
 
@@ -82,6 +96,7 @@ class Send:
     label: str
     parts: list[Part]
     dtype: torch.dtype
+    number: int = 0  # among the sends of a rank
     drop: list[int] = field(default_factory=list)
 
 
@@ -100,15 +115,20 @@ class Receive:
     key: Key
     number: int = 0  # in the order in which a rank posts them
 
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
 
 @dataclass
 class Arrive:
     receive: Receive
+    answers: list[int] = field(default_factory=list)  # sends that its sender must have received
     drop: list[int] = field(default_factory=list)
 
 
 class Bucket(NamedTuple):
-    """Gradients that are all-reduced together: slots of parameters, with their places in a flat buffer."""
+    """Gradients that are all-reduced together: slots of parameters, one after the other in a buffer."""
 
     devices: tuple[int, ...]
     slots: tuple[int, ...]
@@ -123,6 +143,7 @@ class Sum:
     bucket: int
     tag: int
     label: str
+    key: Key = Key()
 
 
 @dataclass
@@ -140,15 +161,24 @@ class Note:
 
     slot: int
     seeds: bool  # of several copies, one counts, unless all devices start their own gradients
+    counts: bool  # whether this device tells it
+    key: Key
     drop: list[int] = field(default_factory=list)
 
 
 @dataclass
 class Step:
-    """Updates the parameters of this rank."""
+    """Updates parameters of this rank: all of them or, where steps overlap, those whose turn it is.
+
+    `kept` are those among them whose old weights a later forward uses.
+    """
+
+    key: Key = Key()
+    slots: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
 
 
-Action = Forward | Backward | Send | Receive | Arrive | Sum | Keep | Note | Step
+Action = Feed | Forward | Backward | Send | Receive | Arrive | Sum | Keep | Note | Step
 
 
 @dataclass

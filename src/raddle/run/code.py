@@ -25,7 +25,7 @@ from raddle.graph.box import Box
 from raddle.graph.graph import Fused, Op
 from raddle.graph.ops import kernel, merge
 from raddle.graph.ops.fused import FUSED
-from raddle.program.program import Cell, Program, tensors_of_part
+from raddle.program.program import Cell, Program, Variant, tensors_of_part
 from raddle.run.gathering import gather, overlapping
 
 SAMPLES_ONLY = {"group_norm", "lstm", "gru", "rnn_tanh", "rnn_relu"}  # natively, split by samples
@@ -60,10 +60,11 @@ class Writer:
     """Writes the function of some operators on a device."""
 
     def __init__(
-        self, program: Program, device: int, place: torch.device,
+        self, program: Program, variant: Variant, device: int, place: torch.device,
         held: Callable[[Of], Sequence[Box]], kind: Callable[[Piece], str],
     ) -> None:  # fmt: skip
         self.program, self.device, self.place = program, device, place
+        self.graph, self.tiles, self.merges = variant.graph, variant.tiles, variant.merges
         self.held, self.kind = held, kind
         self.lines: list[str] = []
         self.names: dict[str, Any] = {"torch": torch}
@@ -83,7 +84,7 @@ class Writer:
         """
         self.in_place = not again
         for op in ops:
-            for tile in self.program.plan.tiles[op.name].tiles:
+            for tile in self.tiles[op.name].tiles:
                 if tile.device == self.device:
                     for name, region in zip(op.inputs, op.space.regions(tile.box), strict=True):
                         if region is not None:
@@ -105,7 +106,7 @@ class Writer:
 
     def merge(self, op: Op, cells: Sequence[Cell]) -> Code:
         """Cells of an operator's output from its partial results."""
-        tiles = self.program.plan.tiles[op.name].tiles
+        tiles = self.tiles[op.name].tiles
         for cell in cells:
             if self.device not in cell.devices:
                 continue
@@ -133,7 +134,7 @@ class Writer:
     # -- tiles ------------------------------------------------------------------------------------------
 
     def _tiles(self, op: Op) -> None:
-        for number, tile in enumerate(self.program.plan.tiles[op.name].tiles):
+        for number, tile in enumerate(self.tiles[op.name].tiles):
             if tile.device != self.device:
                 continue
             regions = list(op.space.regions(tile.box))
@@ -145,7 +146,7 @@ class Writer:
             ]
             run = self._name("f", kernel(self._as_run(op), tile.box, self.place))
             outs = op.space.produces(tile.box)
-            if op.name in self.program.merges:
+            if op.name in self.merges:
                 count = tensors_of_part(op, tile.box)
                 into: list[tuple[Of, Box]] = [((op.name, number, k), outs[0]) for k in range(count)]
             else:
@@ -177,9 +178,9 @@ class Writer:
         """Running statistics of local batch statistics: their variance is of this device's samples."""
         if self.program.plan.bn != "local" or op.kind != "running":
             return op
-        source = self.program.producer(op.inputs[2])
+        source = next(o for o in self.graph.ops if op.inputs[2] in o.outputs)
         boxes = [
-            t.box for t in self.program.plan.tiles[source.name].tiles if t.device == self.device
+            t.box for t in self.tiles[source.name].tiles if t.device == self.device
         ]
         if len(boxes) != 1:
             return op
@@ -245,7 +246,7 @@ class Writer:
         own = {op.name: op for op in ops}
         last: dict[str, Fused] = {}
         replaced: set[str] = set()
-        for fused in self.program.graph.fused:
+        for fused in self.graph.fused:
             if self._fits(fused, own):
                 present = [name for name in fused.ops if name in own]
                 last[present[-1]] = fused
@@ -256,18 +257,18 @@ class Writer:
         """Whether the tiles of a composite on this device are one box of it."""
         if not any(name in own for name in fused.ops):
             return False
-        ops = {op.name: op for op in self.program.graph.ops if op.name in set(fused.ops)}
+        ops = {op.name: op for op in self.graph.ops if op.name in set(fused.ops)}
         made: dict[str, Box] = {}
         read: dict[str, Box | None] = {}
         for name in fused.ops:
             op = ops[name]
             if name not in own:
-                elsewhere = self.device not in self.program.plan.tiles[name].devices
+                elsewhere = self.device not in self.tiles[name].devices
                 if op.kind == "running" and elsewhere:
                     continue
                 return False
-            boxes = [t.box for t in self.program.plan.tiles[name].tiles if t.device == self.device]
-            if len(boxes) != 1 or name in self.program.merges:
+            boxes = [t.box for t in self.tiles[name].tiles if t.device == self.device]
+            if len(boxes) != 1 or name in self.merges:
                 return False
             if fused.kind in SAMPLES_ONLY and not _by_samples(op, boxes[0]):
                 return False
@@ -289,10 +290,10 @@ class Writer:
 
     def _fused(self, fused: Fused) -> None:
         device = self.device
-        tiles = self.program.plan.tiles
+        tiles = self.tiles
         ops = {
             op.name: op
-            for op in self.program.graph.ops
+            for op in self.graph.ops
             if op.name in set(fused.ops) and device in tiles[op.name].devices
         }
         read: dict[str, Box] = {}

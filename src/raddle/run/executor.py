@@ -21,12 +21,15 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from raddle.graph.box import Box
+from raddle.plan.pipelining import is_asynchronous
 from raddle.program.program import Program
 from raddle.run.actions import (
     Action,
     Arrive,
     Backward,
+    Bucket,
     Call,
+    Feed,
     Forward,
     Keep,
     Note,
@@ -39,10 +42,12 @@ from raddle.run.actions import (
 )
 from raddle.run.settle import settle
 from raddle.run.transports.base import Pending, Transport
+from raddle.run.weights import Weights
 
 WINDOW = 32  # receives that are posted ahead
+AHEAD = 8 * 2**20  # bytes of them, unless fewer than two would be
 
-Feed = Callable[[Source], Tensor]  # the part of the batch that a source stands for
+Feeding = Callable[[Source], Tensor]  # the part of the batch that a source stands for
 
 
 class Executor:
@@ -65,27 +70,37 @@ class Executor:
         self.grads: list[Tensor | None] = [None] * self.plan.slots
         self.owned: set[int] = set()  # gradients that no one else sees
         self.given: set[int] = set()  # parameters with a gradient in this step
-        self.saved: dict[int, tuple[list[Tensor], list[Any], list[int]]] = {}
+        # By call: leaves and weights that it ran on, ends of its graph, and the slots of its results.
+        self.saved: dict[int, tuple[list[Tensor], list[Tensor], list[Any], list[int]]] = {}
         self.read: dict[int, list[Any]] = {}  # by calls that run again
         self.seeds: dict[int, tuple[list[Any], list[Tensor]]] = {}
         self.posted: dict[int, tuple[Pending, Tensor]] = {}
         self.next_post = 0
-        self.sending: list[tuple[Pending, Tensor]] = []
+        self.ahead = 0  # bytes of receives that are posted
+        self.feeding: Feeding = lambda source: torch.empty(0)
+        self.sending: dict[int, tuple[Pending, Tensor]] = {}  # by the number of the send
         self.summing: list[Pending] = []
         self.bucket_of: dict[int, Tensor] = {}  # parameter -> its place in a bucket
-        self.flat = [
-            torch.zeros(b.elements, dtype=b.dtype, device=self.place) for b in self.plan.buckets
-        ]
-        self.losses: list[Tensor] = []
-        self.teller = program.loss_devices[0]  # tells the loss to those that do not have it
-        self.known = len(program.loss_devices) == transport.size
-        self.told = torch.zeros((), device=self.place)
-        self.telling: Pending | None = None
+        self.flat: list[Tensor] = []
+        if not is_asynchronous(program.plan):
+            self.flat = [
+                torch.zeros(b.elements, dtype=b.dtype, device=self.place)
+                for b in self.plan.buckets
+            ]
+        self.weights = Weights(program.plan) if is_asynchronous(program.plan) else None
+        self.count = program.plan.steps if self.weights is not None else 1  # steps of a run
+        self.losses: list[tuple[int, Tensor]] = []  # of micro-batches, with their step
+        self.at = 0  # the number of the first step of a run
+        places = {v.loss_devices for v in program.variants}
+        self.tellers = sorted({devices[0] for devices in places})  # to those that lack the loss
+        self.known = all(len(devices) == transport.size for devices in places)
+        self.telling: list[tuple[Pending, Tensor]] = []
         self.weight = 1.0
         self.update: Callable[[], None] = lambda: None
         self.updating = True
         self.record: Callable[[Action, float, float], None] | None = None
         self._do: dict[type, Callable[[Any], None]] = {
+            Feed: self._feed,
             Forward: self._forward,
             Backward: self._backward,
             Send: self._send,
@@ -112,6 +127,8 @@ class Executor:
             if source.role == "parameter":
                 tensor = torch.nn.Parameter(tensor.detach())
             self.slots[source.slot] = tensor
+        if self.weights is not None:
+            return
         for bucket, flat in zip(self.plan.buckets, self.flat, strict=True):
             at = 0
             for slot in bucket.slots:
@@ -124,46 +141,67 @@ class Executor:
 
     # -- a step ---------------------------------------------------------------------------------------
 
-    def run(self, feed: Feed, step: int, *, update: bool = True, weight: float = 1.0) -> Tensor:
+    def run(self, feed: Feeding, step: int, *, update: bool = True, weight: float = 1.0) -> Tensor:
         """One step; the loss, on every rank. Without `update`, gradients stay and add up."""
-        self.weight, self.updating = weight, update
-        self.losses, self.telling = [], None
-        dtype = self.program.graph.values[self.program.graph.loss or ""].dtype
-        self.told = torch.zeros((), dtype=dtype, device=self.place)
-        if self.transport.early and self.transport.rank != self.teller and not self.known:
+        return self.run_steps(feed, step, update=update, weight=weight)[0]
+
+    def run_steps(
+        self, feed: Feeding, step: int, *, update: bool = True, weight: float = 1.0
+    ) -> Tensor:
+        """The losses of all steps that the program overlaps, on every rank; else of one step."""
+        self.feeding, self.at, self.weight, self.updating = feed, step, weight, update
+        self.losses, self.telling = [], []
+        if self.transport.early and self._tells_early and self.transport.rank != self.tellers[0]:
             self._tell()
-        for source in self.plan.sources:
-            if source.role == "input":
-                self.slots[source.slot] = feed(source)
-            elif source.role == "seed":
-                number = self.seed + 1_000_003 * step + source.key.micro
-                self.slots[source.slot] = torch.tensor(number, device=self.place)
         self.next_post = 0
         if self.transport.early:
-            for _ in range(WINDOW):
-                self._post_next()
+            self._post_ahead()
         with self._precision():
             self._carry_out()
-        for pending, _ in self.sending:
+        for pending, _ in self.sending.values():
             pending.wait()
         self.sending.clear()
-        loss = self.loss()
+        losses = self.loss()
         self.transport.check()
-        return loss
+        return losses
+
+    @property
+    def _tells_early(self) -> bool:
+        """One rank has all of the loss: it tells it while others still work."""
+        return not self.known and len(self.tellers) == 1
 
     def loss(self) -> Tensor:
-        """The step's loss: told by the rank that has it, as soon as it has it."""
-        if self.telling is None:
+        """By step: told by the ranks that have it, as soon as they have it."""
+        if not self.telling:
             self._tell()
-        if self.telling is not None:
-            self.telling.wait()
-        return self.told
+        for pending, _ in self.telling:
+            pending.wait()
+        parts = [part for _, part in self.telling]
+        return torch.stack(parts).sum(0) if parts else self._own_loss()
+
+    def _own_loss(self) -> Tensor:
+        dtype = self.program.graph.values[self.program.graph.loss or ""].dtype
+        total = torch.zeros(self.count, dtype=dtype, device=self.place)
+        for step, loss in self.losses:
+            total[step] += loss
+        return total
 
     def _tell(self) -> None:
-        if self.transport.rank == self.teller or self.known:
-            self.told.copy_(torch.stack(self.losses).sum())
-        if not self.known:
-            self.telling = self.transport.broadcast(self.teller, self.told)
+        """Replicas may end on several ranks: each tells what it has."""
+        if self.known:
+            return
+        for teller in self.tellers:
+            part = self._own_loss()
+            self.telling.append((self.transport.broadcast(teller, part), part))
+
+    def _feed(self, action: Feed) -> None:
+        source = action.source
+        if source.role == "input":
+            self.slots[source.slot] = self.feeding(source)
+        else:
+            step = self.at + action.key.step
+            number = self.seed + 1_000_003 * step + action.key.micro
+            self.slots[source.slot] = torch.tensor(number, device=self.place)
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.autocast is None:
@@ -188,11 +226,16 @@ class Executor:
         graph = call.backward and (action.again or not call.recompute)
         leaves: list[Any] = [slots[s].detach() for s in call.graded]
         plain = [slots[s] for s in call.plain]
+        if self.weights is None or action.again:
+            weights = [slots[s] for s in call.weights]
+        else:
+            weights = self.weights.use(slots, action)
         if call.recompute and not action.again:
-            self.read[call.number] = plain
+            self.read[call.number] = [*weights, *plain]
         elif call.recompute:  # buffers have new values by now: it reads them as they were
-            plain = self.read.pop(call.number)
-        rest = [slots[s] for s in call.weights] + plain
+            rest = self.read.pop(call.number)
+            weights, plain = rest[: len(weights)], rest[len(weights) :]
+        rest = [*weights, *plain]
         if graph:
             for leaf in leaves:
                 leaf.requires_grad_()
@@ -206,7 +249,8 @@ class Executor:
                 for r, s in zip(results, call.results, strict=True)
                 if r.requires_grad
             ]
-            self.saved[call.number] = leaves, [e for e, _ in ends], [s for _, s in ends]
+            own = [e for e, _ in ends], [s for _, s in ends]
+            self.saved[call.number] = leaves, weights, *own
         if not action.again:
             for slot, result in zip(call.results, results, strict=True):
                 slots[slot] = result.detach()
@@ -226,31 +270,34 @@ class Executor:
         if action.phase == "W":
             self._weights_only(call)
             return
-        leaves, edges, ends = self.saved[call.number] if call.split else self.saved.pop(call.number)
+        saved = self.saved[call.number] if call.split else self.saved.pop(call.number)
+        leaves, weights, edges, ends = saved
         edges, seeds = self._seeds(edges, ends)
-        weights = [] if call.split else [self.slots[s] for s in call.weights]
+        weights = [] if call.split else weights
         if call.split:
             self.seeds[call.number] = edges, seeds
-        if not edges or not (leaves or weights):
-            return
-        keep = call.split and bool(call.weights)
-        found = torch.autograd.grad(
-            edges, [*leaves, *weights], seeds, allow_unused=True, retain_graph=keep
-        )
-        for slot, gradient in zip(call.graded, found, strict=False):
-            if gradient is not None:
-                self._add(slot, gradient)
-        self._accumulate(call.weights, found[len(leaves) :])
+        if edges and (leaves or weights):
+            keep = call.split and bool(call.weights)
+            found = torch.autograd.grad(
+                edges, [*leaves, *weights], seeds, allow_unused=True, retain_graph=keep
+            )
+            for slot, gradient in zip(call.graded, found, strict=False):
+                if gradient is not None:
+                    self._add(slot, gradient)
+            self._accumulate(call, found[len(leaves) :])
+        if self.weights is not None and not call.split:
+            self.weights.used(self.slots, call, weights)
 
     def _weights_only(self, call: Call) -> None:
         """Gradients of parameters, after those of activations (or of none)."""
-        _, edges, ends = self.saved.pop(call.number)
+        _, weights, edges, ends = self.saved.pop(call.number)
         known = self.seeds.pop(call.number, None)
         edges, seeds = self._seeds(edges, ends) if known is None else known
         if edges:
-            weights = [self.slots[s] for s in call.weights]
             found = torch.autograd.grad(edges, weights, seeds, allow_unused=True)
-            self._accumulate(call.weights, found)
+            self._accumulate(call, found)
+        if self.weights is not None:
+            self.weights.used(self.slots, call, weights)
 
     def _seeds(self, edges: Sequence[Any], ends: Sequence[int]) -> tuple[list[Any], list[Tensor]]:
         """The gradients that have come for what a segment gave."""
@@ -273,9 +320,12 @@ class Executor:
             self.grads[slot] = known + gradient
             self.owned.add(slot)
 
-    def _accumulate(self, weights: Sequence[int], found: Sequence[Tensor | None]) -> None:
-        for slot, gradient in zip(weights, found, strict=False):
+    def _accumulate(self, call: Call, found: Sequence[Tensor | None]) -> None:
+        for slot, gradient in zip(call.weights, found, strict=False):
             if gradient is None:
+                continue
+            if self.weights is not None:
+                self.weights.add(call.key.step, slot, gradient)
                 continue
             place = self.bucket_of.get(slot)
             if place is None:
@@ -295,14 +345,16 @@ class Executor:
             return
         source = self.slots if action.what in ("activation", "partial", "pull") else self.grads
         tensors = [self._part(part, source, action.dtype) for part in action.parts]
-        if len(tensors) == 1:
+        if not tensors:  # a word: it has no content
+            buffer = torch.zeros(1, dtype=action.dtype, device=self.place)
+        elif len(tensors) == 1:
             buffer = tensors[0].detach().contiguous().view(-1)
             if action.what == "pull":
                 buffer = buffer.clone()  # parameters change in place
         else:
             buffer = torch.cat([t.detach().reshape(-1) for t in tensors])
         pending = self.transport.send(action.peer, action.tag, buffer, action.label)
-        self.sending.append((pending, buffer))
+        self.sending[action.number] = pending, buffer
         if action.what in ("gradient", "partial gradient", "push"):
             for part in action.parts:
                 for slot in part.slots:
@@ -327,9 +379,14 @@ class Executor:
         self.owned.discard(slot)
         self.given.discard(slot)
 
-    def _post_next(self) -> None:
-        if self.next_post < len(self.receives):
-            self._post(self.receives[self.next_post])
+    def _post_ahead(self) -> None:
+        """Receives that come next: many small ones, of large ones the next and one more."""
+        while self.next_post < len(self.receives):
+            receive, waiting = self.receives[self.next_post], len(self.posted)
+            room = self.ahead + receive.nbytes <= AHEAD or waiting < 2
+            if waiting >= WINDOW or not room:
+                return
+            self._post(receive)
             self.next_post += 1
 
     def _post(self, receive: Receive) -> None:
@@ -338,13 +395,15 @@ class Executor:
         buffer = torch.empty(receive.elements, dtype=receive.dtype, device=self.place)
         pending = self.transport.receive(receive.peer, receive.tag, buffer, receive.label)
         self.posted[receive.number] = pending, buffer
+        self.ahead += receive.nbytes
 
     def _receive(self, receive: Receive) -> None:
         if not self.transport.early:
             self._post(receive)
-        elif receive.number >= self.next_post:
-            while self.next_post <= receive.number:
-                self._post_next()
+            return
+        while self.next_post <= receive.number:
+            self._post(self.receives[self.next_post])
+            self.next_post += 1
 
     def _arrive(self, action: Arrive) -> None:
         receive = action.receive
@@ -353,9 +412,16 @@ class Executor:
             return
         pending, buffer = found
         pending.wait()
+        self.ahead -= receive.nbytes
+        for number in action.answers:  # what this answers has arrived
+            if number in self.sending:
+                sent, _ = self.sending.pop(number)
+                sent.wait()
         if self.transport.early:
-            self._post_next()
-        if len(receive.parts) == 1:
+            self._post_ahead()
+        if not receive.parts:
+            pass
+        elif len(receive.parts) == 1:
             self._take(receive.what, receive.parts[0], buffer.view(receive.parts[0].shape))
         else:
             sizes = [math.prod(part.shape) for part in receive.parts]
@@ -407,13 +473,15 @@ class Executor:
             self.slots[slot] = None
 
     def _note(self, action: Note) -> None:
-        share = self.weight / self.program.plan.microbatches
+        sizes = self.program.sizes
+        share = self.weight * sizes[action.key.micro] / sum(sizes)
         loss = self.slots[action.slot]
-        self.losses.append(loss.detach() * share)
+        if action.counts or self.known:
+            self.losses.append((action.key.step, loss.detach() * share))
         if action.seeds:
             self.grads[action.slot] = torch.full_like(loss, share)
-        first = self.transport.early and self.transport.rank == self.teller and not self.known
-        if first and len(self.losses) == self.program.plan.microbatches:
+        all_there = len(self.losses) == self.program.plan.microbatches * self.count
+        if self.transport.early and self._tells_early and action.counts and all_there:
             self._tell()
         for slot in action.drop:
             self.slots[slot] = None
@@ -421,7 +489,11 @@ class Executor:
     def _sum(self, action: Sum) -> None:
         if not self.updating:
             return
-        bucket, flat = self.plan.buckets[action.bucket], self.flat[action.bucket]
+        bucket = self.plan.buckets[action.bucket]
+        if self.weights is not None:
+            self._sum_of_step(action, bucket)
+            return
+        flat = self.flat[action.bucket]
         for slot in bucket.slots:
             if slot not in self.given:
                 self.bucket_of[slot].zero_()
@@ -431,7 +503,36 @@ class Executor:
             self.transport.all_reduce(bucket.devices, action.tag, flat, action.label)
         )
 
-    def _update(self, _: Step) -> None:
+    def _sum_of_step(self, action: Sum, bucket: Bucket) -> None:
+        """Where steps overlap, each has its own sums."""
+        assert self.weights is not None
+        step = action.key.step
+        found = [self.weights.take(step, s, self.slots[s]) for s in bucket.slots]
+        flat = torch.cat([t.reshape(-1) for t in found])
+        pending = self.transport.all_reduce(bucket.devices, action.tag, flat, action.label)
+        pieces = torch.split(flat, [t.numel() for t in found])
+        for slot, piece, tensor in zip(bucket.slots, pieces, found, strict=True):
+            self.weights.sums[step, slot] = pending, piece.view(tensor.shape)
+
+    def _update_some(self, action: Step) -> None:
+        """Where steps overlap: the parameters whose gradients of a step are complete."""
+        assert self.weights is not None
+        parameters = [self.slots[s] for s in action.slots]
+        gradients = [
+            self.weights.take(action.key.step, s, p)
+            for s, p in zip(action.slots, parameters, strict=True)
+        ]
+        self.weights.make_room(action, parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self.update()
+        for parameter in parameters:
+            parameter.grad = None
+
+    def _update(self, action: Step) -> None:
+        if self.weights is not None:
+            self._update_some(action)
+            return
         if not self.updating:
             return
         for pending in self.summing:

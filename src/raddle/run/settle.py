@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 
 import torch
 
 from raddle.graph.box import Box
 from raddle.graph.graph import Op
+from raddle.plan.pipelining import is_asynchronous
 from raddle.program.program import (
     Instruction,
     Key,
@@ -18,9 +20,11 @@ from raddle.program.program import (
     Reduce,
     Run,
     Update,
+    Variant,
     tensors_in,
 )
 from raddle.program.segments import segments
+from raddle.program.versions import parameters_of
 from raddle.run.actions import (
     Action,
     Actions,
@@ -28,6 +32,7 @@ from raddle.run.actions import (
     Backward,
     Bucket,
     Call,
+    Feed,
     Forward,
     Keep,
     Note,
@@ -38,6 +43,7 @@ from raddle.run.actions import (
     Step,
     Sum,
 )
+from raddle.run.answers import Answers
 from raddle.run.code import Code, Of, Piece, Writer
 from raddle.run.gathering import gather, overlapping
 
@@ -45,7 +51,7 @@ Slots = list[tuple[Box, int]]  # pieces, with the slots that hold them
 
 
 def settle(program: Program, device: int, place: torch.device) -> Actions:
-    """The actions of a device for one step (the program's first)."""
+    """The actions of a device for one step (the program's first); for all, where steps overlap."""
     return _Settling(program, device, place).actions()
 
 
@@ -54,19 +60,29 @@ class _Settling:
         self.program, self.device, self.place = program, device, place
         self.graph, self.plan = program.graph, program.plan
         self.ops = {op.name: op for op in self.graph.ops}
+        self.overlap = is_asynchronous(self.plan)
         self.shapes: list[tuple[int, ...]] = []
         self.sources: list[Source] = []
         self.made: dict[tuple[Key, Of], Slots] = {}
         self.received: dict[tuple[Key, Of], Slots] = {}
         self.lasting: dict[str, Slots] = {}  # parameters, buffers, constants
         self.fed: dict[tuple[Key, str], Slots] = {}  # inputs and seeds
-        self.hulls = self._hulls()
-        self.segments = segments(program, device)
-        self.segment_of = {op.name: n for n, ops in enumerate(self.segments) for op in ops}
+        self.source_of: dict[int, Source] = {}  # the same, by slot
+        self.taken: set[int] = set()  # slots that something has fed
+        self.hulls = [self._hulls(variant) for variant in program.variants]
+        self.segments = [segments(program, device, v) for v in range(len(program.variants))]
+        self.segment_of = [
+            {op.name: n for n, ops in enumerate(own) for op in ops} for own in self.segments
+        ]
+        self.sent = self._sent()
+        self.versions: dict[tuple[Key, str, str], int] = {}  # of a weight that an operator uses
         self.codes: dict[object, Code] = {}
         self.calls: dict[tuple[object, Key], Call] = {}
         self.out: list[Action] = []
         self.waiting: dict[int, list[Receive]] = {}  # by instruction
+        self.answers = Answers(program, device, all_steps=self.overlap)
+        self.answered: dict[tuple[int, int], list[int]] = {}  # sends, by instruction and peer
+        self.sends = 0
         self.updated: list[int] = []
         self.buckets: list[Bucket] = []
         self.groups: list[tuple[int, ...]] = []
@@ -79,22 +95,28 @@ class _Settling:
         self.shapes.append(box.shape)
         return len(self.shapes) - 1
 
-    def _hulls(self) -> dict[str, Box]:
+    def _hulls(self, variant: Variant) -> dict[str, Box]:
         """The smallest box of every input and frozen value that holds all that this device reads."""
         hulls: dict[str, Box] = {}
-        for op in self.graph.ops:
+        for op in variant.graph.ops:
             names = [(i, n) for i, n in enumerate(op.inputs) if self.graph.values[n].role != "op"]
-            for tile in self.plan.tiles[op.name].tiles if names else ():
+            for tile in variant.tiles[op.name].tiles if names else ():
                 if tile.device != self.device:
                     continue
                 regions = op.space.regions(tile.box)
                 for i, name in names:
                     region = regions[i]
                     if region is not None:
-                        hull = hulls.get(name, region)
-                        lo, hi = map(min, hull.lo, region.lo), map(max, hull.hi, region.hi)
-                        hulls[name] = Box(tuple(lo), tuple(hi))
+                        hulls[name] = _hull(hulls.get(name, region), region)
         return hulls
+
+    def _sent(self) -> list[set[str]]:
+        """By variant, the values that this device sends."""
+        sent: list[set[str]] = [set() for _ in self.program.variants]
+        for i in self.program.instructions:
+            if isinstance(i, Move) and any(m.source == self.device for m in i.messages):
+                sent[i.key.replica].add(i.value)
+        return sent
 
     def _place_lasting(self) -> None:
         for name, shares in self.program.shares.items():
@@ -105,10 +127,11 @@ class _Settling:
                     self.updated.append(slot)
         for value in self.graph.values.values():
             full = Box.full(value.shape)
+            read = [hulls[value.name] for hulls in self.hulls if value.name in hulls]
             if value.role == "buffer":
                 self._last(value.name, "buffer", full)
-            elif value.role in ("frozen", "constant") and value.name in self.hulls:
-                box = full if value.role == "constant" else self.hulls[value.name]
+            elif value.role in ("frozen", "constant") and read:
+                box = full if value.role == "constant" else reduce(_hull, read)
                 self._last(value.name, value.role, box)
 
     def _last(self, name: str, role: str, box: Box) -> int:
@@ -125,9 +148,10 @@ class _Settling:
         assert isinstance(of, str)
         if role in ("input", "seed"):
             if (key, of) not in self.fed:
-                box = self.hulls[of] if role == "input" else Box((), ())
+                box = self.hulls[key.replica][of] if role == "input" else Box((), ())
                 source = Source(of, role, box, self._slot(box), key)
                 self.sources.append(source)
+                self.source_of[source.slot] = source
                 self.fed[key, of] = [(box, source.slot)]
             return self.fed[key, of]
         return self.lasting[of]
@@ -135,23 +159,18 @@ class _Settling:
     # -- instructions ------------------------------------------------------------------------------
 
     def actions(self) -> Actions:
-        here = [(n, i) for n, i in enumerate(self.program.instructions) if i.key.step == 0]
+        here = [
+            (n, i) for n, i in enumerate(self.program.instructions) if self.overlap or not i.key.step
+        ]
         waits = self._segment_waits(here)
         tag = 0
-        updates = False
         for number, i in here:
             tags = range(tag, tag + _tags(i))
             tag += len(tags)
             if isinstance(i, Reduce):
                 self._groups(i)
             if isinstance(i, Update):
-                if not updates:
-                    # All gradients are there before the first update, so one step of the optimizer
-                    # does all; ranks without parameters take part, if only in clipping.
-                    updates = True
-                    every = (u for _, u in here if isinstance(u, Update))
-                    self._arrive(d for u in every for d in u.deps)
-                    self.out.append(Step())
+                self._update(i, here)
                 continue
             if self.device not in i.devices:
                 continue
@@ -165,6 +184,8 @@ class _Settling:
                 self._reduce(i, tags[0])
         self._arrive(list(self.waiting))
         self._number_receives()
+        if self.overlap:
+            self._spend()
         outputs = self._outputs()
         self._drop({slot for pieces in outputs.values() for _, slot in pieces})
         return Actions(
@@ -172,14 +193,56 @@ class _Settling:
             self.buckets, outputs, self.written, self.groups, self._links(),
         )  # fmt: skip
 
+    def _update(self, update: Update, here: Sequence[tuple[int, Instruction]]) -> None:
+        if not self.overlap:
+            if not any(isinstance(action, Step) for action in self.out):
+                # All gradients are there before the first update, so one step of the optimizer
+                # does all; ranks without parameters take part, if only in clipping.
+                every = (u for _, u in here if isinstance(u, Update))
+                self._arrive(d for u in every for d in u.deps)
+                self.out.append(Step())
+            return
+        if self.device not in update.devices:
+            return
+        slots = tuple(
+            slot for box, slot in self.lasting[update.parameter] if slot in self.updated
+        )
+        last = self.out[-1] if self.out else None
+        if isinstance(last, Step) and last.key == update.key:
+            last.slots += slots
+        else:
+            self.out.append(Step(update.key, slots))
+
+    def _spend(self) -> None:
+        """Which old weights are used after an update, and which forward is the last to use them."""
+        done: dict[int, int] = {}  # updates so far, by slot
+        steps: dict[tuple[int, int], Step] = {}  # that replaces a version of a slot
+        uses: dict[tuple[int, int], Forward] = {}  # the last use of one that was replaced
+        for action in self.out:
+            if isinstance(action, Step):
+                for slot in action.slots:
+                    steps[slot, done.get(slot, 0)] = action
+                    done[slot] = done.get(slot, 0) + 1
+            elif isinstance(action, Forward) and not action.again:
+                for slot, version in zip(action.call.weights, action.versions, strict=True):
+                    if version < done.get(slot, 0):
+                        uses[slot, version] = action
+        for (slot, version), action in uses.items():
+            steps[slot, version].kept += (slot,)
+            action.spent.append((slot, version))
+
     def _segment_waits(
         self, here: Sequence[tuple[int, Instruction]]
     ) -> dict[tuple[Key, str, int], set[int]]:
         """What a segment waits for: all that its operators wait for."""
         waits: dict[tuple[Key, str, int], set[int]] = {}
+        read = parameters_of(self.graph)
         for _, i in here:
             if isinstance(i, Run) and self.device in i.devices:
-                segment = self.segment_of[i.op]
+                if i.phase == "F" and i.versions:
+                    for name, version in zip(read[i.op], i.versions, strict=True):
+                        self.versions[i.key, i.op, name] = version
+                segment = self.segment_of[i.key.replica][i.op]
                 waits.setdefault((i.key, i.phase, segment), set()).update(i.deps)
         return waits
 
@@ -187,13 +250,15 @@ class _Settling:
         """Waits for messages where they are first needed; buffers take what has come."""
         for d in deps:
             receives = self.waiting.pop(d, [])
-            self.out += [Arrive(r) for r in receives]
+            for receive in receives:
+                answers = self.answered.get((d, receive.peer), [])
+                self.out.append(Arrive(receive, answers))
             if receives and receives[0].what == "activation":
                 self._keep({receives[0].value}, receives[0].key)
 
     def _run(self, run: Run, waits: dict[tuple[Key, str, int], set[int]]) -> None:
         """A segment runs where its first instruction stands; the others are part of it."""
-        number = self.segment_of[run.op]
+        number = self.segment_of[run.key.replica][run.op]
         deps = waits.pop((run.key, run.phase, number), None)
         if deps is None:
             return
@@ -201,31 +266,44 @@ class _Settling:
         if run.phase == "F":
             self._forward(number, run.key)
             return
-        call = self.calls[number, run.key]
+        call = self.calls[(run.key.replica, number), run.key]
         if run.phase == "R":
             self.out.append(Forward(call, again=True))
         else:
             self.out.append(Backward(call, run.phase))
 
     def _forward(self, number: int, key: Key) -> None:
-        ops = self.segments[number]
-        if number not in self.codes:
+        ops, where = self.segments[key.replica][number], (key.replica, number)
+        if where not in self.codes:
             again = any(ops[0].name in block for block in self.plan.recompute)
-            self.codes[number] = self._writer(key).segment(ops, self._wanted(ops), again=again)
-        call = self._call(number, key, self.codes[number], _label(ops))
+            wanted = self._wanted(ops, key.replica)
+            self.codes[where] = self._writer(key).segment(ops, wanted, again=again)
+        call = self._call(where, key, self.codes[where], _label(ops))
         names = {name for block in self.plan.recompute for name in block}
         call.recompute = call.backward and ops[0].name in names
         call.split = self.plan.split_backward
-        self.out.append(Forward(call))
-        self._after([op for op in ops if op.name not in self.program.merges], key)
+        self.out.append(Forward(call, versions=self._versions_of(call, ops)))
+        merges = self.program.variant(key).merges
+        self._after([op for op in ops if op.name not in merges], key)
+
+    def _versions_of(self, call: Call, ops: Sequence[Op]) -> tuple[int, ...]:
+        """By weight, the version that the segment uses; its operators agree on it."""
+        if not self.overlap:
+            return ()
+        found = {n: v for op in ops for (k, o, n), v in self._by_op(call.key, op)}
+        return tuple(found[piece.of] for piece in call.code.weights)  # type: ignore[index]
+
+    def _by_op(self, key: Key, op: Op) -> list[tuple[tuple[Key, str, str], int]]:
+        names = dict.fromkeys(n for n in op.inputs if (key, op.name, n) in self.versions)
+        return [((key, op.name, n), self.versions[key, op.name, n]) for n in names]
 
     def _merge(self, merge: Merge) -> None:
         self._arrive(merge.deps)
-        where = ("merge", merge.op)
+        where = ("merge", merge.op, merge.key.replica)
         if merge.phase == "B":
             self.out.append(Backward(self.calls[where, merge.key]))
             return
-        op = self.ops[merge.op]
+        op = self.program.variant(merge.key).ops[merge.op]
         if where not in self.codes:
             self.codes[where] = self._writer(merge.key).merge(op, merge.cells)
         call = self._call(where, merge.key, self.codes[where], f"merge {op.name}")
@@ -236,25 +314,26 @@ class _Settling:
         def boxes(of: Of) -> list[Box]:
             return [box for box, _ in self._held(key, of)]
 
-        return Writer(self.program, self.device, self.place, boxes, lambda p: self._kind(key, p))
+        variant = self.program.variant(key)
+        return Writer(
+            self.program, variant, self.device, self.place, boxes, lambda p: self._kind(key, p)
+        )
 
-    def _wanted(self, ops: Sequence[Op]) -> set[str]:
+    def _wanted(self, ops: Sequence[Op], variant: int) -> set[str]:
         """Values of a segment that are needed outside of it."""
         inside = {op.name for op in ops}
         made = {o for op in ops for o in op.outputs}
         wanted = set(self.graph.updates.values()) | set(self.graph.outputs) | {self.graph.loss}
         for op in self.graph.ops:
-            if op.name in self.segment_of and op.name not in inside:
+            if op.name in self.segment_of[variant] and op.name not in inside:
                 wanted.update(op.inputs)
-        for i in self.program.instructions:
-            if i.key.step or i.key.micro:
-                break
-            if isinstance(i, Move) and any(m.source == self.device for m in i.messages):
-                wanted.add(i.value)
+        wanted |= self.sent[variant]
         return {name for name in made if name in wanted}
 
     def _call(self, number: object, key: Key, code: Code, label: str) -> Call:
         call = Call(len(self.calls), label, code, key)
+        for piece in (*code.graded, *code.plain):
+            self._feed(key, piece.of)
         call.graded = [self._slot_of(key, piece) for piece in code.graded]
         call.weights = [self._slot_of(key, piece) for piece in code.weights]
         call.plain = [self._slot_of(key, piece) for piece in code.plain]
@@ -269,6 +348,14 @@ class _Settling:
         self.calls[number, key] = call
         return call
 
+    def _feed(self, key: Key, of: Of) -> None:
+        """What a batch gives is taken where it is first read."""
+        if isinstance(of, str) and self.graph.values[of].role in ("input", "seed"):
+            ((_, slot),) = self._held(key, of)
+            if slot not in self.taken:
+                self.taken.add(slot)
+                self.out.append(Feed(self.source_of[slot], key))
+
     def _slot_of(self, key: Key, piece: Piece) -> int:
         return next(slot for box, slot in self._held(key, piece.of) if box == piece.box)
 
@@ -281,7 +368,8 @@ class _Settling:
             return "weight" if self.graph.values[of].role == "parameter" else "graded"
         own = any(box == piece.box for box, _ in self.made.get((key, of), []))
         # Where the program closes, others start the gradients of their own parts.
-        return "graded" if own or of[0] not in self.program.closing else "plain"
+        closes = of[0] in self.program.variant(key).closing
+        return "graded" if own or not closes else "plain"
 
     def _is_active(self, of: Of) -> bool:
         """Of partial results: whether any output of the operator is (of moments, only the variance)."""
@@ -296,8 +384,9 @@ class _Settling:
             loss = self.graph.loss
             assert loss is not None
             ((_, slot),) = self.made[key, loss]
-            first = self.device == self.program.loss_devices[0]
-            self.out.append(Note(slot, seeds=first or bool(self.program.closing)))
+            variant = self.program.variant(key)
+            first = self.device == variant.loss_devices[0]
+            self.out.append(Note(slot, first or bool(variant.closing), first, key))
 
     def _keep(self, names: set[str], key: Key) -> None:
         keep = Keep()
@@ -319,7 +408,13 @@ class _Settling:
     def _move(self, number: int, move: Move, tags: Sequence[int]) -> None:
         for message, tag in zip(move.messages, tags, strict=True):
             if message.source == self.device:
-                self.out.append(self._send(move, message, tag))
+                send = self._send(move, message, tag)
+                send.number = self.sends
+                self.sends += 1
+                self.out.append(send)
+                answer = self.answers.first(number, message.target)
+                if answer is not None:
+                    self.answered.setdefault(answer, []).append(send.number)
         for message, tag in zip(move.messages, tags, strict=True):
             if message.target == self.device:
                 receive = self._receive(move, message, tag)
@@ -328,6 +423,8 @@ class _Settling:
 
     def _things(self, move: Move, message: Message) -> list[Of]:
         """What a message carries of each box: a value, or the tensors of a part."""
+        if move.what == "word":
+            return []
         if message.part < 0:
             return [move.value]
         op = self.program.producer(move.value).name
@@ -379,7 +476,7 @@ class _Settling:
         )
 
     def _links(self) -> list[tuple[int, int]]:
-        moves = (i for i in self.program.instructions if isinstance(i, Move) and i.key.step == 0)
+        moves = (i for i in self.program.instructions if isinstance(i, Move))
         return sorted({(m.source, m.target) for i in moves for m in i.messages})
 
     # -- parameters ----------------------------------------------------------------------------------
@@ -388,19 +485,19 @@ class _Settling:
         for shares in reduce.shares:
             self.groups += [s.devices for s in shares if s.devices not in self.groups]
 
-    def _reduce(self, reduce: Reduce, tag: int) -> None:
+    def _reduce(self, summed: Reduce, tag: int) -> None:
         together: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[int, int]]] = {}
-        for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
+        for name, shares in zip(summed.parameters, summed.shares, strict=True):
             slots = dict(self.lasting[name]) if name in self.lasting else {}
             for share in shares:
                 if self.device in share.devices:
                     own = together.setdefault((share.devices, self.graph.values[name].dtype), [])
                     own.append((slots[share.box], share.box.volume))
-        label = f"reduce {reduce.parameters[0]}"
+        label = f"reduce {summed.parameters[0]}"
         for (devices, dtype), own in together.items():
             elements = sum(volume for _, volume in own)
             self.buckets.append(Bucket(devices, tuple(s for s, _ in own), dtype, elements))
-            self.out.append(Sum(len(self.buckets) - 1, tag, label))
+            self.out.append(Sum(len(self.buckets) - 1, tag, label, summed.key))
 
     # -- what is dropped when -------------------------------------------------------------------------
 
@@ -429,6 +526,11 @@ class _Settling:
                 if slot not in done:
                     done.add(slot)
                     drop.append(slot)
+
+
+def _hull(one: Box, other: Box) -> Box:
+    lo, hi = map(min, one.lo, other.lo), map(max, one.hi, other.hi)
+    return Box(tuple(lo), tuple(hi))
 
 
 def _touched(action: Action) -> Iterable[int]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from raddle.graph.box import Box
 from raddle.graph.interpret import Pieces, whole
+from raddle.plan.pipelining import is_asynchronous
 from raddle.program.program import Key, Program
 from raddle.run.actions import Source
 from raddle.run.executor import Executor
@@ -98,17 +99,22 @@ class _Rank:
             self.optimizer.step()
 
     def run(self) -> None:
+        if is_asynchronous(self.program.plan):
+            self.losses = self.executor.run_steps(partial(self._feed, 0), 0).tolist()
+            return
         for step in range(self.program.plan.steps):
             loss = self.executor.run(partial(self._feed, step), step)
             self.losses.append(float(loss))
 
     def _feed(self, step: int, source: Source) -> Tensor:
-        tensor = self.batches(Key(step, source.key.micro))[source.name]
+        key = source.key
+        tensor = self.batches(Key(step + key.step, key.micro))[source.name]
         return tensor[_within(self.program, source)]
 
 
 def _within(program: Program, source: Source) -> tuple[slice, ...]:
-    return source.box.within(Box.full(program.graph.values[source.name].shape))
+    graph = program.variant(source.key).graph
+    return source.box.within(Box.full(graph.values[source.name].shape))
 
 
 def _state(program: Program, ranks: list[_Rank]) -> dict[str, Tensor]:

@@ -66,9 +66,8 @@ class _Builder:
         self.compute = Compute(
             program.graph, program.active, profile, split=program.plan.split_backward
         )
-        self.ops = {op.name: op for op in program.graph.ops}
-        self.runs: dict[tuple[str, str], tuple[Array, Array]] = {}
-        self.moves: dict[tuple[str, str], tuple[Array, ...]] = {}
+        self.runs: dict[tuple[str, str, int], tuple[Array, Array]] = {}
+        self.moves: dict[object, tuple[Array, ...]] = {}
 
     def block(
         self, instruction: int, duration: Array, first: Array, second: Array, device: Array,
@@ -130,16 +129,17 @@ class _Builder:
         self.place(devices, ids)
 
     def run(self, number: int, run: Run) -> None:
-        known = self.runs.get((run.op, run.phase))
+        known = self.runs.get((run.op, run.phase, run.key.replica))
         if known is None:
             seconds = self._run_seconds(run)
             known = np.array(list(seconds)), nanoseconds(list(seconds.values()))
-            self.runs[run.op, run.phase] = known
+            self.runs[run.op, run.phase, run.key.replica] = known
         self.on_devices(number, *known, run.deps)
 
     def _run_seconds(self, run: Run) -> dict[int, float]:
         """By device, the seconds of its tiles."""
-        op, tiling = self.ops[run.op], self.program.plan.tiles[run.op]
+        variant = self.program.variant(run.key)
+        op, tiling = variant.ops[run.op], variant.tiles[run.op]
         seconds = dict.fromkeys(run.devices, 0.0)
         if isinstance(tiling, Grid) and _alike(
             op, tiling
@@ -154,8 +154,7 @@ class _Builder:
         return seconds
 
     def merge(self, number: int, merge: Merge) -> None:
-        op = self.ops[merge.op]
-        width = self.program.width(op.outputs[0])
+        width = self.program.width(self.program.variant(merge.key).ops[merge.op].outputs[0])
         seconds = dict.fromkeys(merge.devices, 0.0)
         for cell in merge.cells:
             for d in cell.devices:
@@ -184,7 +183,7 @@ class _Builder:
         )
 
     def move(self, number: int, move: Move) -> None:
-        key = (move.value, move.what)
+        key = (move.value, move.what, id(move.messages))
         if key not in self.moves:
             self.moves[key] = self._routes(move)
         duration, first, second, source, target, nbytes = self.moves[key]

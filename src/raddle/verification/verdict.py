@@ -77,11 +77,12 @@ def _job(path: str, model: str, seed: int) -> tuple[Job, list[str]]:
     job = load_job(path, model=model, dtype="float64", seed=seed)
     if job.plan.bn != "local" or has_serial_reference(job.graph, job.plan):
         return job, []
+    bn = "global" if job.plan.microbatches == 1 else "microbatch"
     note = (
         "bn: local has no serial reference for this plan, whose copies of a sample are normalised "
-        "differently: verified with bn: global."
+        f"differently: verified with bn: {bn}."
     )
-    return load_job(path, model=model, dtype="float64", bn="global", seed=seed), [note]
+    return load_job(path, model=model, dtype="float64", bn=bn, seed=seed), [note]
 
 
 def _progress(heard: Heard, steps: int) -> Callable[[str, int], None]:

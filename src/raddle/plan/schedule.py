@@ -1,0 +1,280 @@
+"""A pipeline's schedule: which worker runs which stage of which micro-batch, in which order.
+
+A schedule is one row of actions a worker. When an action starts follows from rows and dependencies:
+
+    F(s, m) after F(s-1, m)        B(s, m) after F(s, m) and B(s+1, m)        W(s, m) after B(s, m)
+
+so times are no part of a schedule: `slots` gives them for any durations, `rows` draws them for equal ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+from raddle.errors import InputError
+
+# s: stage, m: micro-batch, w: worker
+
+Time: TypeAlias = int | Fraction
+
+PHASES = ("F", "B", "W")
+TOKEN = re.compile(r"([FBW])([0-9]{1,9})(?:\.([0-9]{1,9}))?")
+
+
+class Action(NamedTuple):
+    phase: str  # F: forward, B: backward, W: the part of the backward for parameters, where it is split
+    stage: int
+    micro: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Rows by worker, each in its order. B gives all gradients unless there are W actions."""
+
+    rows: tuple[tuple[Action, ...], ...]
+    waits: tuple[tuple[Action, Action], ...] = ()  # the first starts after the end of the second
+
+    @cached_property
+    def stages(self) -> int:
+        return 1 + max((action.stage for row in self.rows for action in row), default=-1)
+
+    @cached_property
+    def microbatches(self) -> int:
+        return 1 + max((action.micro for row in self.rows for action in row), default=-1)
+
+    @cached_property
+    def split(self) -> bool:
+        return any(action.phase == "W" for row in self.rows for action in row)
+
+    @property
+    def last(self) -> str:
+        """The phase after which nothing of a micro-batch is kept."""
+        return "W" if self.split else "B"
+
+    def worker(self, stage: int, micro: int) -> int:
+        """The row that runs a stage of a micro-batch, in all its phases."""
+        return self._workers[stage, micro]
+
+    @cached_property
+    def _workers(self) -> dict[tuple[int, int], int]:
+        return {(a.stage, a.micro): w for w, row in enumerate(self.rows) for a in row}
+
+    @cached_property
+    def _plain(self) -> bool:
+        """Whether worker w runs stage w alone, so that tokens need no stage."""
+        return all(action.stage == w for w, row in enumerate(self.rows) for action in row)
+
+
+def order(schedule: Schedule) -> list[Action]:
+    """All actions in one order that rows and dependencies allow: by start in unit time, then by worker."""
+    times = enumerate(slots(schedule))
+    starts = [(start, w, action) for w, line in times for start, _, action in line]
+    return [action for _, _, action in sorted(starts)]
+
+
+def slots(
+    schedule: Schedule, forward: Time = 1, backward: Time = 1, weights: Time = 1
+) -> list[list[tuple[Time, Time, Action]]]:
+    """By worker: (start, end, action), each as early as its row and its dependencies let it."""
+    check(schedule)
+    duration = {"F": forward, "B": backward, "W": weights}
+    needs = _needs(schedule)
+    ends: dict[Action, Time] = {}
+    times: list[list[tuple[Time, Time, Action]]] = [[] for _ in schedule.rows]
+    waiting: dict[Action, list[int]] = {}  # workers, by what they wait for
+    ready = deque(range(len(schedule.rows)))
+    while ready:
+        w = ready.popleft()
+        row, line = schedule.rows[w], times[w]
+        while len(line) < len(row):
+            action = row[len(line)]
+            missing = next((need for need in needs[action] if need not in ends), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(w)
+                break
+            free = line[-1][1] if line else 0
+            start = max([free, *(ends[need] for need in needs[action])])
+            ends[action] = start + duration[action.phase]
+            line.append((start, ends[action], action))
+            ready.extend(waiting.pop(action, ()))
+    if waiting:
+        raise InputError(
+            _deadlock(schedule, {w: need for need, ws in waiting.items() for w in ws}, ends)
+        )
+    return times
+
+
+def rows(schedule: Schedule) -> list[str]:
+    """The picture, one line a worker, where every action takes one unit of time; dots are idle."""
+    times = slots(schedule)
+    end = max(line[-1][1] for line in times if line)
+    width = max(len(_token(schedule, action)) for row in schedule.rows for action in row)
+    picture = []
+    for line in times:
+        cells = ["." * width] * int(end)
+        for start, _, action in line:
+            cells[int(start)] = _token(schedule, action).ljust(width)
+        picture.append(" ".join(cells).rstrip())
+    return picture
+
+
+def bubble(
+    schedule: Schedule, forward: Time = 1, backward: Time = 1, weights: Time = 1
+) -> Fraction:
+    """The idle share of workers × makespan."""
+    times = slots(schedule, forward, backward, weights)
+    makespan = max(line[-1][1] for line in times if line)
+    busy = sum(end - start for line in times for start, end, _ in line)
+    return 1 - Fraction(busy) / (len(times) * makespan)
+
+
+def alive(schedule: Schedule) -> list[int]:
+    """By worker, the most (stage, micro-batch) whose F has run and whose last phase has not."""
+    peaks = []
+    for row in schedule.rows:
+        now = peak = 0
+        for action in row:
+            now += (action.phase == "F") - (action.phase == schedule.last)
+            peak = max(peak, now)
+        peaks.append(peak)
+    return peaks
+
+
+def write(schedule: Schedule) -> str:
+    """One line a worker, then one line for each action that waits for another."""
+    lines = [" ".join(_token(schedule, action) for action in row) or "." for row in schedule.rows]
+    lines += [f"{_full(first)} after {_full(second)}" for first, second in schedule.waits]
+    return "\n".join(lines)
+
+
+def read(text: str) -> Schedule:
+    """What `write` or `rows` wrote: `F0 .. B0` a line, `F0.2` for stage 2, `F1.0 after B0.0` for a wait."""
+    lines: list[tuple[Action, ...]] = []
+    waits: list[tuple[Action, Action]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.split()
+        if "after" in words:
+            waits.append(_wait(words, number))
+        elif words:
+            marks = [word for word in words if word.strip(".")]
+            lines.append(tuple(_action(word, len(lines), number) for word in marks))
+    if not any(lines):
+        raise InputError(
+            "the schedule has no actions: write one line a worker, such as F0 F1 B0 B1."
+        )
+    return Schedule(tuple(lines), tuple(waits))
+
+
+def check(schedule: Schedule) -> None:
+    """InputError unless each phase of each stage of each micro-batch is there once, together in a row."""
+    counts = Counter(action for row in schedule.rows for action in row)
+    if not counts:
+        raise InputError(
+            "the schedule has no actions: give every worker a row, such as F0 F1 B0 B1."
+        )
+    for w, row in enumerate(schedule.rows):
+        for action in row:
+            _check_action(schedule, action, w, counts[action])
+    if len(counts) < schedule.stages * schedule.microbatches * len(_phases(schedule)):
+        missing = next(action for action in _all(schedule) if action not in counts)
+        raise InputError(
+            f"{_full(missing)} is missing: the schedule has {schedule.stages} stages and "
+            f"{schedule.microbatches} micro-batches, so add {_full(missing)} to a row."
+        )
+    for action in (action for pair in schedule.waits for action in pair):
+        if action not in counts:
+            raise InputError(f"a wait names {_full(action)}, which no row has: remove the wait.")
+
+
+def _check_action(schedule: Schedule, action: Action, w: int, count: int) -> None:
+    name = _full(action)
+    if action.phase not in PHASES or action.stage < 0 or action.micro < 0:
+        raise InputError(
+            f"worker {w} has {name}, which is no action: use F, B or W and numbers from 0."
+        )
+    other = schedule.worker(action.stage, action.micro)
+    if other != w:
+        raise InputError(
+            f"stage {action.stage} of micro-batch {action.micro} is in the rows of workers {w} "
+            f"and {other}: keep all its phases in one row."
+        )
+    if count > 1:
+        raise InputError(f"worker {w} has {name} {count} times: keep one of them.")
+
+
+def _phases(schedule: Schedule) -> tuple[str, ...]:
+    return PHASES if schedule.split else PHASES[:2]
+
+
+def _all(schedule: Schedule) -> Iterator[Action]:
+    for m in range(schedule.microbatches):
+        for s in range(schedule.stages):
+            for phase in _phases(schedule):
+                yield Action(phase, s, m)
+
+
+def _needs(schedule: Schedule) -> dict[Action, list[Action]]:
+    needs: dict[Action, list[Action]] = {action: [] for row in schedule.rows for action in row}
+    for (phase, s, m), need in needs.items():
+        if phase == "F" and s > 0:
+            need.append(Action("F", s - 1, m))
+        if phase == "B":
+            need.append(Action("F", s, m))
+            if s + 1 < schedule.stages:
+                need.append(Action("B", s + 1, m))
+        if phase == "W":
+            need.append(Action("B", s, m))
+    for first, second in schedule.waits:
+        needs[first].append(second)
+    return needs
+
+
+def _deadlock(schedule: Schedule, stuck: dict[int, Action], ends: dict[Action, Time]) -> str:
+    """Who waits for whom, once around: `stuck` has what each worker that cannot go on waits for."""
+    chain: list[int] = []
+    back = min(stuck)
+    while back not in chain:
+        chain.append(back)
+        back = schedule.worker(stuck[back].stage, stuck[back].micro)
+    links: list[str] = []
+    for w in chain[chain.index(back) :]:
+        head = next(action for action in schedule.rows[w] if action not in ends)
+        need = _token(schedule, stuck[w])
+        other = schedule.worker(stuck[w].stage, stuck[w].micro)
+        what = f"{need} of worker {other}" if other != w else f"its own {need}, which comes later"
+        who = "which" if links else f"worker {w}"
+        links.append(f"{who} waits with {_token(schedule, head)} for {what}")
+    return ", ".join(links) + ": change the order of a row."
+
+
+def _full(action: Action) -> str:
+    return f"{action.phase}{action.micro}.{action.stage}"
+
+
+def _token(schedule: Schedule, action: Action) -> str:
+    return f"{action.phase}{action.micro}" if schedule._plain else _full(action)
+
+
+def _action(word: str, w: int | None, number: int) -> Action:
+    match = TOKEN.fullmatch(word)
+    if match is None or (w is None and match[3] is None):
+        hint = "F0.1" if w is None else "F0, B0 or W0, or F0.1"
+        raise InputError(
+            f"line {number}: {word!r} is no action: write {hint} (micro-batch 0 of stage 1)."
+        )
+    stage = match[3] if match[3] is not None else w
+    assert stage is not None
+    return Action(match[1], int(stage), int(match[2]))
+
+
+def _wait(words: list[str], number: int) -> tuple[Action, Action]:
+    if len(words) != 3 or words[1] != "after":
+        line = " ".join(words)
+        raise InputError(f"line {number}: cannot read {line!r}: write a wait as F1.0 after B0.0.")
+    return _action(words[0], None, number), _action(words[2], None, number)

@@ -1,0 +1,179 @@
+"""The instructions of one micro-batch, stage by stage.
+
+Forward, operator by operator: run its tiles, merge what is partial, send what other devices need.
+Backward, in reverse: gradients come back on the same edges and are summed at the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from raddle.graph.graph import Op
+from raddle.program.collective import recognise
+from raddle.program.program import Instruction, Key, Merge, Message, Move, Run
+from raddle.program.settling import Settled
+
+
+class Writing(Protocol):
+    """What a micro-batch needs of the program that it is part of."""
+
+    def emit(self, instruction: Instruction) -> int: ...
+
+    def reads(self, name: str, key: Key, op: Op) -> Iterable[int]:
+        """What a use of a parameter or a buffer waits for."""
+
+    def complete(self, name: str, key: Key, at: int) -> None:
+        """Takes note of a contribution to a parameter's gradient."""
+
+
+class Micro:
+    """One micro-batch on its way."""
+
+    def __init__(
+        self, settled: Settled, key: Key, write: Writing, blocks: Mapping[str, Sequence[Op]]
+    ) -> None:
+        self.settled, self.key, self.write, self.blocks = settled, key, write, blocks
+        self.graph, self.plan, self.active = settled.graph, settled.plan, settled.active
+        self.producer = {o: op for op in self.graph.ops for o in op.outputs}
+        self.ready: dict[str, list[int]] = {}  # value -> the instructions that make it available
+        self.ran: dict[str, int] = {}
+        self.given: dict[str, list[int]] = {}  # value -> those that contribute to its gradient
+        self.by_stage: dict[tuple[str, int], list[int]] = {}  # the same, by the stage of the operator
+        self.later: list[tuple[Op, list[int]]] = []  # whose parameters wait for their gradients
+        self.again: dict[str, int] = {}  # recomputed operators
+
+    # -- forward -----------------------------------------------------------------------------------
+
+    def forward(self, ops: Sequence[Op], after: Iterable[int] = ()) -> None:
+        """Runs operators of a stage, `after` what it waits for without reading it."""
+        settled, key = self.settled, self.key
+        for op in ops:
+            deps = {*after, *(i for name in op.inputs for i in self.ready.get(name, []))}
+            deps |= {i for name in op.inputs for i in self.write.reads(name, key, op)}
+            at = self.write.emit(
+                Run(op.name, "F", key, settled.devices[op.name], tuple(sorted(deps)))
+            )
+            self.ran[op.name] = at
+            if op.name in settled.merges:
+                at = self._merge(op, "F", [at])
+            for name in op.outputs:
+                self.ready[name] = [at]
+                if settled.messages[name]:
+                    self.ready[name].append(
+                        self._move(name, "activation", settled.messages[name], [at])
+                    )
+
+    def _move(
+        self, value: str, what: str, messages: tuple[Message, ...], deps: Iterable[int]
+    ) -> int:
+        pattern = recognise(messages)
+        return self.write.emit(Move(value, what, self.key, messages, pattern, _sorted(deps)))
+
+    def _merge(self, op: Op, phase: str, deps: Sequence[int]) -> int:
+        settled, key = self.settled, self.key
+        placed, messages = settled.merges[op.name], settled.partial_messages[op.name]
+        devices = tuple(sorted({d for c in placed for d in c.devices}))
+        value = op.outputs[0]
+        if phase == "F":
+            after = list(deps)
+            if messages:
+                after.append(self._move(value, "partial", messages, deps))
+            return self.write.emit(Merge(op.name, "F", key, placed, devices, tuple(after)))
+        at = self.write.emit(Merge(op.name, "B", key, placed, devices, _sorted(deps)))
+        if messages and op.name not in settled.closing:
+            return self._move(value, "partial gradient", settled.partial_back[op.name], [at])
+        return at
+
+    # -- backward ----------------------------------------------------------------------------------
+
+    def backward(self, ops: Sequence[Op], *, weights: bool) -> None:
+        """Gradients leave as soon as they are complete: the last consumer's backward sends them on.
+
+        With `weights`, gradients of parameters that the plan keeps apart follow what others wait for;
+        else `weights` gives them when the schedule says so.
+        """
+        for op in reversed(ops):
+            if any(o in self.active for o in op.outputs):
+                sent = self._backward(op)
+                if sent and weights:  # others wait for these; gradients of parameters can wait
+                    self.weights()
+        if weights:
+            self.weights()
+
+    def _backward(self, op: Op) -> bool:
+        """Whether something was sent."""
+        settled = self.settled
+        if op.name in self.blocks and op.name not in self.again:
+            self._recompute(self.blocks[op.name])
+        deps = [self.again.get(op.name, self.ran[op.name])]
+        deps += [i for name in op.outputs for i in self.given.get(name, [])]
+        sent = False
+        if op.name in settled.merges:
+            deps.append(self._merge(op, "B", deps))
+            sent = bool(settled.partial_messages[op.name]) and op.name not in settled.closing
+        names = [name for name in dict.fromkeys(op.inputs) if name in self.active]
+        parameters = [n for n in names if self.graph.values[n].role == "parameter"]
+        apart = self.plan.split_backward and bool(parameters)
+        if len(parameters) < len(names) or not apart:
+            at = self.write.emit(
+                Run(op.name, "B", self.key, settled.devices[op.name], _sorted(deps))
+            )
+            deps = [*deps, at]
+        if apart:
+            self.later.append((op, deps))
+        for name in names:
+            if name not in parameters:
+                self.given.setdefault(name, []).append(at)
+                self.by_stage.setdefault((name, settled.stage_of[op.name]), []).append(at)
+                sent |= self._send_back(op, name)
+            elif not apart:
+                self.write.complete(name, self.key, at)
+        return sent
+
+    def _send_back(self, op: Op, name: str) -> bool:
+        """Sends those parts of a gradient to which this operator was the last to contribute."""
+        settled = self.settled
+        stage, sent = settled.stage_of[op.name], False
+        for portion in settled.returned[name]:
+            if stage not in portion.stages:
+                continue
+            own = [i for s in sorted(portion.stages) for i in self.by_stage.get((name, s), [])]
+            if len(own) == settled.contributions(name, portion.stages):
+                self.given[name].append(self._move(name, "gradient", portion.messages, own))
+                sent = True
+        return sent
+
+    def _recompute(self, block: Sequence[Op]) -> None:
+        """Runs a block forward once more, as far as its backward needs it."""
+        wanted: set[str] = set()
+        needed = []
+        for op in reversed(block):
+            if any(o in self.active or o in wanted for o in op.outputs):
+                needed.append(op)
+                wanted.update(op.inputs)
+        for op in reversed(needed):
+            deps = [self.ran[op.name]]
+            deps += [
+                self.again[p.name]
+                for i in op.inputs
+                if (p := self.producer.get(i)) and p.name in self.again
+            ]
+            devices = self.settled.devices[op.name]
+            self.again[op.name] = self.write.emit(
+                Run(op.name, "R", self.key, devices, _sorted(deps))
+            )
+
+    def weights(self, chosen: Callable[[Op], bool] = lambda op: True) -> None:
+        """Gradients of the parameters of operators whose activations have theirs."""
+        for op, deps in [item for item in self.later if chosen(item[0])]:
+            devices = self.settled.devices[op.name]
+            at = self.write.emit(Run(op.name, "W", self.key, devices, _sorted(deps)))
+            for name in dict.fromkeys(op.inputs):
+                if name in self.active and self.graph.values[name].role == "parameter":
+                    self.write.complete(name, self.key, at)
+        self.later = [item for item in self.later if not chosen(item[0])]
+
+
+def _sorted(deps: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(deps)))

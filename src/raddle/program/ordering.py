@@ -1,0 +1,134 @@
+"""The order of a program whose steps overlap, for any tiles: a device takes the next that is ready.
+
+The instructions of several steps are scheduled as a simulation would, first come, first served, with nominal
+speeds, so that the order follows from the graph and the plan alone and is the same on every rank. What
+stands between two transfers is not taken apart: it is executed as one piece. A step begins on a device
+when the one that many steps before it has ended there.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from raddle.graph.graph import Graph
+from raddle.plan.plan import Plan
+from raddle.program.program import Instruction, Merge, Move, Reduce, Run, Update
+
+SPEED = 1e12  # operations a second
+BANDWIDTH = 10e9  # bytes a second
+LATENCY = 20e-6  # seconds
+
+
+def reorder(
+    instructions: Sequence[Instruction], graph: Graph, plan: Plan, depth: int
+) -> list[Instruction]:
+    """The same instructions with `depth` steps under way at once, their dependencies renumbered."""
+    blocks = _blocks(instructions)
+    order = _list_schedule(instructions, blocks, _seconds(graph, plan), plan, depth)
+    to = {old: new for new, old in enumerate(order)}
+    return [
+        replace(i, deps=tuple(sorted(to[d] for d in i.deps)))
+        for i in (instructions[n] for n in order)
+    ]
+
+
+def _blocks(instructions: Sequence[Instruction]) -> list[list[int]]:
+    """Runs of a micro-batch that follow each other without a transfer between them; all else alone."""
+
+    def kind(number: int) -> object:
+        i = instructions[number]
+        if isinstance(i, Run):
+            return (i.key, i.phase)
+        return number
+
+    own: list[list[int]] = []
+    numbers = [n for n, i in enumerate(instructions) if not isinstance(i, Update)]
+    for _, group in groupby(numbers, key=kind):
+        own.append(list(group))
+    own += [[n] for n, i in enumerate(instructions) if isinstance(i, Update)]
+    return sorted(own)
+
+
+def _seconds(graph: Graph, plan: Plan) -> dict[str, float]:
+    """Nominal seconds of an operator's forward on one of its devices."""
+    seconds = {}
+    for op in graph.ops:
+        share = max(1, len(set(plan.tiles[op.name].devices)))
+        elements = sum(graph.values[n].nbytes for n in (*op.inputs, *op.outputs))
+        seconds[op.name] = (op.space.forward(op.space.full).flops / SPEED + elements / BANDWIDTH) / share
+    return seconds
+
+
+def _list_schedule(
+    instructions: Sequence[Instruction],
+    blocks: Sequence[Sequence[int]],
+    seconds: dict[str, float],
+    plan: Plan,
+    depth: int,
+) -> list[int]:
+    block_of = {n: b for b, numbers in enumerate(blocks) for n in numbers}
+    waits: list[set[int]] = [set() for _ in blocks]
+    devices = [{d for n in numbers for d in instructions[n].devices} for numbers in blocks]
+    for b, numbers in enumerate(blocks):
+        waits[b] |= {block_of[d] for n in numbers for d in instructions[n].deps} - {b}
+    _gate(instructions, blocks, devices, waits, depth)
+    followers: list[list[int]] = [[] for _ in blocks]
+    for b, others in enumerate(waits):
+        for other in others:
+            followers[other].append(b)
+    left = [len(w) for w in waits]
+    ready = [0.0] * len(blocks)
+    free = [0.0] * plan.devices
+    heap = [(0.0, b) for b, count in enumerate(left) if not count]
+    heapq.heapify(heap)
+    order: list[int] = []
+    while heap:
+        at, b = heapq.heappop(heap)
+        order += blocks[b]
+        moves = isinstance(instructions[blocks[b][0]], Move | Reduce)
+        start = at if moves else max([at, *(free[d] for d in devices[b])])
+        end = start + sum(_duration(instructions[n], seconds, plan) for n in blocks[b])
+        if not moves:
+            for d in devices[b]:
+                free[d] = end
+        for f in followers[b]:
+            ready[f] = max(ready[f], end)
+            left[f] -= 1
+            if not left[f]:
+                heapq.heappush(heap, (ready[f], f))
+    assert len(order) == len(instructions), "instructions wait for each other"
+    return order
+
+
+def _gate(
+    instructions: Sequence[Instruction],
+    blocks: Sequence[Sequence[int]],
+    devices: Sequence[set[int]],
+    waits: list[set[int]],
+    depth: int,
+) -> None:
+    """The first of a step on a device waits for the last of the step `depth` before it."""
+    first: dict[tuple[int, int], int] = {}
+    last: dict[tuple[int, int], int] = {}
+    for b, numbers in enumerate(blocks):
+        step = instructions[numbers[0]].key.step
+        for d in devices[b]:
+            first.setdefault((step, d), b)
+            last[step, d] = b
+    for (step, d), b in first.items():
+        if (step - depth, d) in last:
+            waits[b].add(last[step - depth, d])
+
+
+def _duration(i: Instruction, seconds: dict[str, float], plan: Plan) -> float:
+    if isinstance(i, Run):
+        return seconds[i.op] * (2.0 if i.phase == "B" else 1.0)
+    if isinstance(i, Move):
+        most = max(m.elements for m in i.messages)
+        return LATENCY + 4 * most / BANDWIDTH
+    if isinstance(i, Reduce | Merge):
+        return LATENCY
+    return 0.0

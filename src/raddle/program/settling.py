@@ -1,0 +1,191 @@
+"""What goes where, once for all micro-batches of a variant: merges, messages and who reads what.
+
+Transfers are what consumers need less what they hold, so they are minimal, and nothing goes to a device
+twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from raddle.errors import InputError
+from raddle.graph.box import Box, merge
+from raddle.graph.graph import Graph, Op
+from raddle.plan.pipelining import stage_of
+from raddle.plan.plan import Plan
+from raddle.plan.tiling import Tiling
+from raddle.program.closing import closing
+from raddle.program.holding import Holding, always_local, fetch, holding_of
+from raddle.program.merging import is_local_statistics, is_partial, place_merge
+from raddle.program.program import Cell, Message, Variant
+from raddle.program.sharing import operand_regions
+
+
+class Portion(NamedTuple):
+    """Messages that bring a part of a gradient back once these stages have given theirs."""
+
+    stages: frozenset[int]
+    messages: tuple[Message, ...]
+
+
+class Settled:
+    """A variant of a program: a graph and tiles, with all that follows from them."""
+
+    def __init__(self, graph: Graph, plan: Plan, active: set[str]) -> None:
+        self.graph, self.plan, self.active = graph, plan, active
+        self.consumers: dict[str, list[tuple[Op, int]]] = {}
+        for op in graph.ops:
+            for i, name in enumerate(op.inputs):
+                self.consumers.setdefault(name, []).append((op, i))
+        self.devices = {
+            op.name: tuple(sorted(set(plan.tiles[op.name].devices))) for op in graph.ops
+        }
+        self.stage_of = stage_of(plan) or {op.name: 0 for op in graph.ops}
+        self.graders = self._graders()
+        self.merges: dict[str, tuple[Cell, ...]] = {}
+        self.partial_messages: dict[str, tuple[Message, ...]] = {}
+        self.partial_back: dict[str, tuple[Message, ...]] = {}
+        self.messages: dict[str, tuple[Message, ...]] = {}  # of a value, forward
+        self.returned: dict[str, tuple[Portion, ...]] = {}  # of its gradient, backward
+        self.closing = closing(
+            graph, plan, active, lambda op: is_partial(op, plan.tiles[op.name], plan.bn)
+        )
+        for op in graph.ops:
+            self._settle(op)
+        self.variant = Variant(graph, plan.tiles, self.merges, self.closing)
+
+    def _graders(self) -> dict[str, list[Op]]:
+        """By value, the operators that contribute to its gradient, in their order."""
+        graders: dict[str, list[Op]] = {}
+        for op in self.graph.ops:
+            if any(o in self.active for o in op.outputs):
+                for name in dict.fromkeys(op.inputs):
+                    if name in self.active:
+                        graders.setdefault(name, []).append(op)
+        return graders
+
+    def contributions(self, name: str, stages: frozenset[int]) -> int:
+        """How many operators of some stages contribute to a value's gradient."""
+        return sum(self.stage_of[op.name] in stages for op in self.graders.get(name, ()))
+
+    def _settle(self, op: Op) -> None:
+        """Settles where an operator's results are merged and which messages carry them."""
+        tiling = self.plan.tiles[op.name]
+        if is_partial(op, tiling, self.plan.bn):
+            self._settle_merge(op, tiling)
+        for k, name in enumerate(op.outputs):
+            self.messages[name], self.returned[name] = self._needs(op, k, name)
+            if self.messages[name] and is_local_statistics(op, self.plan.bn):
+                target = self.messages[name][0].target
+                raise InputError(
+                    f"with bn: local, device {target} normalises samples whose statistics '{op.name}' "
+                    "takes elsewhere: give both the same tiles, or use bn: global."
+                )
+
+    def _holding(self, op: Op, output: int) -> Holding:
+        if op.name in self.merges:
+            return Holding([(c.box, c.devices) for c in self.merges[op.name]])
+        return holding_of(op.space, self.plan.tiles[op.name], output)
+
+    def _settle_merge(self, op: Op, tiling: Tiling) -> None:
+        readers = {
+            d
+            for o in op.outputs
+            for c, _ in self.consumers.get(o, [])
+            for d in self.devices[c.name]
+        }
+        width = self.graph.values[op.outputs[0]].dtype.itemsize
+        placed, messages = place_merge(
+            op,
+            tiling,
+            sorted(readers),
+            width,
+            closes=op.name in self.closing,
+            where=self.plan.sums.get(op.name),
+        )
+        self.merges[op.name], self.partial_messages[op.name] = placed, self._ordered(messages)
+        back = [Message(m.target, m.source, m.boxes, m.part) for m in messages]
+        self.partial_back[op.name] = self._ordered(back)
+
+    def _needs(
+        self, op: Op, output: int, name: str
+    ) -> tuple[tuple[Message, ...], tuple[Portion, ...]]:
+        """Messages that bring a value to its consumers, and those that bring its gradient back."""
+        wanted: dict[int, list[Box]] = {}
+        plainly: dict[int, list[Box]] = {}  # by consumers that give no gradient
+        readers = list(self.consumers.get(name, []))
+        for buffer, value in self.graph.updates.items():
+            if value == name:  # whoever reads the buffer in the next step needs what it holds then
+                readers += self.consumers.get(buffer, [])
+        stages: dict[int, set[int]] = {}  # by device, those that give a gradient there
+        for consumer, operand in readers:
+            graded = name in consumer.inputs and name in self.active
+            graded = graded and any(o in self.active for o in consumer.outputs)
+            if graded:
+                for d in self.devices[consumer.name]:
+                    stages.setdefault(d, set()).add(self.stage_of[consumer.name])
+            if not self._always_local(op, output, consumer, operand):
+                needs = wanted if graded else plainly
+                _add_regions(needs, consumer, operand, self.plan.tiles[consumer.name])
+        if not wanted and not plainly:
+            return (), ()
+        holding, have = self._holding(op, output), dict[int, list[Box]]()
+        back = self._fetched(holding, wanted, have)
+        rest = self._fetched(holding, plainly, have)
+        home = [Message(m.target, m.source, m.boxes) for m in back]
+        return self._ordered(joined(back + rest)), self._portions(home, stages)
+
+    def _portions(
+        self, messages: Sequence[Message], stages: dict[int, set[int]]
+    ) -> tuple[Portion, ...]:
+        """Gradients leave a device when its last stage has given them; others need not be waited for."""
+        groups: list[set[int]] = []
+        for m in messages:
+            own = set(stages[m.source])
+            for other in [g for g in groups if g & own]:
+                groups.remove(other)
+                own |= other
+            groups.append(own)
+        return tuple(
+            Portion(
+                frozenset(own), self._ordered([m for m in messages if stages[m.source] <= own])
+            )
+            for own in groups
+        )
+
+    def _always_local(self, op: Op, output: int, consumer: Op, operand: int) -> bool:
+        if op.name in self.merges:
+            return False
+        tiling, target = self.plan.tiles[op.name], self.plan.tiles[consumer.name]
+        access = consumer.space.operands[operand]
+        return always_local(tiling, op.space, output, target, access)
+
+    def _fetched(
+        self, holding: Holding, needs: dict[int, list[Box]], have: dict[int, list[Box]]
+    ) -> list[Message]:
+        messages = []
+        for device in sorted(needs):
+            regions = list(dict.fromkeys(needs[device]))
+            taken = fetch(holding, device, regions, have.setdefault(device, []))
+            messages += [Message(s, device, tuple(boxes)) for s, boxes in sorted(taken.items())]
+        return messages
+
+    def _ordered(self, messages: Iterable[Message]) -> tuple[Message, ...]:
+        """Each device sends to its next neighbour first, so that no receiver is everybody's first."""
+        count = self.plan.devices
+        return tuple(sorted(messages, key=lambda m: ((m.target - m.source) % count, m)))
+
+
+def _add_regions(needs: dict[int, list[Box]], op: Op, operand: int, tiling: Tiling) -> None:
+    for device, region in operand_regions(op, operand, tiling):
+        if region is not None:
+            needs.setdefault(device, []).append(region)
+
+
+def joined(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """One message for each pair of devices (and part)."""
+    together: dict[tuple[int, int, int], list[Box]] = {}
+    for m in messages:
+        together.setdefault((m.source, m.target, m.part), []).extend(m.boxes)
+    return tuple(Message(s, t, tuple(merge(b)), p) for (s, t, p), b in sorted(together.items()))

@@ -1,0 +1,129 @@
+"""Bytes of activations at the cut behind each ideal, counted in two ways.
+
+*Crossing*: the output of a layer in the ideal counts once if a layer outside reads it. A value for a later
+stage is handed on from stage to stage, so it counts at every cut that it crosses.
+
+*Antichain*: as PipeDream's optimizer counts. The last layers of the ideal count, read or not, and with each
+of them those before it that are read by a layer not before it, be that in the ideal or not. This is never
+less, and more where branches part and end in the ideal.
+"""
+
+# i, j: ideals, v: a layer, u: one that it reads, w: one that reads it, b: a word of 64 layers
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numba import njit
+
+from raddle.searches.pipeline.ideals import Array, Graph, Ideals, bit_index, graph_of
+from raddle.searches.pipeline.layers import predecessors, topological_order
+
+
+def crossing_bytes(
+    ideals: Ideals, activation: Sequence[float], successors: Sequence[Sequence[int]]
+) -> Array:
+    """By ideal, the bytes of its layers' outputs that layers outside read."""
+    return _crossing(
+        ideals.members,
+        ideals.below,
+        ideals.below_start,
+        ideals.added,
+        graph_of(successors),
+        np.asarray(activation, float),
+    )
+
+
+def antichain_bytes(
+    ideals: Ideals, activation: Sequence[float], successors: Sequence[Sequence[int]]
+) -> Array:
+    """By ideal, the bytes that PipeDream's optimizer counts for its output."""
+    reads = [sum(1 << u for u in row) for row in predecessors(successors)]
+    return _antichain(
+        ideals.below,
+        ideals.below_start,
+        ideals.added,
+        _words(reads),
+        _words(_still_read(successors)),
+        np.asarray(activation, float),
+    )
+
+
+def _words(rows: Sequence[int]) -> Array:
+    """Sets of layers as words of 64 bits."""
+    words = (len(rows) + 63) // 64
+    return np.array(
+        [[row >> (64 * b) & (2**64 - 1) for b in range(words)] for row in rows], np.uint64
+    )
+
+
+def _still_read(successors: Sequence[Sequence[int]]) -> list[int]:
+    """By layer v, as bits: v, and those before it that a layer reads which is neither v nor before v."""
+    read = predecessors(successors)
+    readers = [sum(1 << w for w in set(row)) for row in successors]
+    upto = [0] * len(read)  # v and all before it
+    result = [0] * len(read)
+    for v in topological_order(successors):
+        before = 0
+        for u in read[v]:
+            before |= upto[u]
+        upto[v] = before | 1 << v
+        result[v] = 1 << v
+        for u in range(len(read)):
+            if before >> u & 1 and readers[u] & ~upto[v]:
+                result[v] |= 1 << u
+    return result
+
+
+@njit(cache=True)
+def _crossing(
+    members: Array, below: Array, below_start: Array, added: Array, graph: Graph, activation: Array
+) -> Array:
+    one = np.uint64(1)
+    result = np.zeros(len(members))
+    for j in range(1, len(members)):
+        v = added[j]
+        total = result[below[below_start[j]]]
+        if graph.reader_start[v] < graph.reader_start[v + 1]:
+            total += activation[v]
+        for u in graph.reads[graph.read_start[v] : graph.read_start[v + 1]]:
+            crosses = False
+            for w in graph.readers[graph.reader_start[u] : graph.reader_start[u + 1]]:
+                crosses = crosses or not (members[j, w >> 6] >> np.uint64(w & 63)) & one
+            if not crosses:
+                total -= activation[u]
+        result[j] = total
+    return result
+
+
+@njit(cache=True)
+def _antichain(
+    below: Array, below_start: Array, added: Array, reads: Array, extra: Array, activation: Array
+) -> Array:
+    one = np.uint64(1)
+    words = reads.shape[1]
+    result = np.zeros(len(added))
+    last = np.zeros((len(added), words), np.uint64)  # layers that nobody in the ideal reads
+    counted = np.zeros(words, np.uint64)
+    for j in range(1, len(added)):
+        v, i = added[j], below[below_start[j]]
+        counted[:] = 0
+        for b in range(words):
+            rest = last[i, b] & ~reads[v, b]
+            if b == v >> 6:
+                rest |= one << np.uint64(v & 63)
+            last[j, b] = rest
+            while rest:
+                bit = rest & (~rest + one)
+                rest ^= bit
+                u = 64 * b + bit_index(bit)
+                for c in range(words):
+                    counted[c] |= extra[u, c]
+        for b in range(words):
+            rest = counted[b]
+            while rest:
+                bit = rest & (~rest + one)
+                rest ^= bit
+                result[j] += activation[64 * b + bit_index(bit)]
+    return result

@@ -1,0 +1,52 @@
+"""Profiles as PipeDream's profiler writes them (https://github.com/msr-fiddle/pipedream), as layers.
+
+A line a layer, and a line, indented by a tab, an edge:
+
+    node2 -- Conv2d(3, 64) -- forward_compute_time=1.5, backward_compute_time=3.0 (ms),
+                              activation_size=100.0, parameter_size=8.0 (bytes; on the same line)
+        node1 -- node2
+
+As for PipeDream's optimizer, inputs and items that nobody reads are left out.
+"""
+
+from __future__ import annotations
+
+import re
+
+from raddle.searches.pipeline.layers import Layers
+
+NODE = re.compile(
+    r"(?P<name>\w+) -- (?P<what>.*) -- forward_compute_time=(?P<forward>[^,]+), "
+    r"backward_compute_time=(?P<backward>[^,]+), activation_size=(?P<activation>[^,]+), "
+    r"parameter_size=(?P<parameters>[^, ]+)"
+)
+
+
+def read_profile(text: str) -> Layers:
+    """The layers of a profile in the order of its lines."""
+    nodes = {m["name"]: m for line in text.splitlines() if (m := NODE.match(line))}
+    pairs = [line.strip().split(" -- ") for line in text.splitlines() if line.startswith("\t")]
+    read, reading = {u for u, _ in pairs}, {v for _, v in pairs}
+    kept = [
+        name
+        for name, node in nodes.items()
+        if not (node["what"].startswith("Input") and name not in reading)
+        and not (node["what"].startswith("__getitem__") and name not in read)
+    ]
+    number = {name: v for v, name in enumerate(kept)}
+    successors: list[list[int]] = [[] for _ in kept]
+    for u, v in pairs:
+        if u in number and v in number:
+            successors[number[u]].append(number[v])
+    return Layers(
+        forward=tuple(float(nodes[name]["forward"]) / 1e3 for name in kept),
+        backward=tuple(float(nodes[name]["backward"]) / 1e3 for name in kept),
+        activation=tuple(_total(nodes[name]["activation"]) for name in kept),
+        parameters=tuple(float(nodes[name]["parameters"]) for name in kept),
+        successors=tuple(tuple(readers) for readers in successors),
+    )
+
+
+def _total(sizes: str) -> float:
+    """One size, or those of several outputs: [1.0; 2.0]."""
+    return sum(float(size) for size in sizes.strip("[]").split(";"))

@@ -1,0 +1,108 @@
+"""Ideals and the bytes at their cuts, against their definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pipeline_reference as reference
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raddle.searches.pipeline.cuts import antichain_bytes, crossing_bytes
+from raddle.searches.pipeline.ideals import Ideals, ideals_of, prefixes
+from raddle.searches.pipeline.layers import Layers, Line, predecessors, topological_order
+
+
+def sets(ideals: Ideals) -> list[frozenset[int]]:
+    return [frozenset(ideals.between(0, i)) for i in range(len(ideals))]
+
+
+@given(reference.graphs(7))
+def test_all_ideals_are_found_by_size_with_what_they_cover(successors) -> None:
+    ideals = ideals_of(successors)
+    found = sets(ideals)
+    assert ideals.complete
+    assert sorted(found, key=lambda a: (len(a), sorted(a))) == reference.ideals(successors)
+    assert [len(a) for a in found] == sorted(len(a) for a in found)
+    assert list(np.diff(ideals.level)) == np.bincount([len(a) for a in found]).tolist()
+    for i, a in enumerate(found):
+        below = ideals.below[ideals.below_start[i] : ideals.below_start[i + 1]]
+        covered = {b for b in found if b < a and len(b) == len(a) - 1}
+        assert {found[x] for x in below} == covered
+        assert len(below) == len(covered)
+        assert [found[x] <= a for x in range(len(found))] == ideals.inside(i).tolist()
+
+
+@given(reference.layered(7))
+def test_sums_and_cuts(layers) -> None:
+    graph = layers.successors
+    for ideals in (ideals_of(graph), prefixes(topological_order(graph))):
+        found = sets(ideals)
+        assert ideals.sums(layers.forward).tolist() == [
+            sum(layers.forward[v] for v in a) for a in found
+        ]
+        for count, by_definition in (
+            (crossing_bytes, reference.crossing),
+            (antichain_bytes, reference.antichain),
+        ):
+            expected = [by_definition(graph, layers.activation, a) for a in found]
+            assert count(ideals, layers.activation, graph).tolist() == expected
+
+
+def test_branches_multiply_and_blocks_add() -> None:
+    """0 → (1 → 2 | 3 → 4 → 5) → 6: one before, 3 · 4 in the block, one behind."""
+    assert len(ideals_of([[1, 3], [2], [6], [4], [5], [6], []])) == 1 + 3 * 4 + 1
+
+
+@pytest.mark.parametrize("layers", [1, 63, 64, 65, 130])
+def test_chains_of_more_layers_than_a_word_has_bits(layers) -> None:
+    ideals = ideals_of([*([v + 1] for v in range(layers - 1)), []])
+    assert sets(ideals) == [frozenset(range(s)) for s in range(layers + 1)]
+
+
+def test_too_many_ideals_leave_those_of_a_topological_order() -> None:
+    successors = [[] for _ in range(12)]  # 4,096 ideals
+    assert ideals_of(successors, limit=4096).complete
+    ideals = ideals_of(successors, limit=4095)
+    assert not ideals.complete
+    assert sets(ideals) == [frozenset(range(s)) for s in range(13)]
+
+
+@given(reference.graphs(7))
+def test_a_topological_order_puts_layers_after_what_they_read(successors) -> None:
+    order = topological_order(successors)
+    read = predecessors(successors)
+    assert sorted(order) == list(range(len(successors)))
+    assert all(order.index(u) < order.index(v) for v in order for u in read[v])
+
+
+def test_a_branch_goes_as_far_as_it_can() -> None:
+    assert topological_order([[1, 3], [2], [5], [4], [5], []]) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Layers((1,), (1,), (1,), (1,), ((0,),)), r"layers \[0\] wait for each other"),
+        (
+            lambda: Layers((1, 2), (1,), (1,), (1,), ((),)),
+            "1 layers need 1 figures in a column, got 2",
+        ),
+        (lambda: Layers((-1,), (1,), (1,), (1,), ((),)), "at least 0, got -1"),
+        (lambda: Layers((), (), (), (), ()), "at least one layer"),
+        (
+            lambda: Line((0, 0), (1.0, 1.0), (), ()),
+            "2 devices need .* got 2 capacities, 0 bandwidths",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(make, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+@given(st.integers(1, 5), st.integers(1, 5))
+def test_two_chains_side_by_side(a, b) -> None:
+    left = [[v + 1] for v in range(a - 1)] + [[]]
+    right = [[a + v + 1] for v in range(b - 1)] + [[]]
+    assert len(ideals_of([*left, *right])) == (a + 1) * (b + 1)
