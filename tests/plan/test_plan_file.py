@@ -22,7 +22,7 @@ from raddle.plan.file import from_dict, read, save, to_dict
     model=st.sampled_from(MODELS),
     devices=st.integers(1, 5),
     seed=st.integers(0, 10_000),
-    bn=st.sampled_from(["global", "local"]),
+    bn=st.sampled_from(["microbatch", "local"]),
     sync=st.sampled_from(["allreduce", "server"]),
     microbatches=st.integers(1, 4),
     steps=st.integers(1, 3),

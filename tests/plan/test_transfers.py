@@ -49,7 +49,9 @@ def held(program: Program, op: Op, output: int) -> Elements:
     for cell in program.variants[0].merges.get(op.name, ()):
         for device in cell.devices:
             found.add(device, [cell.box])
-    for tile in program.plan.tiles[op.name].tiles if op.name not in program.variants[0].merges else ():
+    for tile in (
+        program.plan.tiles[op.name].tiles if op.name not in program.variants[0].merges else ()
+    ):
         found.add(tile.device, [op.space.produces(tile.box)[output]])
     return found
 
@@ -161,7 +163,9 @@ def test_every_part_arrives_once_where_it_is_merged(**plan: Any) -> None:
         assert (counts == 1).all()
         if value in program.active:
             back = messages.of(value, "partial gradient")
-            if name in program.variants[0].closing:  # every device starts the gradient of its own part
+            if (
+                name in program.variants[0].closing
+            ):  # every device starts the gradient of its own part
                 assert not back
                 continue
             assert sorted(back) == sorted(

@@ -128,7 +128,9 @@ TILES = {
 def test_one_program_is_checked_simulated_and_run() -> None:
     net = case("net")
     tiles = {op.name: "@2" for op in net.graph.ops} | TILES
-    program = lower(net.graph, planned(net.graph, tiles, 4, microbatches=2, steps=2, bn="microbatch"))
+    program = lower(
+        net.graph, planned(net.graph, tiles, 4, microbatches=2, steps=2, bn="microbatch")
+    )
     assert "norm.moments" in program.variants[0].merges
     assert "fc1" in program.variants[0].merges
     assert any(isinstance(i, Reduce) for i in program.instructions)

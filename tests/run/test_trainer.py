@@ -17,6 +17,7 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
+from raddle.run.actions import Forward
 from raddle.run.trainer import Trainer, parallelize
 from raddle.run.transports.threads import Hub
 from raddle.searches.baselines import METHODS
@@ -244,7 +245,7 @@ def test_microbatches_are_cut_from_the_batch() -> None:
         net(), [torch.zeros(4, 2, 6, 6).double()], targets=[torch.zeros(4).long()], loss=F.cross_entropy
     )  # fmt: skip
     made = plan_for(half, cluster("local:2"), "data", bn="global")
-    made = Plan(**{**vars(made), "microbatches": 2, "batch": 8})
+    made = Plan(**{**vars(made), "microbatches": 2, "batch": 8, "bn": "microbatch"})
     model = copy.deepcopy(net())
     optimizer = sgd(model.parameters())
     for x, y in batches(2):
@@ -366,7 +367,7 @@ def test_nothing_stays_alive_that_nobody_keeps() -> None:
     made = plan_for(own, cluster("local:1"), "data")
 
     def work(trainer: Trainer) -> None:
-        call = trainer.executor.plan.actions[0].call
+        call = next(a for a in trainer.executor.plan.actions if isinstance(a, Forward)).call
         alive.append(call.code.source)
 
     on_threads(1, work, Watched(), made, sgd, graph=own)
@@ -384,7 +385,7 @@ def test_says_what_is_wrong_with_a_batch() -> None:
     def work(trainer: Trainer) -> None:
         for bad, words in [
             ((x,), r"takes 2 tensors \(x, target\), not 1"),
-            ((x[:5], y[:5]), r"'x' has shape \(5, 2, 6, 6\), but the plan is for \(8, 2, 6, 6\)"),
+            ((x[..., :5], y), r"'x' has shape \(8, 2, 6, 5\), but the plan is for \(8, 2, 6, 6\)"),
             ((x.float(), y), "'x' is torch.float32, but was captured as torch.float64"),
             ((x, [1] * 8), "'target' is a list"),
         ]:

@@ -52,7 +52,7 @@ def load_plan(path: str, *, cluster: str | None, model: str | None) -> Loaded:
     name = model or data["model"]
     if not name:
         raise InputError(f"'{path}' names no model: add --model file.py:function.")
-    batch = data["batch"] // data["microbatches"] if takes_batch(name) else None
+    batch = -(-data["batch"] // data["microbatches"]) if takes_batch(name) else None
     with terminal.progress(f"capturing {name}"):
         graph = capture_model(name, batch, data["dtype"])
     return Loaded(graph, file.from_dict(data, graph), on)

@@ -67,9 +67,7 @@ def resize(plan: Plan, graph: Graph, other: Graph) -> tuple[Graph, Plan]:
     return other, replace(plan, tiles=resized(plan.tiles), sums=resized(plan.sums))
 
 
-def _resized(
-    op: Op, trained: Op, tiling: Tiling, plan: Plan, graph: Graph, other: Graph
-) -> Tiling:
+def _resized(op: Op, trained: Op, tiling: Tiling, plan: Plan, graph: Graph, other: Graph) -> Tiling:
     if op.space == trained.space:
         return tiling
     for candidate in (

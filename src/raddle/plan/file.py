@@ -23,7 +23,7 @@ _PLAIN = (
     "fingerprint", "batch", "dtype", "optimizer", "cluster", "method", "inputs",
     "parameters", "predicted",
 )  # fmt: skip
-
+_LATER = {"stages": (), "schedule": "", "workers": ()}  # that older files lack
 
 _NUMBERS = ("devices", "microbatches", "steps", "batch")
 _TEXTS = ("bn", "sync", "model", "fingerprint", "dtype", "optimizer", "method")
@@ -40,6 +40,9 @@ def to_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
         **{name: getattr(plan, name) for name in _PLAIN},
         "recompute": [list(block) for block in plan.recompute],
         "inputs": list(plan.inputs),
+        "stages": [list(stage) for stage in plan.stages],
+        "schedule": plan.schedule,
+        "workers": [list(worker) for worker in plan.workers],
         "tiles": {op.name: write_tiling(op, plan.tiles[op.name]) for op in graph.ops},
         "sums": {
             op.name: write_tiling(op, plan.sums[op.name])
@@ -82,11 +85,13 @@ def _wrong(data: dict[str, Any]) -> Iterator[str]:
             yield f"{name} is {short(data[name])}, not a count"
     if type(data["bucket"]) is not int or type(data["split_backward"]) is not bool:
         yield "bucket is no number of bytes, or split_backward neither true nor false"
-    blocks = data["recompute"]
-    if not isinstance(blocks, list) or not all(
-        isinstance(b, list) and all(isinstance(name, str) for name in b) for b in blocks
-    ):
-        yield f"recompute is {short(blocks)}, not a list of lists of operators"
+    for name in ("recompute", "stages"):
+        if not _are_lists(data.get(name, []), str):
+            yield f"{name} is {short(data[name])}, not a list of lists of operators"
+    if not _are_lists(data.get("workers", []), int):
+        yield f"workers is {short(data['workers'])}, not a list of lists of devices"
+    if not isinstance(data.get("schedule", ""), str):
+        yield f"schedule is {short(data['schedule'])}, not a text"
     for name in _TEXTS:
         if not isinstance(data[name], str):
             yield f"{name} is {short(data[name])}, not a text"
@@ -104,6 +109,12 @@ def _wrong(data: dict[str, Any]) -> Iterator[str]:
     for name, text in (*data["tiles"].items(), *data.get("sums", {}).items()):
         if not isinstance(text, str):
             yield f"the tiles of '{name}' are {short(text)}, not a text"
+
+
+def _are_lists(given: Any, kind: type) -> bool:
+    return isinstance(given, list) and all(
+        isinstance(own, list) and all(type(item) is kind for item in own) for own in given
+    )
 
 
 def _is_input(given: Any) -> bool:
@@ -133,6 +144,10 @@ def from_dict(data: dict[str, Any], graph: Graph) -> Plan:
     plain = {name: data[name] for name in _PLAIN}
     plain["recompute"] = tuple(tuple(block) for block in data["recompute"])
     plain["inputs"] = tuple(data["inputs"])
+    later = {name: data.get(name, default) for name, default in _LATER.items()}
+    for name in ("stages", "workers"):
+        plain[name] = tuple(tuple(own) for own in later[name])
+    plain["schedule"] = later["schedule"]
     plan = Plan(tiles={}, **plain)
     if plan.fingerprint and plan.fingerprint != graph.fingerprint():
         validate(plan, graph)  # says so before a tile does that the other graph cannot have

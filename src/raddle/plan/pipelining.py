@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from raddle.plan.plan import Plan
 
 THREADED = "threaded"
+OVERLAPPED = 32  # steps that follow each other without a pause, where they overlap
 
 
 def micro_sizes(plan: Plan, graph: Graph) -> list[int]:
@@ -38,6 +39,11 @@ def micro_sizes(plan: Plan, graph: Graph) -> list[int]:
 def is_asynchronous(plan: Plan) -> bool:
     """Whether a step begins before the one before has updated the parameters."""
     return plan.schedule in ASYNCHRONOUS or is_threaded(plan)
+
+
+def for_running(plan: Plan) -> Plan:
+    """The plan whose program is run again and again: of one step, or of those that overlap."""
+    return replace(plan, steps=max(plan.steps, OVERLAPPED) if is_asynchronous(plan) else 1)
 
 
 def is_threaded(plan: Plan) -> bool:
@@ -93,6 +99,11 @@ def validate_stages(plan: Plan, graph: Graph) -> None:
     """Raises InputError unless stages are a pipeline of the graph, and every device is in one row."""
     if not plan.schedule and not plan.stages:
         return
+    if is_asynchronous(plan) and plan.sync != "allreduce":
+        raise InputError(
+            f"the schedule '{plan.schedule}' updates parameters where they are: use sync allreduce, "
+            f"not '{plan.sync}'."
+        )
     if is_threaded(plan):
         _validate_threaded(plan)
         return

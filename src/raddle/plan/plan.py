@@ -24,8 +24,8 @@ class Plan:
     """Tiles on devices, and all that is needed to simulate, run or verify them.
 
     `bn` says which samples batch statistics are taken over: `global`, all of the batch (exact),
-    `microbatch`, all of a micro-batch, or `local`, those of a tile (as DistributedDataParallel does). `sync` says how copies of a parameter
-    agree: by `allreduce`, or at a `server`: the first device that holds it, or device 3 with `server:3`.
+    `microbatch`, all of a micro-batch, or `local`, those of a tile (as DistributedDataParallel does).
+    `sync` says how copies of a parameter agree: by `allreduce`, or at a `server`: the first device that holds it, or device 3 with `server:3`.
     Gradients are all-reduced in buckets of at least `bucket` bytes. `recompute` lists blocks of operators
     whose values are not kept for the backward but computed again, block by block. With `split_backward`
     gradients of parameters come after those of activations, which others wait for. `sums` says where the

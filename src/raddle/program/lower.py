@@ -8,7 +8,7 @@ updated: all of them at the end of a step or, where steps overlap, each as soon 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -75,7 +75,9 @@ class _Lowering:
         # By parameter and step: contributions that its gradient lacks, and what it waits for.
         self.pending: dict[tuple[str, int], int] = {}
         self.reduced: dict[tuple[str, int], list[int]] = {}
-        self.ended: dict[Action, int] = {}  # in this step, the last instruction of what others wait for
+        self.ended: dict[
+            Action, int
+        ] = {}  # in this step, the last instruction of what others wait for
         self.buckets: dict[_Group, _Bucket] = {}
         self.through_server = plan.sync.startswith("server")
 

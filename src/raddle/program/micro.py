@@ -39,7 +39,9 @@ class Micro:
         self.ready: dict[str, list[int]] = {}  # value -> the instructions that make it available
         self.ran: dict[str, int] = {}
         self.given: dict[str, list[int]] = {}  # value -> those that contribute to its gradient
-        self.by_stage: dict[tuple[str, int], list[int]] = {}  # the same, by the stage of the operator
+        self.by_stage: dict[
+            tuple[str, int], list[int]
+        ] = {}  # the same, by the stage of the operator
         self.later: list[tuple[Op, list[int]]] = []  # whose parameters wait for their gradients
         self.again: dict[str, int] = {}  # recomputed operators
 

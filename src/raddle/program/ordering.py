@@ -1,7 +1,7 @@
 """The order of a program whose steps overlap, for any tiles: a device takes the next that is ready.
 
-The instructions of several steps are scheduled as a simulation would, first come, first served, with nominal
-speeds, so that the order follows from the graph and the plan alone and is the same on every rank. What
+The instructions of several steps are scheduled as a simulation would, first come, first served, with
+nominal speeds, so that the order follows from the graph and the plan alone and is the same on every rank. What
 stands between two transfers is not taken apart: it is executed as one piece. A step begins on a device
 when the one that many steps before it has ended there.
 """
@@ -58,7 +58,9 @@ def _seconds(graph: Graph, plan: Plan) -> dict[str, float]:
     for op in graph.ops:
         share = max(1, len(set(plan.tiles[op.name].devices)))
         elements = sum(graph.values[n].nbytes for n in (*op.inputs, *op.outputs))
-        seconds[op.name] = (op.space.forward(op.space.full).flops / SPEED + elements / BANDWIDTH) / share
+        seconds[op.name] = (
+            op.space.forward(op.space.full).flops / SPEED + elements / BANDWIDTH
+        ) / share
     return seconds
 
 

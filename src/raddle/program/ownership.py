@@ -145,7 +145,8 @@ class _Parameter:
                 self._waits(n, i, set(gave))
             elif forward.get(own) != version:
                 self._refuse(
-                    n, f"it uses version {version} of '{self.name}', its forward {forward.get(own)}."
+                    n,
+                    f"it uses version {version} of '{self.name}', its forward {forward.get(own)}.",
                 )
             forward.setdefault(own, version)
 

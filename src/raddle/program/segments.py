@@ -48,9 +48,7 @@ def _typical(program: Program, variant: int) -> list[list[tuple[int, Instruction
     ]  # fmt: skip
 
 
-def _talks(
-    instructions: Sequence[tuple[int, Instruction]], device: int, own: list[Op]
-) -> set[int]:
+def _talks(instructions: Sequence[tuple[int, Instruction]], device: int, own: list[Op]) -> set[int]:
     """Where a device's communication in a micro-batch cuts."""
     place = {op.name: at for at, op in enumerate(own)}
     cuts: set[int] = set()
@@ -83,7 +81,7 @@ def _all_talks(
     places = [number[op.name] for op in own]
     moves = {n for n, i in instructions if not isinstance(i, Run)}
     borders: set[int] = set()  # a border at k lies before operator k of the graph
-    for n, i in instructions:
+    for _, i in instructions:
         if isinstance(i, Run):
             if not moves.isdisjoint(i.deps):
                 borders.add(number[i.op] + (i.phase != "F"))

@@ -148,9 +148,7 @@ class Settled:
                 own |= other
             groups.append(own)
         return tuple(
-            Portion(
-                frozenset(own), self._ordered([m for m in messages if stages[m.source] <= own])
-            )
+            Portion(frozenset(own), self._ordered([m for m in messages if stages[m.source] <= own]))
             for own in groups
         )
 

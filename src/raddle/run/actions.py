@@ -143,7 +143,7 @@ class Sum:
     bucket: int
     tag: int
     label: str
-    key: Key = Key()
+    key: Key
 
 
 @dataclass
@@ -173,7 +173,7 @@ class Step:
     `kept` are those among them whose old weights a later forward uses.
     """
 
-    key: Key = Key()
+    key: Key
     slots: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
 

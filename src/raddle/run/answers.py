@@ -16,7 +16,9 @@ class Answers:
 
     def __init__(self, program: Program, device: int, *, all_steps: bool) -> None:
         self.device = device
-        self.used: dict[tuple[int, int], int] = {}  # by move and target, the first that waits for it
+        self.used: dict[
+            tuple[int, int], int
+        ] = {}  # by move and target, the first that waits for it
         self.coming: dict[int, list[int]] = {}  # by source, the moves that bring us something
         moves = set()
         for number, i in enumerate(program.instructions):

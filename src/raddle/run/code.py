@@ -179,9 +179,7 @@ class Writer:
         if self.program.plan.bn != "local" or op.kind != "running":
             return op
         source = next(o for o in self.graph.ops if op.inputs[2] in o.outputs)
-        boxes = [
-            t.box for t in self.tiles[source.name].tiles if t.device == self.device
-        ]
+        boxes = [t.box for t in self.tiles[source.name].tiles if t.device == self.device]
         if len(boxes) != 1:
             return op
         count = math.prod(boxes[0].shape[d] for d in source.space.reduced)

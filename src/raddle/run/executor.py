@@ -84,8 +84,7 @@ class Executor:
         self.flat: list[Tensor] = []
         if not is_asynchronous(program.plan):
             self.flat = [
-                torch.zeros(b.elements, dtype=b.dtype, device=self.place)
-                for b in self.plan.buckets
+                torch.zeros(b.elements, dtype=b.dtype, device=self.place) for b in self.plan.buckets
             ]
         self.weights = Weights(program.plan) if is_asynchronous(program.plan) else None
         self.count = program.plan.steps if self.weights is not None else 1  # steps of a run
@@ -151,6 +150,8 @@ class Executor:
         """The losses of all steps that the program overlaps, on every rank; else of one step."""
         self.feeding, self.at, self.weight, self.updating = feed, step, weight, update
         self.losses, self.telling = [], []
+        if self.weights is not None:  # versions count from the first step of a run
+            self.weights = Weights(self.program.plan)
         if self.transport.early and self._tells_early and self.transport.rank != self.tellers[0]:
             self._tell()
         self.next_post = 0

@@ -14,6 +14,7 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plan import file
+from raddle.plan.pipelining import for_running
 from raddle.plan.plan import Plan, describe_inputs, validate
 from raddle.program.check import check
 from raddle.program.lower import lower
@@ -71,7 +72,7 @@ def load_job(
     else:
         plan = _converted(name, data, wanted, graph)
     plan = replace(plan, bn=bn or plan.bn)
-    program = lower(graph, replace(plan, steps=1))
+    program = lower(graph, for_running(plan))
     check(program)
     return Job(work, plan, program)
 
@@ -112,7 +113,7 @@ def _workload(name: str, data: dict[str, Any], dtype: str, device: str, seed: in
 
 def _captured(work: Workload, microbatches: int) -> Graph:
     inputs, targets = (
-        [t[: len(t) // microbatches] if t.ndim else t for t in tensors]
+        [t[: -(-len(t) // microbatches)] if t.ndim else t for t in tensors]
         for tensors in (work.inputs, work.targets)
     )
     return capture(work.model, inputs, targets=targets, loss=work.loss, name=work.name)

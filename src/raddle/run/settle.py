@@ -160,7 +160,9 @@ class _Settling:
 
     def actions(self) -> Actions:
         here = [
-            (n, i) for n, i in enumerate(self.program.instructions) if self.overlap or not i.key.step
+            (n, i)
+            for n, i in enumerate(self.program.instructions)
+            if self.overlap or not i.key.step
         ]
         waits = self._segment_waits(here)
         tag = 0
@@ -200,13 +202,11 @@ class _Settling:
                 # does all; ranks without parameters take part, if only in clipping.
                 every = (u for _, u in here if isinstance(u, Update))
                 self._arrive(d for u in every for d in u.deps)
-                self.out.append(Step())
+                self.out.append(Step(update.key))
             return
         if self.device not in update.devices:
             return
-        slots = tuple(
-            slot for box, slot in self.lasting[update.parameter] if slot in self.updated
-        )
+        slots = tuple(slot for box, slot in self.lasting[update.parameter] if slot in self.updated)
         last = self.out[-1] if self.out else None
         if isinstance(last, Step) and last.key == update.key:
             last.slots += slots

@@ -12,6 +12,7 @@ import pathlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plan import file
 from raddle.plan.adapting import adapt
+from raddle.plan.pipelining import for_running, is_asynchronous
 from raddle.plan.plan import Plan
 from raddle.program.check import check
 from raddle.program.lower import lower
@@ -40,8 +42,10 @@ from raddle.run.clipping import clip
 from raddle.run.exchange import exchange_over
 from raddle.run.executor import Executor
 from raddle.run.materialize import take
+from raddle.run.resized import Loan, Resized
 from raddle.run.transports.base import Transport
 from raddle.run.transports.processes import Processes
+from raddle.run.weights import Weights
 
 T = TypeVar("T")
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -108,7 +112,7 @@ def _trainer(
     if graph.loss is None:
         raise InputError("the module gives no loss: pass loss=..., as torch's cross_entropy.")
     chosen = data if isinstance(data, Plan) else file.from_dict(dict(data), graph)
-    program = lower(graph, replace(chosen, steps=1))
+    program = lower(graph, for_running(chosen))
     check(program)
     return Trainer(model, program, optimizer, transport, place, loss=loss, **settings)
 
@@ -188,14 +192,21 @@ class Trainer:
         self.graph, self.plan, self.rank = program.graph, program.plan, transport.rank
         self.accumulate, self.clip_norm, self.check_finite = accumulate, clip_norm, check_finite
         self.steps = 0  # taken so far
+        if is_asynchronous(self.plan) and (accumulate > 1 or clip_norm is not None):
+            raise InputError(
+                f"the schedule '{self.plan.schedule}' updates parameters one by one: gradients cannot be "
+                "clipped by their norm, nor accumulated over steps; use a schedule with a flush."
+            )
         self._loss_function, self._autocast = loss, autocast
         self._training = model.training
         self.executor = Executor(program, transport, place=place, seed=seed, autocast=autocast)
-        self.batches = Batches(self.graph, self.executor.plan, self.plan.microbatches)
+        self.batches = Batches(program, self.executor.plan)
         self._load(seed)
         self.optimizer = self._optimizer(optimizer)
         self.executor.update = self._update
         self._evaluation: _Evaluation | None = None
+        self.weights: Weights | None = None  # of the steps that overlapped last, with their log
+        self._sizes: dict[int, Resized] = {}  # by samples, for batches of other sizes than planned
 
     def _load(self, seed: int) -> None:
         lasting = [
@@ -238,22 +249,79 @@ class Trainer:
     def step(self, *batch: Tensor) -> Tensor:
         """Trains on one global batch; the loss, the same on every rank.
 
-        Each tensor is the whole batch's, or this rank's part of it (`part` cuts it out).
+        Each tensor is the whole batch's, or this rank's part of it (`part` cuts it out). A whole batch of
+        another size, as an epoch's last, is trained on too.
         """
-        tensors = self.batches.check(batch, self.rank)
-        update = (self.steps + 1) % self.accumulate == 0
-        try:
-            loss = self.executor.run(
+        if is_asynchronous(self.plan):
+            raise InputError(
+                f"the schedule '{self.plan.schedule}' overlaps steps: use trainer.train(batches), which "
+                "takes several."
+            )
+        samples = self.batches.samples(batch)
+        if samples is not None and self.accumulate == 1:
+            run = partial(self._resized(samples).step, batch, self.steps)
+        else:
+            tensors = self.batches.check(batch, self.rank)
+            run = partial(
+                self.executor.run,
                 lambda s: self._feed(s, tensors),
                 self.steps,
-                update=update,
+                update=(self.steps + 1) % self.accumulate == 0,
                 weight=1 / self.accumulate,
             )
+        loss = self._guarded(run)
+        self.steps += 1
+        return loss * self.accumulate if self.accumulate > 1 else loss
+
+    def train(self, batches: Iterable[Sequence[Tensor]]) -> list[Tensor]:
+        """Trains on global batches one after the other; their losses, the same on every rank.
+
+        Where the plan overlaps steps, as many as the program has (`plan.steps`) are under way before all
+        that is left is finished; so an epoch's evaluation or a checkpoint sees a finished state.
+        """
+        given = [list(batch) for batch in batches]
+        if not is_asynchronous(self.plan):
+            return [self.step(*batch) for batch in given]
+        losses: list[Tensor] = []
+        for at in range(0, len(given), self.plan.steps):
+            chunk = given[at : at + self.plan.steps]
+            losses += self._overlapped(chunk)
+            self.steps += len(chunk)
+        return losses
+
+    def _overlapped(self, chunk: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        tensors = [self.batches.check(batch, self.rank) for batch in chunk]
+        executor, loan = self.executor, None
+        if len(chunk) < self.plan.steps:  # the last ones
+            program = lower(self.graph, replace(self.plan, steps=len(chunk)))
+            executor = Executor(
+                program,
+                self.transport,
+                place=self.place,
+                seed=executor.seed,
+                autocast=self._autocast,
+            )
+            loan = Loan(self.executor, executor)
+            loan.lend()
+            executor.update = self.executor.update
+        run = partial(executor.run_steps, lambda s: self._feed(s, tensors[s.key.step]), self.steps)
+        losses = self._guarded(run)
+        if loan is not None:
+            loan.give_back()
+        self.weights = executor.weights
+        return list(losses)
+
+    def _resized(self, samples: int) -> Resized:
+        if samples not in self._sizes:
+            self._sizes[samples] = Resized(self, samples)
+        return self._sizes[samples]
+
+    def _guarded(self, run: Callable[[], Tensor]) -> Tensor:
+        try:
+            return run()
         except BaseException as error:
             self.transport.fail(f"{type(error).__name__} in step {self.steps}: {error}")
             raise
-        self.steps += 1
-        return loss * self.accumulate if self.accumulate > 1 else loss
 
     def part(self, *batch: Tensor) -> list[Tensor]:
         """What this rank needs of a whole batch: a loader that knows it need not read the rest."""
@@ -373,7 +441,7 @@ class _Evaluation:
         self.executor = Executor(
             program, trainer.transport, place=trainer.place, autocast=trainer._autocast
         )
-        self.batches = Batches(graph, self.executor.plan, 1)
+        self.batches = Batches(program, self.executor.plan)
         self.graph = graph
 
     def fits(self, batch: Sequence[Tensor]) -> bool:

@@ -1,8 +1,8 @@
 """Weights where steps overlap: a backward finds those of its forward though newer ones are there.
 
-An update writes into the parameter's memory only if nothing under way uses what it holds; else the parameter
-moves to memory of its own first, and the old weights stay with those that use them (weight stashing).
-With the plan's "latest" it always writes, and a backward uses what is there by then.
+An update writes into a parameter's memory only if nothing under way uses what it holds; else the parameter
+moves to other memory first, and the old weights stay with those that use them (weight stashing). With the
+plan's "latest" it always writes, and a backward uses what is there by then.
 """
 
 from __future__ import annotations

@@ -219,8 +219,9 @@ def layered(draw: st.DrawFn, most: int = 6) -> Layers:
 def lines(draw: st.DrawFn, kinds: int, most: int) -> Line:
     devices = draw(st.integers(1, most))
     positive = st.sampled_from([0.5, 1.0, 4.0])
+    kind = draw(st.tuples(*[st.integers(0, kinds - 1)] * devices))
     return Line(
-        tuple(sorted(draw(st.tuples(*[st.integers(0, kinds - 1)] * devices)))),
+        tuple(sorted(kind)) if draw(st.booleans()) else kind,
         draw(st.tuples(*[st.sampled_from([20.0, 40.0, 80.0, math.inf])] * devices)),
         draw(st.tuples(*[positive] * (devices - 1))),
         draw(st.tuples(*[st.sampled_from([0.0, 1.0])] * (devices - 1))),

@@ -30,7 +30,8 @@ def test_all_ideals_are_found_by_size_with_what_they_cover(successors) -> None:
         covered = {b for b in found if b < a and len(b) == len(a) - 1}
         assert {found[x] for x in below} == covered
         assert len(below) == len(covered)
-        assert [found[x] <= a for x in range(len(found))] == ideals.inside(i).tolist()
+        inside = ideals.inside(i, np.arange(len(found)))
+        assert [x for x, b in enumerate(found) if b <= a] == inside.tolist()
 
 
 @given(reference.layered(7))

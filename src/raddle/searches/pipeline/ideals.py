@@ -73,9 +73,10 @@ class Ideals:
         bits = self.members[upper] & ~self.members[lower]
         return [v for v in range(64 * len(bits)) if int(bits[v // 64]) >> (v % 64) & 1]
 
-    def inside(self, i: int) -> Array:
-        """Which of the ideals are part of this one."""
-        result: Array = ~np.any(self.members & ~self.members[i], axis=1)
+    def inside(self, i: int, among: Array) -> Array:
+        """Those of the ideals in question that are part of this one."""
+        outside = self.members[among] & ~self.members[i]
+        result: Array = among[~outside.any(axis=1)]
         return result
 
 
@@ -198,7 +199,7 @@ def _next_size(level: Level, graph: Graph, keys: Array) -> tuple[Level, Array, A
 @njit(cache=True)
 def _find(
     members: Array, b: int, bit: np.uint64, key: np.uint64, found: Level, slots: Array
-) -> int:
+) -> np.int64:
     """Where in the table the ideal with these members and one more layer is, or belongs."""
     slot = np.int64(key & np.uint64(len(slots) - 1))
     while slots[slot] >= 0:

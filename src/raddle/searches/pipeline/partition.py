@@ -202,7 +202,7 @@ class Problem:
         With the fewest replicas, and then the least in it; all of j if there is no stage before it.
         """
         costs = self.costs
-        inside = np.flatnonzero(self.ideals.inside(j)[:j])
+        inside = self.ideals.inside(j, np.flatnonzero(needs[:j] < needs[j]))
         for r in range(1, needs[j]):
             phi = costs.work + costs.alpha[r] * costs.parameters
             fits = inside[
