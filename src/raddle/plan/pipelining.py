@@ -10,6 +10,7 @@ are one thing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -54,11 +55,6 @@ def threads_of(plan: Plan) -> int:
     """How many steps a threaded plan has under way at once."""
     words = plan.schedule.split(":")
     return int(words[1]) if len(words) > 1 and words[1].isdigit() else 2
-
-
-def keeps_weights(plan: Plan) -> bool:
-    """Whether a backward uses the weights of its forward, though newer ones are there (stashing)."""
-    return not plan.schedule.endswith(":latest")
 
 
 def workers_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
@@ -130,13 +126,23 @@ def validate_stages(plan: Plan, graph: Graph) -> None:
 
 
 def _validate_threaded(plan: Plan) -> None:
-    words = plan.schedule.split(":")[1:]
-    counts = [w for w in words if w.isdigit() and int(w) > 0]
-    if plan.stages or [*counts[:1], *words[len(counts) :]] not in (counts, [*counts, "latest"]):
+    if plan.stages or not re.fullmatch(rf"{THREADED}(:[1-9]\d{{0,3}})?(:greedy)?", plan.schedule):
         raise InputError(
-            f"the schedule is '{plan.schedule}': write threaded:4 for four steps under way at once "
-            "(threaded:4:latest for backwards with the latest weights), without stages."
+            f"the schedule is '{_first(plan.schedule)}': write threaded:4 for four steps under way at once "
+            "(threaded:4:greedy to let each device choose what is next), without stages."
         )
+
+
+def is_greedy(plan: Plan) -> bool:
+    """Whether a device takes what is ready when it runs, and not what was ready when it was planned."""
+    return is_threaded(plan) and plan.schedule.endswith(":greedy")
+
+
+def steps_to_simulate(plan: Plan, otherwise: int) -> int:
+    """Where steps overlap, enough for a steady state between filling and draining."""
+    if not is_asynchronous(plan):
+        return otherwise
+    return 6 * max(threads_of(plan) if is_threaded(plan) else len(plan.stages), 1)
 
 
 def _validate_workers(plan: Plan) -> None:

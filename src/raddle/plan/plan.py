@@ -25,12 +25,13 @@ class Plan:
 
     `bn` says which samples batch statistics are taken over: `global`, all of the batch (exact),
     `microbatch`, all of a micro-batch, or `local`, those of a tile (as DistributedDataParallel does).
-    `sync` says how copies of a parameter agree: by `allreduce`, or at a `server`: the first device that holds it, or device 3 with `server:3`.
-    Gradients are all-reduced in buckets of at least `bucket` bytes. `recompute` lists blocks of operators
-    whose values are not kept for the backward but computed again, block by block. With `split_backward`
-    gradients of parameters come after those of activations, which others wait for. `sums` says where the
-    partial results of an operator are summed: tiles that leave no summed dimension apart. An operator that
-    is not in it has its result divided among the devices that have parts.
+    `sync` says how copies of a parameter agree: by `allreduce`, or at a `server`: the first device that
+    holds it, or device 3 with `server:3`. Gradients are all-reduced in buckets of at least `bucket` bytes.
+    `recompute` lists blocks of operators whose values are not kept for the backward but computed again,
+    block by block. With `split_backward` gradients of parameters come after those of activations, which
+    others wait for. `sums` says where the partial results of an operator are summed: tiles that leave no
+    summed dimension apart. An operator that is not in it has its result divided among the devices that
+    have parts.
 
     `stages` divides the operators into stages, and `schedule` says in which order each worker runs stages
     of micro-batches: a name of plan/schedules.py, or rows of text; without one, micro-batches follow each

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.plan.adapting import resize
 from raddle.plan.pipelining import (
     is_asynchronous,
+    is_greedy,
     is_threaded,
     micro_sizes,
     placed,
@@ -139,6 +141,8 @@ class _Lowering:
             if not self.overlap:
                 self._update(Key(step))
         instructions: Sequence[Instruction] = self.out
+        if is_greedy(self.plan):
+            self._refuse_shared()
         if is_threaded(self.plan):
             instructions = reorder(instructions, self.graph, self.plan, threads_of(self.plan))
         if self.overlap:
@@ -151,6 +155,14 @@ class _Lowering:
             tuple(s.variant for s in self.settled),
             self.shares,
         )
+
+    def _refuse_shared(self) -> None:
+        shared = next((n for n in self._graded if self._shared(n)), None)
+        if shared is not None:
+            raise InputError(
+                f"'{shared}' is on several devices, which would have to update it at the same time: "
+                f"use {self.plan.schedule.removesuffix(':greedy')}, or a plan without copies."
+            )
 
     @cached_property
     def _graded(self) -> list[str]:

@@ -1,8 +1,8 @@
 """The order of a program whose steps overlap, for any tiles: a device takes the next that is ready.
 
 The instructions of several steps are scheduled as a simulation would, first come, first served, with
-nominal speeds, so that the order follows from the graph and the plan alone and is the same on every rank. What
-stands between two transfers is not taken apart: it is executed as one piece. A step begins on a device
+nominal speeds, so that the order follows from the graph and the plan alone and is the same on every rank.
+What stands between two transfers is not taken apart: it is executed as one piece. A step begins on a device
 when the one that many steps before it has ended there.
 """
 

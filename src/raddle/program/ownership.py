@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint
-from raddle.plan.pipelining import is_asynchronous, keeps_weights
+from raddle.plan.pipelining import is_asynchronous
 from raddle.program.describe import OF_PARAMETERS, PHASES, Boxes, describe
 from raddle.program.program import (
     Instruction,
@@ -141,7 +141,7 @@ class _Parameter:
             if not 0 <= version <= len(written) or any(w > n for w in gave):
                 self._refuse(n, f"it uses version {version} of '{self.name}' before it is there.")
             own = (i.op, i.key.step, i.key.micro)
-            if i.phase == "F" or not keeps_weights(self.program.plan):
+            if i.phase == "F":
                 self._waits(n, i, set(gave))
             elif forward.get(own) != version:
                 self._refuse(

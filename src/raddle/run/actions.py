@@ -96,6 +96,7 @@ class Send:
     label: str
     parts: list[Part]
     dtype: torch.dtype
+    key: Key
     number: int = 0  # among the sends of a rank
     drop: list[int] = field(default_factory=list)
 
@@ -122,6 +123,8 @@ class Receive:
 
 @dataclass
 class Arrive:
+    """Waits for a message where it is first needed."""
+
     receive: Receive
     answers: list[int] = field(default_factory=list)  # sends that its sender must have received
     drop: list[int] = field(default_factory=list)
@@ -150,6 +153,7 @@ class Sum:
 class Keep:
     """Buffers take the pieces of their new values."""
 
+    key: Key
     whole: list[tuple[int, int]] = field(default_factory=list)  # slots of a buffer and of its value
     pieces: list[tuple[int, list[tuple[Box, int]]]] = field(default_factory=list)
     drop: list[int] = field(default_factory=list)
@@ -197,5 +201,19 @@ class Actions:
     groups: list[tuple[int, ...]]  # that sum gradients, in the same order on every rank
     links: list[tuple[int, int]]  # source and target of messages, likewise
 
+    def by_step(self) -> dict[int, list[Action]]:
+        """The actions of each step, in their order."""
+        steps: dict[int, list[Action]] = {}
+        for action in self.actions:
+            steps.setdefault(key_of(action).step, []).append(action)
+        return steps
+
     def of(self, role: str) -> Iterable[Source]:
         return (s for s in self.sources if s.role == role)
+
+
+def key_of(action: Action) -> Key:
+    """Which step and micro-batch an action belongs to."""
+    if isinstance(action, Forward | Backward):
+        return action.call.key
+    return action.receive.key if isinstance(action, Arrive) else action.key

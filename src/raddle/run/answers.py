@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
+from raddle.plan.pipelining import is_asynchronous, is_greedy
 from raddle.program.program import Move, Program
 
 
 class Answers:
     """Of each message of a device to another, the first message that shows that it has arrived."""
 
-    def __init__(self, program: Program, device: int, *, all_steps: bool) -> None:
-        self.device = device
+    def __init__(self, program: Program, device: int) -> None:
+        self.step_of = [i.key.step for i in program.instructions]
+        all_steps = is_asynchronous(program.plan)
+        self.any_order = is_greedy(program.plan)  # of steps among each other
         self.used: dict[
             tuple[int, int], int
         ] = {}  # by move and target, the first that waits for it
@@ -40,5 +43,7 @@ class Answers:
         coming = self.coming.get(target, [])
         if used is None:
             return None
-        at = bisect_right(coming, used)
-        return (coming[at], target) if at < len(coming) else None
+        for answer in coming[bisect_right(coming, used) :]:
+            if not self.any_order or self.step_of[answer] == self.step_of[move]:
+                return answer, target
+        return None

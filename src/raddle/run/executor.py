@@ -11,6 +11,7 @@ the program's edges and nowhere else. Three rules keep numbers right:
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,8 +21,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from raddle.errors import InputError
 from raddle.graph.box import Box
-from raddle.plan.pipelining import is_asynchronous
+from raddle.plan.pipelining import is_asynchronous, is_greedy, threads_of
 from raddle.program.program import Program
 from raddle.run.actions import (
     Action,
@@ -39,13 +41,13 @@ from raddle.run.actions import (
     Source,
     Step,
     Sum,
+    key_of,
 )
+from raddle.run.greedy import carry_out_greedily
+from raddle.run.posting import Posting
 from raddle.run.settle import settle
 from raddle.run.transports.base import Pending, Transport
 from raddle.run.weights import Weights
-
-WINDOW = 32  # receives that are posted ahead
-AHEAD = 8 * 2**20  # bytes of them, unless fewer than two would be
 
 Feeding = Callable[[Source], Tensor]  # the part of the batch that a source stands for
 
@@ -65,7 +67,12 @@ class Executor:
         self.place, self.seed, self.autocast = torch.device(place), seed, autocast
         self.program, self.transport = program, transport
         self.plan = settle(program, transport.rank, self.place)
-        self.receives = [a for a in self.plan.actions if isinstance(a, Receive)]
+        self.steps = self.plan.by_step() if is_greedy(program.plan) else {0: self.plan.actions}
+        self.postings = {
+            step: Posting([a for a in actions if isinstance(a, Receive)], self._post)
+            for step, actions in self.steps.items()
+        }
+        self.turn = threading.Lock()  # where steps have threads of their own
         self.slots: list[Any] = [None] * self.plan.slots
         self.grads: list[Tensor | None] = [None] * self.plan.slots
         self.owned: set[int] = set()  # gradients that no one else sees
@@ -75,8 +82,6 @@ class Executor:
         self.read: dict[int, list[Any]] = {}  # by calls that run again
         self.seeds: dict[int, tuple[list[Any], list[Tensor]]] = {}
         self.posted: dict[int, tuple[Pending, Tensor]] = {}
-        self.next_post = 0
-        self.ahead = 0  # bytes of receives that are posted
         self.feeding: Feeding = lambda source: torch.empty(0)
         self.sending: dict[int, tuple[Pending, Tensor]] = {}  # by the number of the send
         self.summing: list[Pending] = []
@@ -86,7 +91,7 @@ class Executor:
             self.flat = [
                 torch.zeros(b.elements, dtype=b.dtype, device=self.place) for b in self.plan.buckets
             ]
-        self.weights = Weights(program.plan) if is_asynchronous(program.plan) else None
+        self.weights = Weights() if is_asynchronous(program.plan) else None
         self.count = program.plan.steps if self.weights is not None else 1  # steps of a run
         self.losses: list[tuple[int, Tensor]] = []  # of micro-batches, with their step
         self.at = 0  # the number of the first step of a run
@@ -150,15 +155,13 @@ class Executor:
         """The losses of all steps that the program overlaps, on every rank; else of one step."""
         self.feeding, self.at, self.weight, self.updating = feed, step, weight, update
         self.losses, self.telling = [], []
+        for posting in self.postings.values():
+            posting.begin()
         if self.weights is not None:  # versions count from the first step of a run
-            self.weights = Weights(self.program.plan)
+            self.weights = Weights(latest=is_greedy(self.program.plan))
         if self.transport.early and self._tells_early and self.transport.rank != self.tellers[0]:
             self._tell()
-        self.next_post = 0
-        if self.transport.early:
-            self._post_ahead()
-        with self._precision():
-            self._carry_out()
+        self._carry_out()
         for pending, _ in self.sending.values():
             pending.wait()
         self.sending.clear()
@@ -210,15 +213,44 @@ class Executor:
         return torch.autocast(self.place.type, dtype=self.autocast)
 
     def _carry_out(self) -> None:
-        do, record = self._do, self.record
-        if record is None:
-            for action in self.plan.actions:
-                do[type(action)](action)
+        if not is_greedy(self.program.plan):
+            self._carry(self.plan.actions)
             return
-        for action in self.plan.actions:
-            start = time.perf_counter()
-            do[type(action)](action)
-            record(action, start, time.perf_counter())
+        if not self.transport.early:
+            raise InputError(
+                f"the schedule '{self.program.plan.schedule}' lets messages overtake each other, which "
+                "NCCL does not: use --backend gloo, or a schedule in a fixed order."
+            )
+        steps = [self.steps[step] for step in sorted(self.steps)]
+        carry_out_greedily(steps, threads_of(self.program.plan), self._carry, self.transport.fail)
+
+    def _carry(self, actions: Sequence[Action]) -> None:
+        """Carries out actions in their order; lets others have their turn while it waits."""
+        do, record = self._do, self.record
+        with self.turn, self._precision():
+            if actions and self.transport.early:
+                self._posting(key_of(actions[0]).step).ahead()
+            for action in actions:
+                start = time.perf_counter()
+                do[type(action)](action)
+                if record is not None:
+                    record(action, start, time.perf_counter())
+            if actions and self.weights is not None:
+                self.weights.end(key_of(actions[0]).step)
+
+    def _posting(self, step: int) -> Posting:
+        return self.postings[step if len(self.postings) > 1 else 0]
+
+    def _wait(self, pending: Pending) -> None:
+        """Waits for a message; meanwhile other steps may compute."""
+        if len(self.postings) == 1:
+            pending.wait()
+            return
+        self.turn.release()
+        try:
+            pending.wait()
+        finally:
+            self.turn.acquire()
 
     # -- segments ---------------------------------------------------------------------------------------
 
@@ -380,31 +412,18 @@ class Executor:
         self.owned.discard(slot)
         self.given.discard(slot)
 
-    def _post_ahead(self) -> None:
-        """Receives that come next: many small ones, of large ones the next and one more."""
-        while self.next_post < len(self.receives):
-            receive, waiting = self.receives[self.next_post], len(self.posted)
-            room = self.ahead + receive.nbytes <= AHEAD or waiting < 2
-            if waiting >= WINDOW or not room:
-                return
-            self._post(receive)
-            self.next_post += 1
-
     def _post(self, receive: Receive) -> None:
         if receive.what in ("push", "pull") and not self.updating:
             return
         buffer = torch.empty(receive.elements, dtype=receive.dtype, device=self.place)
         pending = self.transport.receive(receive.peer, receive.tag, buffer, receive.label)
         self.posted[receive.number] = pending, buffer
-        self.ahead += receive.nbytes
 
     def _receive(self, receive: Receive) -> None:
-        if not self.transport.early:
+        if self.transport.early:
+            self._posting(receive.key.step).reach(receive)
+        else:
             self._post(receive)
-            return
-        while self.next_post <= receive.number:
-            self._post(self.receives[self.next_post])
-            self.next_post += 1
 
     def _arrive(self, action: Arrive) -> None:
         receive = action.receive
@@ -412,14 +431,13 @@ class Executor:
         if found is None:  # gradients stay where they are until the update
             return
         pending, buffer = found
-        pending.wait()
-        self.ahead -= receive.nbytes
+        self._wait(pending)
         for number in action.answers:  # what this answers has arrived
             if number in self.sending:
                 sent, _ = self.sending.pop(number)
                 sent.wait()
         if self.transport.early:
-            self._post_ahead()
+            self._posting(receive.key.step).arrived(receive)
         if not receive.parts:
             pass
         elif len(receive.parts) == 1:

@@ -17,6 +17,7 @@ from typing import TextIO
 import torch
 
 from raddle.errors import InputError
+from raddle.plan.pipelining import is_asynchronous
 from raddle.program.tracing import write_events
 from raddle.run.clocks import behind
 from raddle.run.exchange import exchange_over
@@ -184,12 +185,14 @@ def _steps(
 ) -> tuple[list[float], list[float]]:
     """The loss of each step, and the seconds from the end of the one before to its own."""
     batch = [tensor.to(trainer.place) for tensor in trainer.part(*job.batch)]
-    samples = job.graph.batch * job.plan.microbatches
+    samples = sum(job.program.sizes)
     progress = Progress(options.steps, samples, shown=trainer.rank == 0)
     losses: list[float] = []
     seconds: list[float] = []
     traced = options.steps - min(TRACED, options.steps - options.uncounted)
     trainer.transport.barrier()
+    if is_asynchronous(job.plan):
+        return _overlapped(trainer, batch, options, recorder)
     before = time.perf_counter()
     for number in range(options.steps):
         if options.trace is not None and number == traced:
@@ -199,6 +202,20 @@ def _steps(
         seconds.append(now - before)
         before = now
         progress.step(number + 1, seconds, losses[-1])
+    return losses, seconds
+
+
+def _overlapped(
+    trainer: Trainer, batch: Sequence[torch.Tensor], options: Options, recorder: Recorder
+) -> tuple[list[float], list[float]]:
+    """Where steps overlap, none has a time of its own: each takes its share of all that were timed."""
+    losses, seconds = list[float](), list[float]()
+    for count in (options.uncounted, options.steps - options.uncounted):
+        if options.trace is not None and losses:
+            recorder.start()
+        begun = time.perf_counter()
+        losses += [float(loss) for loss in trainer.train([batch] * count)]
+        seconds += [(time.perf_counter() - begun) / max(1, count)] * count
     return losses, seconds
 
 

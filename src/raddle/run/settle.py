@@ -9,7 +9,7 @@ import torch
 
 from raddle.graph.box import Box
 from raddle.graph.graph import Op
-from raddle.plan.pipelining import is_asynchronous
+from raddle.plan.pipelining import is_asynchronous, stage_of
 from raddle.program.program import (
     Instruction,
     Key,
@@ -80,7 +80,7 @@ class _Settling:
         self.calls: dict[tuple[object, Key], Call] = {}
         self.out: list[Action] = []
         self.waiting: dict[int, list[Receive]] = {}  # by instruction
-        self.answers = Answers(program, device, all_steps=self.overlap)
+        self.answers = Answers(program, device)
         self.answered: dict[tuple[int, int], list[int]] = {}  # sends, by instruction and peer
         self.sends = 0
         self.updated: list[int] = []
@@ -389,7 +389,7 @@ class _Settling:
             self.out.append(Note(slot, first or bool(variant.closing), first, key))
 
     def _keep(self, names: set[str], key: Key) -> None:
-        keep = Keep()
+        keep = Keep(key)
         for buffer, value in self.graph.updates.items():
             pieces = self._held(key, value) if value in names else []
             if not pieces:
@@ -399,9 +399,18 @@ class _Settling:
                 keep.whole.append((slot, pieces[0][1]))
             else:
                 keep.pieces.append((slot, list(pieces)))
-            self.written[buffer] = [box for box, _ in pieces]
+            if self._counts(value):
+                self.written[buffer] = [box for box, _ in pieces]
         if keep.whole or keep.pieces:
             self.out.append(keep)
+
+    def _counts(self, value: str) -> bool:
+        """Replicas keep buffers of their own; those of the first micro-batch's workers are saved."""
+        if not self.plan.stages:
+            return True
+        stage = stage_of(self.plan)[self.program.producer(value).name]
+        first = self.program.variants[0].tiles
+        return any(self.device in first[name].devices for name in self.plan.stages[stage])
 
     # -- messages -----------------------------------------------------------------------------------
 
@@ -441,7 +450,7 @@ class _Settling:
                 parts.append(Part(box.shape, tuple(held[i][1] for i in found), make))
         label = f"{move.what} of {move.value} to {message.target}"
         dtype = self.graph.values[move.value].dtype
-        return Send(message.target, tag, move.what, label, parts, dtype)
+        return Send(message.target, tag, move.what, label, parts, dtype, move.key)
 
     def _receive(self, move: Move, message: Message, tag: int) -> Receive:
         parts = []

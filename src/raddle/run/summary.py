@@ -31,7 +31,7 @@ def summarise(
     plan, steps = job.plan, len(losses)
     counted = seconds[options.uncounted :]
     step = median(counted)
-    batch = plan.batch or job.graph.batch * plan.microbatches
+    batch = plan.batch or sum(job.program.sizes)
     return {
         "plan": options.plan,
         "model": job.work.name,

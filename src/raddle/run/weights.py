@@ -1,8 +1,7 @@
 """Weights where steps overlap: a backward finds those of its forward though newer ones are there.
 
 An update writes into a parameter's memory only if nothing under way uses what it holds; else the parameter
-moves to other memory first, and the old weights stay with those that use them (weight stashing). With the
-plan's "latest" it always writes, and a backward uses what is there by then.
+moves to other memory first, and the old weights stay with those that use them (weight stashing).
 """
 
 from __future__ import annotations
@@ -13,13 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raddle.plan.pipelining import keeps_weights
-from raddle.plan.plan import Plan
 from raddle.run.actions import Call, Forward, Step
 
 
 class Used(NamedTuple):
-    """That a piece of a parameter was used, or updated (`phase` U), by a step: a line of the log."""
+    """That a forward (F) used a piece of a parameter, or that it was updated (U): a line of the log."""
 
     slot: int
     phase: str
@@ -31,8 +28,11 @@ class Used(NamedTuple):
 class Weights:
     """The versions of one rank's parameters that something uses or will use."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.stash = keeps_weights(plan)
+    def __init__(self, *, latest: bool = False) -> None:
+        self.latest = latest  # a forward takes what is there, and not what the program says
+        self.first: dict[
+            tuple[int, int, int], tuple[int, Tensor]
+        ] = {}  # by step, micro-batch, slot
         self.done: dict[int, int] = {}  # updates so far, by slot
         self.older: dict[tuple[int, int], Tensor] = {}  # replaced, but not used for the last time
         self.using: dict[int, int] = {}  # backwards to come that use the present weights, by slot
@@ -43,19 +43,20 @@ class Weights:
     def use(self, slots: Sequence[Any], action: Forward) -> list[Tensor]:
         """Leaves for a forward on the versions that it says, or on the latest."""
         call = action.call
-        versions = action.versions or [self.done.get(s, 0) for s in call.weights]
         leaves = []
-        for slot, version in zip(call.weights, versions, strict=True):
+        for at, slot in enumerate(call.weights):
             there = self.done.get(slot, 0)
-            assert version == there or (slot, version) in self.older, (
-                f"version {version} of slot {slot} is gone: {there} is there"
-            )
-            held = slots[slot].data if version == there else self.older[slot, version]
+            if self.latest:  # a micro-batch that uses it several times uses one version
+                own = (call.key.step, call.key.micro, slot)
+                version, held = self.first.setdefault(own, (there, slots[slot].data))
+            else:
+                version = action.versions[at]
+                held = slots[slot].data if version == there else self.older[slot, version]
             leaves.append(held.detach().requires_grad_(call.backward))
             self.log.append(Used(slot, "F", call.key.step, call.key.micro, version))
             if version == there and call.backward:
                 self.using[slot] = self.using.get(slot, 0) + 1
-        for slot, version in action.spent:
+        for slot, version in () if self.latest else action.spent:
             self.older.pop((slot, version))
         return leaves
 
@@ -64,8 +65,11 @@ class Weights:
         for slot, leaf in zip(call.weights, weights, strict=True):
             if leaf.data_ptr() == slots[slot].data_ptr():
                 self.using[slot] -= 1
-            there = self.done.get(slot, 0)
-            self.log.append(Used(slot, "B", call.key.step, call.key.micro, there))
+
+    def end(self, step: int) -> None:
+        """Nothing of a step is to come."""
+        for own in [own for own in self.first if own[0] == step]:
+            del self.first[own]
 
     def add(self, step: int, slot: int, gradient: Tensor) -> None:
         known = self.grads.get((step, slot))
@@ -84,9 +88,10 @@ class Weights:
         """Before an update: what others use is not written."""
         for slot, parameter in zip(action.slots, parameters, strict=True):
             version = self.done.get(slot, 0)
-            if slot in action.kept:
+            kept = slot in action.kept and not self.latest
+            if kept:
                 self.older[slot, version] = parameter.data
-            if self.stash and (self.using.get(slot) or slot in action.kept):
+            if self.using.get(slot) or kept:
                 parameter.data = parameter.data.clone()
                 self.using[slot] = 0
             self.done[slot] = version + 1

@@ -14,6 +14,7 @@ from raddle.costs.memory import peak_bytes
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
+from raddle.plan.pipelining import steps_to_simulate
 from raddle.plan.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.program import Move, Reduce
@@ -37,7 +38,8 @@ KEPT = (
 
 def judge(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Timeline:
     """The timeline of a few steps of a plan; measured operators take what was measured."""
-    return simulate(lower(graph, replace(plan, steps=STEPS)), cluster, profile)
+    steps = steps_to_simulate(plan, STEPS)
+    return simulate(lower(graph, replace(plan, steps=steps)), cluster, profile)
 
 
 def figures(timeline: Timeline) -> dict[str, Any]:

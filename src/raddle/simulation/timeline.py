@@ -10,6 +10,7 @@ import numpy as np
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
+from raddle.plan.pipelining import is_asynchronous
 from raddle.program.program import Program, Update
 from raddle.simulation.engine import run_tasks
 from raddle.simulation.tasks import Tasks, build_tasks
@@ -65,8 +66,14 @@ class Timeline:
 
     @property
     def step_seconds(self) -> float:
-        """The steady-state period: of the last step, or of the only one."""
+        """The steady-state period: of the last step, or of the only one.
+
+        Where steps overlap, the average of those in the middle, between filling and draining.
+        """
         ends = [0, *self.step_ends]
+        if is_asynchronous(self.program.plan) and len(ends) > 4:
+            third = len(ends) // 3
+            return (ends[-third] - ends[third]) / (len(ends) - 2 * third) / 1e9
         return (ends[-1] - ends[-2]) / 1e9
 
     @cached_property

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from raddle.graph.box import Box
+from raddle.plan.pipelining import is_asynchronous
 from raddle.run.actions import Source
 from raddle.run.job import Job, optimizer_for
 from raddle.run.trainer import Trainer
 from raddle.run.transports.base import Transport
 from raddle.verification.plain import Plain, batch_of_step
+from raddle.verification.replaying import Line, replay
 
 
 @dataclass
@@ -28,6 +30,7 @@ class Findings:
     worst: dict[str, tuple[float, str]] = field(default_factory=dict)  # by what is compared
     sent: list[tuple[int, int]] = field(default_factory=list)  # target, bytes
     reduced: list[tuple[list[int], int]] = field(default_factory=list)  # devices, bytes
+    staleness: dict[str, tuple[int, int]] = field(default_factory=dict)  # where steps overlap
 
     def note(self, what: str, deviation: float, where: str) -> None:
         """Keeps the worst; what is no number is worse than any."""
@@ -52,21 +55,47 @@ def compare(
             job.work.model, job.program, optimizer, transport, place, loss=job.work.loss, seed=seed
         )
         findings = Findings()
-        _listen(trainer, plain, findings)
-        for step in range(steps):
+        if is_asynchronous(job.plan):
+            _compare_overlapped(job, trainer, findings, steps, seed)
+        else:
+            _listen(trainer, plain, findings)
+        for step in range(0 if is_asynchronous(job.plan) else steps):
             heard(step)
             loss = float(trainer.step(*batch_of_step(job, step)))
             findings.losses.append(loss)
             expected = plain.losses[step]
             deviation = abs(loss - expected) / max(abs(expected), 1e-6)
             findings.note("loss", deviation, f"step {step}")
-        _compare_state(trainer, plain, findings)
+        if not is_asynchronous(job.plan):
+            _compare_state(trainer, plain, findings)
     except BaseException as error:
         transport.fail(f"{type(error).__name__}: {error}")
         raise
     findings.sent = sorted((t, n) for t, n in transport.sent.items() if n)
     findings.reduced = sorted((list(g), n) for g, n in transport.reduced.items() if n)
     return findings
+
+
+def _compare_overlapped(
+    job: Job, trainer: Trainer, findings: Findings, steps: int, seed: int
+) -> None:
+    """Where steps overlap: with a serial replay that uses the weights that were used."""
+    losses = trainer.train([batch_of_step(job, step) for step in range(steps)])
+    assert trainer.weights is not None
+    pieces = {s.slot: (s.name, s.box) for s, _ in trainer.executor.parameters()}
+    mine = [Line(pieces[u.slot], *u[1:]) for u in trainer.weights.log]
+    lines = [line for rank in trainer._exchange(mine) for line in rank]
+    found = replay(job, lines, steps, seed)
+    for step, (loss, expected) in enumerate(zip(losses, found.losses, strict=True)):
+        findings.losses.append(float(loss))
+        deviation = abs(float(loss) - expected) / max(abs(expected), 1e-6)
+        findings.note("loss", deviation, f"step {step}")
+    for source, parameter in trainer.executor.parameters():
+        expected_piece = found.pieces.get((source.name, source.box))
+        if expected_piece is not None:
+            difference = parameter.detach() - expected_piece
+            findings.note("parameters", _relative(difference, expected_piece), source.name)
+    findings.staleness = found.staleness
 
 
 def _listen(trainer: Trainer, plain: Plain, findings: Findings) -> None:

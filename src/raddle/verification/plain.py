@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from raddle.errors import InputError
+from raddle.program.program import Run
 from raddle.run.job import Job, optimizer_for
+from raddle.verification.replicas import Replicas
 from raddle.verification.statistics import LocalStatistics
 from raddle.verification.substitutes import Substitutes, refuse_random
 
@@ -46,38 +48,74 @@ def train_plain(
     refuse_random(job.graph)
     model = copy.deepcopy(job.work.model)
     optimizer = optimizer_for(job.plan.optimizer)(list(model.parameters()))
-    local = LocalStatistics(job.graph, job.plan, model) if job.plan.bn == "local" else None
+    run = _Step(job, model, seed)
     result = Plain()
     for step in range(steps):
         heard(step)
         begun = time.perf_counter()
         optimizer.zero_grad()
         with _enough_memory():
-            result.losses.append(_step(job, model, local, seed, step))
+            result.losses.append(run.all(step))
         result.gradients.append(_gradients(model))
         result.norms.append(_norm(iter(result.gradients[-1].values())))
         optimizer.step()
         result.seconds = max(result.seconds, time.perf_counter() - begun)
+    run.replicas.begin(0)
     result.state = {n: p.detach() for n, p in [*model.named_parameters(), *model.named_buffers()]}
-    result.running = local.running if local is not None else {}
+    result.running = run.running
     return result
 
 
-def _step(job: Job, model: nn.Module, local: LocalStatistics | None, seed: int, step: int) -> float:
-    """Forward and backward of all micro-batches; the loss is their mean."""
-    count, total = job.plan.microbatches, 0.0
-    inputs = len(job.work.inputs)
-    tensors = batch_of_step(job, step)
-    for micro in range(count):
-        batch = [t.chunk(count)[micro] if t.ndim else t for t in tensors]
-        if local is not None:
-            local.begin()
-        with Substitutes(job.graph, _seed(seed, step, micro), local) as substitutes:
-            value = job.work.loss(model(*batch[:inputs]), *batch[inputs:]) / count
-        substitutes.finish()
-        value.backward()  # type: ignore[no-untyped-call]
-        total += value.item()
-    return total
+class _Step:
+    """Forward and backward of all micro-batches, each with the statistics that the plan gives it."""
+
+    def __init__(self, job: Job, model: nn.Module, seed: int) -> None:
+        self.job, self.model, self.seed = job, model, seed
+        self.running: dict[int, dict[str, Tensor]] = {}
+        self.locals = [
+            LocalStatistics(v.graph, replace(job.plan, tiles=v.tiles), model, self.running)
+            for v in (job.program.variants if job.plan.bn == "local" else ())
+        ]
+        self.replicas = Replicas(job.program, model)
+        self.variants = {
+            i.key.micro: i.key.replica
+            for i in job.program.instructions
+            if isinstance(i, Run) and not i.key.step
+        }
+
+    def all(self, step: int) -> float:
+        """The loss: the mean over all samples."""
+        total = 0.0
+        for micro, batch in enumerate(micro_batches(self.job, batch_of_step(self.job, step))):
+            variant = self.variants[micro]
+            local = self.locals[variant] if self.locals else None
+            if local is not None:
+                local.begin()
+            self.replicas.begin(variant)
+            value = micro_loss(self.job, self.model, batch, self.seed, step, micro, local)
+            self.replicas.end(variant)
+            value.backward()  # type: ignore[no-untyped-call]
+            total += value.item()
+        return total
+
+
+def micro_batches(job: Job, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """A batch as its micro-batches, which may differ in size."""
+    sizes = job.program.sizes
+    parts = [torch.split(t, sizes) if t.ndim else [t] * len(sizes) for t in tensors]
+    return (list(own) for own in zip(*parts, strict=True))
+
+
+def micro_loss(
+    job: Job, model: nn.Module, batch: Sequence[Tensor], seed: int, step: int, micro: int,
+    local: LocalStatistics | None = None,
+) -> Tensor:  # fmt: skip
+    """A micro-batch's part of the loss, by its share of the samples."""
+    inputs, sizes = len(job.work.inputs), job.program.sizes
+    with Substitutes(job.graph.at(sizes[micro]), _seed(seed, step, micro), local) as substitutes:
+        value = job.work.loss(model(*batch[:inputs]), *batch[inputs:])
+    substitutes.finish()
+    return value * (sizes[micro] / sum(sizes))
 
 
 def _seed(seed: int, step: int, micro: int) -> int:

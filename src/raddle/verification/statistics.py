@@ -40,10 +40,12 @@ def has_serial_reference(graph: Graph, plan: Plan) -> bool:
 class LocalStatistics:
     """Takes the place of F.batch_norm: its n-th call in a forward is the graph's n-th batch norm."""
 
-    def __init__(self, graph: Graph, plan: Plan, model: nn.Module) -> None:
+    def __init__(
+        self, graph: Graph, plan: Plan, model: nn.Module, running: dict[int, dict[str, Tensor]]
+    ) -> None:
         self.norms = [(_tiles(plan, m, norm), _regions(plan, m)) for m, norm in _norms(graph)]
         self.names = {id(t): name for name, t in model.named_buffers()}
-        self.running: dict[int, dict[str, Tensor]] = {}  # by device and buffer
+        self.running = running  # by device and buffer
         self.count = 0
 
     def begin(self) -> None:

@@ -31,8 +31,9 @@ def _cluster(plan: Plan) -> Cluster:
 
 
 def said(program: Program, steps: int) -> dict[Pair, int]:
-    """By pair, as the program of one step says."""
+    """By pair, as the program says: of one step, or of all where they overlap."""
     total: dict[Pair, int] = {}
+    steps //= program.plan.steps
     for move in (i for i in program.instructions if isinstance(i, Move)):
         for m in move.messages:
             way = (m.source, m.target)
@@ -43,6 +44,7 @@ def said(program: Program, steps: int) -> dict[Pair, int]:
 def summed(program: Program, steps: int) -> dict[Group, int]:
     """By group, what each of its devices hands to all-reduces."""
     total: dict[Group, int] = {}
+    steps //= program.plan.steps
     for reduce in (i for i in program.instructions if isinstance(i, Reduce)):
         for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
             for share in shares:

@@ -1,0 +1,170 @@
+"""One rank of the overhead's harness: raddle and torch.distributed.pipelining, step by step in turn."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import torch
+import torch.distributed as dist
+from harness import SAMPLES, Row
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+import raddle
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.plan.plan import Plan
+from raddle.plan.tiling import whole
+
+WARM_UP = 2
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+def main(settings: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rows = [measure(Row(*own), settings["rounds"]) for own in settings["rows"]]
+    if dist.get_rank() == 0:
+        pathlib.Path(settings["out"]).write_text(json.dumps(rows, indent=1))
+    dist.destroy_process_group()
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+def measure(row: Row, rounds: int) -> dict[str, Any]:
+    trainer, ours = of_raddle(row)
+    steps: dict[str, Callable[[], float | None]] = {"raddle": ours, "torch": of_torch(row)}
+    harness.WHOLE[0] = True
+    losses = {name: [_counted(row, step) for _ in range(WARM_UP)] for name, step in steps.items()}
+    _check(losses)
+    harness.WHOLE[0] = False
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(rounds):
+        for name in list(steps) if number % 2 else list(steps)[::-1]:
+            times[name].append(_timed(steps[name]))
+    profile = _profile(trainer, ours)
+    trainer.close()
+    found: dict[str, Any] = {
+        "schedule": row.schedule,
+        "megabytes": row.megabytes,
+        "ideal_ms": 1e3 * row.ideal,
+    }
+    for name, own in times.items():
+        found[f"{name}_ms"] = 1e3 * statistics.median(own)
+        found[f"{name}_overhead"] = statistics.median(own) / row.ideal - 1
+        found[f"{name}_all_ms"] = [round(1e3 * t, 1) for t in own]
+    found["ratio"] = found["raddle_overhead"] / found["torch_overhead"]
+    found["profile_ms"] = profile
+    return found
+
+
+def of_raddle(row: Row) -> tuple[Any, Callable[[], float]]:
+    """A step by raddle's own runtime."""
+    torch.manual_seed(0)
+    model, (x, target) = harness.model(row), harness.batch(row)
+    with torch.no_grad():  # export would otherwise meet the operator's own backward
+        graph = capture(model, [x[:SAMPLES]], targets=[target[:SAMPLES]], loss=harness.loss)
+    trainer = raddle.parallelize(
+        model, planned(graph, row), sgd, loss=harness.loss, graph=graph, device="cpu"
+    )
+    return trainer, lambda: float(trainer.step(x, target))
+
+
+def planned(graph: Graph, row: Row) -> Plan:
+    """The first sleeping operator is a stage, the second and the loss another."""
+    names = [op.name for op in graph.ops]
+    cut = 1 + names.index(graph.opaque[0].name)
+    stages = tuple(names[:cut]), tuple(names[cut:])
+    of = {name: s for s, own in enumerate(stages) for name in own}
+    tiles = {op.name: whole([d.size for d in op.space.dims], [of[op.name]]) for op in graph.ops}
+    return Plan(
+        tiles, 2, microbatches=row.microbatches, stages=stages, schedule=row.schedule,
+        batch=row.microbatches * SAMPLES,
+    )  # fmt: skip
+
+
+def of_torch(row: Row) -> Callable[[], float | None]:
+    """The same by torch.distributed.pipelining; the last rank knows the loss."""
+    rank, (x, target) = dist.get_rank(), harness.batch(row)
+    torch.manual_seed(0)
+    module = copy.deepcopy(harness.model(row)[rank])
+    optimizer = sgd(module.parameters())
+    stage = PipelineStage(module, rank, 2, torch.device("cpu"))
+    schedule = SCHEDULES[row.schedule](stage, row.microbatches, loss_fn=harness.loss)
+
+    def step() -> float | None:
+        optimizer.zero_grad()
+        losses: list[Tensor] = []
+        if rank == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=target, losses=losses)
+        optimizer.step()
+        return float(torch.stack(losses).detach().mean()) if losses else None
+
+    return step
+
+
+def _counted(row: Row, step: Callable[[], float | None]) -> float | None:
+    """A step's loss; every micro-batch must have run forward and backward here."""
+    before = dict(harness.CALLS)
+    found = step()
+    for phase, count in harness.CALLS.items():
+        assert count - before[phase] >= row.microbatches, f"{phase}: {count - before[phase]} calls"
+    return found
+
+
+def _check(losses: dict[str, list[float | None]]) -> None:
+    if losses["torch"][0] is not None:
+        for a, b in zip(losses["raddle"], losses["torch"], strict=True):
+            assert a is not None and b is not None
+            assert abs(a - b) <= 1e-5 * abs(b), f"losses differ: {losses}"
+
+
+def _timed(step: Callable[[], Any]) -> float:
+    """Seconds of the slowest rank."""
+    dist.barrier()
+    start = time.perf_counter()
+    step()
+    spent = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+    dist.all_reduce(spent, dist.ReduceOp.MAX)
+    return float(spent)
+
+
+def _profile(trainer: Any, step: Callable[[], Any], repeats: int = 5) -> list[dict[str, float]]:
+    """By rank, milliseconds of a step by what it was spent on (the median step)."""
+    found = []
+    for _ in range(repeats):
+        spent: dict[str, float] = {}
+
+        def record(action: Any, start: float, end: float, spent: dict[str, float] = spent) -> None:
+            kind = type(action).__name__
+            spent[kind] = spent.get(kind, 0.0) + end - start
+
+        trainer.executor.record = record
+        dist.barrier()
+        start = time.perf_counter()
+        step()
+        total = time.perf_counter() - start
+        spent["rest"] = total - sum(spent.values())
+        found.append({"total": total, **spent})
+    trainer.executor.record = None
+    middle = sorted(found, key=lambda s: s["total"])[repeats // 2]
+    own = {name: round(1e3 * seconds, 2) for name, seconds in middle.items()}
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, own)
+    return ranks
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
