@@ -90,14 +90,14 @@ def plan(
     with terminal.progress_bar(f"planning {model}, {method}") as heard:
         own = replace(settings, heard=heard, epsilon=epsilon)
         found = None if from_partition is None else given(graph, on, from_partition)
-        made, row, _ = planned(
+        made, row, timeline = planned(
             graph, on, method, model=model, settings=own, recompute=recompute, found=found
         )
     if output is not None:
         with writing(output):
-            file.save(made, graph, output)
+            file.save(made, timeline.program.graph, output)
     if text:
-        print(write_tiles(graph, made.tiles), end="")
+        print(write_tiles(timeline.program.graph, made.tiles), end="")
     else:
         show({**row, "file": output}, terminal.show_plan, as_json=as_json)
 

@@ -5,6 +5,7 @@
 3. The fastest are simulated for several steps and their memory is counted; the fastest that fits is the
    answer. No baseline that fits is faster: those that could be are simulated too.
 4. If nothing fits, values are computed again in place of being kept; if that does not help, it says so.
+5. A pipeline (searches/pipeline) is taken where it is faster, or where nothing else fits.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from raddle.plan.plan import Plan
 from raddle.program.lower import lower
 from raddle.searches.bounds import lower_bound
 from raddle.searches.flexflow.climbing import Climb
+from raddle.searches.pipeline.method import Candidate as PipelineCandidate
+from raddle.searches.pipeline.method import pipeline
 from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.recomputing import blocks
@@ -37,6 +40,7 @@ CHAINS = 6
 MOST_DEVICES = 256  # that chains are for: beyond, the starts are simulated and the best is taken
 FINALISTS = 6  # that are simulated beside the baselines
 RECOMPUTE = (2, 4, 8, 16)
+PIPELINES = 0.2  # of the budget
 
 
 @dataclass
@@ -90,18 +94,48 @@ class Auto:
                 candidates += self._improved(candidates)
         except KeyboardInterrupt:
             self.interrupted = True
-        best = self._final(candidates)
+        tried = [c.row() for c in sorted(candidates, key=lambda c: c.time)]
+        pipelines = self._pipelines()
+        try:
+            best = self._final(candidates)
+            found = Found(best.tiles, best.name, recompute=best.recompute)
+            step = _step(best)
+        except InputError:
+            if not pipelines or not pipelines[0].fits:
+                raise
+            step = float("inf")
+        if pipelines and pipelines[0].fits and pipelines[0].step < step:
+            found = replace(pipelines[0].found, start=pipelines[0].name)
         climb = self.climb
-        return Found(
-            best.tiles, best.name,
+        return replace(
+            found,
             proposals=climb.proposals if climb else 0,
             accepted=sum(c.accepted for c in climb.every) if climb else 0,
             stopped="interrupt" if self.interrupted else climb.stopped if climb else "starts",
             history=tuple(climb.history) if climb else (),
-            recompute=best.recompute,
             lower_bound_ms=bound,
-            tried=tuple(c.row() for c in sorted(candidates, key=lambda c: c.time)),
-        )  # fmt: skip
+            tried=(*tried, *(c.row() for c in pipelines)),
+        )
+
+    def _pipelines(self) -> list[PipelineCandidate]:
+        """Stages with the same semantics: exact batch statistics do not divide the batch."""
+        settings, graph = self.settings, self.graph
+        if len(self.cluster.devices) < 2 or self.interrupted or settings.pins:
+            return []
+        normalised = any(op.composite == "batch_norm" for op in graph.ops)
+        own = replace(settings, budget=PIPELINES * settings.budget)
+        try:
+            return pipeline(
+                graph,
+                self.cluster,
+                own,
+                self.methods,
+                one_batch=normalised and settings.bn == "global",
+                promising=2,
+            )
+        except KeyboardInterrupt:
+            self.interrupted = True
+            return []
 
     # -- starts ----------------------------------------------------------------------------------
 

@@ -58,6 +58,9 @@ def figures(timeline: Timeline) -> dict[str, Any]:
         "fits": all(peak <= timeline.cluster.devices[d].memory for d, peak in enumerate(peaks)),
         "bn": plan.bn,
         "sync": plan.sync,
+        "schedule": plan.schedule.splitlines()[0] if plan.schedule else "",
+        "stages": len(plan.stages) or 1,
+        "microbatches": plan.microbatches,
     }
 
 
@@ -85,7 +88,8 @@ def planned(
     found = found or find(graph, cluster, method, settings)
     plan = plan_of(graph, cluster, method, found, settings, model=model, recompute=recompute)
     search_s = perf_counter() - begun
-    timeline = judge(graph, plan, cluster, settings.profile)
+    chosen = found.staged.graph if found.staged is not None else graph
+    timeline = judge(chosen, plan, cluster, settings.profile)
     row = {**figures(timeline), "search_s": search_s}
     row |= _search_figures(graph, cluster, found, settings)
     predicted = {key: row[key] for key in KEPT if row.get(key) is not None}
@@ -167,10 +171,11 @@ def contest(
             judged = planned(graph, cluster, method, model=model, settings=own)
         except InputError as error:
             unknown = dict.fromkeys(FIGURES)
-            setting = {"bn": settings.bn, "sync": settings.sync}
+            setting = {"bn": settings.bn, "sync": settings.sync, "schedule": ""}
             yield None, {"method": method, **unknown, **setting, "error": str(error)}
             continue
-        known[method] = dict(judged.plan.tiles)
+        if not judged.plan.stages and judged.plan.microbatches == 1:
+            known[method] = dict(judged.plan.tiles)
         yield judged, judged.row
 
 

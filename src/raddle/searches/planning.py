@@ -26,7 +26,7 @@ from raddle.searches.recomputing import blocks
 from raddle.searches.settings import BUDGET, Found, Settings
 
 PARTITIONS = ("hypergraph-coarse", "hypergraph-fine", "hypergraph-mixed")
-SEARCHES = ("optcnn", "flexflow", *PARTITIONS, "auto")
+SEARCHES = ("optcnn", "flexflow", *PARTITIONS, "pipeline", "auto")
 
 
 def plan_for(
@@ -78,6 +78,10 @@ def find(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> Fou
         from raddle.hypergraph.searching import search as partition
 
         return partition(graph, cluster, method, settings)
+    if method == "pipeline":
+        from raddle.searches.pipeline.method import search as cut
+
+        return cut(graph, cluster, settings, METHODS)
     from raddle.searches.methods import search  # numba is needed by searches alone
 
     if settings.reduction is None:
@@ -96,14 +100,16 @@ def plan_of(
     batch: int | None = None,
     recompute: int | None = None,
 ) -> Plan:
-    """A plan with all that its file needs."""
+    """A plan with all that its file needs; of a pipeline, for the graph of a micro-batch."""
     kept = found.recompute if recompute is None else recompute
+    batch = graph.batch if batch is None else batch
+    graph = found.staged.graph if found.staged is not None else graph
     plan = Plan(
         found.tiles,
         len(cluster.devices),
         model=model or graph.name,
         fingerprint=graph.fingerprint(),
-        batch=graph.batch if batch is None else batch,
+        batch=batch,
         dtype=_dtype(graph),
         cluster=cluster.to_dict(),
         method=method,
@@ -113,6 +119,9 @@ def plan_of(
         parameters=parameter_shapes(graph),
         **settings.plan,
     )
+    if found.staged is not None:
+        own = found.staged.fields
+        plan = replace(plan, **{**own, "recompute": own["recompute"] or plan.recompute})
     validate(plan, graph)
     return plan
 

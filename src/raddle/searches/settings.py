@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from time import perf_counter
 from typing import Any
 
 from raddle.costs.profile import Profile
+from raddle.graph.graph import Graph
 from raddle.searches.pins import Pin
 from raddle.searches.placing import Tiles
 
@@ -48,6 +49,24 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Staged:
+    """A pipeline's part of what was found: the graph of a micro-batch, and how they follow each other."""
+
+    graph: Graph
+    microbatches: int
+    stages: tuple[tuple[str, ...], ...]
+    schedule: str
+    recompute: tuple[tuple[str, ...], ...]
+    split_backward: bool
+    bn: str
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of a plan."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "graph"}
+
+
+@dataclass(frozen=True)
 class Found:
     """Tiles, where they came from, and how the search went."""
 
@@ -58,6 +77,7 @@ class Found:
     stopped: str = ""  # by "proposals" or "no improvement" (reproducible), "budget" or "interrupt"
     history: tuple[Progress, ...] = ()
     recompute: int | None = None
+    staged: Staged | None = None  # where micro-batches follow each other through stages
     sums: Tiles = field(default_factory=dict)  # where partial results are summed, if it matters
     lower_bound_ms: float | None = None
     tried: Sequence[Mapping[str, Any]] = ()  # what else there was, and why it was not taken

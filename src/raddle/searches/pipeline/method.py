@@ -1,0 +1,228 @@
+"""`pipeline`: stages, replicas, micro-batches, schedule and recomputation, together.
+
+For each number of micro-batches the partitioner (stages.py) gives the best cut by its estimate. The most
+promising are captured at their size, tiled inside of each stage by another method where a stage has several
+devices, and simulated under several schedules; the fastest that fits in memory is the answer. Where memory
+is short, what is left decides the order: 1F1B keeps least of the fast ones, recomputation keeps less,
+spatial tiles divide what a sample needs, and GEMS keeps one micro-batch alone.
+"""
+
+# m: micro-batches, P: stages, r: devices of a stage
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+
+from raddle.clusters import Cluster
+from raddle.costs.compute import Compute
+from raddle.costs.layout import OPTIMIZER_STATE
+from raddle.costs.memory import peak_bytes
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.plan.plan import Plan
+from raddle.plan.tiling import Grid, Irregular, Tile, Tiling
+from raddle.program.lower import active_values, lower
+from raddle.searches.pipeline.nodes import Costs, Nodes, line_of, nodes_of, stage_names
+from raddle.searches.pipeline.stages import Pipeline, stages_for
+from raddle.searches.placing import Tiles, copies, standing
+from raddle.searches.settings import Clock, Found, Settings, Staged
+from raddle.searches.starts import Method, first_devices
+from raddle.simulation.timeline import simulate
+
+MOST = 64  # micro-batches
+PROMISING = 4  # cuts that are simulated
+INSIDE = ("data", "spatial", "owt")  # how a stage is divided among its devices
+STEPS = 2
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A pipeline plan, and what simulating it gave."""
+
+    name: str
+    found: Found
+    step: float  # seconds
+    peak: int  # bytes, the most of any device beyond its memory
+    fits: bool
+
+    def row(self) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "step_ms": 1e3 * self.step,
+            "simulated": True,
+            "fits": self.fits,
+            "peak_bytes": self.peak,
+            "recompute": None,
+        }
+
+
+def pipeline(
+    graph: Graph,
+    cluster: Cluster,
+    settings: Settings,
+    methods: Mapping[str, Method],
+    *,
+    one_batch: bool = False,
+    promising: int = PROMISING,
+) -> list[Candidate]:
+    """Candidates, the best first; with `one_batch`, those alone that do not divide the batch."""
+    found = _Pipelines(graph, cluster, settings, methods)
+    return found.candidates(one_batch=one_batch, promising=promising)
+
+
+def search(
+    graph: Graph, cluster: Cluster, settings: Settings, methods: Mapping[str, Method]
+) -> Found:
+    """The fastest pipeline that fits; of those that do not fit, the smallest."""
+    if len(cluster.devices) < 2:
+        raise InputError(f"'{cluster.name}' has one device: a pipeline needs at least two.")
+    found = pipeline(graph, cluster, settings, methods)
+    if not found:
+        raise InputError(f"no pipeline was found for '{graph.name}' on '{cluster.name}'.")
+    rows = tuple(c.row() for c in found)
+    return replace(found[0].found, start=found[0].name, stopped="optimum", tried=rows)
+
+
+class _Pipelines:
+    def __init__(
+        self, graph: Graph, cluster: Cluster, settings: Settings, methods: Mapping[str, Method]
+    ) -> None:
+        self.graph, self.cluster, self.settings, self.methods = graph, cluster, settings, methods
+        self.clock = Clock(settings.budget)
+        self.count = len(cluster.devices)
+        self.nodes = nodes_of(graph)
+        active = frozenset(active_values(graph))
+        self.costs = Costs(self.nodes, cluster, Compute(graph, active, settings.profile))
+        self.line = line_of(cluster)
+        self.static = 2.0 + OPTIMIZER_STATE.get(settings.optimizer, 2)
+        self.simulated: list[Candidate] = []
+
+    def candidates(self, *, one_batch: bool, promising: int) -> list[Candidate]:
+        cuts = sorted(self._cuts(one_batch=one_batch), key=lambda cut: cut[1].seconds)
+        for m, cut in cuts[:promising]:
+            if self.clock.over and self.simulated:
+                break
+            for schedule in self._schedules(cut, m):
+                self._try(m, cut, schedule)
+        if not any(c.fits for c in self.simulated):
+            self._squeeze()
+        return sorted(self.simulated, key=lambda c: (not c.fits, c.step if c.fits else c.peak))
+
+    def _cuts(self, *, one_batch: bool) -> Iterator[tuple[int, Pipeline]]:
+        """The best cut for every number of micro-batches, by the partitioner's estimate."""
+        batch = self.graph.batch
+        counts = {1} if one_batch else {2**k for k in range(7)} | {self.count, 2 * self.count}
+        chosen = sorted(m for m in counts if m <= min(batch, MOST))
+        for done, m in enumerate(chosen):
+            self.settings.heard(
+                {"step": f"cutting, {m} micro-batches", "done": done, "of": len(chosen)}
+            )
+            work = self.costs.work(ceil(batch / m))
+            found = stages_for(
+                work, self.line, microbatches=m, static=self.static, replicas=self.count - 1
+            )
+            if found is not None:
+                yield m, found
+
+    def _schedules(self, cut: Pipeline, m: int) -> list[str]:
+        alone = all(len(stage.devices) == 1 for stage in cut.stages)
+        if len(cut.stages) == 1:
+            return [""]
+        if m == 1:
+            return ["1f1b"]
+        return ["1f1b", "zb-h1"] if alone else ["1f1b"]
+
+    def _squeeze(self) -> None:
+        """Nothing fits: the smallest micro-batches, recomputed, in halves of images, and mirrored."""
+        free = replace(self.line, capacity=(float("inf"),) * self.count)
+        batch = self.graph.batch
+        for m in sorted({batch, min(batch, 2 * self.count)}):
+            work = self.costs.work(ceil(batch / m))
+            for replicas in sorted({1, min(2, self.count), self.count}):
+                found = stages_for(
+                    work,
+                    free,
+                    microbatches=m,
+                    static=self.static,
+                    recompute=(True,),
+                    replicas=replicas,
+                )
+                if found is None:
+                    continue
+                self._try(m, found, "1f1b" if len(found.stages) > 1 else "")
+                if all(len(s.devices) == 1 for s in found.stages) and m % 2 == 0:
+                    self._try(m, found, "gems")
+
+    # -- from a cut to a plan ----------------------------------------------------------------------
+
+    def _try(self, m: int, cut: Pipeline, schedule: str) -> None:
+        graph = self.graph.at(ceil(self.graph.batch / m))
+        inside = [""] if all(len(s.devices) == 1 for s in cut.stages) else INSIDE
+        for method in inside:
+            name = (
+                f"{len(cut.stages)} stages, {m} micro-batches{', ' + schedule if schedule else ''}"
+            )
+            name += f", {method} inside" if method else ""
+            self.settings.heard({"step": f"simulating {name}", "done": 0.5, "of": 1})
+            try:
+                found = self._found(graph, m, cut, schedule, method)
+                self.simulated.append(self._judged(name, found))
+            except InputError:  # the method cannot divide a stage so
+                continue
+
+    def _found(self, graph: Graph, m: int, cut: Pipeline, schedule: str, method: str) -> Found:
+        nodes = Nodes(graph, self.nodes.of, self.nodes.names, self.nodes.successors)
+        stages = stage_names(nodes, [stage.layers for stage in cut.stages])
+        bn = self.settings.bn
+        staged = Staged(
+            graph,
+            m,
+            stages if len(stages) > 1 else (),
+            schedule,
+            tuple(own for own, s in zip(stages, cut.stages, strict=True) if s.recompute),
+            schedule.startswith("zb"),
+            "microbatch" if bn == "global" and m > 1 else bn,
+        )
+        tiles: Tiles = {}
+        for own, stage in zip(stages, cut.stages, strict=True):
+            tiles |= self._tiles(graph, set(own), stage.devices, method)
+        return Found(tiles, staged=staged)
+
+    def _tiles(
+        self, graph: Graph, own: set[str], devices: tuple[int, ...], method: str
+    ) -> dict[str, Tiling]:
+        """A stage's operators on its devices, as a method would divide them."""
+        if len(devices) == 1:
+            return {op.name: copies(op, devices) for op in graph.ops if op.name in own}
+        made = self.methods[method](graph, first_devices(self.cluster, len(devices)))
+        alone = standing(graph)
+        tiles: dict[str, Tiling] = {}
+        for op in (op for op in graph.ops if op.name in own):
+            # What is read in other stages too must not be on their devices.
+            tiles[op.name] = (
+                copies(op, devices) if op.name in alone else _on(made[op.name], devices)
+            )
+        return tiles
+
+    def _judged(self, name: str, found: Found) -> Candidate:
+        assert found.staged is not None
+        plan = replace(
+            Plan(
+                found.tiles, self.count, batch=self.graph.batch, steps=STEPS, **self.settings.plan
+            ),
+            **found.staged.fields,
+        )
+        timeline = simulate(lower(found.staged.graph, plan), self.cluster, self.settings.profile)
+        peaks = peak_bytes(timeline)
+        rooms = [d.memory for d in self.cluster.devices]
+        fits = all(peak <= room for peak, room in zip(peaks, rooms, strict=True))
+        return Candidate(name, found, timeline.step_seconds, max(peaks), fits)
+
+
+def _on(tiling: Tiling, devices: tuple[int, ...]) -> Tiling:
+    """The first devices' tiles on others."""
+    if isinstance(tiling, Grid):
+        return replace(tiling, devices=tuple(devices[d] for d in tiling.devices))
+    return Irregular(tuple(Tile(t.box, devices[t.device]) for t in tiling.tiles))
