@@ -9,7 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from raddle.commands import explaining, partitioning, planning, reporting, running, serving
+from raddle.commands import (
+    explaining,
+    partitioning,
+    planning,
+    reporting,
+    running,
+    scheduling,
+    serving,
+)
 from raddle.commands.loading import capture_model, load_measured, load_plan
 from raddle.commands.options import Json, OtherCluster, OtherModel, ProfileOption
 from raddle.commands.output import check_folder, show, writing
@@ -159,6 +167,7 @@ def simulate(
 
 app.command()(planning.plan)
 app.command()(planning.compare)
+app.command()(scheduling.schedule)
 app.command()(partitioning.partition)
 app.command()(partitioning.export)
 app.command()(explaining.explain)

@@ -19,6 +19,7 @@ from raddle.commands.options import (
     Sync,
 )
 from raddle.commands.output import check_folder, show, writing
+from raddle.commands.scheduling import read_schedule
 from raddle.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,6 +50,20 @@ def plan(
     seed: Seed = 0,
     pin: Pins = None,
     reduction: Reduction = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="S",
+            help="Of a pipeline, as `raddle schedule` lists them, or a file with its rows; "
+            "threaded:4 with any method.",
+        ),
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option(metavar="P", min=1, help="Stages of a pipeline.")
+    ] = None,
+    microbatches: Annotated[
+        int | None, typer.Option(metavar="M", min=1, help="Micro-batches of a pipeline.")
+    ] = None,
     epsilon: Annotated[
         float, typer.Option(metavar="E", min=0.0, help="Imbalance that hypergraph-* may leave.")
     ] = 0.1,
@@ -71,12 +86,17 @@ def plan(
     from raddle.plan.notation import write_tiles
     from raddle.reports import terminal
     from raddle.searches.figures import planned
+    from raddle.searches.planning import check_pipeline
 
     if from_partition is not None:
         method = "partition"
     settings = settings_of(
         [] if from_partition else [method], bn, sync, budget, seed, pin, reduction, profile
     )
+    settings = replace(
+        settings, schedule=read_schedule(schedule), stages=stages, microbatches=microbatches
+    )
+    check_pipeline(method, settings)
     if text and as_json:
         raise InputError("--text and --json are two forms of one output: ask for one of them.")
     if output is not None:

@@ -42,6 +42,23 @@ def is_asynchronous(plan: Plan) -> bool:
     return plan.schedule in ASYNCHRONOUS or is_threaded(plan)
 
 
+def is_schedule(text: str) -> bool:
+    """Whether a text is a name of a schedule, or rows of actions."""
+    if text in NAMES:
+        return True
+    try:
+        return bool(read(text).microbatches)
+    except InputError:
+        return False
+
+
+def schedule_splits(schedule: str) -> bool:
+    """Whether a schedule has the gradients of parameters apart."""
+    if schedule in NAMES or not schedule:
+        return schedule.startswith("zb")
+    return read(schedule).split
+
+
 def for_running(plan: Plan) -> Plan:
     """The plan whose program is run again and again: of one step, or of those that overlap."""
     return replace(plan, steps=max(plan.steps, OVERLAPPED) if is_asynchronous(plan) else 1)

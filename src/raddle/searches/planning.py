@@ -119,11 +119,29 @@ def plan_of(
         parameters=parameter_shapes(graph),
         **settings.plan,
     )
+    if settings.schedule and found.staged is None:
+        plan = replace(plan, schedule=settings.schedule)
     if found.staged is not None:
         own = found.staged.fields
         plan = replace(plan, **{**own, "recompute": own["recompute"] or plan.recompute})
     validate(plan, graph)
     return plan
+
+
+def check_pipeline(method: str, settings: Settings) -> None:
+    """Raises InputError where a schedule, stages or micro-batches are asked of what has none."""
+    threaded = settings.schedule.split(":")[0] == "threaded"
+    asked = settings.schedule or settings.stages or settings.microbatches
+    if asked and method != "pipeline" and not threaded:
+        raise InputError(
+            f"'{method}' has no stages: --schedule, --stages and --microbatches are for --method "
+            "pipeline; --schedule threaded:4 goes with any."
+        )
+    if threaded and (method == "pipeline" or settings.stages or settings.microbatches):
+        raise InputError(
+            f"--schedule {settings.schedule} overlaps steps on any tiles: name another method than "
+            "pipeline, and no stages."
+        )
 
 
 def check_settings(methods: Sequence[str], *, bn: str, sync: str) -> None:

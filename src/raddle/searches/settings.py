@@ -29,6 +29,9 @@ class Settings:
     proposals: int | None = None  # that a chain makes at most
     seed: int = 0
     epsilon: float = 0.1  # of partitions: the work of a part over the average, less 1
+    schedule: str = ""  # that is asked for: of a pipeline, or threaded:4
+    stages: int | None = None
+    microbatches: int | None = None
     pins: tuple[Pin, ...] = ()
     starts: Mapping[str, Tiles] = field(default_factory=dict)  # that `auto` knows besides its own
     heard: Callable[[Mapping[str, Any]], None] = field(default=lambda step: None, repr=False)

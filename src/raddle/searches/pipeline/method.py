@@ -21,9 +21,11 @@ from raddle.costs.layout import OPTIMIZER_STATE
 from raddle.costs.memory import peak_bytes
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
+from raddle.plan.pipelining import schedule_splits, steps_to_simulate
 from raddle.plan.plan import Plan
 from raddle.plan.tiling import Grid, Irregular, Tile, Tiling
 from raddle.program.lower import active_values, lower
+from raddle.searches.pipeline.asked import Asked
 from raddle.searches.pipeline.nodes import Costs, Nodes, line_of, nodes_of, stage_names
 from raddle.searches.pipeline.stages import Pipeline, stages_for
 from raddle.searches.placing import Tiles, copies, standing
@@ -78,7 +80,10 @@ def search(
     """The fastest pipeline that fits; of those that do not fit, the smallest."""
     if len(cluster.devices) < 2:
         raise InputError(f"'{cluster.name}' has one device: a pipeline needs at least two.")
-    found = pipeline(graph, cluster, settings, methods)
+    if settings.schedule or settings.stages or settings.microbatches:
+        found = _Pipelines(graph, cluster, settings, methods).asked()
+    else:
+        found = pipeline(graph, cluster, settings, methods)
     if not found:
         raise InputError(f"no pipeline was found for '{graph.name}' on '{cluster.name}'.")
     rows = tuple(c.row() for c in found)
@@ -98,6 +103,17 @@ class _Pipelines:
         self.line = line_of(cluster)
         self.static = 2.0 + OPTIMIZER_STATE.get(settings.optimizer, 2)
         self.simulated: list[Candidate] = []
+
+    def asked(self) -> list[Candidate]:
+        """What the user asks for, with what is left to choose."""
+        wanted = Asked(self.settings.schedule, self.settings.stages, self.settings.microbatches)
+        batch = self.graph.batch
+        wanted = wanted.checked(batch, self.count)
+        for m in wanted.counts(batch, self.count):
+            cut = wanted.cut(self.costs.work(ceil(batch / m)), self.line, m, self.static)
+            if cut is not None:
+                self._try(m, cut, wanted.schedule or "1f1b")
+        return sorted(self.simulated, key=lambda c: (not c.fits, c.step if c.fits else c.peak))
 
     def candidates(self, *, one_batch: bool, promising: int) -> list[Candidate]:
         cuts = sorted(self._cuts(one_batch=one_batch), key=lambda cut: cut[1].seconds)
@@ -161,10 +177,8 @@ class _Pipelines:
         graph = self.graph.at(ceil(self.graph.batch / m))
         inside = [""] if all(len(s.devices) == 1 for s in cut.stages) else INSIDE
         for method in inside:
-            name = (
-                f"{len(cut.stages)} stages, {m} micro-batches{', ' + schedule if schedule else ''}"
-            )
-            name += f", {method} inside" if method else ""
+            words = [f"{len(cut.stages)} stages", f"{m} micro-batches", *schedule.splitlines()[:1]]
+            name = ", ".join([*words, f"{method} inside"] if method else words)
             self.settings.heard({"step": f"simulating {name}", "done": 0.5, "of": 1})
             try:
                 found = self._found(graph, m, cut, schedule, method)
@@ -182,7 +196,7 @@ class _Pipelines:
             stages if len(stages) > 1 else (),
             schedule,
             tuple(own for own, s in zip(stages, cut.stages, strict=True) if s.recompute),
-            schedule.startswith("zb"),
+            schedule_splits(schedule),
             "microbatch" if bn == "global" and m > 1 else bn,
         )
         tiles: Tiles = {}
@@ -209,11 +223,10 @@ class _Pipelines:
     def _judged(self, name: str, found: Found) -> Candidate:
         assert found.staged is not None
         plan = replace(
-            Plan(
-                found.tiles, self.count, batch=self.graph.batch, steps=STEPS, **self.settings.plan
-            ),
+            Plan(found.tiles, self.count, batch=self.graph.batch, **self.settings.plan),
             **found.staged.fields,
         )
+        plan = replace(plan, steps=steps_to_simulate(plan, STEPS))
         timeline = simulate(lower(found.staged.graph, plan), self.cluster, self.settings.profile)
         peaks = peak_bytes(timeline)
         rooms = [d.memory for d in self.cluster.devices]

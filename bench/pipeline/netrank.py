@@ -1,0 +1,107 @@
+"""One rank of the second table: a net by several schedules, step by step in turn; then its memory."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any
+
+import nets
+import torch
+import torch.distributed as dist
+from rank import sgd
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+import raddle
+
+WARM_UP = 2
+
+
+def main(settings: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    folder = pathlib.Path(settings["folder"])
+    rows = [measure(name, folder, settings["rounds"]) for name in settings["nets"]]
+    if dist.get_rank() == 0:
+        (folder / "rows.json").write_text(json.dumps(rows))
+    dist.destroy_process_group()
+
+
+def measure(name: str, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
+    """Milliseconds of a step and each rank's peak in bytes, by schedule."""
+    work = nets.load(name, nets.NETS[name].micro * nets.MICROBATCHES)
+    trainers = {
+        schedule: raddle.parallelize(
+            copy.deepcopy(work.model), folder / f"{name}.{dist.get_world_size()}.{schedule}.json", sgd,
+            loss=work.loss, device="cpu",
+        )
+        for schedule in nets.SCHEDULES
+    }  # fmt: skip
+    batch = [*work.inputs, *work.targets]
+    losses = {
+        schedule: [float(trainer.step(*batch)) for _ in range(WARM_UP)]
+        for schedule, trainer in trainers.items()
+    }
+    for own in losses.values():
+        same = torch.tensor(own), torch.tensor(losses["sequential"])
+        torch.testing.assert_close(*same, rtol=1e-4, atol=1e-5)
+    times: dict[str, list[float]] = {schedule: [] for schedule in trainers}
+    for number in range(rounds):
+        order = list(trainers)
+        for schedule in order[number % len(order) :] + order[: number % len(order)]:
+            times[schedule].append(_timed(trainers[schedule], batch))
+    found = {
+        schedule: {
+            "ms": 1e3 * statistics.median(times[schedule]),
+            "all_ms": [round(1e3 * t, 1) for t in times[schedule]],
+            "peak_bytes": _peaks(trainer, batch),
+            "losses": losses[schedule],
+        }
+        for schedule, trainer in trainers.items()
+    }
+    for trainer in trainers.values():
+        trainer.close()
+    return {"net": name, "ranks": dist.get_world_size(), "measured": found}
+
+
+def _timed(trainer: Any, batch: list[Tensor]) -> float:
+    dist.barrier()
+    start = time.perf_counter()
+    trainer.step(*batch)
+    spent = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+    dist.all_reduce(spent, dist.ReduceOp.MAX)
+    return float(spent)
+
+
+def _peaks(trainer: Any, batch: list[Tensor]) -> list[int]:
+    """By rank, the most that was allocated at once: what lasts, and what PyTorch gave out in a step."""
+    dist.barrier()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        trainer.step(*batch)
+    level = peak = 0
+    for event in seen.profiler.kineto_results.events():  # every allocation, every return
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            peak = max(peak, level)
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, peak + _lasting(trainer))
+    return ranks
+
+
+def _lasting(trainer: Any) -> int:
+    """Bytes of parameters, buffers, buckets of gradients and what the optimizer keeps."""
+    executor = trainer.executor
+    tensors = [t for t in executor.slots if isinstance(t, Tensor)] + list(executor.flat)
+    for state in trainer.optimizer.state.values():
+        tensors += [t for t in state.values() if isinstance(t, Tensor)]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

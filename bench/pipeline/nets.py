@@ -1,0 +1,129 @@
+"""The nets of the second table: what is trained, where it is cut, and what is predicted."""
+
+# P: stages, m: micro-batches
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from raddle.clusters import Cluster
+from raddle.costs.compute import Compute
+from raddle.costs.memory import peak_bytes
+from raddle.costs.profile import Profile, measure
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.plan.plan import Plan, describe_inputs, parameter_shapes
+from raddle.plan.tiling import whole
+from raddle.program.lower import active_values, lower
+from raddle.simulation.timeline import simulate
+from raddle.zoo.examples import images, masked_images
+from raddle.zoo.losses import class_loss
+from raddle.zoo.resnet_cifar import CifarResNet
+from raddle.zoo.unet import UNet
+from raddle.zoo.workload import Workload
+
+SCHEDULES = ("sequential", "gpipe", "1f1b", "gems")
+MICROBATCHES = 4  # two pairs for GEMS
+
+
+@dataclass(frozen=True)
+class Net:
+    name: str
+    build: partial[nn.Module]
+    examples: object
+    micro: int  # images of a micro-batch
+
+
+NETS = {
+    "resnet110": Net("resnet110", partial(CifarResNet, 12), images(3, 32, classes=10), 8),
+    # A quarter of the zoo's widths and half its side: its own would take minutes a step here.
+    "unet": Net(
+        "unet",
+        partial(UNet, widths=(16, 32, 64, 128, 256)),
+        masked_images(3, 128, classes=2),
+        2,
+    ),
+}
+
+
+def load(name: str, samples: int) -> Workload:
+    net = NETS[name]
+    torch.manual_seed(0)
+    model = net.build()
+    inputs, targets = net.examples(samples)  # type: ignore[operator]
+    return Workload(name, model, inputs, targets, class_loss)
+
+
+def captured(name: str) -> Graph:
+    """Of one micro-batch."""
+    work = load(name, NETS[name].micro)
+    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
+
+
+def profiled(graph: Graph, kind: str) -> Profile:
+    """Seconds of every operator as a whole, on this machine, with one thread."""
+    compute = Compute(graph, frozenset(active_values(graph)))
+    wanted = {op.name: compute.wanted[op.name, "B"] for op in graph.ops}
+    boxes = [(op, op.space.full) for op in graph.ops]
+    return measure(graph, boxes, wanted, kind, "cpu")
+
+
+def planned(graph: Graph, stages: Sequence[Sequence[str]], schedule: str) -> Plan:
+    of = {name: s for s, own in enumerate(stages) for name in own}
+    tiles = {op.name: whole([d.size for d in op.space.dims], [of[op.name]]) for op in graph.ops}
+    return Plan(
+        tiles, len(stages), bn="microbatch", microbatches=MICROBATCHES, schedule=schedule,
+        stages=tuple(tuple(own) for own in stages), model=graph.name, batch=MICROBATCHES * graph.batch,
+        fingerprint=graph.fingerprint(), inputs=describe_inputs(graph), parameters=parameter_shapes(graph),
+    )  # fmt: skip
+
+
+def predicted(
+    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile
+) -> tuple[float, list[int]]:
+    """Seconds of a step, and the peak of each rank in bytes."""
+    timeline = simulate(lower(graph, replace(plan, steps=2)), cluster, profile)
+    return timeline.step_seconds, peak_bytes(timeline)
+
+
+def cut(graph: Graph, count: int, cluster: Cluster, profile: Profile) -> list[list[str]]:
+    """Stages before convolutions, so that the slowest with what it sends is as fast as can be."""
+    names, device = [op.name for op in graph.ops], cluster.devices[0]
+    compute = Compute(graph, frozenset(active_values(graph)), profile)
+    seconds = [
+        sum(compute.seconds(op, op.space.full, phase, device) for phase in "FB") for op in graph.ops
+    ]
+    before = [0.0, *itertools.accumulate(seconds)]
+    points = [0, *(i for i in range(1, len(names)) if graph.ops[i].space.product), len(names)]
+    link = cluster.route(0, 1).bandwidth
+    sent = {p: 2 * _crossing(graph, p) / link for p in points}
+
+    # best[p]: the slowest of the stages up to p, and where they end
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
+    for left in range(count - 1, -1, -1):
+        ends = [points[-1]] if left == 0 else points[1:-1]
+        found: dict[int, tuple[float, list[int]]] = {}
+        for q in ends:
+            options = [
+                (max(slowest, before[q] - before[p] + sent[q]), [*cuts, q])
+                for p, (slowest, cuts) in best.items()
+                if p < q
+            ]
+            if options:
+                found[q] = min(options)
+        best = found
+    ((_, cuts),) = best.values()
+    return [names[a:b] for a, b in itertools.pairwise([0, *cuts])]
+
+
+def _crossing(graph: Graph, at: int) -> int:
+    """Bytes that operators before a point make and operators after it read."""
+    made = {o for op in graph.ops[:at] for o in op.outputs}
+    read = {i for op in graph.ops[at:] for i in op.inputs}
+    return sum(graph.values[name].nbytes for name in made & read)

@@ -1,0 +1,117 @@
+"""Pipelines that a user asks for: a schedule, stages or micro-batches that are not searched."""
+
+# m: micro-batches, P: stages
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raddle.errors import InputError
+from raddle.plan.pipelining import is_schedule
+from raddle.plan.schedule import read
+from raddle.plan.schedules import ASYNCHRONOUS, NAMES
+from raddle.searches.pipeline.layers import Line, Work, topological_order
+from raddle.searches.pipeline.stages import Pipeline, Stage, stages_for
+
+REPLICATED = ("gpipe", "1f1b", *ASYNCHRONOUS)  # may have several devices a stage
+CHUNKS = 2  # stages on each worker, interleaved
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is decided already; None: the search decides."""
+
+    schedule: str = ""
+    stages: int | None = None
+    microbatches: int | None = None
+
+    @property
+    def anything(self) -> bool:
+        return bool(self.schedule or self.stages or self.microbatches)
+
+    @property
+    def rows(self) -> bool:
+        """Whether the schedule is written out."""
+        return bool(self.schedule) and self.schedule not in NAMES
+
+    def checked(self, batch: int, devices: int) -> Asked:
+        """Raises InputError for what cannot be; a written schedule says how many there are of each."""
+        if self.schedule and not is_schedule(self.schedule):
+            raise InputError(
+                f"there is no schedule '{self.schedule}': choose {', '.join(NAMES)}, or a file with a "
+                "row of actions for each worker."
+            )
+        stages, count = self.stages, self.microbatches
+        if self.rows:
+            written = read(self.schedule)
+            stages, count = written.stages, written.microbatches
+            if len(written.rows) > devices:
+                raise InputError(
+                    f"the schedule has {len(written.rows)} rows, the cluster {devices} devices."
+                )
+        if count is not None and not 1 <= count <= batch:
+            raise InputError(
+                f"{count} micro-batches of a batch of {batch}: ask for 1 to {batch} of them."
+            )
+        most = CHUNKS * devices if self.schedule == "interleaved" else devices
+        if stages is not None and not self.rows and not 2 <= stages <= most:
+            raise InputError(f"{stages} stages on {devices} devices: ask for 2 to {most}.")
+        return Asked(self.schedule, stages, count)
+
+    def counts(self, batch: int, devices: int) -> list[int]:
+        """Micro-batches to try."""
+        if self.microbatches is not None:
+            return [self.microbatches]
+        if self.schedule == "pipedream":
+            return [1]
+        if self.schedule == "2bw":
+            return [min(batch, devices)]
+        return sorted({m for m in (devices, 2 * devices, 4 * devices) if m <= batch} or {batch})
+
+    def cut(self, work: Work, line: Line, m: int, static: float) -> Pipeline | None:
+        """Stages for the schedule: as many as it needs."""
+        devices = len(line.kinds)
+        schedule = self.schedule or "1f1b"
+        alone = self.rows or schedule not in REPLICATED
+        if not alone and self.stages is None:
+            limit = max(1, devices - 1)
+            return stages_for(work, line, microbatches=m, static=static, replicas=limit)
+        stages = self.stages or (CHUNKS * devices if schedule == "interleaved" else devices)
+        if schedule == "chimera" and stages % 2:
+            raise InputError(f"chimera needs an even number of stages, not {stages}.")
+        if stages <= devices:
+            first = Line(
+                line.kinds[:stages], line.capacity[:stages],
+                line.bandwidth[: stages - 1], line.latency[: stages - 1],
+            )  # fmt: skip
+            found = stages_for(work, first, microbatches=m, static=static, replicas=1)
+            if found is not None and len(found.stages) == stages:
+                return found
+        return _balanced(work, min(stages, devices), stages)
+
+
+def _balanced(work: Work, devices: int, stages: int) -> Pipeline:
+    """Runs of one topological order whose longest is as short as can be, on the devices in turn."""
+    order = topological_order(work.successors)
+    if stages > len(order):
+        raise InputError(f"the model has {len(order)} layers to cut between, not {stages}.")
+    seconds = [work.forward[0][v] + work.backward[0][v] for v in order]
+    sums = [0.0]
+    for s in seconds:
+        sums.append(sums[-1] + s)
+    # best[k][i]: the longest of k runs of the first i layers, and where the last begins.
+    best: list[list[tuple[float, int]]] = [[(0.0, 0)] + [(float("inf"), 0)] * len(order)]
+    for k in range(1, stages + 1):
+        row = [(float("inf"), 0)] * (len(order) + 1)
+        for i in range(k, len(order) + 1):
+            row[i] = min((max(best[k - 1][j][0], sums[i] - sums[j]), j) for j in range(k - 1, i))
+        best.append(row)
+    ends, i = [], len(order)
+    for k in range(stages, 0, -1):
+        ends.append((best[k][i][1], i))
+        i = best[k][i][1]
+    made = tuple(
+        Stage(tuple(order[a:b]), (s % devices,), False, sums[b] - sums[a], 0.0)
+        for s, (a, b) in enumerate(reversed(ends))
+    )
+    return Pipeline(made, best[stages][-1][0], False, 0)
