@@ -1,31 +1,29 @@
 """Two stages that sleep: what a pipeline's runtime costs, apart from what it computes.
 
-A stage takes exactly as long as it says, nearly all of it asleep, which leaves the core to the transfers. Its
-activation (its gradient, going back) is memory that exists since before: making 32 MB anew would cost
-more than a stage sleeps, and that is nobody's transfer. Blocks of an activation are constant, so a stage
-writes and reads one element of each; with `WHOLE` all of it is written and read, to check what arrived.
+A stage (stage.cpp) takes as long as it says, nearly all of it asleep, which leaves the core to the transfers.
 """
 
 # n: sample, k: narrow width, e: elements of a sample's activation
 
 from __future__ import annotations
 
-import time
-from collections import deque
+import pathlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.cpp_extension import load
 
 NARROW = 8  # elements of a sample before the first and after the last stage
 SAMPLES = 2  # of a micro-batch
-CALLS = {"forward": 0, "backward": 0}  # how often stages of this process ran
-WHOLE = [False]  # whether activations are written and read whole, rather than asleep
-LATE = 0.5e-3  # seconds by which a sleep may end late
-RING = 10  # activations of one size in turn; a step has 8 micro-batches
+STAGES = 2
 
-_RINGS: dict[tuple[int, int], deque[Tensor]] = {}
+
+def build() -> None:
+    """Compiles the stage, where that was not done before."""
+    source = pathlib.Path(__file__).with_name("stage.cpp")
+    load("raddle_bench_stage", [str(source)], is_python_module=False)
 
 
 @dataclass(frozen=True)
@@ -45,89 +43,12 @@ class Row:
 
     @property
     def ideal(self) -> float:
-        """Seconds of a step on two stages if transfers took no time: both schedules have this bubble."""
-        return (self.microbatches + 2 - 1) * (self.forward + self.backward)
-
-
-@torch.library.custom_op("raddle_bench::stage", mutates_args=())
-def stage(x: Tensor, weight: Tensor, width: int, forward: float, backward: float) -> Tensor:
-    """x[n k] to y[n e], every element as a block, or x[n e] to y[n k], means of blocks; times a weight."""
-    end = time.perf_counter() + forward
-    y = _resized(x, weight, width)
-    CALLS["forward"] += 1
-    _sleep_until(end)
-    return y
-
-
-@stage.register_fake
-def _(x: Tensor, weight: Tensor, width: int, forward: float, backward: float) -> Tensor:
-    return x.new_empty(x.shape[0], width)
-
-
-@torch.library.custom_op("raddle_bench::stage_backward", mutates_args=())
-def stage_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, seconds: float
-) -> tuple[Tensor, Tensor]:
-    """Gradients of x and of the weight (of its effect on the first element alone, which costs nothing)."""
-    end = time.perf_counter() + seconds
-    size = x.shape[1] / grad.shape[1]  # the adjoint of a block is its sum, of a mean the share of each
-    found = _resized(grad, weight / size, x.shape[1])
-    of_weight = (grad[0, 0] * x[0, 0]).reshape(weight.shape)
-    CALLS["backward"] += 1
-    _sleep_until(end)
-    return found, of_weight
-
-
-@stage_backward.register_fake
-def _(grad: Tensor, x: Tensor, weight: Tensor, seconds: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(weight)
-
-
-def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    x, weight, _, _, ctx.seconds = inputs
-    ctx.save_for_backward(x, weight)
-
-
-def _backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-    found, of_weight = stage_backward(grad, *ctx.saved_tensors, ctx.seconds)
-    return found, of_weight, None, None, None
-
-
-stage.register_autograd(_backward, setup_context=_setup)
-
-
-def _resized(x: Tensor, factor: Tensor, width: int) -> Tensor:
-    """Each element as a block of a warm buffer, or the means of blocks."""
-    n, k = x.shape
-    if width < k:
-        blocks = x.view(n, width, k // width)
-        return (blocks.mean(-1) if WHOLE[0] else blocks[:, :, 0]) * factor
-    y = _warm(n, width)
-    blocks = y.view(n, k, width // k)
-    (blocks if WHOLE[0] else blocks[:, :, :1]).copy_((x * factor)[:, :, None])
-    return y
-
-
-def _warm(n: int, width: int) -> Tensor:
-    """One of a few buffers in turn: more than a step has under way."""
-    if (n, width) not in _RINGS:
-        _RINGS[n, width] = deque(torch.ones(n, width) for _ in range(RING))
-    ring = _RINGS[n, width]
-    ring.rotate()
-    return ring[0].detach()
-
-
-def _sleep_until(end: float) -> None:
-    """Asleep, but for the last moments: a sleep may end late."""
-    rest = end - time.perf_counter() - LATE
-    if rest > 0:
-        time.sleep(rest)
-    while time.perf_counter() < end:
-        time.sleep(0)  # lets other threads run
+        """Seconds of a step if transfers took no time: both schedules have this bubble."""
+        return (self.microbatches + STAGES - 1) * (self.forward + self.backward)
 
 
 class Stage(nn.Module):
-    """One stage: an opaque operator with a parameter."""
+    """One stage: an operator that raddle does not know, with a parameter."""
 
     def __init__(self, width: int, row: Row) -> None:
         super().__init__()
@@ -135,7 +56,7 @@ class Stage(nn.Module):
         self.width, self.seconds = width, (row.forward, row.backward)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = stage(x, self.weight, self.width, *self.seconds)
+        y: Tensor = torch.ops.raddle_bench.stage(x, self.weight, self.width, *self.seconds)
         return y
 
 
@@ -153,3 +74,13 @@ def batch(row: Row) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     shape = (row.microbatches * SAMPLES, NARROW)
     return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+
+
+def set_whole(value: bool) -> None:
+    """Whether activations are written and read whole, to check what arrived, rather than asleep."""
+    torch.ops.raddle_bench.set_whole(value)
+
+
+def calls() -> list[int]:
+    """How often stages of this process ran forward and backward."""
+    return list(torch.ops.raddle_bench.calls())

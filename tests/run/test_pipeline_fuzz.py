@@ -151,7 +151,7 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
 
 
 def depends_on_the_order(graph: Graph, plan: Plan) -> bool:
-    """Whether a buffer is read in one stage and written in another, or by replicas, and seen by the loss."""
+    """Whether a buffer is read in one stage and written in another, or by replicas and seen by the loss."""
     of, every = stage_of(plan), tuple(range(plan.microbatches))
     moved = {b for sequence, names in updates_of(plan, graph) for b in names if sequence != every}
     made = {o: of[op.name] for op in graph.ops for o in op.outputs}

@@ -181,8 +181,7 @@ def test_a_tied_embedding_is_summed_over_both_ends() -> None:
     )
     for schedule, workers in (("1f1b", 3), ("zb-h1", 3), ("gems", 3), ("chimera", 4)):
         program = piped.verify(pipeline(piped, workers, 4, schedule, batch=7))
-        first, last = 0, workers - 1
-        assert all({first, last} <= set(s.devices) for s in program.shares["table.weight"])
+        assert all(len(s.devices) > 1 for s in program.shares["table.weight"])
 
 
 class Tied(nn.Module):
@@ -437,7 +436,7 @@ def plainly(plan: Plan, given: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[fl
     for x, y in given:
         count = min(plan.microbatches, len(x))
         micros = list(zip(x.tensor_split(count), y.tensor_split(count), strict=True))
-        own = replace(plan, microbatches=count)
+        own = replace(plan, microbatches=count)  # of so few samples
         buffers = net()._buffers(model, micros, updates_of(own, net().graph))
         optimizer.zero_grad()
         parts = [F.cross_entropy(model(a), b) * len(a) / len(x) for a, b in micros]
@@ -469,10 +468,12 @@ TRAINED = {  # of batches of 6 (5) samples
 }
 
 
-STARVED = ("chimera", "gems", "hybrid", "hybrid, replicas")  # one sample is not for all devices
+SMALL = {  # smaller batches that leave no device without samples
+    "chimera": [4, 2], "gems": [4, 2], "hybrid": [3], "hybrid, replicas": [4, 2],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STARVED)
+@pytest.mark.parametrize("name", SMALL)
 def test_a_batch_that_leaves_devices_without_samples_is_refused(name: str) -> None:
     plan = replace(TRAINED[name](), steps=1)
 
@@ -489,8 +490,8 @@ def test_a_batch_that_leaves_devices_without_samples_is_refused(name: str) -> No
 def test_a_trainer_takes_any_batch_and_evaluates(name: str) -> None:
     plan = replace(TRAINED[name](), steps=1, inputs=describe_inputs(net().graph))
     full = plan.batch
-    small = () if name in STARVED else (2, 1)
-    given = batches(full, full - 1, full, full + 2, 3, *small, full)
+    small = SMALL.get(name, [3, 2, 1])
+    given = batches(full, full - 1, full, full + 2, *small, full)
     x, y = batches(full + 1)[0]
 
     def work(trainer: Trainer) -> Any:
@@ -513,6 +514,29 @@ def test_a_trainer_takes_any_batch_and_evaluates(name: str) -> None:
         for n, found in zip((full, 1, full + 1), between, strict=True):
             expected = F.cross_entropy(early.eval()(x[:n]), y[:n]).item()
             assert found == pytest.approx(expected, rel=1e-9)
+
+
+def data() -> Plan:
+    """Without stages: samples 0 and 1 on one rank, sample 2 on the other."""
+    names = [op.name for op in net().graph.ops]
+    return Plan(staged(net().graph, [names], [[0, 1]], [DATA]), 2, batch=3)
+
+
+@pytest.mark.xfail(reason="a whole batch of the size of a rank's part is taken for the part")
+@pytest.mark.parametrize(("name", "samples"), [("chimera", 3), ("gems", 3), ("data", 2)])
+def test_a_batch_as_large_as_a_ranks_part(name: str, samples: int) -> None:
+    plan = replace(TRAINED[name]() if name in TRAINED else data(), steps=1)
+    given = batches(samples)
+
+    def work(trainer: Trainer) -> tuple[float, dict[str, Tensor]]:
+        return float(trainer.step(*given[0])), trainer.state_dict()
+
+    (wanted,), model = plainly(plan, given)
+    for loss, state in on_threads(
+        plan.devices, work, net().model, plan, sgd, loss=F.cross_entropy, graph=net().graph
+    ):
+        assert loss == pytest.approx(wanted, rel=1e-9)
+        assert_equal(state, model)
 
 
 @pytest.mark.parametrize("name", ["chimera", "hybrid", "1f1b, uneven"])

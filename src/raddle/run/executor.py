@@ -83,7 +83,7 @@ class Executor:
         self.seeds: dict[int, tuple[list[Any], list[Tensor]]] = {}
         self.posted: dict[int, tuple[Pending, Tensor]] = {}
         self.feeding: Feeding = lambda source: torch.empty(0)
-        self.sending: dict[int, tuple[Pending, Tensor]] = {}  # by the number of the send
+        self.sending: dict[int, Pending] = {}  # by the number of the send
         self.summing: list[Pending] = []
         self.bucket_of: dict[int, Tensor] = {}  # parameter -> its place in a bucket
         self.flat: list[Tensor] = []
@@ -95,6 +95,7 @@ class Executor:
         self.count = program.plan.steps if self.weights is not None else 1  # steps of a run
         self.losses: list[tuple[int, Tensor]] = []  # of micro-batches, with their step
         self.at = 0  # the number of the first step of a run
+        self.adds_once = program.plan.microbatches == 1  # to the gradients of a step
         places = {v.loss_devices for v in program.variants}
         self.tellers = sorted({devices[0] for devices in places})  # to those that lack the loss
         self.known = all(len(devices) == transport.size for devices in places)
@@ -162,7 +163,7 @@ class Executor:
         if self.transport.early and self._tells_early and self.transport.rank != self.tellers[0]:
             self._tell()
         self._carry_out()
-        for pending, _ in self.sending.values():
+        for pending in self.sending.values():
             pending.wait()
         self.sending.clear()
         losses = self.loss()
@@ -311,13 +312,13 @@ class Executor:
             self.seeds[call.number] = edges, seeds
         if edges and (leaves or weights):
             keep = call.split and bool(call.weights)
-            found = torch.autograd.grad(
-                edges, [*leaves, *weights], seeds, allow_unused=True, retain_graph=keep
-            )
-            for slot, gradient in zip(call.graded, found, strict=False):
+            for slot, gradient in zip(
+                call.graded,
+                self._gradients(call, edges, seeds, leaves, weights, keep=keep),
+                strict=True,
+            ):
                 if gradient is not None:
                     self._add(slot, gradient)
-            self._accumulate(call, found[len(leaves) :])
         if self.weights is not None and not call.split:
             self.weights.used(self.slots, call, weights)
 
@@ -327,10 +328,46 @@ class Executor:
         known = self.seeds.pop(call.number, None)
         edges, seeds = self._seeds(edges, ends) if known is None else known
         if edges:
-            found = torch.autograd.grad(edges, weights, seeds, allow_unused=True)
-            self._accumulate(call, found)
+            self._gradients(call, edges, seeds, [], weights)
         if self.weights is not None:
             self.weights.used(self.slots, call, weights)
+
+    def _gradients(
+        self, call: Call, edges: list[Any], seeds: list[Tensor], leaves: list[Tensor],
+        weights: list[Tensor], *, keep: bool = False,
+    ) -> Sequence[Tensor | None]:  # fmt: skip
+        """Gradients of leaves; those of weights go to where they add up.
+
+        Where several micro-batches add up, autograd does it weight by weight, so that no more than one
+        gradient is there twice.
+        """
+        if not weights or self.adds_once:
+            found = torch.autograd.grad(
+                edges, [*leaves, *weights], seeds, allow_unused=True, retain_graph=keep
+            )
+            self._accumulate(call, found[len(leaves) :])
+            return found[: len(leaves)]
+        for slot, weight in zip(call.weights, weights, strict=True):
+            weight.grad = self._sum_so_far(call, slot)
+        torch.autograd.backward(edges, seeds, retain_graph=keep, inputs=[*leaves, *weights])
+        for slot, weight in zip(call.weights, weights, strict=True):
+            if weight.grad is None:
+                continue
+            if self.weights is not None:
+                self.weights.grads[call.key.step, slot] = weight.grad
+            else:
+                self.grads[slot] = weight.grad
+                self.owned.add(slot)
+                self.given.add(slot)
+        return [leaf.grad for leaf in leaves]
+
+    def _sum_so_far(self, call: Call, slot: int) -> Tensor | None:
+        if self.weights is not None:
+            return self.weights.grads.get((call.key.step, slot))
+        place = self.bucket_of.get(slot)
+        if place is not None and slot not in self.given:
+            place.zero_()
+        return self.grads[slot] if place is None else place
 
     def _seeds(self, edges: Sequence[Any], ends: Sequence[int]) -> tuple[list[Any], list[Tensor]]:
         """The gradients that have come for what a segment gave."""
@@ -387,7 +424,7 @@ class Executor:
         else:
             buffer = torch.cat([t.detach().reshape(-1) for t in tensors])
         pending = self.transport.send(action.peer, action.tag, buffer, action.label)
-        self.sending[action.number] = pending, buffer
+        self.sending[action.number] = pending  # which keeps the buffer
         if action.what in ("gradient", "partial gradient", "push"):
             for part in action.parts:
                 for slot in part.slots:
@@ -415,7 +452,14 @@ class Executor:
     def _post(self, receive: Receive) -> None:
         if receive.what in ("push", "pull") and not self.updating:
             return
-        buffer = torch.empty(receive.elements, dtype=receive.dtype, device=self.place)
+        # gloo receives into the host's memory: the device's is not needed before it has arrived.
+        through_host = self.place.type == "cuda" and self.transport.early
+        buffer = torch.empty(
+            receive.elements,
+            dtype=receive.dtype,
+            device="cpu" if through_host else self.place,
+            pin_memory=through_host,
+        )
         pending = self.transport.receive(receive.peer, receive.tag, buffer, receive.label)
         self.posted[receive.number] = pending, buffer
 
@@ -434,8 +478,8 @@ class Executor:
         self._wait(pending)
         for number in action.answers:  # what this answers has arrived
             if number in self.sending:
-                sent, _ = self.sending.pop(number)
-                sent.wait()
+                self.sending.pop(number).wait()
+        buffer = buffer.to(self.place, non_blocking=True)
         if self.transport.early:
             self._posting(receive.key.step).arrived(receive)
         if not receive.parts:
