@@ -1,6 +1,6 @@
 """Two stages that sleep: what a pipeline's runtime costs, apart from what it computes.
 
-A stage (stage.cpp) takes as long as it says, nearly all of it asleep, which leaves the core to the transfers.
+A stage (stage.cpp) takes as long as it says, nearly all of it asleep: the core is left to the transfers.
 """
 
 # n: sample, k: narrow width, e: elements of a sample's activation
@@ -8,6 +8,8 @@ A stage (stage.cpp) takes as long as it says, nearly all of it asleep, which lea
 from __future__ import annotations
 
 import pathlib
+import statistics
+import time
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +76,26 @@ def batch(row: Row) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     shape = (row.microbatches * SAMPLES, NARROW)
     return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+
+
+def calibrate(row: Row, repeats: int = 25) -> tuple[float, float]:
+    """Makes a call of a stage take what it says, as its caller sees it; the seconds that this took away."""
+    stage, (x, _) = model(row)[0], batch(row)
+    x = x[:SAMPLES].requires_grad_()
+    torch.ops.raddle_bench.set_leads(0.0, 0.0)
+    beyond = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        y = stage(x)
+        middle = time.perf_counter()
+        seed = y.detach()  # of the right size, and there
+        again = time.perf_counter()
+        torch.autograd.grad(y, [x, stage.weight], seed)
+        end = time.perf_counter()
+        beyond.append((middle - start - row.forward, end - again - row.backward))
+    forward, backward = (statistics.median(own) for own in zip(*beyond, strict=True))
+    torch.ops.raddle_bench.set_leads(forward, backward)
+    return forward, backward
 
 
 def set_whole(value: bool) -> None:

@@ -49,6 +49,7 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     losses = {name: [_counted(row, step) for _ in range(WARM_UP)] for name, step in steps.items()}
     _check(losses)
     harness.set_whole(False)
+    leads = harness.calibrate(row)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds):
         for name in list(steps) if number % 2 else list(steps)[::-1]:
@@ -66,6 +67,7 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
         found[f"{name}_all_ms"] = [round(1e3 * t, 1) for t in own]
     found["ratio"] = found["raddle_overhead"] / found["torch_overhead"]
     found["profile_ms"] = profile
+    found["leads_ms"] = [round(1e3 * lead, 2) for lead in leads]
     return found
 
 
@@ -129,7 +131,8 @@ def _counted(row: Row, step: Callable[[], float | None]) -> float | None:
 def _check(losses: dict[str, list[float | None]]) -> None:
     if losses["torch"][0] is not None:
         for a, b in zip(losses["raddle"], losses["torch"], strict=True):
-            assert a is not None and b is not None
+            assert a is not None
+            assert b is not None
             assert abs(a - b) <= 1e-5 * abs(b), f"losses differ: {losses}"
 
 

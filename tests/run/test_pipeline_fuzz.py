@@ -151,9 +151,9 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
 
 
 def depends_on_the_order(graph: Graph, plan: Plan) -> bool:
-    """Whether a buffer is read in one stage and written in another, or by replicas and seen by the loss."""
+    """Whether micro-batches see each other: by a buffer that the loss sees, or that stages share."""
     of, every = stage_of(plan), tuple(range(plan.microbatches))
-    moved = {b for sequence, names in updates_of(plan, graph) for b in names if sequence != every}
+    moved = any(sequence != every for sequence, _ in updates_of(plan, graph))
     made = {o: of[op.name] for op in graph.ops for o in op.outputs}
     for buffer, value in graph.updates.items():
         reached, stages = {buffer}, {made[value]}
@@ -162,7 +162,7 @@ def depends_on_the_order(graph: Graph, plan: Plan) -> bool:
                 reached.update(op.outputs)
             if buffer in op.inputs:
                 stages.add(of[op.name])
-        if (graph.loss in reached and buffer in moved) or len(stages) > 1:
+        if (graph.loss in reached and moved) or len(stages) > 1:
             return plan.microbatches > 1
     return False
 

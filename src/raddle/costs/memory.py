@@ -131,8 +131,31 @@ class _Ledger:
                 groups.setdefault(i.key, []).append(number)
         for key, numbers in groups.items():
             _Micro(self, numbers, self.layouts[key.replica]).record()
+        if self.program.plan.microbatches > 1:
+            self._record_contributions()
         if is_asynchronous(self.program.plan):
             self._record_versions()
+
+    def _record_contributions(self) -> None:
+        """Gradients of weights that are added to those of the micro-batches before."""
+        phase = "W" if self.program.plan.split_backward else "B"
+        read, nbytes = parameters_of(self.program.graph), dict[str, Array]()
+        for number, i in enumerate(self.program.instructions):
+            if isinstance(i, Run) and i.phase == phase and i.key.micro and read[i.op]:
+                if i.op not in nbytes:
+                    nbytes[i.op] = self._largest(read[i.op])
+                self.add(np.arange(self.layout.count), nbytes[i.op], *self.span(number))
+
+    def _largest(self, names: Sequence[str]) -> Array:
+        """By device, of the largest of some parameters."""
+        return np.asarray(np.max([self._nbytes(name) for name in names], axis=0))
+
+    def _nbytes(self, name: str) -> Array:
+        """By device, of a parameter."""
+        nbytes = self.layout.none()
+        for share in self.program.shares[name]:
+            nbytes[list(share.devices)] += share.box.volume * self.program.width(name)
+        return nbytes
 
     def _record_versions(self) -> None:
         """Weights that an update has replaced, until the last backward that uses them."""
@@ -150,9 +173,7 @@ class _Ledger:
         for (name, version), end in last.items():
             starts = replaced.get(name, [])
             if version < len(starts):
-                nbytes = self.layout.none()
-                for share in self.program.shares[name]:
-                    nbytes[list(share.devices)] += share.box.volume * self.program.width(name)
+                nbytes = self._nbytes(name)
                 self.add(np.arange(self.layout.count), nbytes, starts[version], end)
 
     def entries(self) -> list[Array]:

@@ -43,6 +43,7 @@ from raddle.run.actions import (
     Sum,
     key_of,
 )
+from raddle.run.entering import enter
 from raddle.run.greedy import carry_out_greedily
 from raddle.run.posting import Posting
 from raddle.run.settle import settle
@@ -258,7 +259,8 @@ class Executor:
     def _forward(self, action: Forward) -> None:
         call, slots = action.call, self.slots
         graph = call.backward and (action.again or not call.recompute)
-        leaves: list[Any] = [slots[s].detach() for s in call.graded]
+        entered: list[Any] = [slots[s] for s in call.graded]
+        leaves: list[Tensor] = []
         plain = [slots[s] for s in call.plain]
         if self.weights is None or action.again:
             weights = [slots[s] for s in call.weights]
@@ -271,12 +273,14 @@ class Executor:
             weights, plain = rest[: len(weights)], rest[len(weights) :]
         rest = [*weights, *plain]
         if graph:
-            for leaf in leaves:
-                leaf.requires_grad_()
-            results = self._typed(call, call.code.function(*leaves, *rest))
+            pairs = [enter(value) for value in entered]
+            leaves, entered = [leaf for leaf, _ in pairs], [value for _, value in pairs]
+            del pairs
+            results = self._typed(call, call.code.function(*entered, *rest))
         else:
             with torch.no_grad():
-                results = self._typed(call, call.code.function(*leaves, *rest))
+                results = self._typed(call, call.code.function(*entered, *rest))
+        del entered
         if graph:
             ends = [
                 (get_gradient_edge(r), s)
