@@ -67,7 +67,7 @@ def test_a_model_of_the_user_with_an_opaque_operator(tmp_path: pathlib.Path) -> 
 
 ROW = {
     "method", "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s",
-    "fits", "bn", "sync", "lower_bound_ms",
+    "fits", "bn", "sync", "schedule", "stages", "microbatches", "lower_bound_ms",
 }  # fmt: skip
 SEARCHED = {"start", "proposals", "accepted", "stopped"}
 

@@ -15,7 +15,7 @@ from raddle.searches.planning import plan_for
 
 KEYS = {
     "method", "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s",
-    "fits", "bn", "sync",
+    "fits", "bn", "sync", "schedule", "stages", "microbatches",
 }  # fmt: skip
 
 

@@ -217,6 +217,7 @@ class Replay:
             self._outputs(key, op, device)
             if any((key, op.name, phase, device) in self.runs for phase in ("B", "W", "merge B")):
                 self._gradients(key, op, device)
+            self._contribution(key, op, device)
         for op, value in itertools.product(self.graph.ops, self.graph.values):
             if value in op.outputs:
                 for _, t, n, a, b, _ in self.flights.get((key, value, "activation"), []):
@@ -234,6 +235,20 @@ class Replay:
             if starts:
                 end = self.last_use(key, value, device)
                 self.alive.append((device, self.read(value, device), min(starts), end))
+
+    def _contribution(self, key: Any, op: Op, device: int) -> None:
+        """From the second micro-batch on, a gradient of a weight is there beside the sum it is added to."""
+        phase = "W" if self.plan.split_backward else "B"
+        span = self.runs.get((key, op.name, phase, device))
+        weights = [i for i in op.inputs if self.graph.values[i].role == "parameter"]
+        if span is None or not key.micro or not weights:
+            return
+        held = [
+            sum(s.box.volume for s in self.program.shares[name] if device in s.devices)
+            * self.program.width(name)
+            for name in weights
+        ]
+        self.alive.append((device, max(held), *span))
 
     def read(self, value: str, device: int) -> int:
         """Bytes of a value that a device reads, element by element."""

@@ -28,6 +28,7 @@ STEPS = 3  # simulated: the last one's period is the steady state
 FIGURES = (
     "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s", "fits"
 )  # fmt: skip
+PIPELINE = ("schedule", "stages", "microbatches")
 
 # What a plan file keeps of its prediction, and of the search that found it.
 KEPT = (
@@ -171,7 +172,7 @@ def contest(
             judged = planned(graph, cluster, method, model=model, settings=own)
         except InputError as error:
             unknown = dict.fromkeys(FIGURES)
-            setting = {"bn": settings.bn, "sync": settings.sync, "schedule": ""}
+            setting = {"bn": settings.bn, "sync": settings.sync, **dict.fromkeys(PIPELINE)}
             yield None, {"method": method, **unknown, **setting, "error": str(error)}
             continue
         if not judged.plan.stages and judged.plan.microbatches == 1:
