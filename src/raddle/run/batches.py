@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from raddle.errors import InputError
-from raddle.graph.box import Box
-from raddle.program.program import Program
+from raddle.graph.box import Box, hull
+from raddle.program.program import Program, Run
 from raddle.run.actions import Actions, Source
 
 
@@ -44,6 +44,7 @@ class Batches:
 
     def __init__(self, program: Program, actions: Actions) -> None:
         boxes = {(s.name, s.key.micro): s.box for s in actions.of("input") if not s.key.step}
+        self.program = program
         micros = range(program.plan.microbatches)
         graph = program.graph
         names = [n for n in graph.inputs if graph.values[n].role == "input"]
@@ -96,8 +97,24 @@ class Batches:
             if any(a != b for d, (a, b) in pairs if d != dim):
                 return None
             if shape != given.whole and shape[dim]:  # an empty one: a rank that reads nothing of it
+                self._refuse_ambiguous(given, shape[dim])
                 counts.add(shape[dim])
         return counts.pop() if len(counts) == 1 else None
+
+    def _refuse_ambiguous(self, given: Input, samples: int) -> None:
+        """Another rank would take the same batch for its part of a planned one."""
+        assert given.samples is not None
+        for device in range(self.program.plan.devices):
+            parts = [
+                box.shape[given.samples]
+                for micro in range(len(given.shapes))
+                if (box := _read_by(self.program, device, given.name, micro)) is not None
+            ]
+            if parts and sum(parts) == samples:
+                raise InputError(
+                    f"a batch of {samples} samples is as large as rank {device}'s part of a planned one: "
+                    "drop it, or plan for its size."
+                )
 
     def take(self, source: Source, tensors: Mapping[str, Tensor]) -> Tensor:
         """What a source stands for, out of a whole batch or of this rank's part."""
@@ -136,6 +153,20 @@ def _cut(given: Input, tensor: Tensor) -> Tensor:
     if len(own) == 1 or given.samples is None:
         return own[0]
     return torch.cat(own, given.samples)
+
+
+def _read_by(program: Program, device: int, name: str, micro: int) -> Box | None:
+    """The box of an input that a device reads of a micro-batch."""
+    key = next(i.key for i in program.instructions if isinstance(i, Run) and i.key.micro == micro)
+    variant = program.variant(key)
+    found: Box | None = None
+    for op in (op for op in variant.graph.ops if name in op.inputs):
+        for tile in variant.tiles[op.name].tiles:
+            if tile.device == device:
+                region = op.space.regions(tile.box)[op.inputs.index(name)]
+                if region is not None:
+                    found = region if found is None else hull([found, region])
+    return found
 
 
 def _shape(program: Program, name: str, m: int) -> tuple[int, ...]:

@@ -47,7 +47,7 @@ from raddle.run.entering import enter
 from raddle.run.greedy import carry_out_greedily
 from raddle.run.posting import Posting
 from raddle.run.settle import settle
-from raddle.run.transports.base import Pending, Transport
+from raddle.run.transports.base import Arriving, Pending, Transport
 from raddle.run.weights import Weights
 
 Feeding = Callable[[Source], Tensor]  # the part of the batch that a source stands for
@@ -82,7 +82,8 @@ class Executor:
         self.saved: dict[int, tuple[list[Tensor], list[Tensor], list[Any], list[int]]] = {}
         self.read: dict[int, list[Any]] = {}  # by calls that run again
         self.seeds: dict[int, tuple[list[Any], list[Tensor]]] = {}
-        self.posted: dict[int, tuple[Pending, Tensor]] = {}
+        self.posted: dict[int, Arriving] = {}
+        self.likes: dict[torch.dtype, Tensor] = {}  # of each type, something on this rank's device
         self.feeding: Feeding = lambda source: torch.empty(0)
         self.sending: dict[int, Pending] = {}  # by the number of the send
         self.summing: list[Pending] = []
@@ -163,6 +164,7 @@ class Executor:
             self.weights = Weights(latest=is_greedy(self.program.plan))
         if self.transport.early and self._tells_early and self.transport.rank != self.tellers[0]:
             self._tell()
+        self._feed_early()
         self._carry_out()
         for pending in self.sending.values():
             pending.wait()
@@ -200,8 +202,17 @@ class Executor:
             part = self._own_loss()
             self.telling.append((self.transport.broadcast(teller, part), part))
 
+    def _feed_early(self) -> None:
+        """Parts of a batch that are views cost nothing: they are taken before anybody waits."""
+        if self.place.type == "cpu":
+            for action in self.plan.actions:
+                if isinstance(action, Feed):
+                    self._feed(action)
+
     def _feed(self, action: Feed) -> None:
         source = action.source
+        if self.slots[source.slot] is not None:
+            return
         if source.role == "input":
             self.slots[source.slot] = self.feeding(source)
         else:
@@ -243,14 +254,13 @@ class Executor:
     def _posting(self, step: int) -> Posting:
         return self.postings[step if len(self.postings) > 1 else 0]
 
-    def _wait(self, pending: Pending) -> None:
+    def _wait(self, message: Arriving) -> Tensor:
         """Waits for a message; meanwhile other steps may compute."""
         if len(self.postings) == 1:
-            pending.wait()
-            return
+            return message.wait()
         self.turn.release()
         try:
-            pending.wait()
+            return message.wait()
         finally:
             self.turn.acquire()
 
@@ -427,7 +437,7 @@ class Executor:
                 buffer = buffer.clone()  # parameters change in place
         else:
             buffer = torch.cat([t.detach().reshape(-1) for t in tensors])
-        pending = self.transport.send(action.peer, action.tag, buffer, action.label)
+        pending = self.transport.post(action.peer, action.tag, buffer, action.label)
         self.sending[action.number] = pending  # which keeps the buffer
         if action.what in ("gradient", "partial gradient", "push"):
             for part in action.parts:
@@ -456,16 +466,12 @@ class Executor:
     def _post(self, receive: Receive) -> None:
         if receive.what in ("push", "pull") and not self.updating:
             return
-        # gloo receives into the host's memory: the device's is not needed before it has arrived.
-        through_host = self.place.type == "cuda" and self.transport.early
-        buffer = torch.empty(
-            receive.elements,
-            dtype=receive.dtype,
-            device="cpu" if through_host else self.place,
-            pin_memory=through_host,
+        like = self.likes.setdefault(
+            receive.dtype, torch.empty(0, dtype=receive.dtype, device=self.place)
         )
-        pending = self.transport.receive(receive.peer, receive.tag, buffer, receive.label)
-        self.posted[receive.number] = pending, buffer
+        self.posted[receive.number] = self.transport.expect(
+            receive.peer, receive.tag, like, receive.elements, receive.label
+        )
 
     def _receive(self, receive: Receive) -> None:
         if self.transport.early:
@@ -478,12 +484,10 @@ class Executor:
         found = self.posted.pop(receive.number, None)
         if found is None:  # gradients stay where they are until the update
             return
-        pending, buffer = found
-        self._wait(pending)
+        buffer = self._wait(found)
         for number in action.answers:  # what this answers has arrived
             if number in self.sending:
                 self.sending.pop(number).wait()
-        buffer = buffer.to(self.place, non_blocking=True)
         if self.transport.early:
             self._posting(receive.key.step).arrived(receive)
         if not receive.parts:

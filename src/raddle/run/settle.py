@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import reduce
 
 import torch
 
-from raddle.graph.box import Box
+from raddle.graph.box import Box, hull
 from raddle.graph.graph import Op
 from raddle.plan.pipelining import is_asynchronous, stage_of
 from raddle.program.program import (
@@ -107,7 +106,7 @@ class _Settling:
                 for i, name in names:
                     region = regions[i]
                     if region is not None:
-                        hulls[name] = _hull(hulls.get(name, region), region)
+                        hulls[name] = hull([hulls.get(name, region), region])
         return hulls
 
     def _sent(self) -> list[set[str]]:
@@ -131,7 +130,7 @@ class _Settling:
             if value.role == "buffer":
                 self._last(value.name, "buffer", full)
             elif value.role in ("frozen", "constant") and read:
-                box = full if value.role == "constant" else reduce(_hull, read)
+                box = full if value.role == "constant" else hull(read)
                 self._last(value.name, value.role, box)
 
     def _last(self, name: str, role: str, box: Box) -> int:
@@ -535,11 +534,6 @@ class _Settling:
                 if slot not in done:
                     done.add(slot)
                     drop.append(slot)
-
-
-def _hull(one: Box, other: Box) -> Box:
-    lo, hi = map(min, one.lo, other.lo), map(max, one.hi, other.hi)
-    return Box(tuple(lo), tuple(hi))
 
 
 def _touched(action: Action) -> Iterable[int]:

@@ -5,7 +5,7 @@ Bytes are counted from the tensors handed over, never from the program.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -21,6 +21,26 @@ class Pending(Protocol):
 
         Once done, it returns at once. It raises where a rank has failed or the time is up.
         """
+
+
+class Arriving(Protocol):
+    """A message on its way here."""
+
+    def wait(self) -> Tensor:
+        """The message, once it is there."""
+
+
+class Expected:
+    """Waits for a message, and then says where it is."""
+
+    __slots__ = ("_pending", "_take")
+
+    def __init__(self, pending: Pending, take: Callable[[], Tensor]) -> None:
+        self._pending, self._take = pending, take
+
+    def wait(self) -> Tensor:
+        self._pending.wait()
+        return self._take()
 
 
 class Transport(Protocol):
@@ -51,6 +71,14 @@ class Transport(Protocol):
 
     def receive(self, source: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
         """Posts a receive of as many elements of the same type as are sent."""
+
+    def post(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
+        """Starts to send by the fastest way that there is; the other side expects it."""
+
+    def expect(
+        self, source: int, tag: int, like: Tensor, elements: int, what: str = ""
+    ) -> Arriving:
+        """Makes ready for what is posted; the transport gives it memory: `like` has its type and place."""
 
     def all_reduce(
         self, ranks: tuple[int, ...], tag: int, buffer: Tensor, what: str = ""

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import permutations
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,17 @@ from torch import Tensor
 
 from raddle.errors import InputError
 from raddle.run.transports.alarm import Address, Alarm
-from raddle.run.transports.base import LAST_TAG, Doing, Pending, late, stops
+from raddle.run.transports.base import (
+    LAST_TAG,
+    Arriving,
+    Doing,
+    Expected,
+    Pending,
+    late,
+    stops,
+)
+from raddle.run.transports.sender import Sender
+from raddle.run.transports.shared import LEAST, Areas, Pool, seat, sees
 
 GRACE = 1.0  # seconds for which a broken connection waits for the news that explain it
 
@@ -66,6 +77,12 @@ class Processes:
         if self.early:
             messages = self._group(self._everyone)
             self._to = self._from = {r: (messages, r) for r in self._everyone}
+        self._pool, self._areas = Pool(), Areas()
+        self._near: set[int] = set()  # ranks that see our memory, and we theirs
+        self._sender: Sender | None = None
+        if self.early and device.type == "cpu":
+            self._sender = Sender(timeout, lambda: late(self.rank, timeout, Doing("send to", -1)))
+            self._near = self._neighbours()
         self.alarm = Alarm(self.rank, self.size, self._share, self._break, timeout)
         atexit.register(self.close)  # a thread in torch while Python ends would crash
 
@@ -90,18 +107,65 @@ class Processes:
                     self._from[source] = group, ends.index(source)
             self._warm(fresh)
 
+    def _neighbours(self) -> set[int]:
+        """Ranks on this machine that may look at each other's memory."""
+        own = seat()
+        seats: list[Any] = [None] * self.size
+        dist.all_gather_object(seats, own, group=self._service)
+        seen: list[Any] = [None] * self.size
+        mine = [r for r in self._everyone if sees(own, seats[r])]
+        dist.all_gather_object(seen, mine, group=self._service)
+        if own.file >= 0:
+            os.close(own.file)
+        return {r for r in mine if self.rank in seen[r]}
+
+    def post(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
+        if self._sender is None or buffer.nbytes < LEAST:
+            return self.send(target, tag, buffer, what)
+        self.sent[target] += buffer.nbytes
+        doing = Doing("send to", target, tag, what)
+
+        def start() -> Pending:
+            near = target in self._near
+            return self._start(target, tag, self._areas.put(buffer) if near else buffer, doing)
+
+        return self._sender.start(start)
+
+    def expect(
+        self, source: int, tag: int, like: Tensor, elements: int, what: str = ""
+    ) -> Arriving:
+        dtype = like.dtype
+        nbytes = elements * dtype.itemsize
+        large = self._sender is not None and nbytes >= LEAST
+        if large and source in self._near:
+            word = torch.empty(2, dtype=torch.int64)
+            pending = self.receive(source, tag, word, what)
+            return Expected(pending, lambda: self._areas.get(word, elements, dtype))
+        if large:
+            buffer = self._pool.take(elements, dtype)
+        else:
+            # gloo receives into the host's memory: the device's is not needed before it has arrived.
+            pinned = like.is_cuda and self.early
+            place = torch.device("cpu") if pinned else like.device
+            buffer = torch.empty(elements, dtype=dtype, device=place, pin_memory=pinned)
+        pending = self.receive(source, tag, buffer, what)
+        return Expected(pending, lambda: buffer.to(like.device, non_blocking=True))
+
     def send(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
         assert buffer.is_contiguous()
         self.sent[target] += buffer.nbytes
         doing = Doing("send to", target, tag, what)
-        group, peer = self._to[target]
         if buffer.is_cuda and self.early:
             buffer = _host(buffer).copy_(buffer)
+        return self._start(target, tag, buffer, doing)
+
+    def _start(self, target: int, tag: int, buffer: Tensor, doing: Doing) -> Pending:
+        group, peer = self._to[target]
         try:
             work = dist.isend(buffer, group=group, tag=tag, group_dst=peer)
         except RuntimeError as error:
             raise self.explain(doing, 0.0, error) from error
-        return _Pending(self, work, doing)
+        return _Pending(self, work, doing, buffer)
 
     def receive(self, source: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
         assert buffer.is_contiguous()
@@ -159,6 +223,9 @@ class Processes:
         self._closed = True
         atexit.unregister(self.close)
         self.alarm.close()
+        if self._sender is not None:
+            self._sender.close()
+        self._areas.close()
         # A group of torch 2.6 that ends holds the GIL and waits for threads which may need it to
         # free the last tensors.
         time.sleep(0.05)
@@ -233,10 +300,17 @@ class Processes:
 
 
 class _Pending:
-    __slots__ = ("_doing", "_transport", "_work")
+    __slots__ = ("_doing", "_kept", "_transport", "_work")
 
-    def __init__(self, transport: Processes, work: dist.Work | None, doing: Doing) -> None:
+    def __init__(
+        self,
+        transport: Processes,
+        work: dist.Work | None,
+        doing: Doing,
+        kept: Tensor | None = None,  # until it is sent
+    ) -> None:
         self._transport, self._work, self._doing = transport, work, doing
+        self._kept = kept
 
     def wait(self) -> None:
         work = self._work

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from raddle.run.transports.base import Doing, Pending, late, stops
+from raddle.run.transports.base import Arriving, Doing, Expected, Pending, late, stops
 
 
 class Hub:
@@ -99,6 +99,15 @@ class Threads:
             else:
                 box.posted[key].append(pending)
         return pending
+
+    def post(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
+        return self.send(target, tag, buffer, what)
+
+    def expect(
+        self, source: int, tag: int, like: Tensor, elements: int, what: str = ""
+    ) -> Arriving:
+        buffer = like.new_empty(elements)
+        return Expected(self.receive(source, tag, buffer, what), lambda: buffer)
 
     def all_reduce(
         self, ranks: tuple[int, ...], tag: int, buffer: Tensor, what: str = ""
