@@ -74,8 +74,7 @@ class Asked:
         schedule = self.schedule or "1f1b"
         alone = self.rows or schedule not in REPLICATED
         if not alone and self.stages is None:
-            limit = max(1, devices - 1)
-            return stages_for(work, line, microbatches=m, static=static, replicas=limit)
+            return pipeline_of(work, line, m, static)
         stages = self.stages or (CHUNKS * devices if schedule == "interleaved" else devices)
         if schedule == "chimera" and stages % 2:
             raise InputError(f"chimera needs an even number of stages, not {stages}.")
@@ -88,6 +87,16 @@ class Asked:
             if found is not None and len(found.stages) == stages:
                 return found
         return _balanced(work, min(stages, devices), stages)
+
+
+def pipeline_of(work: Work, line: Line, m: int, static: float) -> Pipeline | None:
+    """The best cut into two stages or more; where one device is best, as many stages as devices."""
+    devices = len(line.kinds)
+    limit = max(1, devices - 1)
+    found = stages_for(work, line, microbatches=m, static=static, replicas=limit)
+    if found is not None and len(found.stages) == 1:
+        return _balanced(work, devices, min(devices, len(work.successors)))
+    return found
 
 
 def _balanced(work: Work, devices: int, stages: int) -> Pipeline:

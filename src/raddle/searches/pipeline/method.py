@@ -25,7 +25,7 @@ from raddle.plan.pipelining import schedule_splits, steps_to_simulate
 from raddle.plan.plan import Plan
 from raddle.plan.tiling import Grid, Irregular, Tile, Tiling
 from raddle.program.lower import active_values, lower
-from raddle.searches.pipeline.asked import Asked
+from raddle.searches.pipeline.asked import Asked, pipeline_of
 from raddle.searches.pipeline.nodes import Costs, Nodes, line_of, nodes_of, stage_names
 from raddle.searches.pipeline.stages import Pipeline, stages_for
 from raddle.searches.placing import Tiles, copies, standing
@@ -136,9 +136,7 @@ class _Pipelines:
                 {"step": f"cutting, {m} micro-batches", "done": done, "of": len(chosen)}
             )
             work = self.costs.work(ceil(batch / m))
-            found = stages_for(
-                work, self.line, microbatches=m, static=self.static, replicas=self.count - 1
-            )
+            found = pipeline_of(work, self.line, m, self.static)
             if found is not None:
                 yield m, found
 

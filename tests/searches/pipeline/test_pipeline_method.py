@@ -1,0 +1,116 @@
+"""The method `pipeline`, and `auto` where memory is short."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raddle import zoo
+from raddle.clusters import Cluster, cluster
+from raddle.costs.memory import peak_bytes
+from raddle.errors import InputError
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.plan import file
+from raddle.plan.schedule import write
+from raddle.plan.schedules import named
+from raddle.searches.figures import planned
+from raddle.searches.pipeline.nodes import nodes_of
+from raddle.searches.planning import check_pipeline
+from raddle.searches.settings import Settings
+from raddle.verification.verdict import verify
+
+
+@cache
+def graph_of(name: str, batch: int) -> Graph:
+    work = zoo.load(name, batch=batch)
+    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
+
+
+def judged(name: str, batch: int, on: Cluster, method: str = "pipeline", **more: Any) -> Any:
+    settings = Settings(budget=2.0, **more)
+    return planned(graph_of(name, batch), on, method, model=name, settings=settings)
+
+
+@pytest.mark.parametrize(
+    "name", ["vgg16-tiny", "unet-tiny", "inception_v3-tiny", "gpt-tiny", "nmt-tiny"]
+)
+def test_layers_are_a_graph_without_cycles(name: str) -> None:
+    graph = graph_of(name, 4)
+    nodes = nodes_of(graph)
+    assert sorted(n for own in nodes.names for n in own) == sorted(op.name for op in graph.ops)
+    place = {op.name: at for at, op in enumerate(graph.ops)}
+    heads = [min(place[n] for n in own) for own in nodes.names]
+    for v, readers in enumerate(nodes.successors):
+        assert all(heads[v] < max(place[n] for n in nodes.names[u]) for u in readers)
+
+
+def test_it_has_stages_and_says_so() -> None:
+    plan, row, timeline = judged("vgg16-tiny", 16, cluster("p100:1x4"))
+    assert len(plan.stages) == row["stages"] > 1
+    assert row["schedule"]
+    assert plan.batch == 16
+    assert timeline.program.graph.batch * plan.microbatches >= 16
+    assert judged("vgg16-tiny", 16, cluster("p100:1x4")).plan.tiles == plan.tiles  # deterministic
+
+
+@pytest.mark.parametrize(
+    "schedule", ["gpipe", "1f1b", "interleaved", "zb-h1", "gems", "chimera", "pipedream", "2bw"]
+)
+def test_a_schedule_can_be_asked_for(schedule: str) -> None:
+    plan = judged("vgg16-tiny", 8, cluster("p100:1x4"), schedule=schedule).plan
+    assert plan.schedule == schedule
+    assert len(plan.stages) >= 2
+
+
+def test_a_schedule_can_be_written() -> None:
+    text = write(named("1f1b", 2, 2, 3))
+    plan = judged("vgg16-tiny", 6, cluster("p100:1x2"), schedule=text).plan
+    assert (plan.schedule, plan.microbatches, len(plan.stages)) == (text, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "words"),
+    [
+        ("data", {"schedule": "1f1b"}, "'data' has no stages"),
+        ("pipeline", {"schedule": "threaded:2"}, "name another method"),
+        ("data", {"microbatches": 2}, "are for --method pipeline"),
+    ],
+)
+def test_refuses_what_does_not_go_together(method: str, more: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        check_pipeline(method, Settings(**more))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"schedule": "waltz"}, "there is no schedule 'waltz'"),
+        ({"microbatches": 9}, "9 micro-batches of a batch of 8"),
+        ({"stages": 5}, "5 stages on 2 devices"),
+        ({"schedule": "chimera", "stages": 3}, "3 stages on 2"),
+    ],
+)
+def test_refuses_what_cannot_be(more: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        judged("vgg16-tiny", 8, cluster("p100:1x2"), **more)
+
+
+def short_of_memory(on: Cluster, nbytes: int) -> Cluster:
+    return replace(on, devices=tuple(replace(d, memory=nbytes) for d in on.devices))
+
+
+def test_auto_finds_what_fits_where_data_does_not_and_it_trains(tmp_path: Path) -> None:
+    on = cluster("local:2")
+    _, row, _ = judged("unet-tiny", 8, on, "data")
+    small = short_of_memory(on, int(0.7 * row["peak_bytes"]))
+    assert not judged("unet-tiny", 8, small, "data").row["fits"]
+    plan, found, timeline = judged("unet-tiny", 8, small, "auto")
+    assert found["fits"]
+    assert max(peak_bytes(timeline)) <= small.devices[0].memory
+    file.save(plan, timeline.program.graph, tmp_path / "plan.json")
+    assert verify(str(tmp_path / "plan.json"), steps=2)["holds"]
