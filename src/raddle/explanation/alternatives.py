@@ -16,6 +16,7 @@ from raddle.errors import InputError
 from raddle.evaluation.evaluator import Evaluator
 from raddle.explanation.whole import average, bytes_by_purpose
 from raddle.plan.notation import write_tiling
+from raddle.plan.pipelining import flat
 from raddle.plan.plan import Plan
 from raddle.plan.tiling import Tiling
 from raddle.program.lower import lower
@@ -52,7 +53,7 @@ class Held:
         self.space = space
         # What the evaluator does not know is left out of what is lowered, too.
         self.plan = replace(
-            plan, microbatches=1, recompute=(), split_backward=False, sums={}, steps=1
+            flat(plan), microbatches=1, recompute=(), split_backward=False, sums={}, steps=1
         )
         settings = space.settings
         self.evaluator = Evaluator(

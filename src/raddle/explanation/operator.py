@@ -16,6 +16,7 @@ from raddle.explanation.alternatives import Alternatives, Held
 from raddle.explanation.whole import heading, used
 from raddle.graph.graph import Graph, Op
 from raddle.plan.notation import write_tiling
+from raddle.plan.pipelining import flat
 from raddle.plan.plan import Plan
 from raddle.plan.tiling import Grid, Tiling
 from raddle.searches.auto import MOST_DEVICES
@@ -76,7 +77,7 @@ def space_of(
 ) -> PlanSpace:
     """Where a plan's alternatives lie."""
     settings = Settings(
-        bn=plan.bn, sync=plan.sync, optimizer=plan.optimizer, profile=profile, reduction=True
+        bn=flat(plan).bn, sync=plan.sync, optimizer=plan.optimizer, profile=profile, reduction=True
     )
     return PlanSpace(graph, cluster, settings)
 

@@ -16,7 +16,16 @@ from raddle.costs.collectives import all_reduce_bytes
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
+from raddle.plan.pipelining import (
+    flat,
+    is_asynchronous,
+    is_threaded,
+    schedule_of,
+    workers_of,
+)
 from raddle.plan.plan import Plan
+from raddle.plan.schedule import alive, bubble, rows
+from raddle.plan.schedules import ASYNCHRONOUS, stashed
 from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Run, message_bytes
 from raddle.searches.baselines import METHODS
 from raddle.searches.bounds import lower_bound
@@ -77,7 +86,8 @@ def explain_timeline(
 def _alike(one: Plan, other: Plan) -> bool:
     """Whether two plans differ in their tiles alone."""
     settings = (
-        "devices", "bn", "sync", "bucket", "microbatches", "recompute", "split_backward", "optimizer"
+        "devices", "bn", "sync", "bucket", "microbatches", "recompute", "split_backward", "optimizer",
+        "schedule",
     )  # fmt: skip
     return all(getattr(one, name) == getattr(other, name) for name in settings)
 
@@ -94,7 +104,27 @@ def heading(plan: Plan, cluster: Cluster) -> dict[str, Any]:
         "microbatches": plan.microbatches,
         "recompute": len(plan.recompute),
         "split_backward": plan.split_backward,
+        "schedule": schedule_figures(plan),
     }
+
+
+def schedule_figures(plan: Plan) -> dict[str, Any] | None:
+    """Of a pipeline: its schedule, what is alive on each worker, and versions of weights."""
+    if not plan.stages:
+        return {"name": plan.schedule} if plan.schedule else None
+    count = plan.microbatches
+    chosen = schedule_of(replace(plan, steps=4 * len(plan.stages)))
+    found: dict[str, Any] = {
+        "name": plan.schedule.splitlines()[0] if plan.schedule else "sequential",
+        "stages": len(plan.stages),
+        "workers": [list(devices) for devices in workers_of(plan)],
+        "alive": alive(chosen),
+        "bubble": float(bubble(chosen, backward=2)),
+        "picture": rows(schedule_of(replace(plan, steps=2))),
+    }
+    if plan.schedule in ASYNCHRONOUS:
+        found["versions"] = stashed(chosen, count, ASYNCHRONOUS[plan.schedule])
+    return found
 
 
 def used(plan: Plan, cluster: Cluster) -> Cluster:
@@ -172,6 +202,12 @@ def _data_parallel(
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Data parallelism with a plan's settings, and whether it is the plan itself; or why it cannot be."""
     try:
+        if is_threaded(plan):
+            plan = flat(plan)
+        if plan.stages and plan.batch:  # which data parallelism need not divide
+            graph = graph.at(plan.batch)
+            plan = replace(flat(plan), microbatches=1, recompute=(), split_backward=False)
+            plan = replace(plan, fingerprint="")
         spread = METHODS["data"](graph, cluster)
         if spread == dict(plan.tiles):
             return {**own, "same": True}, None
@@ -189,6 +225,8 @@ def _bound(
     """What no plan can go below and what makes it so; or why nothing is known."""
     if profile is not None:
         return None, "with measured operators there is no lower bound"
+    if is_asynchronous(plan):
+        return None, "where steps overlap there is no lower bound"
     if plan.microbatches > 1:
         return None, f"with {plan.microbatches} micro-batches there is no lower bound"
     found = lower_bound(graph, cluster, optimizer=plan.optimizer)

@@ -42,6 +42,12 @@ def is_asynchronous(plan: Plan) -> bool:
     return plan.schedule in ASYNCHRONOUS or is_threaded(plan)
 
 
+def flat(plan: Plan) -> Plan:
+    """The same tiles without stages: micro-batches follow each other."""
+    bn = "global" if plan.bn == "microbatch" else plan.bn
+    return replace(plan, stages=(), schedule="", workers=(), bn=bn)
+
+
 def is_schedule(text: str) -> bool:
     """Whether a text is a name of a schedule, or rows of actions."""
     if text in NAMES:

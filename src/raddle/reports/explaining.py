@@ -62,7 +62,23 @@ def sentences(result: Mapping[str, Any]) -> list[str]:
         _against_bound(result),
         _memory(result),
         _on_the_path(result),
+        *_pipelined(result),
     ]
+
+
+def _pipelined(result: Mapping[str, Any]) -> list[str]:
+    """Of a pipeline: what its schedule alone makes idle, and what it keeps."""
+    schedule = result.get("schedule")
+    if not schedule or "alive" not in schedule:
+        return []
+    alive = ", ".join(map(str, schedule["alive"]))
+    sentence = (
+        f"With equal stages and backwards twice as long as forwards, {schedule['name']} would leave "
+        f"{100 * schedule['bubble']:.0f} % idle; micro-batches alive at most, by worker: {alive}"
+    )
+    if "versions" in schedule:
+        sentence += f"; versions of weights: {', '.join(map(str, schedule['versions']))}"
+    return [f"{sentence}."]
 
 
 def _compared(result: Mapping[str, Any]) -> bool:
@@ -73,6 +89,7 @@ def _compared(result: Mapping[str, Any]) -> bool:
 def _heading(result: Mapping[str, Any]) -> str:
     extra = [
         *([f"{result['microbatches']} micro-batches"] if result["microbatches"] > 1 else []),
+        *([result["schedule"]["name"]] if result.get("schedule") else []),
         *([f"{_plural(result['recompute'], 'recomputed block')}"] if result["recompute"] else []),
         *(["split backward"] if result["split_backward"] else []),
     ]
