@@ -12,7 +12,6 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from equality import Different
 from hypothesis import Phase, event, given, note, reject, settings
 from hypothesis import strategies as st
@@ -197,9 +196,6 @@ def verify(seed: int) -> str:
     return "equal"
 
 
-@pytest.mark.xfail(
-    raises=Different, reason="a rank that is not the home of a weight keeps its own part in .grad"
-)
 @settings(phases=[Phase.explicit, Phase.generate])  # a smaller seed is not a smaller module
 @given(seed=st.integers(0, 2**40))
 def test_is_refused_or_trains_as_the_plain_module_does(seed: int) -> None:

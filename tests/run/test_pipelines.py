@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import Different
 from pipelines import Piped, cut_evenly, pipeline, planned, staged, tiny, updates_of
 from ranks import on_threads
 from torch import Tensor, nn
@@ -286,12 +285,7 @@ def test_a_replica_needs_as_many_devices() -> None:
         lower(net().graph, plan)
 
 
-LEFT_OVER = pytest.mark.xfail(
-    raises=Different, reason="a rank that is not the home of a weight keeps its own part in .grad"
-)
-
-
-@pytest.mark.parametrize("sync", ["allreduce", "server", pytest.param("server:1", marks=LEFT_OVER)])
+@pytest.mark.parametrize("sync", ["allreduce", "server", "server:1"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h2", "gems"])
 @pytest.mark.parametrize("blocks", ["none", "stages", "first", "halves"])
 def test_recomputes_stage_by_stage(blocks: str, schedule: str, sync: str) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from raddle.graph.graph import Graph
 
-_ONE_AT_A_TIME = threading.Lock()  # ranks may be threads, and export is not for several
+# Ranks may be threads that share a module, and neither export nor what reads a module is for several.
+ONE_AT_A_TIME = threading.RLock()
 
 
 def resized(
@@ -42,7 +43,7 @@ def once_each(model: nn.Module, again: Callable[[int], Graph]) -> Callable[[int]
     known: dict[int, Graph] = {}
 
     def at(batch: int) -> Graph:
-        with _ONE_AT_A_TIME:
+        with ONE_AT_A_TIME:
             if batch not in known:
                 before = {module: module.training for module in modes}
                 try:

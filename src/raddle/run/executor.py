@@ -373,6 +373,7 @@ class Executor:
                 self.grads[slot] = weight.grad
                 self.owned.add(slot)
                 self.given.add(slot)
+            weight.grad = None  # an update sets it where the parameter is updated
         return [leaf.grad for leaf in leaves]
 
     def _sum_so_far(self, call: Call, slot: int) -> Tensor | None:

@@ -16,7 +16,6 @@ True
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -26,13 +25,13 @@ from torch import Tensor, nn
 
 from raddle.errors import InputError
 from raddle.graph.box import Box
+from raddle.graph.resizing import ONE_AT_A_TIME
 from raddle.run.checkpoint import cut
 
 Model = TypeVar("Model", bound=nn.Module)
 Visit = Callable[[str, Tensor], None]  # sees a tensor and its name, and may copy from it
 
 # Ranks that are threads share the model and torch's random generator: one at a time uses them.
-_ONE_AT_A_TIME = threading.Lock()
 
 
 def take(
@@ -47,7 +46,7 @@ def take(
     The model stays as it is, and so does the caller's random state.
     """
     found: dict[str, list[Tensor]] = {}
-    with _ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:
         known = _tensors(model)
         asked = _by_first_name(boxes, known)
 
@@ -62,7 +61,7 @@ def take(
 def materialize(model: Model, seed: int = 0) -> Model:
     """Initialises, in place, whatever of a model is on meta: `take` gives boxes of the same numbers."""
     made: dict[str, Tensor] = {}
-    with _ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:
         known = _tensors(model)
         missing = {t.name for t in known.values() if t.value.is_meta}
         _visit(model, known, missing, seed, made.__setitem__)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.resizing import ONE_AT_A_TIME
 from raddle.plan import file
 from raddle.plan.adapting import adapt
 from raddle.plan.pipelining import for_running, is_asynchronous
@@ -45,14 +45,11 @@ from raddle.run.materialize import take
 from raddle.run.resized import Loan, Resized
 from raddle.run.transports.base import Transport
 from raddle.run.transports.processes import Processes
-from raddle.run.weights import Weights
+from raddle.run.weights import Used
 
 T = TypeVar("T")
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 # They look at whole tensors (norms, factors, inner products), which a tile does not have.
-_CAPTURING = (
-    threading.Lock()
-)  # ranks may be threads that share a module, and export is not for several
 WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
 
 
@@ -161,7 +158,7 @@ def _evaluating(
     model: nn.Module, inputs: Sequence[Mapping[str, Any]], loss: Callable[..., Tensor] | None
 ) -> Graph:
     """The graph of a module in evaluation mode; the module is left in the mode that it has."""
-    with _CAPTURING:
+    with ONE_AT_A_TIME:
         modes = {m: m.training for m in model.modules()}
         try:
             return capture_like(model.eval(), inputs, loss)
@@ -205,7 +202,7 @@ class Trainer:
         self.optimizer = self._optimizer(optimizer)
         self.executor.update = self._update
         self._evaluation: _Evaluation | None = None
-        self.weights: Weights | None = None  # of the steps that overlapped last, with their log
+        self.log: list[Used] | None = None  # which weights steps used that overlapped, if asked for
         self._sizes: dict[int, Resized] = {}  # by samples, for batches of other sizes than planned
 
     def _load(self, seed: int) -> None:
@@ -308,7 +305,12 @@ class Trainer:
         losses = self._guarded(run)
         if loan is not None:
             loan.give_back()
-        self.weights = executor.weights
+        if self.log is not None and executor.weights is not None:
+            # Nothing is under way between two runs: every parameter has had an update a step.
+            self.log += [
+                u._replace(step=u.step + self.steps, version=u.version + self.steps)
+                for u in executor.weights.log
+            ]
         return list(losses)
 
     def _resized(self, samples: int) -> Resized:

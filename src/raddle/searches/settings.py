@@ -62,6 +62,7 @@ class Staged:
     recompute: tuple[tuple[str, ...], ...]
     split_backward: bool
     bn: str
+    workers: tuple[tuple[int, ...], ...] = ()
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raddle.errors import InputError
 from raddle.plan.pipelining import is_schedule
 from raddle.plan.schedule import read
 from raddle.plan.schedules import ASYNCHRONOUS, NAMES
-from raddle.searches.pipeline.layers import Line, Work, topological_order
+from raddle.searches.pipeline.layers import Layers, Line, Work, topological_order
+from raddle.searches.pipeline.partition import partition
 from raddle.searches.pipeline.stages import Pipeline, Stage, stages_for
 
 REPLICATED = ("gpipe", "1f1b", *ASYNCHRONOUS)  # may have several devices a stage
@@ -28,6 +30,11 @@ class Asked:
     @property
     def anything(self) -> bool:
         return bool(self.schedule or self.stages or self.microbatches)
+
+    @property
+    def workers(self) -> tuple[tuple[int, ...], ...]:
+        """Of a written schedule: a device a row."""
+        return tuple((w,) for w in range(len(read(self.schedule).rows))) if self.rows else ()
 
     @property
     def rows(self) -> bool:
@@ -74,7 +81,13 @@ class Asked:
         schedule = self.schedule or "1f1b"
         alone = self.rows or schedule not in REPLICATED
         if not alone and self.stages is None:
+            if schedule in ASYNCHRONOUS and len(set(line.kinds)) == 1:
+                return _shortest_period(work, line)
             return pipeline_of(work, line, m, static)
+        if self.rows:
+            written = read(self.schedule)
+            homes = [written.worker(s, 0) for s in range(written.stages)]
+            return _balanced(work, homes)
         stages = self.stages or (CHUNKS * devices if schedule == "interleaved" else devices)
         if schedule == "chimera" and stages % 2:
             raise InputError(f"chimera needs an even number of stages, not {stages}.")
@@ -86,7 +99,7 @@ class Asked:
             found = stages_for(work, first, microbatches=m, static=static, replicas=1)
             if found is not None and len(found.stages) == stages:
                 return found
-        return _balanced(work, min(stages, devices), stages)
+        return _balanced(work, [s % min(stages, devices) for s in range(stages)])
 
 
 def pipeline_of(work: Work, line: Line, m: int, static: float) -> Pipeline | None:
@@ -95,13 +108,31 @@ def pipeline_of(work: Work, line: Line, m: int, static: float) -> Pipeline | Non
     limit = max(1, devices - 1)
     found = stages_for(work, line, microbatches=m, static=static, replicas=limit)
     if found is not None and len(found.stages) == 1:
-        return _balanced(work, devices, min(devices, len(work.successors)))
+        return _balanced(work, list(range(min(devices, len(work.successors)))))
     return found
 
 
-def _balanced(work: Work, devices: int, stages: int) -> Pipeline:
-    """Runs of one topological order whose longest is as short as can be, on the devices in turn."""
-    order = topological_order(work.successors)
+def _shortest_period(work: Work, line: Line) -> Pipeline:
+    """Without a flush the slowest stage decides (partition.py)."""
+    devices = len(line.kinds)
+    layers = Layers(
+        work.forward[0], work.backward[0], work.activation, work.parameters, work.successors
+    )
+    bandwidth = min(line.bandwidth, default=1e12)
+    found = partition(layers, devices, bandwidth=bandwidth, counting="crossing")
+    if len(found.stages) == 1:
+        return _balanced(work, list(range(min(devices, len(work.successors)))))
+    stages, first = [], 0
+    for stage in found.stages:
+        own = tuple(range(first, first + stage.replicas))
+        stages.append(Stage(stage.layers, own, False, stage.seconds, 0.0))
+        first += stage.replicas
+    return Pipeline(tuple(stages), found.period, found.exact, found.ideals)
+
+
+def _balanced(work: Work, devices: Sequence[int]) -> Pipeline:
+    """Runs of one topological order whose longest is as short as can be, each on its device."""
+    order, stages = topological_order(work.successors), len(devices)
     if stages > len(order):
         raise InputError(f"the model has {len(order)} layers to cut between, not {stages}.")
     seconds = [work.forward[0][v] + work.backward[0][v] for v in order]
@@ -120,7 +151,7 @@ def _balanced(work: Work, devices: int, stages: int) -> Pipeline:
         ends.append((best[k][i][1], i))
         i = best[k][i][1]
     made = tuple(
-        Stage(tuple(order[a:b]), (s % devices,), False, sums[b] - sums[a], 0.0)
+        Stage(tuple(order[a:b]), (devices[s],), False, sums[b] - sums[a], 0.0)
         for s, (a, b) in enumerate(reversed(ends))
     )
     return Pipeline(made, best[stages][-1][0], False, 0)

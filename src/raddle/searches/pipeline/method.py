@@ -87,7 +87,7 @@ def search(
     if not found:
         raise InputError(f"no pipeline was found for '{graph.name}' on '{cluster.name}'.")
     rows = tuple(c.row() for c in found)
-    return replace(found[0].found, start=found[0].name, stopped="optimum", tried=rows)
+    return replace(found[0].found, start=found[0].name, stopped="candidates", tried=rows)
 
 
 class _Pipelines:
@@ -103,6 +103,7 @@ class _Pipelines:
         self.line = line_of(cluster)
         self.static = 2.0 + OPTIMIZER_STATE.get(settings.optimizer, 2)
         self.simulated: list[Candidate] = []
+        self.reasons: list[str] = []  # why others were not
 
     def asked(self) -> list[Candidate]:
         """What the user asks for, with what is left to choose."""
@@ -112,7 +113,9 @@ class _Pipelines:
         for m in wanted.counts(batch, self.count):
             cut = wanted.cut(self.costs.work(ceil(batch / m)), self.line, m, self.static)
             if cut is not None:
-                self._try(m, cut, wanted.schedule or "1f1b")
+                self._try(m, cut, wanted.schedule or "1f1b", wanted.workers)
+        if not self.simulated and self.reasons:
+            raise InputError(self.reasons[0])
         return sorted(self.simulated, key=lambda c: (not c.fits, c.step if c.fits else c.peak))
 
     def candidates(self, *, one_batch: bool, promising: int) -> list[Candidate]:
@@ -171,7 +174,9 @@ class _Pipelines:
 
     # -- from a cut to a plan ----------------------------------------------------------------------
 
-    def _try(self, m: int, cut: Pipeline, schedule: str) -> None:
+    def _try(
+        self, m: int, cut: Pipeline, schedule: str, workers: tuple[tuple[int, ...], ...] = ()
+    ) -> None:
         graph = self.graph.at(ceil(self.graph.batch / m))
         inside = [""] if all(len(s.devices) == 1 for s in cut.stages) else INSIDE
         for method in inside:
@@ -179,12 +184,15 @@ class _Pipelines:
             name = ", ".join([*words, f"{method} inside"] if method else words)
             self.settings.heard({"step": f"simulating {name}", "done": 0.5, "of": 1})
             try:
-                found = self._found(graph, m, cut, schedule, method)
+                found = self._found(graph, m, cut, schedule, method, workers)
                 self.simulated.append(self._judged(name, found))
-            except InputError:  # the method cannot divide a stage so
-                continue
+            except InputError as error:  # the method cannot divide a stage so
+                self.reasons.append(str(error))
 
-    def _found(self, graph: Graph, m: int, cut: Pipeline, schedule: str, method: str) -> Found:
+    def _found(
+        self, graph: Graph, m: int, cut: Pipeline, schedule: str, method: str,
+        workers: tuple[tuple[int, ...], ...],
+    ) -> Found:  # fmt: skip
         nodes = Nodes(graph, self.nodes.of, self.nodes.names, self.nodes.successors)
         stages = stage_names(nodes, [stage.layers for stage in cut.stages])
         bn = self.settings.bn
@@ -196,6 +204,7 @@ class _Pipelines:
             tuple(own for own, s in zip(stages, cut.stages, strict=True) if s.recompute),
             schedule_splits(schedule),
             "microbatch" if bn == "global" and m > 1 else bn,
+            workers,
         )
         tiles: Tiles = {}
         for own, stage in zip(stages, cut.stages, strict=True):
