@@ -38,15 +38,19 @@ def saved(
     ("name", "method", "schedule", "devices", "micro"),
     [
         ("vgg16-tiny", "pipeline", "pipedream", 4, 1),
-        ("unet-tiny", "pipeline", "pipedream", 3, 1),
+        pytest.param("unet-tiny", "pipeline", "pipedream", 3, 1, marks=pytest.mark.slow),
         ("gpt-tiny", "pipeline", "2bw", 3, 3),  # its first and last stage share a weight
-        ("resnet110-tiny", "pipeline", "2bw", 2, 2),
+        pytest.param("resnet110-tiny", "pipeline", "2bw", 2, 2, marks=pytest.mark.slow),
         ("vgg16-tiny", "hypergraph-coarse", "threaded:3", 4, 1),
-        ("vgg16-tiny", "hypergraph-fine", "threaded:3", 2, 1),
-        ("resnet110-tiny", "hypergraph-fine", "threaded:2", 4, 1),
+        pytest.param("vgg16-tiny", "hypergraph-fine", "threaded:3", 2, 1, marks=pytest.mark.slow),
+        pytest.param(
+            "resnet110-tiny", "hypergraph-fine", "threaded:2", 4, 1, marks=pytest.mark.slow
+        ),
         ("vgg16-tiny", "hypergraph-coarse", "threaded:3:greedy", 4, 1),
         ("resnet110-tiny", "hypergraph-fine", "threaded:4:greedy", 2, 1),
-        ("rnnlm-tiny", "hypergraph-coarse", "threaded:3:greedy", 2, 1),
+        pytest.param(
+            "rnnlm-tiny", "hypergraph-coarse", "threaded:3:greedy", 2, 1, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_equals_a_serial_replay(

@@ -98,6 +98,7 @@ def plan_of(case: Case) -> Plan:
     asked = Settings(
         bn="global", proposals=150, reduction=case.method == "wild", powers=False,
         budget=0.4 if case.method in PARTITIONS else 20,  # these always take all of it
+        microbatches=1 if case.method == "pipeline" else None,  # exact batch statistics
     )  # fmt: skip
     if case.method != "wild":
         return planning.plan_of(graph, on, case.method, find(graph, on, case.method, asked), asked)
