@@ -1,0 +1,45 @@
+"""Networks for very large images, for `raddle compare models.py:unet2048 …`; see README.md."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from raddle.zoo.losses import class_loss
+from raddle.zoo.resnet_cifar import CifarResNet
+from raddle.zoo.unet import UNet
+
+
+def _unet(side: int, batch: int) -> tuple[nn.Module, list[Tensor], list[Tensor], object]:
+    masks = torch.zeros(batch, side, side, dtype=torch.long, device="meta")
+    return UNet(), [torch.empty(batch, 3, side, side, device="meta")], [masks], class_loss
+
+
+def _resnet110(side: int, batch: int) -> tuple[nn.Module, list[Tensor], list[Tensor], object]:
+    classes = torch.zeros(batch, dtype=torch.long, device="meta")
+    return (
+        CifarResNet(12),
+        [torch.empty(batch, 3, side, side, device="meta")],
+        [classes],
+        class_loss,
+    )
+
+
+def unet1024(batch: int = 8) -> object:
+    return _unet(1024, batch)
+
+
+def unet4096(batch: int = 8) -> object:
+    return _unet(4096, batch)
+
+
+def unet8192(batch: int = 8) -> object:
+    return _unet(8192, batch)
+
+
+def resnet1024(batch: int = 8) -> object:
+    return _resnet110(1024, batch)
+
+
+def resnet4096(batch: int = 8) -> object:
+    return _resnet110(4096, batch)
