@@ -203,7 +203,7 @@ def _data_parallel(
     """Data parallelism with a plan's settings, and whether it is the plan itself; or why it cannot be."""
     try:
         if is_threaded(plan):
-            plan = flat(plan)
+            plan = replace(plan, schedule="")
         if plan.stages and plan.batch:  # which data parallelism need not divide
             graph = graph.at(plan.batch)
             plan = replace(flat(plan), microbatches=1, recompute=(), split_backward=False)

@@ -107,7 +107,7 @@ class Executor:
         self.updating = True
         self.record: Callable[[Action, float, float], None] | None = None
         self._do: dict[type, Callable[[Any], None]] = {
-            Feed: self._feed,
+            Feed: (lambda action: None) if self.place.type == "cpu" else self._feed,
             Forward: self._forward,
             Backward: self._backward,
             Send: self._send,
@@ -203,7 +203,7 @@ class Executor:
             self.telling.append((self.transport.broadcast(teller, part), part))
 
     def _feed_early(self) -> None:
-        """Parts of a batch that are views cost nothing: they are taken before anybody waits."""
+        """On the CPU, parts of a batch are views: they are taken at once, before anybody waits."""
         if self.place.type == "cpu":
             for action in self.plan.actions:
                 if isinstance(action, Feed):
@@ -211,8 +211,6 @@ class Executor:
 
     def _feed(self, action: Feed) -> None:
         source = action.source
-        if self.slots[source.slot] is not None:
-            return
         if source.role == "input":
             self.slots[source.slot] = self.feeding(source)
         else:
