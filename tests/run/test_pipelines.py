@@ -609,3 +609,16 @@ def test_a_trainer_goes_on_from_a_state(name: str) -> None:
     _, model = plainly(plan, given)
     for found in on_threads(plan.devices, then, *args, loss=F.cross_entropy, graph=net().graph):
         assert_equal(found, model)
+
+
+def test_a_plan_in_microbatches_takes_the_graph_of_the_whole_batch() -> None:
+    """That is what it was searched with."""
+    plan = replace(TRAINED["1f1b, uneven"](), steps=1, fingerprint=net().graph.fingerprint())
+    assert plan.microbatches > 1
+    given = batches(plan.batch)
+    found = on_threads(
+        plan.devices, lambda trainer: float(trainer.step(*given[0])), net().model, plan, sgd,
+        loss=F.cross_entropy, graph=net().graph.at(plan.batch),
+    )  # fmt: skip
+    (wanted,), _ = plainly(plan, given)
+    assert found == pytest.approx([wanted] * plan.devices, rel=1e-9)

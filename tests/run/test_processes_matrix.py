@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 from equality import TINY
-from verify_all import ALL, FOUND, RANKS, SOME
+from verify_all import ALL, RANKS, SOME, SOME_FOUND
 
 from raddle.searches.baselines import METHODS
+from raddle.searches.planning import SEARCHES
 
 SCRIPT = Path(__file__).with_name("verify_all.py")
 
 
-@pytest.mark.parametrize(("which", "count"), [("some", len(SOME)), ("found", len(FOUND))])
+@pytest.mark.parametrize(("which", "count"), [("some", len(SOME)), ("found", len(SOME_FOUND))])
 def test_trains_as_the_plain_module_does(which: str, count: int, record_property: Any) -> None:
     """In a process of its own: it forks ranks, which after a backward here would be forbidden."""
     done = subprocess.run(
@@ -41,4 +42,6 @@ def test_the_selection_covers_pairs() -> None:
     assert {(case.method, case.ranks) for case in SOME} == set(product(METHODS, RANKS))
     assert {(case.model, case.method) for case in SOME} == set(product(TINY, METHODS))
     assert len(SOME) == 120
-    assert len(ALL) == 495
+    assert {case.model for case in SOME_FOUND} == set(TINY)
+    assert {case.method for case in SOME_FOUND} == {*SEARCHES, "wild"}
+    assert len(ALL) == 570

@@ -67,12 +67,15 @@ FOUND = [
     for i, model in enumerate(TINY)
     for k, method in enumerate((*SEARCHES, "wild"))
 ]
+# Half of them, every model and every method: the rest is for `make verify-all`.
+SOME_FOUND = [case for case in FOUND if TINY.index(case.model) % 2 == FOUND.index(case) % 2]
 ALL = [
     Case(model, method, ranks)
     for model in TINY
     for ranks in RANKS
     for method in (*METHODS, *PARTITIONS)
 ]
+ALL += [case for case in FOUND if case not in ALL]
 
 
 def run(cases: Sequence[Case]) -> Iterator[Outcome]:
@@ -211,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     cases = [
         case
-        for case in (FOUND if options.found else SOME if options.some else ALL)
+        for case in (SOME_FOUND if options.found else SOME if options.some else ALL)
         if case.ranks in options.ranks
         and case.model in options.models
         and case.method in options.methods

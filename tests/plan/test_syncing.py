@@ -1,0 +1,85 @@
+"""What a text of `sync` says, slices of rows, and which device is the home of which."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raddle.errors import InputError
+from raddle.plan.syncing import SLICE, Sync, homes_of, loads, read_sync, rows_of
+
+# VGG-19's parameters: one tensor is 71.5 % of them.
+VGG19 = [
+    1728,
+    36864,
+    73728,
+    147456,
+    294912,
+    *[589824] * 3,
+    1179648,
+    *[2359296] * 7,
+    102760448,
+    16777216,
+    4096000,
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "sync"),
+    [
+        ("allreduce", Sync("allreduce")),
+        ("allreduce:bf16", Sync("allreduce", compressed="bfloat16")),
+        ("sharded", Sync("sharded")),
+        ("ps", Sync("ps")),
+        ("ps:one,async", Sync("ps", server=0, staleness=None)),
+        ("ps:2,ssp=3", Sync("ps", server=2, staleness=3)),
+        ("ps:distributed,sliced,greedy", Sync("ps", assign="greedy", slice=SLICE)),
+        ("p3", Sync("p3", slice=SLICE)),
+        ("p3:slice=50000,greedy", Sync("p3", slice=50_000, assign="greedy")),
+        ("server", Sync("ps", assign="first")),
+        ("server:3", Sync("ps", server=3)),
+    ],
+)  # fmt: skip
+def test_reads(text: str, sync: Sync) -> None:
+    assert read_sync(text) == sync
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "ring", "allreduce:int8", "p3:async", "ps:slice=0", "ps:ssp=-1", "server:a", "sharded:2"],
+)
+def test_refuses(text: str) -> None:
+    with pytest.raises(InputError, match="choose as in allreduce"):
+        read_sync(text)
+
+
+@given(
+    st.lists(st.integers(1, 40), max_size=3), st.integers(1, 50),
+    st.sampled_from(["sharded", "ps", "ps:slice=7", "p3"]), st.integers(1, 5),
+)  # fmt: skip
+def test_rows_cover_a_tensor_once(shape: list[int], size: int, text: str, holders: int) -> None:
+    rows = rows_of(shape, read_sync(text), holders)
+    assert [r for a, b in rows for r in range(a, b)] == list(range(shape[0] if shape else 1))
+
+
+@given(st.data())
+def test_every_home_is_a_holder(data: st.DataObject) -> None:
+    groups = data.draw(
+        st.lists(st.sets(st.integers(0, 4), min_size=1).map(sorted), min_size=1, max_size=9)
+    )
+    sizes = data.draw(st.lists(st.integers(1, 99), min_size=len(groups), max_size=len(groups)))
+    for text in ("ps", "ps:greedy", "server"):
+        assert all(
+            h in g for h, g in zip(homes_of(sizes, groups, read_sync(text)), groups, strict=True)
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "worst"), [("ps", 5.9), ("ps:greedy", 5.8), ("ps:greedy,sliced", 1.01)]
+)
+def test_loads_of_vgg19_on_eight_servers(text: str, worst: float) -> None:
+    sync = read_sync(text)
+    sizes = [b - a for n in VGG19 for a, b in rows_of([n], sync, 8)]
+    found = loads(sizes, homes_of(sizes, [range(8)] * len(sizes), sync))
+    assert 8 * max(found.values()) / sum(found.values()) == pytest.approx(worst, rel=0.03)
