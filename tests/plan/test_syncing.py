@@ -37,8 +37,8 @@ VGG19 = [
         ("ps:distributed,sliced,greedy", Sync("ps", assign="greedy", slice=SLICE)),
         ("p3", Sync("p3", slice=SLICE)),
         ("p3:slice=50000,greedy", Sync("p3", slice=50_000, assign="greedy")),
-        ("server", Sync("ps", assign="first")),
-        ("server:3", Sync("ps", server=3)),
+        ("server", Sync("ps", assign="first", inline=True)),
+        ("server:3", Sync("ps", server=3, inline=True)),
     ],
 )  # fmt: skip
 def test_reads(text: str, sync: Sync) -> None:

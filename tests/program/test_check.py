@@ -29,7 +29,9 @@ from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Ru
     model=st.sampled_from(MODELS),
     devices=st.integers(2, 4),
     seed=st.integers(0, 10_000),
-    sync=st.sampled_from(["allreduce", "server"]),
+    sync=st.sampled_from(
+        ["allreduce", "server", "sharded", "ps:one", "ps:greedy,slice=9", "p3:slice=7"]
+    ),
     steps=st.integers(1, 2),
     microbatches=st.integers(1, 2),
 )

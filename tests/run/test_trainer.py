@@ -334,7 +334,9 @@ def test_what_is_not_trained_is_kept(method: str) -> None:
         torch.testing.assert_close(again["frozen.bias"], state["frozen.bias"] + 1)
 
 
-@pytest.mark.parametrize("sync", ["allreduce", "server"])
+@pytest.mark.parametrize(
+    "sync", ["allreduce", "server", "sharded", "ps:one", "ps:sliced", "p3:slice=5"]
+)
 def test_local_statistics_are_those_of_a_rank(sync: str) -> None:
     """As DistributedDataParallel has them: the state has those of rank 0, of its own samples alone."""
     x, y = batches(1)[0]

@@ -87,7 +87,9 @@ def test_two_devices_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "state"), [("sgd", 0), ("momentum", 1), ("adam", 2)])
-@pytest.mark.parametrize("sync", ["allreduce", "server"])
+@pytest.mark.parametrize(
+    "sync", ["allreduce", "server", "sharded", "ps:one", "ps:sliced", "p3:slice=5"]
+)
 def test_parameters_by_hand(optimizer: str, state: int, sync: str) -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
     program = lower(mlp(), planned(mlp(), tiles, 2, optimizer=optimizer, sync=sync))
@@ -376,7 +378,9 @@ def check_against_replay(program: Program, machine: str) -> None:
     model=st.sampled_from(MODELS),
     devices=st.integers(1, 4),
     seed=st.integers(0, 10_000),
-    sync=st.sampled_from(["allreduce", "server"]),
+    sync=st.sampled_from(
+        ["allreduce", "server", "sharded", "ps:one", "ps:greedy,slice=9", "p3:slice=7"]
+    ),
     optimizer=st.sampled_from(["sgd", "momentum", "adam"]),
     microbatches=st.integers(1, 2),
 )

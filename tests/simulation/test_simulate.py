@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import itertools
+import random
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -149,7 +150,9 @@ plans = given(
     model=st.sampled_from(MODELS),
     machine=st.sampled_from(["p100:1x4", "p100:2x2", "k80:1x4", "local:4"]),
     seed=st.integers(0, 10_000),
-    sync=st.sampled_from(["allreduce", "server"]),
+    sync=st.sampled_from(
+        ["allreduce", "server", "sharded", "ps:one", "ps:greedy,slice=9", "p3:slice=7"]
+    ),
     steps=st.integers(1, 3),
 )
 
@@ -161,7 +164,9 @@ def simulated(model: str, machine: str, seed: int, **more: Any) -> Timeline:
 
 def engine(timeline: Timeline, duration: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     t = timeline.tasks
-    return run_tasks(duration, t.first, t.second, t.waits, t.pointer, t.successor, t.resources)
+    return run_tasks(
+        duration, t.first, t.second, t.waits, t.pointer, t.successor, t.resources, t.urgency
+    )
 
 
 @settings(max_examples=15)
@@ -233,7 +238,7 @@ def fixed(timeline: Timeline) -> Fixed:
     for resource in range(tasks.resources):
         held = np.flatnonzero((tasks.first == resource) | (tasks.second == resource))
         held = held[np.argsort(timeline.start[held], kind="stable")]
-        for a, b in pairwise(held):
+        for a, b in itertools.pairwise(held):
             before[b].append(int(a))
     # Tasks are numbered so that all that they wait for has smaller numbers; ties in time are of no length.
     order = sorted(range(count), key=lambda t: (timeline.start[t], timeline.end[t], t))
@@ -303,13 +308,22 @@ def test_engine_equals_plain_python(
     graph: tuple[list[int], list[list[int]], list[list[int]]],
 ) -> None:
     duration, held, before = graph
+    start, end, cause = run_graph(duration, held, before, [0] * len(duration))
+    assert (start.tolist(), end.tolist()) == reference(duration, held, before)
+    for task in range(len(duration)):
+        assert start[task] == (end[cause[task]] if cause[task] >= 0 else 0)
+
+
+def run_graph(
+    duration: list[int], held: list[list[int]], before: list[list[int]], urgency: list[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     count = len(duration)
     after: list[list[int]] = [[] for _ in range(count)]
     for task, others in enumerate(before):
         for other in others:
             after[other].append(task)
     pointer = np.concatenate([[0], np.cumsum([len(a) for a in after])])
-    start, end, cause = run_tasks(
+    return run_tasks(
         np.array(duration, np.int64),
         np.array([h[0] if h else -1 for h in held], np.int64),
         np.array([h[1] if len(h) > 1 else -1 for h in held], np.int64),
@@ -317,7 +331,27 @@ def test_engine_equals_plain_python(
         pointer,
         np.array([t for a in after for t in a], np.int32),
         4,
+        np.array(urgency, np.int64),
     )
-    assert (start.tolist(), end.tolist()) == reference(duration, held, before)
-    for task in range(count):
-        assert start[task] == (end[cause[task]] if cause[task] >= 0 else 0)
+
+
+@settings(max_examples=200)
+@given(task_graphs(), st.randoms(use_true_random=False))
+def test_the_most_urgent_goes_first(
+    graph: tuple[list[int], list[list[int]], list[list[int]]], rng: random.Random
+) -> None:
+    """Nothing starts while something more urgent waits for the same, unless for something else too."""
+    duration, held, before = [d + 1 for d in graph[0]], graph[1], graph[2]
+    count = len(duration)
+    urgency = [rng.randint(1, 9) for _ in range(count)]
+    start, end, _ = run_graph(duration, held, before, urgency)
+    ready = [max((int(end[b]) for b in own), default=0) for own in before]
+    for t, u in itertools.permutations(range(count), 2):
+        now = start[t]
+        waits = ready[u] <= now < start[u] and urgency[u] < urgency[t]
+        if waits and set(held[t]) & set(held[u]):
+            others = (o for o in range(count) if o != t and set(held[o]) & set(held[u]))
+            assert any(start[o] <= now < end[o] for o in others)
+    for r in range(4):  # one at a time
+        own = sorted((int(start[t]), int(end[t])) for t in range(count) if r in held[t])
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(own))

@@ -143,7 +143,7 @@ class Layout:
         for i in self.program.instructions:
             if isinstance(i, Update) and i.parameter not in seen:
                 seen.add(i.parameter)
-                for share in i.shares:
+                for share in self.program.slices.get(i.parameter, i.shares):
                     nbytes = share.box.volume * self.program.width(i.parameter)
                     total[list(share.devices)] += 2 * nbytes
                     total[list(share.devices) if share.home < 0 else share.home] += keeps * nbytes

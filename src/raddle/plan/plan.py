@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +11,11 @@ from raddle.errors import InputError
 from raddle.graph.box import covers, disjoint
 from raddle.graph.graph import Graph, Op
 from raddle.plan.pipelining import validate_stages
+from raddle.plan.syncing import Sync, read_sync
 from raddle.plan.tiling import Grid, Tiling
 
 BUCKET = 16 * 2**20  # bytes
 STATISTICS = ("global", "local", "microbatch")
-SYNCS = ("allreduce", "server", "server:D (D a device)")
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,8 @@ class Plan:
 
     `bn` says which samples batch statistics are taken over: `global`, all of the batch (exact),
     `microbatch`, all of a micro-batch, or `local`, those of a tile (as DistributedDataParallel does).
-    `sync` says how copies of a parameter agree: by `allreduce`, or at a `server`: the first device that
-    holds it, or device 3 with `server:3`. Gradients are all-reduced in buckets of at least `bucket` bytes.
+    `sync` says how copies of a parameter agree (plan/syncing.py). Gradients are all-reduced in buckets of
+    at least `bucket` bytes.
     `recompute` lists blocks of operators whose values are not kept for the backward but computed again,
     block by block. With `split_backward` gradients of parameters come after those of activations, which
     others wait for. `sums` says where the partial results of an operator are summed: tiles that leave no
@@ -64,10 +63,13 @@ class Plan:
     predicted: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def syncing(self) -> Sync:
+        return read_sync(self.sync)
+
+    @property
     def server(self) -> int | None:
         """The device that is the home of all parameters, if one is named."""
-        name, _, device = self.sync.partition(":")
-        return int(device) if name == "server" and device else None
+        return self.syncing.server
 
 
 def validate(plan: Plan, graph: Graph) -> None:
@@ -80,8 +82,6 @@ def validate(plan: Plan, graph: Graph) -> None:
         )
     if plan.bn not in STATISTICS:
         raise InputError(f"bn is '{plan.bn}': choose one of {', '.join(STATISTICS)}.")
-    if not re.fullmatch(r"allreduce|server(:\d+)?", plan.sync):
-        raise InputError(f"sync is '{plan.sync}': choose one of {', '.join(SYNCS)}.")
     server = plan.server
     if server is not None and server >= plan.devices:
         raise InputError(

@@ -1,6 +1,6 @@
 """How copies of a parameter agree: what `plan.sync` says, and which device is the home of which rows.
 
-    allreduce          summed in buckets on all holders, each of which updates its copy; allreduce:bf16, :fp16
+    allreduce          summed in buckets on all holders, which update their copies; allreduce:bf16, :fp16
     sharded            every holder is the home of an equal share of the rows
     ps                 homes are servers, spread over the holders: ps:distributed,sliced,greedy,ssp=2
     p3                 slices of ps, the most urgent first, without a barrier: p3:slice=50000
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from raddle.errors import InputError
 
@@ -34,11 +35,17 @@ class Sync:
     slice: int = 0  # elements; 0: whole parameters
     staleness: int | None = 0  # steps; None: no bound
     compressed: str = ""  # the type in which gradients travel
+    inline: bool = False  # a server that devices send to and receive from in the program's order
 
     @property
     def homes(self) -> bool:
         """Whether parameters are updated at a home, not on every holder."""
         return self.kind != "allreduce"
+
+    @property
+    def sliced(self) -> bool:
+        """Whether slices go to homes of their own and come back while others compute."""
+        return self.homes and not self.inline
 
     @property
     def synchronous(self) -> bool:
@@ -57,9 +64,9 @@ def read_sync(text: str) -> Sync:
             chosen = Sync(kind, compressed=COMPRESSED[word])
         return chosen
     if kind == "server" and not words:
-        return Sync("ps", assign="first")
+        return Sync("ps", assign="first", inline=True)
     if kind == "server" and len(words) == 1 and words[0].isdigit():
-        return Sync("ps", server=int(words[0]))
+        return Sync("ps", server=int(words[0]), inline=True)
     if kind == "sharded" and not words:
         return Sync(kind)
     if kind not in ("ps", "p3"):
@@ -111,7 +118,7 @@ def rows_of(shape: Sequence[int], sync: Sync, holders: int) -> list[tuple[int, i
     else:
         pieces = 1
     cuts = [rows * i // pieces for i in range(pieces + 1)]
-    return [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if a < b]
+    return [(a, b) for a, b in pairwise(cuts)]
 
 
 def homes_of(sizes: Sequence[int], holders: Sequence[Sequence[int]], sync: Sync) -> list[int]:

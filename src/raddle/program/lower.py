@@ -43,6 +43,7 @@ from raddle.program.program import (
 )
 from raddle.program.settling import Settled, joined
 from raddle.program.sharing import operand_regions, shares_from
+from raddle.program.slicing import slices_of
 from raddle.program.versions import with_versions
 
 
@@ -81,7 +82,11 @@ class _Lowering:
             Action, int
         ] = {}  # in this step, the last instruction of what others wait for
         self.buckets: dict[_Group, _Bucket] = {}
-        self.through_server = plan.sync.startswith("server")
+        self.sync = plan.syncing
+        self.through_server = self.sync.inline
+        self.fresh: dict[str, list[int]] = {}  # parameter -> what writes it in this step
+        # By slice, its updates, step by step (those of one step: by worker).
+        self.clocks: dict[tuple[str, Box], list[list[int]]] = {}
 
     # -- which micro-batches run how ---------------------------------------------------------------
 
@@ -154,6 +159,7 @@ class _Lowering:
             frozenset(self.active),
             tuple(s.variant for s in self.settled),
             self.shares,
+            self.slices,
         )
 
     def _refuse_shared(self) -> None:
@@ -271,6 +277,12 @@ class _Lowering:
             for name, by_device in read.items()
         }
 
+    @cached_property
+    def slices(self) -> dict[str, tuple[Share, ...]]:
+        if not self.sync.sliced or not self.active:
+            return {}
+        return slices_of(self.shares, self._graded, self.sync)
+
     def _shared(self, name: str) -> tuple[Share, ...]:
         return tuple(s for s in self.shares[name] if len({*s.devices, s.home} - {-1}) > 1)
 
@@ -285,6 +297,9 @@ class _Lowering:
 
     def _reduce(self, name: str, key: Key) -> None:
         """Sends a complete gradient off: in a bucket that is all-reduced, or to the parameter's home."""
+        if self.sync.sliced:
+            self._agree(name, key)
+            return
         shared = self._shared(name)
         if not shared:
             return
@@ -321,8 +336,58 @@ class _Lowering:
             self.reduced[name, key.step].append(at)
         bucket.clear()
 
+    def _agree(self, name: str, key: Key) -> None:
+        """Slices go to their homes, are updated there, and come back, one by one."""
+        deps, own = self.reduced[name, key.step], self.fresh.setdefault(name, [])
+        for share in self.slices[name]:
+            if self.sync.synchronous:
+                own += self._serve(name, key, share, deps, [])
+                continue
+            # A worker's gradient is applied as it comes; its answer may have to wait for the slowest.
+            steps, alone = self.clocks.setdefault((name, share.box), []), []
+            behind = key.step - (self.sync.staleness or 0)
+            late = steps[behind] if self.sync.staleness is not None and behind >= 0 else []
+            for d in share.devices:
+                served = self._serve(name, key, share._replace(devices=(d,)), deps, late)
+                alone.append(served[0])
+                own += served
+            own += late  # for the worker at home
+            steps.append(alone)
+
+    def _serve(
+        self, name: str, key: Key, share: Share, deps: Iterable[int], late: Iterable[int]
+    ) -> list[int]:
+        """The update of a slice and, where they are, those that it is sent back to."""
+        others = [d for d in share.devices if d != share.home]
+        ready = list(deps) if share.home in share.devices else []
+        if others:
+            up = tuple(Message(d, share.home, (share.box,)) for d in others)
+            ready.append(self._move(name, "push", key, up, deps))
+        done = [self.emit(Update(name, key, (share,), (share.home,), _sorted(ready)))]
+        if others:
+            down = tuple(Message(share.home, d, (share.box,)) for d in others)
+            done.append(self._move(name, "pull", key, down, [*done, *late]))
+        return done
+
+    def _finish(self) -> None:
+        """What the next step waits for: its own parameters or, unless they are urgent, all of them."""
+        self.updated, self.fresh, self.reduced = self.fresh, {}, {}
+        if self.sync.kind == "p3":
+            return
+        every = [i for own in self.updated.values() for i in own]
+        seen: set[int] = set()
+        for op in self.graph.ops:
+            for name in (i for i in op.inputs if i in self.updated):
+                holders = set(_holders(self.shares[name]))
+                if holders - seen:  # the first that some device uses
+                    self.updated[name] = every
+                    seen |= holders
+
     def _update(self, key: Key) -> None:
         """In the order in which gradients were complete: the last layers first."""
+        if self.sync.sliced:
+            self._finish()
+            return
         for (name, _), deps in sorted(self.reduced.items(), key=lambda item: max(item[1])):
             self.updated[name] = [self._write(name, key, deps)]
         self.reduced = {}

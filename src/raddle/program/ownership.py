@@ -8,6 +8,7 @@ from typing import NoReturn
 from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint
 from raddle.plan.pipelining import is_asynchronous
+from raddle.program.agreement import check_slices
 from raddle.program.describe import OF_PARAMETERS, PHASES, Boxes, describe
 from raddle.program.program import (
     Instruction,
@@ -69,6 +70,8 @@ class _Parameter:
 
     def check(self) -> dict[int, list[Box]]:
         """The boxes that each device holds."""
+        if self.name in self.program.slices:
+            return check_slices(self.program, self.name, self.steps)
         before: list[int] = []
         written: list[list[int]] = []  # by version, from the first update on
         overlap = is_asynchronous(self.program.plan)

@@ -8,7 +8,7 @@ says which version of the weights it uses.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -171,9 +171,17 @@ class Program:
     active: frozenset[str]  # values whose gradient is needed
     variants: tuple[Variant, ...]  # the first is the graph's, with the plan's own tiles
     shares: dict[str, tuple[Share, ...]]  # parameters: who holds what
+    # Where parameters have homes and steps do not wait for them: what is sent, updated and sent back.
+    slices: dict[str, tuple[Share, ...]] = field(default_factory=dict)
 
     def variant(self, key: Key) -> Variant:
         return self.variants[key.replica]
+
+    @cached_property
+    def priority(self) -> dict[str, int]:
+        """Parameters in the order of their first use: the smaller, the more urgent."""
+        used = (name for op in self.graph.ops for name in op.inputs if name in self.shares)
+        return {name: at for at, name in enumerate(dict.fromkeys(used))}
 
     @cached_property
     def sizes(self) -> list[int]:

@@ -26,7 +26,7 @@ def segments(program: Program, device: int, variant: int = 0) -> list[tuple[Op, 
     cuts = {0, len(own)} | _choices(program, own)
     everyone = is_threaded(program.plan)
     for instructions in _typical(program, variant):
-        cuts |= _talks(instructions, device, own)
+        cuts |= _talks(program, instructions, device, own)
         if everyone:
             cuts |= _all_talks(program, instructions, own)
     return [tuple(own[a:b]) for a, b in pairwise(sorted(cuts))]
@@ -44,11 +44,13 @@ def _typical(program: Program, variant: int) -> list[list[tuple[int, Instruction
         return [[(n, i) for n, i in enumerate(program.instructions) if i.key == later]]
     return [
         own for at, own in enumerate(found)
-        if at == len(found) - 1 or any(isinstance(i, Reduce) for _, i in own)
+        if at == len(found) - 1 or any(isinstance(i, Reduce) or _pushes(program, i) for _, i in own)
     ]  # fmt: skip
 
 
-def _talks(instructions: Sequence[tuple[int, Instruction]], device: int, own: list[Op]) -> set[int]:
+def _talks(
+    program: Program, instructions: Sequence[tuple[int, Instruction]], device: int, own: list[Op]
+) -> set[int]:
     """Where a device's communication in a micro-batch cuts."""
     place = {op.name: at for at, op in enumerate(own)}
     cuts: set[int] = set()
@@ -64,6 +66,8 @@ def _talks(instructions: Sequence[tuple[int, Instruction]], device: int, own: li
             if (cut_next or waits) and way == direction and at != last:
                 cuts.add(at if way == "F" else last)
             last, direction, cut_next = at, way, False
+        elif _pushes(program, i):  # gradients are handed in, to whichever home
+            cut_next = True
         elif isinstance(i, Move) and all(m.source != device for m in i.messages):
             received.add(number)
         elif isinstance(i, Move | Merge | Reduce):
@@ -71,6 +75,10 @@ def _talks(instructions: Sequence[tuple[int, Instruction]], device: int, own: li
             if isinstance(i, Move):
                 received.add(number)
     return cuts
+
+
+def _pushes(program: Program, i: Instruction) -> bool:
+    return bool(program.slices) and isinstance(i, Move) and i.what == "push"
 
 
 def _all_talks(

@@ -42,13 +42,13 @@ def shares_from(
         for box in boxes:
             held.setdefault(box, []).append(device)
     owners = list(held.values())
-    through_server, server = plan.sync.startswith("server"), plan.server
+    to_the_first, server = plan.syncing.assign == "first", plan.server
     shares = []
     for box, found in cells(list(held)):
         devices = (
             sorted({d for f in found for d in owners[f]}) if len(found) > 1 else owners[found[0]]
         )
-        home = devices[0] if through_server else -1
+        home = devices[0] if to_the_first else -1
         shares.append(Share(box, tuple(devices), home if server is None else server))
     return tuple(shares)
 

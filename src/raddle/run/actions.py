@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from raddle.graph.box import Box
-from raddle.program.program import Key
+from raddle.program.program import Key, Share
 from raddle.run.code import Code
 
 
@@ -130,6 +130,17 @@ class Arrive:
     drop: list[int] = field(default_factory=list)
 
 
+class Sliced(NamedTuple):
+    """A slice of a parameter that is updated at its home, and where it is on this rank."""
+
+    name: str
+    share: Share
+    dtype: torch.dtype
+    priority: int
+    slot: int  # that holds it; -1: not on this rank
+    rows: slice  # in the slot
+
+
 class Bucket(NamedTuple):
     """Gradients that are all-reduced together: slots of parameters, one after the other in a buffer."""
 
@@ -147,6 +158,14 @@ class Sum:
     tag: int
     label: str
     key: Key
+
+
+@dataclass
+class Give:
+    """Hands in the gradients of parameters: slices of them go to their homes."""
+
+    key: Key
+    slots: tuple[int, ...]
 
 
 @dataclass
@@ -182,7 +201,7 @@ class Step:
     kept: tuple[int, ...] = ()
 
 
-Action = Feed | Forward | Backward | Send | Receive | Arrive | Sum | Keep | Note | Step
+Action = Feed | Forward | Backward | Send | Receive | Arrive | Sum | Give | Keep | Note | Step
 
 
 @dataclass
@@ -200,6 +219,7 @@ class Actions:
     fresh: dict[str, list[Box]]  # buffers that this rank keeps up to date
     groups: list[tuple[int, ...]]  # that sum gradients, in the same order on every rank
     links: list[tuple[int, int]]  # source and target of messages, likewise
+    slices: list[Sliced]  # of all parameters, likewise
 
     def by_step(self) -> dict[int, list[Action]]:
         """The actions of each step, in their order."""

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
-from raddle.program.program import Program
-from raddle.run.executor import Executor
+import torch
+from torch import Tensor
+
+from raddle.run.transports.base import Transport
 
 CLIPPING = 2**31 - 3  # a tag that no program has
 
 
-def clip(executor: Executor, program: Program, limit: float) -> torch.Tensor:
+def clip(
+    transport: Transport, place: torch.device, own: Sequence[tuple[Tensor, bool]], limit: float
+) -> Tensor:
     """Scales this rank's gradients so that the global norm is at most `limit`; gives the norm.
 
-    A share that several devices hold is counted by the first of them.
+    `own` are its parameters; of a share that several devices hold, one counts it.
     """
-    transport = executor.transport
-    square = torch.zeros((), dtype=torch.float64, device=executor.place)
-    parameters = [(s, p) for s, p in executor.parameters() if p.grad is not None]
-    for source, parameter in parameters:
-        share = next(s for s in program.shares[source.name] if s.box == source.box)
-        if share.owner == transport.rank and parameter.grad is not None:
+    square = torch.zeros((), dtype=torch.float64, device=place)
+    graded = [(p, counts) for p, counts in own if p.grad is not None]
+    for parameter, counts in graded:
+        if counts and parameter.grad is not None:
             square += parameter.grad.double().square().sum()
     everyone = tuple(range(transport.size))
     transport.all_reduce(everyone, CLIPPING, square.view(1), "the norm of gradients").wait()
     norm = square.sqrt()
     scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
-    for _, parameter in parameters:
+    for parameter, _ in graded:
         assert parameter.grad is not None
         parameter.grad = parameter.grad * scale.to(parameter.grad.dtype)
     return norm

@@ -33,6 +33,7 @@ from raddle.run.actions import (
     Call,
     Feed,
     Forward,
+    Give,
     Keep,
     Note,
     Part,
@@ -43,6 +44,7 @@ from raddle.run.actions import (
     Sum,
     key_of,
 )
+from raddle.run.agreeing import Agreeing
 from raddle.run.entering import enter
 from raddle.run.greedy import carry_out_greedily
 from raddle.run.posting import Posting
@@ -95,6 +97,7 @@ class Executor:
             ]
         self.weights = Weights() if is_asynchronous(program.plan) else None
         self.count = program.plan.steps if self.weights is not None else 1  # steps of a run
+        self.agreeing: Agreeing | None = None  # made when parameters are there
         self.losses: list[tuple[int, Tensor]] = []  # of micro-batches, with their step
         self.at = 0  # the number of the first step of a run
         self.adds_once = program.plan.microbatches == 1  # to the gradients of a step
@@ -114,6 +117,7 @@ class Executor:
             Receive: self._receive,
             Arrive: self._arrive,
             Sum: self._sum,
+            Give: self._give,
             Keep: self._keep,
             Note: self._note,
             Step: self._update,
@@ -134,6 +138,9 @@ class Executor:
             if source.role == "parameter":
                 tensor = torch.nn.Parameter(tensor.detach())
             self.slots[source.slot] = tensor
+        if self.plan.slices and self.agreeing is None:
+            sync = self.program.plan.syncing
+            self.agreeing = Agreeing(self.plan.slices, self.slots, self.transport, sync, self.place)
         if self.weights is not None:
             return
         for bucket, flat in zip(self.plan.buckets, self.flat, strict=True):
@@ -145,6 +152,18 @@ class Executor:
 
     def parameters(self) -> list[tuple[Source, torch.nn.Parameter]]:
         return [(s, self.slots[s.slot]) for s in self.plan.of("parameter")]
+
+    def updated(self) -> list[tuple[Source, torch.nn.Parameter]]:
+        """What an optimizer on this rank updates."""
+        if self.agreeing is not None:
+            return self.agreeing.updated
+        own = {s.slot: (s, p) for s, p in self.parameters()}
+        return [own[slot] for slot in self.plan.updated]
+
+    def synchronize(self) -> None:
+        """All parameters are as the last step leaves them, and nothing is under way."""
+        if self.agreeing is not None:
+            self.agreeing.synchronize()
 
     # -- a step ---------------------------------------------------------------------------------------
 
@@ -158,6 +177,8 @@ class Executor:
         """The losses of all steps that the program overlaps, on every rank; else of one step."""
         self.feeding, self.at, self.weight, self.updating = feed, step, weight, update
         self.losses, self.telling = [], []
+        if self.agreeing is not None and update:
+            self.agreeing.begin()
         for posting in self.postings.values():
             posting.begin()
         if self.weights is not None:  # versions count from the first step of a run
@@ -266,6 +287,8 @@ class Executor:
 
     def _forward(self, action: Forward) -> None:
         call, slots = action.call, self.slots
+        if self.agreeing is not None and call.weights:
+            self.agreeing.wait(call.weights)
         graph = call.backward and (action.again or not call.recompute)
         entered: list[Any] = [slots[s] for s in call.graded]
         leaves: list[Tensor] = []
@@ -573,6 +596,17 @@ class Executor:
             self.transport.all_reduce(bucket.devices, action.tag, flat, action.label)
         )
 
+    def _give(self, action: Give) -> None:
+        if not self.updating:
+            return
+        assert self.agreeing is not None
+        for slot in action.slots:
+            gradient = self.grads[slot]
+            if gradient is None:
+                gradient = torch.zeros_like(self.slots[slot])
+            self.agreeing.give(slot, gradient)
+            self._forget(slot)
+
     def _sum_of_step(self, action: Sum, bucket: Bucket) -> None:
         """Where steps overlap, each has its own sums."""
         assert self.weights is not None
@@ -604,6 +638,9 @@ class Executor:
             self._update_some(action)
             return
         if not self.updating:
+            return
+        if self.agreeing is not None:
+            self.agreeing.finish(self.update)
             return
         for pending in self.summing:
             pending.wait()

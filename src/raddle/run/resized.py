@@ -79,6 +79,7 @@ class Loan:
         self.pairs = [
             (s, slots[s.name, s.box]) for s in other.plan.sources if _lasts(s)
         ]  # fmt: skip
+        other.agreeing = own.agreeing  # the slots of parameters are the same
         other.load(lambda s: own.slots[slots[s.name, s.box]])
 
     def lend(self) -> None:

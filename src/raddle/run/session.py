@@ -225,7 +225,7 @@ def _overlapped(
 def _told(trainer: Trainer) -> list[Told]:
     transport, place = trainer.transport, trainer.place
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
-    counts = (dict(transport.sent), dict(transport.reduced))
+    counts = (transport.sent_in_all(), dict(transport.reduced))
     return trainer._exchange(Told(kind, torch.get_num_threads(), *counts))
 
 

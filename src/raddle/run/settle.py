@@ -9,6 +9,7 @@ import torch
 from raddle.graph.box import Box, hull
 from raddle.graph.graph import Op
 from raddle.plan.pipelining import is_asynchronous, stage_of
+from raddle.program.describe import OF_PARAMETERS
 from raddle.program.program import (
     Instruction,
     Key,
@@ -33,11 +34,13 @@ from raddle.run.actions import (
     Call,
     Feed,
     Forward,
+    Give,
     Keep,
     Note,
     Part,
     Receive,
     Send,
+    Sliced,
     Source,
     Step,
     Sum,
@@ -83,6 +86,7 @@ class _Settling:
         self.answered: dict[tuple[int, int], list[int]] = {}  # sends, by instruction and peer
         self.sends = 0
         self.updated: list[int] = []
+        self.given: set[str] = set()  # parameters whose gradients are handed in
         self.buckets: list[Bucket] = []
         self.groups: list[tuple[int, ...]] = []
         self.written: dict[str, list[Box]] = {}
@@ -170,6 +174,9 @@ class _Settling:
             tag += len(tags)
             if isinstance(i, Reduce):
                 self._groups(i)
+            if self.program.slices and _of_a_slice(i):
+                self._give(i)
+                continue
             if isinstance(i, Update):
                 self._update(i, here)
                 continue
@@ -184,6 +191,8 @@ class _Settling:
             else:
                 self._reduce(i, tags[0])
         self._arrive(list(self.waiting))
+        if self.program.slices:
+            self.out.append(Step(here[-1][1].key))
         self._number_receives()
         if self.overlap:
             self._spend()
@@ -191,7 +200,7 @@ class _Settling:
         self._drop({slot for pieces in outputs.values() for _, slot in pieces})
         return Actions(
             self.device, self.out, len(self.shapes), self.shapes, self.sources, self.updated,
-            self.buckets, outputs, self.written, self.groups, self._links(),
+            self.buckets, outputs, self.written, self.groups, self._links(), self._slices(),
         )  # fmt: skip
 
     def _update(self, update: Update, here: Sequence[tuple[int, Instruction]]) -> None:
@@ -211,6 +220,31 @@ class _Settling:
             last.slots += slots
         else:
             self.out.append(Step(update.key, slots))
+
+    def _give(self, i: Instruction) -> None:
+        """A parameter's gradient is complete: all its slices on this device are handed in."""
+        name = i.parameter if isinstance(i, Update) else i.value if isinstance(i, Move) else ""
+        if name in self.given:
+            return
+        self.given.add(name)
+        held = {s.box for s in self.program.shares[name] if self.device in s.devices}
+        slots = tuple(slot for box, slot in self.lasting.get(name, []) if box in held)
+        if slots:
+            self.out.append(Give(i.key, slots))
+
+    def _slices(self) -> list[Sliced]:
+        """All slices of the program, numbered alike on every rank."""
+        priority = self.program.priority if self.plan.syncing.kind == "p3" else {}
+        found = []
+        for name, slices in self.program.slices.items():
+            dtype = self.graph.values[name].dtype
+            for share in slices:
+                slot, rows = -1, slice(0, 0)
+                if self.device in (*share.devices, share.home):
+                    held, slot = next((b, s) for b, s in self.lasting[name] if b.holds(share.box))
+                    rows = share.box.within(held)[0] if share.box.shape else slice(None)
+                found.append(Sliced(name, share, dtype, priority.get(name, 0), slot, rows))
+        return found
 
     def _spend(self) -> None:
         """Which old weights are used after an update, and which forward is the last to use them."""
@@ -484,7 +518,12 @@ class _Settling:
         )
 
     def _links(self) -> list[tuple[int, int]]:
-        moves = (i for i in self.program.instructions if isinstance(i, Move))
+        sliced = bool(self.program.slices)
+        moves = (
+            i
+            for i in self.program.instructions
+            if isinstance(i, Move) and not (sliced and _of_a_slice(i))
+        )
         return sorted({(m.source, m.target) for i in moves for m in i.messages})
 
     # -- parameters ----------------------------------------------------------------------------------
@@ -552,6 +591,10 @@ def _touched(action: Action) -> Iterable[int]:
     if isinstance(action, Note):
         return [action.slot]
     return []
+
+
+def _of_a_slice(i: Instruction) -> bool:
+    return isinstance(i, Update) or (isinstance(i, Move) and i.what in OF_PARAMETERS)
 
 
 def _tags(i: Instruction) -> int:

@@ -65,7 +65,7 @@ def run_threads(
     sent = {
         (r.number, target): nbytes
         for r in ranks
-        for target, nbytes in r.executor.transport.sent.items()
+        for target, nbytes in r.executor.transport.sent_in_all().items()
         if nbytes
     }
     gradients = _together(program, [r.gradients for r in ranks])
@@ -82,12 +82,18 @@ class _Rank:
         self.program, self.number, self.batches = program, number, batches
         self.executor = Executor(program, hub.transport(number), seed=seed)
         self.executor.load(lambda s: state[s.name].detach()[_within(program, s)].clone())
-        own = {s.slot: p for s, p in self.executor.parameters()}
-        updated: list[Tensor] = [own[slot] for slot in self.executor.plan.updated]
+        updated: list[Tensor] = [p for _, p in self.executor.updated()]
         self.optimizer = optimizer(updated) if updated else None
         self.executor.update = self._update
         self.losses: list[float] = []
         self.gradients: dict[str, Pieces] = {}
+        if self.executor.agreeing is not None:
+            self.executor.agreeing.heard = self._hear
+
+    def _hear(self, source: Source, clock: int, gradient: Tensor) -> None:
+        if clock == self.program.plan.steps:
+            own = self.gradients.setdefault(source.name, [])
+            own.append((source.box, gradient.clone()))
 
     def _update(self) -> None:
         self.gradients = {}
@@ -102,9 +108,12 @@ class _Rank:
         if is_asynchronous(self.program.plan):
             self.losses = self.executor.run_steps(partial(self._feed, 0), 0).tolist()
             return
+        if self.executor.agreeing is not None:
+            self.executor.agreeing.start(self.optimizer)
         for step in range(self.program.plan.steps):
             loss = self.executor.run(partial(self._feed, step), step)
             self.losses.append(float(loss))
+        self.executor.synchronize()
 
     def _feed(self, step: int, source: Source) -> Tensor:
         key = source.key

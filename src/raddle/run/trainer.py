@@ -210,6 +210,8 @@ class Trainer:
         self._load(seed)
         self.optimizer = self._optimizer(optimizer)
         self.executor.update = self._update
+        if self.executor.agreeing is not None:
+            self.executor.agreeing.start(self.optimizer, self._barrier())
         self._evaluation: _Evaluation | None = None
         self.log: list[Used] | None = None  # which weights steps used that overlapped, if asked for
         self._sizes: dict[int, Resized] = {}  # by samples, for batches of other sizes than planned
@@ -234,8 +236,7 @@ class Trainer:
         return {name: tensor for name, (tensor,) in take(self.model, boxes, seed=seed).items()}
 
     def _optimizer(self, make: Optimizer) -> torch.optim.Optimizer:
-        own = {s.slot: (s, p) for s, p in self.executor.parameters()}
-        self._updated = [own[slot] for slot in self.executor.plan.updated]
+        self._updated = self.executor.updated()
         # A rank without parameters keeps an optimizer too, so that schedulers work on every rank.
         empty = nn.Parameter(torch.empty(0, device=self.place))
         made = make([p for _, p in self._updated] or [empty])
@@ -249,6 +250,12 @@ class Trainer:
                 "use an elementwise optimizer, as SGD or AdamW."
             )
         return made
+
+    def _barrier(self) -> str:
+        """Why an update has to wait for all gradients."""
+        if self.clip_norm is not None:
+            return "gradients are clipped by their global norm."
+        return "the loss is to be finite before anything is updated." if self.check_finite else ""
 
     # -- training --------------------------------------------------------------------------------------
 
@@ -349,13 +356,17 @@ class Trainer:
                     f"the loss is {loss.item()} in step {self.steps}: nothing was updated."
                 )
         if self.clip_norm is not None:
-            clip(self.executor, self.program, self.clip_norm)
+            sliced = bool(self.program.slices)
+            own = self._updated if sliced else self.executor.parameters()
+            counted = [(p, sliced or self._speaks_for(s)) for s, p in own]
+            clip(self.transport, self.place, counted, self.clip_norm)
         self.optimizer.step()
 
     # -- evaluation ------------------------------------------------------------------------------------
 
     def evaluate(self, *batch: Tensor, outputs: bool = False) -> Any:
         """The loss of a batch in evaluation mode; with `outputs`, also what the module gives, whole."""
+        self.executor.synchronize()
         if self._evaluation is None or not self._evaluation.fits(batch):
             self._evaluation = _Evaluation(self, batch)
         return self._evaluation.run(batch, outputs=outputs)
@@ -364,10 +375,12 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers, whole, under the module's own names, on every rank's CPU."""
+        self.executor.synchronize()
         return gather_state(self._exchange, self._pieces(), self._shapes(), self.graph.aliases)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes parameters and buffers from a state of the module, whoever saved it."""
+        self.executor.synchronize()
         shapes = self._shapes()
         roles = ("parameter", "buffer", "frozen")
         sources = [s for s in self.executor.plan.sources if s.role in roles and s.name in shapes]
@@ -379,22 +392,27 @@ class Trainer:
                     self.executor.slots[source.slot].copy_(tensor)
                 else:  # buffers and frozen parameters are replaced, never written
                     self.executor.slots[source.slot] = tensor.clone()
+        if self.executor.agreeing is not None:
+            self.executor.agreeing.refresh()
 
     def optimizer_state_dict(self) -> dict[str, dict[str, Any]]:
         """What the optimizer keeps, whole, by parameter."""
+        self.executor.synchronize()
         entries: dict[str, list[tuple[Box, dict[str, Any]]]] = {}
         for source, parameter in self._updated:
-            if self._speaks_for(source):
+            if source.name in self.program.slices or self._speaks_for(source):
                 state = dict(self.optimizer.state.get(parameter, {}))
                 entries.setdefault(source.name, []).append((source.box, state))
         return gather_optimizer(self._exchange, entries, self._shapes(parameters_only=True))
 
     def load_optimizer_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
+        self.executor.synchronize()
         sources = [source for source, _ in self._updated]
+        of = {(source.name, source.box): p for source, p in self._updated}
         shapes = self._shapes(parameters_only=True)
         found = cut_optimizer(state, _boxes(sources), shapes, device=self.place)
         for source, entries in _each(sources, found):
-            self.optimizer.state[self.executor.slots[source.slot]] = entries
+            self.optimizer.state[of[source.name, source.box]] = entries
 
     def _shapes(self, *, parameters_only: bool = False) -> dict[str, tuple[int, ...]]:
         if parameters_only:
@@ -411,9 +429,14 @@ class Trainer:
 
     def _pieces(self) -> dict[str, list[tuple[Box, Tensor]]]:
         pieces: dict[str, list[tuple[Box, Tensor]]] = {}
-        for source, parameter in self.executor.parameters():
-            if self._speaks_for(source):
-                pieces.setdefault(source.name, []).append((source.box, parameter.detach()))
+        of_homes = self._updated if self.program.slices else []
+        held = [
+            (s, p)
+            for s, p in self.executor.parameters()
+            if s.name not in self.program.slices and self._speaks_for(s)
+        ]
+        for source, parameter in (*held, *of_homes):
+            pieces.setdefault(source.name, []).append((source.box, parameter.detach()))
         for name, tensor in self._idle.items():
             pieces[name] = [(Box.full(tensor.shape), tensor)]
         for source in self.executor.plan.of("buffer"):
@@ -426,6 +449,10 @@ class Trainer:
 
     def _exchange(self, mine: Any) -> list[Any]:
         return exchange_over(self.transport, self.place, mine)
+
+    def synchronize(self) -> None:
+        """Waits until all parameters are as the last step leaves them: nothing is under way then."""
+        self.executor.synchronize()
 
     def close(self) -> None:
         self.transport.close()

@@ -13,12 +13,12 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plan.plan import (
     STATISTICS,
-    SYNCS,
     Plan,
     describe_inputs,
     parameter_shapes,
     validate,
 )
+from raddle.plan.syncing import read_sync
 from raddle.searches.baselines import METHODS
 from raddle.searches.pins import read_pin
 from raddle.searches.planspace import PlanSpace
@@ -153,8 +153,7 @@ def check_settings(methods: Sequence[str], *, bn: str, sync: str) -> None:
             raise InputError(f"no method '{name}': choose {' or '.join(close)}.")
     if bn not in STATISTICS:
         raise InputError(f"bn is '{bn}': choose {' or '.join(STATISTICS)}.")
-    if sync not in SYNCS:
-        raise InputError(f"sync is '{sync}': choose {' or '.join(SYNCS)}.")
+    read_sync(sync)
 
 
 def _dtype(graph: Graph) -> str:

@@ -2,15 +2,18 @@
 
 A task is ready when all that it waits for has ended. Every resource serves tasks in the order of (ready
 time, number): first come, first served, ties by number, and never by how the run came there, so that a
-shortcut can give exactly the same times. A task that holds nothing is done as soon as it is ready, before
-any resource looks at what waits for it. Times are integer nanoseconds, so nothing depends on the order of
-additions.
+shortcut can give exactly the same times. A task with an urgency does not queue: while what it needs is
+held, it waits, and of all that wait when that is free, the most urgent goes. A task that holds nothing is
+done as soon as it is ready, before any resource looks at what waits for it. Times are integer nanoseconds,
+so nothing depends on the order of additions.
 """
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
+
+MOST_TASKS = 2**32 - 1
 
 
 @njit(cache=True)
@@ -22,6 +25,7 @@ def run_tasks(
     pointer: np.ndarray,  # successors of task i are successor[pointer[i]:pointer[i + 1]]
     successor: np.ndarray,
     resources: int,
+    urgency: np.ndarray,  # by task, 0: first come, first served; else the smaller goes first
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Start and end of every task, and what it waited for last (-1: nothing)."""
     count = len(duration)
@@ -33,7 +37,7 @@ def run_tasks(
     free = np.zeros(resources + 1, np.int64)
     last = np.full(resources + 1, -1, np.int32)
     heap_time = np.empty(count + 1, np.int64)
-    heap_task = np.empty(count + 1, np.int32)
+    heap_task = np.empty(count + 1, np.int64)  # urgency, then the task
     size = 0
     stack = np.empty(count + 1, np.int32)  # ready tasks that hold nothing
     depth = 0
@@ -43,14 +47,24 @@ def run_tasks(
                 stack[depth] = i
                 depth += 1
             else:
-                size = _push(heap_time, heap_task, size, 0, i)
+                size = _push(heap_time, heap_task, size, 0, _ranked(urgency[i], i))
     while size or depth:
         if depth:
             depth -= 1
             task = stack[depth]
         else:
-            task = heap_task[0]
+            task = heap_task[0] & MOST_TASKS
+            now = heap_time[0]
             size = _pop(heap_time, heap_task, size)
+            if urgency[task]:
+                free_at = now
+                for resource in (first[task], second[task]):
+                    if resource >= 0 and free[resource] > free_at:
+                        free_at = free[resource]
+                        cause[task] = last[resource]
+                if free_at > now:  # looks again then, with all others that wait
+                    size = _push(heap_time, heap_task, size, free_at, _ranked(urgency[task], task))
+                    continue
         begin = ready[task]
         for resource in (first[task], second[task]):
             if resource >= 0 and free[resource] > begin:
@@ -73,8 +87,15 @@ def run_tasks(
                     stack[depth] = other
                     depth += 1
                 else:
-                    size = _push(heap_time, heap_task, size, ready[other], other)
+                    size = _push(
+                        heap_time, heap_task, size, ready[other], _ranked(urgency[other], other)
+                    )
     return start, end, cause
+
+
+@njit(cache=True)
+def _ranked(urgency: int, task: int) -> int:
+    return (urgency << 32) | task
 
 
 @njit(cache=True)

@@ -18,6 +18,7 @@ from raddle.costs.compute import Compute
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Op
 from raddle.plan.tiling import Grid
+from raddle.program.describe import OF_PARAMETERS
 from raddle.program.program import (
     Merge,
     Move,
@@ -44,6 +45,7 @@ class Tasks:
     device: Array  # where it ends: that computes, or receives
     source: Array  # where it comes from, of messages; else the device
     nbytes: Array  # that cross devices
+    urgency: Array  # of messages that may overtake others; 0 of all else
     waits: Array
     pointer: Array
     successor: Array
@@ -58,23 +60,33 @@ class _Builder:
         self.count = 0
         self.columns: dict[str, list[Array]] = {
             name: []
-            for name in ("duration", "first", "second", "instruction", "device", "source", "nbytes")
-        }
+            for name in (
+                "duration", "first", "second", "instruction", "device", "source", "nbytes", "urgency",
+            )
+        }  # fmt: skip
         self.edges: list[tuple[Array, Array]] = []
         self.places: list[Array] = []  # by instruction: the task that ends it on each device, or -1
         self.last = np.full(program.plan.devices, -1, np.int64)  # computed last on each device
         self.compute = Compute(
             program.graph, program.active, profile, split=program.plan.split_backward
         )
+        # Slices wait for a link without holding up others: the first first, or the most urgent.
+        urgent = program.plan.syncing.kind == "p3"
+        self.urgency = {
+            name: 1 + at if urgent else 1
+            for name, at in program.priority.items()
+            if name in program.slices
+        }
         self.runs: dict[tuple[str, str, int], tuple[Array, Array]] = {}
         self.moves: dict[object, tuple[Array, ...]] = {}
 
     def block(
         self, instruction: int, duration: Array, first: Array, second: Array, device: Array,
-        source: Array, nbytes: Array,
+        source: Array, nbytes: Array, urgency: int = 0,
     ) -> Array:  # fmt: skip
         size = len(duration)
-        given = (duration, first, second, np.full(size, instruction), device, source, nbytes)
+        number, rank = np.full(size, instruction), np.full(size, urgency)
+        given = (duration, first, second, number, device, source, nbytes, rank)
         for name, values in zip(self.columns, given, strict=True):
             self.columns[name].append(np.asarray(values, np.int64))
         ids = np.arange(self.count, self.count + size)
@@ -111,8 +123,16 @@ class _Builder:
 
     # -- one kind of instruction each -------------------------------------------------------------
 
-    def on_devices(self, number: int, devices: Array, duration: Array, deps: Iterable[int]) -> None:
-        """A task on each device, after what the device computed before."""
+    def on_devices(
+        self,
+        number: int,
+        devices: Array,
+        duration: Array,
+        deps: Iterable[int],
+        *,
+        apart: bool = False,
+    ) -> None:
+        """A task on each device, after what the device computed before, unless it stands apart."""
         ids = self.block(
             number,
             duration,
@@ -122,10 +142,11 @@ class _Builder:
             devices,
             np.zeros(len(devices)),
         )
-        self.wait(ids, self.last[devices])
+        if not apart:
+            self.wait(ids, self.last[devices])
+            self.last[devices] = ids
         for dep in deps:
             self.wait(ids, self.places[dep][devices])
-        self.last[devices] = ids
         self.place(devices, ids)
 
     def run(self, number: int, run: Run) -> None:
@@ -178,16 +199,20 @@ class _Builder:
                 seconds[d] += (
                     amount / (device.bandwidth * device.efficiency["memory"]) + device.overhead
                 )
+        # A home updates slices as they come, between or beside what it computes.
+        apart = update.parameter in self.program.slices
         self.on_devices(
-            number, np.array(list(seconds)), nanoseconds(list(seconds.values())), update.deps
-        )
+            number, np.array(list(seconds)), nanoseconds(list(seconds.values())), update.deps,
+            apart=apart,
+        )  # fmt: skip
 
     def move(self, number: int, move: Move) -> None:
         key = (move.value, move.what, id(move.messages))
         if key not in self.moves:
             self.moves[key] = self._routes(move)
         duration, first, second, source, target, nbytes = self.moves[key]
-        ids = self.block(number, duration, first, second, target, source, nbytes)
+        urgency = self.urgency.get(move.value, 0) if move.what in OF_PARAMETERS else 0
+        ids = self.block(number, duration, first, second, target, source, nbytes, urgency)
         for dep in move.deps:
             self.wait(ids, self.places[dep][source])
         self.join(number, target, ids)

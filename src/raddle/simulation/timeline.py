@@ -33,6 +33,7 @@ def simulate(program: Program, cluster: Cluster, profile: Profile | None = None)
         tasks.pointer,
         tasks.successor,
         tasks.resources,
+        tasks.urgency,
     )
     assert (end >= 0).all(), "a task waits for itself"
     return Timeline(program, cluster, tasks, start, end, cause)

@@ -66,12 +66,13 @@ def compare(
             expected = plain.losses[step]
             deviation = abs(loss - expected) / max(abs(expected), 1e-6)
             findings.note("loss", deviation, f"step {step}")
+        trainer.synchronize()
         if not is_asynchronous(job.plan):
             _compare_state(trainer, plain, findings)
     except BaseException as error:
         transport.fail(f"{type(error).__name__}: {error}")
         raise
-    findings.sent = sorted((t, n) for t, n in transport.sent.items() if n)
+    findings.sent = sorted((t, n) for t, n in transport.sent_in_all().items() if n)
     findings.reduced = sorted((list(g), n) for g, n in transport.reduced.items() if n)
     return findings
 
@@ -114,7 +115,16 @@ def _listen(trainer: Trainer, plain: Plain, findings: Findings) -> None:
             findings.note("gradients", float(own.norm()) / (norm or 1.0), where)
         update()
 
+    def heard(source: Source, clock: int, gradient: Tensor) -> None:
+        """The same where slices are updated one by one."""
+        expected, norm = plain.gradients[clock - 1].get(source.name), plain.norms[clock - 1]
+        own = gradient if expected is None else gradient - _cut(expected, source)
+        where = f"{source.name}, step {clock - 1}"
+        findings.note("gradients", float(own.norm()) / (norm or 1.0), where)
+
     trainer.executor.update = compared
+    if trainer.executor.agreeing is not None:
+        trainer.executor.agreeing.heard = heard
 
 
 def _compare_state(trainer: Trainer, plain: Plain, findings: Findings) -> None:

@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from raddle.sync.wire import Wire
+
 LAST_TAG = 2**31 - 2  # the tag after it is the transports' own
 
 
@@ -54,6 +56,16 @@ class Transport(Protocol):
     early: bool  # whether a receive may be posted long before its send: tags match them
     sent: dict[int, int]  # bytes handed to `send`, by target
     reduced: dict[tuple[int, ...], int]  # bytes handed to `all_reduce`, by group
+    timeout: float  # seconds that anything is waited for
+
+    def wire(self) -> Wire:
+        """What carries slices of parameters, urgent ones first; one, made by all ranks together."""
+
+    def on_failure(self, stop: Callable[[str], None]) -> None:
+        """Calls `stop` with the reason when a rank has failed, on any thread."""
+
+    def sent_in_all(self) -> dict[int, int]:
+        """Bytes handed to `send`, and to the wire, by target."""
 
     def prepare(
         self,
@@ -132,3 +144,10 @@ def late(rank: int, seconds: float, doing: Doing) -> TimeoutError:
         f"rank {rank} has waited {seconds:.1f} s to {doing}: see what the other side does, "
         "or set a longer time-out"
     )
+
+
+def sent_in_all(transport: Transport, wire: Wire | None) -> dict[int, int]:
+    total = dict(transport.sent)
+    for target, nbytes in (wire.sent if wire is not None else {}).items():
+        total[target] = total.get(target, 0) + nbytes
+    return total

@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import permutations
 from typing import Any, cast
@@ -37,10 +37,13 @@ from raddle.run.transports.base import (
     Expected,
     Pending,
     late,
+    sent_in_all,
     stops,
 )
 from raddle.run.transports.sender import Sender
 from raddle.run.transports.shared import LEAST, Areas, Pool, seat, sees
+from raddle.sync.sockets import SocketWire
+from raddle.sync.wire import Wire
 
 GRACE = 1.0  # seconds for which a broken connection waits for the news that explain it
 
@@ -55,7 +58,9 @@ class Processes:
             device = torch.device("cuda", torch.cuda.current_device())
         self._device = device
         self._backend = backend or ("nccl" if device.type == "cuda" else "gloo")
-        self._timeout = timeout  # seconds
+        self._timeout = self.timeout = timeout  # seconds
+        self._wire: Wire | None = None
+        self._stops: list[Callable[[str], None]] = []
         self._limit = timedelta(seconds=timeout)
         self._closed = False
         self._owner = not dist.is_initialized()
@@ -210,6 +215,23 @@ class Processes:
             raise self.explain(doing, 0.0, error) from error
         _Pending(self, work, doing).wait()
 
+    def wire(self) -> Wire:
+        if self._wire is None:
+
+            def share(address: Any) -> list[Any]:
+                every: list[Any] = [None] * self.size
+                dist.all_gather_object(every, address, group=self._service)
+                return every
+
+            self._wire = SocketWire(self.rank, self.size, share, timeout=self._timeout)
+        return self._wire
+
+    def on_failure(self, stop: Callable[[str], None]) -> None:
+        self._stops.append(stop)
+
+    def sent_in_all(self) -> dict[int, int]:
+        return sent_in_all(self, self._wire)
+
     def check(self) -> None:
         if self.alarm.news is not None:
             raise stops(self.rank, *self.alarm.news)
@@ -223,6 +245,8 @@ class Processes:
         self._closed = True
         atexit.unregister(self.close)
         self.alarm.close()
+        if self._wire is not None:
+            self._wire.close()
         if self._sender is not None:
             self._sender.close()
         self._areas.close()
@@ -288,6 +312,9 @@ class Processes:
 
     def _break(self) -> None:
         """Makes whatever waits on our groups raise, here and, by the closed connections, elsewhere."""
+        rank, reason = self.alarm.news or (self.rank, "a rank has failed")
+        for stop in self._stops:
+            stop(f"rank {rank} failed: {reason}")
         if self.early:
             for group in self._groups:
                 _close_connections(group)

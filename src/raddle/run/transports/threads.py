@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from raddle.run.transports.base import Arriving, Doing, Expected, Pending, late, stops
+from raddle.run.transports.base import Arriving, Doing, Expected, Pending, late, sent_in_all, stops
+from raddle.sync.memory import memory_wires
+from raddle.sync.wire import Wire
 
 
 class Hub:
@@ -27,6 +29,8 @@ class Hub:
         self.boxes = [_Box() for _ in range(size)]  # each under its rank's bell
         self.meetings: dict[tuple[str, tuple[int, ...], int], _Meeting] = {}
         self.lock = threading.Lock()  # of news and meetings
+        self.wires: list[Wire] = []
+        self.stops: list[Callable[[str], None]] = []  # called once, when a rank has failed
 
     def transport(self, rank: int) -> Threads:
         return Threads(self, rank)
@@ -63,6 +67,8 @@ class Threads:
         self._hub = hub
         self._everyone = tuple(range(hub.size))
         self._turns: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
+        self.timeout = hub.timeout
+        self._wire: Wire | None = None
 
     def prepare(
         self,
@@ -125,15 +131,32 @@ class Threads:
         doing = Doing("barrier of", self._everyone)
         self._meet("barrier", self._everyone, 0, torch.empty(0), doing).wait()
 
+    def wire(self) -> Wire:
+        if self._wire is None:
+            with self._hub.lock:
+                self._hub.wires = self._hub.wires or memory_wires(self.size, timeout=self.timeout)
+            self._wire = self._hub.wires[self.rank]
+        return self._wire
+
+    def sent_in_all(self) -> dict[int, int]:
+        return sent_in_all(self, self._wire)
+
+    def on_failure(self, stop: Callable[[str], None]) -> None:
+        with self._hub.lock:
+            self._hub.stops.append(stop)
+
     def check(self) -> None:
         if self._hub.news is not None:
             raise stops(self.rank, *self._hub.news)
 
     def fail(self, reason: str) -> None:
         with self._hub.lock:
-            if self._hub.news is None:
+            first = self._hub.news is None
+            if first:
                 self._hub.news = self.rank, reason
         self._hub.ring(self._everyone)
+        for stop in self._hub.stops if first else ():
+            stop(f"rank {self.rank} failed: {reason}")
 
     def close(self) -> None:
         pass

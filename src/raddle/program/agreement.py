@@ -1,0 +1,131 @@
+"""Checks slices: every gradient reaches its home, is applied once, and is seen by whoever uses it next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from raddle.errors import InputError
+from raddle.graph.box import Box, covers, disjoint
+from raddle.program.describe import describe
+from raddle.program.program import Instruction, Move, Program, Run, Share, Update
+
+Events = Sequence[tuple[int, Instruction]]  # of one step, with their numbers
+
+
+def check_slices(program: Program, name: str, steps: Sequence[Events]) -> dict[int, list[Box]]:
+    """Raises InputError with the reason; the boxes that each device holds."""
+    return _Slices(program, name, steps).check()
+
+
+class _Slices:
+    """What happens to the slices of one parameter over the steps of a program."""
+
+    def __init__(self, program: Program, name: str, steps: Sequence[Events]) -> None:
+        self.program, self.name, self.steps = program, name, steps
+        self.sync = program.plan.syncing
+        self.updates: dict[Share, list[list[int]]] = {}  # by slice and step
+
+    def check(self) -> dict[int, list[Box]]:
+        self._check_homes()
+        before: list[int] = []
+        for step, events in enumerate(self.steps):
+            for n, i in events:
+                if isinstance(i, Run) and i.phase == "F":
+                    self._waits(n, i, before)
+            self._sort(step, events)
+            before = [n for s in self.program.slices[self.name] for n in self._serve(s)]
+            if self.left:
+                self._refuse(min(self.left), "nothing of the plan asks for it.")
+        held: dict[int, list[Box]] = {}
+        for share in self.program.shares[self.name]:
+            for device in share.devices:
+                held.setdefault(device, []).append(share.box)
+        return held
+
+    def _check_homes(self) -> None:
+        """Slices cut shares; a home holds what it updates, unless it is a server."""
+        slices, shares = self.program.slices[self.name], self.program.shares[self.name]
+        boxes = [s.box for s in slices]
+        full = Box.full(self.program.graph.values[self.name].shape)
+        if not disjoint(boxes) or not covers(boxes, full):
+            raise InputError(f"the slices of parameter '{self.name}' do not cover {full} once.")
+        for s in slices:
+            inside = any(share.box.holds(s.box) and share.devices == s.devices for share in shares)
+            if not inside or s.home not in (*s.devices, self.sync.server):
+                raise InputError(
+                    f"the holders of parameter '{self.name}' disagree: slice {s.box} is held by "
+                    f"{list(s.devices)} and updated on {s.home}."
+                )
+
+    def _sort(self, step: int, events: Events) -> None:
+        """What a step does, by what it is done to."""
+        gives = "W" if self.program.plan.split_backward else "B"
+        self.step = step
+        self.backward = [n for n, i in events if isinstance(i, Run) and i.phase == gives]
+        self.found: dict[object, list[int]] = {}
+        for n, i in events:
+            if isinstance(i, Update):
+                self.found.setdefault((i.shares, i.devices), []).append(n)
+            elif isinstance(i, Move):
+                ways = tuple(sorted((m.source, m.target, m.boxes) for m in i.messages))
+                self.found.setdefault((i.what, ways), []).append(n)
+        self.left = {n for own in self.found.values() for n in own}
+
+    def _serve(self, share: Share) -> list[int]:
+        """Checks a slice in a step; what writes it: updates, and what brings them to others."""
+        written, now = [], []
+        alone = self.updates.setdefault(share, [])
+        workers = [share.devices] if self.sync.synchronous else [(d,) for d in share.devices]
+        bound = self.sync.staleness
+        late = alone[len(alone) - bound] if bound is not None and 0 < bound <= len(alone) else []
+        for devices in workers:
+            own = share._replace(devices=devices)
+            done = self._update(own)
+            now.append(done)
+            written.append(done)
+            others = [d for d in devices if d != share.home]
+            if others:
+                pull = self._only("pull", share.box, [(share.home, d) for d in others])
+                self._waits(pull, self.program.instructions[pull], [done, *late])
+                written.append(pull)
+        alone.append(now)
+        return [*written, *late]
+
+    def _update(self, share: Share) -> int:
+        number = self._one(
+            ((share,), (share.home,)), f"its update for {list(share.devices)}", share.box
+        )
+        update = self.program.instructions[number]
+        if share.home in share.devices:
+            self._waits(number, update, self.backward)
+        ways = [(d, share.home) for d in share.devices if d != share.home]
+        if ways:
+            push = self._only("push", share.box, ways)
+            self._waits(push, self.program.instructions[push], self.backward)
+            self._waits(number, update, [push])
+        return number
+
+    def _only(self, what: str, box: Box, ways: Sequence[tuple[int, int]]) -> int:
+        wanted = tuple(sorted((source, target, (box,)) for source, target in ways))
+        return self._one((what, wanted), f"its {what} by {sorted(ways)}", box)
+
+    def _one(self, wanted: object, what: str, box: Box) -> int:
+        found = self.found.get(wanted, [])
+        if len(found) != 1:
+            raise InputError(
+                f"slice {box} of parameter '{self.name}' has {what} {len(found)} times in step "
+                f"{self.step}, not once."
+            )
+        self.left.discard(found[0])
+        return found[0]
+
+    def _waits(self, number: int, instruction: Instruction, on: Iterable[int]) -> None:
+        missing = set(on) - set(instruction.deps)
+        if missing:
+            first = min(missing)
+            what = describe(first, self.program.instructions[first])
+            self._refuse(number, f"it does not wait for {what}.")
+
+    def _refuse(self, number: int, reason: str) -> NoReturn:
+        raise InputError(f"{describe(number, self.program.instructions[number])}: {reason}")

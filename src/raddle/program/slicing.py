@@ -1,0 +1,34 @@
+"""Slices of parameters with their homes: what is sent there, updated and sent back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from raddle.graph.box import Box
+from raddle.plan.syncing import Sync, homes_of, rows_of
+from raddle.program.program import Share
+
+
+def slices_of(
+    shares: Mapping[str, Sequence[Share]], names: Sequence[str], sync: Sync
+) -> dict[str, tuple[Share, ...]]:
+    """Every share of the named parameters as slices of its first dimension, each with a home."""
+    cut = [
+        (name, box, share.devices)
+        for name in names
+        for share in shares[name]
+        for box in _rows(share.box, sync, len(share.devices))
+    ]
+    homes = homes_of([box.volume for _, box, _ in cut], [devices for *_, devices in cut], sync)
+    found: dict[str, list[Share]] = {name: [] for name in names}
+    for (name, box, devices), home in zip(cut, homes, strict=True):
+        found[name].append(Share(box, devices, home))
+    return {name: tuple(own) for name, own in found.items()}
+
+
+def _rows(box: Box, sync: Sync, holders: int) -> list[Box]:
+    rows = rows_of(box.shape, sync, holders)
+    if len(rows) == 1:
+        return [box]
+    low = box.lo[0]
+    return [Box((low + a, *box.lo[1:]), (low + b, *box.hi[1:])) for a, b in rows]

@@ -1,0 +1,179 @@
+"""The parameters of a rank whose slices have homes: gradients are handed in, updated rows come back.
+
+Homes update a slice as soon as its gradients are there, beside what this rank computes. Where an update
+needs all gradients (a global norm, a loss that must be finite, an optimizer that looks at more than one
+element), it waits for them instead: `barrier` says why.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from raddle.plan.syncing import Sync
+from raddle.run.actions import Sliced, Source
+from raddle.run.exchange import exchange_over
+from raddle.run.transports.base import Transport
+from raddle.sync.applying import Applying, needs_barrier
+from raddle.sync.item import Item
+from raddle.sync.synchroniser import Synchroniser
+
+Heard = Callable[
+    [Source, int, Tensor], None
+]  # a slice, the step (from 1 on), the gradient of its update
+logger = logging.getLogger("raddle.sync")
+
+
+class Agreeing:
+    """One rank's slices. `slots` hold its parameters; `start` comes when the optimizer is made."""
+
+    def __init__(
+        self, slices: Sequence[Sliced], slots: Sequence[Tensor], transport: Transport, sync: Sync,
+        place: torch.device,
+    ) -> None:  # fmt: skip
+        self.slices, self.sync, self.transport = slices, sync, transport
+        self.heard: Heard | None = None  # is told of every update
+        self.barrier = ""
+        self.clock = 0  # updates that this rank has taken part in
+        self._due: dict[int, tuple[int, ...]] = {}  # slots that are under way, with their items
+        self._rows: dict[int, nn.Parameter] = {}  # by item, at its home
+        self._sources: dict[int, Source] = {}
+        self._given: dict[int, list[int]] = {}  # by slot, the items that this rank gives
+        rank = transport.rank
+        for number, s in enumerate(slices):
+            if rank in s.share.devices:
+                self._given.setdefault(s.slot, []).append(number)
+            if rank == s.share.home:
+                rows = slots[s.slot].detach()
+                self._rows[number] = nn.Parameter(rows[s.rows] if rows.ndim else rows)
+                self._sources[number] = Source(s.name, "parameter", s.share.box, s.slot)
+        self._slots, self._slots_place = slots, place
+        self.synchroniser: Synchroniser | None = None
+
+    @property
+    def updated(self) -> list[tuple[Source, nn.Parameter]]:
+        """The slices that are updated here: what the optimizer is made of."""
+        return [(self._sources[n], p) for n, p in self._rows.items()]
+
+    def start(self, optimizer: Optimizer | None, barrier: str = "") -> None:
+        """`barrier`: why updates have to wait for all gradients; the optimizer may be another reason."""
+        made = optimizer if self._rows else None
+        own = barrier or (needs_barrier(made) if made is not None else None) or ""
+        reasons = [own] if self.sync.synchronous else []
+        self.barrier = self._agreed(reasons[0] if reasons else "")
+        if own and not self.sync.synchronous:
+            raise ValueError(
+                f"{own.rstrip('.')}, which an asynchronous server does not do: use ps."
+            )
+        if self.barrier:
+            logger.info("updates wait for all gradients: %s", self.barrier)
+        wire = self.transport.wire()
+        waits = self.sync.server is not None and self.sync.synchronous and not self.barrier
+        self.synchroniser = Synchroniser(
+            [self._item(n, s) for n, s in enumerate(self.slices)], wire, self._apply,
+            staleness=self.sync.staleness, barrier=bool(self.barrier),
+            timeout=self.transport.timeout, admitted=0 if waits else None, fail=self.transport.fail,
+        )  # fmt: skip
+        self.transport.on_failure(self.synchroniser.stop)
+        rank = self.transport.rank
+        for number, s in enumerate(self.slices):
+            if rank in (*s.share.devices, s.share.home):
+                rows = self._slots[s.slot].detach()
+                self.synchroniser.bind(number, rows[s.rows] if rows.ndim else rows)
+        if not self.sync.synchronous:  # homes update copies, which the optimizer has to know
+            for number, parameter in self._rows.items():
+                parameter.data = self.synchroniser.rows_at_home(number)
+        times = {n: len(self.slices[n].share.devices) for n in self._rows}
+        self._applying: Applying | None = None
+        if made is not None and not self.barrier:
+            self._applying = Applying(
+                made,
+                self._rows,
+                times=None if self.sync.synchronous else times,
+            )
+            self._applying.snapshot(1)
+        self.synchroniser.start()
+        self.transport.barrier()  # nobody pushes before all listen
+
+    def _agreed(self, reason: str) -> str:
+        """Ranks without slices cannot know why others wait: the first who does says so."""
+        place = self._slots_place
+        return next((r for r in exchange_over(self.transport, place, reason) if r), "")
+
+    def _item(self, number: int, s: Sliced) -> Item:
+        rows = f"[{s.share.box.lo[0]}:{s.share.box.hi[0]}]" if s.share.box.shape else ""
+        share = s.share
+        return Item(
+            number, s.name + rows, share.devices, share.home, share.box.volume, s.dtype, s.priority
+        )
+
+    def _apply(self, number: int, clock: int, gradient: Tensor) -> None:
+        assert self._applying is not None
+        if self.heard is not None:
+            rows = self._rows[number]
+            self.heard(self._sources[number], clock, gradient.view_as(rows))
+        self._applying(number, clock, gradient)
+
+    # -- a step ------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A step that updates begins: its updates have the optimizer's settings of now."""
+        self.clock += 1
+        if self._applying is not None:
+            self._applying.snapshot(self.clock)
+        assert self.synchroniser is not None
+        self.synchroniser.admit(self.clock)
+
+    def give(self, slot: int, gradient: Tensor) -> None:
+        """Hands in the gradient of what a slot holds; it is not written any more."""
+        assert self.synchroniser is not None
+        gradient = gradient.detach().contiguous()
+        items = self._given[slot]
+        for number in items:
+            rows = gradient[self.slices[number].rows] if gradient.ndim else gradient
+            self.synchroniser.ready(number, rows)
+        self._due[slot] = tuple(items)
+
+    def wait(self, slots: Sequence[int]) -> None:
+        """Until the parameters in these slots are up to date."""
+        if not self._due:
+            return
+        assert self.synchroniser is not None
+        for slot in slots:
+            for number in self._due.pop(slot, ()):
+                self.synchroniser.wait(number)
+
+    def finish(self, update: Callable[[], None]) -> None:
+        """The end of a step: whatever cannot wait for its next use is done now."""
+        assert self.synchroniser is not None
+        if self.barrier:
+            for number, gradient in self.synchroniser.sums().items():
+                self._rows[number].grad = gradient.view_as(self._rows[number])
+            update()
+            for rows in self._rows.values():
+                rows.grad = None
+            self.synchroniser.publish()
+        if self.sync.kind != "p3":
+            self.wait(list(self._due))
+
+    def synchronize(self) -> None:
+        """All parameters are up to date, and nothing is under way."""
+        if self.synchroniser is not None:
+            self.wait(list(self._due))
+            self.synchroniser.synchronize()
+
+    def refresh(self) -> None:
+        """Homes that update copies take what the slots hold now."""
+        if not self.sync.synchronous:
+            with torch.no_grad():
+                for number, rows in self._rows.items():
+                    held, own = self._slots[self.slices[number].slot], self.slices[number].rows
+                    rows.copy_(held[own] if held.ndim else held)
+
+    def close(self) -> None:
+        if self.synchroniser is not None:
+            self.synchroniser.close()
