@@ -95,8 +95,10 @@ def test_parameters_by_hand(optimizer: str, state: int, sync: str) -> None:
     program = lower(mlp(), planned(mlp(), tiles, 2, optimizer=optimizer, sync=sync))
     timeline = simulate(program, cluster("p100:1x2"))
     last = [int(memory_curve(timeline, d)[1][-1]) for d in (0, 1)]
-    home = [state, state if sync == "allreduce" else 0]
-    assert last == [232 * (2 + s) for s in home]
+    first = {"allreduce": 232, "server": 232, "ps:one": 232, "sharded": 116, "ps:sliced": 192}
+    kept = first.get(sync, 128)  # bytes of what is updated on device 0
+    other = 232 if sync == "allreduce" else 232 - kept
+    assert last == [2 * 232 + state * kept, 2 * 232 + state * other]
 
 
 # -- against a replay with dictionaries -----------------------------------------------------------
@@ -132,10 +134,12 @@ class Replay:
                 for t, span in zip(of[number], spans, strict=True):
                     self.runs[i.key, i.op, phase, int(tasks.device[t])] = span
             elif isinstance(i, Move):
-                self.flights[i.key, i.value, i.what] = [
-                    (m.source, m.target, message_bytes(self.program, i, m), a, b, m)
-                    for m, (a, b) in zip(i.messages, spans, strict=False)
-                ]
+                self.flights.setdefault((i.key, i.value, i.what), []).extend(
+                    [
+                        (m.source, m.target, message_bytes(self.program, i, m), a, b, m)
+                        for m, (a, b) in zip(i.messages, spans, strict=False)
+                    ]
+                )
 
     def boxes(self, op: Op, value: str, device: int) -> list[Any]:
         """What a device holds of a value because it computed it."""
@@ -343,8 +347,8 @@ class Replay:
             if isinstance(i, Update) and i.parameter not in seen:
                 seen.add(i.parameter)
                 width = self.program.width(i.parameter)
-                for s in i.shares:
-                    if device in s.devices:
+                for s in self.program.slices.get(i.parameter, i.shares):
+                    if device in (*s.devices, s.home):
                         state = keeps if s.home in (-1, device) else 0
                         total += s.box.volume * width * (2 + state)
         for v in self.graph.values.values():

@@ -1,8 +1,10 @@
-"""A stock optimizer that updates slices one at a time gives the bits of one that updates whole parameters."""
+"""A stock optimizer that updates slices one at a time gives the bits of whole parameters."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -42,9 +44,7 @@ OPTIMIZERS: dict[str, Make] = {
 def slices(parameter: Tensor, cuts: list[int]) -> list[nn.Parameter]:
     """Rows between cuts, in the parameter's own memory."""
     rows = parameter.detach()
-    return [
-        nn.Parameter(rows[a:b], requires_grad=False) for a, b in zip(cuts, cuts[1:], strict=False)
-    ]
+    return [nn.Parameter(rows[a:b], requires_grad=False) for a, b in pairwise(cuts)]
 
 
 def both(
@@ -57,15 +57,16 @@ def both(
     rows = [s for p, c in zip(cut, cuts, strict=True) for s in slices(p, c)]
     # Two groups: the first parameter learns more slowly.
     first = len(cuts[0]) - 1
+    slow = torch.tensor(0.003) if _tensor(make) else 0.003
     one = make(
         [
-            {"params": whole[:1], "lr": torch.tensor(0.003) if _tensor(make) else 0.003},
+            {"params": whole[:1], "lr": slow},
             {"params": whole[1:]},
         ]
     )
     many = make(
         [
-            {"params": rows[:first], "lr": torch.tensor(0.003) if _tensor(make) else 0.003},
+            {"params": rows[:first], "lr": slow},
             {"params": rows[first:]},
         ]
     )
@@ -166,7 +167,7 @@ def test_loaded_state_is_used() -> None:
     sliced = nn.Parameter(plain.detach().clone())
     other = torch.optim.Adam([sliced], lr=0.1)
     applying = Applying(other, {0: sliced})
-    other.load_state_dict(adam.state_dict())
+    other.load_state_dict(copy.deepcopy(adam.state_dict()))
     step(plain, adam)
     applying.snapshot(1)
     applying(0, 1, torch.ones(3))

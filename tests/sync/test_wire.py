@@ -410,6 +410,26 @@ def test_an_end_may_be_closed_by_its_own_threads(join: Join) -> None:
     assert not b.failures
 
 
+def test_an_end_may_be_closed_where_it_hears_of_a_failure(opened: list[End]) -> None:
+    a, b = (End(wire) for wire in socket_wires(2))
+    opened.extend((a, b))
+    closed = threading.Event()
+
+    def fail(reason: str) -> None:
+        b.fail(reason)
+        b.wire.close()
+        closed.set()
+
+    a.start()
+    b.wire.start(b.arrive, fail)
+    line(a, 1).sendall(b"nonsense")
+    assert closed.wait(10)
+    assert len(b.failures) == 1
+    a.wait(failures=1)  # no goodbye, which would mean that all is well
+    with pytest.raises(RuntimeError, match="rank 0 has lost rank 1: its process has ended"):
+        a.wire.send(1, Frame(PUSH, 0, 1), torch.ones(1), 0)
+
+
 def test_frames_that_nobody_expects_are_refused(join: Join) -> None:
     for frame, sentence in [
         (Frame(PUSH, 8, 1), "there is no item 8"),
@@ -558,6 +578,7 @@ def test_a_crowd_of_silent_strangers_is_sent_away() -> None:
     def late(address: Any) -> list[Any]:
         given = ranks.share(1)(address)
         assert come.wait(20)
+        assert crowd[0].recv(1) == b""  # sent away while rank 0 still waits
         return given
 
     wires = together(
@@ -670,6 +691,19 @@ def test_a_goodbye_is_answered_and_then_the_line_is_silent(lines: Join) -> None:
             thread.join(5)  # it has heard the answer
             assert not thread.is_alive()
     assert a.failures + b.failures == []
+
+
+def test_only_the_first_failure_is_told(lines: Join) -> None:
+    a, b, c = lines(3)
+    for end in (b, c):
+        line(end, 0).shutdown(socket.SHUT_RDWR)
+        a.wait(failures=1)
+    assert isinstance(a.wire, SocketWire)
+    for thread in a.wire._threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    assert len(a.failures) == 1
+    assert a.failures[0].startswith("rank 0 has lost rank 1: ")
 
 
 def test_names_of_ranks() -> None:

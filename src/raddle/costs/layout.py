@@ -145,8 +145,9 @@ class Layout:
                 seen.add(i.parameter)
                 for share in self.program.slices.get(i.parameter, i.shares):
                     nbytes = share.box.volume * self.program.width(i.parameter)
-                    total[list(share.devices)] += 2 * nbytes
-                    total[list(share.devices) if share.home < 0 else share.home] += keeps * nbytes
+                    holders = list({*share.devices, share.home} - {-1})
+                    total[holders] += 2 * nbytes
+                    total[holders if share.home < 0 else share.home] += keeps * nbytes
         values = self.graph.values.values()
         roles = ("buffer", "constant", "frozen", "parameter")
         total += self._regions(v.name for v in values if v.role in roles and v.name not in seen)

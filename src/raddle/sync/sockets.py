@@ -168,12 +168,12 @@ class SocketWire:
             while self._receive(peer, header):
                 pass
         except _Nonsense as nonsense:
-            self._report(
+            self._lose(
+                peer,
                 f"rank {self.rank} got {nonsense.nbytes} bytes from rank {peer} that are no frame: "
                 f"{nonsense}: see whether both run the same plan and version, and what else "
-                "writes to their line"
+                "writes to their line",
             )
-            self._lose(peer)
         except OSError:
             self._lose(peer)
         else:
@@ -201,25 +201,31 @@ class SocketWire:
             self._report(f"rank {self.rank} could not take the {frame} from rank {peer}: {error!r}")
         return True
 
-    def _lose(self, peer: int) -> None:
-        if peer in self._departed:
-            self._report(
-                f"rank {self.rank} has lost rank {peer}: it closed its line before it had taken all: "
-                "close after all have synchronised"
-            )
-        else:
-            self._report(f"rank {self.rank} has lost rank {peer}: {DIED}")
-        _hang_up(
-            self._lines[peer]
-        )  # first, lest the thread that sends says goodbye as if all was well
+    def _lose(self, peer: int, reason: str = "") -> None:
+        if not reason:
+            reason = f"rank {self.rank} has lost rank {peer}: {DIED}"
+            if peer in self._departed:
+                reason = (
+                    f"rank {self.rank} has lost rank {peer}: it closed its line before it had taken "
+                    "all: close after all have synchronised"
+                )
+        first = self._note(reason)
+        _hang_up(self._lines[peer])  # first, or the sending thread says goodbye as if all was well
         self._boxes[peer].close(drop=True)
+        if first:
+            self._fail(reason)
 
     def _report(self, reason: str) -> None:
+        if self._note(reason):
+            self._fail(reason)
+
+    def _note(self, reason: str) -> bool:
+        """Whether it is the first failure; others only follow from it."""
         with self._lock:
             if self._reason or self._ended:
-                return
+                return False
             self._reason = reason
-        self._fail(reason)
+            return True
 
 
 class _Nonsense(Exception):

@@ -1,0 +1,235 @@
+"""One rank in the lab: kinds of synchronisation beside DistributedDataParallel, blocks of steps in turn.
+
+A block runs without a barrier inside, so that steps may overlap as they do in training. What is measured
+besides: a step's compute alone, with other traffic on the link at the same time, and communication alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from models import Task, task
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import raddle
+from raddle.clusters import cluster
+from raddle.costs.profile import measure
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.plan.plan import Plan
+from raddle.program.lower import active_values
+from raddle.run.trainer import Trainer
+from raddle.searches.planning import plan_for
+from raddle.sync.sockets import SocketWire
+from raddle.sync.wire import PUSH, Frame
+
+MEGABYTE = torch.zeros(2**18)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+
+
+def main(asked: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = Bench(asked).run()
+    if dist.get_rank() == 0:
+        pathlib.Path(asked["out"]).write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+class Bench:
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self.asked = asked
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.task = task(asked["model"], asked["batch"])
+        example = (self.task.inputs, self.task.targets)
+        self.graph = capture(
+            self.task.model, example[0], targets=example[1], loss=self.task.loss, name=asked["model"]
+        )
+        self.trainers: dict[str, Trainer] = {}
+
+    def run(self) -> dict[str, Any]:
+        steps = {kind: self._step(kind) for kind in self.asked["kinds"]}
+        steps["compute"] = self._plain(copy.deepcopy(self.task.model))
+        times: dict[str, list[float]] = {name: [] for name in (*steps, "compute beside traffic")}
+        if "p3" in steps:
+            times["communication"] = []
+        for turn in range(1 + self.asked["rounds"]):  # the first warms up
+            for name, step in steps.items():
+                self._note(times, name, turn, self._block(step, self.trainers.get(name)))
+            with traffic(self.rank, self.size):
+                seconds = self._block(steps["compute"], None)
+            self._note(times, "compute beside traffic", turn, seconds)
+            if "p3" in steps:
+                self._note(times, "communication", turn, self._talk(self.trainers["p3"]))
+        result = {
+            "seconds": {name: statistics.median(own) for name, own in times.items()},
+            "spread": {name: [min(own), max(own)] for name, own in times.items()},
+            "link": _link(),
+            "profile": self._profile(),
+            "overtaken": self._overtaken(),
+        }
+        dist.barrier()
+        for trainer in self.trainers.values():
+            trainer.close()
+        return result
+
+    def _note(self, times: dict[str, list[float]], name: str, turn: int, seconds: float) -> None:
+        """The slowest rank's."""
+        slowest = torch.tensor(seconds)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        if turn:
+            times[name].append(float(slowest))
+
+    def _block(self, step: Callable[[], None], trainer: Trainer | None) -> float:
+        count = self.asked["steps"]
+        if trainer is not None:
+            trainer.synchronize()
+        step()  # the first has nothing to wait for
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        if trainer is not None and trainer.plan.sync.startswith("p3"):
+            # What is still under way belongs to the last step; it would have overlapped with the next.
+            ended = time.perf_counter()
+            trainer.synchronize()
+            return (ended - start) / count
+        return (time.perf_counter() - start) / count
+
+    def _step(self, kind: str) -> Callable[[], None]:
+        model = copy.deepcopy(self.task.model)
+        if kind == "ddp":
+            return self._plain(DistributedDataParallel(model))
+        plan = self._plan(kind)
+        trainer = raddle.parallelize(
+            model, plan, sgd, loss=self.task.loss, graph=self.graph, device="cpu"
+        )
+        self.trainers[kind] = trainer
+        part = trainer.part(*self.task.inputs, *self.task.targets)
+        return lambda: void(trainer.step(*part))
+
+    def _plan(self, sync: str) -> Plan:
+        on = cluster(f"local:{self.size}")
+        return plan_for(self.graph, on, "data", bn="local", sync=sync)
+
+    def _plain(self, module: nn.Module) -> Callable[[], None]:
+        optimizer = sgd(module.parameters())
+        inputs, targets = (
+            t.chunk(self.size)[self.rank] for t in (*self.task.inputs, *self.task.targets)
+        )
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss = self.task.loss(module(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            float(loss.detach())
+
+        return step
+
+    def _talk(self, trainer: Trainer) -> float:
+        """All gradients there and all parameters back, while nothing is computed."""
+        agreeing = trainer.executor.agreeing
+        assert agreeing is not None
+        held = trainer.executor.parameters()
+        zeros = [(s.slot, torch.zeros_like(p)) for s, p in held]
+        dist.barrier()
+        start = time.perf_counter()
+        agreeing.begin()
+        for slot, gradient in zeros:
+            agreeing.give(slot, gradient)
+        agreeing.synchronize()
+        return time.perf_counter() - start
+
+    def _overtaken(self) -> int:
+        if "p3" not in self.trainers:
+            return 0
+        return int(self.trainers["p3"].transport.wire().counters.overtaken)
+
+    def _profile(self) -> dict[str, float]:
+        """Operators of a rank's share, measured here, on all ranks at the same time."""
+        plan = self._plan("allreduce")
+        active = active_values(self.graph)
+        wanted = {
+            op.name: [i for i, name in enumerate(op.inputs) if name in active]
+            for op in self.graph.ops
+        }
+        boxes = [(op, plan.tiles[op.name].boxes[0]) for op in self.graph.ops]
+        dist.barrier()
+        return measure(self.graph, boxes, wanted, "core", repeats=7).seconds
+
+
+def void(_: object) -> None:
+    pass
+
+
+@contextmanager
+def traffic(rank: int, size: int) -> Iterator[None]:
+    """Keeps the link to the next rank busy in both directions."""
+
+    def share(address: Any) -> list[Any]:
+        every: list[Any] = [None] * size
+        dist.all_gather_object(every, address)
+        return every
+
+    wire, over = SocketWire(rank, size, share, timeout=60), threading.Event()
+    wire.expect({0: MEGABYTE.nbytes})
+    wire.start(lambda source, frame, payload: None, lambda reason: None)
+
+    def talk() -> None:
+        sent = 0
+        while not over.is_set():
+            if sent - wire.counters.messages < 3:
+                wire.send((rank + 1) % size, Frame(PUSH, 0, sent + 1), MEGABYTE, 0)
+                sent += 1
+            else:
+                time.sleep(0.001)
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        dist.barrier()
+        wire.close()
+
+
+def _link() -> dict[str, float]:
+    """Bandwidth and latency between neighbours while all pairs talk at once."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    times = {}
+    for nbytes in (4096, 8 * 2**20):
+        buffer, other = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4)
+        found = []
+        for _ in range(5):
+            dist.barrier()
+            start = time.perf_counter()
+            work = [dist.isend(buffer, (rank + 1) % size), dist.irecv(other, (rank - 1) % size)]
+            for w in work:
+                w.wait()
+            found.append(time.perf_counter() - start)
+        times[nbytes] = statistics.median(found)
+    (small, fast), (large, slow) = times.items()
+    bandwidth = (large - small) / (slow - fast)
+    return {"bandwidth": bandwidth, "latency": max(1e-5, fast - small / bandwidth)}
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,124 @@
+"""Synchronisation in the lab: P3, servers and all-reduce beside DistributedDataParallel.
+
+The hosts are network namespaces of this machine (`raddle lab`); root and iproute2 are needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import tempfile
+from dataclasses import replace
+from typing import Any
+
+from models import task
+
+from raddle.clusters import Cluster
+from raddle.costs.profile import Profile
+from raddle.errors import InputError
+from raddle.graph.capture import capture
+from raddle.lab import Lab, launch
+from raddle.lab.torchrun import lines
+from raddle.program.lower import lower
+from raddle.searches.planning import plan_for
+from raddle.simulation.timeline import simulate
+
+HERE = pathlib.Path(__file__).parent
+RATES = "100mbit,250mbit,500mbit,1gbit,2gbit,4gbit,20gbit"
+KINDS = "ddp;allreduce;ps:sliced,greedy;ps;p3"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="vgg19", choices=("vgg19", "resnet50"))
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=16, help="global")
+    parser.add_argument("--rates", default=RATES)
+    parser.add_argument("--kinds", default=KINDS, help="apart by ;")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4, help="of a block")
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args()
+    kinds = chosen.kinds.split(";")
+    rows = []
+    for rate in chosen.rates.split(","):
+        row = at_rate(chosen, rate, kinds)
+        rows.append(row)
+        if not chosen.json:
+            show(row, kinds)
+    if chosen.json:
+        print(json.dumps(rows, indent=1))
+
+
+def at_rate(chosen: argparse.Namespace, rate: str, kinds: list[str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "found.json"
+        asked = {
+            "model": chosen.model, "batch": chosen.batch, "kinds": kinds, "rounds": chosen.rounds,
+            "steps": chosen.steps, "out": str(out),
+        }  # fmt: skip
+        try:
+            with Lab.up(hosts=chosen.hosts, rate=rate, name="bench-sync") as lab:
+                argv = [str(HERE / "rank.py"), json.dumps(asked)]
+                launch(lab, lines(lab, argv).__getitem__, 1500)
+        except InputError as error:
+            print(f"skipped: {error}")
+            sys.exit(0)
+        found = json.loads(out.read_text())
+    found["predicted"] = predicted(chosen, kinds, found)
+    del found["profile"]
+    return {"model": chosen.model, "hosts": chosen.hosts, "rate": rate, **found}
+
+
+def predicted(
+    chosen: argparse.Namespace, kinds: list[str], found: dict[str, Any]
+) -> dict[str, float]:
+    """Seconds by the simulation, with the operators and the link as they were measured there."""
+    given = task(chosen.model, chosen.batch)
+    graph = capture(given.model, given.inputs, targets=given.targets, loss=given.loss)
+    on = Cluster.from_dict(
+        {
+            "name": "lab",
+            "devices": {"core": DEVICE},
+            "nodes": [{"count": chosen.hosts, "devices": ["core"]}],
+            "network": {**found["link"], "duplex": True, "per_device": False},
+        }
+    )
+    result = {}
+    for kind in kinds:
+        plan = plan_for(graph, on, "data", bn="local", sync="allreduce" if kind == "ddp" else kind)
+        timeline = simulate(lower(graph, replace(plan, steps=4)), on, Profile(found["profile"]))
+        result[kind] = timeline.step_seconds
+    return result
+
+
+# A core of the machine; operators are measured, so this counts for updates alone.
+DEVICE = {
+    "flops": {"float32": "60 GFLOP/s"}, "bandwidth": "8 GB/s", "memory": "8 GB", "overhead": "10 us",
+}  # fmt: skip
+
+
+def show(row: dict[str, Any], kinds: list[str]) -> None:
+    seconds, said = row["seconds"], row["predicted"]
+    busy, wire = seconds["compute beside traffic"], seconds.get("communication", 0.0)
+    print(f"\n{row['model']}, {row['hosts']} hosts at {row['rate']}: link {row['link']['bandwidth'] / 1e6:.0f} MB/s")
+    print(
+        f"  compute {1e3 * seconds['compute']:.0f} ms, beside traffic {1e3 * busy:.0f}; communication "
+        f"{1e3 * wire:.0f}; overtaken {row['overtaken']}"
+    )
+    for kind in kinds:
+        own = seconds[kind]
+        print(
+            f"  {kind:22} {1e3 * own:7.0f} ms   predicted {1e3 * said[kind]:7.0f} "
+            f"({said[kind] / own - 1:+5.0%})   over max(compute, communication) {own / max(busy, wire) - 1:+5.0%}"
+            f"   throughput {seconds.get('ddp', own) / own:5.2f} x DDP"
+        )
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
