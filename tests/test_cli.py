@@ -178,7 +178,7 @@ PLAN = ["plan", "lenet-tiny", "--cluster", "p100:1x2", "--method", "data"]
         ([*PLAN[:-1], "dta"], "no method 'dta': choose data"),
         ([*PLAN[:3], "p101:1x2", *PLAN[4:]], "no cluster 'p101:1x2': did you mean p100"),
         ([*PLAN, "--bn", "none"], "bn is 'none': choose global or local"),
-        ([*PLAN, "--sync", "gossip"], "sync is 'gossip': choose allreduce or server"),
+        ([*PLAN, "--sync", "gossip"], "sync is 'gossip': choose as in allreduce"),
         ([*PLAN, "--batch", "1"], "a batch of 1 cannot be split over 2 devices: ask for --batch 2"),
         ([*PLAN, "--batch", str(10**18)], "is too large: ask for at most"),
         ([*PLAN, "--text", "--json"], "ask for one of them"),

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from models import Task, task
+from models import task
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,7 +27,6 @@ import raddle
 from raddle.clusters import cluster
 from raddle.costs.profile import measure
 from raddle.graph.capture import capture
-from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
 from raddle.program.lower import active_values
 from raddle.run.trainer import Trainer

@@ -75,7 +75,7 @@ def test_refuses_to_split_what_is_whole(text: str) -> None:
     ("change", "reason"),
     [
         ({"bn": "sometimes"}, "bn is 'sometimes': choose one of global, local"),
-        ({"sync": "pigeon"}, "sync is 'pigeon': choose one of"),
+        ({"sync": "pigeon"}, "sync is 'pigeon': choose as in allreduce"),
         ({"fingerprint": "0123", "model": "vgg16"}, "was made for 'vgg16' at batch 0"),
     ],
 )

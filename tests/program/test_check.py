@@ -30,7 +30,16 @@ from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Ru
     devices=st.integers(2, 4),
     seed=st.integers(0, 10_000),
     sync=st.sampled_from(
-        ["allreduce", "server", "sharded", "ps:one", "ps:greedy,slice=9", "p3:slice=7"]
+        [
+            "allreduce",
+            "server",
+            "sharded",
+            "ps:one",
+            "ps:greedy,slice=9",
+            "p3:slice=7",
+            "ps:async",
+            "ps:ssp=1",
+        ]
     ),
     steps=st.integers(1, 2),
     microbatches=st.integers(1, 2),
@@ -53,7 +62,7 @@ def sample(**more: Any) -> Program:
     fc1 by samples, relu by channels (so boxes cross), fc2 by its sum (so results are partial).
     """
     tiles = {"fc1": "n/2 @0,1", "relu": "c/2 @0,1", "fc2": "k/2 @0,1", "sum": "@2"}
-    return lower(mlp(), planned(mlp(), tiles, 3, steps=2, **more))
+    return lower(mlp(), planned(mlp(), tiles, 3, **{"steps": 2, **more}))
 
 
 def varied(program: Program, **more: Any) -> Program:
@@ -63,6 +72,10 @@ def varied(program: Program, **more: Any) -> Program:
 
 def served() -> Program:
     return sample(sync="server")
+
+
+def sliced(**more: Any) -> Program:
+    return sample(**{"sync": "p3:slice=5", **more})
 
 
 def closed() -> Program:
@@ -430,6 +443,64 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
     "half pulled": (
         lambda: changed(served(), move("fc1.weight", "pull"), messages=first(target=2)),
         "the holders of parameter 'fc1.weight' disagree",
+    ),
+    # -- slices
+    "slice not pushed": (
+        lambda: without(sliced(), move("fc1.weight", "push")),
+        r"of parameter 'fc1.weight' has its push by \[\(\d, \d\)\] 0 times in step 0",
+    ),
+    "slice not updated": (
+        lambda: without(sliced(), updating("fc1.weight", 1)),
+        "of parameter 'fc1.weight' has its update for .* 0 times in step 1",
+    ),
+    "slice updated twice": (
+        lambda: changed(
+            sliced(), updating("fc1.bias", 1), key=lambda i: i.key._replace(step=0)
+        ),
+        "of parameter 'fc1.bias' has its update for .* 2 times in step 0",
+    ),
+    "slice updated elsewhere": (
+        lambda: changed(sliced(), updating("fc1.weight"), devices=lambda i: (2,)),
+        "of parameter 'fc1.weight' has its update for .* 0 times in step 0",
+    ),
+    "slice updated before its push": (
+        lambda: changed(sliced(), updating("fc1.weight"), deps=lambda i: i.deps[:1]),
+        "it does not wait for",
+    ),
+    "slice pushed too early": (
+        lambda: changed(sliced(), move("fc1.weight", "push"), deps=lambda i: ()),
+        "it does not wait for .*'fc1' backward",
+    ),
+    "slice pulled before its update": (
+        lambda: changed(sliced(), move("fc1.weight", "pull"), deps=lambda i: ()),
+        r"pull.*does not wait for instruction \d+ \(update",
+    ),
+    "slice not waited for": (
+        lambda: changed(
+            sliced(), lambda i: run("fc1", "F")(i) and i.key.step == 1, deps=lambda i: ()
+        ),
+        r"does not wait for instruction \d+ \(update of 'fc1.weight'",
+    ),
+    "slice pulled by a stranger": (
+        lambda: changed(
+            sliced(), move("fc1.weight", "pull"),
+            messages=lambda i: (i.messages[0]._replace(target=2),),
+        ),
+        "has its pull by",
+    ),
+    "slices that overlap": (
+        lambda: dataclasses.replace(
+            sliced(), slices=sliced().slices | {"fc1.weight": 2 * sliced().slices["fc1.weight"]}
+        ),
+        "the slices of parameter 'fc1.weight' do not cover .* once",
+    ),
+    "too far ahead": (
+        lambda: changed(
+            sliced(sync="ps:ssp=1", steps=2),
+            lambda i: move("fc1.weight", "pull")(i) and i.key.step == 1,
+            deps=lambda i: i.deps[-1:],
+        ),
+        r"does not wait for instruction \d+ \(update",
     ),
 }  # fmt: skip
 

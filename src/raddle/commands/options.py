@@ -18,7 +18,11 @@ Statistics = Annotated[
     str, typer.Option(metavar="local|global", help="Samples that batch statistics are taken over.")
 ]
 Sync = Annotated[
-    str, typer.Option(metavar="allreduce|server", help="How copies of a parameter agree.")
+    str,
+    typer.Option(
+        metavar="auto|allreduce|sharded|ps|p3",
+        help="How copies of a parameter agree; with words as in ps:sliced,greedy (docs/syncing.md).",
+    ),
 ]
 ProfileOption = Annotated[
     str | None,

@@ -38,7 +38,7 @@ def plan(
     ] = "auto",
     batch: Batch = None,
     bn: Statistics = "local",
-    sync: Sync = "allreduce",
+    sync: Sync = "auto",
     recompute: Annotated[
         int | None,
         typer.Option(
@@ -130,7 +130,7 @@ def compare(
         str | None, typer.Option(metavar="A,B,…", help="Methods; all if none are named.")
     ] = None,
     bn: Statistics = "local",
-    sync: Sync = "allreduce",
+    sync: Sync = "auto",
     budget: Budget = COMPARE_BUDGET,
     seed: Seed = 0,
     pin: Pins = None,

@@ -193,7 +193,7 @@ def _reduced_bytes(program: Program, reduce: Reduce) -> int:
     amounts: Counter[tuple[int, ...]] = Counter()
     for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
         for share in shares:
-            amounts[share.devices] += share.box.volume * program.width(name)
+            amounts[share.devices] += share.box.volume * program.sum_width(name)
     return sum(all_reduce_bytes(len(devices), amount) for devices, amount in amounts.items())
 
 

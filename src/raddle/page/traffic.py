@@ -51,7 +51,7 @@ def _ring_pairs(program: Program, reduce: Reduce) -> Counter[tuple[int, int]]:
     amounts: Counter[tuple[int, ...]] = Counter()
     for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
         for share in shares:
-            amounts[share.devices] += share.box.volume * program.width(name)
+            amounts[share.devices] += share.box.volume * program.sum_width(name)
     pairs: Counter[tuple[int, int]] = Counter()
     for ring, amount in amounts.items():
         sent, p = all_reduce_bytes(len(ring), amount), len(ring)
@@ -76,7 +76,7 @@ def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
         elif isinstance(i, Reduce) and i.key.step == steps - 1:
             for name, shares in zip(i.parameters, i.shares, strict=True):
                 nbytes = (all_reduce_bytes(len(s.devices), s.box.volume) for s in shares)
-                synced[ops[name]] += sum(nbytes) * program.width(name)
+                synced[ops[name]] += sum(nbytes) * program.sum_width(name)
         elif isinstance(i, Move) and i.what in SYNCHRONISING and i.key.step == steps - 1:
             synced[ops[i.value]] += sum(message_bytes(program, i, m) for m in i.messages)
     for number, phase in enumerate("FB"):

@@ -101,7 +101,8 @@ def _word(text: str, word: str, *, p3: bool) -> dict[str, object]:
 
 
 def _wrong(text: str, word: str) -> InputError:
-    return InputError(f"sync is '{text}', which has '{word}': choose as in {EXAMPLES}.")
+    strange = "" if word == text else f", which has '{word}'"
+    return InputError(f"sync is '{text}'{strange}: choose as in {EXAMPLES}.")
 
 
 def rows_of(shape: Sequence[int], sync: Sync, holders: int) -> list[tuple[int, int]]:

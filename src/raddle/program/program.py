@@ -199,6 +199,10 @@ class Program:
     def _producers(self) -> dict[str, Op]:
         return {o: op for op in self.graph.ops for o in op.outputs}
 
+    def sum_width(self, parameter: str) -> int:
+        """Bytes of an element of a gradient as it is all-reduced."""
+        return 2 if self.plan.syncing.compressed else self.width(parameter)
+
     def width(self, value: str) -> int:
         """Bytes of an element of a value."""
         return self.graph.values[value].dtype.itemsize

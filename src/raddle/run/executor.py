@@ -49,7 +49,7 @@ from raddle.run.entering import enter
 from raddle.run.greedy import carry_out_greedily
 from raddle.run.posting import Posting
 from raddle.run.settle import settle
-from raddle.run.transports.base import Arriving, Pending, Transport
+from raddle.run.transports.base import Arriving, Pending, Transport, Widened
 from raddle.run.weights import Weights
 
 Feeding = Callable[[Source], Tensor]  # the part of the batch that a source stands for
@@ -592,8 +592,15 @@ class Executor:
                 self.bucket_of[slot].zero_()
                 self.grads[slot] = self.bucket_of[slot]
                 self.given.add(slot)
-        self.summing.append(
-            self.transport.all_reduce(bucket.devices, action.tag, flat, action.label)
+        self.summing.append(self._all_reduce(bucket, action, flat))
+
+    def _all_reduce(self, bucket: Bucket, action: Sum, flat: Tensor) -> Pending:
+        narrow = self.program.plan.syncing.compressed
+        if not narrow:
+            return self.transport.all_reduce(bucket.devices, action.tag, flat, action.label)
+        sent = flat.to(getattr(torch, narrow))
+        return Widened(
+            self.transport.all_reduce(bucket.devices, action.tag, sent, action.label), sent, flat
         )
 
     def _give(self, action: Give) -> None:
@@ -613,7 +620,7 @@ class Executor:
         step = action.key.step
         found = [self.weights.take(step, s, self.slots[s]) for s in bucket.slots]
         flat = torch.cat([t.reshape(-1) for t in found])
-        pending = self.transport.all_reduce(bucket.devices, action.tag, flat, action.label)
+        pending = self._all_reduce(bucket, action, flat)
         pieces = torch.split(flat, [t.numel() for t in found])
         for slot, piece, tensor in zip(bucket.slots, pieces, found, strict=True):
             self.weights.sums[step, slot] = pending, piece.view(tensor.shape)

@@ -172,7 +172,7 @@ def contest(
             judged = planned(graph, cluster, method, model=model, settings=own)
         except InputError as error:
             unknown = dict.fromkeys(FIGURES)
-            setting = {"bn": settings.bn, "sync": settings.sync, **dict.fromkeys(PIPELINE)}
+            setting = {"bn": settings.bn, "sync": settings.plan["sync"], **dict.fromkeys(PIPELINE)}
             yield None, {"method": method, **unknown, **setting, "error": str(error)}
             continue
         if not judged.plan.stages and judged.plan.microbatches == 1:

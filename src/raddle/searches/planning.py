@@ -23,7 +23,8 @@ from raddle.searches.baselines import METHODS
 from raddle.searches.pins import read_pin
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.recomputing import blocks
-from raddle.searches.settings import BUDGET, Found, Settings
+from raddle.searches.settings import AUTO, BUDGET, Found, Settings
+from raddle.searches.syncs import chosen_sync
 
 PARTITIONS = ("hypergraph-coarse", "hypergraph-fine", "hypergraph-mixed")
 SEARCHES = ("optcnn", "flexflow", *PARTITIONS, "pipeline", "auto")
@@ -37,7 +38,7 @@ def plan_for(
     model: str = "",
     batch: int | None = None,
     bn: str = "local",
-    sync: str = "allreduce",
+    sync: str = AUTO,
     optimizer: str = "sgd",
     recompute: int | None = None,
     budget: float = BUDGET,
@@ -52,7 +53,8 @@ def plan_for(
     `model` is the name to load it by again; `batch` is the global batch, the graph's where none is given.
     `recompute` keeps values for the backward only at the borders of so many blocks. A search takes about
     `budget` seconds and leaves alone what is pinned; `reduction` says whether sums may be split, which
-    `flexflow` and `auto` otherwise do, and `optcnn` does not:
+    `flexflow` and `auto` otherwise do, and `optcnn` does not. `sync` is a way of plan/syncing.py; by
+    itself `auto` takes P3 where that is faster, and everything else all-reduces:
 
         plan = raddle.search(graph, raddle.cluster("p100:4x4"), budget=30, pins=["features.*=n/16"])
     """
@@ -124,8 +126,18 @@ def plan_of(
     if found.staged is not None:
         own = found.staged.fields
         plan = replace(plan, **{**own, "recompute": own["recompute"] or plan.recompute})
+    if settings.sync == AUTO and method == "auto":
+        plan = replace(plan, sync=_faster(graph, plan, cluster, settings))
     validate(plan, graph)
     return plan
+
+
+def _faster(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> str:
+    from raddle.searches.figures import judge  # numba is needed to simulate alone
+
+    return chosen_sync(
+        plan, cluster, lambda p: judge(graph, p, cluster, settings.profile).step_seconds
+    )
 
 
 def check_pipeline(method: str, settings: Settings) -> None:
@@ -153,7 +165,8 @@ def check_settings(methods: Sequence[str], *, bn: str, sync: str) -> None:
             raise InputError(f"no method '{name}': choose {' or '.join(close)}.")
     if bn not in STATISTICS:
         raise InputError(f"bn is '{bn}': choose {' or '.join(STATISTICS)}.")
-    read_sync(sync)
+    if sync != AUTO:
+        read_sync(sync)
 
 
 def _dtype(graph: Graph) -> str:

@@ -13,6 +13,7 @@ from raddle.searches.pins import Pin
 from raddle.searches.placing import Tiles
 
 BUDGET = 30.0  # seconds
+AUTO = "auto"  # sync: what is faster, of those that compute the same
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Settings:
     """How a search goes about it; the plan's own settings are among them, for they have costs."""
 
     bn: str = "local"
-    sync: str = "allreduce"
+    sync: str = AUTO
     optimizer: str = "sgd"
     profile: Profile | None = None
     reduction: bool | None = None  # whether sums (k) may be split; None: as the method has it
@@ -38,8 +39,9 @@ class Settings:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """What a plan and its evaluation share."""
-        return {"bn": self.bn, "sync": self.sync, "optimizer": self.optimizer}
+        """What a plan and its evaluation share; which sync is faster is seen when tiles are there."""
+        sync = "allreduce" if self.sync == AUTO else self.sync
+        return {"bn": self.bn, "sync": sync, "optimizer": self.optimizer}
 
 
 @dataclass(frozen=True)

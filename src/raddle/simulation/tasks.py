@@ -254,7 +254,7 @@ class _Builder:
         amounts: dict[tuple[int, ...], int] = {}  # bytes of a bucket by the devices that sum it
         for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
             for share in shares:
-                nbytes = share.box.volume * self.program.width(name)
+                nbytes = share.box.volume * self.program.sum_width(name)
                 amounts[share.devices] = amounts.get(share.devices, 0) + nbytes
         for members, amount in amounts.items():
             ring = np.array(members)

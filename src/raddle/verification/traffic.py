@@ -48,7 +48,7 @@ def summed(program: Program, steps: int) -> dict[Group, int]:
     for reduce in (i for i in program.instructions if isinstance(i, Reduce)):
         for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
             for share in shares:
-                nbytes = steps * share.box.volume * program.width(name)
+                nbytes = steps * share.box.volume * program.sum_width(name)
                 total[share.devices] = total.get(share.devices, 0) + nbytes
     return total
 

@@ -44,6 +44,11 @@ def verify(
     tell = _progress(heard, steps)
     tell("capturing", 0)
     job, notes = _job(path, model, seed)
+    if not job.plan.syncing.synchronous:
+        raise InputError(
+            f"sync is '{job.plan.sync}': servers apply gradients as they come, and no serial run is the "
+            "same: verify the plan with sync ps."
+        )
     timeline = traffic.simulated(job, steps)
     _refuse_too_large(timeline)
     plain = Plain()  # where steps overlap, ranks replay what they logged

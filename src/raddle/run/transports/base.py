@@ -45,6 +45,17 @@ class Expected:
         return self._take()
 
 
+class Widened:
+    """A sum in a narrower type, put back where it came from."""
+
+    def __init__(self, pending: Pending, narrow: Tensor, wide: Tensor) -> None:
+        self._pending, self._narrow, self._wide = pending, narrow, wide
+
+    def wait(self) -> None:
+        self._pending.wait()
+        self._wide.copy_(self._narrow)
+
+
 class Transport(Protocol):
     """One rank's end. Buffers are contiguous, the executor's own, and left alone until `wait`.
 
