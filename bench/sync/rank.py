@@ -35,6 +35,7 @@ from raddle.sync.sockets import SocketWire
 from raddle.sync.wire import PUSH, Frame
 
 MEGABYTE = torch.zeros(2**18)
+FRAMES = 24  # of a megabyte, to measure a link
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -57,7 +58,11 @@ class Bench:
         self.task = task(asked["model"], asked["batch"])
         example = (self.task.inputs, self.task.targets)
         self.graph = capture(
-            self.task.model, example[0], targets=example[1], loss=self.task.loss, name=asked["model"]
+            self.task.model,
+            example[0],
+            targets=example[1],
+            loss=self.task.loss,
+            name=asked["model"],
         )
         self.trainers: dict[str, Trainer] = {}
 
@@ -78,7 +83,8 @@ class Bench:
         result = {
             "seconds": {name: statistics.median(own) for name, own in times.items()},
             "spread": {name: [min(own), max(own)] for name, own in times.items()},
-            "link": _link(),
+            "link": _link(self.rank, self.size),
+            "loads": {kind: loads_of(t) for kind, t in self.trainers.items()},
             "profile": self._profile(),
             "overtaken": self._overtaken(),
         }
@@ -124,7 +130,7 @@ class Bench:
 
     def _plan(self, sync: str) -> Plan:
         on = cluster(f"local:{self.size}")
-        return plan_for(self.graph, on, "data", bn="local", sync=sync)
+        return plan_for(self.graph, on, self.asked["method"], bn="local", sync=sync)
 
     def _plain(self, module: nn.Module) -> Callable[[], None]:
         optimizer = sgd(module.parameters())
@@ -162,15 +168,25 @@ class Bench:
 
     def _profile(self) -> dict[str, float]:
         """Operators of a rank's share, measured here, on all ranks at the same time."""
-        plan = self._plan("allreduce")
+        on = cluster(f"local:{self.size}")
+        plan = plan_for(self.graph, on, self.asked["method"], bn="local", sync="allreduce")
         active = active_values(self.graph)
         wanted = {
             op.name: [i for i, name in enumerate(op.inputs) if name in active]
             for op in self.graph.ops
         }
-        boxes = [(op, plan.tiles[op.name].boxes[0]) for op in self.graph.ops]
+        boxes = [(op, tile.box) for op in self.graph.ops for tile in plan.tiles[op.name].tiles]
         dist.barrier()
         return measure(self.graph, boxes, wanted, "core", repeats=7).seconds
+
+
+def loads_of(trainer: Trainer) -> float:
+    """The elements of the busiest server over the average."""
+    found = [0] * trainer.plan.devices
+    for slices in trainer.program.slices.values():
+        for share in slices:
+            found[share.home] += share.box.volume
+    return max(found) * len(found) / sum(found) if any(found) else 1.0
 
 
 def void(_: object) -> None:
@@ -180,13 +196,7 @@ def void(_: object) -> None:
 @contextmanager
 def traffic(rank: int, size: int) -> Iterator[None]:
     """Keeps the link to the next rank busy in both directions."""
-
-    def share(address: Any) -> list[Any]:
-        every: list[Any] = [None] * size
-        dist.all_gather_object(every, address)
-        return every
-
-    wire, over = SocketWire(rank, size, share, timeout=60), threading.Event()
+    wire, over = SocketWire(rank, size, shared(size), timeout=60), threading.Event()
     wire.expect({0: MEGABYTE.nbytes})
     wire.start(lambda source, frame, payload: None, lambda reason: None)
 
@@ -210,24 +220,46 @@ def traffic(rank: int, size: int) -> Iterator[None]:
         wire.close()
 
 
-def _link() -> dict[str, float]:
-    """Bandwidth and latency between neighbours while all pairs talk at once."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    times = {}
-    for nbytes in (4096, 8 * 2**20):
-        buffer, other = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4)
-        found = []
-        for _ in range(5):
-            dist.barrier()
-            start = time.perf_counter()
-            work = [dist.isend(buffer, (rank + 1) % size), dist.irecv(other, (rank - 1) % size)]
-            for w in work:
-                w.wait()
-            found.append(time.perf_counter() - start)
-        times[nbytes] = statistics.median(found)
-    (small, fast), (large, slow) = times.items()
-    bandwidth = (large - small) / (slow - fast)
-    return {"bandwidth": bandwidth, "latency": max(1e-5, fast - small / bandwidth)}
+def _link(rank: int, size: int) -> dict[str, float]:
+    """Bandwidth and latency to the next rank while all talk at once."""
+    wire = SocketWire(rank, size, shared(size), timeout=60)
+    there = threading.Event()
+    left = [0]
+
+    def arrive(source: int, frame: Frame, payload: torch.Tensor) -> None:
+        left[0] -= 1
+        if not left[0]:
+            there.set()
+
+    wire.expect({0: MEGABYTE.nbytes})
+    wire.start(arrive, lambda reason: None)
+    found: dict[int, list[float]] = {1: [], FRAMES: []}
+    for count in (1, 1, 1, 1, 1, 1, FRAMES, FRAMES, FRAMES):
+        left[0] = count
+        there.clear()
+        payload = MEGABYTE if count > 1 else MEGABYTE[:1024]
+        dist.barrier()
+        start = time.perf_counter()
+        for clock in range(count):
+            wire.send((rank + 1) % size, Frame(PUSH, 0, clock + 1), payload, 0)
+        there.wait(120)
+        found[count].append(time.perf_counter() - start)
+    dist.barrier()
+    wire.close()
+    latency = min(found[1])
+    return {
+        "bandwidth": FRAMES * MEGABYTE.nbytes / (min(found[FRAMES]) - latency),
+        "latency": latency,
+    }
+
+
+def shared(size: int) -> Callable[[Any], list[Any]]:
+    def share(address: Any) -> list[Any]:
+        every: list[Any] = [None] * size
+        dist.all_gather_object(every, address)
+        return every
+
+    return share
 
 
 if __name__ == "__main__":

@@ -33,9 +33,10 @@ KINDS = "ddp;allreduce;ps:sliced,greedy;ps;p3"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="vgg19", choices=("vgg19", "resnet50"))
+    parser.add_argument("--model", default="vgg19", choices=("vgg19", "resnet50", "alexnet"))
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--batch", type=int, default=16, help="global")
+    parser.add_argument("--method", default="data", help="of the plan: data, owt, optcnn, ...")
     parser.add_argument("--rates", default=RATES)
     parser.add_argument("--kinds", default=KINDS, help="apart by ;")
     parser.add_argument("--rounds", type=int, default=5)
@@ -58,7 +59,7 @@ def at_rate(chosen: argparse.Namespace, rate: str, kinds: list[str]) -> dict[str
         out = pathlib.Path(folder) / "found.json"
         asked = {
             "model": chosen.model, "batch": chosen.batch, "kinds": kinds, "rounds": chosen.rounds,
-            "steps": chosen.steps, "out": str(out),
+            "steps": chosen.steps, "method": chosen.method, "out": str(out),
         }  # fmt: skip
         try:
             with Lab.up(hosts=chosen.hosts, rate=rate, name="bench-sync") as lab:
@@ -89,7 +90,8 @@ def predicted(
     )
     result = {}
     for kind in kinds:
-        plan = plan_for(graph, on, "data", bn="local", sync="allreduce" if kind == "ddp" else kind)
+        sync, method = ("allreduce", "data") if kind == "ddp" else (kind, chosen.method)
+        plan = plan_for(graph, on, method, bn="local", sync=sync)
         timeline = simulate(lower(graph, replace(plan, steps=4)), on, Profile(found["profile"]))
         result[kind] = timeline.step_seconds
     return result
@@ -104,17 +106,22 @@ DEVICE = {
 def show(row: dict[str, Any], kinds: list[str]) -> None:
     seconds, said = row["seconds"], row["predicted"]
     busy, wire = seconds["compute beside traffic"], seconds.get("communication", 0.0)
-    print(f"\n{row['model']}, {row['hosts']} hosts at {row['rate']}: link {row['link']['bandwidth'] / 1e6:.0f} MB/s")
+    link = row["link"]
+    print(
+        f"\n{row['model']}, {row['hosts']} hosts at {row['rate']}: {link['bandwidth'] / 1e6:.0f} MB/s, "
+        f"{1e3 * link['latency']:.2f} ms"
+    )
     print(
         f"  compute {1e3 * seconds['compute']:.0f} ms, beside traffic {1e3 * busy:.0f}; communication "
         f"{1e3 * wire:.0f}; overtaken {row['overtaken']}"
     )
+    print(f"  {'':32}      ms  predicted        over bound   x DDP   busiest server / average")
     for kind in kinds:
         own = seconds[kind]
         print(
-            f"  {kind:22} {1e3 * own:7.0f} ms   predicted {1e3 * said[kind]:7.0f} "
-            f"({said[kind] / own - 1:+5.0%})   over max(compute, communication) {own / max(busy, wire) - 1:+5.0%}"
-            f"   throughput {seconds.get('ddp', own) / own:5.2f} x DDP"
+            f"  {kind:32} {1e3 * own:7.0f} {1e3 * said[kind]:10.0f} {said[kind] / own - 1:+6.0%} "
+            f"{own / max(busy, wire) - 1:+10.0%} {seconds.get('ddp', own) / own:8.2f} "
+            f"{row['loads'].get(kind, 1.0):8.2f}"
         )
     sys.stdout.flush()
 

@@ -48,11 +48,17 @@ class Agreeing:
             if rank in s.share.devices:
                 self._given.setdefault(s.slot, []).append(number)
             if rank == s.share.home:
-                rows = slots[s.slot].detach()
-                self._rows[number] = nn.Parameter(rows[s.rows] if rows.ndim else rows)
+                rows = self._cut(slots[s.slot], s)
+                # Where others' updates come while this rank computes, a copy takes them.
+                self._rows[number] = nn.Parameter(rows if sync.synchronous else rows.clone())
                 self._sources[number] = Source(s.name, "parameter", s.share.box, s.slot)
         self._slots, self._slots_place = slots, place
         self.synchroniser: Synchroniser | None = None
+
+    @staticmethod
+    def _cut(tensor: Tensor, s: Sliced) -> Tensor:
+        rows = tensor.detach()
+        return rows[s.rows] if rows.ndim else rows
 
     @property
     def updated(self) -> list[tuple[Source, nn.Parameter]]:
@@ -61,6 +67,7 @@ class Agreeing:
 
     def start(self, optimizer: Optimizer | None, barrier: str = "") -> None:
         """`barrier`: why updates have to wait for all gradients; the optimizer may be another reason."""
+        self._optimizer = optimizer
         made = optimizer if self._rows else None
         own = barrier or (needs_barrier(made) if made is not None else None) or ""
         reasons = [own] if self.sync.synchronous else []
@@ -82,11 +89,9 @@ class Agreeing:
         rank = self.transport.rank
         for number, s in enumerate(self.slices):
             if rank in (*s.share.devices, s.share.home):
-                rows = self._slots[s.slot].detach()
-                self.synchroniser.bind(number, rows[s.rows] if rows.ndim else rows)
-        if not self.sync.synchronous:  # homes update copies, which the optimizer has to know
-            for number, parameter in self._rows.items():
-                parameter.data = self.synchroniser.rows_at_home(number)
+                copied = None if self.sync.synchronous else self._rows.get(number)
+                master = None if copied is None else copied.detach()
+                self.synchroniser.bind(number, self._cut(self._slots[s.slot], s), master)
         times = {n: len(self.slices[n].share.devices) for n in self._rows}
         self._applying: Applying | None = None
         if made is not None and not self.barrier:
@@ -123,6 +128,8 @@ class Agreeing:
     def begin(self) -> None:
         """A step that updates begins: its updates have the optimizer's settings of now."""
         self.clock += 1
+        if self._optimizer is not None:
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]  # or schedulers warn
         if self._applying is not None:
             self._applying.snapshot(self.clock)
         assert self.synchroniser is not None
@@ -134,8 +141,7 @@ class Agreeing:
         gradient = gradient.detach().contiguous()
         items = self._given[slot]
         for number in items:
-            rows = gradient[self.slices[number].rows] if gradient.ndim else gradient
-            self.synchroniser.ready(number, rows)
+            self.synchroniser.ready(number, self._cut(gradient, self.slices[number]))
         self._due[slot] = tuple(items)
 
     def wait(self, slots: Sequence[int]) -> None:
@@ -161,18 +167,20 @@ class Agreeing:
             self.wait(list(self._due))
 
     def synchronize(self) -> None:
-        """All parameters are up to date, and nothing is under way."""
+        """All parameters are up to date, and nothing is under way; all ranks call it."""
         if self.synchroniser is not None:
             self.wait(list(self._due))
             self.synchroniser.synchronize()
+            if self.sync.server is not None:  # one that is no worker has nothing else to wait for
+                self.transport.barrier()
 
     def refresh(self) -> None:
         """Homes that update copies take what the slots hold now."""
         if not self.sync.synchronous:
             with torch.no_grad():
                 for number, rows in self._rows.items():
-                    held, own = self._slots[self.slices[number].slot], self.slices[number].rows
-                    rows.copy_(held[own] if held.ndim else held)
+                    own = self.slices[number]
+                    rows.copy_(self._cut(self._slots[own.slot], own))
 
     def close(self) -> None:
         if self.synchroniser is not None:

@@ -473,6 +473,8 @@ class _Evaluation:
         self.shapes = [tuple(t.shape) for t in batch]
         model = trainer.model
         graph = _evaluating(model, inputs, trainer._loss_function)
+        if graph.loss is None:
+            raise InputError("the module gives no loss: pass loss=... to parallelize, to evaluate.")
         plan = adapt(trainer.plan, trainer.graph, graph)
         program = lower(graph, plan, train=False)
         check(program)
