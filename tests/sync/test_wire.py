@@ -21,9 +21,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from raddle.sync import sockets
+from raddle.sync import meeting
+from raddle.sync.meeting import HELLO, MAGIC
 from raddle.sync.memory import memory_wires
-from raddle.sync.sockets import BYE, HEADER, HELLO, MAGIC, SocketWire
+from raddle.sync.sockets import BYE, HEADER, SocketWire
 from raddle.sync.wire import PULL, PUSH, Counters, Frame, Outbox, Wire, name_ranks
 
 MB = 1_000_000
@@ -565,7 +566,7 @@ def test_a_crowd_of_silent_strangers_is_sent_away() -> None:
         given = ranks.share(0)(address)
 
         def gather() -> None:  # while rank 0 waits for rank 1
-            for _ in range(3 * sockets.STRANGERS):
+            for _ in range(3 * meeting.STRANGERS):
                 with contextlib.suppress(OSError):
                     crowd.append(stranger(address[1], b"ab"))
             come.set()
@@ -589,7 +590,7 @@ def test_a_crowd_of_silent_strangers_is_sent_away() -> None:
     for wire in wires:
         assert isinstance(wire, SocketWire), wire
     together(2, lambda r: wires[r].close())
-    assert len(crowd) > 2 * sockets.STRANGERS
+    assert len(crowd) > 2 * meeting.STRANGERS
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -639,18 +640,18 @@ def test_where_others_reach_a_rank(
         monkeypatch.delenv("MASTER_ADDR", raising=False)
     else:
         monkeypatch.setenv("MASTER_ADDR", master)
-    assert sockets._own_hosts() == hosts
+    assert meeting._own_hosts() == hosts
 
 
 def test_a_host_that_leads_elsewhere_is_passed_over() -> None:
     """Rank 0 has two addresses: at the first, somebody else answers, with the wrong token."""
-    tokens = [bytes([rank]) * sockets.ANSWER for rank in (1, 2)]
+    tokens = [bytes([rank]) * meeting.ANSWER for rank in (1, 2)]
     heard: list[bytes] = []
 
     def answer() -> None:
         caller = impostor.accept()[0]
         caller.recv(HELLO.size)
-        caller.sendall(bytes(sockets.ANSWER))
+        caller.sendall(bytes(meeting.ANSWER))
         heard.append(caller.recv(1))
         caller.close()
 
@@ -661,8 +662,8 @@ def test_a_host_that_leads_elsewhere_is_passed_over() -> None:
             answering.start()
             deadline = time.monotonic() + 10
             address = (["127.0.0.2", "127.0.0.1"], port, tokens[0].hex())
-            call = sockets._Call(1, 0, address, tokens[1], deadline)
-            found = sockets._answer(server, tokens[0], {1: tokens[1]}, deadline)
+            call = meeting._Call(1, 0, address, tokens[1], deadline)
+            found = meeting._answer(server, tokens[0], {1: tokens[1]}, deadline)
             call.join(10)
             answering.join(10)
     assert heard == [b""]  # rank 1 has hung up on it
