@@ -40,8 +40,7 @@ def test_trains_as_the_plain_module_does(which: str, count: int, record_property
 def test_the_selection_covers_pairs() -> None:
     assert {(case.model, case.ranks) for case in SOME} == set(product(TINY, RANKS))
     assert {(case.method, case.ranks) for case in SOME} == set(product(METHODS, RANKS))
-    assert {(case.model, case.method) for case in SOME} == set(product(TINY, METHODS))
-    assert len(SOME) == 120
+    assert len(SOME) == 60
     assert {case.model for case in SOME_FOUND} == set(TINY)
     assert {case.method for case in SOME_FOUND} == {*SEARCHES, "wild"}
     assert len(ALL) == 570

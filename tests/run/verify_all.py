@@ -55,11 +55,12 @@ class Outcome(NamedTuple):
     reason: str = ""
 
 
-# Every model with every method, and both with 2, 3 and 4 ranks.
+# Every model and every method with 2, 3 and 4 ranks, and half of their pairs.
 SOME = [
     Case(model, method, RANKS[(i + k) % len(RANKS)])
     for i, model in enumerate(TINY)
     for k, method in enumerate(METHODS)
+    if (i + k) % 2 == 0
 ]
 # What searches find: those with names, and FlexFlow's from a random start with sums split, which is wild.
 FOUND = [

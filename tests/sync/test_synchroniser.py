@@ -682,12 +682,14 @@ def test_a_dead_wire_reaches_all_who_wait() -> None:
     i = item(0, (0, 1), 0)
     told: list[str] = []
     wire = Stub(1, 2)
-    sync = bound(wire, [i], fail=told.append)
+    sync = bound(wire, [i], fail=told.append, timeout=5.0)
     sync.ready(0, torch.ones(5))
     reason = "rank 1 has lost rank 0: its process has ended without a word"
     threading.Timer(0.05, wire.fail, (reason,)).start()
+    begin = time.monotonic()
     with pytest.raises(RuntimeError, match=reason):
         sync.wait(0)
+    assert time.monotonic() - begin < 4  # woken, not when its time was up
     with pytest.raises(RuntimeError, match=reason):
         sync.synchronize()
     assert told == [reason]

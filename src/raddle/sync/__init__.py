@@ -1,1 +1,35 @@
-"""Copies of parameters agree at their homes: gradients are pushed there and updated rows pulled back."""
+"""Copies of parameters agree, for plans and for any training script: five lines in Horovod's manner.
+
+from raddle import sync
+
+sync.init()                         # joins torchrun's job, or the process group that exists
+sync.broadcast(model)               # all begin with the parameters and buffers of rank 0
+optimizer = sync.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, sync="p3")
+...                                 # loss.backward(); optimizer.step(); optimizer.zero_grad()
+sync.close()
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from raddle.sync.session import broadcast, close, init, rank, report, size
+    from raddle.sync.wrapping import Optimizer
+
+__all__ = ["Optimizer", "broadcast", "close", "init", "rank", "report", "size"]
+
+# Imported on first use: the transports of plans import this package, and sessions import the transports.
+_PUBLIC = dict.fromkeys(("broadcast", "close", "init", "rank", "report", "size"), "session")
+_PUBLIC["Optimizer"] = "wrapping"
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -92,9 +92,11 @@ class Home:
         self._lock = threading.Lock()  # short: who has pushed what
         self._applying = threading.Lock()  # an optimizer's state is not made for two threads
 
-    def bind(self, item: Item, rows: Tensor) -> None:
+    def bind(self, item: Item, rows: Tensor, master: Tensor | None) -> None:
         copied = self._staleness != 0 and self.rank in item.workers
-        self.items[item.number] = Homed(item, rows, rows.clone() if copied else rows)
+        if master is None:
+            master = rows.clone() if copied else rows
+        self.items[item.number] = Homed(item, rows, master)
 
     def push(self, worker: int, number: int, clock: int, part: Tensor, ready: Ready = None) -> None:
         """Takes a worker's gradient, flat; `ready`: when it may be read on another stream."""

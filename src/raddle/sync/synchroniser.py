@@ -91,8 +91,11 @@ class Synchroniser:
         """Updates at this home, in their order; of a long run the latest 100 000 or more."""
         return self._home.log
 
-    def bind(self, number: int, rows: Tensor) -> None:
-        """Says where an item's rows are on this rank, worker or home: a contiguous view from p.detach()."""
+    def bind(self, number: int, rows: Tensor, master: Tensor | None = None) -> None:
+        """Says where an item's rows are on this rank, worker or home: a contiguous view from p.detach().
+
+        `master`: with staleness, what the home updates, if it has a copy of its own already.
+        """
         item = self._items[number]
         if self.rank != item.home and self.rank not in item.workers:
             raise ValueError(
@@ -113,7 +116,7 @@ class Synchroniser:
             here = self._failure.wakes(threading.Event())
             self._held[number] = Held(item, rows, here)
         if self.rank == item.home:
-            self._home.bind(item, rows)
+            self._home.bind(item, rows, master)
 
     def rows_at_home(self, number: int) -> Tensor:
         """What `apply` updates: the bound rows, or, with staleness, the home's own copy of them."""
