@@ -8,6 +8,7 @@ element), it waits for them instead: `barrier` says why.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -182,6 +183,16 @@ class Agreeing:
                     own = self.slices[number]
                     rows.copy_(self._cut(self._slots[own.slot], own))
 
-    def close(self) -> None:
-        if self.synchroniser is not None:
-            self.synchroniser.close()
+    def flush(self, seconds: float) -> None:
+        """At the end: waits, but not long, until nothing of this rank or of its homes is under way.
+
+        A rank that ends because of an error must not wait for others that wait for it.
+        """
+        synchroniser = self.synchroniser
+        if synchroniser is None:
+            return
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if synchroniser.failed or (synchroniser.idle() and synchroniser.served(self.clock)):
+                return
+            time.sleep(0.001)

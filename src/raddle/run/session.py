@@ -172,6 +172,7 @@ def _train(
     )
     recorder = Recorder(trainer)
     losses, seconds = _steps(trainer, job, options, recorder)
+    trainer.synchronize()
     told = _told(trainer)
     if options.trace is not None:
         _trace(trainer, recorder, [rank.kind for rank in told], options.trace)

@@ -47,6 +47,7 @@ from raddle.run.transports.base import Transport
 from raddle.run.transports.processes import Processes
 from raddle.run.weights import Used
 
+FLUSH = 10.0  # seconds for which a trainer that closes waits for what is under way
 T = TypeVar("T")
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 # They look at whole tensors (norms, factors, inner products), which a tile does not have.
@@ -455,6 +456,8 @@ class Trainer:
         self.executor.synchronize()
 
     def close(self) -> None:
+        if self.executor.agreeing is not None:
+            self.executor.agreeing.flush(FLUSH)
         self.transport.close()
 
 
