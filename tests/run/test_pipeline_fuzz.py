@@ -136,7 +136,17 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
         tiles,
         devices,
         bn="microbatch" if microbatches > 1 else "global",
-        sync=rng.choice(["allreduce", "allreduce", "server", f"server:{rng.randrange(devices)}"]),
+        sync=rng.choice(
+            [
+                "allreduce",
+                "allreduce",
+                "server",
+                f"server:{rng.randrange(devices)}",
+                "sharded",
+                "p3:slice=20",
+                f"ps:{rng.randrange(devices)},sliced",
+            ]
+        ),
         bucket=rng.choice([0, 1000, 10**6]),
         microbatches=microbatches,
         recompute=recompute,

@@ -34,7 +34,16 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
     devices = rng.randint(2, 4)
     more: dict[str, Any] = {
         "sync": rng.choice(
-            ["allreduce", "allreduce", "server", f"server:{rng.randrange(devices)}"]
+            [
+                "allreduce",
+                "allreduce",
+                "server",
+                f"server:{rng.randrange(devices)}",
+                "sharded",
+                "p3:slice=20",
+                f"ps:{rng.randrange(devices)},sliced",
+                "ps:greedy,slice=50",
+            ]
         ),
         "microbatches": rng.randint(1, 2),
         "steps": STEPS,

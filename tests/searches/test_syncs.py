@@ -1,0 +1,65 @@
+"""P3 is chosen where the simulation says that it pays, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from raddle import zoo
+from raddle.clusters import Cluster, cluster
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.searches.figures import judge
+from raddle.searches.planning import plan_for
+from raddle.searches.syncs import MARGIN, chosen_sync
+
+
+@cache
+def vgg() -> Graph:
+    """Three quarters of its parameters are in one layer, the first that has a gradient."""
+    work = zoo.load("vgg19", batch=32, device="meta")
+    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+
+
+def hosts(bandwidth: str) -> Cluster:
+    kind = {"flops": {"float32": "4 TFLOP/s"}, "bandwidth": "100 GB/s", "memory": "64 GB"}
+    return Cluster.from_dict(
+        {
+            "name": "hosts",
+            "devices": {"node": kind},
+            "nodes": [{"count": 2, "devices": ["node"]}],
+            "network": {"bandwidth": bandwidth, "latency": "50 us"},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "sync"), [("0.4 GB/s", "p3"), ("0.7 GB/s", "p3"), ("100 GB/s", "allreduce")]
+)
+def test_it_pays_where_communication_takes_as_long_as_compute(bandwidth: str, sync: str) -> None:
+    on = hosts(bandwidth)
+    plan = plan_for(vgg(), on, "data", bn="local")
+    assert plan.sync == "allreduce"  # a named method is what it is
+    seconds = {
+        s: judge(vgg(), replace(plan, sync=s), on).step_seconds for s in ("allreduce", "p3")
+    }
+    assert chosen_sync(plan, on, lambda p: seconds[p.sync]) == sync
+    assert (seconds["p3"] < (1 - MARGIN) * seconds["allreduce"]) == (sync == "p3")
+
+
+@pytest.mark.parametrize("machine", ["local:2", "p100:1x4", "p100:4x4"])
+def test_devices_of_a_node_have_better_ways(machine: str) -> None:
+    on = cluster(machine)
+    plan = plan_for(vgg(), on, "data", bn="local")
+    assert chosen_sync(plan, on, lambda p: {"p3": 0.1}.get(p.sync, 1.0)) == "allreduce"
+
+
+def test_auto_chooses_for_itself_and_does_as_it_is_told() -> None:
+    torch.manual_seed(0)
+    on = hosts("0.4 GB/s")
+    pins = ["*=n/2"]  # only how parameters agree is left to choose
+    assert plan_for(vgg(), on, "auto", budget=1, pins=pins).sync == "p3"
+    assert plan_for(vgg(), on, "auto", budget=1, pins=pins, sync="allreduce").sync == "allreduce"

@@ -1,0 +1,100 @@
+"""Ranks as processes on gloo, forked once, that run many cases: for tests.
+
+    python tests/sync/wrapping_ranks.py 2 [words]     runs all cases for 2 ranks whose names have a word
+
+Prints a JSON object: by case, what went wrong on which rank; empty if nothing did.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+
+Case = Callable[[int, int], None]  # rank, size
+PATIENCE = 60.0  # seconds
+
+
+def run(size: int, cases: dict[str, Case]) -> dict[str, str]:
+    """By case, its errors. A rank that dies fails what is left."""
+    fork = multiprocessing.get_context("fork")
+    found: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, processes = [], []
+        for rank in range(size):
+            here, there = fork.Pipe(duplex=False)
+            process = fork.Process(
+                target=_rank, args=(rank, size, f"{folder}/store", cases, there), daemon=True
+            )
+            process.start()
+            there.close()
+            pipes.append(here)
+            processes.append(process)
+        dead = ""
+        for name in cases:
+            errors = [dead]
+            for rank, pipe in enumerate(pipes):
+                try:
+                    if not dead:
+                        errors.append(pipe.recv())
+                except EOFError:
+                    dead = f"rank {rank} died in or before {name}"
+                    errors.append(dead)
+            found[name] = "\n".join(e for e in errors if e)
+        for process in processes:
+            if dead:
+                process.terminate()
+            process.join(20)
+    return found
+
+
+def _rank(rank: int, size: int, store: str, cases: dict[str, Case], pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=size,
+        timeout=timedelta(seconds=PATIENCE),
+    )  # fmt: skip
+    from raddle import sync
+
+    for name, case in cases.items():
+        try:
+            t=time.time()
+            sync.init(timeout=PATIENCE)
+            t1=time.time()
+            case(rank, size)
+            t2=time.time()
+            sync.close()
+            if rank==0: print(f"{time.time()-t:.2f} init {t1-t:.2f} close {time.time()-t2:.2f} {name}",file=sys.stderr)
+            pipe.send("")
+        except BaseException:
+            pipe.send(f"rank {rank}: {traceback.format_exc()}")
+            sync.close()  # tells the others
+        dist.barrier()
+    dist.destroy_process_group()
+    pipe.close()
+    os._exit(0)  # without the parent's atexit
+
+
+def main(arguments: Sequence[str]) -> int:
+    import wrapping_cases
+
+    size, words = int(arguments[0]), arguments[1:]
+    cases = wrapping_cases.cases(size)
+    chosen = {n: c for n, c in cases.items() if not words or any(w in n for w in words)}
+    found = run(size, chosen)
+    print(json.dumps(found))
+    return int(any(found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
