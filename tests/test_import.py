@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[1] / "src"
-PACKAGES = ("graph", "plan", "program", "run", "zoo")  # all that a rank needs to run a plan
+PACKAGES = ("graph", "plan", "program", "run", "sync", "zoo")  # all that a rank needs to run a plan
 RUNTIME = [
     SRC / "raddle/errors.py",
     *sorted(path for name in PACKAGES for path in (SRC / "raddle" / name).rglob("*.py")),

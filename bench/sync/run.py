@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="of a block")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("-o", "--out", help="the rows as JSON, for plot.py")
     chosen = parser.parse_args()
     kinds = chosen.kinds.split(";")
     rows = []
@@ -50,6 +51,8 @@ def main() -> None:
         rows.append(row)
         if not chosen.json:
             show(row, kinds)
+    if chosen.out:
+        pathlib.Path(chosen.out).write_text(json.dumps(rows, indent=1))
     if chosen.json:
         print(json.dumps(rows, indent=1))
 
@@ -71,7 +74,9 @@ def at_rate(chosen: argparse.Namespace, rate: str, kinds: list[str]) -> dict[str
         found = json.loads(out.read_text())
     found["predicted"] = predicted(chosen, kinds, found)
     del found["profile"]
-    return {"model": chosen.model, "hosts": chosen.hosts, "rate": rate, **found}
+    return {
+        "model": chosen.model, "hosts": chosen.hosts, "batch": chosen.batch, "rate": rate, **found,
+    }  # fmt: skip
 
 
 def predicted(
