@@ -11,12 +11,12 @@ import json
 import multiprocessing
 import os
 import sys
-import time
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -66,23 +66,36 @@ def _rank(rank: int, size: int, store: str, cases: dict[str, Case], pipe: Connec
     )  # fmt: skip
     from raddle import sync
 
-    for name, case in cases.items():
+    for case in cases.values():
         try:
-            t=time.time()
-            sync.init(timeout=PATIENCE)
-            t1=time.time()
+            _start(sync)
             case(rank, size)
-            t2=time.time()
-            sync.close()
-            if rank==0: print(f"{time.time()-t:.2f} init {t1-t:.2f} close {time.time()-t2:.2f} {name}",file=sys.stderr)
+            _end(sync)
             pipe.send("")
         except BaseException:
             pipe.send(f"rank {rank}: {traceback.format_exc()}")
             sync.close()  # tells the others
         dist.barrier()
+    sync.close()
     dist.destroy_process_group()
     pipe.close()
     os._exit(0)  # without the parent's atexit
+
+
+def _start(sync: Any) -> None:
+    """A session serves many cases, unless one has ended it."""
+    from raddle.sync import session
+
+    if session._session is None:
+        sync.init(timeout=PATIENCE)
+
+
+def _end(sync: Any) -> None:
+    from raddle.sync import session
+
+    if session._session is not None:
+        for optimizer in list(session._session.optimizers):
+            optimizer.close()
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -113,6 +113,10 @@ class Home:
                 homed.owed.append((time.perf_counter(), worker, clock))
                 self._answer(homed)
 
+    def served(self, clock: int) -> bool:
+        each = [1 if self._staleness == 0 else len(h.order) for h in self.items.values()]
+        return all(h.version >= clock * n for h, n in zip(self.items.values(), each, strict=True))
+
     def admit(self, clock: int) -> None:
         """Lets updates up to a clock happen, and does those that have waited for it."""
         with self._lock:

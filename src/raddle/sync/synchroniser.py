@@ -228,6 +228,18 @@ class Synchroniser:
             )
         self._home.publish()
 
+    @property
+    def failed(self) -> bool:
+        return bool(self._failure.reason)
+
+    def idle(self) -> bool:
+        """Whether all that this rank has handed in is back."""
+        return all(held.here.is_set() for held in self._held.values())
+
+    def served(self, clock: int) -> bool:
+        """Whether every item whose home is here has had all its updates up to a clock."""
+        return self._home.served(clock)
+
     def stop(self, reason: str) -> None:
         """Another rank has failed: every wait here raises. `fail` is not called: they know."""
         self._failure.happen(f"rank {self.rank} stops: {reason}", tell=False)
