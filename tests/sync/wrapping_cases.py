@@ -111,6 +111,18 @@ class Aliased(nn.Module):
         return x @ (self.a.view(-1) + self.b.view(-1)).view(36, 3)
 
 
+class Negative(nn.Module):
+    """A gradient of negative zeros is a gradient: weight decay moves the parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.z = nn.Linear(36, 3), nn.Parameter(torch.randn(5, 3))
+        self.z.register_hook(lambda g: torch.full_like(g, -0.0))
+
+    def forward(self, x: Tensor, step: int = 0) -> Tensor:
+        return self.always(x) + self.z.sum(0)
+
+
 def make(kind: type[nn.Module], dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(1)
     return kind().to(dtype)
@@ -772,7 +784,7 @@ def garbage(rank: int, size: int) -> None:
     optimizer.synchronize()
     dist.barrier()
     if rank == 1:
-        optimizer._homing._wire._lines[0].sendall(b"GET / HTTP/1.1\r\n" * 9)
+        optimizer._homing._wire._wire._lines[0].sendall(b"GET / HTTP/1.1\r\n" * 9)
     words = "that are no frame" if rank == 0 else "rank 1 stops: rank 0 failed: rank 0 got"
     expect(words, lambda: train(model, model, optimizer, rank, steps=range(100)))
 
@@ -787,7 +799,7 @@ def cases(size: int) -> dict[str, Case]:
         for name in OPTIMIZERS if size == 2 else [list(OPTIMIZERS)[(number + size) % 2]]:
             found[f"plain {name} {text}"] = partial(alike, kind=Plain, name=name, text=text)
     for number, text in enumerate(SOME):
-        for kind in (Shared, Unused, Aliased) if size == 2 else ((Shared, Unused)[number % 2],):
+        for kind in (Shared, Unused, Aliased, Negative) if size == 2 else ((Shared, Unused)[number % 2],):
             found[f"{kind.__name__} {text}"] = partial(alike, kind=kind, name="SGD", text=text)
         if size != 4:
             found[f"Unused Adam {text}"] = partial(alike, kind=Unused, name="Adam", text=text)

@@ -227,7 +227,11 @@ def _told(trainer: Trainer) -> list[Told]:
     transport, place = trainer.transport, trainer.place
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
     counts = (transport.sent_in_all(), dict(transport.reduced))
-    return trainer._exchange(Told(kind, torch.get_num_threads(), *counts))
+    slices = (0, 0)
+    if trainer.executor.agreeing is not None:
+        counters = transport.wire().counters
+        slices = counters.messages, counters.overtaken
+    return trainer._exchange(Told(kind, torch.get_num_threads(), *counts, slices))
 
 
 def _trace(trainer: Trainer, recorder: Recorder, kinds: Sequence[str], path: str) -> None:

@@ -18,6 +18,10 @@ class Told(NamedTuple):
     threads: int
     sent: dict[int, int]  # bytes by target, in all steps
     reduced: dict[tuple[int, ...], int]  # bytes by group
+    slices: tuple[int, int] = (
+        0,
+        0,
+    )  # messages with slices of parameters, and those that overtook one
 
 
 def summarise(
@@ -64,6 +68,9 @@ def summarise(
             for group, nbytes in sorted(rank.reduced.items())
             if nbytes and source == group[0]
         ],
+        "sync": plan.sync,
+        "slices": sum(rank.slices[0] for rank in told) // steps,
+        "overtaken": sum(rank.slices[1] for rank in told) // steps,
         "trace": options.trace,
     }
 
@@ -90,5 +97,10 @@ def _lines(r: Mapping[str, Any]) -> Iterator[str]:
     for row in r["reduced"]:
         members = ", ".join(map(str, row["devices"]))
         yield f"summed     over {members}  {row['bytes']:,} bytes of each a step"
+    if r["slices"]:
+        yield (
+            f"{r['sync'].partition(':')[0]:10} {r['slices']:,} messages a step with slices of parameters, "
+            f"{r['overtaken']:,} of which overtook another"
+        )
     if r["trace"] is not None:
         yield f"trace      {r['trace']}: open it at ui.perfetto.dev"
