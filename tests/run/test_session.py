@@ -111,7 +111,7 @@ def plan(tmp_path: pathlib.Path) -> Callable[..., str]:
 KEYS = {
     "plan", "model", "method", "batch", "devices", "device", "threads", "dtype", "optimizer", "steps",
     "warmup", "step_ms", "fastest_ms", "slowest_ms", "predicted_ms", "cluster", "samples_per_s",
-    "loss_first", "loss_last", "sent", "reduced", "trace",
+    "loss_first", "loss_last", "sent", "reduced", "trace", "sync", "slices", "overtaken",
 }  # fmt: skip
 
 
