@@ -1,0 +1,159 @@
+"""This process's part in a job: it gives every optimizer lines of its own and ends them in order."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from raddle.run.exchange import exchange_over
+from raddle.run.transports.processes import Processes
+from raddle.sync.timeline import Timeline
+
+CPU = torch.device("cpu")
+
+
+class Ending(Protocol):
+    """An optimizer of the session."""
+
+    def close(self, failed: str = "") -> None: ...
+
+    def report(self) -> dict[str, Any]: ...
+
+
+class Session:
+    """What `init` makes."""
+
+    def __init__(self, backend: str | None, timeout: float, timeline: str) -> None:
+        self.timeout = timeout
+        self.optimizers: list[Ending] = []
+        self.opened = 0  # lines that were made: the same on all ranks
+        self._backend = backend
+        self.transport = Processes(CPU, "gloo", timeout)  # joins, if nobody has
+        self.rank, self.size = self.transport.rank, self.transport.size
+        self.timeline = Timeline(timeline, self.rank) if timeline else None
+
+    def open(self, device: torch.device) -> Processes:
+        """Groups, an alarm and, when asked for, a wire that nobody else uses; all ranks call it."""
+        backend = "gloo"
+        if device.type == "cuda":
+            backend = self._backend or "nccl"
+        transport = Processes(device, backend, self.timeout)
+        atexit.unregister(transport.close)  # at the end of the process, `close` comes first
+        self.opened += 1
+        return transport
+
+    def exchange(self, mine: Any) -> list[Any]:
+        """Objects of all ranks, which all call it."""
+        return exchange_over(self.transport, CPU, mine)
+
+    def close(self, failed: str) -> None:
+        """`failed`: why this rank ends before its time; others are told, and not waited for."""
+        try:
+            for optimizer in list(self.optimizers):
+                optimizer.close(failed)
+            if self.timeline is not None:
+                self.timeline.write(None if failed else self.exchange)
+        except BaseException as error:
+            failed = failed or str(error)
+            raise
+        finally:
+            if failed:
+                with contextlib.suppress(Exception):
+                    self.transport.fail(failed)
+                for optimizer in list(self.optimizers):
+                    with contextlib.suppress(Exception):
+                        optimizer.close(failed)
+            self.transport.close()
+
+
+_session: Session | None = None
+
+
+def init(
+    *, timeout: float = 300.0, timeline: str | os.PathLike[str] = "", backend: str | None = None
+) -> None:
+    """Joins the process group that exists, or else torchrun's job. All ranks call it.
+
+    `timeout`: seconds that anything is waited for. `timeline`: a file for a Chrome trace, also by
+    RADDLE_TIMELINE. `backend`: what sums gradients that are on GPUs: nccl (which it is by itself) or gloo.
+    """
+    global _session
+    if _session is not None:
+        raise RuntimeError("raddle.sync is initialised already: call init() once, or close() first")
+    path = os.fspath(timeline) or os.environ.get("RADDLE_TIMELINE", "")
+    _session = Session(backend, timeout, path)
+    atexit.register(_end)
+
+
+def session() -> Session:
+    if _session is None:
+        raise RuntimeError("raddle.sync is not initialised: call raddle.sync.init() first")
+    return _session
+
+
+def close() -> None:
+    """Ends the session: all that is under way arrives first, on all ranks, which all call it.
+
+    Where an exception is being handled it is told to the others, who stop. More calls do nothing.
+    """
+    _close(sys.exc_info()[1])
+
+
+def _end() -> None:
+    """At the end of the process: an exception that nobody has caught is told to the others."""
+    _close(getattr(sys, "last_value", None))
+
+
+def _close(error: BaseException | None) -> None:
+    global _session
+    ending, _session = _session, None
+    if ending is None:
+        return
+    atexit.unregister(_end)
+    failed = "" if error is None else f"it has raised {type(error).__name__}: {error}"
+    ending.close(failed)
+
+
+def rank() -> int:
+    return session().rank
+
+
+def size() -> int:
+    return session().size
+
+
+def broadcast(what: nn.Module | Iterable[Tensor], source: int = 0) -> None:
+    """Copies parameters and buffers of a module, or tensors, from one rank to all. All ranks call it."""
+    transport = session().transport
+    with torch.no_grad():
+        for tensor in _tensors(what):
+            held = tensor.detach().to(CPU).contiguous().clone()
+            if held.numel():  # as bytes: gloo does not know all types
+                transport.broadcast(source, held.view(-1).view(torch.uint8)).wait()
+                if transport.rank != source:
+                    tensor.detach().copy_(held)
+
+
+def _tensors(what: nn.Module | Iterable[Tensor]) -> Iterator[Tensor]:
+    if isinstance(what, nn.Module):
+        yield from what.parameters()
+        yield from what.buffers()
+    else:
+        yield from what
+
+
+def report() -> dict[str, Any]:
+    """Counters of this rank: one entry for each optimizer."""
+    own = session()
+    return {
+        "rank": own.rank,
+        "size": own.size,
+        "optimizers": [optimizer.report() for optimizer in own.optimizers],
+    }
