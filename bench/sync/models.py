@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from raddle.clusters import Cluster
 from raddle.zoo.resnet import ResNet
 from raddle.zoo.vgg import VGG, VGG19
 
@@ -19,6 +20,26 @@ class Task(NamedTuple):
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(output, target)
+
+
+# A core of the machine; operators are measured, so this counts for updates and searches alone.
+DEVICE = {
+    "flops": {"float32": "60 GFLOP/s"}, "bandwidth": "8 GB/s", "memory": "8 GB", "overhead": "10 us",
+}  # fmt: skip
+
+
+def hosts(count: int, bandwidth: float, latency: float = 2e-4) -> Cluster:
+    """The lab as a cluster; bandwidth in bytes/s."""
+    return Cluster.from_dict(
+        {
+            "name": "lab",
+            "devices": {"core": DEVICE},
+            "nodes": [{"count": count, "devices": ["core"]}],
+            "network": {
+                "bandwidth": bandwidth, "latency": latency, "duplex": True, "per_device": False,
+            },
+        }
+    )  # fmt: skip
 
 
 def alexnet() -> nn.Module:

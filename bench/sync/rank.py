@@ -19,12 +19,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from models import task
+from models import hosts, task
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import raddle
-from raddle.clusters import cluster
 from raddle.costs.profile import measure
 from raddle.graph.capture import capture
 from raddle.plan.plan import Plan
@@ -67,6 +66,7 @@ class Bench:
         self.trainers: dict[str, Trainer] = {}
 
     def run(self) -> dict[str, Any]:
+        link = _link(self.rank, self.size)
         steps = {kind: self._step(kind) for kind in self.asked["kinds"]}
         steps["compute"] = self._plain(copy.deepcopy(self.task.model))
         times: dict[str, list[float]] = {name: [] for name in (*steps, "compute beside traffic")}
@@ -75,7 +75,7 @@ class Bench:
         for turn in range(1 + self.asked["rounds"]):  # the first warms up
             for name, step in steps.items():
                 self._note(times, name, turn, self._block(step, self.trainers.get(name)))
-            with traffic(self.rank, self.size):
+            with traffic(self.rank, self.size, self._rate(times["compute"] or [1.0], link)):
                 seconds = self._block(steps["compute"], None)
             self._note(times, "compute beside traffic", turn, seconds)
             if "p3" in steps:
@@ -83,9 +83,9 @@ class Bench:
         result = {
             "seconds": {name: statistics.median(own) for name, own in times.items()},
             "spread": {name: [min(own), max(own)] for name, own in times.items()},
-            "link": _link(self.rank, self.size),
+            "link": link,
             "loads": {kind: loads_of(t) for kind, t in self.trainers.items()},
-            "profile": self._profile(),
+            "profile": self._profile(self._rate(times["compute"], link)),
             "overtaken": self._overtaken(),
         }
         dist.barrier()
@@ -129,7 +129,7 @@ class Bench:
         return lambda: void(trainer.step(*part))
 
     def _plan(self, sync: str) -> Plan:
-        on = cluster(f"local:{self.size}")
+        on = hosts(self.size, self.asked["bytes_per_s"])
         return plan_for(self.graph, on, self.asked["method"], bn="local", sync=sync)
 
     def _plain(self, module: nn.Module) -> Callable[[], None]:
@@ -166,18 +166,23 @@ class Bench:
             return 0
         return int(self.trainers["p3"].transport.wire().counters.overtaken)
 
-    def _profile(self) -> dict[str, float]:
-        """Operators of a rank's share, measured here, on all ranks at the same time."""
-        on = cluster(f"local:{self.size}")
-        plan = plan_for(self.graph, on, self.asked["method"], bn="local", sync="allreduce")
+    def _rate(self, compute: list[float], link: dict[str, float]) -> float:
+        """Bytes a second of what data parallelism sends in a step, spread over the step."""
+        weights = sum(p.nbytes for p in self.task.model.parameters())
+        sent = 2 * (self.size - 1) / self.size * weights
+        return sent / max(statistics.median(compute), sent / link["bandwidth"])
+
+    def _profile(self, rate: float) -> dict[str, float]:
+        """Operators of a rank's share, on all ranks at the same time, beside a step's traffic."""
+        plan = self._plan("allreduce")
         active = active_values(self.graph)
         wanted = {
             op.name: [i for i, name in enumerate(op.inputs) if name in active]
             for op in self.graph.ops
         }
         boxes = [(op, tile.box) for op in self.graph.ops for tile in plan.tiles[op.name].tiles]
-        dist.barrier()
-        return measure(self.graph, boxes, wanted, "core", repeats=7).seconds
+        with traffic(self.rank, self.size, rate):
+            return measure(self.graph, boxes, wanted, "core", repeats=9).seconds
 
 
 def loads_of(trainer: Trainer) -> float:
@@ -194,16 +199,17 @@ def void(_: object) -> None:
 
 
 @contextmanager
-def traffic(rank: int, size: int) -> Iterator[None]:
-    """Keeps the link to the next rank busy in both directions."""
+def traffic(rank: int, size: int, rate: float) -> Iterator[None]:
+    """Sends so many bytes a second to the next rank: what a step sends, spread over it."""
     wire, over = SocketWire(rank, size, shared(size), timeout=60), threading.Event()
     wire.expect({0: MEGABYTE.nbytes})
     wire.start(lambda source, frame, payload: None, lambda reason: None)
 
     def talk() -> None:
-        sent = 0
+        sent, begun = 0, time.perf_counter()
         while not over.is_set():
-            if sent - wire.counters.messages < 3:
+            due = sent * MEGABYTE.nbytes < rate * (time.perf_counter() - begun)
+            if due and sent - wire.counters.messages < 3:
                 wire.send((rank + 1) % size, Frame(PUSH, 0, sent + 1), MEGABYTE, 0)
                 sent += 1
             else:

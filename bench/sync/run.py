@@ -14,13 +14,13 @@ import tempfile
 from dataclasses import replace
 from typing import Any
 
-from models import task
+from models import hosts, task
 
-from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.lab import Lab, launch
+from raddle.lab.rates import parse_rate
 from raddle.lab.torchrun import lines
 from raddle.program.lower import lower
 from raddle.searches.planning import plan_for
@@ -63,6 +63,7 @@ def at_rate(chosen: argparse.Namespace, rate: str, kinds: list[str]) -> dict[str
         asked = {
             "model": chosen.model, "batch": chosen.batch, "kinds": kinds, "rounds": chosen.rounds,
             "steps": chosen.steps, "method": chosen.method, "out": str(out),
+            "bytes_per_s": parse_rate(rate) / 8,
         }  # fmt: skip
         try:
             with Lab.up(hosts=chosen.hosts, rate=rate, name="bench-sync") as lab:
@@ -72,6 +73,7 @@ def at_rate(chosen: argparse.Namespace, rate: str, kinds: list[str]) -> dict[str
             print(f"skipped: {error}")
             sys.exit(0)
         found = json.loads(out.read_text())
+    found["bytes_per_s"] = asked["bytes_per_s"]
     found["predicted"] = predicted(chosen, kinds, found)
     del found["profile"]
     return {
@@ -85,27 +87,15 @@ def predicted(
     """Seconds by the simulation, with the operators and the link as they were measured there."""
     given = task(chosen.model, chosen.batch)
     graph = capture(given.model, given.inputs, targets=given.targets, loss=given.loss)
-    on = Cluster.from_dict(
-        {
-            "name": "lab",
-            "devices": {"core": DEVICE},
-            "nodes": [{"count": chosen.hosts, "devices": ["core"]}],
-            "network": {**found["link"], "duplex": True, "per_device": False},
-        }
-    )
+    on = hosts(chosen.hosts, **found["link"])
+    planned = hosts(chosen.hosts, found["bytes_per_s"])
     result = {}
     for kind in kinds:
         sync, method = ("allreduce", "data") if kind == "ddp" else (kind, chosen.method)
-        plan = plan_for(graph, on, method, bn="local", sync=sync)
+        plan = plan_for(graph, planned, method, bn="local", sync=sync)
         timeline = simulate(lower(graph, replace(plan, steps=4)), on, Profile(found["profile"]))
         result[kind] = timeline.step_seconds
     return result
-
-
-# A core of the machine; operators are measured, so this counts for updates alone.
-DEVICE = {
-    "flops": {"float32": "60 GFLOP/s"}, "bandwidth": "8 GB/s", "memory": "8 GB", "overhead": "10 us",
-}  # fmt: skip
 
 
 def show(row: dict[str, Any], kinds: list[str]) -> None:

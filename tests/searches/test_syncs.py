@@ -14,7 +14,7 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.searches.figures import judge
 from raddle.searches.planning import plan_for
-from raddle.searches.syncs import MARGIN, chosen_sync
+from raddle.searches.syncs import MARGIN, MESSAGE, chosen_sync, host_seconds
 
 
 @cache
@@ -43,11 +43,19 @@ def test_it_pays_where_communication_takes_as_long_as_compute(bandwidth: str, sy
     on = hosts(bandwidth)
     plan = plan_for(vgg(), on, "data", bn="local")
     assert plan.sync == "allreduce"  # a named method is what it is
-    seconds = {
-        s: judge(vgg(), replace(plan, sync=s), on).step_seconds for s in ("allreduce", "p3")
-    }
+    timelines = {s: judge(vgg(), replace(plan, sync=s), on) for s in ("allreduce", "p3")}
+    seconds = {s: t.step_seconds + host_seconds(t.program) for s, t in timelines.items()}
     assert chosen_sync(plan, on, lambda p: seconds[p.sync]) == sync
     assert (seconds["p3"] < (1 - MARGIN) * seconds["allreduce"]) == (sync == "p3")
+
+
+def test_many_small_messages_cost_their_host() -> None:
+    plan = plan_for(vgg(), hosts("1 GB/s"), "data", bn="local", sync="p3")
+    timeline = judge(vgg(), plan, hosts("1 GB/s"))
+    slices = [s for own in timeline.program.slices.values() for s in own]
+    small = sum(s.box.volume < 125_000 for s in slices)
+    assert 20 < small < len(slices)
+    assert host_seconds(timeline.program) == pytest.approx(small * 2 * 2 / 2 * MESSAGE)
 
 
 @pytest.mark.parametrize("machine", ["local:2", "p100:1x4", "p100:4x4"])

@@ -71,7 +71,9 @@ def read_sync(text: str) -> Sync:
         return Sync(kind)
     if kind not in ("ps", "p3"):
         raise _wrong(text, kind)
-    fields: dict[str, object] = {"slice": SLICE if kind == "p3" else 0}
+    fields: dict[str, object] = {}
+    if kind == "p3":
+        fields = {"slice": SLICE, "assign": "greedy"}
     for word in words:
         fields.update(_word(text, word, p3=kind == "p3"))
     return Sync(kind, **fields)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from raddle.searches.pins import read_pin
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.recomputing import blocks
 from raddle.searches.settings import AUTO, BUDGET, Found, Settings
-from raddle.searches.syncs import chosen_sync
+from raddle.searches.syncs import chosen_sync, host_seconds
 
 PARTITIONS = ("hypergraph-coarse", "hypergraph-fine", "hypergraph-mixed")
 SEARCHES = ("optcnn", "flexflow", *PARTITIONS, "pipeline", "auto")
@@ -135,9 +135,11 @@ def plan_of(
 def _faster(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> str:
     from raddle.searches.figures import judge  # numba is needed to simulate alone
 
-    return chosen_sync(
-        plan, cluster, lambda p: judge(graph, p, cluster, settings.profile).step_seconds
-    )
+    def step(candidate: Plan) -> float:
+        timeline = judge(graph, candidate, cluster, settings.profile)
+        return timeline.step_seconds + host_seconds(timeline.program)
+
+    return chosen_sync(plan, cluster, step)
 
 
 def check_pipeline(method: str, settings: Settings) -> None:

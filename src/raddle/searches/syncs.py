@@ -1,4 +1,4 @@
-"""Which way to synchronise parameters: P3 where the simulation says that it pays, else all-reduce."""
+"""Which way to synchronise parameters: P3 where it pays, else all-reduce."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from dataclasses import replace
 from raddle.clusters import Cluster
 from raddle.plan.pipelining import is_asynchronous
 from raddle.plan.plan import Plan
+from raddle.plan.syncing import SLICE
+from raddle.program.describe import OF_PARAMETERS
+from raddle.program.program import Move, Program
 
-MARGIN = 0.03  # what threads and small messages cost beside the compute is not simulated
+MARGIN = 0.05  # predictions are not better than that
+MESSAGE = (
+    3e-4  # seconds of a core for each end of a message with a slice, as measured in bench/sync
+)
 
 
 def chosen_sync(plan: Plan, cluster: Cluster, step: Callable[[Plan], float]) -> str:
-    """`step(plan)` gives simulated seconds.
+    """`step(plan)` gives the seconds of a step.
 
     Slices travel through the host, so P3 is for devices on nodes of their own: inside of a node they
     have better ways.
@@ -24,3 +30,15 @@ def chosen_sync(plan: Plan, cluster: Cluster, step: Callable[[Plan], float]) -> 
         return "allreduce"
     plain, urgent = (step(replace(plan, sync=sync)) for sync in ("allreduce", "p3"))
     return "p3" if urgent < (1 - MARGIN) * plain else "allreduce"
+
+
+def host_seconds(program: Program) -> float:
+    """What small messages cost a device's host in a step, which is not simulated.
+
+    Large ones take longer on their link.
+    """
+    if not program.slices:
+        return 0.0
+    moves = (i for i in program.instructions if isinstance(i, Move) and i.what in OF_PARAMETERS)
+    ends = 2 * sum(m.elements < SLICE // 2 for move in moves for m in move.messages)
+    return MESSAGE * ends / program.plan.devices / program.plan.steps

@@ -1,4 +1,4 @@
-"""How ranks meet: the higher of a pair calls the lower; tokens, known to ranks alone, keep strangers out."""
+"""How ranks meet: the higher of a pair calls the lower; tokens, known to ranks only, keep strangers out."""
 
 from __future__ import annotations
 
