@@ -14,7 +14,7 @@ from raddle.program.program import Move, Program
 
 MARGIN = 0.05  # predictions are not better than that
 MESSAGE = (
-    3e-4  # seconds of a core for each end of a message with a slice, as measured in bench/sync
+    4e-4  # seconds of a core for each end of a message with a slice, as measured in bench/sync
 )
 
 
