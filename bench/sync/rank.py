@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,12 +25,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import raddle
-from raddle.costs.profile import measure
+from raddle.costs.profile import Profile, measure
 from raddle.graph.capture import capture
 from raddle.plan.plan import Plan
 from raddle.program.lower import active_values
 from raddle.run.trainer import Trainer
+from raddle.searches.figures import judge
 from raddle.searches.planning import plan_for
+from raddle.searches.syncs import host_seconds, with_sync
 from raddle.sync.sockets import SocketWire
 from raddle.sync.wire import PUSH, Frame
 
@@ -64,11 +67,16 @@ class Bench:
             name=asked["model"],
         )
         self.trainers: dict[str, Trainer] = {}
+        self.chosen: tuple[str, int] | None = None  # what `auto` takes: sync and bytes of a bucket
 
     def run(self) -> dict[str, Any]:
         link = _link(self.rank, self.size)
+        plain = self._plain(copy.deepcopy(self.task.model))
+        plain()
+        self.profile = self._profile(self._rate([self._block(plain, None)], link))
+        self.on = hosts(self.size, **link)
         steps = {kind: self._step(kind) for kind in self.asked["kinds"]}
-        steps["compute"] = self._plain(copy.deepcopy(self.task.model))
+        steps["compute"] = plain
         times: dict[str, list[float]] = {name: [] for name in (*steps, "compute beside traffic")}
         if "p3" in steps:
             times["communication"] = []
@@ -85,7 +93,8 @@ class Bench:
             "spread": {name: [min(own), max(own)] for name, own in times.items()},
             "link": link,
             "loads": {kind: loads_of(t) for kind, t in self.trainers.items()},
-            "profile": self._profile(self._rate(times["compute"], link)),
+            "profile": self.profile,
+            "auto": self.chosen,
             "overtaken": self._overtaken(),
         }
         dist.barrier()
@@ -130,7 +139,20 @@ class Bench:
 
     def _plan(self, sync: str) -> Plan:
         on = hosts(self.size, self.asked["bytes_per_s"])
+        if sync == "auto":
+            plan = self._plan("allreduce")
+            found: list[Any] = [None]
+            if self.rank == 0:
+                best = with_sync(plan, self.on, self._seconds)
+                found = [(best.sync, best.bucket)]
+            dist.broadcast_object_list(found)
+            self.chosen = found[0]
+            return replace(plan, sync=found[0][0], bucket=found[0][1])
         return plan_for(self.graph, on, self.asked["method"], bn="local", sync=sync)
+
+    def _seconds(self, plan: Plan) -> float:
+        timeline = judge(self.graph, plan, self.on, Profile(self.profile))
+        return timeline.step_seconds + host_seconds(timeline.program)
 
     def _plain(self, module: nn.Module) -> Callable[[], None]:
         optimizer = sgd(module.parameters())

@@ -92,7 +92,11 @@ def predicted(
     result = {}
     for kind in kinds:
         sync, method = ("allreduce", "data") if kind == "ddp" else (kind, chosen.method)
-        plan = plan_for(graph, planned, method, bn="local", sync=sync)
+        plan = plan_for(
+            graph, planned, method, bn="local", sync="allreduce" if kind == "auto" else sync
+        )
+        if kind == "auto":
+            plan = replace(plan, sync=found["auto"][0], bucket=found["auto"][1])
         timeline = simulate(lower(graph, replace(plan, steps=4)), on, Profile(found["profile"]))
         result[kind] = timeline.step_seconds
     return result
@@ -110,6 +114,8 @@ def show(row: dict[str, Any], kinds: list[str]) -> None:
         f"  compute {1e3 * seconds['compute']:.0f} ms, beside traffic {1e3 * busy:.0f}; communication "
         f"{1e3 * wire:.0f}; overtaken {row['overtaken']}"
     )
+    if row["auto"]:
+        print(f"  auto: {row['auto'][0]}, buckets of {row['auto'][1] / 2**20:g} MiB")
     print(f"  {'':32}      ms  predicted        over bound   x DDP   busiest server / average")
     for kind in kinds:
         own = seconds[kind]

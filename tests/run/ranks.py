@@ -14,11 +14,13 @@ def on_threads(size: int, work: Callable[[Trainer], Any], *args: Any, **more: An
     """What `work(trainer)` gives on each rank; a failure of one is raised here."""
     hub = Hub(size, timeout=30)
     results: list[Any] = [None] * size
+    trainers: list[Trainer] = []
     errors: list[BaseException] = []
 
     def rank(number: int) -> None:
         try:
             trainer = parallelize(*args, transport=hub.transport(number), device="cpu", **more)
+            trainers.append(trainer)
             results[number] = work(trainer)
         except BaseException as error:
             errors.append(error)
@@ -29,6 +31,8 @@ def on_threads(size: int, work: Callable[[Trainer], Any], *args: Any, **more: An
         thread.start()
     for thread in threads:
         thread.join()
+    for trainer in trainers:
+        trainer.close()
     if errors:
         raise errors[0]
     return results

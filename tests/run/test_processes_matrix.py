@@ -22,7 +22,10 @@ from raddle.searches.planning import SEARCHES
 SCRIPT = Path(__file__).with_name("verify_all.py")
 
 
-@pytest.mark.parametrize(("which", "count"), [("some", len(SOME)), ("found", len(SOME_FOUND))])
+@pytest.mark.parametrize(
+    ("which", "count"),
+    [("some", len(SOME)), pytest.param("found", len(SOME_FOUND), marks=pytest.mark.slow)],
+)
 def test_trains_as_the_plain_module_does(which: str, count: int, record_property: Any) -> None:
     """In a process of its own: it forks ranks, which after a backward here would be forbidden."""
     done = subprocess.run(

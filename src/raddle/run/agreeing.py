@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from raddle.errors import InputError
 from raddle.plan.syncing import Sync
 from raddle.run.actions import Sliced, Source
 from raddle.run.exchange import exchange_over
@@ -23,9 +24,8 @@ from raddle.sync.applying import Applying, needs_barrier
 from raddle.sync.item import Item
 from raddle.sync.synchroniser import Synchroniser
 
-Heard = Callable[
-    [Source, int, Tensor], None
-]  # a slice, the step (from 1 on), the gradient of its update
+# Is told of a slice, of its step (from 1 on) and of the gradient of its update.
+Heard = Callable[[Source, int, Tensor], None]
 logger = logging.getLogger("raddle.sync")
 
 
@@ -71,10 +71,9 @@ class Agreeing:
         self._optimizer = optimizer
         made = optimizer if self._rows else None
         own = barrier or (needs_barrier(made) if made is not None else None) or ""
-        reasons = [own] if self.sync.synchronous else []
-        self.barrier = self._agreed(reasons[0] if reasons else "")
+        self.barrier = self._agreed(own) if self.sync.synchronous else ""
         if own and not self.sync.synchronous:
-            raise ValueError(
+            raise InputError(
                 f"{own.rstrip('.')}, which an asynchronous server does not do: use ps."
             )
         if self.barrier:
@@ -182,6 +181,10 @@ class Agreeing:
                 for number, rows in self._rows.items():
                     own = self.slices[number]
                     rows.copy_(self._cut(self._slots[own.slot], own))
+
+    def close(self) -> None:
+        if self.synchroniser is not None:
+            self.synchroniser.close()
 
     def flush(self, seconds: float) -> None:
         """At the end: waits, but not long, until nothing of this rank or of its homes is under way.

@@ -165,6 +165,11 @@ class Executor:
         if self.agreeing is not None:
             self.agreeing.synchronize()
 
+    def close(self) -> None:
+        """Ends the threads that carry slices; what is under way is lost."""
+        if self.agreeing is not None:
+            self.agreeing.close()
+
     # -- a step ---------------------------------------------------------------------------------------
 
     def run(self, feed: Feeding, step: int, *, update: bool = True, weight: float = 1.0) -> Tensor:

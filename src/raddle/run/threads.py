@@ -59,6 +59,8 @@ def run_threads(
         thread.start()
     for thread in threads:
         thread.join()
+    for rank in ranks:
+        rank.executor.close()
     if failures:
         number, error = failures[0]
         raise RuntimeError(f"rank {number} failed: {error}") from error

@@ -458,6 +458,7 @@ class Trainer:
     def close(self) -> None:
         if self.executor.agreeing is not None:
             self.executor.agreeing.flush(FLUSH)
+        self.executor.close()
         self.transport.close()
 
 

@@ -24,7 +24,7 @@ from raddle.searches.pins import read_pin
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.recomputing import blocks
 from raddle.searches.settings import AUTO, BUDGET, Found, Settings
-from raddle.searches.syncs import chosen_sync, host_seconds
+from raddle.searches.syncs import host_seconds, with_sync
 
 PARTITIONS = ("hypergraph-coarse", "hypergraph-fine", "hypergraph-mixed")
 SEARCHES = ("optcnn", "flexflow", *PARTITIONS, "pipeline", "auto")
@@ -127,19 +127,19 @@ def plan_of(
         own = found.staged.fields
         plan = replace(plan, **{**own, "recompute": own["recompute"] or plan.recompute})
     if settings.sync == AUTO and method == "auto":
-        plan = replace(plan, sync=_faster(graph, plan, cluster, settings))
+        plan = _faster(graph, plan, cluster, settings)
     validate(plan, graph)
     return plan
 
 
-def _faster(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> str:
+def _faster(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> Plan:
     from raddle.searches.figures import judge  # numba is needed to simulate alone
 
     def step(candidate: Plan) -> float:
         timeline = judge(graph, candidate, cluster, settings.profile)
         return timeline.step_seconds + host_seconds(timeline.program)
 
-    return chosen_sync(plan, cluster, step)
+    return with_sync(plan, cluster, step)
 
 
 def check_pipeline(method: str, settings: Settings) -> None:

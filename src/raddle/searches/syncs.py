@@ -1,4 +1,4 @@
-"""Which way to synchronise parameters: P3 where it pays, else all-reduce."""
+"""Which way to synchronise parameters: P3 where it pays, else all-reduce, in the buckets that pay."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from raddle.plan.syncing import SLICE
 from raddle.program.describe import OF_PARAMETERS
 from raddle.program.program import Move, Program
 
+BUCKETS = (2 * 2**20, 2**20 // 2)  # bytes: smaller ones leave earlier, and each costs a latency
 MARGIN = 0.05  # predictions are not better than that
 MESSAGE = (
     4e-4  # seconds of a core for each end of a message with a slice, as measured in bench/sync
 )
 
 
-def chosen_sync(plan: Plan, cluster: Cluster, step: Callable[[Plan], float]) -> str:
-    """`step(plan)` gives the seconds of a step.
+def with_sync(plan: Plan, cluster: Cluster, step: Callable[[Plan], float]) -> Plan:
+    """The plan, or the same with what is faster; `step(plan)` gives the seconds of a step.
 
     Slices travel through the host, so P3 is for devices on nodes of their own: inside of a node they
     have better ways.
@@ -27,9 +28,15 @@ def chosen_sync(plan: Plan, cluster: Cluster, step: Callable[[Plan], float]) -> 
     nodes = {device.node for device in cluster.devices}
     apart = 1 < len(nodes) == len(cluster.devices)
     if not apart or is_asynchronous(plan):
-        return "allreduce"
-    plain, urgent = (step(replace(plan, sync=sync)) for sync in ("allreduce", "p3"))
-    return "p3" if urgent < (1 - MARGIN) * plain else "allreduce"
+        return plan
+    seconds = {bucket: step(replace(plan, bucket=bucket)) for bucket in (plan.bucket, *BUCKETS)}
+    best = min(seconds, key=seconds.__getitem__)
+    if seconds[best] > (1 - MARGIN) * seconds[plan.bucket]:
+        best = plan.bucket
+    urgent = replace(plan, sync="p3")
+    if step(urgent) < (1 - MARGIN) * seconds[best]:
+        return urgent
+    return replace(plan, bucket=best)
 
 
 def host_seconds(program: Program) -> float:

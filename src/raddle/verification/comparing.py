@@ -69,6 +69,8 @@ def compare(
         trainer.synchronize()
         if not is_asynchronous(job.plan):
             _compare_state(trainer, plain, findings)
+        transport.barrier()  # nobody is needed any more
+        trainer.executor.close()
     except BaseException as error:
         transport.fail(f"{type(error).__name__}: {error}")
         raise
