@@ -58,6 +58,15 @@ def _pieces(op: Op, rng: random.Random) -> list[Box]:
     return boxes
 
 
+def some_sync(devices: int, rng: random.Random) -> str:
+    """A way to synchronise that computes the same; all-reduce, which is common, more often."""
+    own = rng.randrange(devices)
+    return rng.choice(
+        ["allreduce", "allreduce", "server", f"server:{own}", "sharded", "p3:slice=20",
+         f"ps:{own},sliced", "ps:greedy,slice=50"]
+    )  # fmt: skip
+
+
 def random_plan(graph: Graph, devices: int, seed: int, **more: Any) -> Plan:
     rng = random.Random(seed)
     tiles = {op.name: random_tiling(op, devices, rng) for op in graph.ops}

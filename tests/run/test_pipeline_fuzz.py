@@ -17,7 +17,7 @@ from hypothesis import Phase, event, given, note, reject, settings
 from hypothesis import strategies as st
 from modules import random_case
 from pipelines import Piped, updates_of
-from plans import random_blocks, random_sums, random_tiling
+from plans import random_blocks, random_sums, random_tiling, some_sync
 from test_random_graphs import scattered_blocks, written
 
 from raddle.errors import InputError
@@ -136,17 +136,7 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
         tiles,
         devices,
         bn="microbatch" if microbatches > 1 else "global",
-        sync=rng.choice(
-            [
-                "allreduce",
-                "allreduce",
-                "server",
-                f"server:{rng.randrange(devices)}",
-                "sharded",
-                "p3:slice=20",
-                f"ps:{rng.randrange(devices)},sliced",
-            ]
-        ),
+        sync=some_sync(devices, rng),
         bucket=rng.choice([0, 1000, 10**6]),
         microbatches=microbatches,
         recompute=recompute,

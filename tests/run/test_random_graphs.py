@@ -15,7 +15,7 @@ from equality import Different, Task
 from hypothesis import Phase, given, note, reject, settings
 from hypothesis import strategies as st
 from modules import random_case
-from plans import random_plan, random_tiling
+from plans import random_plan, random_tiling, some_sync
 
 from raddle.clusters import cluster
 from raddle.errors import InputError
@@ -33,18 +33,7 @@ SHARDS = 5  # of as many examples as the profile says; processes of pytest-xdist
 def some_plan(graph: Graph, rng: random.Random) -> Plan:
     devices = rng.randint(2, 4)
     more: dict[str, Any] = {
-        "sync": rng.choice(
-            [
-                "allreduce",
-                "allreduce",
-                "server",
-                f"server:{rng.randrange(devices)}",
-                "sharded",
-                "p3:slice=20",
-                f"ps:{rng.randrange(devices)},sliced",
-                "ps:greedy,slice=50",
-            ]
-        ),
+        "sync": some_sync(devices, rng),
         "microbatches": rng.randint(1, 2),
         "steps": STEPS,
     }
