@@ -54,7 +54,7 @@ def opened(
     context = started.new_context(
         viewport={"width": width, "height": height}, color_scheme=theme, has_touch=size == "phone"
     )
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(60_000)
     page = context.new_page()
     wrong: list[str] = []
     page.on("console", lambda message: wrong.append(f"console {message.type}: {message.text}"))
