@@ -87,7 +87,7 @@ def engine_seconds(tasks: Tasks) -> float:
     begun = time.perf_counter()
     run_tasks(
         tasks.duration, tasks.first, tasks.second, tasks.waits, tasks.pointer, tasks.successor,
-        tasks.resources,
+        tasks.resources, tasks.urgency,
     )  # fmt: skip
     return time.perf_counter() - begun
 

@@ -160,6 +160,7 @@ def test_text() -> None:
     assert read("\n".join(rows(TWO))) == TWO
     assert read("\n  F0 F1\t.. B0 .... B1 \n\n. F0 B0 F1 B1\n") == TWO
     assert read("F0.0 F1 B0 B1\nF0 B0.1 F1 B1") == TWO
+    assert read("  0  F0 F1 .. B0 B1\n  1  .. F0 B0 F1 B1  # the last\n# idle 20 %") == TWO
     mixed = Schedule(((F(0, 0), B(0, 0)), (), (F(0, 1), B(0, 1))), ((F(0, 1), F(0, 0)),))
     assert write(mixed) == "F0.0 B0.0\n.\nF1.0 B1.0\nF1.0 after F0.0"
     assert read(write(mixed)) == mixed

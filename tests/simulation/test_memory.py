@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -99,6 +100,70 @@ def test_parameters_by_hand(optimizer: str, state: int, sync: str) -> None:
     kept = first.get(sync, 120)  # bytes of what is updated on device 0
     other = 232 if sync == "allreduce" else 232 - kept
     assert last == [2 * 232 + state * kept, 2 * 232 + state * other]
+
+
+class Convolved(nn.Module):
+    """x[2 3 4 4] (384 bytes) -> conv[2 5 4 4] (640) -> fc[2 2] (16)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 5, 3, padding=1, bias=False)
+        self.fc = nn.Linear(80, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.conv(x).flatten(1)).sum()
+
+
+def test_workspaces_by_hand() -> None:
+    """A library lays a convolution's input and output out anew, and keeps some memory for products."""
+    graph = capture(Convolved(), [torch.zeros(2, 3, 4, 4)])
+    program = lower(graph, planned(graph, {}, 1))
+    plain = cluster("p100:1x1")
+    taken = dataclasses.replace(plain.devices[0], workspace={"conv": 1.0, "matmul": 1000.0})
+    with_it = dataclasses.replace(plain, devices=(taken,))
+    before, after = simulate(program, plain), simulate(program, with_it)
+    more = {
+        (op, phase): level(after, 0, op, phase) - level(before, 0, op, phase)
+        for op in ("conv", "fc")
+        for phase in "FB"
+    }
+    assert more == {
+        ("conv", "F"): 1000 + 384 + 640, ("conv", "B"): 1000 + 384 + 640,
+        ("fc", "F"): 1000, ("fc", "B"): 1000,
+    }  # fmt: skip
+
+
+def test_a_stage_keeps_what_its_backward_starts_with() -> None:
+    """The gradient that a stage receives stays until the stage is done, not only its last operator."""
+    tiles = {"fc2": "@1", "sum": "@1"}
+    plan = planned(mlp(), tiles, 2)
+    staged = dataclasses.replace(plan, stages=(("fc1", "relu"), ("fc2", "sum")), schedule="gpipe")
+    levels = [
+        level(simulate(lower(mlp(), own), cluster("p100:1x2")), 0, "fc1", "B")
+        for own in (plan, staged)
+    ]
+    assert levels[1] - levels[0] == 64  # of relu's output
+
+
+class Early(nn.Module):
+    """What is sent early is used late: after x has gone through a chain elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.here = nn.Linear(4, 8, bias=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        wide = x.repeat(1, 64).exp().exp().sum(1, keepdim=True)
+        return (self.here(y) + wide).sum()
+
+
+def test_messages_through_the_host_take_no_room_before_they_are_used() -> None:
+    graph = capture(Early(), [torch.zeros(2, 8), torch.zeros(2, 4)])
+    late = {op.name: "@1" for op in graph.ops if op.name != "here"}
+    timeline = simulate(lower(graph, planned(graph, late, 2)), cluster("p100:1x2"))
+    direct, hosted = peak_bytes(timeline), peak_bytes(timeline, through_host=True)
+    assert direct[1] - hosted[1] == 2 * 8 * 4  # what `here` gives, beside the chain
+    assert direct[0] - hosted[0] == 2 * 8 * 4  # its gradient, which is not there twice
 
 
 # -- against a replay with dictionaries -----------------------------------------------------------

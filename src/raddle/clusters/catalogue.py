@@ -175,12 +175,16 @@ _A100 = Preset(
     source="A100 SXM4 80 GB and DGX A100 data sheets",
 )
 
+# Measured on an H200 (bench/memory): cuDNN lays the input and the output of a convolution out anew, and
+# cuBLAS and cuBLASLt keep 32 MiB each.
+_HOPPER = {"conv": 1.0, "matmul": 64.0 * 2**20}
+
 _H100 = Preset(
     name="h100",
     nodes=1,
     per_node=8,
     # H100 SXM5 data sheet: 67 (float64, tensor cores), 67 and 989 TFLOP/s; 80 GB of HBM3, 3.35 TB/s.
-    device=_device("h100", _flops(67, 67, 989, 989), 80, 3350),
+    device=replace(_device("h100", _flops(67, 67, 989, 989), 80, 3350), workspace=_HOPPER),
     link=Link(450 * GB, 5e-6),  # NVLink 4 through NVSwitch: 900 GB/s, half each way
     network=Network(400 * GBIT, 5e-6, per_device=True),  # DGX H100: NDR InfiniBand for each GPU
     source="H100 SXM5 and DGX H100 data sheets",
@@ -195,6 +199,7 @@ _H200 = Preset(
     device=replace(
         _device("h200", _flops(67, 67, 989, 989), 141, 4800),
         efficiency={"matmul": 0.65, "conv": 0.6, "attention": 0.4, "memory": 0.85},
+        workspace=_HOPPER,
     ),
     link=Link(450 * GB, 5e-6),  # NVLink 4 through NVSwitch: 900 GB/s, half each way
     network=Network(400 * GBIT, 5e-6, per_device=True),  # DGX H200: NDR InfiniBand for each GPU

@@ -22,6 +22,8 @@ All of it, with what holds where a key is left out:
         overhead: 5 us              # of an operator
         efficiency:                 # shares of the peak, and of the memory's bandwidth
           {matmul: 0.6, conv: 0.5, attention: 0.35, memory: 0.75}
+        workspace:                  # what its libraries take besides tensors
+          {conv: 0, matmul: 0}      #   of a convolution's input and output, a share; bytes for products
       cpu: {flops: {float32: 1 TFLOP/s}, memory: 64 GiB, bandwidth: 100 GB/s}
     nodes:                          # in order: the first holds devices 0, 1, …
       - count: 2                    # 1
@@ -51,8 +53,18 @@ from difflib import get_close_matches
 from reprlib import repr as short
 from typing import Any
 
-from raddle.clusters.topology import DTYPES, EFFICIENCY, Cluster, Device, Link, Network, Node, build
-from raddle.clusters.units import RATE, SHARE, SIZE, SPEED, TIME, Quantity
+from raddle.clusters.topology import (
+    DTYPES,
+    EFFICIENCY,
+    WORKSPACE,
+    Cluster,
+    Device,
+    Link,
+    Network,
+    Node,
+    build,
+)
+from raddle.clusters.units import RATE, SHARE, SIZE, SPACE, SPEED, TIME, TIMES, Quantity
 from raddle.clusters.units import parse as parse_quantity
 from raddle.errors import InputError
 
@@ -113,10 +125,12 @@ def _device(kind: str, data: object, place: Place) -> Device:
         data,
         place,
         required=("flops", "memory", "bandwidth"),
-        optional=("overhead", "efficiency"),
+        optional=("overhead", "efficiency", "workspace"),
     )
     flops = _fields(fields["flops"], place.at("flops"), required=("float32",), optional=DTYPES)
     efficiency = _fields(fields.get("efficiency", {}), place.at("efficiency"), optional=EFFICIENCY)
+    workspace = _fields(fields.get("workspace", {}), place.at("workspace"), optional=WORKSPACE)
+    kinds = {"conv": TIMES, "matmul": SPACE}
     overhead = (
         {"overhead": _number(fields, "overhead", TIME, place)} if "overhead" in fields else {}
     )
@@ -128,6 +142,9 @@ def _device(kind: str, data: object, place: Place) -> Device:
         bandwidth=_number(fields, "bandwidth", RATE, place),
         efficiency={
             key: _number(efficiency, key, SHARE, place.at("efficiency")) for key in efficiency
+        },
+        workspace={
+            key: _number(workspace, key, kinds[key], place.at("workspace")) for key in workspace
         },
         **overhead,
     )

@@ -31,6 +31,10 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 # for "memory" the share of the memory's bandwidth that elementwise operators reach.
 EFFICIENCY: Mapping[str, float] = {"matmul": 0.6, "conv": 0.5, "attention": 0.35, "memory": 0.75}
 
+# What a device's libraries take besides tensors: of a convolution, a multiple of the bytes of its input and
+# output while it runs; for products, bytes that they keep.
+WORKSPACE: Mapping[str, float] = {"conv": 0.0, "matmul": 0.0}
+
 
 @dataclass(frozen=True)
 class Device:
@@ -43,9 +47,11 @@ class Device:
     bandwidth: float  # of its memory, bytes/s
     overhead: float = 5e-6  # seconds an operator costs before it computes anything
     efficiency: Mapping[str, float] = field(default_factory=dict, hash=False)  # over EFFICIENCY
+    workspace: Mapping[str, float] = field(default_factory=dict, hash=False)  # over WORKSPACE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", dict(self.flops))
+        object.__setattr__(self, "workspace", {**WORKSPACE, **self.workspace})
         object.__setattr__(self, "efficiency", {**EFFICIENCY, **self.efficiency})
 
     def peak(self, dtype: str) -> float:
@@ -220,6 +226,7 @@ def _figures(device: Device) -> dict[str, Any]:
         "bandwidth": device.bandwidth,
         "overhead": device.overhead,
         "efficiency": dict(device.efficiency),
+        "workspace": dict(device.workspace),
     }
 
 

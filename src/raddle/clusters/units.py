@@ -34,6 +34,7 @@ class Quantity:
 
 
 SIZE = Quantity("bytes", _SIZES, "16 GiB")
+SPACE = Quantity("bytes", _SIZES, "64 MiB", zero=True)
 RATE = Quantity("bytes/s", {**{f"{unit}/s": f for unit, f in _SIZES.items()}, **_BITS}, "25 GB/s")
 TIME = Quantity(
     "seconds",
@@ -50,6 +51,7 @@ SPEED = Quantity(
     "15 TFLOP/s",
 )
 SHARE = Quantity("", {"%": Decimal("0.01")}, "0.6", most=1.0)
+TIMES = Quantity("", {"%": Decimal("0.01")}, "1", zero=True)
 
 
 def parse(value: object, quantity: Quantity) -> float:

@@ -36,6 +36,7 @@ class Layout:
         self.kept = {op.name: kept(self.graph, program.active, op) for op in self.graph.ops}
         self.size: dict[str, Array] = {}  # of a value that an operator gives, complete
         self.part: dict[str, Array] = {}  # of the partial results of an operator
+        self._pieces: dict[int, dict[str, tuple[str, ...]]] = {}  # by device and operator
         for op in self.graph.ops:
             self._measure(op)
         self.free = {op.name: self._free(op) for op in self.graph.ops if op.kind in VIEWS}
@@ -56,6 +57,14 @@ class Layout:
                     if op.name in names:
                         found.setdefault(op.name, np.full(self.count, -1))[d] = number
         return found
+
+    def piece(self, op: str, device: int) -> tuple[str, ...]:
+        """The operators of a segment of a device, which run in one piece."""
+        if device not in self._pieces:
+            cut = segments(self.program, device, self.number)
+            own = [tuple(o.name for o in ops) for ops in cut]
+            self._pieces[device] = {name: names for names in own for name in names}
+        return self._pieces[device].get(op, ())
 
     def together(self, value: str, reader: str) -> Array:
         """Where a value and what reads it are computed again in one segment."""

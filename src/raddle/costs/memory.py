@@ -9,11 +9,16 @@ used:
     received boxes    like outputs, from the start of the message: its buffer is there before it arrives
     input of a batch  from the start of its first use to the end of its last
     gradient          from the first contribution to the end of the producer's backward; where the value was
-                      received, until it has been sent back; gradients on their way count where they go
+                      received, until it has been sent back; gradients on their way count where they go;
+                      what a stage's backward starts with, until that has ended
+    workspace         while a convolution runs, where the device's library takes one
 
 A use is a forward run that reads it, a message that sends it, and a backward run that needs it:
 costs/kept.py says what PyTorch keeps for which operator. Views own no memory, but keep alive what they
 look at. A device's pieces of a value are used together.
+
+`through_host`: messages wait in the host's memory, as gloo's between GPUs do. They leave the device when
+they start, and reach it when they are used.
 """
 
 # d: device; times are in nanoseconds; what is alive from a to b counts at a and no more at b
@@ -26,6 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from raddle.costs.compute import family
 from raddle.costs.layout import Layout
 from raddle.graph.graph import Op
 from raddle.plan.pipelining import is_asynchronous
@@ -48,9 +54,9 @@ NEVER = np.iinfo(np.int64).max
 # -- what the user asks for -----------------------------------------------------------------------
 
 
-def peak_bytes(timeline: Timeline) -> list[int]:
+def peak_bytes(timeline: Timeline, *, through_host: bool = False) -> list[int]:
     """By device, the most that is alive at once."""
-    base, device, _, change = _changes(timeline)
+    base, device, _, change = _changes(timeline, through_host=through_host)
     peaks = base.copy()
     if len(device):
         # Every device's changes add up to nothing, so one running sum serves all of them.
@@ -76,16 +82,18 @@ def memory_curves(timeline: Timeline) -> Iterator[tuple[Array, Array]]:
         yield t[last], level[last]
 
 
-def _changes(timeline: Timeline) -> tuple[Array, Array, Array, Array]:
+def _changes(
+    timeline: Timeline, *, through_host: bool = False
+) -> tuple[Array, Array, Array, Array]:
     """What is always there by device, then device, time and bytes of each change, in order."""
-    ledger = _Ledger(timeline)
+    ledger = _Ledger(timeline, through_host)
     device, nbytes, begin, end = ledger.entries()
     times, change = np.concatenate([begin, end]), np.concatenate([nbytes, -nbytes])
     device = np.concatenate([device, device])
     span = 2 * (int(times.max(initial=0)) + 1)
     # Memory is given back before it is taken at the same time.
     order = np.argsort(device * span + 2 * times + (change > 0), kind="stable")
-    return ledger.layout.static(), device[order], times[order], change[order]
+    return ledger.always(), device[order], times[order], change[order]
 
 
 # -- when things are there, by micro-batch (layout.py says where) ------------------------------------
@@ -115,8 +123,11 @@ class _Flight(NamedTuple):
 class _Ledger:
     """Everything that is alive for a while: device, bytes, from when, until when."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, through_host: bool) -> None:
         self.timeline, self.program = timeline, timeline.program
+        self.through_host = through_host
+        devices = timeline.cluster.devices[: self.program.plan.devices]
+        self.conv = np.array([d.workspace["conv"] for d in devices])
         self.layouts = [Layout(self.program, v) for v in range(len(self.program.variants))]
         self.layout = self.layouts[0]
         self.columns: list[tuple[Array, Array, Array, Array]] = []
@@ -135,6 +146,20 @@ class _Ledger:
             self._record_contributions()
         if is_asynchronous(self.program.plan):
             self._record_versions()
+
+    def always(self) -> Array:
+        """What lasts; and what a library for products takes once and keeps."""
+        total = self.layout.static()
+        using = {
+            d
+            for variant in self.program.variants
+            for op in variant.graph.ops
+            if family(op) == "matmul"
+            for d in variant.tiles[op.name].devices
+        }
+        for d in using:
+            total[d] += int(self.timeline.cluster.devices[d].workspace["matmul"])
+        return total
 
     def _record_contributions(self) -> None:
         """Gradients of weights that are added to those of the micro-batches before."""
@@ -244,6 +269,8 @@ class _Micro:
             self._record_output(op)
             if any(o in self.program.active for o in op.outputs):
                 self._record_gradients(op)
+            if family(op) == "conv" and self.ledger.conv.any():
+                self._record_workspace(op)
         for name, nbytes in self.layout.inputs.items():
             self._record_input(name, nbytes)
         for (value, what), flight in self.flights.items():
@@ -309,8 +336,32 @@ class _Micro:
     def _sent(self, flight: _Flight) -> Array:
         """By device, when the last of its messages has gone."""
         end = np.full(self.layout.count, -1)
-        np.maximum.at(end, flight.source, flight.end)
+        gone = flight.start if self.ledger.through_host else flight.end
+        np.maximum.at(end, flight.source, gone)
         return end
+
+    def _reached(self, flight: _Flight, used: Array) -> Array:
+        """When each message is on the device that it goes to; `used`: by device, when it is used."""
+        if not self.ledger.through_host:
+            return flight.start
+        first = used[flight.target]
+        return np.where(first < NEVER, np.maximum(flight.end, first), flight.end)
+
+    def _read(self, value: str) -> Array:
+        """By device, when a forward first reads a value."""
+        begin = np.full(self.layout.count, NEVER)
+        for op in self.layout.graph.ops:
+            if value in op.inputs:
+                begin = np.minimum(begin, self.span(op.name, "F").start)
+        return begin
+
+    def _record_workspace(self, op: Op) -> None:
+        """As large as the input and the output: both are laid out anew, whichever way it goes."""
+        source = op.inputs[0]
+        read = self.layout.size.get(source, self.layout.inputs.get(source, self.layout.none()))
+        nbytes = (self.ledger.conv * (read + self.layout.size[op.outputs[0]])).astype(np.int64)
+        for phase in ("F", "R", "B", "W"):
+            self.add(nbytes, *self.span(op.name, phase))
 
     def _record_output(self, op: Op) -> None:
         forward, merge = self.span(op.name, "F"), self.span(op.name, "Fm")
@@ -359,26 +410,35 @@ class _Micro:
             flight = self.flights.get((o, "gradient"))
             if first is None:
                 continue
+            until = end
             if flight is not None:
                 first = first.copy()
-                np.minimum.at(first, flight.target, flight.start)
-            self.add(self.layout.size[o], first, end)
+                np.minimum.at(first, flight.target, self._reached(flight, backward.start))
+                if self.program.plan.stages:
+                    until = end.copy()
+                    for d in np.unique(flight.target):
+                        until[d] = max(until[d], self._piece_ends(op, int(d)))
+            self.add(self.layout.size[o], first, until)
+
+    def _piece_ends(self, op: Op, device: int) -> int:
+        """When the backward of an operator's segment ends: it is called with what it starts with."""
+        piece = self.layout.piece(op.name, device)
+        return max((int(self.backward(own).end[device]) for own in piece), default=-1)
 
     def _record_input(self, name: str, nbytes: Array) -> None:
-        begin = np.full(self.layout.count, NEVER)
-        for op in self.layout.graph.ops:
-            if name in op.inputs:
-                begin = np.minimum(begin, self.span(op.name, "F").start)
         if name in self.last:
-            self.add(nbytes, begin, self.last[name])
+            self.add(nbytes, self._read(name), self.last[name])
 
     def _record_flight(self, value: str, what: str, flight: _Flight) -> None:
         """What is on its way counts where it goes; a gradient, until it has gone, also where it was."""
-        until = flight.end
+        until, begin = flight.end, flight.start
         if what == "activation":
             until = np.maximum(until, self.last[value][flight.target])
+            begin = self._reached(flight, self._read(value))
         elif what == "partial":
             until = np.maximum(until, self._parts_used(self.program.producer(value))[flight.target])
         elif what == "gradient":
-            self.ledger.add(flight.source, flight.nbytes, self.first[value][flight.source], until)
-        self.ledger.add(flight.target, flight.nbytes, flight.start, until)
+            gone = flight.start if self.ledger.through_host else until
+            self.ledger.add(flight.source, flight.nbytes, self.first[value][flight.source], gone)
+            begin = self._reached(flight, self.backward(self.program.producer(value).name).start)
+        self.ledger.add(flight.target, flight.nbytes, begin, until)

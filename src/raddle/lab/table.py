@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from raddle.reports.terminal import _plural, _stdout, _table, bytes_text
+from raddle.reports.terminal import _plural, bytes_text, new_table, stdout
 
 
 def show_hosts(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -13,8 +13,8 @@ def show_hosts(rows: Sequence[Mapping[str, Any]]) -> None:
     if not rows:
         print("no lab is up: make one with `raddle lab up`.")
         return
-    console = _stdout()
-    table = _table(console)
+    console = stdout()
+    table = new_table(console)
     for title in ("lab", "host", "address", "rate", "sent", "received"):
         table.add_column(title, justify="left" if title == "lab" else "right", no_wrap=True)
     for row in rows:

@@ -154,11 +154,14 @@ def write(schedule: Schedule) -> str:
 
 
 def read(text: str) -> Schedule:
-    """What `write` or `rows` wrote: `F0 .. B0` a line, `F0.2` for stage 2, `F1.0 after B0.0` for a wait."""
+    """What `write`, `rows` or `raddle schedule` wrote: `F0 .. B0` a line, `F0.2` for stage 2, `F1.0 after
+    B0.0` for a wait; the number of its worker may stand before a row, and # begins a remark."""
     lines: list[tuple[Action, ...]] = []
     waits: list[tuple[Action, Action]] = []
     for number, line in enumerate(text.splitlines(), start=1):
-        words = line.split()
+        words = line.partition("#")[0].split()
+        if words and words[0].isdecimal():
+            words = words[1:]
         if "after" in words:
             waits.append(_wait(words, number))
         elif words:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from raddle.reports.terminal import _plural, _stdout, _table, bytes_text, seconds_text
+from raddle.reports.terminal import _plural, bytes_text, new_table, seconds_text, stdout
 
 BINDING = {
     "work": "all the work, spread evenly over the devices",
@@ -41,7 +41,7 @@ SMALL = 0.01  # a change of less than this share is not worth a word
 
 def show_plan(result: Mapping[str, Any]) -> None:
     """Print what `raddle.explanation.whole.explain_plan` says."""
-    console = _stdout()
+    console = stdout()
     console.print(_heading(result), style="bold")
     for sentence in sentences(result):
         console.print(sentence)
@@ -195,7 +195,7 @@ def _sides_table(console: Console, result: Mapping[str, Any]) -> Table:
     sides = [result["plan"]]
     if _compared(result):
         sides.append(result["data"])
-    table = _table(console)
+    table = new_table(console)
     table.add_column("", no_wrap=True)
     for title in ("this plan", "data parallel")[: len(sides)]:
         table.add_column(title, justify="right", no_wrap=True)
@@ -213,7 +213,7 @@ def _sides_table(console: Console, result: Mapping[str, Any]) -> Table:
 
 
 def _path_table(console: Console, path: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table(console)
+    table = new_table(console)
     table.add_column("longest on the critical path", overflow="fold")
     table.add_column("what", no_wrap=True)
     for title in ("in a step", "share"):
@@ -229,7 +229,7 @@ def _show_search(console: Console, search: Mapping[str, Any]) -> None:
     console.print(f"Found by a search, as '{search['start']}'{made}; it ended because {stopped}.")
     if not search["tried"]:
         return
-    table = _table(console)
+    table = new_table(console)
     table.add_column("tried", overflow="fold")
     table.add_column("step", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
@@ -265,7 +265,7 @@ def _verdict(row: Mapping[str, Any], memory: Sequence[int]) -> str:
 
 def show_op(result: Mapping[str, Any]) -> None:
     """Print what `raddle.explanation.operator.explain_op` says."""
-    console = _stdout()
+    console = stdout()
     console.print(_heading(result), style="bold")
     console.print(f"{result['op']} ({result['kind']}): {result['tiles']}")
     if result["others"]:
@@ -296,7 +296,7 @@ def _show_group(console: Console, group: Mapping[str, Any]) -> None:
     if len(members) == 1:
         return
     console.print()
-    table = _table(console)
+    table = new_table(console)
     for title in ("member", "kind", "follows", "tiles"):
         table.add_column(title, overflow="fold")
     for row in members[:MOST_ROWS]:
@@ -308,7 +308,7 @@ def _show_group(console: Console, group: Mapping[str, Any]) -> None:
 
 
 def _letter_table(console: Console, group: Mapping[str, Any]) -> Table:
-    table = _table(console)
+    table = new_table(console)
     table.add_column("letter", no_wrap=True)
     for title in ("size", "parts"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -340,7 +340,7 @@ def _show_alternatives(console: Console, result: Mapping[str, Any]) -> None:
 
 
 def _alternative_table(console: Console, rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table(console)
+    table = new_table(console)
     table.add_column("next best", overflow="fold")
     for title in ("one step on its own", "difference", "", "memory, about"):
         table.add_column(title, justify="right", no_wrap=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raddle.reports.terminal import _stdout, _table, bytes_text, count_text, seconds_text
+from raddle.reports.terminal import bytes_text, count_text, new_table, seconds_text, stdout
 
 MI = 2**20
 
 
 def show_partitions(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a line a partition; volumes are of a forward, in Mi elements."""
-    console = _stdout()
-    table = _table(console)
+    console = stdout()
+    table = new_table(console)
     table.add_column("method", no_wrap=True)
     for title in (
         "parts", "max work", "min work", "max/avg", "volume Mi", "heaviest Mi", "average Mi",

@@ -55,7 +55,7 @@ def show_names(rows: Sequence[Mapping[str, str]]) -> None:
 def show_schedule(result: Mapping[str, Any]) -> None:
     for worker, row in enumerate(result["picture"]):
         print(f"{worker:3}  {row}")
-    print(f"idle {100 * result['bubble']:.1f} % of the time; alive at most, by worker:", end=" ")
+    print(f"# idle {100 * result['bubble']:.1f} % of the time; alive at most, by worker:", end=" ")
     print(*result["alive"], sep=", ")
     if "versions" in result:
-        print("versions of weights, by worker:", ", ".join(map(str, result["versions"])))
+        print("# versions of weights, by worker:", ", ".join(map(str, result["versions"])))

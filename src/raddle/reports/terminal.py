@@ -116,7 +116,7 @@ def show_models(models: Sequence[Mapping[str, Any]]) -> None:
 
 def show_model(model: Mapping[str, Any]) -> None:
     """Print what `raddle.reports.models.describe` says of a captured model."""
-    console = _stdout()
+    console = stdout()
     console.print(f"{model['name']}, batch {model['batch']}", style="bold")
     console.print(
         f"{count_text(model['params'])} parameters, "
@@ -134,8 +134,8 @@ def show_model(model: Mapping[str, Any]) -> None:
 
 def show_clusters(presets: Sequence[Mapping[str, Any]]) -> None:
     """Print what `raddle.clusters.presets` lists, and below it where the figures come from."""
-    console = _stdout()
-    table = _table(console)
+    console = stdout()
+    table = new_table(console)
     table.add_column("preset", no_wrap=True)
     for title in ("size", "TFLOP/s 32, 16 bit", "memory", "inside", "between"):
         table.add_column(title, justify="right")
@@ -159,7 +159,7 @@ def show_clusters(presets: Sequence[Mapping[str, Any]]) -> None:
 
 def show_cluster(cluster: Mapping[str, Any]) -> None:
     """Print what `raddle.clusters.summary.summarise` says of a cluster."""
-    console = _stdout()
+    console = stdout()
     console.print(cluster["name"], style="bold")
     console.print(
         f"{_plural(cluster['devices'], 'device')} in {_plural(cluster['nodes'], 'node')}, "
@@ -172,7 +172,7 @@ def show_cluster(cluster: Mapping[str, Any]) -> None:
 
 def _kind_table(console: Console, kinds: Sequence[Mapping[str, Any]]) -> Table:
     """A column a kind: there are few of them, and many figures."""
-    table = _table(console)
+    table = new_table(console)
     table.add_column("device", no_wrap=True)
     for kind in kinds:
         table.add_column(kind["kind"], justify="right")
@@ -190,7 +190,7 @@ def _kind_table(console: Console, kinds: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _route_table(console: Console, routes: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table(console)
+    table = new_table(console)
     table.add_column("route", no_wrap=True)
     table.add_column("nodes", no_wrap=True)
     for title in ("bandwidth", "latency"):
@@ -209,7 +209,7 @@ def _route_table(console: Console, routes: Sequence[Mapping[str, Any]]) -> Table
 
 def show_probe(measured: Mapping[str, Any]) -> None:
     """Print what `raddle.clusters.probe.probe` measured, and where it was written."""
-    console = _stdout()
+    console = stdout()
     ranks, gpu = measured["ranks"], measured["gpu"]
     console.print(
         f"one of {_plural(ranks, 'rank')} while all compute, "
@@ -235,7 +235,7 @@ def show_probe(measured: Mapping[str, Any]) -> None:
 
 
 def _figure_table(console: Console, figures: Mapping[str, Any]) -> Table:
-    table = _table(console)
+    table = new_table(console)
     table.add_column("what", no_wrap=True)
     table.add_column("measured", no_wrap=True)
     for name, speed in figures["flops"].items():
@@ -267,8 +267,8 @@ def show_plan(row: Mapping[str, Any]) -> None:
 
 def show_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print what `raddle.searches.figures.compare` says of methods; reasons stand below the table."""
-    console = _stdout()
-    table = _table(console)
+    console = stdout()
+    table = new_table(console)
     table.add_column("method", no_wrap=True)
     for title in (
         "step", "samples/s", "speedup", "communication", "peak memory", "imbalance", "search"
@@ -314,7 +314,7 @@ def _row_style(row: Mapping[str, Any]) -> str | None:
 
 def show_simulation(result: Mapping[str, Any]) -> None:
     """Print what `raddle.searches.figures.details` says of a simulated plan."""
-    console = _stdout()
+    console = stdout()
     console.print(
         f"{result['model']}, batch {result['batch']}, {result['method'] or 'a plan'} "
         f"on {result['cluster']}",
@@ -336,7 +336,7 @@ def show_simulation(result: Mapping[str, Any]) -> None:
 
 
 def _device_table(console: Console, devices: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table(console)
+    table = new_table(console)
     for title in ("device", "kind"):
         table.add_column(title, no_wrap=True)
     for title in ("computes", "waits for data", "idle", "peak memory"):
@@ -353,7 +353,7 @@ def _device_table(console: Console, devices: Sequence[Mapping[str, Any]]) -> Tab
 
 
 def _transfer_table(console: Console, transfers: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table(console)
+    table = new_table(console)
     table.add_column("largest transfers", overflow="fold")
     for title in ("what", "pattern"):
         table.add_column(title, no_wrap=True)
@@ -392,7 +392,7 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _table(console: Console) -> Table:
+def new_table(console: Console) -> Table:
     return Table(box=SIMPLE if console.is_terminal else None, pad_edge=False)
 
 
@@ -417,7 +417,7 @@ def _layer_table(layers: Sequence[Mapping[str, Any]], *, box: Box | None) -> Tab
     return table
 
 
-def _stdout() -> Console:
+def stdout() -> Console:
     # Names such as "blocks[0]" or ":conv:" are data, not markup or emoji.
     console = Console(markup=False, emoji=False, highlight=False)
     if not console.is_terminal:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raddle.reports.terminal import _plural, _stdout, _table
+from raddle.reports.terminal import _plural, new_table, stdout
 
 
 def show_verdict(result: Mapping[str, Any]) -> None:
     """Print what `raddle.verification.verdict.verify` says."""
-    console = _stdout()
+    console = stdout()
     console.print(
         f"{result['model']}, batch {result['batch']}, {result['method'] or 'a plan'} on "
         f"{_plural(result['devices'], 'rank')} ({result['transport']}, {result['dtype']}, "
         f"bn: {result['bn']}), {_plural(result['steps'], 'step')}",
         style="bold",
     )
-    table = _table(console)
+    table = new_table(console)
     table.add_column("what", no_wrap=True)
     table.add_column("worst deviation", justify="right", no_wrap=True)
     table.add_column("where", overflow="fold")

@@ -18,6 +18,8 @@ from raddle.plan.plan import (
     parameter_shapes,
     validate,
 )
+from raddle.plan.schedule import read
+from raddle.plan.schedules import NAMES
 from raddle.plan.syncing import read_sync
 from raddle.searches.baselines import METHODS
 from raddle.searches.pins import read_pin
@@ -156,6 +158,16 @@ def check_pipeline(method: str, settings: Settings) -> None:
             f"--schedule {settings.schedule} overlaps steps on any tiles: name another method than "
             "pipeline, and no stages."
         )
+    if settings.schedule and settings.schedule not in NAMES and not threaded:
+        written = read(settings.schedule)
+        for asked, found, what in (
+            (settings.stages, written.stages, "stages"),
+            (settings.microbatches, written.microbatches, "microbatches"),
+        ):
+            if asked is not None and asked != found:
+                raise InputError(
+                    f"--{what} is {asked} and the written schedule has {found}: leave it out."
+                )
 
 
 def check_settings(methods: Sequence[str], *, bn: str, sync: str) -> None:

@@ -73,8 +73,10 @@ class Timeline:
         """
         ends = [0, *self.step_ends]
         if is_asynchronous(self.program.plan) and len(ends) > 4:
-            third = len(ends) // 3
-            return (ends[-third] - ends[third]) / (len(ends) - 2 * third) / 1e9
+            third = (
+                len(ends) - 1
+            ) // 3  # as many steps end together as overlap: none is counted twice
+            return (ends[-1 - third] - ends[third]) / (len(ends) - 1 - 2 * third) / 1e9
         return (ends[-1] - ends[-2]) / 1e9
 
     @cached_property

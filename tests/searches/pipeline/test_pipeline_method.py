@@ -79,6 +79,8 @@ def test_a_schedule_can_be_written() -> None:
         ("data", {"schedule": "1f1b"}, "'data' has no stages"),
         ("pipeline", {"schedule": "threaded:2"}, "name another method"),
         ("data", {"microbatches": 2}, "are for --method pipeline"),
+        ("pipeline", {"schedule": "F0 B0\nF0 B0", "stages": 3}, "--stages is 3 and the written"),
+        ("pipeline", {"schedule": "F0 B0", "microbatches": 4}, "--microbatches is 4 and the"),
     ],
 )
 def test_refuses_what_does_not_go_together(method: str, more: Any, words: str) -> None:

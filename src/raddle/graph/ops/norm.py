@@ -188,15 +188,16 @@ def _batch_norm_call(
     attrs = {"eps": eps, "momentum": momentum}
     with b.group("batch_norm", inputs, attrs) as outputs:
         m, v = moments(b, x, dims, "moments")
-        y = b.emit("batch_norm", [x, m, v, weight, bias], out, {"eps": eps}, suffix="")
-        outputs.append(y)
+        updated: Sequence[Value] = ()
+        # Before the result, which a stage may end with: one native call does all three in one segment.
         if mean is not None and var is not None:
             attrs = {"momentum": momentum, "unbias": count / max(1, count - 1)}
             shapes = [(mean.shape, mean.dtype), (var.shape, var.dtype)]
             updated = b.emit("running", [mean, var, m, v], shapes, attrs, suffix="running")
-            outputs.extend(updated)
             b.write(mean, updated[0])
             b.write(var, updated[1])
+        y = b.emit("batch_norm", [x, m, v, weight, bias], out, {"eps": eps}, suffix="")
+        outputs.extend([y, *updated])
     return y
 
 

@@ -25,6 +25,16 @@ class Pending(Protocol):
         """
 
 
+class Done:
+    """What has left already."""
+
+    def wait(self) -> None:
+        pass
+
+
+DONE = Done()
+
+
 class Arriving(Protocol):
     """A message on its way here."""
 

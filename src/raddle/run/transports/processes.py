@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import threading
 import time
@@ -31,6 +32,7 @@ from torch import Tensor
 from raddle.errors import InputError
 from raddle.run.transports.alarm import Address, Alarm
 from raddle.run.transports.base import (
+    DONE,
     LAST_TAG,
     Arriving,
     Doing,
@@ -42,9 +44,11 @@ from raddle.run.transports.base import (
 )
 from raddle.run.transports.sender import Sender
 from raddle.run.transports.shared import LEAST, Areas, Pool, seat, sees
+from raddle.run.transports.words import Words
 from raddle.sync.sockets import SocketWire
 from raddle.sync.wire import Wire
 
+SHORT = 4096  # bytes of a message that its word brings along
 GRACE = 1.0  # seconds for which a broken connection waits for the news that explain it
 
 
@@ -84,10 +88,13 @@ class Processes:
             self._to = self._from = {r: (messages, r) for r in self._everyone}
         self._pool, self._areas = Pool(), Areas()
         self._near: set[int] = set()  # ranks that see our memory, and we theirs
+        self._words: Words | None = None
         self._sender: Sender | None = None
         if self.early and device.type == "cpu":
             self._sender = Sender(timeout, lambda: late(self.rank, timeout, Doing("send to", -1)))
             self._near = self._neighbours()
+            if self._near:
+                self._words = Words(self.rank, self._near, self._gather, timeout)
         self.alarm = Alarm(self.rank, self.size, self._share, self._break, timeout)
         atexit.register(self.close)  # a thread in torch while Python ends would crash
 
@@ -115,38 +122,46 @@ class Processes:
     def _neighbours(self) -> set[int]:
         """Ranks on this machine that may look at each other's memory."""
         own = seat()
-        seats: list[Any] = [None] * self.size
-        dist.all_gather_object(seats, own, group=self._service)
-        seen: list[Any] = [None] * self.size
-        mine = [r for r in self._everyone if sees(own, seats[r])]
-        dist.all_gather_object(seen, mine, group=self._service)
+        seats = self._gather(own)
+        mine = [r for r in self._everyone if r != self.rank and sees(own, seats[r])]
+        seen = self._gather(mine)
         if own.file >= 0:
             os.close(own.file)
         return {r for r in mine if self.rank in seen[r]}
 
     def post(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
-        if self._sender is None or buffer.nbytes < LEAST:
+        near, large = target in self._near, buffer.nbytes >= LEAST
+        if self._sender is None or not (near or large):
             return self.send(target, tag, buffer, what)
         self.sent[target] += buffer.nbytes
         doing = Doing("send to", target, tag, what)
+        if not near:
+            return self._sender.start(lambda: self._start(target, tag, buffer, doing))
+        if not large and not self._sender.busy:
+            self._tell(target, tag, buffer, doing)
+            return DONE
+        # A copy takes long; and what comes after one must not overtake it.
+        return self._sender.start(lambda: self._tell(target, tag, buffer, doing))
 
-        def start() -> Pending:
-            near = target in self._near
-            return self._start(target, tag, self._areas.put(buffer) if near else buffer, doing)
-
-        return self._sender.start(start)
+    def _tell(self, target: int, tag: int, buffer: Tensor, doing: Doing) -> Pending:
+        """Through shared memory, or in the word itself."""
+        assert self._words is not None
+        short = buffer.nbytes <= SHORT
+        word = _bytes(buffer) if short else self._areas.put(buffer)
+        try:
+            self._words.send(target, tag, word, self._timeout)
+        except OSError as error:
+            raise self._broken(doing, self._timeout, error) from error
+        return DONE
 
     def expect(
         self, source: int, tag: int, like: Tensor, elements: int, what: str = ""
     ) -> Arriving:
         dtype = like.dtype
         nbytes = elements * dtype.itemsize
-        large = self._sender is not None and nbytes >= LEAST
-        if large and source in self._near:
-            word = torch.empty(2, dtype=torch.int64)
-            pending = self.receive(source, tag, word, what)
-            return Expected(pending, lambda: self._areas.get(word, elements, dtype))
-        if large:
+        if source in self._near:
+            return _Told(self, Doing("receive from", source, tag, what), elements, dtype)
+        if self._sender is not None and nbytes >= LEAST:
             buffer = self._pool.take(elements, dtype)
         else:
             # gloo receives into the host's memory: the device's is not needed before it has arrived.
@@ -155,6 +170,38 @@ class Processes:
             buffer = torch.empty(elements, dtype=dtype, device=place, pin_memory=pinned)
         pending = self.receive(source, tag, buffer, what)
         return Expected(pending, lambda: buffer.to(like.device, non_blocking=True))
+
+    def told(self, doing: Doing, elements: int, dtype: torch.dtype) -> Tensor:
+        """A neighbour's message."""
+        assert self._words is not None
+        assert isinstance(doing.peer, int)
+        assert doing.tag is not None
+        began = time.perf_counter()
+        if self.alarm.news is not None:
+            self.check()
+        try:
+            word = self._words.take(doing.peer, doing.tag, self._timeout)
+        except OSError as error:
+            raise self._broken(doing, time.perf_counter() - began, error) from error
+        self.check()
+        nbytes = elements * dtype.itemsize
+        if nbytes > SHORT:
+            return self._areas.get(word, elements, dtype)
+        if len(word) != nbytes:
+            raise RuntimeError(
+                f"rank {self.rank} got {len(word)} bytes to {doing} and {nbytes} are needed: see "
+                "whether all ranks have the same plan"
+            )
+        return (
+            torch.frombuffer(bytearray(word), dtype=dtype)
+            if nbytes
+            else torch.empty(0, dtype=dtype)
+        )
+
+    def _broken(self, doing: Doing, seconds: float, error: OSError) -> Exception:
+        """A line that has ended, or been silent for too long."""
+        said = "timed out" if isinstance(error, TimeoutError) else str(error)
+        return self.explain(doing, seconds, RuntimeError(said))
 
     def send(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
         assert buffer.is_contiguous()
@@ -217,14 +264,14 @@ class Processes:
 
     def wire(self) -> Wire:
         if self._wire is None:
-
-            def share(address: Any) -> list[Any]:
-                every: list[Any] = [None] * self.size
-                dist.all_gather_object(every, address, group=self._service)
-                return every
-
-            self._wire = SocketWire(self.rank, self.size, share, timeout=self._timeout)
+            self._wire = SocketWire(self.rank, self.size, self._gather, timeout=self._timeout)
         return self._wire
+
+    def _gather(self, own: Any) -> list[Any]:
+        """What every rank has, in their order."""
+        every: list[Any] = [None] * self.size
+        dist.all_gather_object(every, own, group=self._service)
+        return every
 
     def on_failure(self, stop: Callable[[str], None]) -> None:
         self._stops.append(stop)
@@ -249,6 +296,8 @@ class Processes:
             self._wire.close()
         if self._sender is not None:
             self._sender.close()
+        if self._words is not None:
+            self._words.close()
         self._areas.close()
         # A group of torch 2.6 that ends holds the GIL and waits for threads which may need it to
         # free the last tensors.
@@ -315,6 +364,8 @@ class Processes:
         rank, reason = self.alarm.news or (self.rank, "a rank has failed")
         for stop in self._stops:
             stop(f"rank {rank} failed: {reason}")
+        if self._words is not None:
+            self._words.hang_up()
         if self.early:
             for group in self._groups:
                 _close_connections(group)
@@ -353,6 +404,21 @@ class _Pending:
                 raise transport.explain(self._doing, seconds, error) from error
         transport.check()  # NCCL returns from what was aborted as if it had come
         self._work = None
+
+
+class _Told:
+    """A message from a neighbour, who says where it lies."""
+
+    __slots__ = ("_doing", "_dtype", "_elements", "_transport")
+
+    def __init__(
+        self, transport: Processes, doing: Doing, elements: int, dtype: torch.dtype
+    ) -> None:
+        self._transport, self._doing = transport, doing
+        self._elements, self._dtype = elements, dtype
+
+    def wait(self) -> Tensor:
+        return self._transport.told(self._doing, self._elements, self._dtype)
 
 
 class _Staged(_Pending):
@@ -396,6 +462,11 @@ def _abort(group: dist.ProcessGroup) -> None:
     if _can_abort(group):
         with contextlib.suppress(RuntimeError):
             group.abort()
+
+
+def _bytes(buffer: Tensor) -> bytes:
+    """Of a short message, whatever its type."""
+    return ctypes.string_at(buffer.data_ptr(), buffer.nbytes)
 
 
 def _host(buffer: Tensor) -> Tensor:

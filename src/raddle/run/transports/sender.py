@@ -17,11 +17,15 @@ class Sender:
         self._queue: queue.SimpleQueue[tuple[_Started, Callable[[], Pending]] | None] = (
             queue.SimpleQueue()
         )
+        self.busy = 0  # sends that have not begun
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="raddle sender", daemon=True)
         self._thread.start()
 
     def start(self, send: Callable[[], Pending]) -> Pending:
         started = _Started(self._limit, self._late)
+        with self._lock:
+            self.busy += 1
         self._queue.put((started, send))
         return started
 
@@ -36,6 +40,8 @@ class Sender:
                 started.pending = send()
             except BaseException as error:  # raised where it is waited for
                 started.error = error
+            with self._lock:
+                self.busy -= 1
             started.there.set()
             del item, started, send  # the buffer is the executor's
 

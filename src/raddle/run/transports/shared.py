@@ -1,10 +1,10 @@
-"""Large messages between processes of one machine: through memory that both see.
+"""Messages between processes of one machine: through memory that both see.
 
-A rank that sends copies into an area of its own (an anonymous file) and sends a word that says which. The
-other maps the area, once, and hands out tensors that lie in it: nothing is copied again. The area's first
-byte says whether somebody looks at it; when the last tensor is gone, it is free for the next message of
-its size. Over TCP the same takes two copies, a kernel's buffers and, if the target is fresh memory, a page
-fault every 4 kB.
+A rank that sends copies into an area of its own (in an anonymous file) and sends a word that says which.
+The other maps the file, once, and hands out tensors that lie in the area: nothing is copied again. The
+area's first byte says whether somebody looks at it; when the last tensor is gone, it is free for the next
+message of its size. Over TCP the same takes two copies, a kernel's buffers and, if the target is fresh
+memory, a page fault every 4 kB.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ import ctypes
 import mmap
 import os
 import pathlib
+import struct
+import threading
 import weakref
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-LEAST = 2**18  # bytes that are worth it
+LEAST = 2**18  # bytes that take long enough to copy for a thread of its own
+FILE = 2**22  # bytes: smaller areas share a file, as a process may have few of them open
 HEAD = mmap.PAGESIZE  # before the content, which is aligned
+WORD = struct.Struct("<3q")  # process, file, place in it
 FREE, TAKEN = 0, 1
 
 
@@ -54,54 +58,68 @@ def sees(own: Seat, other: Seat) -> bool:
 
 
 class Areas:
-    """The areas of one rank, and those of others that it has seen."""
+    """The areas of one rank, and the files of others that it has seen."""
 
     def __init__(self) -> None:
-        self._own: dict[int, list[tuple[int, mmap.mmap]]] = {}  # by bytes: file and memory
+        self._own: dict[int, list[tuple[int, mmap.mmap, int]]] = {}  # by size: file, memory, place
         self._seen: dict[tuple[int, int], mmap.mmap] = {}  # by process and file
+        self._lock = threading.Lock()
 
-    def put(self, buffer: Tensor) -> Tensor:
+    def put(self, buffer: Tensor) -> bytes:
         """Copies a buffer; the word that tells another process where it is."""
-        file, memory = self._free(buffer.nbytes)
-        memory[0] = TAKEN
-        area = torch.frombuffer(memory, dtype=buffer.dtype, offset=HEAD, count=buffer.numel())
+        with self._lock:
+            file, memory, place = self._free(_size(buffer.nbytes))
+            memory[place] = TAKEN
+        area = torch.frombuffer(
+            memory, dtype=buffer.dtype, offset=place + HEAD, count=buffer.numel()
+        )
         area.copy_(buffer)
-        return torch.tensor([os.getpid(), file])
+        return WORD.pack(os.getpid(), file, place)
 
-    def get(self, word: Tensor, elements: int, dtype: torch.dtype) -> Tensor:
+    def get(self, word: bytes, elements: int, dtype: torch.dtype) -> Tensor:
         """What a word tells of; the area is free again when nobody looks at the tensor any more."""
-        process, file = word.tolist()
+        process, file, place = WORD.unpack(word)
         nbytes = elements * dtype.itemsize
-        if (process, file) not in self._seen:
-            opened = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
-            self._seen[process, file] = _map(opened, nbytes)
-            os.close(opened)
-        memory = self._seen[process, file]
-        content = (ctypes.c_char * nbytes).from_buffer(memory, HEAD)
-        weakref.finalize(content, memory.__setitem__, 0, FREE).atexit = False
+        with self._lock:
+            if (process, file) not in self._seen:
+                opened = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
+                self._seen[process, file] = _map(opened, os.fstat(opened).st_size)
+                os.close(opened)
+            memory = self._seen[process, file]
+        content = (ctypes.c_char * nbytes).from_buffer(memory, place + HEAD)
+        weakref.finalize(content, memory.__setitem__, place, FREE).atexit = False
         return torch.frombuffer(content, dtype=dtype)
 
-    def _free(self, nbytes: int) -> tuple[int, mmap.mmap]:
-        own = self._own.setdefault(nbytes, [])
-        for file, memory in own:
-            if memory[0] == FREE:
-                return file, memory
-        file = os.memfd_create("raddle message")
-        os.ftruncate(file, HEAD + nbytes)
-        own.append((file, _map(file, nbytes)))
-        return own[-1]
+    def _free(self, size: int) -> tuple[int, mmap.mmap, int]:
+        own = self._own.setdefault(size, [])
+        for area in own:
+            if area[1][area[2]] == FREE:
+                return area
+        step = HEAD + size
+        count = max(1, FILE // step)
+        file = os.memfd_create("raddle messages")
+        os.ftruncate(file, count * step)
+        memory = _map(file, count * step)
+        own += [(file, memory, number * step) for number in range(count)]
+        return own[-count]
 
     def close(self) -> None:
         """Files go; what is mapped stays as long as a tensor lies in it."""
-        for file in (file for own in self._own.values() for file, _ in own):
+        for file in {file for own in self._own.values() for file, *_ in own}:
             with contextlib.suppress(OSError):
                 os.close(file)
         self._own, self._seen = {}, {}
 
 
+def _size(nbytes: int) -> int:
+    """Of the area for a message: in whole pages, a power of two of them while it is small."""
+    pages = max(1, -(-nbytes // mmap.PAGESIZE))
+    return mmap.PAGESIZE * (pages if nbytes >= LEAST else 1 << (pages - 1).bit_length())
+
+
 def _map(file: int, nbytes: int) -> mmap.mmap:
     flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # no page faults later
-    return mmap.mmap(file, HEAD + nbytes, flags=flags)
+    return mmap.mmap(file, nbytes, flags=flags)
 
 
 class Pool:
