@@ -17,20 +17,13 @@ from raddle.commands.loading import capture_model
 from raddle.hypergraph.answers import Asked, Partitioner
 from raddle.hypergraph.blocks import partition_blocks
 from raddle.hypergraph.counts import imbalance, volume
+from raddle.reproduce.thesis.printed import COARSE, FINE, PARTS, RECONSTRUCTED
 
 MI = 2**20
-PARTS = (2, 4, 8, 16, 32, 64, 128)
 BLOCKS = 32  # a layer, for Mt-KaHyPar
-# A reconstruction, not unique, of the thesis's unprinted weights, from its Tables 5.1 and 5.5.
-RECONSTRUCTED = [
-    629, 6624, 2677, 6371, 2359, 4097, 4353, 2165, 5229, 4478, 1246, 1095, 988, 546, 84, 60,
-]  # fmt: skip
 # Tables 5.9 to 5.12: volume, and the largest part's work over the average.
-PATOH = {
-    "coarse": dict(zip(PARTS, (27, 61, 298, 661, 1300, 2388, 4604), strict=True)),
-    "fine": dict(zip(PARTS, (27.5, 56.3, 307.3, 549.2, 916.8, 1340.1, 1964.0), strict=True)),
-}
-PATOH_IMBALANCE = {2: 0.015, 4: 0.034, 8: 0.068, 16: 0.182, 32: 0.258, 64: 0.415, 128: 0.854}
+PATOH = {own.method: {n: row.volume for n, row in own.rows.items()} for own in (COARSE, FINE)}
+PATOH_IMBALANCE = {n: round(row.imbalance - 1, 3) for n, row in COARSE.rows.items()}
 
 
 def kahypar(own: Partitioner, parts: int, epsilon: float) -> dict[str, Any]:

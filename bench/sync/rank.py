@@ -11,16 +11,14 @@ import json
 import pathlib
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from models import hosts, task
+from models import task
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,19 +27,12 @@ from raddle.costs.profile import Profile, measure
 from raddle.graph.capture import capture
 from raddle.plan.plan import Plan
 from raddle.program.lower import active_values
+from raddle.reproduce.links import hosts, measure_link, traffic
+from raddle.reproduce.timing_rank import sgd
 from raddle.run.trainer import Trainer
 from raddle.searches.figures import judge
 from raddle.searches.planning import plan_for
 from raddle.searches.syncs import host_seconds, with_sync
-from raddle.sync.sockets import SocketWire
-from raddle.sync.wire import PUSH, Frame
-
-MEGABYTE = torch.zeros(2**18)
-FRAMES = 24  # of a megabyte, to measure a link
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
 
 
 def main(asked: dict[str, Any]) -> None:
@@ -70,7 +61,7 @@ class Bench:
         self.chosen: tuple[str, int] | None = None  # what `auto` takes: sync and bytes of a bucket
 
     def run(self) -> dict[str, Any]:
-        link = _link(self.rank, self.size)
+        link = measure_link(self.rank, self.size)
         plain = self._plain(copy.deepcopy(self.task.model))
         plain()
         self.profile = self._profile(self._rate([self._block(plain, None)], link))
@@ -218,76 +209,6 @@ def loads_of(trainer: Trainer) -> float:
 
 def void(_: object) -> None:
     pass
-
-
-@contextmanager
-def traffic(rank: int, size: int, rate: float) -> Iterator[None]:
-    """Sends so many bytes a second to the next rank: what a step sends, spread over it."""
-    wire, over = SocketWire(rank, size, shared(size), timeout=60), threading.Event()
-    wire.expect({0: MEGABYTE.nbytes})
-    wire.start(lambda source, frame, payload: None, lambda reason: None)
-
-    def talk() -> None:
-        sent, begun = 0, time.perf_counter()
-        while not over.is_set():
-            due = sent * MEGABYTE.nbytes < rate * (time.perf_counter() - begun)
-            if due and sent - wire.counters.messages < 3:
-                wire.send((rank + 1) % size, Frame(PUSH, 0, sent + 1), MEGABYTE, 0)
-                sent += 1
-            else:
-                time.sleep(0.001)
-
-    thread = threading.Thread(target=talk)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        dist.barrier()
-        wire.close()
-
-
-def _link(rank: int, size: int) -> dict[str, float]:
-    """Bandwidth and latency to the next rank while all talk at once."""
-    wire = SocketWire(rank, size, shared(size), timeout=60)
-    there = threading.Event()
-    left = [0]
-
-    def arrive(source: int, frame: Frame, payload: torch.Tensor) -> None:
-        left[0] -= 1
-        if not left[0]:
-            there.set()
-
-    wire.expect({0: MEGABYTE.nbytes})
-    wire.start(arrive, lambda reason: None)
-    found: dict[int, list[float]] = {1: [], FRAMES: []}
-    for count in (1, 1, 1, 1, 1, 1, FRAMES, FRAMES, FRAMES):
-        left[0] = count
-        there.clear()
-        payload = MEGABYTE if count > 1 else MEGABYTE[:1024]
-        dist.barrier()
-        start = time.perf_counter()
-        for clock in range(count):
-            wire.send((rank + 1) % size, Frame(PUSH, 0, clock + 1), payload, 0)
-        there.wait(120)
-        found[count].append(time.perf_counter() - start)
-    dist.barrier()
-    wire.close()
-    latency = min(found[1])
-    return {
-        "bandwidth": FRAMES * MEGABYTE.nbytes / (min(found[FRAMES]) - latency),
-        "latency": latency,
-    }
-
-
-def shared(size: int) -> Callable[[Any], list[Any]]:
-    def share(address: Any) -> list[Any]:
-        every: list[Any] = [None] * size
-        dist.all_gather_object(every, address)
-        return every
-
-    return share
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import replace
 from typing import Any
 
-from models import hosts, task
+from models import task
 
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
@@ -23,6 +23,7 @@ from raddle.lab import Lab, launch
 from raddle.lab.rates import parse_rate
 from raddle.lab.torchrun import lines
 from raddle.program.lower import lower
+from raddle.reproduce.links import hosts
 from raddle.searches.planning import plan_for
 from raddle.simulation.timeline import simulate
 

@@ -14,6 +14,7 @@ from raddle.commands import (
     partitioning,
     planning,
     reporting,
+    reproducing,
     running,
     scheduling,
     serving,
@@ -175,6 +176,7 @@ app.command()(reporting.report)
 app.command()(serving.serve)
 app.command()(running.run)
 app.command()(running.verify)
+app.command()(reproducing.reproduce)
 app.add_typer(lab_app, name="lab")
 
 

@@ -11,9 +11,10 @@ import base64
 import gzip
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the server puts the page together too, and needs no torch
     from raddle.page.data import PageData
@@ -25,7 +26,7 @@ SCRIPTS = (
     "span.js", "lanes.js", "lanepaint.js", "lanedraw.js", "timeline.js", "memory.js",
     "splits.js", "blocks.js", "layers.js", "nodes.js", "network.js", "strips.js",
     "traffic.js", "search.js", "operator.js", "copying.js",
-    "page.js",
+    "page.js", "start.js",
 )  # fmt: skip
 STYLES = ("page.css", "timeline.css", "network.css", "charts.css")
 LIVE = ("live.js", "live.css")  # what the page of `raddle serve` has besides
@@ -33,7 +34,7 @@ LIVE = ("live.js", "live.css")  # what the page of `raddle serve` has besides
 
 def page(data: PageData) -> str:
     """The HTML of a report."""
-    return assemble(pack(data))
+    return assemble(pack(data.plain, data.columns))
 
 
 def live_page() -> str:
@@ -41,16 +42,22 @@ def live_page() -> str:
     return assemble(None, live=True)
 
 
-def pack(data: PageData) -> bytes:
+def pack(plain: Mapping[str, Any], columns: bytes = b"") -> bytes:
     """The length of the JSON in four bytes, the JSON, and the columns; compressed."""
-    plain = json.dumps(data.plain, separators=(",", ":")).encode()
+    text = json.dumps(plain, separators=(",", ":")).encode()
     # Without the time of writing: the same data gives the same page.
-    return gzip.compress(len(plain).to_bytes(4, "little") + plain + data.columns, 9, mtime=0)
+    return gzip.compress(len(text).to_bytes(4, "little") + text + columns, 9, mtime=0)
 
 
-def assemble(packed: bytes | None, *, live: bool = False) -> str:
+def assemble(
+    packed: bytes | None,
+    *,
+    scripts: Sequence[str] = SCRIPTS,
+    styles: Sequence[str] = STYLES,
+    live: bool = False,
+) -> str:
     """The page around packed data; without any, it waits for some."""
-    scripts, styles = (*SCRIPTS, *LIVE[:live]), (*STYLES, *LIVE[1 : 1 + live])
+    scripts, styles = (*scripts, *LIVE[:live]), (*styles, *LIVE[1 : 1 + live])
     style = "\n".join(read(name) for name in styles)
     script = '"use strict";\n(() => {\n' + "\n".join(read(name) for name in scripts) + "\n})();\n"
     connect = "'self'" if live else "'none'"

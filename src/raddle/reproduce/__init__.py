@@ -1,0 +1,1 @@
+"""The experiments of the papers that raddle stands on, done again: `raddle reproduce NAME`."""

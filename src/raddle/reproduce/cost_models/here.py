@@ -1,0 +1,74 @@
+"""This machine as a cluster, and what the plans' operators take on it: what predictions are made from.
+
+Operators are measured by as many ranks at once as there are cores. Where there are more ranks than cores,
+each gets its share of them: what was measured is multiplied by ranks / cores.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from raddle.clusters import Cluster, Device, Link, Network
+from raddle.clusters.catalogue import cores
+from raddle.clusters.probe import describe, probe
+from raddle.clusters.topology import build
+from raddle.costs.profile import Profile
+from raddle.graph.graph import Graph
+from raddle.plan.file import save
+from raddle.plan.plan import Plan
+from raddle.reproduce.cost_models.plans import Group, micro_graph
+from raddle.reproduce.timing import start
+
+
+def devices_here(ranks: int, *, quick: bool) -> tuple[Device, ...]:
+    """One of so many ranks, while all of them compute, measured now."""
+    return Cluster.from_dict(describe(probe(ranks, quick=quick, fresh=True))).devices
+
+
+def cluster_here(devices: Sequence[Device], rate: str | None, *, quick: bool) -> Cluster:
+    """The devices and the links between them as the ranks find them: of this machine or of the lab.
+
+    The probe's own link is that of ranks which compute meanwhile; a rank that waits for a message does not.
+    """
+    ranks = len(devices)
+    found = _asked({"what": "link", "repeats": 3 if quick else 7}, ranks, rate)
+    bandwidth, latency = found["bandwidth"], found["latency"]
+    if rate is None:
+        own = [replace(d, node=0) for d in devices]
+        return build(f"{ranks} ranks here", [(own, Link(bandwidth, latency), None)])
+    network = Network(bandwidth, latency)
+    hosts = [([replace(d, node=a)], None, network) for a, d in enumerate(devices)]
+    return build(f"{ranks} hosts at {rate}", hosts)
+
+
+def measured_profile(
+    group: Group, graph: Graph, plans: Mapping[str, Plan], kind: str, *, quick: bool
+) -> Profile:
+    """Seconds of every distinct tile of the plans."""
+    busy = min(group.ranks, cores())
+    with tempfile.TemporaryDirectory() as name:
+        paths = [pathlib.Path(name) / f"{number}.json" for number in range(len(plans))]
+        for path, plan in zip(paths, plans.values(), strict=True):
+            save(plan, micro_graph(graph, plan), path)
+        asked = {
+            "what": "profile", "spec": group.spec, "batch": group.batch, "kind": kind,
+            "plans": list(map(str, paths)), "repeats": 3 if quick else 5,
+        }  # fmt: skip
+        seconds = _asked(asked, busy, None)
+    return Profile({key: own * group.ranks / busy for key, own in seconds.items()})
+
+
+def _asked(asked: Mapping[str, Any], ranks: int, rate: str | None) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        out = folder / "found.json"
+        (folder / "asked.json").write_text(json.dumps({**asked, "out": str(out)}))
+        words = ["-m", "raddle.reproduce.cost_models.here_rank", str(folder / "asked.json")]
+        start(ranks, rate, words)
+        found: dict[str, float] = json.loads(out.read_text())
+    return found

@@ -1,0 +1,87 @@
+"""One rank of `here`: python -m raddle.reproduce.cost_models.here_rank asked.json, under torchrun."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from raddle.clusters.probe.fit import fit
+from raddle.commands.loading import capture_model
+from raddle.costs.compute import Compute
+from raddle.costs.profile import Profile, entry, measure
+from raddle.graph.box import Box
+from raddle.graph.graph import Graph, Op
+from raddle.plan.file import from_dict, read
+from raddle.plan.plan import Plan
+from raddle.program.lower import active_values
+
+SIZES = (2**10, 2**14, 2**17, 2**20, 2**22)  # bytes of a message
+
+
+def main(asked: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = link(asked["repeats"]) if asked["what"] == "link" else profile(asked)
+    if dist.get_rank() == 0:
+        pathlib.Path(asked["out"]).write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def link(repeats: int) -> dict[str, float]:
+    """Between neighbours, while all of them send and receive."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    samples = []
+    for nbytes in SIZES:
+        out, into = torch.zeros(2, nbytes, dtype=torch.uint8)
+        times = []
+        for _ in range(repeats + 1):
+            dist.barrier()
+            start = time.perf_counter()
+            works = [dist.isend(out, (rank + 1) % size), dist.irecv(into, (rank - 1) % size)]
+            for each in works:
+                assert each is not None
+                each.wait()
+            times.append(time.perf_counter() - start)
+        samples.append((nbytes, statistics.median(times[1:])))  # the first one warms up
+    fitted = fit(samples)
+    return {"bandwidth": fitted.bandwidth, "latency": fitted.latency}
+
+
+def profile(asked: dict[str, Any]) -> dict[str, float]:
+    """Seconds of the tiles of all plans, while the other ranks measure the same; the ranks' median."""
+    graph = capture_model(asked["spec"], asked["batch"])
+    found = Profile()
+    for path in asked["plans"]:
+        data = read(path)
+        own = graph.at(-(-data["batch"] // data["microbatches"]))
+        plan = from_dict(data, own)
+        for phase in ("B", "W") if plan.split_backward else ("B",):
+            found = _measured(own, plan, phase, asked, found)
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, found.seconds)
+    return {key: statistics.median(own[key] for own in ranks) for key in found.seconds}
+
+
+def _measured(
+    graph: Graph, plan: Plan, phase: str, asked: dict[str, Any], known: Profile
+) -> Profile:
+    compute = Compute(graph, frozenset(active_values(graph)), split=plan.split_backward)
+    wanted = {op.name: compute.wanted[op.name, phase] for op in graph.ops}
+    boxes: dict[str, tuple[Op, Box]] = {}
+    for op in graph.ops:
+        for box in plan.tiles[op.name].boxes:
+            boxes.setdefault(entry(op, box, phase, wanted[op.name], ""), (op, box))
+    kind, repeats = asked["kind"], asked["repeats"]
+    return measure(graph, boxes.values(), wanted, kind, known=known, repeats=repeats)
+
+
+if __name__ == "__main__":
+    main(json.loads(pathlib.Path(sys.argv[1]).read_text()))

@@ -1,0 +1,41 @@
+"""The networks whose plans are measured: the zoo's, so small that a step takes a tenth of a second.
+
+`file.py:function`, as every verb takes a model; an image a side, the layers' widths and what of the step
+is weights differ as in the large ones.
+"""
+
+from raddle.zoo.alexnet import AlexNet
+from raddle.zoo.examples import images, masked_images
+from raddle.zoo.losses import class_loss
+from raddle.zoo.resnet import ResNet
+from raddle.zoo.unet import UNet
+from raddle.zoo.vgg import VGG
+from raddle.zoo.workload import Workload
+
+
+def alexnet(batch: int = 16) -> Workload:
+    """Two thirds of its weights in two fully connected layers."""
+    model = AlexNet(
+        maps=(32, 64, 96, 64, 64), hidden=512, classes=100, pool=3, dropout=0.0
+    )  # fmt: skip
+    return Workload("alexnet-like", model, *images(3, 127, classes=100)(batch), class_loss)
+
+
+def vgg(batch: int = 8) -> Workload:
+    """Large maps at the beginning, many weights at the end."""
+    model = VGG(
+        (1, 1, 2, 2, 2), widths=(16, 32, 64, 96, 96), hidden=384, classes=100, pool=2, dropout=0.0
+    )  # fmt: skip
+    return Workload("vgg-like", model, *images(3, 64, classes=100)(batch), class_loss)
+
+
+def resnet(batch: int = 16) -> Workload:
+    """Few weights, many small operators, batch statistics."""
+    model = ResNet((1, 1, 1, 1), width=16, classes=100)
+    return Workload("resnet-like", model, *images(3, 96, classes=100)(batch), class_loss)
+
+
+def unet(batch: int = 4) -> Workload:
+    """Maps that wait for the way back."""
+    model = UNet(widths=(8, 16, 32, 64))
+    return Workload("unet-like", model, *masked_images(3, 96, classes=2)(batch), class_loss)

@@ -1,0 +1,68 @@
+"""Samples the counters of a lab host's interface while others use it.
+
+Run as a script inside of the host it needs no package: `python -I -S counters.py lab0 FILE` appends the
+time (that of time.perf_counter, which all processes share), bytes sent and bytes received, every 5 ms.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from raddle.lab import Lab
+
+PERIOD = 0.005  # seconds
+Sample = tuple[float, int, int]  # seconds, bytes sent, bytes received
+
+
+@contextmanager
+def sampled(lab: Lab, host: int, file: Path) -> Iterator[None]:
+    """Samples a host until the end of the body; `read` has what was found."""
+    from raddle.lab.names import INTERFACE
+
+    argv = [sys.executable, "-I", "-S", __file__, INTERFACE, str(file)]
+    process = lab.exec(host, argv)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def read(file: Path) -> list[Sample]:
+    """All whole lines: the last one may have been cut."""
+    lines = file.read_text().split("\n")[:-1]
+    rows = [line.split() for line in lines]
+    return [(float(t), int(sent), int(received)) for t, sent, received in rows]
+
+
+def on_grid(
+    samples: Sequence[Sample], begin: float, end: float, slot: float
+) -> list[tuple[float, float, float]]:
+    """(seconds since `begin` at the middle of a slot, bytes/s sent, bytes/s received) of each slot."""
+    import numpy as np
+
+    count = int((end - begin) / slot + 1e-9)
+    borders = begin + slot * np.arange(count + 1)
+    times = [t for t, _, _ in samples]
+    out, back = (np.diff(np.interp(borders, times, [s[i] for s in samples])) / slot for i in (1, 2))
+    return [((k + 0.5) * slot, float(out[k]), float(back[k])) for k in range(count)]
+
+
+def main(interface: str, path: str) -> None:
+    folder = Path("/sys/class/net") / interface / "statistics"
+    with open(path, "w", buffering=1, encoding="utf-8") as out:
+        while True:
+            now = time.perf_counter()
+            sent, received = ((folder / f"{way}_bytes").read_text().strip() for way in ("tx", "rx"))
+            out.write(f"{now:.6f} {sent} {received}\n")
+            time.sleep(PERIOD)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,51 @@
+"""The networks at any image side: `nets.py:unet_8_128` is a U-Net of an eighth of the widths for 128 x 128.
+
+The zoo runs this file by its path, so it imports nothing of its own package.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from torch import nn
+
+from raddle.zoo.examples import Maker, images, masked_images
+from raddle.zoo.losses import class_loss
+from raddle.zoo.resnet_cifar import CifarResNet
+from raddle.zoo.unet import UNet
+from raddle.zoo.workload import Workload
+
+SPEC = re.compile(r"(unet|resnet110|resnet1001)_(\d+)_(\d+)")  # net, divisor of its widths, side
+DEPTHS: Mapping[str, int] = MappingProxyType({"resnet110": 12, "resnet1001": 111})
+
+
+def spec(net: str, side: int, *, narrow: int = 1) -> str:
+    """The name to load it by, anywhere."""
+    return f"{__file__}:{net}_{narrow}_{side}"
+
+
+def __getattr__(name: str) -> Callable[..., Workload]:
+    match = SPEC.fullmatch(name)
+    if match is None:
+        raise AttributeError(f"{__name__} has no '{name}': write net_divisor_side, as unet_8_128.")
+    net, narrow, side = match[1], int(match[2]), int(match[3])
+
+    def made(batch: int = 4) -> Workload:
+        model = build(net, narrow)
+        inputs, targets = _examples(net, side)(batch)
+        return Workload(name, model, inputs, targets, class_loss)
+
+    return made
+
+
+def build(net: str, narrow: int) -> nn.Module:
+    """At full width where `narrow` is 1: U-Net's 64 to 1024, a CIFAR ResNet's 16."""
+    if net == "unet":
+        return UNet(widths=tuple(width // narrow for width in (64, 128, 256, 512, 1024)))
+    return CifarResNet(DEPTHS[net], width=16 // narrow)
+
+
+def _examples(net: str, side: int) -> Maker:
+    return masked_images(3, side, classes=2) if net == "unet" else images(3, side, classes=10)

@@ -1,0 +1,141 @@
+"""Images a second and peaks on GPUs that are not here, to images of 8192 x 8192: simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from raddle.clusters import Cluster, cluster
+from raddle.commands.loading import capture_model
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.reproduce.experiment import Asked
+from raddle.reproduce.gems_unet import nets
+from raddle.reproduce.gems_unet.methods import (
+    METHODS,
+    OPTIMIZER,
+    Method,
+    Planned,
+    Predicted,
+    plans,
+    predict,
+)
+from raddle.reproduce.gems_unet.words import GIB, gems_sentence, size
+from raddle.reproduce.result import Cell, Chart, Column, Line, Section, Table
+from raddle.searches.planning import plan_for
+
+CLUSTER = "v100:4"  # a node of four, as the paper's machine has
+BATCH = 4
+AUTO = "auto"
+# Capturing resnet1001 takes a quarter of a minute a size: plans of one image's graph alone, and no search.
+SHALLOW, DEEP = ("unet", "resnet110"), "resnet1001"
+LARGE = "h200:4"  # what 8192 x 8192 needs, and no four V100 have
+QUICK = (("unet", 512, CLUSTER), ("unet", 8192, LARGE), ("resnet110", 512, CLUSTER))
+FULL = (
+    *(("unet", side, CLUSTER) for side in (64, 256, 512, 1024, 2048, 4096, 8192)),
+    *(("resnet110", side, CLUSTER) for side in (64, 512, 2048, 8192)),
+    *((net, 8192, LARGE) for net in SHALLOW),
+    (DEEP, 1024, CLUSTER),
+)
+
+
+class Simulated(NamedTuple):
+    net: str
+    side: int
+    on: str  # the cluster
+    room: int  # bytes of a device
+    predicted: Mapping[str, Predicted]
+    errors: Mapping[str, str]  # methods that have no plan, and why
+
+    def rates(self) -> dict[str, float]:
+        return {name: BATCH / own.seconds for name, own in self.predicted.items()}
+
+    def fitting(self) -> dict[str, float]:
+        """The rates of those that fit."""
+        peaks = self.peaks()
+        return {name: rate for name, rate in self.rates().items() if peaks[name] <= self.room}
+
+    def peaks(self) -> dict[str, float]:
+        return {name: float(max(own.peaks)) for name, own in self.predicted.items()}
+
+
+def make(asked: Asked) -> Section:
+    found, cases = [], QUICK if asked.quick else FULL
+    for number, (net, side, name) in enumerate(cases):
+        asked.say(f"{net}, {side}² on {name}", number / len(cases))
+        found.append(simulate_all(net, side, cluster(name), budget=4.0 if asked.quick else 10.0))
+    text = [f"Simulated in float32, a batch of {BATCH}.", *(_sentence(own) for own in found)]
+    charts = [_chart(net, found) for net in SHALLOW if any(own.net == net for own in found)]
+    title = "Images per second and memory to 8192², simulated"
+    return Section(title, "\n\n".join(text), [*charts, _table(found)])
+
+
+def methods_for(net: str) -> tuple[Method, ...]:
+    if net in SHALLOW:
+        return METHODS
+    return tuple(m for m in METHODS if m.microbatches == BATCH)
+
+
+def simulate_all(net: str, side: int, on: Cluster, budget: float) -> Simulated:
+    spec = nets.spec(net, side)
+    graph = capture_model(spec, BATCH if net in SHALLOW else 1)
+    made = plans(methods_for(net), graph, on, batch=BATCH, model=spec)
+    predicted = {name: predict(own, on) for name, own in made.items()}
+    errors = {}
+    if net in SHALLOW:
+        try:
+            predicted[AUTO] = predict(auto(graph, on, spec, budget), on)
+        except InputError as error:
+            errors[AUTO] = str(error)
+    return Simulated(net, side, on.name, on.devices[0].memory, predicted, errors)
+
+
+def auto(graph: Graph, on: Cluster, spec: str, budget: float) -> Planned:
+    plan = plan_for(graph, on, AUTO, model=spec, optimizer=OPTIMIZER, budget=budget)
+    return Planned(graph.at(-(-plan.batch // plan.microbatches)), plan)
+
+
+def _sentence(own: Simulated) -> str:
+    where = f"{own.net}, {own.side}² on {own.on} ({size(own.room, GIB)} GiB each)"
+    words = [gems_sentence(where, own.rates(), own.peaks())]
+    fitting = own.fitting()
+    lost = [name for name in own.predicted if name not in fitting]
+    if lost:
+        words.append(f"Beyond a device's memory: {', '.join(lost)}.")
+    if lost and fitting:
+        first = max(fitting, key=fitting.__getitem__)
+        words.append(f"Of those that fit, {first} is the fastest.")
+    words += [f"{name} finds nothing: {error}" for name, error in own.errors.items()]
+    return " ".join(words)
+
+
+def _chart(net: str, found: Sequence[Simulated]) -> Chart:
+    own = [f for f in found if f.net == net and f.on == CLUSTER]
+    names = list(dict.fromkeys(name for f in own for name in f.predicted))
+    lines = [
+        Line(name, [(f.side, f.rates()[name]) for f in own if name in f.predicted], "simulated")
+        for name in names
+    ]
+    title = f"{net} on {CLUSTER}, whether it fits or not"
+    return Chart(title, "side of an image, pixels", "images/s", lines, log_x=True, log_y=True)
+
+
+def _table(found: Sequence[Simulated]) -> Table:
+    columns = [
+        Column("net"), Column("side"), Column("cluster"), Column("method"), Column("images/s", "simulated"),
+        Column("step, ms", "simulated"), Column("largest peak, GiB", "simulated"),
+        Column("least peak, GiB", "simulated"), Column("fits", "simulated"),
+    ]  # fmt: skip
+    rows: list[list[Cell]] = []
+    for net, side, on, room, predicted, errors in found:
+        for name, own in predicted.items():
+            rows.append([
+                net, side, on, name, BATCH / own.seconds, 1e3 * own.seconds, max(own.peaks) / GIB,
+                min(own.peaks) / GIB, "yes" if max(own.peaks) <= room else "no",
+            ])  # fmt: skip
+        rows += [[net, side, on, name, None, None, None, None, "no"] for name in errors]
+    note = (
+        f"A batch of {BATCH} images, nothing is computed again but by auto; peaks over the devices. "
+        f"{DEEP} is planned from the graph of one image alone: no MAST, no whole batch in tiles, no search."
+    )
+    return Table("By network, size and method", columns, rows, note)

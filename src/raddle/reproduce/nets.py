@@ -1,0 +1,87 @@
+"""Networks shaped as those of P3's and Horovod's papers, small enough for one core of the lab.
+
+Each function is a model of the zoo by its file: zoo.load(spec("vgg19"), batch=20).
+"""
+
+# n: sample, t: time step
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from raddle.zoo.examples import images, text
+from raddle.zoo.inception import Inception3
+from raddle.zoo.losses import class_loss, class_loss_with_auxiliary, token_loss
+from raddle.zoo.recurrent import LanguageModel
+from raddle.zoo.resnet import RESNET50, ResNet
+from raddle.zoo.vgg import VGG, VGG19
+
+Task = tuple[nn.Module, tuple[Tensor, ...], tuple[Tensor, ...], Callable[..., Tensor]]
+CLASSES = 100
+SIDE = 96  # of an image, in pixels
+
+
+def spec(name: str) -> str:
+    """What the zoo loads a function of this file by."""
+    return f"{__file__}:{name}"
+
+
+def vgg19(batch: int = 20) -> Task:
+    """A quarter as wide; one tensor has 73 % of the parameters, in the original 71.5."""
+    model = VGG(VGG19, widths=(16, 32, 64, 128, 128), hidden=1024, classes=CLASSES, dropout=0.0)
+    return model, *images(3, SIDE, CLASSES)(batch), class_loss
+
+
+def resnet50(batch: int = 16) -> Task:
+    """Three eighths as wide: 161 tensors, all of them small."""
+    model = ResNet(RESNET50, width=24, classes=CLASSES)
+    return model, *images(3, SIDE, CLASSES)(batch), class_loss
+
+
+def inception(batch: int = 8) -> Task:
+    """A quarter as wide: 292 tensors, those of the second head among them."""
+    model = Inception3(shrink=4, auxiliary=(3, 2, 3), classes=CLASSES, dropout=0.0)
+    return model, *images(3, 139, CLASSES)(batch), class_loss_with_auxiliary
+
+
+def lstm(batch: int = 16) -> Task:
+    """Two layers between an embedding, which is needed first, and a projection of the same size."""
+    model = LanguageModel(vocabulary=4000, hidden=384, layers=2, dropout=0.0)
+    return model, *text(4000, 12)(batch), token_loss
+
+
+def small(batch: int = 8) -> Task:
+    """VGG-19 for images of 32 x 32, so that eight ranks share two cores."""
+    model = VGG(
+        VGG19, widths=(16, 32, 64, 128, 128), hidden=512, classes=CLASSES, dropout=0.0, pool=3
+    )
+    return model, *images(3, 32, CLASSES)(batch), class_loss
+
+
+def alexnet(batch: int = 32) -> Task:
+    """Five convolutions, a half as wide, and three linear layers, which have 95 % of the parameters."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 11, stride=4, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2),
+        nn.Conv2d(32, 96, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2),
+        nn.Conv2d(96, 192, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(192, 128, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(128, 128, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(6), nn.Flatten(),
+        nn.Linear(128 * 36, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(),
+        nn.Linear(2048, CLASSES),
+    )  # fmt: skip
+    return model, *images(3, 160, CLASSES)(batch), class_loss
+
+
+def sizes(model: nn.Module) -> list[int]:
+    """Elements of each parameter."""
+    return [p.numel() for p in model.parameters()]
+
+
+def built(name: str) -> nn.Module:
+    """A network of this file without memory: only shapes count."""
+    with torch.device("meta"):
+        made: Task = globals()[name](batch=2)
+    return made[0]

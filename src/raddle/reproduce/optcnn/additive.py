@@ -1,0 +1,62 @@
+"""OptCNN's own cost of a plan: what its tables say of every layer and of every pair, added up.
+
+Section 4 of arXiv 1802.04924: t_O = Σ (t_C + t_S) + Σ t_X, with a server for each layer's parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from raddle.searches.configurations import Configuration
+from raddle.searches.groups import Group
+from raddle.searches.optcnn.tables import Tables
+
+
+def cost_of(found: Tables, chosen: Sequence[Configuration]) -> float:
+    """Seconds of a step, one configuration a group; of their devices the tables know the number."""
+    at = [
+        [c.degrees for c in own].index(wanted.degrees)
+        for own, wanted in zip(found.configurations, chosen, strict=True)
+    ]
+    total = sum(float(node[x]) for node, x in zip(found.nodes, at, strict=True))
+    return total + sum(float(e.cost[at[e.source], at[e.target]]) for e in found.edges)
+
+
+def by_letter(found: Tables, letter_of: Callable[[Group], str]) -> list[Configuration]:
+    """Every group in the most parts of one letter that its table has."""
+    chosen = []
+    for group, own in zip(found.groups, found.configurations, strict=True):
+        able = [c for c in own if set(parts(group, c)) <= {letter_of(group)}]
+        chosen.append(max(able, key=lambda c: len(c.devices)))
+    return chosen
+
+
+def baselines(found: Tables) -> dict[str, list[Configuration]]:
+    """Data and model parallelism, and 'one weird trick': fully connected layers by channel."""
+    return {
+        "data": by_letter(found, lambda g: "n"),
+        "model": by_letter(found, lambda g: "c"),
+        "owt": by_letter(
+            found, lambda g: "c" if "h" not in g.letters and "k" in g.letters else "n"
+        ),
+    }
+
+
+def parts(group: Group, configuration: Configuration) -> dict[str, int]:
+    """{"n": 2, "c": 2}: the letters that are split."""
+    given = zip(group.letters, configuration.degrees, strict=True)
+    return {letter: count for letter, count in given if count > 1}
+
+
+def configured(
+    found: Tables, wanted: Callable[[Group], Mapping[str, int]]
+) -> list[Configuration] | None:
+    """The configurations with these parts; None where a table lacks one."""
+    chosen = []
+    for group, own in zip(found.groups, found.configurations, strict=True):
+        asked = dict(wanted(group))
+        able = [c for c in own if parts(group, c) == asked]
+        if not able:
+            return None
+        chosen.append(able[0])
+    return chosen

@@ -1,0 +1,52 @@
+"""Do two lists of figures put the same things in the same order? Rank correlations, ties and all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """From 1; equal ones share the mean of their places: 3, 1, 3 -> 2.5, 1, 2.5."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    found = [0.0] * len(values)
+    begin = 0
+    while begin < len(order):
+        end = begin
+        while end < len(order) and values[order[end]] == values[order[begin]]:
+            end += 1
+        for place in order[begin:end]:
+            found[place] = (begin + 1 + end) / 2
+        begin = end
+    return found
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Pearson's correlation of the ranks; not a number where all of one list are equal."""
+    assert len(a) == len(b), (len(a), len(b))
+    x, y = _centred(ranks(a)), _centred(ranks(b))
+    size = math.sqrt(math.fsum(v * v for v in x) * math.fsum(v * v for v in y))
+    return math.fsum(u * v for u, v in zip(x, y, strict=True)) / size if size else math.nan
+
+
+def kendall(a: Sequence[float], b: Sequence[float]) -> float:
+    """Tau-b: pairs in the same order less pairs in the other, over those that are tied in neither,
+    list by list; not a number where all of one list are equal."""
+    assert len(a) == len(b), (len(a), len(b))
+    agree = in_a = in_b = 0
+    for i in range(len(a)):
+        for j in range(i):
+            u, v = _sign(a[i] - a[j]), _sign(b[i] - b[j])
+            agree += u * v
+            in_a += u * u
+            in_b += v * v
+    return agree / math.sqrt(in_a * in_b) if in_a and in_b else math.nan
+
+
+def _centred(values: Sequence[float]) -> list[float]:
+    mean = math.fsum(values) / len(values) if values else 0.0
+    return [value - mean for value in values]
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)

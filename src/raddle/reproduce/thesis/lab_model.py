@@ -1,0 +1,22 @@
+"""A VGG-16 for small images, an eighth as wide: file.py:function, as every rank of the lab loads it.
+
+Its linear layers have 84 % of the parameters, as the original's have 89 %.
+"""
+
+from __future__ import annotations
+
+from raddle.zoo.examples import images
+from raddle.zoo.losses import class_loss
+from raddle.zoo.vgg import VGG, VGG16
+from raddle.zoo.workload import Workload
+
+SIDE = 32  # pixels
+CLASSES = 50  # the thesis trains on as many
+NAME = "vgg16 / 8"
+
+
+def vgg(batch: int = 16) -> Workload:
+    widths = (8, 16, 32, 64, 64)
+    model = VGG(VGG16, widths=widths, hidden=1024, classes=CLASSES, pool=1, dropout=0.0)
+    inputs, targets = images(3, SIDE, classes=CLASSES)(batch)
+    return Workload(NAME, model, inputs, targets, class_loss)

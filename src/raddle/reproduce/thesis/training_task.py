@@ -1,0 +1,63 @@
+"""What is trained until it is 90 % right: a small network like VGG on scikit-learn's digits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from raddle.errors import InputError
+
+LARGER = 2  # 8x8 digits, each pixel twice as wide and high
+TARGET = 0.9  # of the images that are trained on
+BATCH = 32  # global
+RATE = 0.0005  # small, so that several looks fall before the target
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """As many whole batches as there are: images[n 1 16 16] and labels[n]."""
+    try:
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        raise InputError(
+            "the digits come with scikit-learn, which is not there: pip install scikit-learn."
+        ) from None
+    found = load_digits()
+    images = torch.tensor(found.images / 16, dtype=torch.float32).unsqueeze(1)
+    images = F.interpolate(images, scale_factor=LARGER, mode="bilinear")
+    whole = len(images) // BATCH * BATCH
+    return images[:whole], torch.tensor(found.target)[:whole]
+
+
+def network(width: int, seed: int) -> nn.Module:
+    """Three pairs of 3x3 convolutions, each closed by a pooling, then two linear layers."""
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    channels = 1
+    for maps in (width, 2 * width, 4 * width):
+        for _ in range(2):
+            layers += [nn.Conv2d(channels, maps, 3, padding=1), nn.ReLU()]
+            channels = maps
+        layers.append(nn.MaxPool2d(2))
+    side, hidden = LARGER, 8 * width  # three poolings leave an eighth
+    layers += [nn.Flatten(), nn.Linear(channels * side * side, hidden), nn.ReLU()]
+    layers.append(nn.Linear(hidden, 10))
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d | nn.Linear):  # torch's default would hardly learn at first
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)
+    return nn.Sequential(*layers)
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=RATE, momentum=0.9)
+
+
+def batches(count: int, seed: int) -> Iterator[Tensor]:
+    """Numbers of images, in another order in every epoch; the same on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield from torch.randperm(count, generator=generator).split(BATCH)  # type: ignore[no-untyped-call]
