@@ -84,7 +84,10 @@ def reproduce(experiment: Experiment, *, quick: bool, heard: Heard) -> Result:
     for done, part in enumerate(experiment.parts):
         asked = Asked(quick, heard, done, len(experiment.parts))
         asked.say(part.title)
-        sections.append(part.make(asked))
+        try:
+            sections.append(part.make(asked))
+        except InputError as error:  # what the others have found, perhaps for long, is not lost
+            sections.append(Section(part.title, skipped=str(error)))
     return Result(
         experiment.name, experiment.title, experiment.claims, experiment.differs, sections,
         machine(), quick, round(time.monotonic() - begin, 1), version("raddle"),

@@ -49,7 +49,9 @@ def as_table(chart: Chart) -> Table:
     """A line is a column, where its points share their x."""
     every = sorted({x for line in chart.lines for x, _ in line.points})
     found = [dict(line.points) for line in chart.lines]
-    rows: list[list[Cell]] = [[x, *(own.get(x) for own in found)] for x in every]
+    rows: list[list[Cell]] = [
+        [int(x) if float(x).is_integer() else x, *(own.get(x) for own in found)] for x in every
+    ]
     columns = [Column(chart.x), *(Column(line.name, line.source) for line in chart.lines)]
     return Table(f"{chart.title} ({chart.y})", columns, rows)
 

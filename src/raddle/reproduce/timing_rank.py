@@ -19,6 +19,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import raddle
 from raddle import zoo
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.plan import file
 from raddle.run.trainer import Trainer
 from raddle.zoo.workload import Workload
 
@@ -31,7 +34,11 @@ def main(asked: dict[str, Any]) -> None:
     dist.init_process_group("gloo")
     work = zoo.load(asked["spec"], batch=asked["batch"], device="cpu")
     trainers: dict[str, Trainer] = {}
-    steps = {label: step_of(work, kind, label, trainers) for label, kind in asked["kinds"].items()}
+    graphs = Graphs(work)
+    steps = {
+        label: step_of(work, kind, label, trainers, graphs)
+        for label, kind in asked["kinds"].items()
+    }
     losses = {label: [step() for _ in range(WARM_UP)] for label, step in steps.items()}
     times: dict[str, list[float]] = {label: [] for label in steps}
     order = list(steps)
@@ -57,12 +64,32 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
 
 
+class Graphs:
+    """Of a workload, by the size of a micro-batch, each captured once."""
+
+    def __init__(self, work: Workload) -> None:
+        self.whole = capture(
+            work.model, work.inputs, targets=work.targets, loss=work.loss, name=work.name
+        )
+        self.of: dict[int, Graph] = {}
+
+    def of_plan(self, path: str) -> Graph:
+        plan = file.read(path)
+        size = -(-plan["batch"] // plan["microbatches"]) if plan["microbatches"] > 1 else 0
+        if size not in self.of:
+            self.of[size] = self.whole.at(size) if size else self.whole
+        return self.of[size]
+
+
 def step_of(
-    work: Workload, kind: float | str | None, label: str, trainers: dict[str, Trainer]
-) -> Step:
+    work: Workload, kind: float | str | None, label: str, trainers: dict[str, Trainer],
+    graphs: Graphs,
+) -> Step:  # fmt: skip
     model = copy.deepcopy(work.model)
     if isinstance(kind, str):
-        trainer = raddle.parallelize(model, kind, sgd, loss=work.loss, device="cpu")
+        trainer = raddle.parallelize(
+            model, kind, sgd, loss=work.loss, graph=graphs.of_plan(kind), device="cpu"
+        )
         trainers[label] = trainer
         part = trainer.part(*work.inputs, *work.targets)
         return lambda: float(trainer.step(*part))

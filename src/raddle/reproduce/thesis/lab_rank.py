@@ -25,7 +25,7 @@ from raddle.graph.box import Box
 from raddle.graph.graph import Op
 from raddle.plan.pipelining import OVERLAPPED, is_asynchronous
 from raddle.program.lower import active_values
-from raddle.reproduce.timing_rank import Step, ddp_step, step_of
+from raddle.reproduce.timing_rank import Graphs, Step, ddp_step, step_of
 from raddle.run.trainer import Trainer
 from raddle.zoo.workload import Workload
 
@@ -49,7 +49,8 @@ def _batch(asked: dict[str, Any], batch: int, kinds: dict[str, float | str]) -> 
     """Images a second of every row, and seconds of every operator that they have."""
     work = zoo.load(asked["spec"], batch=batch, device="cpu")
     trainers: dict[str, Trainer] = {}
-    steps = {label: step_of(work, kind, label, trainers) for label, kind in kinds.items()}
+    graphs = Graphs(work)
+    steps = {label: step_of(work, kind, label, trainers, graphs) for label, kind in kinds.items()}
     if dist.get_world_size() == 1:  # plain torch, whatever the plan that its operators are from
         steps = {label: ddp_step(work, work.model) for label in steps}  # type: ignore[arg-type]
     profile = _profile(list(trainers.values()), asked["device"])
