@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pipeline_reference as reference
 import pytest
@@ -107,3 +109,14 @@ def test_two_chains_side_by_side(a, b) -> None:
     left = [[v + 1] for v in range(a - 1)] + [[]]
     right = [[a + v + 1] for v in range(b - 1)] + [[]]
     assert len(ideals_of([*left, *right])) == (a + 1) * (b + 1)
+
+
+def test_a_graph_that_is_far_too_wide_is_a_chain_at_once() -> None:
+    """24 chains of 40 layers have 41 ** 24 ideals: the limit has to be seen before they fill the memory."""
+    chains, length = 24, 40
+    successors = [[v + 1] if (v + 1) % length else [] for v in range(chains * length)]
+    begun = time.monotonic()
+    ideals = ideals_of(successors)
+    assert not ideals.complete
+    assert len(ideals) == chains * length + 1
+    assert time.monotonic() - begun < 30

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,10 @@ DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
 BIT_INDEX = np.zeros(64, np.int64)
 for _bit in range(64):
     BIT_INDEX[((1 << _bit) * int(DE_BRUIJN) % 2**64) >> 58] = _bit
+
+
+MOST_WORDS = 8_000_000  # of the members of all ideals: 64 MB, and as much again while they are made
+PAIRS = 4  # of one size, for each ideal that may be made in all
 
 
 class Graph(NamedTuple):
@@ -81,13 +86,25 @@ class Ideals:
 
 
 def ideals_of(successors: Sequence[Sequence[int]], *, limit: int = 1_000_000) -> Ideals:
-    """All ideals; where there are more than the limit, those that are prefixes of a topological order."""
+    """All ideals; where there are more than the limit, those that are prefixes of a topological order.
+
+    A recurrent network of many steps is so wide that its ideals would fill the memory: of large graphs
+    fewer are made, and none of a size that has far too many.
+    """
+    return _ideals_of(tuple(tuple(own) for own in successors), limit)
+
+
+@lru_cache(maxsize=2)  # asked for again for every number of micro-batches
+def _ideals_of(successors: tuple[tuple[int, ...], ...], limit: int) -> Ideals:
+    limit = min(limit, MOST_WORDS // ((len(successors) + 63) // 64 or 1))
     graph = graph_of(successors)
     rng = np.random.default_rng(0)  # keys of hash tables: they do not change what is found
     keys = rng.integers(0, 2**64, len(successors), np.uint64)
     levels = [_empty(graph, len(keys))]
     below, below_count, first = [], [np.zeros(1, np.int64)], [0, 1]
     for s in range(len(keys)):
+        if _pairs(levels[s].free) > PAIRS * limit:
+            return prefixes(topological_order(successors))
         larger, child, parent = _next_size(levels[s], graph, keys)
         levels.append(larger)
         below.append(first[s] + parent[np.argsort(child, kind="stable")])
@@ -154,6 +171,20 @@ def _empty(graph: Graph, layers: int) -> Level:
 
 
 @njit(cache=True)
+def _pairs(free: Array) -> int:
+    """How many ideals with one layer more there are, each counted as often as it is reached."""
+    one = np.uint64(1)
+    pairs = 0
+    for i in range(len(free)):
+        for b in range(free.shape[1]):
+            rest = free[i, b]
+            while rest:
+                rest &= rest - one
+                pairs += 1
+    return pairs
+
+
+@njit(cache=True)
 def _next_size(level: Level, graph: Graph, keys: Array) -> tuple[Level, Array, Array]:
     """The ideals with one layer more, and which covers which, by numbers within the two sizes.
 
@@ -161,13 +192,7 @@ def _next_size(level: Level, graph: Graph, keys: Array) -> tuple[Level, Array, A
     """
     one = np.uint64(1)
     count, words = level.members.shape
-    pairs = 0
-    for i in range(count):
-        for b in range(words):
-            rest = level.free[i, b]
-            while rest:
-                rest &= rest - one
-                pairs += 1
+    pairs = _pairs(level.free)
     found = Level(
         np.empty((pairs, words), np.uint64),
         np.empty((pairs, words), np.uint64),
