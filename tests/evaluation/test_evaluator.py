@@ -62,7 +62,7 @@ def test_a_step_takes_as_long_as_in_the_simulation(
     assert own.time(fold=False) == expected
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @plans
 def test_moves_and_limits_change_no_time_and_no_decision(
     model: str, machine: str, seed: int, bn: str, sync: str
@@ -91,6 +91,7 @@ def test_moves_and_limits_change_no_time_and_no_decision(
     assert own.time() == simulated(graph, fresh, machine)
 
 
+@pytest.mark.slow
 def test_forgetting_what_is_old_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, plan = drawn(MODELS[0], 3, bn="global")
     own = evaluator(graph, plan, MACHINES[0])

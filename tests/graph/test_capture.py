@@ -79,7 +79,7 @@ def module(forward: Callable[..., Any], **children: Any) -> nn.Module:
 def test_operators_carry_the_names_of_modules() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     graph = same(model, [randn(2, 3, 5, 5)])
-    assert [op.name for op in graph.ops][:5] == ["0", "1.add", "1.moments", "1", "1.running"]
+    assert [op.name for op in graph.ops][:5] == ["0", "1.add", "1.moments", "1.running", "1"]
     assert {p.name for p in graph.parameters} == {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert set(graph.updates) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert graph.batch == 2

@@ -45,7 +45,7 @@ def volume(graph: Graph, tiles: object, parts: int) -> int:
     return sum(bytes_by_purpose(lower(graph, Plan(tiles, parts, bn="local"))).values())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("name", [*MODELS, "nmt-tiny", "rnnlm-tiny", "gpt-tiny"])
 def test_what_is_reported_is_what_the_program_sends(name: str, parts: int) -> None:
     graph, solution = graph_of(name), solved(name, parts)

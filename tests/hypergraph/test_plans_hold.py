@@ -43,6 +43,7 @@ def test_partitions_train_like_the_plain_module(
     assert verify(plan_file(model, method, ranks, tmp_path), steps=2, threads=True)["holds"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", PARTITIONS)
 def test_on_real_processes(method: str, tmp_path: pathlib.Path) -> None:
     assert verify(plan_file("vgg16-tiny", method, 2, tmp_path), steps=2)["holds"]

@@ -20,7 +20,7 @@ from raddle.searches.planning import plan_for
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
 
-@pytest.mark.parametrize("method", ["data", "owt"])
+@pytest.mark.parametrize("method", [pytest.param("data", marks=pytest.mark.slow), "owt"])
 def test_counters_agree_with_the_program(method: str, tmp_path: Path) -> None:
     """Collectives included, within 5 % on every host: headers and the start are in that."""
     hosts, steps = 3, 15

@@ -18,7 +18,7 @@ from wrapping_cases import KINDS, cases
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_trains_as_ddp_does(size: int) -> None:
     """In a process of its own: it forks ranks, which after a backward here would be forbidden."""
     done = subprocess.run(

@@ -16,10 +16,6 @@ from raddle.reproduce.scaling import step
 
 TITLE = "NMT on 4 GPUs"
 GPUS = 4
-PRINTED = (
-    "The paper's plan: an embedding on one GPU, so that its many parameters need not be synchronised; LSTM "
-    "layers on different GPUs at the same time, and split as well; the output layer by channel."
-)
 HEAVY = ("linear", "embedding", "matmul")  # kinds of operators that decide where a layer is
 ATTENTION = ("score", "matmul", "matmul_1", "combine")
 WIDTH = 10  # of a bar
@@ -85,7 +81,7 @@ def _text(placed: Shares) -> str:
     everywhere = [layer for layer, own in placed.items() if min(own) > 0]
     return (
         f"Of {len(placed)} layers, {len(alone)} are on one GPU ({', '.join(alone) or 'none'}) and "
-        f"{len(everywhere)} on all ({', '.join(everywhere) or 'none'}). {PRINTED}"
+        f"{len(everywhere)} on all ({', '.join(everywhere) or 'none'})."
     )
 
 

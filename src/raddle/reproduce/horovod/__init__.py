@@ -25,8 +25,7 @@ DIFFERS = (
     "buckets are filled in a fixed order, Horovod's in the order in which all ranks have them.",
     "Servers are raddle's, on the workers' hosts; those of TensorFlow 1 are not here.",
     "Scaling is simulated: P100 by their data sheet, sums by a ring, a tree, or rings inside "
-    "and between nodes. What a real cluster loses to stragglers, input and TensorFlow is not simulated. "
-    "cuDNN runs VGG-16 faster than half of the peak, which is assumed, so less is hidden there.",
+    "and between nodes. What a real cluster loses to stragglers, input and TensorFlow is not simulated.",
 )
 PARTS = (
     Part("fusion", "Fusion on and off", fusion.make),
