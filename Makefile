@@ -20,10 +20,11 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)  ## VGG-16 planned for 16 GPUs, AlexNet trained on two processes here, pages of both, a piece of the thesis
 	@mkdir -p build/demo
-	$(BIN)/raddle report vgg16 --cluster p100:4x4 --batch 512 -o build/demo/vgg16.html
+	$(BIN)/raddle report vgg16 --cluster p100:4x4 --batch 512 --budget 2 --alternatives 2 \
+		--methods data,owt,layerwise,spatial,optcnn,flexflow,hypergraph-mixed,pipeline,auto -o build/demo/vgg16.html
 	$(BIN)/python examples/fastest.py
-	$(BIN)/raddle partition vgg16 --batch 32 -k 2,4 --method layerwise,coarse --budget 2
-	$(BIN)/raddle plan vgg16-tiny --cluster local:2 --batch 8 --method hypergraph-coarse --schedule threaded:4:greedy --budget 2 -o build/demo/thesis.json
+	$(BIN)/raddle partition vgg16 --batch 32 -k 2,4 --method layerwise,coarse --budget 1
+	$(BIN)/raddle plan vgg16-tiny --cluster local:2 --batch 8 --method hypergraph-coarse --schedule threaded:4:greedy --budget 1 -o build/demo/thesis.json
 	$(BIN)/raddle verify build/demo/thesis.json --steps 6 --threads
 
 test: $(READY)  ## run the tests that are not marked slow
