@@ -701,12 +701,12 @@ def test_a_dead_wire_reaches_all_who_wait() -> None:
 def test_a_stall_is_told_once_by_the_home_and_by_each_worker(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    ranks = Job([item(n, (0, 1, 2), 0) for n in range(3)], 3, stall=0.2)
+    ranks = Job([item(n, (0, 1, 2), 0) for n in range(3)], 3, stall=0.5)
 
     def body(rank: int) -> None:
         for c in (1, 2):
             if rank == 2 and c == 1:
-                time.sleep(1.0)
+                time.sleep(2.0)
             for i in ranks.items:
                 ranks.syncs[rank].ready(i.number, gradient(i, rank, c))
             ranks.syncs[rank].synchronize()
@@ -727,12 +727,12 @@ def test_a_stall_is_told_once_by_the_home_and_by_each_worker(
 
 
 def test_a_stall_with_staleness_names_the_slowest(caplog: pytest.LogCaptureFixture) -> None:
-    ranks = Job([item(0, (0, 1, 2), 0)], 3, staleness=1, stall=0.1)
+    ranks = Job([item(0, (0, 1, 2), 0)], 3, staleness=1, stall=0.4)
 
     def body(rank: int) -> None:
         for c in (1, 2, 3):
             if rank > 0 and c == 2:
-                time.sleep(0.6)
+                time.sleep(1.6)
             ranks.syncs[rank].ready(0, gradient(ranks.items[0], rank, c))
             ranks.syncs[rank].synchronize()
 

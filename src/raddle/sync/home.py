@@ -27,7 +27,7 @@ from torch import Tensor
 
 from raddle.sync.failure import Failure
 from raddle.sync.item import Event, Item
-from raddle.sync.stalls import Overdue
+from raddle.sync.stalls import Waiting
 from raddle.sync.wire import PULL, Frame
 
 Apply = Callable[[int, int, Tensor], None]  # item, clock, gradient (read only): updates the rows
@@ -155,7 +155,7 @@ class Home:
     def complete(self) -> bool:
         return len(self._sums) == len(self.items)
 
-    def overdue(self) -> list[Overdue]:
+    def waiting(self) -> list[Waiting]:
         """What cannot be answered yet. No lock: a snapshot that is a moment old is as good."""
         now, found = time.perf_counter(), []
         for homed in self.items.values():
@@ -169,7 +169,7 @@ class Home:
                 clocks = dict(homed.clocks)
                 missing = tuple(w for w in homed.order if clocks[w] < clock - self._staleness)
             if since is not None and missing:
-                found.append(Overdue(homed.item.name, now - since, missing))
+                found.append(Waiting(homed.item.name, now - since, missing))
         return found
 
     def _check_clock(self, homed: Homed, worker: int, clock: int) -> None:

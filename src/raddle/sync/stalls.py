@@ -12,7 +12,7 @@ from raddle.sync.failure import Failure
 logger = logging.getLogger("raddle.sync")
 
 
-class Overdue(NamedTuple):
+class Waiting(NamedTuple):
     """An item that cannot be answered yet."""
 
     name: str
@@ -20,12 +20,12 @@ class Overdue(NamedTuple):
     missing: tuple[int, ...]  # ranks
 
 
-def sentence(rank: int, overdue: Sequence[Overdue]) -> str:
+def sentence(rank: int, waiting: Sequence[Waiting]) -> str:
     """Who waits for whom, and for what: of the item that has waited longest."""
-    name, seconds, missing = max(overdue, key=lambda o: o.seconds)
+    name, seconds, missing = max(waiting, key=lambda w: w.seconds)
     whom = ", ".join(map(str, missing))
     ranks, they = ("rank", "it does") if len(missing) == 1 else ("ranks", "they do")
-    more = f" (and {len(overdue) - 1} more)" if len(overdue) > 1 else ""
+    more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
     return (
         f"rank {rank} has waited {seconds:.1f} s for {ranks} {whom} to hand in '{name}'{more}: "
         f"see what {they}."
@@ -46,7 +46,7 @@ class Watcher:
     def __init__(
         self,
         rank: int,
-        look: Callable[[], Sequence[Overdue]],
+        look: Callable[[], Sequence[Waiting]],
         failure: Failure,
         *,
         stall: float,
@@ -67,12 +67,14 @@ class Watcher:
     def _watch(self) -> None:
         warned = False
         while not self._end.wait(self._tick) and not self._failure.reason:
-            overdue = [o for o in self._look() if o.seconds >= min(self._stall, self._timeout)]
-            if any(o.seconds >= self._timeout for o in overdue):
-                self._failure.happen(sentence(self._rank, overdue), TimeoutError)
-            elif overdue and not warned:
-                logger.warning("%s", sentence(self._rank, overdue))
-            warned = bool(overdue)
+            waiting = self._look()
+            longest = max((w.seconds for w in waiting), default=0.0)
+            late = bool(waiting) and longest >= min(self._stall, self._timeout)
+            if late and longest >= self._timeout:
+                self._failure.happen(sentence(self._rank, waiting), TimeoutError)
+            elif late and not warned:
+                logger.warning("%s", sentence(self._rank, waiting))
+            warned = late
 
 
 def tick(stall: float, timeout: float) -> float:

@@ -135,7 +135,7 @@ class Synchroniser:
         self._wire.expect({item.number: item.nbytes for item in own})
         if self._home.items:
             self._watcher = Watcher(
-                self.rank, self._home.overdue, self._failure,
+                self.rank, self._home.waiting, self._failure,
                 stall=self._stall, timeout=self._timeout,
             )  # fmt: skip
         self._wire.start(self._arrive, self._lost)
@@ -268,7 +268,7 @@ class Synchroniser:
         here, home, name = held.here, held.item.home, held.item.name
         brief = min(self._stall, self._patience)
         if not here.wait(brief):
-            if home != self.rank or not self._home.overdue():  # else the watcher says it
+            if home != self.rank or not self._home.waiting():  # else the watcher says it
                 logger.warning("%s", self._late(home, name, time.perf_counter() - begin))
             if not here.wait(self._patience - brief):
                 late = self._late(home, name, time.perf_counter() - begin)
@@ -276,7 +276,7 @@ class Synchroniser:
         self._failure.check()
 
     def _late(self, home: int, name: str, seconds: float) -> str:
-        overdue = self._home.overdue() if home == self.rank else []
+        overdue = self._home.waiting() if home == self.rank else []
         if overdue:
             return sentence(self.rank, overdue)
         return unanswered(self.rank, home, name, seconds)
