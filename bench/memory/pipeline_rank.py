@@ -1,0 +1,39 @@
+"""One rank of a plan on a GPU that all ranks share: writes the peak of what PyTorch gave out, in bytes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from raddle.run.job import load_job, optimizer_for
+from raddle.run.trainer import Trainer
+from raddle.run.transports.processes import Processes
+
+STEPS = 2
+
+
+def main(path: str) -> None:
+    place = torch.device("cuda", 0)
+    torch.cuda.set_device(place)
+    transport = Processes(place, "gloo", 120.0)
+    job = load_job(path)
+    trainer = Trainer(
+        job.work.model, job.program, optimizer_for(job.plan.optimizer), transport, place,
+        loss=job.work.loss,
+    )  # fmt: skip
+    trainer.train([job.batch] * STEPS)  # what is made once: momentum, workspaces
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    trainer.train([job.batch] * STEPS)
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated()
+    Path(path).with_suffix(f".rank{os.environ['RANK']}").write_text(str(peak))
+    transport.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

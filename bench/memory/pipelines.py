@@ -1,0 +1,70 @@
+"""Pipelines planned for four H200 with the peak predicted for each rank, and measured, beside it.
+
+python bench/memory/pipelines.py plans FOLDER       writes twelve plans and predicted.json
+for plan in FOLDER/*_*.json; do
+    torchrun --standalone --nproc-per-node 4 bench/memory/pipeline_rank.py $plan    # they share one GPU
+done
+python bench/memory/pipelines.py table FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+SCHEDULES = {
+    ("vgg16", 64, 8): ("1f1b", "gpipe", "1f1b, recomputed", "gems", "sequential"),
+    ("resnet50", 64, 8): ("1f1b", "gpipe", "1f1b, recomputed", "gems"),
+    ("unet", 16, 4): ("1f1b", "gpipe", "gems"),
+}  # by model, batch and micro-batches
+
+
+def plans(folder: Path) -> None:
+    from raddle import clusters, zoo
+    from raddle.costs.memory import peak_bytes
+    from raddle.graph.capture import capture
+    from raddle.plan import file
+    from raddle.searches.figures import judge
+    from raddle.searches.planning import find, plan_of
+    from raddle.searches.settings import Settings
+
+    folder.mkdir(parents=True, exist_ok=True)
+    cluster, predicted = clusters.cluster("h200:4"), {}
+    for (model, batch, count), schedules in SCHEDULES.items():
+        work = zoo.load(model, batch=batch, device="meta")
+        graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=model)
+        for words in schedules:
+            schedule, _, again = words.partition(", ")
+            settings = Settings(
+                schedule=schedule, stages=4, microbatches=count, bn="local", optimizer="momentum"
+            )
+            found = find(graph, cluster, "pipeline", settings)
+            assert found.staged is not None
+            plan = plan_of(graph, cluster, "pipeline", found, settings, model=model, batch=batch)
+            if again:
+                plan = replace(plan, recompute=plan.stages)
+            name = f"{model}_{words.replace(', ', '-')}"
+            file.save(plan, found.staged.graph, folder / f"{name}.json")
+            timeline = judge(found.staged.graph, plan, cluster)
+            peaks = peak_bytes(timeline, through_host=True)
+            predicted[name] = [int(peak) for peak in peaks]
+    (folder / "predicted.json").write_text(json.dumps(predicted))
+
+
+def table(folder: Path) -> None:
+    predicted = json.loads((folder / "predicted.json").read_text())
+    within = of = 0
+    for name, peaks in predicted.items():
+        cells = []
+        for rank, peak in enumerate(peaks):
+            measured = int((folder / f"{name}.rank{rank}").read_text())
+            within, of = within + (abs(peak / measured - 1) <= 0.1), of + 1
+            cells.append(f"{measured / 2**20:.0f} / {peak / 2**20:.0f}")
+        print(f"| {name} | {' | '.join(cells)} |")
+    print(f"{within} of {of} are within 10 %")
+
+
+if __name__ == "__main__":
+    {"plans": plans, "table": table}[sys.argv[1]](Path(sys.argv[2]))
