@@ -61,6 +61,15 @@ def test_round_trip(spec: str, tmp_path: Path) -> None:
     assert cluster(file) == c
 
 
+def test_what_communication_takes_from_a_device(tmp_path: Path) -> None:
+    text = GOOD.replace("900e9}", "900e9, handling: {sum: 1 ms, byte: 0.2 ns}}")
+    c = cluster(written(tmp_path, text))
+    assert c.devices[0].handling == {"message": 0, "slice": 0, "byte": 2e-10, "sum": 1e-3}
+    assert Cluster.from_dict(c.to_dict()) == c
+    assert Cluster.from_dict(c.to_dict()).devices[0].handling == c.devices[0].handling
+    assert "handling" not in cluster("p100:4x4").to_dict()["devices"]["p100"]
+
+
 def test_anchors_and_merge_keys(tmp_path: Path) -> None:
     text = GOOD.replace("link: {", "link: &wire {").replace(
         "network: {bandwidth: 12.5e9, latency: 5e-6}", "network: {bandwidth: 1e9, latency: 0}"

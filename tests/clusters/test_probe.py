@@ -62,6 +62,8 @@ def test_two_ranks_from_end_to_end(tmp_path: Path, earlier: set[int]) -> None:
     assert measured["flops"]["matmul float32"] > 1e8
     assert 1e-8 < measured["overhead"] < 1e-2
     assert 0 <= measured["busy_cores"] <= os.cpu_count()
+    assert all(0 <= seconds < 0.1 for seconds in measured["handling"].values())
+    assert measured["handling"]["sum"] > 0  # threads of gloo need a core
 
     file = tmp_path / "here.yaml"
     write(measured, str(file))
@@ -73,6 +75,7 @@ def test_two_ranks_from_end_to_end(tmp_path: Path, earlier: set[int]) -> None:
         rate = c.devices[0].peak("float32") * c.devices[0].efficiency[family]
         assert rate == pytest.approx(measured["flops"][f"{family} float32"], rel=1e-3)
     assert c.route(0, 1).bandwidth == measured["loaded"]["bandwidth"]
+    assert c.devices[0].handling == measured["handling"]
 
     assert probe(2, quick=True) == {**measured, "cached": True}
 

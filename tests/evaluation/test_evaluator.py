@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import random_plan, random_tiling
+from plans import machine_of, random_plan, random_tiling
 from small import small
 
-from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.evaluation.evaluator import Evaluator
 from raddle.graph.graph import Graph
@@ -21,7 +20,7 @@ from raddle.program.lower import lower
 from raddle.simulation.timeline import simulate
 
 MODELS = ("lenet-tiny", "gpt-tiny", "resnet110-tiny", "unet-tiny", "nmt-tiny", "inception_v3-tiny")
-MACHINES = ["p100:1x4", "p100:2x2", "k80:1x4", "local:4"]
+MACHINES = ["p100:1x4", "p100:2x2", "k80:1x4", "local:4", "handling:4"]
 
 plans = given(
     model=st.sampled_from(MODELS),
@@ -33,12 +32,12 @@ plans = given(
 
 
 def simulated(graph: Graph, plan: Plan, machine: str) -> int:
-    return int(simulate(lower(graph, plan), cluster(machine)).end.max())
+    return int(simulate(lower(graph, plan), machine_of(machine)).end.max())
 
 
 def evaluator(graph: Graph, plan: Plan, machine: str) -> Evaluator:
     settings = {"bn": plan.bn, "sync": plan.sync, "bucket": plan.bucket}
-    return Evaluator(graph, cluster(machine), plan.tiles, optimizer=plan.optimizer, **settings)
+    return Evaluator(graph, machine_of(machine), plan.tiles, optimizer=plan.optimizer, **settings)
 
 
 def drawn(model: str, seed: int, **more: Any) -> tuple[Graph, Plan]:

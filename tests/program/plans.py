@@ -5,15 +5,35 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from raddle.clusters import Cluster, cluster
+from raddle.clusters.topology import build
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.plan.plan import Plan
 from raddle.plan.tiling import Grid, Irregular, Tile, Tiling, even_cuts, uneven_cuts
+
+
+def machine_of(name: str) -> Cluster:
+    """`handling`: devices that have to communicate themselves, each in its own time."""
+    if name != "handling:4":
+        return cluster(name)
+    plain = cluster("local:4")
+    figures = [
+        {"message": 2e-5, "slice": 1e-5, "byte": 1e-9, "sum": 5e-5},
+        {"message": 3e-5, "byte": 2e-9},
+        {"sum": 1e-4},
+        {},
+    ]
+    devices = [
+        replace(plain.devices[0], kind=f"cpu {n}", handling=own) for n, own in enumerate(figures)
+    ]
+    return build(name, [(devices, plain.inside[0], None)])
 
 
 def random_tiling(op: Op, devices: int, rng: random.Random) -> Tiling:

@@ -47,7 +47,7 @@ def test_it_pays_where_communication_takes_as_long_as_compute(bandwidth: str, sy
 
     def step(candidate: Plan) -> float:
         timeline = judge(vgg(), candidate, on)
-        own = timeline.step_seconds + host_seconds(timeline.program)
+        own = timeline.step_seconds + host_seconds(timeline)
         seconds[candidate.sync, candidate.bucket] = own
         return own
 
@@ -65,7 +65,7 @@ def test_many_small_messages_cost_their_host() -> None:
     slices = [s for own in timeline.program.slices.values() for s in own]
     small = sum(s.box.volume < 125_000 for s in slices)
     assert 20 < small < len(slices)
-    assert host_seconds(timeline.program) == pytest.approx(small * 2 * 2 / 2 * MESSAGE)
+    assert host_seconds(timeline) == pytest.approx(small * 2 * 2 / 2 * MESSAGE)
 
 
 @pytest.mark.parametrize("machine", ["local:2", "p100:1x4", "p100:4x4"])

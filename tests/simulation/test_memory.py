@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import random_plan
+from plans import machine_of, random_plan
 from small import MODELS, mlp, planned, small
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -423,7 +423,7 @@ class Replay:
 
 
 def check_against_replay(program: Program, machine: str) -> None:
-    timeline = simulate(program, cluster(machine))
+    timeline = simulate(program, machine_of(machine))
     replay = Replay(timeline)
     peaks = peak_bytes(timeline)
     for device in range(program.plan.devices):

@@ -13,11 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import random_plan
+from plans import machine_of, random_plan
 from small import MODELS, mlp, planned, small
 from torch import Tensor, nn
 
-from raddle.clusters import Cluster, Device, Link, cluster
+from raddle.clusters import Cluster, Device, Link
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
@@ -32,11 +32,19 @@ from raddle.simulation.timeline import Timeline, simulate
 # 1 ns a byte. Times below are nanoseconds.
 
 
-def toy(*overheads: float, duplex: bool = True, shared: bool = False) -> Cluster:
+def toy(
+    *overheads: float,
+    duplex: bool = True,
+    shared: bool = False,
+    handling: dict[str, float] | None = None,
+) -> Cluster:
     devices = [
-        Device(f"toy{i}", 0, {"float32": 1e30}, 10**9, 1e30, overhead=o * 1e-9)
+        Device(
+            f"toy{i}", 0, {"float32": 1e30}, 10**9, 1e30, overhead=o * 1e-9,
+            handling={name: ns * 1e-9 for name, ns in (handling or {}).items()},
+        )
         for i, o in enumerate(overheads)
-    ]
+    ]  # fmt: skip
     link = Link(1e9, 10_000e-9, duplex, shared) if len(devices) > 1 else None
     return Cluster("toy", tuple(devices), (link,), (None,))
 
@@ -138,6 +146,53 @@ def test_computing_overlaps_communication() -> None:
     assert runs(timeline, "relu") == {1: (11064, 12064)}
 
 
+def test_a_device_that_handles_messages_sends_between_what_it_computes() -> None:
+    graph = pair(lambda a, b: a + b)
+    program = lower(graph, planned(graph, {"add": "@1"}, 2))
+    timeline = simulate(program, toy(1000, 1000, handling={"message": 200, "byte": 0.5}))
+    # 200 + 64 / 2 at each end of a message
+    assert runs(timeline, "a") == {0: (0, 1000)}
+    assert runs(timeline, "b") == {0: (1232, 2232)}
+    number = next(n for n, i in enumerate(program.instructions) if isinstance(i, Move))
+    sent, sending = (
+        (int(timeline.start[t]), int(timeline.end[t]))
+        for t in np.flatnonzero(timeline.tasks.instruction == number)
+    )
+    assert sending == (1000, 1232)
+    assert sent == (1232, 11296)
+    # b: ready at 2464, the link is free at 11296; both are taken in by whoever needs them first.
+    assert runs(timeline, "add") == {1: (21360, 22360 + 2 * 232)}
+
+
+def test_a_sum_takes_time_from_those_that_take_part() -> None:
+    tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
+    program = lower(mlp(), planned(mlp(), tiles, 2, bucket=10**9))
+    plain, taking = (simulate(program, toy(1000, 1000, handling={"sum": ns})) for ns in (0, 5000))
+    # Only the updates come after it, and they wait for the sum, which is longer.
+    assert taking.end.max() == plain.end.max()
+    program = lower(mlp(), planned(mlp(), tiles, 2, bucket=0))
+    plain, taking = (simulate(program, toy(1000, 1000, handling={"sum": ns})) for ns in (0, 5000))
+    relu = [runs(t, "relu", "B")[0][0] for t in (plain, taking)]
+    assert relu[1] == relu[0] + 2 * 5000  # fc2's weight and bias
+
+
+@pytest.mark.parametrize("sync", ["ps:slice=4", "p3:slice=4"])
+def test_slices_are_handled_beside_what_is_computed(sync: str) -> None:
+    tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
+    program = lower(mlp(), planned(mlp(), tiles, 2, sync=sync))
+    moves = [i for i in program.instructions if isinstance(i, Move) and i.what == "push"]
+    assert moves
+    plain = simulate(program, toy(1000, 1000))
+    timeline = simulate(program, toy(1000, 1000, handling={"slice": 700}))
+    busy = [(t.compute_seconds * 1e9).round().astype(int) for t in (plain, timeline)]
+    ends = np.zeros(2, int)
+    for i in program.instructions:
+        if isinstance(i, Move) and i.what in ("push", "pull"):
+            for m in i.messages:
+                ends[[m.source, m.target]] += 1
+    assert (busy[1] - busy[0] == 700 * ends).all()
+
+
 def test_a_plan_needs_its_devices() -> None:
     program = lower(mlp(), planned(mlp(), {}, 3))
     with pytest.raises(InputError, match="the plan needs 3 devices, 'toy' has 2"):
@@ -148,7 +203,7 @@ def test_a_plan_needs_its_devices() -> None:
 
 plans = given(
     model=st.sampled_from(MODELS),
-    machine=st.sampled_from(["p100:1x4", "p100:2x2", "k80:1x4", "local:4"]),
+    machine=st.sampled_from(["p100:1x4", "p100:2x2", "k80:1x4", "local:4", "handling:4"]),
     seed=st.integers(0, 10_000),
     sync=st.sampled_from(
         ["allreduce", "server", "sharded", "ps:one", "ps:greedy,slice=9", "p3:slice=7"]
@@ -159,7 +214,7 @@ plans = given(
 
 def simulated(model: str, machine: str, seed: int, **more: Any) -> Timeline:
     graph = small(model)[1]
-    return simulate(lower(graph, random_plan(graph, 4, seed, **more)), cluster(machine))
+    return simulate(lower(graph, random_plan(graph, 4, seed, **more)), machine_of(machine))
 
 
 def engine(timeline: Timeline, duration: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

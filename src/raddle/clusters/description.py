@@ -24,6 +24,8 @@ All of it, with what holds where a key is left out:
           {matmul: 0.6, conv: 0.5, attention: 0.35, memory: 0.75}
         workspace:                  # what its libraries take besides tensors
           {conv: 0, matmul: 0}      #   of a convolution's input and output, a share; bytes for products
+        handling:                   # what communication takes from the device itself, as from a CPU:
+          {message: 0 us, slice: 0 us, sum: 0 us, byte: 0 us}   # an end of each, and of each byte
       cpu: {flops: {float32: 1 TFLOP/s}, memory: 64 GiB, bandwidth: 100 GB/s}
     nodes:                          # in order: the first holds devices 0, 1, …
       - count: 2                    # 1
@@ -56,6 +58,7 @@ from typing import Any
 from raddle.clusters.topology import (
     DTYPES,
     EFFICIENCY,
+    HANDLING,
     WORKSPACE,
     Cluster,
     Device,
@@ -125,11 +128,12 @@ def _device(kind: str, data: object, place: Place) -> Device:
         data,
         place,
         required=("flops", "memory", "bandwidth"),
-        optional=("overhead", "efficiency", "workspace"),
+        optional=("overhead", "efficiency", "workspace", "handling"),
     )
     flops = _fields(fields["flops"], place.at("flops"), required=("float32",), optional=DTYPES)
     efficiency = _fields(fields.get("efficiency", {}), place.at("efficiency"), optional=EFFICIENCY)
     workspace = _fields(fields.get("workspace", {}), place.at("workspace"), optional=WORKSPACE)
+    handling = _fields(fields.get("handling", {}), place.at("handling"), optional=HANDLING)
     kinds = {"conv": TIMES, "matmul": SPACE}
     overhead = (
         {"overhead": _number(fields, "overhead", TIME, place)} if "overhead" in fields else {}
@@ -146,6 +150,7 @@ def _device(kind: str, data: object, place: Place) -> Device:
         workspace={
             key: _number(workspace, key, kinds[key], place.at("workspace")) for key in workspace
         },
+        handling={key: _number(handling, key, TIME, place.at("handling")) for key in handling},
         **overhead,
     )
 

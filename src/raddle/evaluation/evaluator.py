@@ -185,7 +185,7 @@ class Evaluator:
         while True:
             found = step_time(
                 self.count, len(self.cluster.links), self.bucket, self.outline.script, self.slots,
-                arena, self.make.rings.arrays(), self.space, limit, fold, self.counts,
+                arena, self.make.rings.arrays(), self.make.handling, self.space, limit, fold, self.counts,
             )  # fmt: skip
             if found != TOO_SMALL:
                 return None if found == LONGER else int(found)
@@ -198,7 +198,7 @@ class Evaluator:
             return np.zeros((rows, self.count), kind)
 
         return Space(
-            np.zeros((nodes, 6), np.int64), np.zeros((edges, 3), np.int64),
+            np.zeros((nodes, 7), np.int64), np.zeros((edges, 3), np.int64),
             table(values, np.int32), table(values, np.int32), table(values, np.int32),
             table(values, np.int64), table(parameters, np.int32), table(parameters, np.int64),
             table(parameters, np.int32), np.zeros(self.count, np.int32),

@@ -26,8 +26,8 @@ Array = np.ndarray
 # Events of an operator's backward, in order.
 VALUE, VALUE_LAST, PARAMETER, PARAMETER_LAST = 0, 1, 2, 3
 # Columns of a node: the device is that of a stretch, else -1; what the device has computed before it;
-# whether an arrival has been waited for.
-DURATION, FIRST, SECOND, DEVICE, DONE, SEEN = range(6)
+# whether an arrival has been waited for; what taking it in takes.
+DURATION, FIRST, SECOND, DEVICE, DONE, SEEN, TAKING = range(7)
 TOO_SMALL = -2  # the work space
 NO_ROOM = -(10**9)  # for a node or an edge
 LONGER = -1  # than the limit
@@ -68,7 +68,8 @@ class Arena(NamedTuple):
     """Rows that slots point to."""
 
     computes: Array  # [row, (device, nanoseconds)]
-    messages: Array  # [row, (source, target, nanoseconds, first link, second link)]
+    # [row, (source, target, nanoseconds, first link, second link, nanoseconds of source, of target)]
+    messages: Array
     amounts: Array  # bytes of a parameter, by ring of its set
 
 
@@ -86,10 +87,19 @@ class Rings(NamedTuple):
     inner: Array  # [.., (size, bandwidth, latency)] of the rings inside of nodes
 
 
+class Handling(NamedTuple):
+    """What communication takes from the devices themselves, in seconds by device (costs/handling.py)."""
+
+    handles: bool  # whether it takes anything from any
+    message: Array
+    byte: Array
+    sum: Array
+
+
 class Space(NamedTuple):
     """Where nodes and edges are written; made once."""
 
-    nodes: Array  # [node, (duration, first, second link, device, done before, seen)]
+    nodes: Array  # [node, (duration, first, second link, device, done before, seen, taking)]
     edges: Array  # [edge, (source, target, nanoseconds after the source's start or end)]
     arrival: Array  # [value, device]: where activations arrive
     returned: Array  # the same of gradients
@@ -102,12 +112,15 @@ class Space(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """By device: its current stretch, how far it has come in it and before it; and loads of resources."""
+    """By device: its current stretch, how far it has come in it and before it, what it is to take in; and
+    loads of resources."""
 
     stretch: Array
     offset: Array
     done: Array
+    taking: Array
     load: Array
+    handles: bool
 
 
 @njit(cache=True)
@@ -119,6 +132,7 @@ def step_time(
     slots: Slots,
     arena: Arena,
     rings: Rings,
+    handling: Handling,
     space: Space,
     limit: int,
     fold: bool,
@@ -127,7 +141,9 @@ def step_time(
     """Nanoseconds of a step; LONGER than the limit, or TOO_SMALL a work space."""
     load = np.zeros(devices + links, np.int64)
     tails = np.zeros((devices, 2), np.int64)
-    sizes = _assemble(devices, bucket, script, slots, arena, rings, space, fold, load, tails)
+    sizes = _assemble(
+        devices, bucket, script, slots, arena, rings, handling, space, fold, load, tails
+    )
     if sizes[0] < 0:
         return TOO_SMALL
     counts[0], counts[1], counts[2] = sizes[0], sizes[1], 0
@@ -140,7 +156,7 @@ def step_time(
 @njit(cache=True)
 def _assemble(
     devices: int, bucket: int, script: Script, slots: Slots, arena: Arena, rings: Rings,
-    space: Space, fold: bool, load: Array, tails: Array,
+    handling: Handling, space: Space, fold: bool, load: Array, tails: Array,
 ) -> tuple[int, int]:  # fmt: skip
     """Writes nodes and edges, sums the loads of resources, and notes where each device ends.
 
@@ -151,7 +167,9 @@ def _assemble(
         np.arange(devices).astype(np.int32),
         np.zeros(devices, np.int64),
         np.zeros(devices, np.int64),
+        np.zeros(devices, np.int64),
         load,
+        handling.handles,
     )
     several = np.zeros(devices, np.int32)
     for d in range(devices):
@@ -215,7 +233,7 @@ def _assemble(
                     if what == VALUE_LAST:
                         _send(
                             space, at, arena, slots.gradient[x], space.given[x],
-                            space.given_after[x], load, space.returned[x], several,
+                            space.given_after[x], lane, space.returned[x], several,
                         )  # fmt: skip
                 continue
             for k in range(row, row + count):
@@ -228,7 +246,7 @@ def _assemble(
                 clock += 1
                 key[x], reduction[x] = clock, sums
                 _send(
-                    space, at, arena, slots.push[x], space.last[x], space.last_after[x], load,
+                    space, at, arena, slots.push[x], space.last[x], space.last_after[x], lane,
                     space.summed[sums], several,
                 )  # fmt: skip
                 sums += 1
@@ -253,7 +271,7 @@ def _assemble(
             if filled[g] >= bucket:
                 clock += 1
                 _flush(
-                    space, at, rings, g, waiting[g], waiting_after[g], amounts, load,
+                    space, at, rings, handling, g, waiting[g], waiting_after[g], amounts, lane,
                     space.summed[sums], several,
                 )  # fmt: skip
                 _note(g, inside, reduction, key, sums, clock)
@@ -266,7 +284,7 @@ def _assemble(
         if filled[g] > 0:
             clock += 1
             _flush(
-                space, at, rings, g, waiting[g], waiting_after[g], amounts, load,
+                space, at, rings, handling, g, waiting[g], waiting_after[g], amounts, lane,
                 space.summed[sums], several,
             )  # fmt: skip
             _note(g, inside, reduction, key, sums, clock)
@@ -312,13 +330,15 @@ def _updates(
                 if arrival >= 0 and space.nodes[arrival, SEEN] == 0:
                     _await(space, at, arrival, d, lane)
             if fold:
+                ns += lane.taking[d]
+                lane.taking[d] = 0
                 lane.offset[d] += ns
                 lane.load[d] += ns
             else:
                 _compute(space, at, d, ns, lane, fold)
         if slots.pull[p, 1] > 0:
             _send(
-                space, at, arena, slots.pull[p], lane.stretch, lane.offset, lane.load,
+                space, at, arena, slots.pull[p], lane.stretch, lane.offset, lane,
                 space.joined, several,
             )  # fmt: skip
 
@@ -352,7 +372,7 @@ def _forward(
     if slots.merge[i, 1] > 0:
         if slots.partial[i, 1] > 0:
             _send(
-                space, at, arena, slots.partial[i], lane.stretch, lane.offset, lane.load,
+                space, at, arena, slots.partial[i], lane.stretch, lane.offset, lane,
                 space.joined, several,
             )  # fmt: skip
         for k in range(slots.merge[i, 0], slots.merge[i, 0] + slots.merge[i, 1]):
@@ -364,7 +384,7 @@ def _forward(
         v = script.made[j]
         if slots.activation[v, 1] > 0:
             _send(
-                space, at, arena, slots.activation[v], lane.stretch, lane.offset, lane.load,
+                space, at, arena, slots.activation[v], lane.stretch, lane.offset, lane,
                 space.arrival[v], several,
             )  # fmt: skip
 
@@ -384,7 +404,7 @@ def _backward(
             _compute(space, at, d, arena.computes[k, 1], lane, fold)
         if back:
             _send(
-                space, at, arena, slots.partial_back[i], lane.stretch, lane.offset, lane.load,
+                space, at, arena, slots.partial_back[i], lane.stretch, lane.offset, lane,
                 space.joined, several,
             )  # fmt: skip
     for k in range(slots.backward[i, 0], slots.backward[i, 0] + slots.backward[i, 1]):
@@ -416,6 +436,7 @@ def _node(
         return 0
     nodes[node, DURATION], nodes[node, FIRST], nodes[node, SECOND] = duration, first, second
     nodes[node, DEVICE], nodes[node, DONE], nodes[node, SEEN] = device, done, 0
+    nodes[node, TAKING] = 0
     at[0] = node + 1
     return int(node)
 
@@ -442,6 +463,7 @@ def _await(space: Space, at: Array, arrival: int, d: int, lane: Lane) -> None:
         if lane.offset[d] > 0:
             _begin(space, at, d, lane)
         _edge(space, at, arrival, lane.stretch[d], 0)
+        lane.taking[d] += space.nodes[arrival, TAKING]
 
 
 @njit(cache=True)
@@ -456,28 +478,41 @@ def _begin(space: Space, at: Array, d: int, lane: Lane) -> None:
 def _compute(space: Space, at: Array, d: int, ns: int, lane: Lane, fold: bool) -> None:
     if not fold and lane.offset[d] > 0:
         _begin(space, at, d, lane)
+    ns += lane.taking[d]
+    lane.taking[d] = 0
     lane.offset[d] += ns
     lane.load[d] += ns
 
 
 @njit(cache=True)
 def _send(
-    space: Space, at: Array, arena: Arena, slot: Array, since: Array, after: Array, load: Array,
+    space: Space, at: Array, arena: Arena, slot: Array, since: Array, after: Array, lane: Lane,
     arrival: Array, several: Array,
 ) -> None:  # fmt: skip
-    """Messages that wait for a task of their source: so many nanoseconds after a stretch began."""
+    """Messages that wait for a task of their source: so many nanoseconds after a stretch began.
+
+    A source that has to send them itself does so after all that it has done.
+    """
     several[:] = 0
     arrival[:] = -1
+    load = lane.load
     for k in range(slot[0], slot[0] + slot[1]):
         s, t = arena.messages[k, 0], arena.messages[k, 1]
         ns, first, second = arena.messages[k, 2], arena.messages[k, 3], arena.messages[k, 4]
         node = _node(space, at, ns, first, second, -1, 0)
-        _edge(space, at, since[s], node, after[s])
+        if lane.handles:
+            own = arena.messages[k, 5]
+            lane.offset[s] += own
+            load[s] += own
+            _edge(space, at, lane.stretch[s], node, lane.offset[s])
+        else:
+            _edge(space, at, since[s], node, after[s])
         if first >= 0:
             load[first] += ns
         if second >= 0:
             load[second] += ns
         _arrive(space, at, t, node, arrival, several)
+        space.nodes[arrival[t], TAKING] += arena.messages[k, 6]
 
 
 @njit(cache=True, inline="always")
@@ -490,27 +525,36 @@ def _arrive(space: Space, at: Array, t: int, node: int, arrival: Array, several:
         if several[t] == 2:
             join = _node(space, at, 0, -1, -1, -1, 0)
             _edge(space, at, arrival[t], join, 0)
+            space.nodes[join, TAKING] = space.nodes[arrival[t], TAKING]
             arrival[t] = join
         _edge(space, at, node, arrival[t], 0)
 
 
 @njit(cache=True)
 def _flush(
-    space: Space, at: Array, rings: Rings, g: int, since: Array, after: Array, amounts: Array,
-    load: Array, arrival: Array, several: Array,
+    space: Space, at: Array, rings: Rings, handling: Handling, g: int, since: Array, after: Array,
+    amounts: Array, lane: Lane, arrival: Array, several: Array,
 ) -> None:  # fmt: skip
     """All-reduces a bucket: each of its rings starts with its last member."""
     several[:] = 0
     arrival[:] = -1
+    load = lane.load
     for k in range(rings.set_at[g], rings.set_at[g + 1]):
         ring = rings.ring[k]
         gate = _node(space, at, 0, -1, -1, -1, 0)
-        ns = max(1, int(np.rint(_all_reduce_seconds(rings, ring, amounts[k]) * 1e9)))
+        nbytes = amounts[k]
+        ns = max(1, int(np.rint(_all_reduce_seconds(rings, ring, nbytes) * 1e9)))
         amounts[k] = 0
         begin, end = rings.member_at[ring], rings.member_at[ring + 1]
         for m in range(begin, end):
             d = rings.member[m]
-            if since[d] >= 0:
+            if lane.handles:
+                _edge(space, at, lane.stretch[d], gate, lane.offset[d])
+                own = 4 * (end - begin - 1) / (end - begin) * nbytes
+                own = int(np.rint((handling.sum[d] + handling.byte[d] * own) * 1e9))
+                lane.offset[d] += own
+                load[d] += own
+            elif since[d] >= 0:
                 _edge(space, at, since[d], gate, after[d])
         for m in range(begin, end):
             first, second = rings.first[m], rings.second[m]

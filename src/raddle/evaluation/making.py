@@ -22,7 +22,7 @@ from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.evaluation.durations import tile_seconds
 from raddle.evaluation.messages import message_rows, pair_volumes
-from raddle.evaluation.network import RingBook, routes
+from raddle.evaluation.network import RingBook, handling, of_messages, routes
 from raddle.evaluation.regions import Regions, boxes_of, regions
 from raddle.evaluation.store import NOTHING, Rows, Slot
 from raddle.graph.box import Box
@@ -93,6 +93,7 @@ class Maker:
         self.kept = _kept_values(graph, active)
         self.compute = Compute(graph, active, profile)
         self.routes, self.rings = routes(cluster), RingBook(cluster)
+        self.handling = handling(cluster)
         self.kinds = sorted({d.kind: d for d in cluster.devices}.items())
         kinds = [kind for kind, _ in self.kinds]
         self.kind_of = np.array([kinds.index(d.kind) for d in cluster.devices])
@@ -103,7 +104,7 @@ class Maker:
 
     def forget(self) -> None:
         """Begins with no rows."""
-        self.computes, self.messages, self.amounts, self.sizes = Rows(2), Rows(5), Rows(1), Rows(2)
+        self.computes, self.messages, self.amounts, self.sizes = Rows(2), Rows(7), Rows(1), Rows(2)
         self.known: dict[Any, Any] = {}
         self.numbered: dict[tuple[int, Tiling], Tiled] = {}
         self.pieces: dict[tuple[int, int], tuple[Array, Array, Array]] = {}
@@ -224,12 +225,12 @@ class Maker:
         )
         nbytes = np.array([n for _, n in ordered])
         seconds = self.routes.latency[s, t] + nbytes / self.routes.bandwidth[s, t]
-        return self._add_messages(s, t, nanoseconds(seconds))
+        return self._add_messages(s, t, nanoseconds(seconds), nbytes)
 
-    def _add_messages(self, s: Array, t: Array, ns: Array) -> Slot:
-        return self.messages.add(
-            np.stack([s, t, ns, self.routes.first[s, t], self.routes.second[s, t]], axis=1)
-        )
+    def _add_messages(self, s: Array, t: Array, ns: Array, nbytes: Array) -> Slot:
+        held = self.routes.first[s, t], self.routes.second[s, t]
+        ends = [of_messages(self.handling, d, nbytes) for d in (s, t)]
+        return self.messages.add(np.stack([s, t, ns, *held, *ends], axis=1))
 
     # -- values ----------------------------------------------------------------------------------
 
@@ -270,11 +271,9 @@ class Maker:
         assert room, f"'{made.op.name}' is in too many pieces for a search"
         slots = []
         for volumes in (there, back):
-            rows = np.empty((self.count * (self.count - 1), 3), np.int64)
+            rows = np.empty((self.count * (self.count - 1), 4), np.int64)
             n = message_rows(volumes, width, self.routes.latency, self.routes.bandwidth, rows)
-            slots.append(
-                self._add_messages(rows[:n, 0], rows[:n, 1], rows[:n, 2]) if n else NOTHING
-            )
+            slots.append(self._add_messages(*rows[:n].T) if n else NOTHING)
         if slots[0][1] and is_local_statistics(made.op, self.bn):
             raise InputError(
                 f"with bn: local, '{made.op.name}' is needed where it is not computed."

@@ -103,7 +103,7 @@ def _subtract(box: Array, other: Array, into: Array, at: int) -> int:
 
 @njit(cache=True)
 def message_rows(volumes: Array, width: int, latency: Array, bandwidth: Array, rows: Array) -> int:
-    """Writes (source, target, nanoseconds) of each pair in the order of a program's messages."""
+    """Writes (source, target, nanoseconds, bytes) of each pair in the order of a program's messages."""
     count = len(volumes)
     n = 0
     for shift in range(1, count):  # the next neighbour first, see lower
@@ -112,6 +112,6 @@ def message_rows(volumes: Array, width: int, latency: Array, bandwidth: Array, r
             if volumes[s, t] > 0:
                 seconds = latency[s, t] + volumes[s, t] * width / bandwidth[s, t]
                 rows[n, 0], rows[n, 1] = s, t
-                rows[n, 2] = max(1, int(np.rint(seconds * 1e9)))
+                rows[n, 2], rows[n, 3] = max(1, int(np.rint(seconds * 1e9))), volumes[s, t] * width
                 n += 1
     return n

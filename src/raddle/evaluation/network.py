@@ -1,4 +1,4 @@
-"""Routes between devices and rings of them, as arrays."""
+"""Routes between devices, rings of them, and what communication takes from them, as arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 
 from raddle.clusters import Cluster
 from raddle.costs.collectives import slowest_hop
-from raddle.evaluation.kernel import Rings
+from raddle.costs.handling import handles
+from raddle.evaluation.kernel import Handling, Rings
 from raddle.simulation.tasks import held_once
 
 Array = np.ndarray
@@ -36,6 +37,21 @@ def routes(cluster: Cluster) -> Routes:
                 held = [count + r for r in route.resources] + [-1]
                 first[s, t], second[s, t] = held[:2]
     return Routes(latency, bandwidth, first, second)
+
+
+def handling(cluster: Cluster) -> Handling:
+    """costs/handling.py by device."""
+    figures = {
+        name: np.array([d.handling[name] for d in cluster.devices])
+        for name in ("message", "byte", "sum")
+    }
+    return Handling(handles(cluster), **figures)
+
+
+def of_messages(own: Handling, devices: Array, nbytes: Array) -> Array:
+    """Nanoseconds of one end of each message."""
+    seconds: Array = own.message[devices] + own.byte[devices] * nbytes
+    return np.rint(seconds * 1e9).astype(np.int64)
 
 
 @dataclass

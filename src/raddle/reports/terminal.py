@@ -207,6 +207,11 @@ def _route_table(console: Console, routes: Sequence[Mapping[str, Any]]) -> Table
     return table
 
 
+HANDLED = {
+    "message": "an end of a message", "slice": "an end of a slice", "byte": "a byte", "sum": "a sum",
+}  # fmt: skip
+
+
 def show_probe(measured: Mapping[str, Any]) -> None:
     """Print what `raddle.clusters.probe.probe` measured, and where it was written."""
     console = stdout()
@@ -246,6 +251,8 @@ def _figure_table(console: Console, figures: Mapping[str, Any]) -> Table:
         if link is not None:
             text = f"{seconds_text(link['latency'])} + bytes / {rate_text(link['bandwidth'])}"
             table.add_row(f"message, {name}", text)
+    for what, seconds in figures.get("handling", {}).items():
+        table.add_row(f"taken from a rank: {HANDLED[what]}", seconds_text(seconds))
     if figures.get("idle") is not None:
         ways = "at the same time" if figures["duplex"] else "in turns"
         pairs = ", all pairs in turns" if figures["shared"] else ""

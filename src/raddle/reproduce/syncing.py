@@ -128,7 +128,7 @@ def predict(found: Found) -> list[dict[str, float]]:
                 late = link["sum" if kind.sync.startswith("allreduce") else "latency"]
                 on = hosts(found.ranks, link["bandwidth"], late)
                 timeline = simulate(program, on, Profile(own.profile))
-                seconds[label] = timeline.step_seconds + host_seconds(program)
+                seconds[label] = timeline.step_seconds + host_seconds(timeline)
         result.append(seconds)
     return result
 

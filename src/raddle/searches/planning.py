@@ -139,7 +139,7 @@ def _faster(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> P
 
     def step(candidate: Plan) -> float:
         timeline = judge(graph, candidate, cluster, settings.profile)
-        return timeline.step_seconds + host_seconds(timeline.program)
+        return timeline.step_seconds + host_seconds(timeline)
 
     return with_sync(plan, cluster, step)
 

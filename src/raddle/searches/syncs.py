@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from raddle.clusters import Cluster
+from raddle.costs.handling import handles
 from raddle.plan.pipelining import is_asynchronous
 from raddle.plan.plan import Plan
 from raddle.plan.syncing import SLICE
 from raddle.program.describe import OF_PARAMETERS
-from raddle.program.program import Move, Program
+from raddle.program.program import Move
+from raddle.simulation.timeline import Timeline
 
 BUCKETS = (2 * 2**20, 2**20 // 2)  # bytes: smaller ones leave earlier, and each costs a latency
 MARGIN = 0.05  # predictions are not better than that
@@ -39,12 +41,13 @@ def with_sync(plan: Plan, cluster: Cluster, step: Callable[[Plan], float]) -> Pl
     return replace(plan, bucket=best)
 
 
-def host_seconds(program: Program) -> float:
-    """What small messages cost a device's host in a step, which is not simulated.
+def host_seconds(timeline: Timeline) -> float:
+    """What small messages cost a device's host in a step, where the cluster says nothing of it.
 
     Large ones take longer on their link.
     """
-    if not program.slices:
+    program = timeline.program
+    if not program.slices or handles(timeline.cluster):
         return 0.0
     moves = (i for i in program.instructions if isinstance(i, Move) and i.what in OF_PARAMETERS)
     ends = 2 * sum(m.elements < SLICE // 2 for move in moves for m in move.messages)

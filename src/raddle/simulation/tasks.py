@@ -2,7 +2,8 @@
 
 An instruction is one task for each device that takes part; a message is a task that holds the links of its
 route; an all-reduce starts when its last participant is ready, and then each participant holds its part of
-the ring. A device computes in the program's order.
+the ring. A device computes in the program's order; where communication takes its time (costs/handling.py),
+it communicates in that order too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from raddle.clusters import Cluster
 from raddle.costs.collectives import all_reduce_bytes, all_reduce_seconds
 from raddle.costs.compute import Compute
+from raddle.costs.handling import handles, message_seconds, sum_seconds
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Op
 from raddle.plan.tiling import Grid
@@ -77,6 +79,8 @@ class _Builder:
             for name, at in program.priority.items()
             if name in program.slices
         }
+        self.handles = handles(cluster)
+        self.due: dict[int, Array] = {}  # by move and device, what taking in its messages takes
         self.runs: dict[tuple[str, str, int], tuple[Array, Array]] = {}
         self.moves: dict[object, tuple[Array, ...]] = {}
 
@@ -133,9 +137,10 @@ class _Builder:
         apart: bool = False,
     ) -> None:
         """A task on each device, after what the device computed before, unless it stands apart."""
+        deps = tuple(deps)
         ids = self.block(
             number,
-            duration,
+            duration + self.taken_in(devices, deps),
             devices,
             np.full(len(devices), -1),
             devices,
@@ -148,6 +153,15 @@ class _Builder:
         for dep in deps:
             self.wait(ids, self.places[dep][devices])
         self.place(devices, ids)
+
+    def taken_in(self, devices: Array, deps: Iterable[int]) -> Array:
+        """What has come and was not waited for before is taken in by the first that needs it."""
+        total = np.zeros(len(devices), np.int64)
+        for dep in deps:
+            if dep in self.due:
+                total += self.due[dep][devices]
+                self.due[dep][devices] = 0
+        return total
 
     def run(self, number: int, run: Run) -> None:
         known = self.runs.get((run.op, run.phase, run.key.replica))
@@ -215,7 +229,53 @@ class _Builder:
         ids = self.block(number, duration, first, second, target, source, nbytes, urgency)
         for dep in move.deps:
             self.wait(ids, self.places[dep][source])
+        if self.handles and urgency:
+            ids = self._slices_handled(number, move.deps, source, target, nbytes, ids)
+        elif self.handles:
+            self._handled(number, source, target, nbytes, ids)
         self.join(number, target, ids)
+
+    def _handled(
+        self, number: int, source: Array, target: Array, nbytes: Array, ids: Array
+    ) -> None:
+        """A source sends one message after the other, after all that it did before."""
+        for i, (device, ns) in enumerate(
+            zip(source, self._handling(source, nbytes, sliced=False), strict=True)
+        ):
+            if ns:
+                own, none = np.array([device]), np.array([-1])
+                task = self.block(number, np.array([ns]), own, none, own, own, np.zeros(1))
+                self.wait(task, self.last[own])
+                self.last[device] = task[0]
+            self.wait(ids[i : i + 1], self.last[device][None])
+        taken = self._handling(target, nbytes, sliced=False)
+        devices = self.program.plan.devices
+        self.due[number] = np.bincount(target, taken, devices).astype(np.int64)
+
+    def _slices_handled(
+        self, number: int, deps: Sequence[int], source: Array, target: Array, nbytes: Array,
+        ids: Array,
+    ) -> Array:  # fmt: skip
+        """Slices are sent and taken in by threads of their own, between what their devices compute."""
+        sent = self._beside(number, source, self._handling(source, nbytes, sliced=True))
+        for dep in deps:
+            self.wait(sent, self.places[dep][source])
+        self.wait(ids, sent)
+        taken = self._beside(number, target, self._handling(target, nbytes, sliced=True))
+        self.wait(taken, ids)
+        return taken
+
+    def _beside(self, number: int, devices: Array, duration: Array) -> Array:
+        """Tasks that devices do between others, when they can."""
+        none, nothing = np.full(len(devices), -1), np.zeros(len(devices))
+        return self.block(number, np.maximum(1, duration), devices, none, devices, devices, nothing)
+
+    def _handling(self, devices: Array, nbytes: Array, *, sliced: bool) -> Array:
+        seconds = [
+            message_seconds(self.cluster.devices[d], int(n), sliced=sliced)
+            for d, n in zip(devices, nbytes, strict=True)
+        ]
+        return np.rint(np.array(seconds) * 1e9).astype(np.int64)
 
     def _routes(self, move: Move) -> tuple[Array, ...]:
         rows = []
@@ -262,12 +322,26 @@ class _Builder:
             gate = self.block(number, np.zeros(1), one, one, ring[:1], ring[:1], np.zeros(1))
             for dep in reduce.deps:
                 self.wait(np.repeat(gate, len(ring)), self.places[dep][ring])
+            if self.handles:
+                self.take_part(number, ring, amount, gate)
             duration, first, second, each = self._ring(members, amount)
             tasks = self.block(number, duration, first, second, ring, ring, each)
             self.wait(tasks, np.repeat(gate, len(ring)))
             devices.append(ring)
             ids.append(tasks)
         self.join(number, np.concatenate(devices), np.concatenate(ids))
+
+    def take_part(self, number: int, ring: Array, amount: int, gate: Array) -> None:
+        """A sum begins when all have come to it in their programs, and takes time from each as it goes."""
+        self.wait(np.repeat(gate, len(ring)), self.last[ring])
+        seconds = [sum_seconds(self.cluster.devices[d], len(ring), amount) for d in ring]
+        cost = np.rint(np.array(seconds) * 1e9).astype(np.int64)
+        own, cost = ring[cost > 0], cost[cost > 0]
+        if len(own):
+            none = np.full(len(own), -1)
+            ids = self.block(number, cost, own, none, own, own, np.zeros(len(own)))
+            self.wait(ids, self.last[own])
+            self.last[own] = ids
 
     def _ring(self, ring: tuple[int, ...], amount: int) -> tuple[Array, Array, Array, Array]:
         key = ("ring", repr((ring, amount)))

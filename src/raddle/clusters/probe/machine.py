@@ -15,10 +15,10 @@ from raddle.clusters.probe import cache
 from raddle.clusters.probe.fit import fit
 from raddle.clusters.probe.launch import Message, run
 from raddle.clusters.probe.load import busy_cores
-from raddle.clusters.topology import Cluster, Device, Link, build
+from raddle.clusters.topology import HANDLING, Cluster, Device, Link, build
 from raddle.errors import InputError
 
-FORMAT = 1  # of what is remembered: a change of the figures' meaning changes it
+FORMAT = 2  # of what is remembered: a change of the figures' meaning changes it
 MOST_RANKS = 64
 FAMILIES = ("matmul", "conv", "attention")
 
@@ -88,6 +88,7 @@ def _measure(ranks: int, *, quick: bool, heard: Callable[[Message], None]) -> di
         "memory": catalogue.memory() // ranks,
         **_figures(results),
         **_links(results[0], ranks),
+        "handling": _handling(results) if ranks > 1 else {},
         "gpu": gpu,
     }
 
@@ -104,6 +105,14 @@ def _figures(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "flops": rates,
         "memory_bandwidth": memory_bandwidth,
         "overhead": _round(1 / operators),
+    }
+
+
+def _handling(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The middle of what communication takes from the ranks."""
+    return {
+        name: _round(statistics.median(result["handling"][name] for result in results))
+        for name in HANDLING
     }
 
 
@@ -170,6 +179,7 @@ def _device(kind: str, figures: Mapping[str, Any]) -> Device:
         bandwidth=figures["memory_bandwidth"],
         overhead=figures["overhead"],
         efficiency={**{family: _round(share) for family, share in shares.items()}, "memory": 1.0},
+        handling=figures.get("handling", {}),
     )
 
 

@@ -23,6 +23,9 @@ import torch.distributed as dist
 
 from raddle.clusters.probe.kernels import kernels, rate
 from raddle.clusters.probe.launch import end_with_parent
+from raddle.run.handling import handling
+from raddle.run.transports.base import Transport
+from raddle.run.transports.processes import Processes
 
 # bytes of a message: how often it is sent
 SIZES = {2**10: 100, 2**14: 100, 2**17: 60, 2**20: 40, 2**22: 20, 2**24: 10}
@@ -31,7 +34,7 @@ QUICK_SIZES = {2**10: 20, 2**17: 20, 2**21: 8}
 Samples = list[tuple[int, float]]  # bytes, seconds
 Pairs = list[tuple[int, int]]
 Step = Callable[[], object]
-Exchange = Callable[[int, int, torch.Tensor], float]
+Exchange = Callable[[Transport, int, torch.Tensor], float]
 
 
 def main() -> None:
@@ -42,7 +45,9 @@ def main() -> None:
     limit = timedelta(seconds=settings["seconds"])
     store = dist.FileStore(settings["store"], ranks)  # type: ignore[attr-defined]  # it is public
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
-    steps = {**_compute(settings["window"]), **_talk(rank, ranks, quick=settings["quick"])}
+    transport = Processes(torch.device("cpu"), "gloo", settings["seconds"])  # what plans run on
+    transport.prepare([])
+    steps = {**_compute(settings["window"]), **_talk(transport, quick=settings["quick"])}
     result = {}
     for i, (name, step) in enumerate(steps.items()):
         if rank == 0:
@@ -52,6 +57,7 @@ def main() -> None:
     result["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
     print(json.dumps({"result": result}), flush=True)
     dist.barrier()  # nobody leaves while a neighbour still talks
+    transport.close()
     dist.destroy_process_group()
 
 
@@ -60,8 +66,10 @@ def _compute(window: float) -> dict[str, Step]:
     return {kernel.name: partial(rate, kernel, window, "cpu") for kernel in kernels("cpu")}
 
 
-def _talk(rank: int, ranks: int, *, quick: bool) -> dict[str, Step]:
-    """The times of messages: between ranks 0 and 1, and between all pairs of neighbours at once."""
+def _talk(transport: Transport, *, quick: bool) -> dict[str, Step]:
+    """The times of messages: between ranks 0 and 1, and between all pairs of neighbours at once; and what
+    they take from ranks that compute."""
+    ranks = transport.size
     if ranks == 1:
         return {}
     sizes = QUICK_SIZES if quick else SIZES
@@ -69,23 +77,24 @@ def _talk(rank: int, ranks: int, *, quick: bool) -> dict[str, Step]:
     pairs = [(a, a + 1) for a in range(0, ranks - 1, 2)]
     first = pairs[:1]
     return {
-        "messages": partial(_messages, rank, first, sizes),
-        "messages both ways": partial(_messages, rank, first, largest, exchange=_both_ways),
-        "messages of all": partial(_messages, rank, pairs, largest),
-        "messages under load": partial(_loaded, rank, first, sizes),
+        "messages": partial(_messages, transport, first, sizes),
+        "messages both ways": partial(_messages, transport, first, largest, exchange=_both_ways),
+        "messages of all": partial(_messages, transport, pairs, largest),
+        "messages under load": partial(_loaded, transport, first, sizes),
+        "handling": partial(handling, transport, rounds=3 if quick else 9),
     }
 
 
-def _loaded(rank: int, pairs: Pairs, sizes: dict[int, int]) -> Samples:
+def _loaded(transport: Transport, pairs: Pairs, sizes: dict[int, int]) -> Samples:
     """The mean: under load a few messages take a hundred times as long, and they count."""
     with _load():
-        times = _messages(rank, pairs, sizes, typical=statistics.mean)
+        times = _messages(transport, pairs, sizes, typical=statistics.mean)
         dist.barrier()  # the others stay busy until the last message has come
     return times
 
 
 def _messages(
-    rank: int,
+    transport: Transport,
     pairs: Pairs,
     sizes: dict[int, int],
     *,
@@ -93,35 +102,34 @@ def _messages(
     typical: Callable[[Sequence[float]], float] = statistics.median,
 ) -> Samples:
     """Seconds that a message takes one way, by its size, if this rank is in a pair."""
-    peers = dict(pairs) | {b: a for a, b in pairs}
+    peers, rank = dict(pairs) | {b: a for a, b in pairs}, transport.rank
     if rank not in peers:
         return []
     exchange = exchange or _there_and_back
     times = []
     for nbytes, repeats in sizes.items():
-        buffers = torch.zeros(2, nbytes, dtype=torch.uint8)
-        taken = [exchange(rank, peers[rank], buffers) for _ in range(repeats + 1)]
+        buffer = torch.zeros(nbytes, dtype=torch.uint8)
+        taken = [exchange(transport, peers[rank], buffer) for _ in range(repeats + 1)]
         times.append((nbytes, typical(taken[1:])))  # the first one warms up
     return times
 
 
-def _there_and_back(rank: int, peer: int, buffers: torch.Tensor) -> float:
+def _there_and_back(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
     start = time.perf_counter()
-    if rank < peer:
-        dist.send(buffers[0], peer)
-        dist.recv(buffers[1], peer)
+    if transport.rank < peer:
+        transport.post(peer, 0, buffer).wait()
+        transport.expect(peer, 0, buffer, len(buffer)).wait()
     else:
-        dist.recv(buffers[1], peer)
-        dist.send(buffers[0], peer)
+        transport.expect(peer, 0, buffer, len(buffer)).wait()
+        transport.post(peer, 0, buffer).wait()
     return (time.perf_counter() - start) / 2
 
 
-def _both_ways(rank: int, peer: int, buffers: torch.Tensor) -> float:
+def _both_ways(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
     start = time.perf_counter()
-    works = [dist.isend(buffers[0], peer), dist.irecv(buffers[1], peer)]
-    for work in works:
-        assert work is not None
-        work.wait()
+    sent = transport.post(peer, 0, buffer)
+    transport.expect(peer, 0, buffer, len(buffer)).wait()
+    sent.wait()
     return time.perf_counter() - start
 
 

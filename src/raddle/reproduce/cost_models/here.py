@@ -31,13 +31,14 @@ def devices_here(ranks: int, *, quick: bool) -> tuple[Device, ...]:
 
 
 def cluster_here(devices: Sequence[Device], rate: str | None, *, quick: bool) -> Cluster:
-    """The devices and the links between them as the ranks find them: of this machine or of the lab.
+    """The devices and the messages between them as the ranks find them: of this machine or of the lab.
 
     The probe's own link is that of ranks which compute meanwhile; a rank that waits for a message does not.
     """
     ranks = len(devices)
-    found = _asked({"what": "link", "repeats": 3 if quick else 7}, ranks, rate)
+    found = _asked({"what": "messages", "repeats": 3 if quick else 7}, ranks, rate)
     bandwidth, latency = found["bandwidth"], found["latency"]
+    devices = [replace(d, handling=found["handling"]) for d in devices]
     if rate is None:
         own = [replace(d, node=0) for d in devices]
         return build(f"{ranks} ranks here", [(own, Link(bandwidth, latency), None)])
@@ -63,12 +64,12 @@ def measured_profile(
     return Profile({key: own * group.ranks / busy for key, own in seconds.items()})
 
 
-def _asked(asked: Mapping[str, Any], ranks: int, rate: str | None) -> dict[str, float]:
+def _asked(asked: Mapping[str, Any], ranks: int, rate: str | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         out = folder / "found.json"
         (folder / "asked.json").write_text(json.dumps({**asked, "out": str(out)}))
         words = ["-m", "raddle.reproduce.cost_models.here_rank", str(folder / "asked.json")]
         start(ranks, rate, words)
-        found: dict[str, float] = json.loads(out.read_text())
+        found: dict[str, Any] = json.loads(out.read_text())
     return found

@@ -6,13 +6,11 @@ import json
 import pathlib
 import statistics
 import sys
-import time
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from raddle.clusters.probe.fit import fit
 from raddle.commands.loading import capture_model
 from raddle.costs.compute import Compute
 from raddle.costs.profile import Profile, entry, measure
@@ -21,38 +19,17 @@ from raddle.graph.graph import Graph, Op
 from raddle.plan.file import from_dict, read
 from raddle.plan.plan import Plan
 from raddle.program.lower import active_values
-
-SIZES = (2**10, 2**14, 2**17, 2**20, 2**22)  # bytes of a message
+from raddle.reproduce.messages import measure_messages
 
 
 def main(asked: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = link(asked["repeats"]) if asked["what"] == "link" else profile(asked)
+    found = measure_messages(asked["repeats"]) if asked["what"] == "messages" else profile(asked)
     if dist.get_rank() == 0:
         pathlib.Path(asked["out"]).write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def link(repeats: int) -> dict[str, float]:
-    """Between neighbours, while all of them send and receive."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    samples = []
-    for nbytes in SIZES:
-        out, into = torch.zeros(2, nbytes, dtype=torch.uint8)
-        times = []
-        for _ in range(repeats + 1):
-            dist.barrier()
-            start = time.perf_counter()
-            works = [dist.isend(out, (rank + 1) % size), dist.irecv(into, (rank - 1) % size)]
-            for each in works:
-                assert each is not None
-                each.wait()
-            times.append(time.perf_counter() - start)
-        samples.append((nbytes, statistics.median(times[1:])))  # the first one warms up
-    fitted = fit(samples)
-    return {"bandwidth": fitted.bandwidth, "latency": fitted.latency}
 
 
 def profile(asked: dict[str, Any]) -> dict[str, float]:

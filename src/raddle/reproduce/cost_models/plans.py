@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from raddle.clusters import Cluster, Network, cluster
+from raddle.clusters.catalogue import cores
 from raddle.clusters.topology import build
 from raddle.commands.loading import capture_model
 from raddle.errors import InputError
@@ -55,12 +56,14 @@ class Group(NamedTuple):
         return capture_model(self.spec, self.batch)
 
 
+# A rank has a core of its own: what ranks take that share one depends on who waits when.
+MORE = max(2, min(4, cores()))
 QUICK = (Group("alexnet", 16, 2, 2),)
 FULL = (
     Group("alexnet", 16, 2, 3),
-    Group("vgg", 8, 4, 3),
+    Group("vgg", 8, MORE, 3),
     Group("resnet", 16, 2, 3),
-    Group("unet", 4, 4, 3),
+    Group("unet", 4, MORE, 3),
 )
 
 

@@ -38,7 +38,7 @@ class Grid(NamedTuple):
 
     ranks: int
     cells: Mapping[tuple[str, int], Cell]
-    link: Mapping[str, float] | None  # bytes/s and seconds, as measured there
+    link: Mapping[str, Any] | None  # bytes/s and seconds, as measured there
 
 
 class Size(NamedTuple):
@@ -81,14 +81,17 @@ def of_microbatch(graph: Graph, plan: Plan) -> Graph:
     return graph if plan.microbatches == 1 else graph.at(-(-plan.batch // plan.microbatches))
 
 
-def _hosts(ranks: int, devices: Mapping[str, Any], link: Mapping[str, float]) -> Cluster:
-    """The lab as a cluster: a probed device on each host."""
-    network: dict[str, Any] = {**link, "duplex": True, "per_device": False}
+def _hosts(ranks: int, devices: Mapping[str, Any], link: Mapping[str, Any]) -> Cluster:
+    """The lab as a cluster: a probed device on each host, and messages as measured between them."""
+    kind = next(iter(devices))
+    figures: dict[str, Any] = {**devices[kind], "handling": link.get("handling", {})}
+    network: dict[str, Any] = {"duplex": True, "per_device": False}
+    network |= {key: link[key] for key in ("bandwidth", "latency")}
     return Cluster.from_dict(
         {
             "name": "lab",
-            "devices": devices,
-            "nodes": [{"count": ranks, "devices": [next(iter(devices))]}],
+            "devices": {kind: figures},
+            "nodes": [{"count": ranks, "devices": [kind]}],
             "network": network,
         }
     )

@@ -19,12 +19,12 @@ import torch.distributed as dist
 
 from raddle import zoo
 from raddle.clusters.catalogue import cores
-from raddle.clusters.probe.fit import fit
 from raddle.costs.profile import entry, measure
 from raddle.graph.box import Box
 from raddle.graph.graph import Op
 from raddle.plan.pipelining import OVERLAPPED, is_asynchronous
 from raddle.program.lower import active_values
+from raddle.reproduce.messages import measure_messages
 from raddle.reproduce.timing_rank import Graphs, Step, ddp_step, step_of
 from raddle.run.trainer import Trainer
 from raddle.zoo.workload import Workload
@@ -36,7 +36,8 @@ SIZES = (4 * 2**10, 2**20, 8 * 2**20)  # bytes of messages
 def main(asked: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found: dict[str, Any] = {"link": _link() if dist.get_world_size() > 1 else None, "batches": {}}
+    link = measure_messages(5) if dist.get_world_size() > 1 else None
+    found: dict[str, Any] = {"link": link, "batches": {}}
     for batch, kinds in asked["batches"].items():
         found["batches"][batch] = _batch(asked, int(batch), kinds)
         if dist.get_rank() == 0:  # what there is, if a later batch fails
@@ -121,26 +122,6 @@ def _profile(trainers: Iterable[Trainer], kind: str) -> dict[str, float]:
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     return {name: seconds for some in every for name, seconds in some.items()}
-
-
-def _link() -> dict[str, float]:
-    """Bandwidth (bytes/s) and latency (s) to the next rank while all talk at once."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    samples = []
-    for nbytes in SIZES:
-        sent, got = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4)
-        taken = []
-        for _ in range(6):
-            dist.barrier()
-            start = time.perf_counter()
-            works = [dist.isend(sent, (rank + 1) % size), dist.irecv(got, (rank - 1) % size)]
-            for work in works:
-                assert work is not None
-                work.wait()
-            taken.append(time.perf_counter() - start)
-        samples.append((nbytes, statistics.median(taken[1:])))
-    link = fit(samples)
-    return {"bandwidth": link.bandwidth, "latency": max(1e-5, link.latency)}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,125 @@
+"""What communication takes from a rank that computes meanwhile: messages, slices of parameters, and sums.
+
+A rank starts some of a kind, computes for a while, and then waits for them; how much longer that takes than
+to compute alone is what they took from it. On a CPU that is most of what they cost: whoever copies, adds
+and wakes up needs a core.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from raddle.run.transports.base import Transport
+from raddle.sync.item import Item
+from raddle.sync.synchroniser import Synchroniser
+
+COUNT = 16  # of a kind at a time
+SMALL, LARGE = 1024, 2**19  # bytes
+SECONDS = 0.02  # of computing
+
+
+def handling(transport: Transport, *, rounds: int = 7) -> dict[str, float]:
+    """By name (clusters/topology.py, HANDLING), seconds; all ranks call it."""
+    work = _work()
+    slices = _Slices(transport)
+    kinds: dict[str, Callable[[], None]] = {
+        "alone": work,
+        "messages": lambda: _messages(transport, SMALL, work),
+        "large": lambda: _messages(transport, LARGE, work),
+        "sums": lambda: _sums(transport, work),
+        "slices": lambda: slices.agree(work),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in kinds}
+    for turn in range(rounds + 1):
+        for name, kind in kinds.items():
+            transport.barrier()
+            begin = time.perf_counter()
+            kind()
+            if turn:  # the first one warms up
+                seconds[name].append(time.perf_counter() - begin)
+    slices.close(transport)
+    alone, messages, large, sums, sliced = (statistics.median(own) for own in seconds.values())
+    ends = 2 * COUNT  # as many are sent as received
+    found = {
+        "message": (messages - alone) / ends,
+        "byte": (large - messages) / ends / (LARGE - SMALL),
+        "sum": (sums - alone) / COUNT,
+        "slice": (sliced - alone) / ends,
+    }
+    return {name: max(0.0, figure) for name, figure in found.items()}
+
+
+def _work() -> Callable[[], None]:
+    """Computes for about SECONDS, always as much."""
+    x = torch.randn(192, 192)
+    begin, count = time.perf_counter(), 0
+    while time.perf_counter() - begin < SECONDS:
+        x @ x
+        count += 1
+
+    def work() -> None:
+        for _ in range(count):
+            x @ x
+
+    return work
+
+
+def _messages(transport: Transport, nbytes: int, work: Callable[[], None]) -> None:
+    """To the next rank, and from the one before."""
+    rank, size = transport.rank, transport.size
+    buffer = torch.zeros(nbytes, dtype=torch.uint8)
+    sent = [transport.post((rank + 1) % size, tag, buffer) for tag in range(COUNT)]
+    arriving = [transport.expect((rank - 1) % size, tag, buffer, nbytes) for tag in range(COUNT)]
+    work()
+    for message in arriving:
+        message.wait()
+    for pending in sent:
+        pending.wait()
+
+
+def _sums(transport: Transport, work: Callable[[], None]) -> None:
+    everyone = tuple(range(transport.size))
+    buffers = [torch.zeros(SMALL // 4) for _ in range(COUNT)]
+    summing = [transport.all_reduce(everyone, n, buffer) for n, buffer in enumerate(buffers)]
+    work()
+    for pending in summing:
+        pending.wait()
+
+
+class _Slices:
+    """Small parameters, whose homes are spread over the ranks."""
+
+    def __init__(self, transport: Transport) -> None:
+        everyone = tuple(range(transport.size))
+        items = [
+            Item(n, f"slice {n}", everyone, n % transport.size, SMALL // 4, torch.float32, n)
+            for n in range(COUNT)
+        ]
+        self._rows = [torch.zeros(SMALL // 4) for _ in items]
+        self._synchroniser = Synchroniser(
+            items, transport.wire(), self._apply, timeout=transport.timeout, fail=transport.fail
+        )
+        for number, rows in enumerate(self._rows):
+            self._synchroniser.bind(number, rows)
+        self._synchroniser.start()
+        transport.barrier()  # nobody pushes before all listen
+
+    def _apply(self, number: int, clock: int, gradient: Tensor) -> None:
+        self._rows[number].add_(gradient, alpha=-0.1)
+
+    def agree(self, work: Callable[[], None]) -> None:
+        for number in range(COUNT):
+            self._synchroniser.ready(number, torch.zeros(SMALL // 4))
+        work()
+        for number in range(COUNT):
+            self._synchroniser.wait(number)
+
+    def close(self, transport: Transport) -> None:
+        self._synchroniser.synchronize()
+        transport.barrier()
+        self._synchroniser.close()
