@@ -7,21 +7,18 @@ and is charged what the full simulation takes for as many tasks.
 from __future__ import annotations
 
 import random
-import time
-from typing import Any
 
 import numpy as np
 from common import graph_of, keep, machine
-from speed import engine_seconds
 
 from raddle.evaluation.evaluator import Evaluator
 from raddle.plan.plan import Plan
 from raddle.program.lower import lower
-from raddle.program.program import Merge, Move, Reduce, Run
+from raddle.reproduce.flexflow.simulators import engine_seconds, shortened, times
 from raddle.searches.baselines import METHODS
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Settings
-from raddle.simulation.timeline import Timeline, simulate
+from raddle.simulation.timeline import simulate
 
 MOVES = 40
 
@@ -61,36 +58,3 @@ def run() -> None:
                 "shortened_over_ideal_delta": round(oracle / float(np.mean(short)), 2),
             },
         )  # fmt: skip
-
-
-def shortened(own: Evaluator, move: Any, limit: int) -> float:
-    """Seconds of what chains do in place of it: the best of three."""
-    undo = own.move(move)
-    found = []
-    for _ in range(3):
-        begun = time.perf_counter()
-        own.time(limit)
-        found.append(time.perf_counter() - begun)
-    own.restore(undo)
-    return min(found)
-
-
-def times(timeline: Timeline) -> dict[Any, tuple[int, int]]:
-    """Start and end by what a task is: it may have another number in another plan."""
-    found: dict[Any, tuple[int, int]] = {}
-    names = [_name(i) for i in timeline.program.instructions]
-    t = timeline.tasks
-    for task in range(len(timeline.start)):
-        key = (names[t.instruction[task]], int(t.source[task]), int(t.device[task]))
-        while key in found:
-            key = (key, "again")
-        found[key] = (int(timeline.start[task]), int(timeline.end[task]))
-    return found
-
-
-def _name(i: Any) -> tuple[str, ...]:
-    if isinstance(i, Run | Merge):
-        return (type(i).__name__, i.op, i.phase)
-    if isinstance(i, Move):
-        return ("Move", i.value, i.what)
-    return ("Reduce", *i.parameters) if isinstance(i, Reduce) else ("Update", i.parameter)

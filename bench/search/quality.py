@@ -16,11 +16,11 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plan.notation import write_tiling
+from raddle.reproduce.optcnn.additive import baselines, cost_of
 from raddle.searches.baselines import METHODS
-from raddle.searches.configurations import Configuration
 from raddle.searches.figures import compare, planned
 from raddle.searches.optcnn.method import choose
-from raddle.searches.optcnn.tables import Tables, tables
+from raddle.searches.optcnn.tables import tables
 from raddle.searches.settings import Settings
 
 # A global batch of 32 a device as in the papers where they say so; 64 in all for FlexFlow's recurrent ones.
@@ -37,43 +37,13 @@ FLEXFLOW = ["alexnet", "inception_v3", "resnet101", "rnntc", "rnnlm", "nmt"]
 # -- as the papers count -------------------------------------------------------------------------
 
 
-def cost_of(found: Tables, chosen: list[Configuration]) -> float:
-    """The additive cost of one configuration a group."""
-    at = [
-        [c.degrees for c in own].index(wanted.degrees)
-        for own, wanted in zip(found.configurations, chosen, strict=True)
-    ]
-    total = sum(float(node[x]) for node, x in zip(found.nodes, at, strict=True))
-    return total + sum(float(e.cost[at[e.source], at[e.target]]) for e in found.edges)
-
-
-def by_letter(found: Tables, letter_of: Any) -> list[Configuration]:
-    """Every group in the most parts of one letter that its table has."""
-    chosen = []
-    for group, own in zip(found.groups, found.configurations, strict=True):
-        letter = letter_of(group)
-        able = [
-            c for c in own
-            if all(n == 1 for x, n in zip(group.letters, c.degrees, strict=True) if x != letter)
-        ]  # fmt: skip
-        chosen.append(max(able, key=lambda c: len(c.devices)))
-    return chosen
-
-
 def optcnn_claims() -> None:
     """OptCNN's own cost (additive, a server a layer) of its optimum and of what it is compared with."""
     for model, claim in OPTCNN_CLAIMS.items():
         graph, on = graph_of(model, 512), machine("p100:4x4")
         found = tables(graph, on, paper=True)
         chosen, solution = choose(found)
-        baselines = {
-            "data": by_letter(found, lambda g: "n"),
-            "model": by_letter(found, lambda g: "c"),
-            "owt": by_letter(
-                found, lambda g: "c" if "h" not in g.letters and "k" in g.letters else "n"
-            ),
-        }
-        costs = {name: cost_of(found, own) for name, own in baselines.items()}
+        costs = {name: cost_of(found, own) for name, own in baselines(found).items()}
         best = min(costs.values())
         assert abs(cost_of(found, chosen) - solution.cost) <= 1e-5 * solution.cost
         simulated = {

@@ -13,6 +13,7 @@ from common import graph_of, keep, machine
 
 from raddle.evaluation.evaluator import Evaluator
 from raddle.program.lower import lower
+from raddle.reproduce.flexflow.simulators import engine_seconds, never_shortened
 from raddle.searches.baselines import METHODS
 from raddle.searches.flexflow.chain import Chain, chain
 from raddle.searches.optcnn.method import choose
@@ -20,8 +21,7 @@ from raddle.searches.optcnn.tables import tables
 from raddle.searches.planning import plan_for
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Settings
-from raddle.simulation.engine import run_tasks
-from raddle.simulation.tasks import Tasks, build_tasks
+from raddle.simulation.tasks import build_tasks
 
 OPTCNN = [(4, True, 0.05), (16, True, 0.2), (64, True, 2.0), (256, True, 20.0), (16, False, 2.0)]
 PROPOSALS = [
@@ -82,16 +82,6 @@ def simulation() -> None:
         )  # fmt: skip
 
 
-def engine_seconds(tasks: Tasks) -> float:
-    """Of the event loop on all tasks."""
-    begun = time.perf_counter()
-    run_tasks(
-        tasks.duration, tasks.first, tasks.second, tasks.waits, tasks.pointer, tasks.successor,
-        tasks.resources, tasks.urgency,
-    )  # fmt: skip
-    return time.perf_counter() - begun
-
-
 def _timed(run: Any) -> float:
     begun = time.perf_counter()
     run()
@@ -133,13 +123,7 @@ def begun_chain(graph: Any, on: Any, temperature: float, plain: bool) -> Chain:
     tiles = METHODS["data"](graph, on)
     own = Evaluator(graph, on, tiles)
     if plain:
-        shortened = own.time
-
-        def unlimited(limit: int | None = None) -> int | None:
-            found = shortened(fold=False)
-            return found if limit is None or (found is not None and found <= limit) else None
-
-        own.time = unlimited  # type: ignore[method-assign, assignment]
+        never_shortened(own)
     space = PlanSpace(graph, on, Settings())
     return chain(space, own, "data", tiles, seed=0, guided=0.0, temperature=temperature)
 

@@ -57,16 +57,16 @@ def _chain(case: Case, *, full: bool) -> Chain:
     tiles = METHODS["data"](graph, on)
     own = Evaluator(graph, on, tiles)
     if full:
-        _never_shortened(own)
+        never_shortened(own)
     return chain(PlanSpace(graph, on, Settings()), own, "data", tiles, seed=0, guided=0.0)
 
 
-def _never_shortened(own: Evaluator) -> None:
+def never_shortened(own: Evaluator) -> None:
     """Every task is simulated, to the end."""
-    shortened = own.time
+    judge = own.time
 
     def in_full(limit: int | None = None) -> int | None:
-        found = shortened(fold=False)
+        found = judge(fold=False)
         return found if limit is None or (found is not None and found <= limit) else None
 
     own.time = in_full  # type: ignore[method-assign, assignment]
@@ -87,15 +87,15 @@ def _delta(case: Case, shortened_rate: float, full_rate: float) -> tuple[Any, ..
         move = space.changes(tiles, {g: space.anywhere(rng.choice(space.degrees(g)), rng)})
         after = times(simulate(lower(graph, Plan({**tiles, **move}, case.gpus, bn="local")), on))
         changed.append(sum(known.get(key) != when for key, when in after.items()) / len(after))
-        seconds.append(_shortened(own, move, int(1.01 * base)))
-    engine = min(_engine_seconds(before.tasks) for _ in range(5))
+        seconds.append(shortened(own, move, int(1.01 * base)))
+    engine = min(engine_seconds(before.tasks) for _ in range(5))
     share = float(np.mean(changed))
     return (
         len(before.start), shortened_rate, full_rate, share, share * engine, float(np.mean(seconds))
     )  # fmt: skip
 
 
-def _shortened(own: Evaluator, move: Tiles, limit: int) -> float:
+def shortened(own: Evaluator, move: Tiles, limit: int) -> float:
     """Seconds to judge a move: the best of three."""
     undo = own.move(move)
     found = []
@@ -107,7 +107,8 @@ def _shortened(own: Evaluator, move: Tiles, limit: int) -> float:
     return min(found)
 
 
-def _engine_seconds(tasks: Tasks) -> float:
+def engine_seconds(tasks: Tasks) -> float:
+    """Of the event loop on all tasks."""
     begun = perf_counter()
     run_tasks(
         tasks.duration, tasks.first, tasks.second, tasks.waits, tasks.pointer, tasks.successor,
