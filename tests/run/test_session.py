@@ -231,11 +231,17 @@ def test_bad_requests(
 
 
 BROKEN = """
-import os
+import os, time
 from raddle import zoo
 from raddle.run.executor import Executor
+from raddle.run.transports.alarm import Alarm
 
-whole = Executor.run
+whole, tell = Executor.run, Alarm.tell
+
+def late(self, rank, reason):  # others meet a line that is closed before they hear why
+    if os.environ.get("RANK") == "0" and rank != 0:
+        time.sleep(0.5)
+    tell(self, rank, reason)
 
 def run(self, feed, step, **more):
     if step == 2 and os.environ.get("RANK") == "1":
@@ -243,7 +249,7 @@ def run(self, feed, step, **more):
     return whole(self, feed, step, **more)
 
 def build(batch=8):
-    Executor.run = run
+    Executor.run, Alarm.tell = run, late
     return zoo.load("mlp-tiny", batch=batch, device="cpu")
 """
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from raddle.sync.sockets import DIED
 from raddle.sync.wire import Arrive, Counters, Fail, Frame, Wire
 
-GRACE = 1.0  # seconds
+GRACE = 3.0  # seconds
 
 
 class PatientWire:

@@ -49,7 +49,7 @@ from raddle.sync.sockets import SocketWire
 from raddle.sync.wire import Wire
 
 SHORT = 4096  # bytes of a message that its word brings along
-GRACE = 1.0  # seconds for which a broken connection waits for the news that explain it
+GRACE = 3.0  # seconds for which a broken connection waits for the news that explain it
 
 
 class Processes:
@@ -148,10 +148,11 @@ class Processes:
         assert self._words is not None
         short = buffer.nbytes <= SHORT
         word = _bytes(buffer) if short else self._areas.put(buffer)
+        begin = time.perf_counter()
         try:
             self._words.send(target, tag, word, self._timeout)
         except OSError as error:
-            raise self._broken(doing, self._timeout, error) from error
+            raise self._broken(doing, time.perf_counter() - begin, error) from error
         return DONE
 
     def expect(
