@@ -23,7 +23,7 @@ TITLE = "Time to a loss on a segmentation task"
 def make(asked: Asked) -> Section:
     if importlib.util.find_spec("sklearn") is None:
         return Section(TITLE, skipped="scikit-learn, whose digits are the data, is not installed.")
-    side, blocks, steps = (64, 12, 5) if asked.quick else (128, 12, 10)
+    side, blocks, steps = (64, 9, 5) if asked.quick else (128, 12, 10)
     spec = nets.spec("unet", side, narrow=NARROW)
     asked.say("planning")
     graph = capture_model(spec, BATCH)
