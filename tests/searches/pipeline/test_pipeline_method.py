@@ -11,6 +11,8 @@ import pytest
 
 from raddle import zoo
 from raddle.clusters import Cluster, cluster
+from raddle.clusters.topology import build
+from raddle.commands.loading import capture_model
 from raddle.costs.memory import peak_bytes
 from raddle.errors import InputError
 from raddle.graph.capture import capture
@@ -18,9 +20,11 @@ from raddle.graph.graph import Graph
 from raddle.plan import file
 from raddle.plan.schedule import write
 from raddle.plan.schedules import named
+from raddle.reproduce.gems_unet import nets
 from raddle.searches.figures import planned
+from raddle.searches.pipeline.method import pipeline
 from raddle.searches.pipeline.nodes import nodes_of
-from raddle.searches.planning import check_pipeline
+from raddle.searches.planning import METHODS, check_pipeline
 from raddle.searches.settings import Settings
 from raddle.verification.verdict import verify
 
@@ -116,3 +120,15 @@ def test_auto_finds_what_fits_where_data_does_not_and_it_trains(tmp_path: Path) 
     assert max(peak_bytes(timeline)) <= small.devices[0].memory
     file.save(plan, timeline.program.graph, tmp_path / "plan.json")
     assert verify(str(tmp_path / "plan.json"), steps=2)["holds"]
+
+
+def test_all_devices_on_one_micro_batch_after_the_other_where_memory_is_short() -> None:
+    """Then it may need no stages: at 8192² a U-Net is fastest so."""
+    graph, plain = capture_model(nets.spec("unet", 256), 4), cluster("h200:4")
+    device = replace(plain.devices[0], memory=400_000_000)
+    on = build("small", [([device] * 4, plain.inside[0], None)])
+    found = pipeline(graph, on, Settings(budget=2.0), METHODS, promising=2)
+    (together,) = [c for c in found if c.name == "1 stages, 4 micro-batches, spatial inside"]
+    assert together.fits
+    assert together.found.staged is not None
+    assert together.found.staged.stages == ()

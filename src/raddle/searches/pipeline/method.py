@@ -26,6 +26,7 @@ from raddle.plan.plan import Plan
 from raddle.plan.tiling import Grid, Irregular, Tile, Tiling
 from raddle.program.lower import active_values, lower
 from raddle.searches.pipeline.asked import Asked, pipeline_of
+from raddle.searches.pipeline.layers import Line
 from raddle.searches.pipeline.nodes import Costs, Nodes, line_of, nodes_of, stage_names
 from raddle.searches.pipeline.stages import Pipeline, stages_for
 from raddle.searches.placing import Tiles, copies, standing
@@ -103,6 +104,7 @@ class _Pipelines:
         self.line = line_of(cluster)
         self.static = 2.0 + OPTIMIZER_STATE.get(settings.optimizer, 2)
         self.simulated: list[Candidate] = []
+        self.short = False  # whether some numbers of micro-batches need more memory than there is
         self.reasons: list[str] = []  # why others were not
 
     def asked(self) -> list[Candidate]:
@@ -125,6 +127,9 @@ class _Pipelines:
                 break
             for schedule in self._schedules(cut, m):
                 self._try(m, cut, schedule)
+        again = any(s.recompute for _, cut in cuts[:promising] for s in cut.stages)
+        if (again or self.short) and not one_batch:
+            self._together()
         if not any(c.fits for c in self.simulated):
             self._squeeze()
         return sorted(self.simulated, key=lambda c: (not c.fits, c.step if c.fits else c.peak))
@@ -142,6 +147,8 @@ class _Pipelines:
             found = pipeline_of(work, self.line, m, self.static)
             if found is not None:
                 yield m, found
+            else:
+                self.short = True
 
     def _schedules(self, cut: Pipeline, m: int) -> list[str]:
         alone = all(len(stage.devices) == 1 for stage in cut.stages)
@@ -151,9 +158,26 @@ class _Pipelines:
             return ["1f1b"]
         return ["1f1b", "zb-h1"] if alone else ["1f1b"]
 
+    def _together(self) -> None:
+        """Memory is short: all devices on one micro-batch after the other, which may spare recomputing."""
+        batch = self.graph.batch
+        for m in sorted({batch, min(batch, 2 * self.count)}):
+            work = self.costs.work(ceil(batch / m))
+            found = stages_for(
+                work, self._free, microbatches=m, static=self.static, recompute=(False,),
+                replicas=self.count,
+            )  # fmt: skip
+            if found is not None:
+                self._try(m, found, "")
+
+    @property
+    def _free(self) -> Line:
+        """The devices, with as much memory as one likes: simulating tells what is needed."""
+        return replace(self.line, capacity=(float("inf"),) * self.count)
+
     def _squeeze(self) -> None:
         """Nothing fits: the smallest micro-batches, recomputed, in halves of images, and mirrored."""
-        free = replace(self.line, capacity=(float("inf"),) * self.count)
+        free = self._free
         batch = self.graph.batch
         for m in sorted({batch, min(batch, 2 * self.count)}):
             work = self.costs.work(ceil(batch / m))
