@@ -24,7 +24,15 @@ from raddle.plan.file import from_dict, read, save, to_dict
     seed=st.integers(0, 10_000),
     bn=st.sampled_from(["microbatch", "local"]),
     sync=st.sampled_from(
-        ["allreduce", "server", "sharded", "ps:one", "ps:greedy,slice=9", "p3:slice=7"]
+        [
+            "allreduce",
+            "server",
+            "sharded",
+            "sharded:parameters",
+            "ps:one",
+            "ps:greedy,slice=9",
+            "p3:slice=7",
+        ]
     ),
     microbatches=st.integers(1, 4),
     steps=st.integers(1, 3),

@@ -31,6 +31,7 @@ VGG19 = [
         ("allreduce", Sync("allreduce")),
         ("allreduce:bf16", Sync("allreduce", compressed="bfloat16")),
         ("sharded", Sync("sharded")),
+        ("sharded:parameters", Sync("sharded", divided=True)),
         ("ps", Sync("ps")),
         ("ps:one,async", Sync("ps", server=0, staleness=None)),
         ("ps:2,ssp=3", Sync("ps", server=2, staleness=3)),

@@ -82,8 +82,8 @@ def some_sync(devices: int, rng: random.Random) -> str:
     """A way to synchronise that computes the same; all-reduce, which is common, more often."""
     own = rng.randrange(devices)
     return rng.choice(
-        ["allreduce", "allreduce", "server", f"server:{own}", "sharded", "p3:slice=20",
-         f"ps:{own},sliced", "ps:greedy,slice=50"]
+        ["allreduce", "allreduce", "server", f"server:{own}", "sharded", "sharded:parameters",
+         "p3:slice=20", f"ps:{own},sliced", "ps:greedy,slice=50"]
     )  # fmt: skip
 
 
@@ -93,7 +93,8 @@ def random_plan(graph: Graph, devices: int, seed: int, **more: Any) -> Plan:
     if more.get("microbatches", 1) > 1:
         more.setdefault("bn", "microbatch")
     more.setdefault("bucket", rng.choice([0, 1000, 10**6]))
-    more.setdefault("split_backward", rng.random() < 0.3)
+    apart = rng.random() < 0.3
+    more.setdefault("split_backward", apart and more.get("sync") != "sharded:parameters")
     if rng.random() < 0.4:
         more.setdefault("recompute", random_blocks(graph, rng))
     if rng.random() < 0.5:

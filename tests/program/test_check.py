@@ -34,6 +34,7 @@ from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Ru
             "allreduce",
             "server",
             "sharded",
+            "sharded:parameters",
             "ps:one",
             "ps:greedy,slice=9",
             "p3:slice=7",

@@ -16,13 +16,15 @@ from torch.nn import functional as F
 
 from raddle.clusters import cluster
 from raddle.errors import InputError
+from raddle.graph.box import Box
 from raddle.program.lower import lower
+from raddle.run.actions import Source
 from raddle.run.trainer import Trainer
 from raddle.searches.planning import plan_for
 
 SYNCS = (
-    "sharded", "ps", "ps:one", "ps:2,sliced", "ps:sliced,greedy", "ps:slice=7,round-robin",
-    "p3", "p3:slice=7", "p3:one,slice=50", "p3:greedy,slice=100",
+    "sharded", "sharded:parameters", "ps", "ps:one", "ps:2,sliced", "ps:sliced,greedy",
+    "ps:slice=7,round-robin", "p3", "p3:slice=7", "p3:one,slice=50", "p3:greedy,slice=100",
 )  # fmt: skip
 
 
@@ -37,7 +39,7 @@ def test_trains_as_plain_pytorch_does(method: str, sync: str) -> None:
         assert_equal(state, model)
 
 
-@pytest.mark.parametrize("sync", ["sharded", "ps:sliced", "p3:slice=7"])
+@pytest.mark.parametrize("sync", ["sharded", "sharded:parameters", "ps:sliced", "p3:slice=7"])
 def test_adam_with_pipelines_and_microbatches(sync: str) -> None:
     """Gradients of several micro-batches add up before they are handed in."""
 
@@ -81,7 +83,7 @@ def capture_of(model: Any, inputs: list[Tensor]) -> Any:
     return capture(model, inputs, loss=square)
 
 
-@pytest.mark.parametrize("sync", ["sharded", "ps:one", "p3:slice=7"])
+@pytest.mark.parametrize("sync", ["sharded", "sharded:parameters", "ps:one", "p3:slice=7"])
 def test_clipping_waits_for_all_gradients_and_says_so(
     sync: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -104,22 +106,23 @@ def test_clipping_waits_for_all_gradients_and_says_so(
     )
 
 
-@pytest.mark.parametrize("sync", ["ps:sliced", "p3:slice=7"])
+@pytest.mark.parametrize("sync", ["sharded:parameters", "ps:sliced", "p3:slice=7"])
 def test_a_loss_that_is_not_finite_updates_nothing(sync: str) -> None:
-    def work(trainer: Trainer) -> dict[str, Tensor]:
+    def work(trainer: Trainer) -> dict[Source, Tensor]:
         x, y = batches(1)[0]
         with pytest.raises((FloatingPointError, RuntimeError), match="nothing was updated"):
             trainer.step(x * float("nan"), y)
-        return {name: p.detach().clone() for (name, *_), p in trainer.executor.parameters()}
+        return {s: p.detach().clone() for s, p in trainer.executor.parameters()}
 
     for state in on_threads(
         2, work, net(), plan("data", 2, sync=sync), sgd, graph=graph(), check_finite=True
     ):
-        for name, tensor in state.items():
-            assert torch.equal(tensor, net().state_dict()[name])
+        for source, tensor in state.items():
+            whole = net().state_dict()[source.name]
+            assert torch.equal(tensor, whole[source.box.within(Box.full(whole.shape))])
 
 
-@pytest.mark.parametrize("sync", ["sharded", "ps:sliced", "p3:slice=7"])
+@pytest.mark.parametrize("sync", ["sharded", "sharded:parameters", "ps:sliced", "p3:slice=7"])
 def test_accumulates_gradients(sync: str) -> None:
     model = copy.deepcopy(net())
     optimizer = sgd(model.parameters())
@@ -140,7 +143,7 @@ def test_accumulates_gradients(sync: str) -> None:
     assert_equal(state, model)
 
 
-@pytest.mark.parametrize("sync", ["sharded", "p3:slice=7"])
+@pytest.mark.parametrize("sync", ["sharded", "sharded:parameters", "p3:slice=7"])
 def test_a_scheduler_reaches_no_update_of_the_step_before(sync: str) -> None:
     def scheduled(trainer: Trainer) -> dict[str, Tensor]:
         schedule = torch.optim.lr_scheduler.StepLR(trainer.optimizer, step_size=1, gamma=0.1)
@@ -165,8 +168,11 @@ def test_a_scheduler_reaches_no_update_of_the_step_before(sync: str) -> None:
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [("p3:slice=7", "allreduce"), ("allreduce", "sharded"), ("sharded", "p3:one")],
-)
+    [
+        ("p3:slice=7", "allreduce"), ("allreduce", "sharded"), ("sharded", "p3:one"),
+        ("sharded:parameters", "sharded"), ("p3:slice=7", "sharded:parameters"),
+    ],
+)  # fmt: skip
 def test_any_plan_goes_on_from_any_plans_state(first: str, then: str) -> None:
     _, model, _ = plainly(4)
 
@@ -190,7 +196,7 @@ def test_any_plan_goes_on_from_any_plans_state(first: str, then: str) -> None:
         assert_equal(found, model)
 
 
-@pytest.mark.parametrize("sync", ["ps:sliced", "p3:slice=7"])
+@pytest.mark.parametrize("sync", ["sharded:parameters", "ps:sliced", "p3:slice=7"])
 def test_a_smaller_batch_and_an_evaluation_in_between(sync: str) -> None:
     """While parameters may still be under way."""
     model = copy.deepcopy(net())
@@ -282,7 +288,8 @@ def test_an_asynchronous_server_clips_nothing() -> None:
         )
 
 
-def test_a_rank_that_fails_ends_the_others() -> None:
+@pytest.mark.parametrize("sync", ["sharded:parameters", "p3:slice=7"])
+def test_a_rank_that_fails_ends_the_others(sync: str) -> None:
     def work(trainer: Trainer) -> None:
         for batch in batches(3):
             if trainer.rank == 1:
@@ -291,5 +298,5 @@ def test_a_rank_that_fails_ends_the_others() -> None:
 
     begun = time.perf_counter()
     with pytest.raises(RuntimeError, match="no more data"):
-        on_threads(2, work, net(), plan("data", 2, sync="p3:slice=7"), sgd, graph=graph())
+        on_threads(2, work, net(), plan("data", 2, sync=sync), sgd, graph=graph())
     assert time.perf_counter() - begun < 20

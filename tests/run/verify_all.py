@@ -1,6 +1,7 @@
 """Models of the zoo, by all methods, on real processes (gloo): is it the plain module's training?
 
-    python tests/run/verify_all.py [--ranks 2,3,4] [--models a,b] [--methods c,d] [--some|--found] [--json]
+    python tests/run/verify_all.py [--ranks 2,3,4] [--models a,b] [--methods c,d] [--sync kind]
+                                   [--some|--found] [--json]
 
 Losses, gradients, parameters, buffers and bytes by pair of ranks are compared, two steps of each. Models
 are captured once; then the ranks of all cases with the same number of ranks are forked, once.
@@ -28,6 +29,7 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.plan.plan import Plan
+from raddle.run.actions import Source
 from raddle.run.checkpoint import gather_state
 from raddle.run.trainer import Trainer, parallelize
 from raddle.searches import planning
@@ -79,7 +81,7 @@ ALL = [
 ALL += [case for case in FOUND if case not in ALL]
 
 
-def run(cases: Sequence[Case]) -> Iterator[Outcome]:
+def run(cases: Sequence[Case], sync: str = "") -> Iterator[Outcome]:
     for size in sorted({case.ranks for case in cases}):
         planned: list[tuple[Case, Plan]] = []
         for case in cases:
@@ -89,7 +91,7 @@ def run(cases: Sequence[Case]) -> Iterator[Outcome]:
                 except InputError as error:
                     yield Outcome(case, "skipped", str(error))
                 else:
-                    planned.append((case, replace(plan, cluster=None)))
+                    planned.append((case, replace(plan, cluster=None, sync=sync or plan.sync)))
         yield from _start(size, planned)
 
 
@@ -175,7 +177,8 @@ def verify(task: Task, plan: Plan) -> None:
     try:
         gradients = _watched(trainer)
         losses = [float(trainer.step(*micros[0])) for micros in task.batches[:STEPS]]
-        found = trainer._exchange(dict(trainer.transport.sent))
+        trainer.synchronize()
+        found = trainer._exchange(trainer.transport.sent_in_all())
         shapes = {n: trainer.graph.values[n].shape for n in trainer.program.shares}
         shapes = {n: s for n, s in shapes.items() if n in trainer.program.active}
         state = trainer.state_dict()
@@ -204,7 +207,13 @@ def _watched(trainer: Trainer) -> dict[str, list[tuple[Box, Tensor]]]:
                 own.append((source.box, parameter.grad.clone()))
         update()
 
+    def heard(source: Source, clock: int, gradient: Tensor) -> None:
+        if clock == STEPS:
+            gradients.setdefault(source.name, []).append((source.box, gradient.clone()))
+
     trainer.executor.update = watch
+    if trainer.executor.agreeing is not None:
+        trainer.executor.agreeing.heard = heard
     return gradients
 
 
@@ -222,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     torch.set_num_threads(1)
     outcomes = []
-    for outcome in run(cases):
+    for outcome in run(cases, options.sync):
         outcomes.append(outcome)
         if options.json:
             continue
@@ -246,6 +255,7 @@ def _options(arguments: Sequence[str] | None) -> Any:
     parser.add_argument("--ranks", type=lambda t: [int(r) for r in names(t)], default=RANKS)
     parser.add_argument("--models", type=names, default=TINY)
     parser.add_argument("--methods", type=names, default=(*METHODS, *SEARCHES, "wild"))
+    parser.add_argument("--sync", default="", help="how copies of a parameter agree")
     parser.add_argument("--some", action="store_true", help="a covering selection")
     parser.add_argument("--found", action="store_true", help="what the searches find")
     parser.add_argument("--json", action="store_true")

@@ -15,6 +15,10 @@ from pathlib import Path
 import pytest
 from wrapping_cases import KINDS, cases
 
+from raddle.errors import InputError
+from raddle.plan.syncing import read_sync
+from raddle.sync.wrapping import _checked
+
 HERE = Path(__file__).parent
 
 
@@ -126,6 +130,13 @@ def test_without_a_job_the_next_step_is_said() -> None:
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
     )
     assert "start with torchrun --nproc-per-node N" in done.stderr
+
+
+def test_parameters_are_divided_by_plans_alone() -> None:
+    with pytest.raises(
+        InputError, match="a module needs its parameters whole: use sharded, or a plan"
+    ):
+        _checked(read_sync("sharded:parameters"), 2)
 
 
 def test_the_package_is_imported_without_torch() -> None:

@@ -154,6 +154,9 @@ class Layout:
                 seen.add(i.parameter)
                 for share in self.program.slices.get(i.parameter, i.shares):
                     nbytes = share.box.volume * self.program.width(i.parameter)
+                    if self.program.plan.syncing.divided:  # the rest is there for a while
+                        total[share.home] += (1 + keeps) * nbytes
+                        continue
                     holders = list({*share.devices, share.home} - {-1})
                     total[holders] += 2 * nbytes
                     total[holders if share.home < 0 else share.home] += keeps * nbytes

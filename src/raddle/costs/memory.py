@@ -1,8 +1,8 @@
 """Memory of every device over time, from a timeline.
 
 From the first moment to the last: the shares of parameters that a device holds, as much again for their
-gradients, what the optimizer keeps, and the regions of buffers and constants that it reads. While they are
-used:
+gradients, what the optimizer keeps, and the regions of buffers and constants that it reads; of divided
+parameters, the rows that it is the home of (divided.py has the rest). While they are used:
 
     output            from the start of its forward run (or merge) to the end of its last use; where it
                       is computed again, twice: until its last use before that, and from then on
@@ -32,6 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.costs.compute import family
+from raddle.costs.divided import record_divided
 from raddle.costs.layout import Layout
 from raddle.graph.graph import Op
 from raddle.plan.pipelining import is_asynchronous
@@ -138,7 +139,7 @@ class _Ledger:
         self.sizes: dict[int, Array] = {}
         groups: dict[Key, list[int]] = {}
         for number, i in enumerate(self.program.instructions):
-            if isinstance(i, Run | Merge | Move):
+            if isinstance(i, Run | Merge) or (isinstance(i, Move) and not self._divided(i)):
                 groups.setdefault(i.key, []).append(number)
         for key, numbers in groups.items():
             _Micro(self, numbers, self.layouts[key.replica]).record()
@@ -146,6 +147,12 @@ class _Ledger:
             self._record_contributions()
         if is_asynchronous(self.program.plan):
             self._record_versions()
+        if self.program.plan.syncing.divided:
+            record_divided(self)
+
+    def _divided(self, move: Move) -> bool:
+        """Whether it brings rows of a divided parameter (divided.py)."""
+        return self.program.plan.syncing.divided and move.what == "pull"
 
     def always(self) -> Array:
         """What lasts; and what a library for products takes once and keeps."""
@@ -173,9 +180,9 @@ class _Ledger:
 
     def _largest(self, names: Sequence[str]) -> Array:
         """By device, of the largest of some parameters."""
-        return np.asarray(np.max([self._nbytes(name) for name in names], axis=0))
+        return np.asarray(np.max([self.nbytes_of(name) for name in names], axis=0))
 
-    def _nbytes(self, name: str) -> Array:
+    def nbytes_of(self, name: str) -> Array:
         """By device, of a parameter."""
         nbytes = self.layout.none()
         for share in self.program.shares[name]:
@@ -198,7 +205,7 @@ class _Ledger:
         for (name, version), end in last.items():
             starts = replaced.get(name, [])
             if version < len(starts):
-                nbytes = self._nbytes(name)
+                nbytes = self.nbytes_of(name)
                 self.add(np.arange(self.layout.count), nbytes, starts[version], end)
 
     def entries(self) -> list[Array]:

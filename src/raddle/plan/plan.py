@@ -10,7 +10,7 @@ from typing import Any
 from raddle.errors import InputError
 from raddle.graph.box import covers, disjoint
 from raddle.graph.graph import Graph, Op
-from raddle.plan.pipelining import validate_stages
+from raddle.plan.pipelining import stage_of, validate_stages
 from raddle.plan.syncing import Sync, read_sync
 from raddle.plan.tiling import Grid, Tiling
 
@@ -111,6 +111,8 @@ def validate(plan: Plan, graph: Graph) -> None:
         validate_tiling(op, plan.tiles[op.name], plan.devices)
     _validate_sums(plan, graph)
     validate_stages(plan, graph)
+    if plan.syncing.divided:
+        _validate_divided(plan)
 
 
 def describe_inputs(graph: Graph) -> tuple[Mapping[str, Any], ...]:
@@ -156,6 +158,22 @@ def _validate_recompute(plan: Plan, known: set[str], model: str) -> None:
         if name in seen:
             raise InputError(f"the plan recomputes '{name}' in two blocks: leave it in one.")
         seen.add(name)
+
+
+def _validate_divided(plan: Plan) -> None:
+    """Parameters are there while a block of a stage runs, so all of a block runs together."""
+    if plan.split_backward:
+        raise InputError(
+            f"sync is '{plan.sync}', which drops parameters after their backward, and the plan gives "
+            "their gradients later: use sharded, or do not split the backward."
+        )
+    of = stage_of(plan)
+    for block in plan.recompute:
+        if len({of.get(name) for name in block}) > 1:
+            raise InputError(
+                f"sync is '{plan.sync}', and the block of '{block[0]}', which is computed again, is in "
+                "several stages: use sharded, or cut it at the border of the stages."
+            )
 
 
 def _validate_sums(plan: Plan, graph: Graph) -> None:

@@ -2,6 +2,7 @@
 
     allreduce          summed in buckets on all holders, which update their copies; allreduce:bf16, :fp16
     sharded            every holder is the home of an equal share of the rows
+    sharded:parameters the same, and only homes keep rows: all others pull them before each use
     ps                 homes are servers, spread over the holders: ps:distributed,sliced,greedy,ssp=2
     p3                 slices of ps, the most urgent first, without a barrier: p3:slice=50000
     server, server:D   ps of whole parameters on their first holder, or on device D
@@ -21,7 +22,10 @@ from raddle.errors import InputError
 
 SLICE = 250_000  # elements: fills a link of 1 Gbit/s with two of them under way
 KINDS = ("allreduce", "sharded", "ps", "p3", "server")
-EXAMPLES = "allreduce, allreduce:bf16, sharded, ps, ps:sliced,greedy, ps:one,async, ps:ssp=2, p3"
+EXAMPLES = (
+    "allreduce, allreduce:bf16, sharded, sharded:parameters, ps, ps:sliced,greedy, ps:one,async, "
+    "ps:ssp=2, p3"
+)
 COMPRESSED = {"bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -36,6 +40,7 @@ class Sync:
     staleness: int | None = 0  # steps; None: no bound
     compressed: str = ""  # the type in which gradients travel
     inline: bool = False  # a server that devices send to and receive from in the program's order
+    divided: bool = False  # rows are at their homes alone, and elsewhere while they are used
 
     @property
     def homes(self) -> bool:
@@ -67,8 +72,8 @@ def read_sync(text: str) -> Sync:
         return Sync("ps", assign="first", inline=True)
     if kind == "server" and len(words) == 1 and words[0].isdigit():
         return Sync("ps", server=int(words[0]), inline=True)
-    if kind == "sharded" and not words:
-        return Sync(kind)
+    if kind == "sharded" and words in ([], ["parameters"]):
+        return Sync(kind, divided=bool(words))
     if kind not in ("ps", "p3"):
         raise _wrong(text, kind)
     fields: dict[str, object] = {}

@@ -8,6 +8,7 @@ from typing import NoReturn
 from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint
 from raddle.program.describe import describe
+from raddle.program.gathered import check_pulls
 from raddle.program.program import Instruction, Move, Program, Run, Share, Update
 
 Events = Sequence[tuple[int, Instruction]]  # of one step, with their numbers
@@ -29,11 +30,15 @@ class _Slices:
     def check(self) -> dict[int, list[Box]]:
         self._check_homes()
         before: list[int] = []
+        passed: set[object] = set()
         for step, events in enumerate(self.steps):
             for n, i in events:
                 if isinstance(i, Run) and i.phase == "F":
                     self._waits(n, i, before)
             self._sort(step, events)
+            if self.sync.divided:
+                last = {share: own[-1][0] for share, own in self.updates.items()}
+                self.left -= check_pulls(self.program, self.name, events, last, passed)
             before = [n for s in self.program.slices[self.name] for n in self._serve(s)]
             if self.left:
                 self._refuse(min(self.left), "nothing of the plan asks for it.")
@@ -85,7 +90,7 @@ class _Slices:
             now.append(done)
             written.append(done)
             others = [d for d in devices if d != share.home]
-            if others:
+            if others and not self.sync.divided:
                 pull = self._only("pull", share.box, [(share.home, d) for d in others])
                 self._waits(pull, self.program.instructions[pull], [done, *late])
                 written.append(pull)

@@ -8,7 +8,7 @@ updated: all of them at the end of a step or, where steps overlap, each as soon 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -28,16 +28,19 @@ from raddle.plan.pipelining import (
 )
 from raddle.plan.plan import Plan, validate
 from raddle.plan.schedule import Action, Schedule, order
+from raddle.program.blocks import blocks_of, pulls_of
 from raddle.program.collective import recognise
 from raddle.program.micro import Micro
 from raddle.program.ordering import reorder
 from raddle.program.program import (
     Instruction,
     Key,
+    Merge,
     Message,
     Move,
     Program,
     Reduce,
+    Run,
     Share,
     Update,
 )
@@ -58,6 +61,7 @@ def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
 
 _Bucket = list[tuple[str, tuple[Share, ...]]]  # parameters with what several devices hold of them
 _Group = tuple[tuple[int, ...], ...]  # the devices that sum, share by share
+_Block = tuple[list[Op], dict[str, tuple[Message, ...]]]  # operators; by parameter, its pull
 
 
 class _Lowering:
@@ -87,6 +91,10 @@ class _Lowering:
         self.fresh: dict[str, list[int]] = {}  # parameter -> what writes it in this step
         # By slice, its updates, step by step (those of one step: by worker).
         self.clocks: dict[tuple[str, Box], list[list[int]]] = {}
+        # Where parameters are divided: by device, what it did last, and by variant, stage and direction
+        # blocks of operators, each with the messages that bring its parameters.
+        self.latest: dict[int, list[int]] = {}
+        self.pulled: dict[tuple[int, int, str], list[_Block]] = {}
 
     # -- which micro-batches run how ---------------------------------------------------------------
 
@@ -184,15 +192,64 @@ class _Lowering:
             self.micros[at] = Micro(settled, key, self, self._blocks(settled))
         micro, ops = self.micros[at], self._ops(settled, action.stage)
         if action.phase == "F":
-            micro.forward(ops, self._held_back(key, action, settled, ops))
+            told = self._held_back(key, action, settled, ops)
+            for block, pulls in self._whole(key, action, settled, ops):
+                micro.forward(block, [*told, *pulls])
             self._keep(micro, settled, ops)
         elif action.phase == "B":
-            micro.backward(ops, weights=not apart)
+            for block, pulls in self._whole(key, action, settled, ops):
+                micro.backward(block, pulls, weights=not apart)
         else:
             micro.weights(lambda op: settled.stage_of[op.name] == action.stage)
         if action.phase != "F":
             self._flush_complete(key)
         self.ended[action] = len(self.out) - 1
+
+    def _whole(
+        self, key: Key, action: Action, settled: Settled, ops: Sequence[Op]
+    ) -> Iterator[tuple[Sequence[Op], list[int]]]:
+        """Operators, with what brings their parameters where these are divided.
+
+        That leaves when the block before begins, and not earlier: parameters of two blocks are whole.
+        """
+        if not self.sync.divided or not self.slices:
+            yield ops, []
+            return
+        blocks = self._blocks_of(key, action, settled, ops)
+        coming = self._pull(key, blocks[0])
+        for at, (own, _) in enumerate(blocks):
+            pulls, coming = coming, self._pull(key, *blocks[at + 1 : at + 2])
+            yield own, pulls
+
+    def _blocks_of(
+        self, key: Key, action: Action, settled: Settled, ops: Sequence[Op]
+    ) -> list[_Block]:
+        """In the order of a direction."""
+        own = (key.replica, action.stage, action.phase)
+        if own not in self.pulled:
+            cut = blocks_of(ops, settled.graph, settled.plan, self.slices)
+            again = {name for names in self.plan.recompute for name in names}
+            if action.phase == "B":
+                cut.reverse()
+            self.pulled[own] = []
+            for block in cut:
+                run = [
+                    op for op in block
+                    if action.phase == "F" or op.name in again
+                    or any(o in self.active for o in op.outputs)
+                ]  # fmt: skip
+                pulls = pulls_of(run, settled, self.shares, self.slices)
+                self.pulled[own].append((block, pulls))
+        return self.pulled[own]
+
+    def _pull(self, key: Key, *blocks: _Block) -> list[int]:
+        """A home sends its rows when it has updated them, and is done with what comes before."""
+        pulls = []
+        for name, messages in (item for _, own in blocks for item in own.items()):
+            deps = list(self.updated.get(name, ()))
+            deps += [i for d in {m.source for m in messages} for i in self.latest.get(d, ())]
+            pulls.append(self._move(name, "pull", key, messages, deps))
+        return pulls
 
     def _held_back(
         self, key: Key, action: Action, settled: Settled, ops: Sequence[Op]
@@ -230,6 +287,8 @@ class _Lowering:
 
     def emit(self, instruction: Instruction) -> int:
         self.out.append(instruction)
+        if self.sync.divided and isinstance(instruction, Run | Merge):
+            self.latest.update((d, [len(self.out) - 1]) for d in instruction.devices)
         return len(self.out) - 1
 
     def reads(self, name: str, key: Key, op: Op) -> Iterable[int]:
@@ -364,6 +423,8 @@ class _Lowering:
             up = tuple(Message(d, share.home, (share.box,)) for d in others)
             ready.append(self._move(name, "push", key, up, deps))
         done = [self.emit(Update(name, key, (share,), (share.home,), _sorted(ready)))]
+        if self.sync.divided:
+            return done  # whoever uses it pulls it then
         if others:
             down = tuple(Message(share.home, d, (share.box,)) for d in others)
             done.append(self._move(name, "pull", key, down, [*done, *late]))
@@ -375,6 +436,9 @@ class _Lowering:
         if self.sync.kind == "p3":
             return
         every = [i for own in self.updated.values() for i in own]
+        if self.sync.divided:
+            for i in every:
+                self.latest.setdefault(self.out[i].devices[0], []).append(i)
         seen: set[int] = set()
         for op in self.graph.ops:
             for name in (i for i in op.inputs if i in self.updated):

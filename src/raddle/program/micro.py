@@ -44,6 +44,7 @@ class Micro:
         ] = {}  # the same, by the stage of the operator
         self.later: list[tuple[Op, list[int]]] = []  # whose parameters wait for their gradients
         self.again: dict[str, int] = {}  # recomputed operators
+        self.after: list[int] = []  # what a backward waits for without a gradient of it
 
     # -- forward -----------------------------------------------------------------------------------
 
@@ -89,12 +90,14 @@ class Micro:
 
     # -- backward ----------------------------------------------------------------------------------
 
-    def backward(self, ops: Sequence[Op], *, weights: bool) -> None:
+    def backward(self, ops: Sequence[Op], after: Iterable[int] = (), *, weights: bool) -> None:
         """Gradients leave as soon as they are complete: the last consumer's backward sends them on.
 
+        `after`: what brings parameters that the forward has dropped.
         With `weights`, gradients of parameters that the plan keeps apart follow what others wait for;
         else `weights` gives them when the schedule says so.
         """
+        self.after = list(after)
         for op in reversed(ops):
             if any(o in self.active for o in op.outputs):
                 sent = self._backward(op)
@@ -114,6 +117,7 @@ class Micro:
         if op.name in settled.merges:
             deps.append(self._merge(op, "B", deps))
             sent = bool(settled.partial_messages[op.name]) and op.name not in settled.closing
+        deps += self.after
         names = [name for name in dict.fromkeys(op.inputs) if name in self.active]
         parameters = [n for n in names if self.graph.values[n].role == "parameter"]
         apart = self.plan.split_backward and bool(parameters)
@@ -155,7 +159,7 @@ class Micro:
                 needed.append(op)
                 wanted.update(op.inputs)
         for op in reversed(needed):
-            deps = [self.ran[op.name]]
+            deps = [*self.after, self.ran[op.name]]
             deps += [
                 self.again[p.name]
                 for i in op.inputs

@@ -67,6 +67,7 @@ class Forward:
     versions: tuple[int, ...] = ()
     spent: list[tuple[int, int]] = field(default_factory=list)  # slot, version
     drop: list[int] = field(default_factory=list)  # slots that nobody reads any more
+    lay_down: list[int] = field(default_factory=list)  # divided parameters, until they come again
 
 
 @dataclass
@@ -75,6 +76,7 @@ class Backward:
 
     call: Call
     phase: str = "B"
+    lay_down: list[int] = field(default_factory=list)
 
 
 class Part(NamedTuple):
@@ -139,6 +141,17 @@ class Sliced(NamedTuple):
     priority: int
     slot: int  # that holds it; -1: not on this rank
     rows: slice  # in the slot
+    own: int = -1  # where parameters are divided: the slot of its rows at home
+
+
+class Whole(NamedTuple):
+    """A divided parameter (or a box of one) as segments use it, while they do."""
+
+    slot: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    own: int  # the slot of this rank's rows of it; -1: it is the home of none
+    rows: tuple[slice, ...]  # where these are in it
 
 
 class Bucket(NamedTuple):
@@ -220,6 +233,7 @@ class Actions:
     groups: list[tuple[int, ...]]  # that sum gradients, in the same order on every rank
     links: list[tuple[int, int]]  # source and target of messages, likewise
     slices: list[Sliced]  # of all parameters, likewise
+    wholes: list[Whole]  # parameters of which this rank keeps its own rows alone
 
     def by_step(self) -> dict[int, list[Action]]:
         """The actions of each step, in their order."""

@@ -37,6 +37,7 @@ class Agreeing:
         place: torch.device,
     ) -> None:  # fmt: skip
         self.slices, self.sync, self.transport = slices, sync, transport
+        self._slots, self._slots_place = slots, place
         self.heard: Heard | None = None  # is told of every update
         self.barrier = ""
         self.clock = 0  # updates that this rank has taken part in
@@ -49,12 +50,24 @@ class Agreeing:
             if rank in s.share.devices:
                 self._given.setdefault(s.slot, []).append(number)
             if rank == s.share.home:
-                rows = self._cut(slots[s.slot], s)
-                # Where others' updates come while this rank computes, a copy takes them.
-                self._rows[number] = nn.Parameter(rows if sync.synchronous else rows.clone())
+                self._rows[number] = self._at_home(s)
                 self._sources[number] = Source(s.name, "parameter", s.share.box, s.slot)
-        self._slots, self._slots_place = slots, place
         self.synchroniser: Synchroniser | None = None
+
+    def _at_home(self, s: Sliced) -> nn.Parameter:
+        """What a home updates."""
+        if self.sync.divided:
+            parameter: nn.Parameter = self._slots[s.own]  # type: ignore[assignment]
+            return parameter
+        rows = self._cut(self._slots[s.slot], s)
+        # Where others' updates come while this rank computes, a copy takes them.
+        return nn.Parameter(rows if self.sync.synchronous else rows.clone())
+
+    def _bound(self, number: int, s: Sliced) -> Tensor | None:
+        """What updated rows are written into; of divided parameters they stay at home."""
+        if not self.sync.divided:
+            return self._cut(self._slots[s.slot], s)
+        return self._rows[number].detach() if number in self._rows else None
 
     @staticmethod
     def _cut(tensor: Tensor, s: Sliced) -> Tensor:
@@ -91,7 +104,7 @@ class Agreeing:
             if rank in (*s.share.devices, s.share.home):
                 copied = None if self.sync.synchronous else self._rows.get(number)
                 master = None if copied is None else copied.detach()
-                self.synchroniser.bind(number, self._cut(self._slots[s.slot], s), master)
+                self.synchroniser.bind(number, self._bound(number, s), master)
         times = {n: len(self.slices[n].share.devices) for n in self._rows}
         self._applying: Applying | None = None
         if made is not None and not self.barrier:
@@ -113,8 +126,9 @@ class Agreeing:
         rows = f"[{s.share.box.lo[0]}:{s.share.box.hi[0]}]" if s.share.box.shape else ""
         share = s.share
         return Item(
-            number, s.name + rows, share.devices, share.home, share.box.volume, s.dtype, s.priority
-        )
+            number, s.name + rows, share.devices, share.home, share.box.volume, s.dtype, s.priority,
+            returned=not self.sync.divided,
+        )  # fmt: skip
 
     def _apply(self, number: int, clock: int, gradient: Tensor) -> None:
         assert self._applying is not None

@@ -51,6 +51,7 @@ from raddle.run.posting import Posting
 from raddle.run.settle import settle
 from raddle.run.transports.base import Arriving, Pending, Transport, Widened
 from raddle.run.weights import Weights
+from raddle.run.wholes import Wholes
 
 Feeding = Callable[[Source], Tensor]  # the part of the batch that a source stands for
 
@@ -98,6 +99,7 @@ class Executor:
         self.weights = Weights() if is_asynchronous(program.plan) else None
         self.count = program.plan.steps if self.weights is not None else 1  # steps of a run
         self.agreeing: Agreeing | None = None  # made when parameters are there
+        self.wholes = Wholes(self.plan.wholes, self.slots)
         self.losses: list[tuple[int, Tensor]] = []  # of micro-batches, with their step
         self.at = 0  # the number of the first step of a run
         self.adds_once = program.plan.microbatches == 1  # to the gradients of a step
@@ -130,6 +132,9 @@ class Executor:
         """Fills the slots of parameters, buffers and constants."""
         for source in self.plan.sources:
             if source.role in ("input", "seed"):
+                continue
+            if source.role == "whole":
+                self.wholes.make(source.slot, self.place)
                 continue
             if source.role == "constant":
                 tensor = self.program.graph.constants[source.name].to(self.place)
@@ -247,7 +252,9 @@ class Executor:
     def _precision(self) -> AbstractContextManager[Any]:
         if self.autocast is None:
             return nullcontext()
-        return torch.autocast(self.place.type, dtype=self.autocast)
+        # What a cache keeps of weights would outlast them where they are divided.
+        cached = not self.plan.wholes
+        return torch.autocast(self.place.type, dtype=self.autocast, cache_enabled=cached)
 
     def _carry_out(self) -> None:
         if not is_greedy(self.program.plan):
@@ -308,6 +315,7 @@ class Executor:
             rest = self.read.pop(call.number)
             weights, plain = rest[: len(weights)], rest[len(weights) :]
         rest = [*weights, *plain]
+        lent = self.wholes.memory(call.weights)
         if graph:
             pairs = [enter(value) for value in entered]
             leaves, entered = [leaf for leaf, _ in pairs], [value for _, value in pairs]
@@ -327,9 +335,12 @@ class Executor:
             self.saved[call.number] = leaves, weights, *own
         if not action.again:
             for slot, result in zip(call.results, results, strict=True):
-                slots[slot] = result.detach()
+                found = result.detach()
+                # A view of a divided parameter (positions, say) must outlast its memory.
+                slots[slot] = found.clone() if lent and _memory(found) in lent else found
         for slot in action.drop:
             slots[slot] = None
+        self.wholes.drop(action.lay_down)
 
     def _typed(self, call: Call, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """With autocast, results have whatever type it chose; the program knows another."""
@@ -338,12 +349,15 @@ class Executor:
         return tuple(r.to(t) for r, t in zip(results, call.dtypes, strict=True))
 
     def _backward(self, action: Backward) -> None:
-        call = action.call
-        if not call.backward:
-            return
-        if action.phase == "W":
-            self._weights_only(call)
-            return
+        if action.call.backward:
+            if action.phase == "W":
+                self._weights_only(action.call)
+            else:
+                self._hand_back(action.call)
+        self.wholes.drop(action.lay_down)
+
+    def _hand_back(self, call: Call) -> None:
+        self.wholes.memory(call.weights)  # it is there
         saved = self.saved[call.number] if call.split else self.saved.pop(call.number)
         leaves, weights, edges, ends = saved
         edges, seeds = self._seeds(edges, ends)
@@ -454,7 +468,8 @@ class Executor:
     def _send(self, action: Send) -> None:
         if action.what in ("push", "pull") and not self.updating:
             return
-        source = self.slots if action.what in ("activation", "partial", "pull") else self.grads
+        held = action.what in ("activation", "partial", "pull", "rows")
+        source = self.slots if held else self.grads
         tensors = [self._part(part, source, action.dtype) for part in action.parts]
         if not tensors:  # a word: it has no content
             buffer = torch.zeros(1, dtype=action.dtype, device=self.place)
@@ -537,6 +552,9 @@ class Executor:
             if what == "pull":
                 with torch.no_grad():
                     self.slots[slot][place] = tensor[region]
+                continue
+            if what == "rows":
+                self.wholes.open(slot)[place] = tensor[region]
                 continue
             self._add_box(slot, place, tensor[region])
             if what == "push":
@@ -665,6 +683,10 @@ class Executor:
         for slot in self.plan.updated:
             self.slots[slot].grad = None
             self._forget(slot)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _full(tensor: Tensor) -> Box:

@@ -44,6 +44,7 @@ from raddle.run.actions import (
     Source,
     Step,
     Sum,
+    Whole,
 )
 from raddle.run.answers import Answers
 from raddle.run.code import Code, Of, Piece, Writer
@@ -90,6 +91,9 @@ class _Settling:
         self.buckets: list[Bucket] = []
         self.groups: list[tuple[int, ...]] = []
         self.written: dict[str, list[Box]] = {}
+        self.divided = self.plan.syncing.divided and bool(program.slices)
+        self.rows: dict[str, Slots] = {}  # of divided parameters: what this device is the home of
+        self.wholes: list[Whole] = []
         self._place_lasting()
 
     # -- slots -------------------------------------------------------------------------------------
@@ -125,6 +129,9 @@ class _Settling:
         for name, shares in self.program.shares.items():
             mine = [s for s in shares if self.device in (*s.devices, s.home)]
             for share in mine:
+                if self.divided and name in self.program.slices:
+                    self._place_divided(name, share.box)
+                    continue
                 slot = self._last(name, "parameter", share.box)
                 if name in self.program.active and share.home in (-1, self.device):
                     self.updated.append(slot)
@@ -136,6 +143,23 @@ class _Settling:
             elif value.role in ("frozen", "constant") and read:
                 box = full if value.role == "constant" else hull(read)
                 self._last(value.name, value.role, box)
+
+    def _place_divided(self, name: str, box: Box) -> None:
+        """Rows of which this device is the home last; the rest of the box is there while it is used."""
+        slices = self.program.slices[name]
+        own = [s.box for s in slices if s.home == self.device and box.holds(s.box)]
+        assert len(own) <= 1, f"device {self.device} is the home of {len(own)} slices of {box}"
+        if own == [box]:
+            self.rows.setdefault(name, []).append((box, self._last(name, "parameter", box)))
+            return
+        slot, kept = self._last(name, "whole", box), -1
+        for rows in own:
+            kept = self._slot(rows)
+            self.sources.append(Source(name, "parameter", rows, kept))
+            self.rows.setdefault(name, []).append((rows, kept))
+        where = own[0].within(box) if own else ()
+        dtype = self.graph.values[name].dtype
+        self.wholes.append(Whole(slot, box.shape, dtype, kept, where))
 
     def _last(self, name: str, role: str, box: Box) -> int:
         source = Source(name, role, box, self._slot(box))
@@ -174,7 +198,7 @@ class _Settling:
             tag += len(tags)
             if isinstance(i, Reduce):
                 self._groups(i)
-            if self.program.slices and _of_a_slice(i):
+            if self._by_wire(i):
                 self._give(i)
                 continue
             if isinstance(i, Update):
@@ -198,9 +222,11 @@ class _Settling:
             self._spend()
         outputs = self._outputs()
         self._drop({slot for pieces in outputs.values() for _, slot in pieces})
+        self._lay_down()
         return Actions(
             self.device, self.out, len(self.shapes), self.shapes, self.sources, self.updated,
             self.buckets, outputs, self.written, self.groups, self._links(), self._slices(),
+            self.wholes,
         )  # fmt: skip
 
     def _update(self, update: Update, here: Sequence[tuple[int, Instruction]]) -> None:
@@ -220,6 +246,11 @@ class _Settling:
             last.slots += slots
         else:
             self.out.append(Step(update.key, slots))
+
+    def _by_wire(self, i: Instruction) -> bool:
+        """Whether a synchroniser does it, not this rank's actions: all of slices but pulls before a use."""
+        pulled = self.divided and isinstance(i, Move) and i.what == "pull"
+        return bool(self.program.slices) and _of_a_slice(i) and not pulled
 
     def _give(self, i: Instruction) -> None:
         """A parameter's gradient is complete: all its slices on this device are handed in."""
@@ -243,7 +274,8 @@ class _Settling:
                 if self.device in (*share.devices, share.home):
                     held, slot = next((b, s) for b, s in self.lasting[name] if b.holds(share.box))
                     rows = share.box.within(held)[0] if share.box.shape else slice(None)
-                found.append(Sliced(name, share, dtype, priority.get(name, 0), slot, rows))
+                own = next((s for b, s in self.rows.get(name, []) if b == share.box), -1)
+                found.append(Sliced(name, share, dtype, priority.get(name, 0), slot, rows, own))
         return found
 
     def _spend(self) -> None:
@@ -473,17 +505,23 @@ class _Settling:
         return [(op, message.part, k) for k in range(tensors_in(self.program, move, message))]
 
     def _send(self, move: Move, message: Message, tag: int) -> Send:
-        back = move.what in ("gradient", "partial gradient")
+        back, what = move.what in ("gradient", "partial gradient"), self._what(move)
         parts = []
         for box in message.boxes:
             for of in self._things(move, message):
                 held = self.received[move.key, of] if back else self._held(move.key, of)
+                if what == "rows":
+                    held = self.rows[move.value]
                 found = overlapping([b for b, _ in held], box)
                 make = gather([held[i][0] for i in found], box)
                 parts.append(Part(box.shape, tuple(held[i][1] for i in found), make))
         label = f"{move.what} of {move.value} to {message.target}"
         dtype = self.graph.values[move.value].dtype
-        return Send(message.target, tag, move.what, label, parts, dtype, move.key)
+        return Send(message.target, tag, what, label, parts, dtype, move.key)
+
+    def _what(self, move: Move) -> str:
+        """A pull of divided parameters is "rows": of every step, whether it updates or not."""
+        return "rows" if self.divided and move.what == "pull" else move.what
 
     def _receive(self, move: Move, message: Message, tag: int) -> Receive:
         parts = []
@@ -495,9 +533,8 @@ class _Settling:
         elements = sum(box.volume for box in message.boxes) * tensors_in(
             self.program, move, message
         )
-        return Receive(
-            message.source, tag, move.what, label, parts, dtype, elements, move.value, move.key
-        )
+        what, peer = self._what(move), message.source
+        return Receive(peer, tag, what, label, parts, dtype, elements, move.value, move.key)
 
     def _arrival(self, move: Move, of: Of, box: Box) -> Part:
         if move.what in ("activation", "partial"):
@@ -518,11 +555,8 @@ class _Settling:
         )
 
     def _links(self) -> list[tuple[int, int]]:
-        sliced = bool(self.program.slices)
         moves = (
-            i
-            for i in self.program.instructions
-            if isinstance(i, Move) and not (sliced and _of_a_slice(i))
+            i for i in self.program.instructions if isinstance(i, Move) and not self._by_wire(i)
         )
         return sorted({(m.source, m.target) for i in moves for m in i.messages})
 
@@ -573,6 +607,18 @@ class _Settling:
                 if slot not in done:
                     done.add(slot)
                     drop.append(slot)
+
+    def _lay_down(self) -> None:
+        """Divided parameters go after the last segment that uses them before they come again."""
+        wholes = {whole.slot for whole in self.wholes}
+        later: set[int] = set()  # that are used before they come again
+        for action in reversed(self.out) if wholes else ():
+            if isinstance(action, Arrive) and action.receive.what == "rows":
+                later -= {slot for part in action.receive.parts for slot in part.slots}
+            elif isinstance(action, Forward | Backward):
+                own = wholes & set(action.call.weights)
+                action.lay_down += sorted(own - later)
+                later |= own
 
 
 def _touched(action: Action) -> Iterable[int]:

@@ -498,6 +498,9 @@ class _Evaluation:
         loss = self.executor.run(
             lambda s: self.batches.take(s, tensors).to(trainer.place), trainer.steps
         )
+        if trainer.executor.plan.wholes:  # a rank that keeps its own rows keeps no others
+            for source in self.executor.plan.of("parameter"):
+                self.executor.slots[source.slot] = None
         if not outputs:
             return loss
         return loss, self._outputs()
@@ -511,12 +514,14 @@ class _Evaluation:
                 tensor = trainer.executor.slots[source.slot]
                 held.setdefault(source.name, []).append((source.box, tensor.detach()))
         buffers = {v.name: v.shape for v in trainer.graph.buffers}
-        pieces = {n: p for n, p in trainer._pieces().items() if n in buffers}
-        whole = gather_state(trainer._exchange, pieces, buffers, {})
+        divided = trainer.program.slices if trainer.plan.syncing.divided else {}
+        shapes = buffers | {name: trainer.graph.values[name].shape for name in divided}
+        pieces = {n: p for n, p in trainer._pieces().items() if n in shapes}
+        whole = gather_state(trainer._exchange, pieces, shapes, {})
 
         def find(source: Source) -> Tensor:
-            if source.role == "buffer":
-                return whole[source.name][source.box.within(Box.full(buffers[source.name]))]
+            if source.name in whole:
+                return whole[source.name][source.box.within(Box.full(shapes[source.name]))]
             return _region(held[source.name], source.box)
 
         return find

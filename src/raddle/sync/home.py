@@ -258,7 +258,7 @@ class Home:
         item = homed.item
         frame = Frame(PULL, item.number, clock, homed.version)
         payload = homed.flat if homed.flat.device.type == "cpu" else homed.flat.cpu()
-        for worker in homed.order:
+        for worker in homed.order if item.returned else ():
             if worker != self.rank:
                 self._send(worker, frame, payload, item.priority)
         if self.rank in homed.clocks:

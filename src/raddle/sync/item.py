@@ -19,6 +19,7 @@ class Item(NamedTuple):
     elements: int
     dtype: torch.dtype
     priority: int  # smaller is more urgent: order of first use in the forward
+    returned: bool = True  # whether the home sends updated rows to its workers
 
     @property
     def nbytes(self) -> int:

@@ -33,8 +33,9 @@ class Held:
 
     __slots__ = ("flat", "handed", "here", "item")
 
-    def __init__(self, item: Item, rows: Tensor, here: threading.Event) -> None:
-        self.item, self.flat, self.here = item, rows.view(-1), here
+    def __init__(self, item: Item, rows: Tensor | None, here: threading.Event) -> None:
+        self.item, self.here = item, here
+        self.flat = None if rows is None else rows.view(-1)
         self.handed = 0  # clock
         here.set()  # whether what was handed in has come back
 
@@ -91,9 +92,10 @@ class Synchroniser:
         """Updates at this home, in their order; of a long run the latest 100 000 or more."""
         return self._home.log
 
-    def bind(self, number: int, rows: Tensor, master: Tensor | None = None) -> None:
+    def bind(self, number: int, rows: Tensor | None, master: Tensor | None = None) -> None:
         """Says where an item's rows are on this rank, worker or home: a contiguous view from p.detach().
 
+        A worker has none (None) of an item that is not returned.
         `master`: with staleness, what the home updates, if it has a copy of its own already.
         """
         item = self._items[number]
@@ -102,8 +104,11 @@ class Synchroniser:
                 f"rank {self.rank} binds '{item.name}', whose workers are {item.workers} and whose "
                 f"home is {item.home}: bind what is of this rank"
             )
-        check_rows(self.rank, item, rows, "rows")
-        if rows.requires_grad:
+        if rows is None and (item.returned or self.rank == item.home):
+            raise ValueError(f"rank {self.rank} binds no rows of '{item.name}': it needs them here")
+        if rows is not None:
+            check_rows(self.rank, item, rows, "rows")
+        if rows is not None and rows.requires_grad:
             raise ValueError(
                 f"rank {self.rank} binds rows of '{item.name}' that need a gradient: take them from "
                 "p.detach()"
@@ -115,7 +120,7 @@ class Synchroniser:
         if self.rank in item.workers:
             here = self._failure.wakes(threading.Event())
             self._held[number] = Held(item, rows, here)
-        if self.rank == item.home:
+        if rows is not None and self.rank == item.home:
             self._home.bind(item, rows, master)
 
     def rows_at_home(self, number: int) -> Tensor:
@@ -156,7 +161,8 @@ class Synchroniser:
         self.wait(number)
         begin = time.perf_counter()
         gradient = gradient.detach().view(-1)
-        held.here.clear()
+        if item.returned or item.home == self.rank:
+            held.here.clear()
         held.handed += 1
         try:
             if item.home == self.rank:
@@ -316,7 +322,7 @@ class Synchroniser:
 
     def _take(self, source: int, item: Item, clock: int, values: Tensor) -> None:
         held = self._held.get(item.number)
-        if held is None or source != item.home:
+        if held is None or held.flat is None or source != item.home:
             raise ValueError(
                 f"rank {self.rank} got rows of '{item.name}' from rank {source}: its workers are "
                 f"{item.workers} and its home is {item.home}"

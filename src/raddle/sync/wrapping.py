@@ -480,6 +480,11 @@ class Optimizer(torch.optim.Optimizer):
 
 
 def _checked(sync: Sync, size: int) -> Sync:
+    if sync.divided:
+        raise InputError(
+            "sync is 'sharded:parameters', and a module needs its parameters whole: use sharded, or a "
+            "plan (raddle plan --sync sharded:parameters)."
+        )
     if sync.server is not None and sync.server >= size:
         raise InputError(
             f"sync names rank {sync.server} and there are {size}: choose from 0 to {size - 1}"

@@ -1,0 +1,85 @@
+"""Blocks of operators whose parameters are whole at a time, where parameters are divided among devices.
+
+    block      0     1     2            F: forward; pulls of a block leave when the one before begins,
+    pulls     0 1    2                  so that a device has about two blocks' parameters whole
+    computes  F0     F1    F2           (ZeRO, Rajbhandari et al., SC 2020, section 7.2.2: stage 3)
+
+A block has an eighth of the parameters' bytes or a little more: many small messages cost more than they
+hide. It is not cut where operators run in one piece: what is computed again, what a native call replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from raddle.graph.graph import Graph, Op
+from raddle.plan.plan import Plan
+from raddle.program.program import Message, Share
+from raddle.program.settling import Settled, joined
+from raddle.program.sharing import operand_regions
+
+PARTS = 8
+
+
+def blocks_of(
+    ops: Sequence[Op], graph: Graph, plan: Plan, divided: Collection[str]
+) -> list[list[Op]]:
+    """Operators in their order, cut in front of those that read parameters."""
+    new, seen = [], set[str]()  # by operator, the bytes of parameters that it is the first to read
+    for op in ops:
+        fresh = [n for n in dict.fromkeys(op.inputs) if n in divided and n not in seen]
+        seen.update(fresh)
+        new.append(sum(graph.values[n].nbytes for n in fresh))
+    whole = _inside(ops, [*plan.recompute, *(fused.ops for fused in graph.fused)])
+    blocks: list[list[Op]] = [[]]
+    size = 0
+    for at, op in enumerate(ops):
+        if new[at] and size * PARTS >= sum(new) and at not in whole:
+            blocks.append([])
+            size = 0
+        blocks[-1].append(op)
+        size += new[at]
+    return blocks
+
+
+def _inside(ops: Sequence[Op], pieces: Sequence[Sequence[str]]) -> set[int]:
+    """Places in front of which nothing is cut: inside of a piece."""
+    place = {op.name: at for at, op in enumerate(ops)}
+    inside: set[int] = set()
+    for names in pieces:
+        own = [place[name] for name in names if name in place]
+        if own:
+            inside.update(range(min(own) + 1, max(own) + 1))
+    return inside
+
+
+def pulls_of(
+    ops: Sequence[Op], settled: Settled, shares: Mapping[str, Sequence[Share]],
+    slices: Mapping[str, Sequence[Share]],
+) -> dict[str, tuple[Message, ...]]:  # fmt: skip
+    """By parameter, what brings the rows that these operators read to devices that are not their home.
+
+    A device has a share in one piece: it needs all of what it reads any of.
+    """
+    readers: dict[str, dict[tuple[int, ...], set[int]]] = {}  # devices, by the place of a share
+    for op in ops:
+        for operand, name in enumerate(op.inputs):
+            if name not in slices:
+                continue
+            own = readers.setdefault(name, {})
+            for device, region in operand_regions(op, operand, settled.plan.tiles[op.name]):
+                for share in shares[name]:
+                    if region is not None and not (region & share.box).empty:
+                        own.setdefault(share.box.lo, set()).add(device)
+    found = {}
+    for name, by_share in readers.items():
+        messages = [
+            Message(s.home, d, (s.box,))
+            for share in shares[name]
+            for s in slices[name]
+            if share.box.holds(s.box)
+            for d in sorted(by_share.get(share.box.lo, set()) - {s.home})
+        ]
+        if messages:
+            found[name] = joined(messages)
+    return found

@@ -1,0 +1,102 @@
+"""Checks divided parameters: whoever uses rows is their home, or waits for the pull that brings them.
+
+Rows that were pulled are there until the last run that waits for the pull and reads them, and no longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from raddle.errors import InputError
+from raddle.graph.box import Box, subtract
+from raddle.program.describe import describe
+from raddle.program.program import Instruction, Move, Program, Run, Share
+from raddle.program.sharing import operand_regions
+
+
+class Use(NamedTuple):
+    """Runs that wait for a pull, and those among them that read what it brings."""
+
+    waiting: list[int]
+    reading: list[int]
+
+
+def uses_of_pulls(program: Program) -> dict[int, Use]:
+    """By pull of a divided parameter."""
+    found: dict[int, Use] = {}
+    if not program.plan.syncing.divided or not program.slices:
+        return found
+    reads = {op.name: set(op.inputs) for op in program.graph.ops}
+    for number, i in enumerate(program.instructions):
+        if isinstance(i, Move) and i.what == "pull":
+            found[number] = Use([], [])
+        elif isinstance(i, Run):
+            for dep in i.deps:
+                pull = program.instructions[dep]
+                if dep in found and isinstance(pull, Move):
+                    found[dep].waiting.append(number)
+                    if pull.value in reads[i.op]:
+                        found[dep].reading.append(number)
+    return found
+
+
+def check_pulls(
+    program: Program, name: str, events: Sequence[tuple[int, Instruction]],
+    written: Mapping[Share, int], passed: set[object],
+) -> set[int]:  # fmt: skip
+    """Checks the uses of a parameter in a step; its pulls.
+
+    `written`: by slice, its last update. `passed` takes what need not be looked at again.
+    """
+    pulls = {n: i for n, i in events if isinstance(i, Move) and i.what == "pull"}
+    used: set[int] = set()
+    homes: dict[int, list[Box]] = {}
+    for share in program.slices[name]:
+        homes.setdefault(share.home, []).append(share.box)
+    for number, pull in pulls.items():
+        for m in pull.messages:
+            for box in m.boxes:
+                if subtract(box, homes.get(m.source, [])):
+                    _refuse(program, number, f"device {m.source} is not the home of {box}.")
+            for share, update in written.items():
+                late = share.home == m.source and update not in pull.deps
+                if late and any(not (box & share.box).empty for box in m.boxes):
+                    what = describe(update, program.instructions[update])
+                    _refuse(program, number, f"it does not wait for {what}.")
+    for number, run in events:
+        if isinstance(run, Run):
+            own = [d for d in run.deps if d in pulls]
+            used.update(own)
+            alike = (run.op, run.key.replica, tuple(pulls[n].messages for n in own))
+            if alike not in passed:
+                _check_use(program, name, number, run, homes, [pulls[n] for n in own])
+                passed.add(alike)
+    for number in pulls.keys() - used:
+        _refuse(program, number, "nobody waits for it.")
+    return set(pulls)
+
+
+def _check_use(
+    program: Program, name: str, number: int, run: Run, homes: Mapping[int, Sequence[Box]],
+    pulls: Iterable[Move],
+) -> None:  # fmt: skip
+    """Every device has what its tiles read."""
+    held = {device: list(boxes) for device, boxes in homes.items()}
+    for m in (m for pull in pulls for m in pull.messages):
+        held.setdefault(m.target, []).extend(m.boxes)
+    variant = program.variant(run.key)
+    op = variant.ops[run.op]
+    for operand in (k for k, i in enumerate(op.inputs) if i == name):
+        for device, region in operand_regions(op, operand, variant.tiles[run.op]):
+            missing = [] if region is None else subtract(region, held.get(device, []))
+            if missing:
+                _refuse(
+                    program, number,
+                    f"device {device} has no {missing[0]} of '{name}', which is divided: it waits for no "
+                    "pull of that.",
+                )  # fmt: skip
+
+
+def _refuse(program: Program, number: int, reason: str) -> None:
+    raise InputError(f"{describe(number, program.instructions[number])}: {reason}")
