@@ -161,7 +161,15 @@ def test_it_fails_when_the_program_is_another() -> None:
     devices=st.integers(2, 4),
     seed=st.integers(0, 100_000),
     sync=st.sampled_from(
-        ["allreduce", "server", "sharded", "ps:one", "ps:greedy,slice=9", "p3:slice=7"]
+        [
+            "allreduce",
+            "server",
+            "sharded",
+            "ps:one",
+            "ps:greedy,slice=9",
+            "p3:slice=7",
+            "p3:collective,slice=7",
+        ]
     ),
     steps=st.integers(1, 2),
     microbatches=st.integers(1, 2),

@@ -151,7 +151,15 @@ plans = given(
     machine=st.sampled_from(["p100:1x4", "p100:2x2", "k80:1x4", "local:4"]),
     seed=st.integers(0, 10_000),
     sync=st.sampled_from(
-        ["allreduce", "server", "sharded", "ps:one", "ps:greedy,slice=9", "p3:slice=7"]
+        [
+            "allreduce",
+            "server",
+            "sharded",
+            "ps:one",
+            "ps:greedy,slice=9",
+            "p3:slice=7",
+            "p3:collective,slice=7",
+        ]
     ),
     steps=st.integers(1, 3),
 )
