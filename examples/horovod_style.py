@@ -18,7 +18,9 @@ from raddle import sync
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument(
-    "--sync", default="p3", help="allreduce, allreduce:bf16, sharded, ps, ps:ssp=2, p3"
+    "--sync",
+    default="p3",
+    help="allreduce, allreduce:bf16, sharded, ps, ps:ssp=2, p3, p3:collective",
 )
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--timeline", default="", help="a file for chrome://tracing or ui.perfetto.dev")

@@ -23,7 +23,7 @@ from raddle import sync
 STEPS = 20
 KINDS = (
     "allreduce", "allreduce:bf16", "sharded", "ps", "ps:one", "ps:sliced,greedy", "ps:slice=5000",
-    "p3", "p3:slice=5000",
+    "p3", "p3:slice=5000", "p3:collective", "p3:collective,slice=5000",
 )  # fmt: skip
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),

@@ -32,6 +32,7 @@ from raddle.plan.file import from_dict, read, save, to_dict
             "ps:one",
             "ps:greedy,slice=9",
             "p3:slice=7",
+            "p3:collective,slice=7",
         ]
     ),
     microbatches=st.integers(1, 4),
@@ -77,6 +78,10 @@ def damaged(**change: Any) -> str:
         (lambda: damaged(tiles={"conv9": "@0"}), "has tiles for 'conv9', which"),
         (lambda: damaged(tiles={"fc1": "@0"}), "has no tiles for 'relu'"),
         (lambda: damaged(tiles={"fc1": "n/2 @0,9"}), "(no tiles for|on device 9)"),
+        (lambda: damaged(order="first"), "order is 'first', not a list of numbers of slices"),
+        (lambda: damaged(order=[0, "1"]), "order is .*, not a list of numbers"),
+        (lambda: damaged(order=[0, 2], sync="p3:collective"), "is no permutation of their numbers"),
+        (lambda: damaged(order=[0, 1]), "orders 2 sums of slices, and sync 'allreduce' has none"),
     ],
 )
 def test_refuses(text: Callable[[], str], reason: str, tmp_path: Path) -> None:
@@ -84,6 +89,12 @@ def test_refuses(text: Callable[[], str], reason: str, tmp_path: Path) -> None:
     path.write_text(text())
     with pytest.raises(InputError, match=reason):
         from_dict(read(path), mlp())
+
+
+def test_a_file_from_before_there_were_orders(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(damaged(order=..., sync="p3:collective"))
+    assert from_dict(read(path), mlp()).order == ()
 
 
 def test_no_file(tmp_path: Path) -> None:

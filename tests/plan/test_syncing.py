@@ -38,6 +38,8 @@ VGG19 = [
         ("ps:distributed,sliced,greedy", Sync("ps", assign="greedy", slice=SLICE)),
         ("p3", Sync("p3", slice=SLICE, assign="greedy")),
         ("p3:slice=50000,round-robin", Sync("p3", slice=50_000)),
+        ("p3:collective", Sync("p3", slice=SLICE, collective=True)),
+        ("p3:slice=9,collective", Sync("p3", slice=9, collective=True)),
         ("server", Sync("ps", assign="first", inline=True)),
         ("server:3", Sync("ps", server=3, inline=True)),
     ],
@@ -55,9 +57,18 @@ def test_refuses(text: str) -> None:
         read_sync(text)
 
 
+@pytest.mark.parametrize("word", ["one", "2", "distributed", "round-robin", "greedy", "async"])
+def test_what_has_no_homes_has_nothing_to_say_about_them(word: str) -> None:
+    for text in (f"p3:collective,{word}", f"p3:{word},slice=7,collective"):
+        with pytest.raises(InputError, match=f"which has '{word}': choose as in"):
+            read_sync(text)
+    with pytest.raises(InputError, match="which has 'collective'"):
+        read_sync("ps:collective")
+
+
 @given(
     st.lists(st.integers(1, 40), max_size=3), st.integers(1, 50),
-    st.sampled_from(["sharded", "ps", "ps:slice=7", "p3"]), st.integers(1, 5),
+    st.sampled_from(["sharded", "ps", "ps:slice=7", "p3", "p3:collective,slice=9"]), st.integers(1, 5),
 )  # fmt: skip
 def test_rows_cover_a_tensor_once(shape: list[int], size: int, text: str, holders: int) -> None:
     rows = rows_of(shape, read_sync(text), holders)
@@ -74,6 +85,13 @@ def test_every_home_is_a_holder(data: st.DataObject) -> None:
         assert all(
             h in g for h, g in zip(homes_of(sizes, groups, read_sync(text)), groups, strict=True)
         )
+
+
+def test_there_may_be_no_home() -> None:
+    sync = read_sync("p3:collective")
+    assert homes_of([3, 4], [[0, 1], [1]], sync) == [-1, -1]
+    assert sync.sliced
+    assert not sync.homes
 
 
 @pytest.mark.parametrize(

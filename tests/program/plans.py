@@ -17,6 +17,8 @@ from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.plan.plan import Plan
 from raddle.plan.tiling import Grid, Irregular, Tile, Tiling, even_cuts, uneven_cuts
+from raddle.program.lower import lower
+from raddle.program.slicing import numbered
 
 
 def machine_of(name: str) -> Cluster:
@@ -83,7 +85,7 @@ def some_sync(devices: int, rng: random.Random) -> str:
     own = rng.randrange(devices)
     return rng.choice(
         ["allreduce", "allreduce", "server", f"server:{own}", "sharded", "sharded:parameters",
-         "p3:slice=20", f"ps:{own},sliced", "ps:greedy,slice=50"]
+         "p3:slice=20", f"ps:{own},sliced", "ps:greedy,slice=50", "p3:collective,slice=20"]
     )  # fmt: skip
 
 
@@ -99,7 +101,16 @@ def random_plan(graph: Graph, devices: int, seed: int, **more: Any) -> Plan:
         more.setdefault("recompute", random_blocks(graph, rng))
     if rng.random() < 0.5:
         more.setdefault("sums", random_sums(graph, tiles, devices, rng))
-    return Plan(tiles, devices, **more)
+    return with_any_order(graph, Plan(tiles, devices, **more), rng)
+
+
+def with_any_order(graph: Graph, plan: Plan, rng: random.Random) -> Plan:
+    """Where sums have an order: any, or as gradients become complete."""
+    plan = replace(plan, order=())
+    if not plan.syncing.collective or rng.random() < 0.3:
+        return plan
+    count = len(numbered(lower(graph, replace(plan, steps=1)).slices))
+    return replace(plan, order=tuple(rng.sample(range(count), count)))
 
 
 def random_sums(

@@ -62,6 +62,8 @@ def test_data_parallel(name: str, count: int) -> None:
 
     ring = moved(plan)
     assert ring / count == pytest.approx(2 * (count - 1) / count * weights, abs=1)
+    sums = moved(dataclasses.replace(plan, sync="p3:collective"))
+    assert sums / count == pytest.approx(2 * (count - 1) / count * weights, rel=1e-4)  # of slices
     assert moved(dataclasses.replace(plan, sync="server")) == 2 * (count - 1) * weights
     apart = dataclasses.replace(plan, sync=f"server:{count}", devices=count + 1)
     assert moved(apart) == 2 * count * weights == server_bytes(count, weights)

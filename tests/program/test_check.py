@@ -20,6 +20,7 @@ from raddle.graph.capture import capture
 from raddle.program.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Run, Update
+from raddle.program.slicing import numbered
 
 # -- accepted -------------------------------------------------------------------------------------
 
@@ -38,6 +39,7 @@ from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Ru
             "ps:one",
             "ps:greedy,slice=9",
             "p3:slice=7",
+            "p3:collective,slice=7",
             "ps:async",
             "ps:ssp=1",
         ]
@@ -77,6 +79,19 @@ def served() -> Program:
 
 def sliced(**more: Any) -> Program:
     return sample(**{"sync": "p3:slice=5", **more})
+
+
+def summed(**more: Any) -> Program:
+    return sample(**{"sync": "p3:collective,slice=5", **more})
+
+
+def count() -> int:
+    return len(numbered(summed().slices))
+
+
+def ordered_sums() -> Program:
+    """The last slice first."""
+    return summed(order=tuple(reversed(range(count()))))
 
 
 def closed() -> Program:
@@ -488,6 +503,34 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
             messages=lambda i: (i.messages[0]._replace(target=2),),
         ),
         "has its pull by",
+    ),
+    "slice summed too early": (
+        lambda: changed(summed(), reduction("fc1.weight"), deps=lambda i: ()),
+        "it does not wait for .*'fc1' backward",
+    ),
+    "slice updated before its sum": (
+        lambda: changed(summed(), updating("fc1.weight"), deps=lambda i: ()),
+        r"update.*does not wait for instruction \d+ \(reduce",
+    ),
+    "slice not summed": (
+        lambda: without(summed(), reduction("fc1.weight")),
+        "has its sum over .* 0 times in step 0",
+    ),
+    "slice summed by some": (
+        lambda: changed(summed(), reduction("fc1.weight"), devices=lambda i: i.devices[:1]),
+        "has its sum over .* 0 times in step 0",
+    ),
+    "sum not waited for": (
+        lambda: changed(
+            summed(), lambda i: run("fc1", "F")(i) and i.key.step == 1, deps=lambda i: ()
+        ),
+        r"does not wait for instruction \d+ \(update of 'fc1.weight'",
+    ),
+    "sums in another order": (
+        lambda: dataclasses.replace(
+            ordered_sums(), plan=dataclasses.replace(ordered_sums().plan, order=tuple(range(count())))
+        ),
+        r"reduce of '.*'.* comes after that of '.*', which the plan's order has behind it",
     ),
     "slices that overlap": (
         lambda: dataclasses.replace(

@@ -169,6 +169,7 @@ def test_it_fails_when_the_program_is_another() -> None:
             "ps:one",
             "ps:greedy,slice=9",
             "p3:slice=7",
+            "p3:collective,slice=7",
         ]
     ),
     steps=st.integers(1, 2),

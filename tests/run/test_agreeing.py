@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
+import re
+import threading
 import time
 from typing import Any
 
@@ -17,14 +20,19 @@ from torch.nn import functional as F
 from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.box import Box
+from raddle.plan.plan import Plan
 from raddle.program.lower import lower
-from raddle.run.actions import Source
-from raddle.run.trainer import Trainer
+from raddle.program.slicing import numbered
+from raddle.run.actions import Forward, Source
+from raddle.run.trainer import Trainer, parallelize
+from raddle.run.transports.threads import Hub
 from raddle.searches.planning import plan_for
+from raddle.sync.summing import Summing
 
 SYNCS = (
     "sharded", "sharded:parameters", "ps", "ps:one", "ps:2,sliced", "ps:sliced,greedy",
     "ps:slice=7,round-robin", "p3", "p3:slice=7", "p3:one,slice=50", "p3:greedy,slice=100",
+    "p3:collective,slice=7",
 )  # fmt: skip
 
 
@@ -39,7 +47,9 @@ def test_trains_as_plain_pytorch_does(method: str, sync: str) -> None:
         assert_equal(state, model)
 
 
-@pytest.mark.parametrize("sync", ["sharded", "sharded:parameters", "ps:sliced", "p3:slice=7"])
+@pytest.mark.parametrize(
+    "sync", ["sharded", "sharded:parameters", "ps:sliced", "p3:slice=7", "p3:collective,slice=7"]
+)
 def test_adam_with_pipelines_and_microbatches(sync: str) -> None:
     """Gradients of several micro-batches add up before they are handed in."""
 
@@ -83,7 +93,9 @@ def capture_of(model: Any, inputs: list[Tensor]) -> Any:
     return capture(model, inputs, loss=square)
 
 
-@pytest.mark.parametrize("sync", ["sharded", "sharded:parameters", "ps:one", "p3:slice=7"])
+@pytest.mark.parametrize(
+    "sync", ["sharded", "sharded:parameters", "ps:one", "p3:slice=7", "p3:collective,slice=7"]
+)
 def test_clipping_waits_for_all_gradients_and_says_so(
     sync: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,7 +118,9 @@ def test_clipping_waits_for_all_gradients_and_says_so(
     )
 
 
-@pytest.mark.parametrize("sync", ["sharded:parameters", "ps:sliced", "p3:slice=7"])
+@pytest.mark.parametrize(
+    "sync", ["sharded:parameters", "ps:sliced", "p3:slice=7", "p3:collective,slice=7"]
+)
 def test_a_loss_that_is_not_finite_updates_nothing(sync: str) -> None:
     def work(trainer: Trainer) -> dict[Source, Tensor]:
         x, y = batches(1)[0]
@@ -122,7 +136,9 @@ def test_a_loss_that_is_not_finite_updates_nothing(sync: str) -> None:
             assert torch.equal(tensor, whole[source.box.within(Box.full(whole.shape))])
 
 
-@pytest.mark.parametrize("sync", ["sharded", "sharded:parameters", "ps:sliced", "p3:slice=7"])
+@pytest.mark.parametrize(
+    "sync", ["sharded", "sharded:parameters", "ps:sliced", "p3:slice=7", "p3:collective,slice=7"]
+)
 def test_accumulates_gradients(sync: str) -> None:
     model = copy.deepcopy(net())
     optimizer = sgd(model.parameters())
@@ -143,7 +159,9 @@ def test_accumulates_gradients(sync: str) -> None:
     assert_equal(state, model)
 
 
-@pytest.mark.parametrize("sync", ["sharded", "sharded:parameters", "p3:slice=7"])
+@pytest.mark.parametrize(
+    "sync", ["sharded", "sharded:parameters", "p3:slice=7", "p3:collective,slice=7"]
+)
 def test_a_scheduler_reaches_no_update_of_the_step_before(sync: str) -> None:
     def scheduled(trainer: Trainer) -> dict[str, Tensor]:
         schedule = torch.optim.lr_scheduler.StepLR(trainer.optimizer, step_size=1, gamma=0.1)
@@ -171,6 +189,7 @@ def test_a_scheduler_reaches_no_update_of_the_step_before(sync: str) -> None:
     [
         ("p3:slice=7", "allreduce"), ("allreduce", "sharded"), ("sharded", "p3:one"),
         ("sharded:parameters", "sharded"), ("p3:slice=7", "sharded:parameters"),
+        ("p3:collective,slice=7", "sharded"), ("p3", "p3:collective,slice=9"),
     ],
 )  # fmt: skip
 def test_any_plan_goes_on_from_any_plans_state(first: str, then: str) -> None:
@@ -196,7 +215,9 @@ def test_any_plan_goes_on_from_any_plans_state(first: str, then: str) -> None:
         assert_equal(found, model)
 
 
-@pytest.mark.parametrize("sync", ["sharded:parameters", "ps:sliced", "p3:slice=7"])
+@pytest.mark.parametrize(
+    "sync", ["sharded:parameters", "ps:sliced", "p3:slice=7", "p3:collective,slice=7"]
+)
 def test_a_smaller_batch_and_an_evaluation_in_between(sync: str) -> None:
     """While parameters may still be under way."""
     model = copy.deepcopy(net())
@@ -229,7 +250,11 @@ def test_a_smaller_batch_and_an_evaluation_in_between(sync: str) -> None:
 
 def test_a_forward_waits_for_its_own_parameters_alone() -> None:
     """In the program: with p3 the first layer's forward does not wait for the last one's update."""
-    for sync, waits in (("p3:slice=7", False), ("ps:slice=7", True)):
+    for sync, waits in (
+        ("p3:slice=7", False),
+        ("p3:collective,slice=7", False),
+        ("ps:slice=7", True),
+    ):
         program = lower(graph(), plan("data", 2, sync=sync, steps=2))
         last = {
             n
@@ -242,6 +267,100 @@ def test_a_forward_waits_for_its_own_parameters_alone() -> None:
             if getattr(i, "op", "") == "conv" and i.key.step == 1 and i.phase == "F"  # type: ignore[union-attr]
         )
         assert bool(last & set(forward.deps)) == waits
+
+
+@pytest.mark.parametrize("clip", [None, 1e9])
+def test_all_sums_are_under_way_at_the_end_of_a_step(clip: float | None) -> None:
+    """Without a barrier none has been waited for; the first forward waits for its own parameters alone."""
+
+    def work(trainer: Trainer) -> tuple[int, list[list[str]]]:
+        agreeing = trainer.executor.agreeing
+        assert agreeing is not None
+        assert isinstance(agreeing.synchroniser, Summing)
+        trainer.step(*batches(1)[0])
+        left, summing = agreeing.synchroniser.waits, agreeing.synchroniser
+        waited: list[list[str]] = []
+        forward = trainer.executor._do[Forward]
+
+        def listen(action: Forward) -> None:
+            before = {n for n, held in summing._held.items() if held.gradient is not None}
+            forward(action)
+            after = {n for n, held in summing._held.items() if held.gradient is not None}
+            waited.append(sorted({agreeing.slices[n].name for n in before - after}))
+
+        trainer.executor._do[Forward] = listen
+        trainer.step(*batches(1)[0])
+        return left, waited
+
+    made = ordered(plan("data", 2, sync="p3:collective,slice=7"))
+    for left, waited in on_threads(2, work, net(), made, sgd, graph=graph(), clip_norm=clip):
+        assert left == (len(made.order) if clip is None else 0)
+        found = [names for names in waited if names]
+        assert (len(found) > 1) == (clip is None)
+        assert clip is not None or found[0][0].startswith("conv")
+        assert clip is not None or not any("fc" in name for name in found[0])
+
+
+def ordered(made: Plan, by: int = 1) -> Plan:
+    """By the numbers of slices, or with -1 the last one first."""
+    count = len(numbered(lower(graph(), made).slices))
+    return dataclasses.replace(made, order=tuple(range(count))[::by])
+
+
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_sums_leave_in_the_plans_order(debug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On all ranks, one of which is slow: and any order trains as plain PyTorch does."""
+    monkeypatch.setenv("RADDLE_SYNC_DEBUG", debug)
+    losses, model, _ = plainly(3)
+    made = ordered(plan("owt", 3, sync="p3:collective,slice=30"), -1)
+    summed: list[list[int]] = [[], [], []]
+
+    def work(trainer: Trainer) -> tuple[list[float], dict[str, Tensor]]:
+        all_reduce, own = trainer.transport.all_reduce, []
+
+        def listen(ranks: Any, tag: int, buffer: Tensor, what: str = "") -> Any:
+            summed[trainer.rank].append(tag)
+            return all_reduce(ranks, tag, buffer, what)
+
+        trainer.transport.all_reduce = listen  # type: ignore[method-assign]
+        for batch in batches(3):
+            time.sleep(0.01 * trainer.rank)
+            own.append(float(trainer.step(*batch)))
+        return own, trainer.state_dict()
+
+    for found, state in on_threads(3, work, net(), made, sgd, graph=graph()):
+        assert found == pytest.approx(losses, rel=1e-9)
+        assert_equal(state, model)
+    slices = numbered(lower(graph(), made).slices)
+    for rank, tags in enumerate(summed):
+        mine = [n for n in made.order if rank in slices[n][1].devices]
+        assert tags == 3 * [n for n in mine if len(slices[n][1].devices) > 1]
+        assert tags
+
+
+def test_ranks_with_other_orders_are_told_before_the_first_step() -> None:
+    made = plan("data", 2, sync="p3:collective,slice=30")
+    hub = Hub(2, timeout=20)
+    errors: list[BaseException] = []
+
+    def rank(number: int) -> None:
+        own = ordered(made, 1 - 2 * number)
+        try:
+            parallelize(
+                net(), own, sgd, graph=graph(), transport=hub.transport(number), device="cpu"
+            )
+        except ValueError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=rank, args=(n,)) for n in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 2
+    for error in errors:
+        words = r"sum 0 is 'conv.weight.* on rank 0, and on rank 1 sum 0 is 'fc2.bias.*: give all"
+        assert re.search(words, str(error))
 
 
 @pytest.mark.parametrize(

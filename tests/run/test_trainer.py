@@ -336,7 +336,16 @@ def test_what_is_not_trained_is_kept(method: str) -> None:
 
 @pytest.mark.parametrize(
     "sync",
-    ["allreduce", "server", "sharded", "sharded:parameters", "ps:one", "ps:sliced", "p3:slice=5"],
+    [
+        "allreduce",
+        "server",
+        "sharded",
+        "sharded:parameters",
+        "ps:one",
+        "ps:sliced",
+        "p3:slice=5",
+        "p3:collective",
+    ],
 )
 def test_local_statistics_are_those_of_a_rank(sync: str) -> None:
     """As DistributedDataParallel has them: the state has those of rank 0, of its own samples alone."""

@@ -81,7 +81,16 @@ class Twins(nn.Module):
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize(
     "sync",
-    ["allreduce", "server", "sharded", "sharded:parameters", "ps:one", "ps:sliced", "p3:slice=5"],
+    [
+        "allreduce",
+        "server",
+        "sharded",
+        "sharded:parameters",
+        "ps:one",
+        "ps:sliced",
+        "p3:slice=5",
+        "p3:collective",
+    ],
 )
 def test_gradients_that_share_memory(microbatches: int, sync: str) -> None:
     split = {"add": "x2 @0,1", "add_1": "n/2 @0,1", "add_2": "n/2 @0,1"}

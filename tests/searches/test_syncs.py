@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from raddle import zoo
-from raddle.clusters import Cluster, cluster
+from raddle.clusters import Cluster, Device, Link, cluster
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
 from raddle.searches.figures import judge
+from raddle.searches.order import with_order
 from raddle.searches.planning import plan_for
-from raddle.searches.syncs import BUCKETS, MARGIN, MESSAGE, host_seconds, with_sync
+from raddle.searches.syncs import BUCKETS, MARGIN, MESSAGE, SUM, host_seconds, with_sync
 
 
 @cache
@@ -66,6 +67,39 @@ def test_many_small_messages_cost_their_host() -> None:
     small = sum(s.box.volume < 125_000 for s in slices)
     assert 20 < small < len(slices)
     assert host_seconds(timeline) == pytest.approx(small * 2 * 2 / 2 * MESSAGE)
+
+
+def pair(bandwidth: float) -> Cluster:
+    """Two devices of one node."""
+    device = Device("gpu", 0, {"float32": 4e12}, 64 * 10**9, 1e11)
+    return Cluster("pair", (device, device), (Link(bandwidth, 50e-6),), (None,))
+
+
+@pytest.mark.parametrize(("bandwidth", "sync"), [(0.4e9, "p3:collective"), (1e11, "allreduce")])
+def test_inside_of_a_node_slices_are_summed_where_it_pays(bandwidth: float, sync: str) -> None:
+    on = pair(bandwidth)
+    seconds: dict[str, float] = {}
+
+    def step(candidate: Plan) -> float:
+        timeline = judge(vgg(), candidate, on)
+        own = timeline.step_seconds + host_seconds(timeline)
+        seconds[candidate.sync] = own
+        return own
+
+    plan = plan_for(vgg(), on, "data", bn="local")
+    found = with_sync(plan, on, step, lambda p: with_order(vgg(), p, on))
+    assert found.sync == sync
+    assert bool(found.order) == (sync != "allreduce")
+    assert set(seconds) == {"allreduce", "p3:collective"}  # two simulations, and one for the order
+    faster = seconds["p3:collective"] < (1 - MARGIN) * seconds["allreduce"]
+    assert faster == (sync != "allreduce")
+
+
+def test_sums_of_slices_cost_their_host() -> None:
+    on = hosts("1 GB/s")
+    timeline = judge(vgg(), plan_for(vgg(), on, "data", bn="local", sync="p3:collective"), on)
+    count = len(timeline.program.plan.order)
+    assert host_seconds(timeline) == pytest.approx(count * SUM)
 
 
 @pytest.mark.parametrize("machine", ["local:2", "p100:1x4", "p100:4x4"])

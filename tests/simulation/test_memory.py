@@ -90,19 +90,30 @@ def test_two_devices_by_hand() -> None:
 @pytest.mark.parametrize(("optimizer", "state"), [("sgd", 0), ("momentum", 1), ("adam", 2)])
 @pytest.mark.parametrize(
     "sync",
-    ["allreduce", "server", "sharded", "sharded:parameters", "ps:one", "ps:sliced", "p3:slice=5"],
+    [
+        "allreduce",
+        "server",
+        "sharded",
+        "sharded:parameters",
+        "ps:one",
+        "ps:sliced",
+        "p3:slice=5",
+        "p3:collective",
+    ],
 )
 def test_parameters_by_hand(optimizer: str, state: int, sync: str) -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
     program = lower(mlp(), planned(mlp(), tiles, 2, optimizer=optimizer, sync=sync))
     timeline = simulate(program, cluster("p100:1x2"))
     last = [int(memory_curve(timeline, d)[1][-1]) for d in (0, 1)]
-    first = {"allreduce": 232, "server": 232, "ps:one": 232, "sharded": 116, "ps:sliced": 192}
+    everywhere = ("allreduce", "p3:collective")
+    first = {"server": 232, "ps:one": 232, "sharded": 116, "ps:sliced": 192}
+    first.update(dict.fromkeys(everywhere, 232))
     if sync == "sharded:parameters":  # rows that are not one's own, and gradients, come and go
         assert last == [116 * (1 + state)] * 2
         return
     kept = first.get(sync, 120)  # bytes of what is updated on device 0
-    other = 232 if sync == "allreduce" else 232 - kept
+    other = 232 if sync in everywhere else 232 - kept
     assert last == [2 * 232 + state * kept, 2 * 232 + state * other]
 
 
@@ -530,6 +541,7 @@ def check_against_replay(program: Program, machine: str) -> None:
             "ps:one",
             "ps:greedy,slice=9",
             "p3:slice=7",
+            "p3:collective,slice=7",
         ]
     ),
     optimizer=st.sampled_from(["sgd", "momentum", "adam"]),

@@ -214,6 +214,7 @@ plans = given(
             "ps:one",
             "ps:greedy,slice=9",
             "p3:slice=7",
+            "p3:collective,slice=7",
         ]
     ),
     steps=st.integers(1, 3),

@@ -44,7 +44,16 @@ def test_is_written_as_the_path_says(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "sync",
-    ["allreduce", "server", "sharded", "sharded:parameters", "ps:one", "ps:sliced", "p3:slice=5"],
+    [
+        "allreduce",
+        "server",
+        "sharded",
+        "sharded:parameters",
+        "ps:one",
+        "ps:sliced",
+        "p3:slice=5",
+        "p3:collective",
+    ],
 )
 @pytest.mark.parametrize("machine", ["p100:2x2", "k80:1x4"])  # ports and NICs; one bus
 def test_slices(sync: str, machine: str, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_trains_as_ddp_does(size: int) -> None:
 def test_the_cases_cover_all_kinds() -> None:
     two = set(cases(2))
     assert {f"plain {name} {kind}" for name in ("SGD", "Adam") for kind in KINDS} <= two
-    assert len(KINDS) == 14
+    assert len(KINDS) == 16
     for size in (3, 4):
         kinds = {name.split()[2].partition(":")[0] for name in cases(size) if name[:5] == "plain"}
         assert kinds == {"allreduce", "sharded", "p3", "ps"}
@@ -82,7 +82,7 @@ class socket_port:
         self._socket.close()
 
 
-@pytest.mark.parametrize("kind", ["p3", "allreduce"])
+@pytest.mark.parametrize("kind", ["p3", "allreduce", "p3:collective"])
 def test_a_killed_rank_is_named_within_seconds(kind: str) -> None:
     done = torchrun("killed", kind)
     found = re.search(r"rank 0 after (\d+) s: .*rank 1", done.stdout)

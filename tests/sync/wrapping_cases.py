@@ -34,8 +34,12 @@ SERVERS = [
         ("one", "distributed"), ("whole", "slice=7"), ("round-robin", "greedy")
     )
 ]
-KINDS = ["allreduce", "sharded", "p3", "p3:slice=7", "p3:greedy", "server:1", *SERVERS]
-SOME = ["allreduce", "sharded", "p3:slice=7", "ps:slice=9,greedy"]
+COLLECTIVE = "p3:collective,slice=7"
+KINDS = [
+    "allreduce", "sharded", "p3", "p3:slice=7", "p3:greedy", "server:1", "p3:collective", COLLECTIVE,
+    *SERVERS,
+]  # fmt: skip
+SOME = ["allreduce", "sharded", "p3:slice=7", "ps:slice=9,greedy", COLLECTIVE]
 
 # -- models ------------------------------------------------------------------------------------------
 
@@ -559,6 +563,91 @@ def other_order_of_sums(rank: int, size: int) -> None:
     expect(words, lambda: train(model, model, optimizer, rank, steps=range(1)))
 
 
+def other_order_of_slices(rank: int, size: int) -> None:
+    """The same of slices: `debug` names them in every step, before anything is summed."""
+    model = make(Plain, torch.float32)
+    optimizer = sync.Optimizer(sgd(model.parameters()), model, "p3:collective", debug=True)
+    train(model, model, optimizer, rank, steps=range(2))
+    summing = optimizer._homing._summing
+    first = summing._items[summing._order[0]].name
+    if rank == size - 1:
+        summing._order = summing._order[::-1]
+        summing._turns = summing._new_turns()
+    words = f"sum 0 of ranks 0 and {size - 1} is '{first}' ("
+    expect(words, lambda: train(model, model, optimizer, rank, steps=range(1)))
+
+
+class Branches(nn.Module):
+    """Whose gradients come in another order on every other rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(36, 9), nn.Linear(36, 9)
+        self.c = nn.Linear(9, 3)
+
+    def forward(self, x: Tensor, step: int = 0) -> Tensor:
+        pair = (self.a, self.b) if (dist.get_rank() + step) % 2 else (self.b, self.a)
+        x, y = (torch.tanh(branch(x)) for branch in pair)
+        return self.c(x + y)
+
+
+def static_order(rank: int, size: int) -> None:
+    """Ranks are ready in other orders, and one is slow: sums leave in the same order on all."""
+    model = make(Branches, dtype_of(size))
+    optimizer = sync.Optimizer(sgd(model.parameters()), model, COLLECTIVE)
+    train(model, model, optimizer, rank, steps=range(1))
+    ready, left = list[int](), list[int]()
+    give, all_reduce = optimizer._homing.give, optimizer._sums.all_reduce
+
+    def giving(index: int, gradient: Tensor | None) -> None:
+        ready.append(index)
+        give(index, gradient)
+
+    def summing(ranks: tuple[int, ...], tag: int, buffer: Tensor, what: str = "") -> Any:
+        left.append(tag)
+        return all_reduce(ranks, tag, buffer, what)
+
+    optimizer._homing.give, optimizer._sums.all_reduce = giving, summing
+    train(model, model, optimizer, rank, steps=range(6), after=lambda: time.sleep(0.01 * rank))
+    optimizer.synchronize()
+    everyone: list[Any] = [None] * size
+    dist.all_gather_object(everyone, (ready, left))
+    count = optimizer.report()["messages"] // 7  # sums of a step
+    assert left == 6 * left[:count]
+    assert sorted(left[:count]) == list(range(count))
+    assert everyone[0][0] != everyone[1][0]  # or nothing was tried
+    assert all(own == left for _, own in everyone)
+    assert optimizer.report()["overtaken"] > 0
+    same_everywhere(model)
+
+
+def evaluated(rank: int, size: int) -> None:
+    """A forward in inference mode, or with autocast, brings updates that are none of its own."""
+    model = make(Plain, dtype_of(size))
+    optimizer = sync.Optimizer(adam(model.parameters()), model, COLLECTIVE)
+
+    def evaluate() -> None:
+        model.eval()
+        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+            model(batch(rank, 0, dtype_of(size))[0])
+        model.train()
+
+    train(model, model, optimizer, rank, after=evaluate)
+    same(model, oracle(Plain, "Adam"))
+
+
+def collective_report(rank: int, size: int) -> None:
+    """What is handed to sums is the gradients; every rank keeps the whole state."""
+    model = make(Plain, torch.float32)
+    optimizer = sync.Optimizer(sgd(model.parameters()), model, COLLECTIVE)
+    train(model, model, optimizer, rank)
+    optimizer.synchronize()
+    elements = sum(p.numel() for p in model.parameters())
+    assert optimizer.report()["bytes"] == STEPS * 4 * elements
+    assert optimizer.log == []
+    assert len(optimizer.state_dict()["state"]) == len(list(model.parameters()))
+
+
 def refusals(rank: int, size: int) -> None:
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, "ps")
@@ -661,13 +750,14 @@ def slow(rank: int, size: int, *, text: str) -> None:
     with logged(logging.WARNING) as lines:
         if rank == 1:
             time.sleep(0.9)
-        train(model, model, optimizer, rank, steps=range(1))
+        train(
+            model, model, optimizer, rank, steps=range(2)
+        )  # the second forward waits for the first step
     everyone: list[Any] = [None] * size
     dist.all_gather_object(everyone, [line for line in lines if "has waited" in line])
     said = [line for lines in everyone for line in lines]
-    words = (
-        "for rank 1 to sum the gradients of '" if text == "allreduce" else "for rank 1 to hand in '"
-    )
+    sums = text in ("allreduce", "p3:collective")
+    words = f"for rank 1 to {'sum the gradients of' if sums else 'hand in'} '"
     assert any(words in line for line in said), said
     optimizer.synchronize()
     same_everywhere(model)
@@ -799,7 +889,8 @@ def garbage(rank: int, size: int) -> None:
 
 def cases(size: int) -> dict[str, Case]:
     found: dict[str, Case] = {}
-    kinds = KINDS if size == 2 else ["allreduce", "sharded", "p3:slice=7", *SERVERS[size - 3 :: 3]]
+    some = ["allreduce", "sharded", "p3:slice=7", COLLECTIVE, *SERVERS[size - 3 :: 3]]
+    kinds = KINDS if size == 2 else some
     for number, text in enumerate(kinds):
         for name in OPTIMIZERS if size == 2 else [list(OPTIMIZERS)[(number + size) % 2]]:
             found[f"plain {name} {text}"] = partial(alike, kind=Plain, name=name, text=text)
@@ -824,12 +915,16 @@ def _on_two() -> dict[str, Case]:
         "rate changed too late": rate_changed_too_late, "lbfgs": lbfgs, "refusals": refusals,
         "too many passes": too_many_passes, "unfrozen": unfrozen, "transposed": transposed,
         "other settings": other_settings, "digits": digits, "timeline": timeline, "reports": reports,
-        "other order of sums": other_order_of_sums,
+        "other order of sums": other_order_of_sums, "other order of slices": other_order_of_slices,
+        "static order": static_order, "evaluated": evaluated, "collective report": collective_report,
         "opposite order": partial(opposite_order, text="p3"),
         "slow sharded": partial(slow, text="sharded"), "slow allreduce": partial(slow, text="allreduce"),
+        "slow p3:collective": partial(slow, text="p3:collective"),
         "garbage": garbage,
     }  # fmt: skip
-    for number, text in enumerate(("p3", "p3:slice=7", "sharded", "allreduce")):
+    for number, text in enumerate(
+        ("p3", "p3:slice=7", "sharded", "allreduce", "p3:collective", COLLECTIVE)
+    ):
         found[f"scheduler {text}"] = partial(scheduler, text=text)
         if number % 2:
             found[f"clipping {text}"] = partial(clipping, text=text)
@@ -848,6 +943,9 @@ def _on_two() -> dict[str, Case]:
     )
     found["clipping by torch, p3"] = partial(clipping_by_torch, text="p3", barrier=True)
     found["scaler, automatic"] = partial(scaler, text="p3", barrier=False, explicit=False)
+    found["scaler, collective"] = partial(
+        scaler, text="p3:collective", barrier=False, explicit=False
+    )
     found["scaler, barrier"] = partial(scaler, text="p3", barrier=True, explicit=False)
     found["scaler, unscale"] = partial(scaler, text="sharded", barrier=True, explicit=True)
     for text in ("allreduce:bf16", "allreduce:fp16"):

@@ -21,7 +21,8 @@ Sync = Annotated[
     str,
     typer.Option(
         metavar="auto|allreduce|sharded|ps|p3",
-        help="How copies of a parameter agree; with words as in ps:sliced,greedy (docs/syncing.md).",
+        help="How copies of a parameter agree; with words as in ps:sliced,greedy or p3:collective "
+        "(docs/syncing.md).",
     ),
 ]
 ProfileOption = Annotated[

@@ -23,7 +23,7 @@ _PLAIN = (
     "fingerprint", "batch", "dtype", "optimizer", "cluster", "method", "inputs",
     "parameters", "predicted",
 )  # fmt: skip
-_LATER = {"stages": (), "schedule": "", "workers": ()}  # that older files lack
+_LATER = {"stages": (), "schedule": "", "workers": (), "order": ()}  # that older files lack
 
 _NUMBERS = ("devices", "microbatches", "steps", "batch")
 _TEXTS = ("bn", "sync", "model", "fingerprint", "dtype", "optimizer", "method")
@@ -43,6 +43,7 @@ def to_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
         "stages": [list(stage) for stage in plan.stages],
         "schedule": plan.schedule,
         "workers": [list(worker) for worker in plan.workers],
+        "order": list(plan.order),
         "tiles": {op.name: write_tiling(op, plan.tiles[op.name]) for op in graph.ops},
         "sums": {
             op.name: write_tiling(op, plan.sums[op.name])
@@ -90,6 +91,8 @@ def _wrong(data: dict[str, Any]) -> Iterator[str]:
             yield f"{name} is {short(data[name])}, not a list of lists of operators"
     if not _are_lists(data.get("workers", []), int):
         yield f"workers is {short(data['workers'])}, not a list of lists of devices"
+    if not _are_lists([data.get("order", [])], int):
+        yield f"order is {short(data['order'])}, not a list of numbers of slices"
     if not isinstance(data.get("schedule", ""), str):
         yield f"schedule is {short(data['schedule'])}, not a text"
     for name in _TEXTS:
@@ -147,7 +150,7 @@ def from_dict(data: dict[str, Any], graph: Graph) -> Plan:
     later = {name: data.get(name, default) for name, default in _LATER.items()}
     for name in ("stages", "workers"):
         plain[name] = tuple(tuple(own) for own in later[name])
-    plain["schedule"] = later["schedule"]
+    plain["schedule"], plain["order"] = later["schedule"], tuple(later["order"])
     plan = Plan(tiles={}, **plain)
     if plan.fingerprint and plan.fingerprint != graph.fingerprint():
         validate(plan, graph)  # says so before a tile does that the other graph cannot have

@@ -25,7 +25,8 @@ class Plan:
     `bn` says which samples batch statistics are taken over: `global`, all of the batch (exact),
     `microbatch`, all of a micro-batch, or `local`, those of a tile (as DistributedDataParallel does).
     `sync` says how copies of a parameter agree (plan/syncing.py). Gradients are all-reduced in buckets of
-    at least `bucket` bytes.
+    at least `bucket` bytes. With `p3:collective`, `order` are the numbers of all slices in the order in
+    which their sums leave, on every device; without it they leave as gradients become complete.
     `recompute` lists blocks of operators whose values are not kept for the backward but computed again,
     block by block. With `split_backward` gradients of parameters come after those of activations, which
     others wait for. `sums` says where the partial results of an operator are summed: tiles that leave no
@@ -43,6 +44,7 @@ class Plan:
     bn: str = "global"
     sync: str = "allreduce"
     bucket: int = BUCKET
+    order: tuple[int, ...] = ()
     microbatches: int = 1
     recompute: tuple[tuple[str, ...], ...] = ()
     split_backward: bool = False
@@ -98,6 +100,7 @@ def validate(plan: Plan, graph: Graph) -> None:
         )
     if plan.bucket < 0:
         raise InputError(f"buckets have {plan.bucket} bytes: use 0 for one a parameter, or more.")
+    _validate_order(plan)
     known = {op.name for op in graph.ops}
     _validate_recompute(plan, known, graph.name)
     for name in plan.tiles:
@@ -148,6 +151,20 @@ def _difference(plan: Plan, graph: Graph) -> str:
             return f"; parameter '{name}' is {shape}, not {list(plan.parameters[name])}"
     gone = next((name for name in plan.parameters if name not in own), None)
     return "; the parameters agree" if gone is None else f"; parameter '{gone}' is missing"
+
+
+def _validate_order(plan: Plan) -> None:
+    """Whether it names all slices is seen when the plan is lowered (program/slicing.py)."""
+    if plan.order and not plan.syncing.collective:
+        raise InputError(
+            f"the plan orders {len(plan.order)} sums of slices, and sync '{plan.sync}' has none: leave "
+            "the order out, or use p3:collective."
+        )
+    if sorted(plan.order) != list(range(len(plan.order))):
+        raise InputError(
+            f"the plan's order of {len(plan.order)} sums is no permutation of their numbers from 0 on: "
+            "name each slice once, or leave the order out."
+        )
 
 
 def _validate_recompute(plan: Plan, known: set[str], model: str) -> None:

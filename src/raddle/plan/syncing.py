@@ -5,6 +5,7 @@
     sharded:parameters the same, and only homes keep rows: all others pull them before each use
     ps                 homes are servers, spread over the holders: ps:distributed,sliced,greedy,ssp=2
     p3                 slices of ps, the most urgent first, without a barrier: p3:slice=50000
+    p3:collective      the same slices without homes: each is all-reduced, and updated on all holders
     server, server:D   ps of whole parameters on their first holder, or on device D
 
 Words of `ps`: a device (one server there), `one` (on device 0) or `distributed`; `whole`, `sliced` or
@@ -24,7 +25,7 @@ SLICE = 250_000  # elements: fills a link of 1 Gbit/s with two of them under way
 KINDS = ("allreduce", "sharded", "ps", "p3", "server")
 EXAMPLES = (
     "allreduce, allreduce:bf16, sharded, sharded:parameters, ps, ps:sliced,greedy, ps:one,async, "
-    "ps:ssp=2, p3"
+    "ps:ssp=2, p3, p3:collective"
 )
 COMPRESSED = {"bf16": "bfloat16", "fp16": "float16"}
 
@@ -41,16 +42,17 @@ class Sync:
     compressed: str = ""  # the type in which gradients travel
     inline: bool = False  # a server that devices send to and receive from in the program's order
     divided: bool = False  # rows are at their homes alone, and elsewhere while they are used
+    collective: bool = False  # slices have no homes: all-reduced, in one order of all ranks
 
     @property
     def homes(self) -> bool:
         """Whether parameters are updated at a home, not on every holder."""
-        return self.kind != "allreduce"
+        return self.kind != "allreduce" and not self.collective
 
     @property
     def sliced(self) -> bool:
-        """Whether slices go to homes of their own and come back while others compute."""
-        return self.homes and not self.inline
+        """Whether slices are summed and updated one by one, while others compute."""
+        return self.kind != "allreduce" and not self.inline
 
     @property
     def synchronous(self) -> bool:
@@ -79,7 +81,13 @@ def read_sync(text: str) -> Sync:
     fields: dict[str, object] = {}
     if kind == "p3":
         fields = {"slice": SLICE, "assign": "greedy"}
+    if kind == "p3" and "collective" in words:
+        fields = {"slice": SLICE, "collective": True}
     for word in words:
+        if fields.get("collective") and not word.startswith("slice="):
+            if word != "collective":  # all others say where homes are
+                raise _wrong(text, word)
+            continue
         fields.update(_word(text, word, p3=kind == "p3"))
     return Sync(kind, **fields)  # type: ignore[arg-type]
 
@@ -130,10 +138,12 @@ def rows_of(shape: Sequence[int], sync: Sync, holders: int) -> list[tuple[int, i
 
 
 def homes_of(sizes: Sequence[int], holders: Sequence[Sequence[int]], sync: Sync) -> list[int]:
-    """By slice, its home: one of its holders, or the server.
+    """By slice, its home: one of its holders, or the server; -1 where all holders update it.
 
     Round-robin takes turns, greedy gives the largest that is left to the server that has least.
     """
+    if sync.collective:
+        return [-1] * len(sizes)
     if sync.server is not None:
         return [sync.server] * len(sizes)
     if sync.assign == "first":

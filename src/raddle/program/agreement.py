@@ -1,4 +1,7 @@
-"""Checks slices: every gradient reaches its home, is applied once, and is seen by whoever uses it next."""
+"""Checks slices: every gradient reaches its home, is applied once, and is seen by whoever uses it next.
+
+Without homes: it is summed over all holders, and applied once on each.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint
 from raddle.program.describe import describe
 from raddle.program.gathered import check_pulls
-from raddle.program.program import Instruction, Move, Program, Run, Share, Update
+from raddle.program.program import Instruction, Move, Program, Reduce, Run, Share, Update
 
 Events = Sequence[tuple[int, Instruction]]  # of one step, with their numbers
 
@@ -57,10 +60,12 @@ class _Slices:
             raise InputError(f"the slices of parameter '{self.name}' do not cover {full} once.")
         for s in slices:
             inside = any(share.box.holds(s.box) and share.devices == s.devices for share in shares)
-            if not inside or s.home not in (*s.devices, self.sync.server):
+            homes = (-1,) if self.sync.collective else (*s.devices, self.sync.server)
+            if not inside or s.home not in homes:
+                where = "each" if s.home < 0 else s.home
                 raise InputError(
                     f"the holders of parameter '{self.name}' disagree: slice {s.box} is held by "
-                    f"{list(s.devices)} and updated on {s.home}."
+                    f"{list(s.devices)} and updated on {where}."
                 )
 
     def _sort(self, step: int, events: Events) -> None:
@@ -75,10 +80,14 @@ class _Slices:
             elif isinstance(i, Move):
                 ways = tuple(sorted((m.source, m.target, m.boxes) for m in i.messages))
                 self.found.setdefault((i.what, ways), []).append(n)
+            elif isinstance(i, Reduce):
+                self.found.setdefault(("sum", i.parameters, i.shares, i.devices), []).append(n)
         self.left = {n for own in self.found.values() for n in own}
 
     def _serve(self, share: Share) -> list[int]:
         """Checks a slice in a step; what writes it: updates, and what brings them to others."""
+        if share.home < 0:
+            return [self._update_everywhere(share)]
         written, now = [], []
         alone = self.updates.setdefault(share, [])
         workers = [share.devices] if self.sync.synchronous else [(d,) for d in share.devices]
@@ -96,6 +105,17 @@ class _Slices:
                 written.append(pull)
         alone.append(now)
         return [*written, *late]
+
+    def _update_everywhere(self, share: Share) -> int:
+        number = self._one(((share,), share.devices), "its update on all holders", share.box)
+        ready = self.backward
+        if len(share.devices) > 1:
+            wanted = ("sum", (self.name,), ((share,),), share.devices)
+            total = self._one(wanted, f"its sum over {list(share.devices)}", share.box)
+            self._waits(total, self.program.instructions[total], self.backward)
+            ready = [total]
+        self._waits(number, self.program.instructions[number], ready)
+        return number
 
     def _update(self, share: Share) -> int:
         number = self._one(

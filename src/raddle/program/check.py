@@ -27,6 +27,7 @@ from raddle.program.program import (
     Update,
 )
 from raddle.program.replay import Facts, check_micro_batches
+from raddle.program.slicing import numbered
 
 if TYPE_CHECKING:  # a rank that runs a program needs neither clusters nor the simulator
     from raddle.clusters import Cluster
@@ -37,6 +38,7 @@ def check(program: Program, cluster: Cluster | None = None) -> None:
     _check_order(program)
     _check_devices(program)
     held = check_parameters(program)
+    _check_turns(program)
     every = [Facts(program, held, variant) for variant in program.variants]
     for facts in every:
         _check_closing(facts)
@@ -84,6 +86,26 @@ def _check_devices(program: Program) -> None:
             m.source == m.target for m in instruction.messages
         ):
             raise InputError(f"{describe(number, instruction)} sends from a device to itself.")
+
+
+def _check_turns(program: Program) -> None:
+    """Sums of slices leave in the plan's order, which is the same on all ranks."""
+    order = program.plan.order
+    if not order or not program.slices:
+        return
+    place = {own: at for at, own in enumerate(numbered(program.slices))}
+    turn = {number: at for at, number in enumerate(order)}
+    last: dict[int, tuple[int, str]] = {}  # by step, the turn of the sum before, and its parameter
+    for number, i in enumerate(program.instructions):
+        if isinstance(i, Reduce):
+            at = turn[place[i.parameters[0], i.shares[0][0]]]
+            before, name = last.get(i.key.step, (-1, ""))
+            if at < before:
+                raise InputError(
+                    f"{describe(number, i)} comes after that of '{name}', which the plan's order has "
+                    "behind it."
+                )
+            last[i.key.step] = at, i.parameters[0]
 
 
 def _check_closing(facts: Facts) -> None:

@@ -46,7 +46,8 @@ from raddle.program.program import (
 )
 from raddle.program.settling import Settled, joined
 from raddle.program.sharing import operand_regions, shares_from
-from raddle.program.slicing import slices_of
+from raddle.program.slicing import check_order, numbered, slices_of
+from raddle.program.turns import Turns
 from raddle.program.versions import with_versions
 
 
@@ -95,6 +96,7 @@ class _Lowering:
         # blocks of operators, each with the messages that bring its parameters.
         self.latest: dict[int, list[int]] = {}
         self.pulled: dict[tuple[int, int, str], list[_Block]] = {}
+        self.turns = self._turns()
 
     # -- which micro-batches run how ---------------------------------------------------------------
 
@@ -340,7 +342,26 @@ class _Lowering:
     def slices(self) -> dict[str, tuple[Share, ...]]:
         if not self.sync.sliced or not self.active:
             return {}
-        return slices_of(self.shares, self._graded, self.sync)
+        found = slices_of(self.shares, self._graded, self.sync)
+        check_order(self.plan.order, found)
+        return found
+
+    @cached_property
+    def _numbered(self) -> list[tuple[str, Share]]:
+        return numbered(self.slices)
+
+    @cached_property
+    def _numbers(self) -> dict[str, list[int]]:
+        """By parameter, those of its slices."""
+        found: dict[str, list[int]] = {}
+        for number, (name, _) in enumerate(self._numbered):
+            found.setdefault(name, []).append(number)
+        return found
+
+    def _turns(self) -> Turns:
+        """Of a step: slices that one device alone holds are not summed."""
+        order = self.plan.order if self.slices else ()
+        return Turns([n for n in order if len(self._numbered[n][1].devices) > 1])
 
     def _shared(self, name: str) -> tuple[Share, ...]:
         return tuple(s for s in self.shares[name] if len({*s.devices, s.home} - {-1}) > 1)
@@ -356,6 +377,9 @@ class _Lowering:
 
     def _reduce(self, name: str, key: Key) -> None:
         """Sends a complete gradient off: in a bucket that is all-reduced, or to the parameter's home."""
+        if self.sync.collective:
+            self._sum(name, key)
+            return
         if self.sync.sliced:
             self._agree(name, key)
             return
@@ -395,6 +419,18 @@ class _Lowering:
             self.reduced[name, key.step].append(at)
         bucket.clear()
 
+    def _sum(self, name: str, key: Key) -> None:
+        """Slices are summed over their holders when it is their turn, and updated on each."""
+        own = self._numbers.get(name, [])
+        alone = {n for n in own if len(self._numbered[n][1].devices) == 1}
+        for number in (*alone, *self.turns.complete(n for n in own if n not in alone)):
+            of, share = self._numbered[number]
+            deps = _sorted(self.reduced[of, key.step])
+            if number not in alone:
+                deps = (self.emit(Reduce((of,), key, ((share,),), share.devices, deps)),)
+            done = self.emit(Update(of, key, (share,), share.devices, deps))
+            self.fresh.setdefault(of, []).append(done)
+
     def _agree(self, name: str, key: Key) -> None:
         """Slices go to their homes, are updated there, and come back, one by one."""
         deps, own = self.reduced[name, key.step], self.fresh.setdefault(name, [])
@@ -432,7 +468,9 @@ class _Lowering:
 
     def _finish(self) -> None:
         """What the next step waits for: its own parameters or, unless they are urgent, all of them."""
+        assert not self.turns.left, "all gradients are complete at the end of a step"
         self.updated, self.fresh, self.reduced = self.fresh, {}, {}
+        self.turns = self._turns()
         if self.sync.kind == "p3":
             return
         every = [i for own in self.updated.values() for i in own]

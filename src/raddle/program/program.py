@@ -171,7 +171,8 @@ class Program:
     active: frozenset[str]  # values whose gradient is needed
     variants: tuple[Variant, ...]  # the first is the graph's, with the plan's own tiles
     shares: dict[str, tuple[Share, ...]]  # parameters: who holds what
-    # Where parameters have homes and steps do not wait for them: what is sent, updated and sent back.
+    # Where steps do not wait for parameters: what is sent to a home, updated and sent back, or what
+    # is summed over all holders and updated on each.
     slices: dict[str, tuple[Share, ...]] = field(default_factory=dict)
 
     def variant(self, key: Key) -> Variant:

@@ -1,9 +1,10 @@
-"""Slices of parameters with their homes: what is sent there, updated and sent back."""
+"""Slices of parameters: what is sent to a home, updated and sent back, or summed on all holders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.plan.syncing import Sync, homes_of, rows_of
 from raddle.program.program import Share
@@ -12,7 +13,7 @@ from raddle.program.program import Share
 def slices_of(
     shares: Mapping[str, Sequence[Share]], names: Sequence[str], sync: Sync
 ) -> dict[str, tuple[Share, ...]]:
-    """Every share of the named parameters as slices of its first dimension, each with a home."""
+    """Every share of the named parameters as slices of its first dimension, each with its home, if any."""
     cut = [
         (name, box, share.devices)
         for name in names
@@ -24,6 +25,21 @@ def slices_of(
     for (name, box, devices), home in zip(cut, homes, strict=True):
         found[name].append(Share(box, devices, home))
     return {name: tuple(own) for name, own in found.items()}
+
+
+def numbered(slices: Mapping[str, Sequence[Share]]) -> list[tuple[str, Share]]:
+    """All slices in the order of their numbers, which `plan.order` names: the same on every rank."""
+    return [(name, share) for name, own in slices.items() for share in own]
+
+
+def check_order(order: Sequence[int], slices: Mapping[str, Sequence[Share]]) -> None:
+    """Raises InputError where a plan's order of sums, if it has one, is not of these slices."""
+    count = len(numbered(slices))
+    if order and len(order) != count:
+        raise InputError(
+            f"the plan orders {len(order)} sums of slices, but its parameters have {count} slices: plan "
+            "again, or leave the order out."
+        )
 
 
 def _rows(box: Box, sync: Sync, holders: int) -> list[Box]:

@@ -133,7 +133,7 @@ class Arrive:
 
 
 class Sliced(NamedTuple):
-    """A slice of a parameter that is updated at its home, and where it is on this rank."""
+    """A slice of a parameter that is updated by itself, and where it is on this rank."""
 
     name: str
     share: Share
@@ -175,10 +175,19 @@ class Sum:
 
 @dataclass
 class Give:
-    """Hands in the gradients of parameters: slices of them go to their homes."""
+    """Hands in the gradients of parameters: slices of them go to their homes, or wait for their turn."""
 
     key: Key
     slots: tuple[int, ...]
+
+
+@dataclass
+class Leave:
+    """Starts the sum of a slice whose gradient was handed in: on all ranks at this place of the program."""
+
+    key: Key
+    number: int  # of the slice
+    label: str
 
 
 @dataclass
@@ -214,7 +223,9 @@ class Step:
     kept: tuple[int, ...] = ()
 
 
-Action = Feed | Forward | Backward | Send | Receive | Arrive | Sum | Give | Keep | Note | Step
+Action = (
+    Feed | Forward | Backward | Send | Receive | Arrive | Sum | Give | Leave | Keep | Note | Step
+)
 
 
 @dataclass
@@ -234,6 +245,7 @@ class Actions:
     links: list[tuple[int, int]]  # source and target of messages, likewise
     slices: list[Sliced]  # of all parameters, likewise
     wholes: list[Whole]  # parameters of which this rank keeps its own rows alone
+    order: list[int]  # their numbers, as their sums leave, likewise; empty where they have homes
 
     def by_step(self) -> dict[int, list[Action]]:
         """The actions of each step, in their order."""

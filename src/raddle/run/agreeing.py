@@ -1,13 +1,15 @@
-"""The parameters of a rank whose slices have homes: gradients are handed in, updated rows come back.
+"""The parameters of a rank in slices: gradients are handed in, updated rows come back.
 
-Homes update a slice as soon as its gradients are there, beside what this rank computes. Where an update
-needs all gradients (a global norm, a loss that must be finite, an optimizer that looks at more than one
-element), it waits for them instead: `barrier` says why.
+Homes update a slice as soon as its gradients are there, beside what this rank computes. Without homes
+(`p3:collective`) gradients are summed in the program's order, and this rank updates its copy of a slice
+when a forward asks for it. Where an update needs all gradients (a global norm, a loss that must be finite,
+an optimizer that looks at more than one element), it waits for them instead: `barrier` says why.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -22,6 +24,7 @@ from raddle.run.exchange import exchange_over
 from raddle.run.transports.base import Transport
 from raddle.sync.applying import Applying, needs_barrier
 from raddle.sync.item import Item
+from raddle.sync.summing import Summing
 from raddle.sync.synchroniser import Synchroniser
 
 # Is told of a slice, of its step (from 1 on) and of the gradient of its update.
@@ -34,25 +37,26 @@ class Agreeing:
 
     def __init__(
         self, slices: Sequence[Sliced], slots: Sequence[Tensor], transport: Transport, sync: Sync,
-        place: torch.device,
+        place: torch.device, order: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        self.slices, self.sync, self.transport = slices, sync, transport
+        self.slices, self.sync, self.transport, self.order = slices, sync, transport, order
         self._slots, self._slots_place = slots, place
         self.heard: Heard | None = None  # is told of every update
         self.barrier = ""
         self.clock = 0  # updates that this rank has taken part in
         self._due: dict[int, tuple[int, ...]] = {}  # slots that are under way, with their items
-        self._rows: dict[int, nn.Parameter] = {}  # by item, at its home
+        self._kept: dict[int, Tensor] = {}  # gradients of slots, until all their slices have left
+        self._rows: dict[int, nn.Parameter] = {}  # by item, where it is updated here
         self._sources: dict[int, Source] = {}
         self._given: dict[int, list[int]] = {}  # by slot, the items that this rank gives
         rank = transport.rank
         for number, s in enumerate(slices):
             if rank in s.share.devices:
                 self._given.setdefault(s.slot, []).append(number)
-            if rank == s.share.home:
+            if rank == s.share.home or (sync.collective and rank in s.share.devices):
                 self._rows[number] = self._at_home(s)
                 self._sources[number] = Source(s.name, "parameter", s.share.box, s.slot)
-        self.synchroniser: Synchroniser | None = None
+        self.synchroniser: Synchroniser | Summing | None = None
 
     def _at_home(self, s: Sliced) -> nn.Parameter:
         """What a home updates."""
@@ -91,20 +95,9 @@ class Agreeing:
             )
         if self.barrier:
             logger.info("updates wait for all gradients: %s", self.barrier)
-        wire = self.transport.wire()
-        waits = self.sync.server is not None and self.sync.synchronous and not self.barrier
-        self.synchroniser = Synchroniser(
-            [self._item(n, s) for n, s in enumerate(self.slices)], wire, self._apply,
-            staleness=self.sync.staleness, barrier=bool(self.barrier),
-            timeout=self.transport.timeout, admitted=0 if waits else None, fail=self.transport.fail,
-        )  # fmt: skip
+        items = [self._item(n, s) for n, s in enumerate(self.slices)]
+        self.synchroniser = self._summing(items) if self.sync.collective else self._homes(items)
         self.transport.on_failure(self.synchroniser.stop)
-        rank = self.transport.rank
-        for number, s in enumerate(self.slices):
-            if rank in (*s.share.devices, s.share.home):
-                copied = None if self.sync.synchronous else self._rows.get(number)
-                master = None if copied is None else copied.detach()
-                self.synchroniser.bind(number, self._bound(number, s), master)
         times = {n: len(self.slices[n].share.devices) for n in self._rows}
         self._applying: Applying | None = None
         if made is not None and not self.barrier:
@@ -117,10 +110,33 @@ class Agreeing:
         self.synchroniser.start()
         self.transport.barrier()  # nobody pushes before all listen
 
+    def _summing(self, items: Sequence[Item]) -> Summing:
+        return Summing(
+            items, self.order, self.transport, self._apply, self._exchange,
+            debug=os.environ.get("RADDLE_SYNC_DEBUG", "") not in ("", "0"),
+        )  # fmt: skip
+
+    def _homes(self, items: Sequence[Item]) -> Synchroniser:
+        waits = self.sync.server is not None and self.sync.synchronous and not self.barrier
+        made = Synchroniser(
+            items, self.transport.wire(), self._apply, staleness=self.sync.staleness,
+            barrier=bool(self.barrier), timeout=self.transport.timeout,
+            admitted=0 if waits else None, fail=self.transport.fail,
+        )  # fmt: skip
+        rank = self.transport.rank
+        for number, s in enumerate(self.slices):
+            if rank in (*s.share.devices, s.share.home):
+                copied = None if self.sync.synchronous else self._rows.get(number)
+                master = None if copied is None else copied.detach()
+                made.bind(number, self._bound(number, s), master)
+        return made
+
+    def _exchange(self, mine: object) -> list[object]:
+        return exchange_over(self.transport, self._slots_place, mine)
+
     def _agreed(self, reason: str) -> str:
         """Ranks without slices cannot know why others wait: the first who does says so."""
-        place = self._slots_place
-        return next((r for r in exchange_over(self.transport, place, reason) if r), "")
+        return next((str(r) for r in self._exchange(reason) if r), "")
 
     def _item(self, number: int, s: Sliced) -> Item:
         rows = f"[{s.share.box.lo[0]}:{s.share.box.hi[0]}]" if s.share.box.shape else ""
@@ -152,11 +168,20 @@ class Agreeing:
     def give(self, slot: int, gradient: Tensor) -> None:
         """Hands in the gradient of what a slot holds; it is not written any more."""
         assert self.synchroniser is not None
-        gradient = gradient.detach().contiguous()
         items = self._given[slot]
+        self._due[slot] = tuple(items)
+        if self.sync.collective:  # sums are in place, and this may be seen by others
+            self._kept[slot] = gradient.detach().clone(memory_format=torch.contiguous_format)
+            return
+        gradient = gradient.detach().contiguous()
         for number in items:
             self.synchroniser.ready(number, self._cut(gradient, self.slices[number]))
-        self._due[slot] = tuple(items)
+
+    def leave(self, number: int) -> None:
+        """It is a slice's turn to be summed."""
+        assert self.synchroniser is not None
+        own = self.slices[number]
+        self.synchroniser.ready(number, self._cut(self._kept[own.slot], own))
 
     def wait(self, slots: Sequence[int]) -> None:
         """Until the parameters in these slots are up to date."""
@@ -170,6 +195,8 @@ class Agreeing:
     def finish(self, update: Callable[[], None]) -> None:
         """The end of a step: whatever cannot wait for its next use is done now."""
         assert self.synchroniser is not None
+        self._kept.clear()  # slices that are under way keep what they need of it
+        self.synchroniser.finish()
         if self.barrier:
             for number, gradient in self.synchroniser.sums().items():
                 self._rows[number].grad = gradient.view_as(self._rows[number])
@@ -207,6 +234,9 @@ class Agreeing:
         """
         synchroniser = self.synchroniser
         if synchroniser is None:
+            return
+        if isinstance(synchroniser, Summing):
+            synchroniser.drain(seconds)
             return
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -35,6 +35,7 @@ from raddle.run.actions import (
     Forward,
     Give,
     Keep,
+    Leave,
     Note,
     Part,
     Receive,
@@ -120,6 +121,7 @@ class Executor:
             Arrive: self._arrive,
             Sum: self._sum,
             Give: self._give,
+            Leave: self._leave,
             Keep: self._keep,
             Note: self._note,
             Step: self._update,
@@ -145,7 +147,9 @@ class Executor:
             self.slots[source.slot] = tensor
         if self.plan.slices and self.agreeing is None:
             sync = self.program.plan.syncing
-            self.agreeing = Agreeing(self.plan.slices, self.slots, self.transport, sync, self.place)
+            self.agreeing = Agreeing(
+                self.plan.slices, self.slots, self.transport, sync, self.place, self.plan.order
+            )
         if self.weights is not None:
             return
         for bucket, flat in zip(self.plan.buckets, self.flat, strict=True):
@@ -636,6 +640,11 @@ class Executor:
                 gradient = torch.zeros_like(self.slots[slot])
             self.agreeing.give(slot, gradient)
             self._forget(slot)
+
+    def _leave(self, action: Leave) -> None:
+        if self.updating:
+            assert self.agreeing is not None
+            self.agreeing.leave(action.number)
 
     def _sum_of_step(self, action: Sum, bucket: Bucket) -> None:
         """Where steps overlap, each has its own sums."""

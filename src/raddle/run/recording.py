@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from raddle.program.describe import PHASES
-from raddle.run.actions import Action, Arrive, Backward, Forward, Send, Step, Sum
+from raddle.run.actions import Action, Arrive, Backward, Forward, Leave, Send, Step, Sum
 from raddle.run.trainer import Trainer
 
 
@@ -77,6 +77,11 @@ class Recorder:
             bucket = self.trainer.executor.plan.buckets[action.bucket]
             ends = (bucket.elements * bucket.dtype.itemsize, bucket.devices, action.tag)
             self._add("sum", action.label, "reduce", -1, start, end, *ends)
+        elif isinstance(action, Leave):
+            own = self.trainer.executor.plan.slices[action.number]
+            ends = (own.share.box.volume * own.dtype.itemsize, own.share.devices, action.number)
+            if len(own.share.devices) > 1:
+                self._add("sum", action.label, "reduce", -1, start, end, *ends)
         elif isinstance(action, Step) and self.trainer.executor.plan.buckets:
             self._add("wait", "sums of gradients", "reduce", -1, start, self._update_start(start))
 

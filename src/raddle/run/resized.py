@@ -41,12 +41,14 @@ class Resized:
         chosen = replace(
             chosen, microbatches=count, batch=samples, fingerprint=graph.fingerprint(), steps=1
         )
-        program = lower(graph, chosen)
+        program = lower(graph, replace(chosen, order=()))
         if program.shares != trainer.program.shares:
             raise InputError(
                 f"with {samples} samples some devices have none, and their parameters would not be "
                 "updated: drop this batch, or plan for its size."
             )
+        if chosen.order:  # of the same slices, as shares are the same
+            program = lower(graph, chosen)
         check(program)
         self.executor = Executor(
             program,

@@ -228,7 +228,7 @@ def _told(trainer: Trainer) -> list[Told]:
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
     counts = (transport.sent_in_all(), dict(transport.reduced))
     slices = (0, 0)
-    if trainer.executor.agreeing is not None:
+    if trainer.plan.syncing.homes and trainer.executor.agreeing is not None:
         counters = transport.wire().counters
         slices = counters.messages, counters.overtaken
     return trainer._exchange(Told(kind, torch.get_num_threads(), *counts, slices))

@@ -24,6 +24,7 @@ from raddle.program.program import (
     tensors_in,
 )
 from raddle.program.segments import segments
+from raddle.program.slicing import numbered
 from raddle.program.versions import parameters_of
 from raddle.run.actions import (
     Action,
@@ -36,6 +37,7 @@ from raddle.run.actions import (
     Forward,
     Give,
     Keep,
+    Leave,
     Note,
     Part,
     Receive,
@@ -88,6 +90,8 @@ class _Settling:
         self.sends = 0
         self.updated: list[int] = []
         self.given: set[str] = set()  # parameters whose gradients are handed in
+        self.numbers = {own: n for n, own in enumerate(numbered(program.slices))}
+        self.order: list[int] = []  # of slices that are summed, or updated where they are
         self.buckets: list[Bucket] = []
         self.groups: list[tuple[int, ...]] = []
         self.written: dict[str, list[Box]] = {}
@@ -226,7 +230,7 @@ class _Settling:
         return Actions(
             self.device, self.out, len(self.shapes), self.shapes, self.sources, self.updated,
             self.buckets, outputs, self.written, self.groups, self._links(), self._slices(),
-            self.wholes,
+            self.wholes, self.order,
         )  # fmt: skip
 
     def _update(self, update: Update, here: Sequence[tuple[int, Instruction]]) -> None:
@@ -254,14 +258,29 @@ class _Settling:
 
     def _give(self, i: Instruction) -> None:
         """A parameter's gradient is complete: all its slices on this device are handed in."""
-        name = i.parameter if isinstance(i, Update) else i.value if isinstance(i, Move) else ""
-        if name in self.given:
-            return
-        self.given.add(name)
-        held = {s.box for s in self.program.shares[name] if self.device in s.devices}
-        slots = tuple(slot for box, slot in self.lasting.get(name, []) if box in held)
-        if slots:
-            self.out.append(Give(i.key, slots))
+        name = _parameter(i)
+        if name not in self.given:
+            self.given.add(name)
+            held = {s.box for s in self.program.shares[name] if self.device in s.devices}
+            slots = tuple(slot for box, slot in self.lasting.get(name, []) if box in held)
+            if slots:
+                self.out.append(Give(i.key, slots))
+        if self.plan.syncing.collective:
+            self._leave(name, i)
+
+    def _leave(self, name: str, i: Instruction) -> None:
+        """A slice is summed where the program has it, or, held by one device alone, updated."""
+        if isinstance(i, Update):
+            share = i.shares[0]
+            if len(share.devices) > 1:  # comes after its sum
+                return
+        else:
+            assert isinstance(i, Reduce)
+            share = i.shares[0][0]
+        number = self.numbers[name, share]
+        self.order.append(number)
+        if self.device in share.devices:
+            self.out.append(Leave(i.key, number, f"reduce {name}"))
 
     def _slices(self) -> list[Sliced]:
         """All slices of the program, numbered alike on every rank."""
@@ -640,7 +659,14 @@ def _touched(action: Action) -> Iterable[int]:
 
 
 def _of_a_slice(i: Instruction) -> bool:
-    return isinstance(i, Update) or (isinstance(i, Move) and i.what in OF_PARAMETERS)
+    return isinstance(i, Update | Reduce) or (isinstance(i, Move) and i.what in OF_PARAMETERS)
+
+
+def _parameter(i: Instruction) -> str:
+    """Whose slice it is about."""
+    if isinstance(i, Update):
+        return i.parameter
+    return i.parameters[0] if isinstance(i, Reduce) else i.value if isinstance(i, Move) else ""
 
 
 def _tags(i: Instruction) -> int:

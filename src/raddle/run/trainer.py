@@ -11,7 +11,7 @@ import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
@@ -359,7 +359,7 @@ class Trainer:
         if self.clip_norm is not None:
             sliced = bool(self.program.slices)
             own = self._updated if sliced else self.executor.parameters()
-            counted = [(p, sliced or self._speaks_for(s)) for s, p in own]
+            counted = [(p, self._speaks_for(s)) for s, p in own]
             clip(self.transport, self.place, counted, self.clip_norm)
         self.optimizer.step()
 
@@ -401,7 +401,7 @@ class Trainer:
         self.executor.synchronize()
         entries: dict[str, list[tuple[Box, dict[str, Any]]]] = {}
         for source, parameter in self._updated:
-            if source.name in self.program.slices or self._speaks_for(source):
+            if self._speaks_for(source):
                 state = dict(self.optimizer.state.get(parameter, {}))
                 entries.setdefault(source.name, []).append((source.box, state))
         return gather_optimizer(self._exchange, entries, self._shapes(parameters_only=True))
@@ -425,18 +425,24 @@ class Trainer:
 
     def _speaks_for(self, source: Source) -> bool:
         """Of several ranks that hold a box, one hands it out."""
-        share = next(s for s in self.program.shares[source.name] if s.box == source.box)
-        return self.rank == share.owner
+        return self.rank == self._owners[source.name, source.box]
+
+    @cached_property
+    def _owners(self) -> dict[tuple[str, Box], int]:
+        """Of shares, or, where parameters are in slices, of those."""
+        every = {**self.program.shares, **self.program.slices}
+        return {(name, share.box): share.owner for name, own in every.items() for share in own}
 
     def _pieces(self) -> dict[str, list[tuple[Box, Tensor]]]:
         pieces: dict[str, list[tuple[Box, Tensor]]] = {}
-        of_homes = self._updated if self.program.slices else []
+        of_slices = self._updated if self.program.slices else []
+        own = [(s, p) for s, p in of_slices if self._speaks_for(s)]
         held = [
             (s, p)
             for s, p in self.executor.parameters()
             if s.name not in self.program.slices and self._speaks_for(s)
         ]
-        for source, parameter in (*held, *of_homes):
+        for source, parameter in (*held, *own):
             pieces.setdefault(source.name, []).append((source.box, parameter.detach()))
         for name, tensor in self._idle.items():
             pieces[name] = [(Box.full(tensor.shape), tensor)]

@@ -56,7 +56,8 @@ def plan_for(
     `recompute` keeps values for the backward only at the borders of so many blocks. A search takes about
     `budget` seconds and leaves alone what is pinned; `reduction` says whether sums may be split, which
     `flexflow` and `auto` otherwise do, and `optcnn` does not. `sync` is a way of plan/syncing.py; by
-    itself `auto` takes P3 where that is faster, and everything else all-reduces:
+    itself `auto` takes P3 where that is faster, and everything else all-reduces. The order in which
+    `p3:collective` sums is part of the plan:
 
         plan = raddle.search(graph, raddle.cluster("p100:4x4"), budget=30, pins=["features.*=n/16"])
     """
@@ -130,6 +131,8 @@ def plan_of(
         plan = replace(plan, **{**own, "recompute": own["recompute"] or plan.recompute})
     if settings.sync == AUTO and method == "auto":
         plan = _faster(graph, plan, cluster, settings)
+    elif plan.syncing.collective:
+        plan = _ordered(graph, plan, cluster, settings)
     validate(plan, graph)
     return plan
 
@@ -141,7 +144,13 @@ def _faster(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> P
         timeline = judge(graph, candidate, cluster, settings.profile)
         return timeline.step_seconds + host_seconds(timeline)
 
-    return with_sync(plan, cluster, step)
+    return with_sync(plan, cluster, step, lambda p: _ordered(graph, p, cluster, settings))
+
+
+def _ordered(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> Plan:
+    from raddle.searches.order import with_order  # likewise
+
+    return with_order(graph, plan, cluster, settings.profile)
 
 
 def check_pipeline(method: str, settings: Settings) -> None:

@@ -1,4 +1,8 @@
-"""Which way to synchronise parameters: P3 where it pays, else all-reduce, in the buckets that pay."""
+"""Which way to synchronise parameters: P3 where it pays, else all-reduce, in the buckets that pay.
+
+P3's slices travel through the host, so it is for devices on nodes of their own. Without homes
+(`p3:collective`) they are all-reduced as buckets are, and go with all devices.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from raddle.plan.pipelining import is_asynchronous
 from raddle.plan.plan import Plan
 from raddle.plan.syncing import SLICE
 from raddle.program.describe import OF_PARAMETERS
-from raddle.program.program import Move
+from raddle.program.program import Move, Reduce
 from raddle.simulation.timeline import Timeline
 
 BUCKETS = (2 * 2**20, 2**20 // 2)  # bytes: smaller ones leave earlier, and each costs a latency
@@ -20,35 +24,52 @@ MESSAGE = (
     4e-4  # seconds of a core for each end of a message with a slice, as measured in bench/sync
 )
 
+SUM = 1e-4  # seconds of a core to issue a sum, to update a slice, and to cut the backward there
 
-def with_sync(plan: Plan, cluster: Cluster, step: Callable[[Plan], float]) -> Plan:
+
+def with_sync(
+    plan: Plan,
+    cluster: Cluster,
+    step: Callable[[Plan], float],
+    ordered: Callable[[Plan], Plan] = lambda plan: plan,
+) -> Plan:
     """The plan, or the same with what is faster; `step(plan)` gives the seconds of a step.
 
-    Slices travel through the host, so P3 is for devices on nodes of their own: inside of a node they
-    have better ways.
+    `ordered` gives a plan the order of its sums. What is another way has to pay by MARGIN.
     """
+    if is_asynchronous(plan) or len(cluster.devices) == 1:
+        return plan
     nodes = {device.node for device in cluster.devices}
     apart = 1 < len(nodes) == len(cluster.devices)
-    if not apart or is_asynchronous(plan):
-        return plan
+    best = _with_messages(plan, step) if apart else (step(plan), plan)
+    collective = ordered(replace(plan, sync="p3:collective"))
+    return collective if step(collective) < (1 - MARGIN) * best[0] else best[1]
+
+
+def _with_messages(plan: Plan, step: Callable[[Plan], float]) -> tuple[float, Plan]:
+    """Buckets of some sizes, and P3 between nodes; seconds, and the plan."""
     seconds = {bucket: step(replace(plan, bucket=bucket)) for bucket in (plan.bucket, *BUCKETS)}
     best = min(seconds, key=seconds.__getitem__)
     if seconds[best] > (1 - MARGIN) * seconds[plan.bucket]:
         best = plan.bucket
     urgent = replace(plan, sync="p3")
-    if step(urgent) < (1 - MARGIN) * seconds[best]:
-        return urgent
-    return replace(plan, bucket=best)
+    urgently = step(urgent)
+    if urgently < (1 - MARGIN) * seconds[best]:
+        return urgently, urgent
+    return seconds[best], replace(plan, bucket=best)
 
 
 def host_seconds(timeline: Timeline) -> float:
-    """What small messages cost a device's host in a step, where the cluster says nothing of it.
+    """What small messages and sums of slices cost a device's host, where the cluster says nothing of it.
 
-    Large ones take longer on their link.
+    Large messages take longer on their link.
     """
     program = timeline.program
     if not program.slices or handles(timeline.cluster):
         return 0.0
+    if program.plan.syncing.collective:
+        sums = sum(len(i.devices) for i in program.instructions if isinstance(i, Reduce))
+        return SUM * sums / program.plan.devices / program.plan.steps
     moves = (i for i in program.instructions if isinstance(i, Move) and i.what in OF_PARAMETERS)
     ends = 2 * sum(m.elements < SLICE // 2 for move in moves for m in move.messages)
     return MESSAGE * ends / program.plan.devices / program.plan.steps

@@ -2,8 +2,10 @@
 
 An instruction is one task for each device that takes part; a message is a task that holds the links of its
 route; an all-reduce starts when its last participant is ready, and then each participant holds its part of
-the ring. A device computes in the program's order; where communication takes its time (costs/handling.py),
-it communicates in that order too.
+the ring. A device computes in the program's order, and sums of slices leave it in that order too, so that
+none overtakes another; `overtaking` lets the most urgent go first instead, which gives an order that is
+worth having (searches/order.py). Where communication takes a device's time (costs/handling.py), all of it
+stands in the program's order.
 """
 
 from __future__ import annotations
@@ -57,8 +59,15 @@ class Tasks:
 class _Builder:
     """Collects tasks and what they wait for, block by block."""
 
-    def __init__(self, program: Program, cluster: Cluster, profile: Profile | None) -> None:
-        self.program, self.cluster = program, cluster
+    def __init__(
+        self,
+        program: Program,
+        cluster: Cluster,
+        profile: Profile | None,
+        *,
+        overtaking: bool = False,
+    ) -> None:
+        self.program, self.cluster, self.overtaking = program, cluster, overtaking
         self.count = 0
         self.columns: dict[str, list[Array]] = {
             name: []
@@ -213,7 +222,7 @@ class _Builder:
                 seconds[d] += (
                     amount / (device.bandwidth * device.efficiency["memory"]) + device.overhead
                 )
-        # A home updates slices as they come, between or beside what it computes.
+        # Slices are updated as they come, between or beside what a device computes.
         apart = update.parameter in self.program.slices
         self.on_devices(
             number, np.array(list(seconds)), nanoseconds(list(seconds.values())), update.deps,
@@ -312,6 +321,8 @@ class _Builder:
     def reduce(self, number: int, reduce: Reduce) -> None:
         devices, ids = [], []
         amounts: dict[tuple[int, ...], int] = {}  # bytes of a bucket by the devices that sum it
+        of_a_slice = bool(self.program.slices)
+        urgency = self.urgency.get(reduce.parameters[0], 0) if self.overtaking else 0
         for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
             for share in shares:
                 nbytes = share.box.volume * self.program.sum_width(name)
@@ -324,8 +335,10 @@ class _Builder:
                 self.wait(np.repeat(gate, len(ring)), self.places[dep][ring])
             if self.handles:
                 self.take_part(number, ring, amount, gate)
+            elif of_a_slice and not self.overtaking:  # leaves where the program has it, not before
+                self.wait(np.repeat(gate, len(ring)), self.last[ring])
             duration, first, second, each = self._ring(members, amount)
-            tasks = self.block(number, duration, first, second, ring, ring, each)
+            tasks = self.block(number, duration, first, second, ring, ring, each, urgency)
             self.wait(tasks, np.repeat(gate, len(ring)))
             devices.append(ring)
             ids.append(tasks)
@@ -391,8 +404,14 @@ def nanoseconds(seconds: Sequence[float]) -> Array:
     return np.maximum(1, np.rint(np.asarray(seconds, np.float64) * 1e9)).astype(np.int64)
 
 
-def build_tasks(program: Program, cluster: Cluster, profile: Profile | None = None) -> Tasks:
-    b = _Builder(program, cluster, profile)
+def build_tasks(
+    program: Program,
+    cluster: Cluster,
+    profile: Profile | None = None,
+    *,
+    overtaking: bool = False,
+) -> Tasks:
+    b = _Builder(program, cluster, profile, overtaking=overtaking)
     for number, instruction in enumerate(program.instructions):
         if isinstance(instruction, Run):
             b.run(number, instruction)

@@ -18,13 +18,22 @@ from raddle.simulation.tasks import Tasks, build_tasks
 Array = np.ndarray
 
 
-def simulate(program: Program, cluster: Cluster, profile: Profile | None = None) -> Timeline:
-    """Runs a program on a described cluster: deterministic, links and devices as resources."""
+def simulate(
+    program: Program,
+    cluster: Cluster,
+    profile: Profile | None = None,
+    *,
+    overtaking: bool = False,
+) -> Timeline:
+    """Runs a program on a described cluster: deterministic, links and devices as resources.
+
+    `overtaking`: sums of slices do not leave in the program's order, but the most urgent first.
+    """
     if program.plan.devices > len(cluster.devices):
         raise InputError(
             f"the plan needs {program.plan.devices} devices, '{cluster.name}' has {len(cluster.devices)}."
         )
-    tasks = build_tasks(program, cluster, profile)
+    tasks = build_tasks(program, cluster, profile, overtaking=overtaking)
     start, end, cause = run_tasks(
         tasks.duration,
         tasks.first,

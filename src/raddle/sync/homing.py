@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,17 +24,26 @@ from raddle.sync.applying import Applying
 from raddle.sync.item import Item
 from raddle.sync.patience import PatientWire
 from raddle.sync.states import State, cut, gather, join
+from raddle.sync.summing import Summing
 from raddle.sync.synchroniser import Synchroniser
 
 Exchange = Callable[[Any], list[Any]]
 Note = Callable[[str, str, float, float], None]
+Part = tuple[int, slice | None]  # a parameter's number, and rows of it
 
 
 class Updating(Applying):
-    """Leaves out what nobody has handed in."""
+    """Leaves out what nobody has handed in; `looks` says where that may be."""
+
+    def __init__(
+        self, optimizer: Optimizer, rows: Mapping[int, nn.Parameter], *,
+        times: Mapping[int, int] | None, looks: Callable[[int], bool],
+    ) -> None:  # fmt: skip
+        super().__init__(optimizer, rows, times=times)
+        self._looks = looks
 
     def __call__(self, number: int, clock: int, gradient: Tensor) -> None:
-        if absent(gradient):
+        if self._looks(number) and absent(gradient):
             self._pass(clock)
         else:
             super().__call__(number, clock, gradient)
@@ -74,29 +83,32 @@ class Homing:
         self._numbers: dict[int, list[int]] = defaultdict(list)  # by parameter, its items
         for number, (index, _) in enumerate(self._slices):
             self._numbers[index].append(number)
-        self._wire = PatientWire(transport.wire(), transport.alarm.hear)
-        self.synchroniser = Synchroniser(
-            self._items, self._wire, self._apply, staleness=sync.staleness, stall=stall,
-            timeout=transport.timeout, fail=transport.fail,
-            record=None if note is None else self._record,
-        )  # fmt: skip
+        self.synchroniser: Synchroniser | Summing
+        self._own = {n: nn.Parameter(rows) for n, rows in self._open(stall).items()}
         transport.on_failure(self.synchroniser.stop)
-        for number in range(len(self._items)):
-            self.synchroniser.bind(number, self._rows(number))
-        self._own = {
-            item.number: nn.Parameter(self.synchroniser.rows_at_home(item.number))
-            for item in self._items
-            if item.home == transport.rank
-        }
         self._home = self._homes_optimizer()
         self._updating: Updating | None = None
         if self._own:
             times = None if sync.synchronous else dict.fromkeys(self._own, transport.size)
-            self._updating = Updating(self._home, self._own, times=times)
+            self._updating = Updating(self._home, self._own, times=times, looks=self._looks)
         self.scatter()
         self._take_settings()
         self.synchroniser.start()
         transport.barrier()  # nobody pushes before all listen
+
+    def _open(self, stall: float) -> dict[int, Tensor]:
+        """Makes the synchroniser; by item, the rows that are updated on this rank."""
+        transport = self._transport
+        self._wire = PatientWire(transport.wire(), transport.alarm.hear)
+        self.synchroniser = made = Synchroniser(
+            self._items, self._wire, self._apply, staleness=self.sync.staleness, stall=stall,
+            timeout=transport.timeout, fail=transport.fail,
+            record=None if self._note is None else self._record,
+        )  # fmt: skip
+        for number in range(len(self._items)):
+            made.bind(number, self._rows(number))
+        here = [item.number for item in self._items if item.home == transport.rank]
+        return {number: made.rows_at_home(number) for number in here}
 
     # -- a step ------------------------------------------------------------------------------------
 
@@ -128,6 +140,9 @@ class Homing:
                     rows.view(-1)[:1].add_(0.0)  # never a negative zero
                 self.synchroniser.ready(number, rows)
         self._due.add(index)
+
+    def finish(self) -> None:
+        """A step ends, all that belongs to it was given."""
 
     def under_way(self, index: int) -> bool:
         return index in self._due
@@ -198,7 +213,7 @@ class Homing:
             for n, rows in self._own.items()
             if rows in self._home.state
         }
-        every = gather(self._exchange(own))
+        every = self._everybodys(own)
         whole: dict[Tensor, State] = {}
         for index, p in enumerate(self._parameters):
             numbers = self._numbers[index]
@@ -207,6 +222,10 @@ class Homing:
             if joined:
                 whole[p] = joined
         return whole
+
+    def _everybodys(self, own: dict[int, State]) -> dict[int, State]:
+        """By item, from its home."""
+        return gather(self._exchange(own))
 
     # -- pieces ------------------------------------------------------------------------------------
 
@@ -220,6 +239,10 @@ class Homing:
     def _apply(self, number: int, clock: int, gradient: Tensor) -> None:
         assert self._updating is not None
         self._updating(number, clock, gradient)
+
+    def _looks(self, number: int) -> bool:
+        """Whether a sum has to be looked at, to see whether anybody gave a gradient."""
+        return True
 
     def _record(self, number: int, what: str, start: float, end: float) -> None:
         assert self._note is not None
@@ -250,10 +273,10 @@ class Homing:
 
 def items_of(
     names: Sequence[str], parameters: Sequence[Tensor], sync: Sync, size: int, order: Sequence[int]
-) -> tuple[list[Item], list[tuple[int, slice | None]]]:
+) -> tuple[list[Item], list[Part]]:
     """Items, and for each its parameter and rows."""
     urgency = {index: place for place, index in enumerate(order)}
-    slices: list[tuple[int, slice | None]] = []
+    slices: list[Part] = []
     sizes = []
     for index, p in enumerate(parameters):
         for first, last in rows_of(p.shape, sync, size):

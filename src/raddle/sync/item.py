@@ -15,7 +15,7 @@ class Item(NamedTuple):
     number: int  # the same on all ranks; the index in the list
     name: str  # "features.0.weight[0:10]"
     workers: tuple[int, ...]  # ranks that hold it and give a gradient
-    home: int  # the rank that sums gradients, updates the rows and sends them back
+    home: int  # the rank that sums gradients, updates the rows and sends them back; -1: all workers do
     elements: int
     dtype: torch.dtype
     priority: int  # smaller is more urgent: order of first use in the forward
@@ -35,8 +35,8 @@ class Event(NamedTuple):
     version: int  # how many updates the item has had with this one
 
 
-def check_items(items: Sequence[Item], size: int) -> None:
-    """Raises ValueError for a list that no rank could follow."""
+def check_items(items: Sequence[Item], size: int, *, homes: bool = True) -> None:
+    """Raises ValueError for a list that no rank could follow; without `homes`, all workers update."""
     for index, item in enumerate(items):
         if item.number != index:
             raise ValueError(
@@ -47,7 +47,8 @@ def check_items(items: Sequence[Item], size: int) -> None:
             raise ValueError(
                 f"item '{item.name}' has workers {item.workers}: name one or more ranks, each once"
             )
-        strangers = [rank for rank in (*item.workers, item.home) if not 0 <= rank < size]
+        named = (*item.workers, item.home) if homes else item.workers
+        strangers = [rank for rank in named if not 0 <= rank < size]
         if strangers:
             raise ValueError(
                 f"item '{item.name}' names rank {strangers[0]} and there are {size} ranks: "

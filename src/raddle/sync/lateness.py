@@ -23,16 +23,18 @@ class Lateness:
     def __init__(self, rank: int, size: int, store: Store, place: str, stall: float) -> None:
         self._rank, self._size, self._store, self._place = rank, size, store, place
         self._stall = stall
-        self._count = 0  # of what was waited for: the same on all ranks
+        self._count = 0  # of what was waited for, if nobody numbers it: the same on all ranks
         self._waiting: tuple[int, str, float] | None = None  # count, what, since when
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="raddle lateness", daemon=True)
         self._thread.start()
 
     @contextlib.contextmanager
-    def waits_for(self, what: str) -> Iterator[None]:
+    def waits_for(self, what: str, number: int | None = None) -> Iterator[None]:
+        """`number`: the same on all ranks, for what they wait for in different orders."""
         self._count += 1
-        self._waiting = self._count, what, time.perf_counter()
+        count = self._count if number is None else number
+        self._waiting = count, what, time.perf_counter()
         try:
             yield
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations, zip_longest
 from typing import Any
 
 from torch import Tensor
@@ -30,7 +31,11 @@ def describe(
     return lines
 
 
-def check_same(every: Sequence[Sequence[Line]]) -> None:
+ALIKE = "make the model, the optimizer and its wrapper alike on all ranks, in the same order"
+SAME = "give all ranks the same model, plan and order"
+
+
+def check_same(every: Sequence[Sequence[Line]], advice: str = ALIKE) -> None:
     """Raises ValueError where a rank's lines are not those of rank 0."""
     first = every[0]
     for rank, lines in enumerate(every):
@@ -40,5 +45,21 @@ def check_same(every: Sequence[Sequence[Line]]) -> None:
             if here != there:
                 raise ValueError(
                     f"{here[0]} is {here[1]} on rank 0, and on rank {rank} {there[0]} is {there[1]}: "
-                    "make the model, the optimizer and its wrapper alike on all ranks, in the same order"
+                    f"{advice}"
+                )
+
+
+def check_orders(every: Sequence[Sequence[tuple[tuple[int, ...], str]]]) -> None:
+    """Raises ValueError where two ranks are about to sum in different orders what they sum together.
+
+    By rank, its sums in their order: the ranks that take part, and what is summed.
+    """
+    for a, b in combinations(range(len(every)), 2):
+        here = [what for ranks, what in every[a] if b in ranks]
+        there = [what for ranks, what in every[b] if a in ranks]
+        for number, (one, other) in enumerate(zip_longest(here, there, fillvalue="none")):
+            if one != other:
+                raise ValueError(
+                    f"sum {number} of ranks {a} and {b} is {one} on rank {a} and {other} on rank {b}: "
+                    f"{SAME}"
                 )

@@ -2,7 +2,8 @@
 
 Two ways. Sums: gradients are all-reduced into p.grad by the end of the backward, and every rank updates all
 parameters (`allreduce`, and whatever needs a barrier). Homes: a gradient leaves as soon as it is complete,
-is updated at its home, and comes back (`sharded`, `ps`, `p3`). Which of them is used is known at the first
+is updated at its home, and comes back (`sharded`, `ps`, `p3`); with `p3:collective` every rank is a home of
+everything. Which of them is used is known at the first
 step at the latest: until then gradients stay in p.grad, and whoever looks at them there (a GradScaler, a
 norm) gets sums.
 
@@ -29,11 +30,13 @@ from raddle.plan.syncing import Sync, read_sync
 from raddle.run.exchange import exchange_over
 from raddle.sync.allreduce import BUCKET, Buckets, check_dense
 from raddle.sync.applying import needs_barrier
+from raddle.sync.everywhere import Everywhere, turns_of
 from raddle.sync.guarding import Guards
-from raddle.sync.homing import Homing
+from raddle.sync.homing import Homing, items_of
 from raddle.sync.item import Event
 from raddle.sync.lateness import Lateness
 from raddle.sync.matching import check_same, describe
+from raddle.sync.measuring import Moments, rate_of
 from raddle.sync.session import session
 from raddle.sync.stalls import logger
 
@@ -97,6 +100,7 @@ class Optimizer(torch.optim.Optimizer):
         self._homing: Homing | None = None
         self._guards: Guards | None = None
         self._late: Lateness | None = None
+        self._moments = Moments(self._device)  # of the first step
         self._eager: set[int] = set()  # parameters that no module waits for
         self._line = self._session.open(CPU)  # of words, and of homes
         self._sums = self._line  # what sums: on GPUs, another one
@@ -270,7 +274,10 @@ class Optimizer(torch.optim.Optimizer):
                 )
             if self._homing is None:
                 assert p.grad is not None
-                self._bits[index] = _bits(p.grad)
+                if self._sync.collective:
+                    self._moments.note(index)
+                with self._moments.leaving_out():
+                    self._bits[index] = _bits(p.grad)
             elif last:
                 self._unguarded(self._homing, index)
                 self._give(self._homing, index)
@@ -300,6 +307,7 @@ class Optimizer(torch.optim.Optimizer):
         for index in range(len(self._parameters)):
             if index not in self._handed:
                 self._give(homing, index)
+        homing.finish()
         self._forget()
         if self._guards is None:
             for index in range(len(self._parameters)):
@@ -395,26 +403,47 @@ class Optimizer(torch.optim.Optimizer):
             self._use_sums()
             return
         urgent = [*dict.fromkeys([*every[0][1], *range(len(self._parameters))])]
-        self._homing = Homing(
-            self._names, self._parameters, self._inner, self._sync, self._line, self._exchange,
-            urgent, stall=self._stall, note=self._note,
-        )  # fmt: skip
+        if self._sync.collective:
+            self._homing = self._everywhere(urgent)
+        else:
+            self._homing = Homing(
+                self._names, self._parameters, self._inner, self._sync, self._line, self._exchange,
+                urgent, stall=self._stall, note=self._note,
+            )  # fmt: skip
         if self._guards is not None:
             unguarded = self._guards.learned(self._fired)
             if unguarded:
                 self._warn_of(set(unguarded))
 
-    def _use_sums(self) -> None:
-        if self.barrier:
-            logger.info("gradients are summed before the update, on all ranks: %s", self.barrier)
+    def _everywhere(self, urgent: list[int]) -> Everywhere:
+        """In an order that rank 0 makes of its first backward."""
+        late, first = self._open_sums(), self._parameters[0]
+        items, slices = items_of(
+            self._names, self._parameters, self._sync, self._session.size, urgent
+        )
+        rate = rate_of(self._sums, self._device, first.dtype)
+        ready = self._moments.seconds(len(self._parameters))
+        turns = self._exchange(turns_of(items, slices, ready, rate))[0]
+        return Everywhere(
+            self._names, self._parameters, self._inner, self._sync, self._sums, self._exchange, urgent,
+            turns=turns, late=late, debug=self._debug, note=self._note,
+        )  # fmt: skip
+
+    def _open_sums(self) -> Lateness:
         own = self._session
         if self._device.type == "cuda":
             self._sums = own.open(self._device)
         store = dist.distributed_c10d._get_default_store()
         self._late = Lateness(own.rank, own.size, store, f"sums {own.opened}", self._stall)
+        return self._late
+
+    def _use_sums(self) -> None:
+        if self.barrier:
+            logger.info("gradients are summed before the update, on all ranks: %s", self.barrier)
+        late = self._open_sums()
         compressed = getattr(torch, self._sync.compressed) if self._sync.compressed else None
         self._buckets = Buckets(
-            self._names, self._parameters, self._sums, self._exchange, self._late,
+            self._names, self._parameters, self._sums, self._exchange, late,
             nbytes=self._bucket, compressed=compressed, debug=self._debug, note=self._note,
         )  # fmt: skip
 

@@ -1,0 +1,43 @@
+"""The order in which sums of slices leave, from a simulation in which the most urgent goes first.
+
+P3 (arXiv 1905.03960): of what waits for the network, what the next forward uses first travels first.
+Differs from the paper: collectives must leave in the same order everywhere, so who overtakes whom is
+decided here, once, and not by who is ready when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from raddle.clusters import Cluster
+from raddle.costs.profile import Profile
+from raddle.graph.graph import Graph
+from raddle.plan.plan import Plan
+from raddle.program.lower import lower
+from raddle.program.program import Reduce
+from raddle.program.slicing import numbered
+from raddle.simulation.timeline import simulate
+
+
+def with_order(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Plan:
+    """The plan with an order of its sums; of one step, at whose beginning nothing is under way.
+
+    Every parameter is used in the forward, which waits for it: no sum lasts until the next backward.
+    """
+    program = lower(graph, replace(plan, order=(), steps=1))
+    number = {own: n for n, own in enumerate(numbered(program.slices))}
+    timeline = simulate(program, cluster, profile, overtaking=True)
+    begin = np.full(len(program.instructions), np.iinfo(np.int64).max)
+    tasks = timeline.tasks
+    holds = (tasks.first >= 0) | (tasks.second >= 0)  # what holds no link begins when it is ready
+    np.minimum.at(begin, tasks.instruction[holds], timeline.start[holds])
+    sums = [
+        (int(begin[at]), at, number[i.parameters[0], i.shares[0][0]])
+        for at, i in enumerate(program.instructions)
+        if isinstance(i, Reduce)
+    ]
+    chosen = [n for *_, n in sorted(sums)]
+    alone = sorted(set(number.values()) - set(chosen))  # slices that one device alone holds
+    return replace(plan, order=(*chosen, *alone))

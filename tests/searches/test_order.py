@@ -1,0 +1,101 @@
+"""The order of sums: what a simulation with priorities starts first, and then all that runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from plans import random_plan
+from small import mlp, planned, small
+
+from raddle.clusters import Cluster, Device, Link, cluster
+from raddle.plan.plan import Plan
+from raddle.program.lower import lower
+from raddle.program.program import Reduce, Run
+from raddle.program.slicing import numbered
+from raddle.searches.figures import judge
+from raddle.searches.order import with_order
+from raddle.searches.planning import plan_for
+from raddle.simulation.timeline import Timeline, simulate
+
+
+def toy(nanoseconds: float) -> Cluster:
+    """An operator takes 1000 ns; a message 1 ns and so many for each byte."""
+    devices = [Device(f"toy{i}", 0, {"float32": 1e30}, 10**9, 1e30, overhead=1e-6) for i in (0, 1)]
+    return Cluster("toy", tuple(devices), (Link(1e9 / nanoseconds, 1e-9),), (None,))
+
+
+def plan(**more: Any) -> Plan:
+    """Slices 0 to 3 are fc1's weight, 4 its bias, 5 and 6 fc2's weight, 7 its bias."""
+    tiles = dict.fromkeys(("fc1", "relu", "fc2", "sum"), "n/2 @0,1")
+    return planned(mlp(), tiles, 2, sync="p3:collective,slice=8", **more)
+
+
+def begun(timeline: Timeline) -> list[int]:
+    """Slices of the last step in the order in which their sums begin."""
+    program, found = timeline.program, []
+    number = {own: n for n, own in enumerate(numbered(program.slices))}
+    holds = timeline.tasks.first >= 0
+    for at, i in enumerate(program.instructions):
+        if isinstance(i, Reduce) and i.key.step == program.plan.steps - 1:
+            own = timeline.start[(timeline.tasks.instruction == at) & holds]
+            found.append((int(own.min()), at, number[i.parameters[0], i.shares[0][0]]))
+    return [n for *_, n in sorted(found)]
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "order"),
+    [
+        (1.0, (5, 6, 7, 0, 1, 2, 3, 4)),  # fast: as gradients come
+        (60.0, (5, 6, 0, 1, 2, 3, 4, 7)),  # fc2's second slice has left when fc1's are complete
+        (300.0, (5, 0, 1, 2, 3, 4, 6, 7)),  # slow: all of fc1 passes what is left of fc2
+    ],
+)
+def test_what_the_forward_uses_first_passes(nanoseconds: float, order: tuple[int, ...]) -> None:
+    on = toy(nanoseconds)
+    found = with_order(mlp(), plan(), on)
+    assert found.order == order
+    timeline = simulate(lower(mlp(), replace(found, steps=2)), on)
+    assert begun(timeline) == list(order)  # nothing overtakes
+
+
+def test_a_forward_begins_before_the_last_sum_has_ended() -> None:
+    """No barrier: with the order, fc1 runs again while fc2's rest is on its way; and that is faster."""
+    on = toy(300.0)
+    ends = {}
+    for name, chosen in (("order", with_order(mlp(), plan(), on)), ("none", plan())):
+        timeline = simulate(lower(mlp(), replace(chosen, steps=3)), on)
+        tasks, instructions = timeline.tasks, timeline.program.instructions
+        sums = [n for n, i in enumerate(instructions) if isinstance(i, Reduce) and i.key.step == 0]
+        last = int(timeline.end[np.isin(tasks.instruction, sums)].max())
+        forward = next(
+            n for n, i in enumerate(instructions)
+            if isinstance(i, Run) and (i.op, i.phase, i.key.step) == ("fc1", "F", 1)
+        )  # fmt: skip
+        starts = int(timeline.start[tasks.instruction == forward].min())
+        assert (starts < last) == (name == "order")
+        ends[name] = timeline.step_seconds
+    assert ends["order"] < ends["none"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_plan_can_be_ordered(seed: int) -> None:
+    graph = small("lenet-tiny")[1]
+    chosen = random_plan(graph, 3, seed, sync="p3:collective,slice=9")
+    on = cluster("p100:1x4")
+    found = with_order(graph, chosen, on)
+    count = len(numbered(lower(graph, found).slices))
+    assert sorted(found.order) == list(range(count))
+    assert found == with_order(graph, found, on)  # whatever order it had before
+
+
+def test_planning_orders_by_itself() -> None:
+    torch.manual_seed(0)
+    on = cluster("p100:1x2")
+    made = plan_for(mlp(), on, "data", sync="p3:collective,slice=8")
+    assert sorted(made.order) == list(range(8))
+    assert judge(mlp(), made, on).step_seconds > 0
+    assert plan_for(mlp(), on, "data", sync="p3").order == ()
