@@ -1,8 +1,9 @@
 """What communication takes from a rank that computes meanwhile: messages, slices of parameters, and sums.
 
-A rank starts some of a kind, computes for a while, and then waits for them; how much longer that takes than
-to compute alone is what they took from it. On a CPU that is most of what they cost: whoever copies, adds
-and wakes up needs a core.
+A rank starts one of a kind between two pieces of computing, again and again; how much longer that takes
+than to compute alone is what they took from it. On a CPU that is most of what they cost: whoever copies,
+adds and wakes up needs a core, and takes it from what computes there. How much depends on how long the
+pieces are: between those of half a millisecond, a sum takes half of what it takes between those of three.
 """
 
 from __future__ import annotations
@@ -14,21 +15,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from raddle.run.transports.base import Transport
+from raddle.run.transports.base import Pending, Transport
 from raddle.sync.item import Item
 from raddle.sync.synchroniser import Synchroniser
 
-COUNT = 16  # of a kind at a time
+COUNT = 16  # of a kind, one after the other
 SMALL, LARGE = 1024, 2**19  # bytes
-SECONDS = 0.02  # of computing
+PIECE = 3e-3  # seconds of computing
+Work = Callable[[], None]
 
 
 def handling(transport: Transport, *, rounds: int = 7) -> dict[str, float]:
     """By name (clusters/topology.py, HANDLING), seconds; all ranks call it."""
     work = _work()
     slices = _Slices(transport)
-    kinds: dict[str, Callable[[], None]] = {
-        "alone": work,
+    kinds: dict[str, Work] = {
+        "alone": lambda: _alone(work),
         "messages": lambda: _messages(transport, SMALL, work),
         "large": lambda: _messages(transport, LARGE, work),
         "sums": lambda: _sums(transport, work),
@@ -54,39 +56,44 @@ def handling(transport: Transport, *, rounds: int = 7) -> dict[str, float]:
     return {name: max(0.0, figure) for name, figure in found.items()}
 
 
-def _work() -> Callable[[], None]:
-    """Computes for about SECONDS, always as much."""
+def _work() -> Work:
+    """Computes for about PIECE, always as much."""
     x = torch.randn(192, 192)
     begin, count = time.perf_counter(), 0
-    while time.perf_counter() - begin < SECONDS:
+    while time.perf_counter() - begin < 10 * PIECE:
         x @ x
         count += 1
 
     def work() -> None:
-        for _ in range(count):
+        for _ in range(max(1, count // 10)):
             x @ x
 
     return work
 
 
-def _messages(transport: Transport, nbytes: int, work: Callable[[], None]) -> None:
+def _alone(work: Work) -> None:
+    for _ in range(COUNT):
+        work()
+
+
+def _messages(transport: Transport, nbytes: int, work: Work) -> None:
     """To the next rank, and from the one before."""
     rank, size = transport.rank, transport.size
     buffer = torch.zeros(nbytes, dtype=torch.uint8)
-    sent = [transport.post((rank + 1) % size, tag, buffer) for tag in range(COUNT)]
-    arriving = [transport.expect((rank - 1) % size, tag, buffer, nbytes) for tag in range(COUNT)]
-    work()
-    for message in arriving:
-        message.wait()
-    for pending in sent:
-        pending.wait()
+    for tag in range(COUNT):
+        sent = transport.post((rank + 1) % size, tag, buffer)
+        arriving = transport.expect((rank - 1) % size, tag, buffer, nbytes)
+        work()
+        arriving.wait()
+        sent.wait()
 
 
-def _sums(transport: Transport, work: Callable[[], None]) -> None:
+def _sums(transport: Transport, work: Work) -> None:
     everyone = tuple(range(transport.size))
-    buffers = [torch.zeros(SMALL // 4) for _ in range(COUNT)]
-    summing = [transport.all_reduce(everyone, n, buffer) for n, buffer in enumerate(buffers)]
-    work()
+    summing: list[Pending] = []
+    for number in range(COUNT):
+        summing.append(transport.all_reduce(everyone, number, torch.zeros(SMALL // 4)))
+        work()
     for pending in summing:
         pending.wait()
 
@@ -112,10 +119,10 @@ class _Slices:
     def _apply(self, number: int, clock: int, gradient: Tensor) -> None:
         self._rows[number].add_(gradient, alpha=-0.1)
 
-    def agree(self, work: Callable[[], None]) -> None:
+    def agree(self, work: Work) -> None:
         for number in range(COUNT):
             self._synchroniser.ready(number, torch.zeros(SMALL // 4))
-        work()
+            work()
         for number in range(COUNT):
             self._synchroniser.wait(number)
 
