@@ -20,10 +20,14 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)  ## VGG-16 planned for 16 GPUs, AlexNet trained on two processes here, pages of both, a piece of the thesis
 	@mkdir -p build/demo
-	$(BIN)/raddle report vgg16 --cluster p100:4x4 --batch 512 --budget 2 --alternatives 2 \
-		--methods data,owt,layerwise,spatial,optcnn,flexflow,hypergraph-mixed,pipeline,auto -o build/demo/vgg16.html
-	$(BIN)/python examples/fastest.py
-	$(BIN)/raddle partition vgg16 --batch 32 -k 2,4 --method layerwise,coarse --budget 1
+	@# The first time, searches and partitioners are compiled: at the same time, on a core each.
+	@$(BIN)/raddle partition vgg16 --batch 32 -k 2,4 --method layerwise,coarse --budget 1 > build/demo/partition.txt & \
+	partition=$$!; trap 'kill $$partition 2>/dev/null || true' EXIT; \
+	echo "raddle report vgg16 --cluster p100:4x4 --batch 512 -o build/demo/vgg16.html"; \
+	$(BIN)/raddle report vgg16 --cluster p100:4x4 --batch 512 --budget 2 --alternatives 1 \
+		--methods data,owt,layerwise,spatial,optcnn,flexflow,auto -o build/demo/vgg16.html && \
+	wait $$partition && echo && echo "raddle partition vgg16 --batch 32 -k 2,4" && cat build/demo/partition.txt
+	$(BIN)/python examples/fastest.py alexnet 16 build/demo 3
 	$(BIN)/raddle plan vgg16-tiny --cluster local:2 --batch 8 --method hypergraph-coarse --schedule threaded:4:greedy --budget 1 -o build/demo/thesis.json
 	$(BIN)/raddle verify build/demo/thesis.json --steps 6 --threads
 

@@ -1,7 +1,7 @@
 """Plans a model for two processes of this machine, trains by what `auto` finds and by plain data
 parallelism, and shows both on a page: predicted beside measured.
 
-    python examples/fastest.py [MODEL] [BATCH] [FOLDER]
+    python examples/fastest.py [MODEL] [BATCH] [FOLDER] [SECONDS OF SEARCH]
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def raddle(*words: str, to: pathlib.Path | None = None) -> Any:
     return json.loads(said)
 
 
-def main(model: str = "alexnet", batch: str = "16", folder: str = "build/demo") -> None:
+def main(
+    model: str = "alexnet", batch: str = "16", folder: str = "build/demo", budget: str = "10"
+) -> None:
     kept = pathlib.Path(folder)
     kept.mkdir(parents=True, exist_ok=True)
     here, page = str(kept / "here.yaml"), str(kept / f"{model}.html")
@@ -34,10 +36,10 @@ def main(model: str = "alexnet", batch: str = "16", folder: str = "build/demo") 
         plan, run = str(kept / f"{method}.json"), kept / f"{method}.run.json"
         row = raddle(
             "plan", model, "--cluster", here, "--batch", batch, "--method", method,
-            "--budget", "10", "-o", plan,
+            "--budget", budget, "-o", plan,
         )  # fmt: skip
         trace = str(kept / f"{method}.trace.json.gz")
-        ran = raddle("run", plan, "--local", "--steps", "10", "--trace", trace, to=run)
+        ran = raddle("run", plan, "--local", "--steps", "6", "--trace", trace, to=run)
         runs += ["--run", str(run)]
         print(
             f"{method:18} {row['step_ms']:13.0f} {ran['step_ms']:13.0f} {ran['samples_per_s']:11.1f}",
