@@ -20,6 +20,12 @@ from raddle.plan.tiling import Grid, Irregular, Tile, Tiling, even_cuts, uneven_
 from raddle.program.lower import lower
 from raddle.program.slicing import numbered
 
+# One of each kind of synchronisation that computes what the plain module does.
+SYNCS = [
+    "allreduce", "server", "sharded", "sharded:parameters", "ps:one", "ps:sliced", "p3:slice=5",
+    "p3:collective",
+]  # fmt: skip
+
 
 def machine_of(name: str) -> Cluster:
     """`handling`: devices that have to communicate themselves, each in its own time."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import random_plan, train_plain
+from plans import SYNCS, random_plan, train_plain
 from small import MODELS, planned, small
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -79,19 +79,7 @@ class Twins(nn.Module):
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
-@pytest.mark.parametrize(
-    "sync",
-    [
-        "allreduce",
-        "server",
-        "sharded",
-        "sharded:parameters",
-        "ps:one",
-        "ps:sliced",
-        "p3:slice=5",
-        "p3:collective",
-    ],
-)
+@pytest.mark.parametrize("sync", SYNCS)
 def test_gradients_that_share_memory(microbatches: int, sync: str) -> None:
     split = {"add": "x2 @0,1", "add_1": "n/2 @0,1", "add_2": "n/2 @0,1"}
     assert_trains(

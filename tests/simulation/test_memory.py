@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import machine_of, random_plan
+from plans import SYNCS, machine_of, random_plan
 from small import MODELS, mlp, planned, small
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -88,19 +88,7 @@ def test_two_devices_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "state"), [("sgd", 0), ("momentum", 1), ("adam", 2)])
-@pytest.mark.parametrize(
-    "sync",
-    [
-        "allreduce",
-        "server",
-        "sharded",
-        "sharded:parameters",
-        "ps:one",
-        "ps:sliced",
-        "p3:slice=5",
-        "p3:collective",
-    ],
-)
+@pytest.mark.parametrize("sync", SYNCS)
 def test_parameters_by_hand(optimizer: str, state: int, sync: str) -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
     program = lower(mlp(), planned(mlp(), tiles, 2, optimizer=optimizer, sync=sync))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plans import random_plan
+from plans import SYNCS, random_plan
 from small import small
 
 from raddle.clusters import cluster
@@ -42,19 +42,7 @@ def test_is_written_as_the_path_says(name: str, tmp_path: Path) -> None:
     assert {e["ph"] for e in events} == set("MXsfC")
 
 
-@pytest.mark.parametrize(
-    "sync",
-    [
-        "allreduce",
-        "server",
-        "sharded",
-        "sharded:parameters",
-        "ps:one",
-        "ps:sliced",
-        "p3:slice=5",
-        "p3:collective",
-    ],
-)
+@pytest.mark.parametrize("sync", SYNCS)
 @pytest.mark.parametrize("machine", ["p100:2x2", "k80:1x4"])  # ports and NICs; one bus
 def test_slices(sync: str, machine: str, tmp_path: Path) -> None:
     timeline, events = traced(tmp_path / "t.json", machine, sync=sync)

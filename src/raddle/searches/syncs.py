@@ -24,7 +24,9 @@ MESSAGE = (
     4e-4  # seconds of a core for each end of a message with a slice, as measured in bench/sync
 )
 
-SUM = 1e-4  # seconds of a core to issue a sum, to update a slice, and to cut the backward there
+# Seconds of a core for a slice's sum where the cluster says nothing of it: 13 µs to issue it and 50 µs to
+# update the slice were measured; the rest is allowed for cutting the backward there.
+SUM = 1e-4
 
 
 def with_sync(
