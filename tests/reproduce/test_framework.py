@@ -19,7 +19,7 @@ from raddle import cli
 from raddle.errors import InputError
 from raddle.reproduce.experiment import EXPERIMENTS, Experiment, choose, load, reproduce
 from raddle.reproduce.markdown import as_table, markdown
-from raddle.reproduce.result import Cell, Chart, Column, Line, Table, cell_text, plain
+from raddle.reproduce.result import Cell, Chart, Column, Line, Table, cell_text, from_plain, plain
 
 MADE_UP = Experiment("made-up", made_up.TITLE, made_up.CLAIMS, made_up.DIFFERS, made_up.PARTS)
 
@@ -150,6 +150,14 @@ def test_a_part_says_what_it_is() -> None:
     kinds = [[part["is"] for part in section["parts"]] for section in found["sections"]]
     assert kinds == [["table"], ["chart", "drawing"], []]
     assert found["sections"][2]["skipped"] == "there is no lab on this machine."
+
+
+def test_json_is_read_back() -> None:
+    result = reproduce(MADE_UP, quick=True, heard=lambda state: None)
+    written = json.dumps(plain(result))
+    back = from_plain(json.loads(written))
+    assert json.dumps(plain(back)) == written
+    assert markdown(back) == markdown(result)
 
 
 def test_parts_are_chosen_in_the_order_of_the_experiment() -> None:

@@ -209,11 +209,14 @@ class _Translation:
 
     def _refuse_shared_storage(self, written: Mapping[str, str]) -> None:
         """Writing to a buffer that is a view of another would change both; only one is known here."""
-        states = dict([*self.model.named_parameters(), *self.model.named_buffers()])
+        states = [*self.model.named_parameters(), *self.model.named_buffers()]
+        storages = {name: tensor.untyped_storage() for name, tensor in states}
+        sharing: dict[int, list[str]] = {}
+        for name, storage in storages.items():
+            sharing.setdefault(id(storage), []).append(name)
         for name in written:
-            storage = states[name].untyped_storage()
-            for other, tensor in states.items():
-                if other != name and tensor.untyped_storage() is storage:
+            for other in sharing[id(storages[name])]:
+                if other != name:
                     raise InputError(
                         f"the model writes to '{name}', which shares memory with '{other}': "
                         "keep them in tensors of their own."

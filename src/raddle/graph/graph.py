@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -100,7 +101,28 @@ class Graph:
         return self.again(batch)
 
     def op(self, name: str) -> Op:
-        return next(op for op in self.ops if op.name == name)
+        return self._named[name]
+
+    @cached_property
+    def _named(self) -> Mapping[str, Op]:
+        return {op.name: op for op in self.ops}
+
+    @cached_property
+    def readers(self) -> Mapping[str, Sequence[Op]]:
+        """By value, the operators that have it among their inputs, each once, in their order."""
+        found: dict[str, list[Op]] = {}
+        for op in self.ops:
+            for name in dict.fromkeys(op.inputs):
+                found.setdefault(name, []).append(op)
+        return found
+
+    @cached_property
+    def buffers_of(self) -> Mapping[str, Sequence[str]]:
+        """By value, the buffers that hold it after the step."""
+        found: dict[str, list[str]] = {}
+        for buffer, value in self.updates.items():
+            found.setdefault(value, []).append(buffer)
+        return found
 
     @property
     def parameters(self) -> list[Value]:

@@ -171,7 +171,7 @@ def _validate_buffers(plan: Plan, graph: Graph, of: Mapping[str, int]) -> None:
     counts = range(min(schedule.microbatches, plan.microbatches))
     replicas = len({places(plan, schedule, m) for m in counts}) > 1
     for buffer, value in graph.updates.items():
-        for op in (op for op in graph.ops if buffer in op.inputs):
+        for op in graph.readers.get(buffer, ()):
             late = of[op.name] != of[made[value]] and plan.schedule not in ("", "sequential")
             apart = replicas and value not in op.outputs
             if late or apart:

@@ -128,9 +128,7 @@ def _check_closing(facts: Facts) -> None:
 
 def _check_buffers(program: Program, every: Sequence[Facts]) -> None:
     """Whoever reads a buffer has what was written to it last there."""
-    written: dict[str, list[str]] = {}  # value -> the buffers that take it
-    for buffer, value in program.graph.updates.items():
-        written.setdefault(value, []).append(buffer)
+    written = program.graph.buffers_of
     fresh: dict[str, dict[int, list[Box]]] = {}  # by buffer and device, once it was written
     for number, i in enumerate(program.instructions):
         facts = every[i.key.replica]
@@ -151,7 +149,7 @@ def _check_buffers(program: Program, every: Sequence[Facts]) -> None:
 
 
 def _readers(facts: Facts, buffer: str) -> set[int]:
-    return {d for op in facts.graph.ops if buffer in op.inputs for d in facts.devices[op.name]}
+    return {d for op in facts.graph.readers.get(buffer, ()) for d in facts.devices[op.name]}
 
 
 def _check_fresh(facts: Facts, number: int, run: Run, fresh: Mapping[str, Boxes]) -> None:

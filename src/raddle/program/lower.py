@@ -9,7 +9,7 @@ updated: all of them at the end of a step or, where steps overlap, each as soon 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from raddle.errors import InputError
@@ -60,9 +60,16 @@ def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
     return _Lowering(graph, plan, active_values(graph) if train else set()).program()
 
 
-_Bucket = list[tuple[str, tuple[Share, ...]]]  # parameters with what several devices hold of them
 _Group = tuple[tuple[int, ...], ...]  # the devices that sum, share by share
 _Block = tuple[list[Op], dict[str, tuple[Message, ...]]]  # operators; by parameter, its pull
+
+
+@dataclass
+class _Bucket:
+    """Gradients that are summed together: of parameters, what several devices hold."""
+
+    shares: dict[str, tuple[Share, ...]] = field(default_factory=dict)
+    nbytes: int = 0
 
 
 class _Lowering:
@@ -390,10 +397,11 @@ class _Lowering:
             deps = self.reduced[name, key.step]
             deps.append(self._push(name, key, shared, deps))
             return
-        bucket = self.buckets.setdefault(self._groups[name], [])
-        bucket.append((name, shared))
-        width = {n: self.graph.values[n].dtype.itemsize for n, _ in bucket}
-        if sum(s.box.volume * width[n] for n, own in bucket for s in own) >= self.plan.bucket:
+        bucket = self.buckets.setdefault(self._groups[name], _Bucket())
+        bucket.shares[name] = shared
+        width = self.graph.values[name].dtype.itemsize
+        bucket.nbytes += width * sum(s.box.volume for s in shared)
+        if bucket.nbytes >= self.plan.bucket:
             self._flush(key, bucket)
 
     def _push(self, name: str, key: Key, shared: Sequence[Share], deps: Sequence[int]) -> int:
@@ -409,15 +417,15 @@ class _Lowering:
                 self._flush(key, bucket)
 
     def _flush(self, key: Key, bucket: _Bucket) -> None:
-        if not bucket:
+        if not bucket.shares:
             return
-        names, shares = tuple(n for n, _ in bucket), tuple(own for _, own in bucket)
+        names, shares = tuple(bucket.shares), tuple(bucket.shares.values())
         deps = _sorted(i for n in names for i in self.reduced[n, key.step])
         devices = _holders([s for own in shares for s in own])
         at = self.emit(Reduce(names, key, shares, devices, deps))
         for name in names:
             self.reduced[name, key.step].append(at)
-        bucket.clear()
+        bucket.shares, bucket.nbytes = {}, 0
 
     def _sum(self, name: str, key: Key) -> None:
         """Slices are summed over their holders when it is their turn, and updated on each."""

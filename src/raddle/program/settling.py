@@ -115,9 +115,9 @@ class Settled:
         wanted: dict[int, list[Box]] = {}
         plainly: dict[int, list[Box]] = {}  # by consumers that give no gradient
         readers = list(self.consumers.get(name, []))
-        for buffer, value in self.graph.updates.items():
-            if value == name:  # whoever reads the buffer in the next step needs what it holds then
-                readers += self.consumers.get(buffer, [])
+        for buffer in self.graph.buffers_of.get(name, ()):
+            # whoever reads the buffer in the next step needs what it holds then
+            readers += self.consumers.get(buffer, [])
         stages: dict[int, set[int]] = {}  # by device, those that give a gradient there
         for consumer, operand in readers:
             graded = name in consumer.inputs and name in self.active

@@ -9,11 +9,11 @@ def markdown(result: Result) -> str:
     size = "quick" if result.quick else "full"
     lines = [f"# {result.title}", "", f"{result.machine}; {size}, {result.seconds:.0f} s.", ""]
     for section in result.sections:
-        lines += _section(section)
+        lines += section_lines(section)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _section(section: Section) -> list[str]:
+def section_lines(section: Section) -> list[str]:
     lines = [f"## {section.title}", ""]
     if section.skipped:
         lines += [f"Skipped: {section.skipped}", ""]

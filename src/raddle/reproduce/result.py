@@ -99,6 +99,27 @@ def plain(result: Result) -> dict[str, Any]:
     return found
 
 
+def from_plain(data: dict[str, Any]) -> Result:
+    """What `plain` was made of."""
+    sections = [
+        Section(**{**own, "parts": [_part(part) for part in own["parts"]]})
+        for own in data["sections"]
+    ]
+    return Result(**{**data, "sections": sections})
+
+
+def _part(data: dict[str, Any]) -> Table | Chart | Drawing:
+    own = {key: value for key, value in data.items() if key != "is"}
+    if data["is"] == "table":
+        return Table(**{**own, "columns": [Column(**column) for column in own["columns"]]})
+    if data["is"] == "chart":
+        lines = [
+            Line(**{**line, "points": [(x, y) for x, y in line["points"]]}) for line in own["lines"]
+        ]
+        return Chart(**{**own, "lines": lines})
+    return Drawing(**own)
+
+
 def cell_text(value: Cell, column: Column) -> str:
     """1234.5 -> "1234", 0.01234 -> "0.0123"; what there is not, is a dash."""
     if value is None:

@@ -160,7 +160,7 @@ def _read_by(program: Program, device: int, name: str, micro: int) -> Box | None
     key = next(i.key for i in program.instructions if isinstance(i, Run) and i.key.micro == micro)
     variant = program.variant(key)
     found: Box | None = None
-    for op in (op for op in variant.graph.ops if name in op.inputs):
+    for op in variant.graph.readers.get(name, ()):
         for tile in variant.tiles[op.name].tiles:
             if tile.device == device:
                 region = op.space.regions(tile.box)[op.inputs.index(name)]

@@ -255,7 +255,7 @@ class Writer:
         """Whether the tiles of a composite on this device are one box of it."""
         if not any(name in own for name in fused.ops):
             return False
-        ops = {op.name: op for op in self.graph.ops if op.name in set(fused.ops)}
+        ops = {name: self.graph.op(name) for name in fused.ops}
         made: dict[str, Box] = {}
         read: dict[str, Box | None] = {}
         for name in fused.ops:

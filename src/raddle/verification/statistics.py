@@ -101,7 +101,7 @@ def _norms(graph: Graph) -> Iterator[tuple[Op, Op]]:
     """Batch norms in the order in which they run: statistics and normalisation."""
     for moments in graph.ops:
         if moments.kind == "moments" and moments.composite == "batch_norm":
-            readers = (op for op in graph.ops if moments.outputs[0] in op.inputs)
+            readers = graph.readers.get(moments.outputs[0], ())
             yield moments, next(op for op in readers if op.kind == "batch_norm")
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from raddle import zoo
 from raddle.clusters import Cluster, cluster
@@ -132,3 +134,28 @@ def test_all_devices_on_one_micro_batch_after_the_other_where_memory_is_short() 
     assert together.fits
     assert together.found.staged is not None
     assert together.found.staged.stages == ()
+
+
+class OnePixel(nn.Module):
+    """Batch statistics of one pixel a sample: torch trains it on two samples at least."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(8), nn.Flatten(),
+            nn.Linear(8, 4),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layers(x)
+        return result
+
+
+def test_micro_batches_too_small_for_the_module_are_left_out() -> None:
+    loss = nn.functional.cross_entropy
+    inputs, targets = [torch.randn(8, 3, 32, 32)], [torch.zeros(8, dtype=torch.long)]
+    graph = capture(OnePixel(), inputs, targets=targets, loss=loss)
+    tight = short_of_memory(cluster("v100:2"), 150_000)  # nothing fits: all is tried
+    found = pipeline(graph, tight, Settings(budget=1.0), METHODS)
+    assert found
+    assert all(c.found.staged is None or c.found.staged.graph.batch > 1 for c in found)

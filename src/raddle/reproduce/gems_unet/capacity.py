@@ -23,7 +23,8 @@ BATCH = 4
 UNIT = 64  # pixels
 MOST = 16384  # pixels, and images
 SIDE = 512  # of the largest batch
-QUICK = ("1F1B", "GEMS MASTER", "spatial by image")
+FEW = ("1F1B", "GEMS MASTER", "spatial by image")
+DEEP = "resnet1001"  # a try takes half a minute: few methods, and no search
 SMALL = ("unet", 8, 128, 12 * MIB)  # net, divisor of its widths, side, capacity of a rank
 
 
@@ -39,19 +40,23 @@ class Most(NamedTuple):
 def make(asked: Asked) -> Section:
     on = cluster(CLUSTER)
     room = on.devices[0].memory
-    nets_, names = (("unet",), QUICK) if asked.quick else (simulated.SHALLOW, None)
-    chosen = [m for m in METHODS if names is None or m.name in names]
+    chosen = [
+        (net, own)
+        for net in (("unet",) if asked.quick else simulated.NETS)
+        for own in METHODS
+        if own.name in FEW or not (asked.quick or net == DEEP)
+    ]
     found: list[Most] = []
-    total = len(nets_) * len(chosen) + 1
-    for net in nets_:
-        for own in chosen:
-            asked.say(f"{net}, {own.name}", len(found) / total)
-            found.append(most_of(net, own, on, room))
+    for net, own in chosen:
+        asked.say(f"{net}, {own.name}", len(found) / (len(chosen) + 3))
+        found.append(most_of(net, own, on, room))
     parts = [_table(found, room)]
+    nets_ = list(dict.fromkeys(net for net, _ in chosen))
     if not asked.quick:
-        asked.say("auto", len(found) / total)
-        parts[0] = _table([*found, *(_auto_most(net, on, found) for net in nets_)], room)
-    asked.say("training what fits", (total - 1) / total)
+        asked.say("auto", len(chosen) / (len(chosen) + 3))
+        searched = [_auto_most(net, on, found) for net in nets_ if net != DEEP]
+        parts[0] = _table([*found, *searched], room)
+    asked.say("training what fits", (len(chosen) + 2) / (len(chosen) + 3))
     real_text, real_table = fits_for_real(asked.quick)
     text = [_sentence(net, [f for f in found if f.net == net]) for net in nets_]
     return Section(
@@ -134,7 +139,7 @@ def fits_for_real(quick: bool) -> tuple[str, Table]:
     spec = nets.spec(net, side, narrow=narrow)
     on = cluster(f"local:{DEVICES}")
     graph = capture_model(spec, BATCH)
-    chosen = [m for m in METHODS if not quick or m.name in (*QUICK, "GPipe")]
+    chosen = [m for m in METHODS if not quick or m.name in (*FEW, "GPipe")]
     made = plans(chosen, graph, on, batch=BATCH, model=spec)
     said = {name: predict(own, on) for name, own in made.items()}
     timed = time_plans(

@@ -26,7 +26,6 @@ from raddle.searches.settings import Settings
 
 MI = 2**20
 CLUSTER = "skylake-10gbe"  # that plans are found for
-MOST_MIXED = 32  # parts
 MIXED, AUTO = "hypergraph-mixed", "auto"
 
 
@@ -86,8 +85,7 @@ def beyond(own: Weighed, parts: int, budget: float, most_plans: int) -> dict[str
         "coarse-grain, profiled here": _counted(own.profiled.answer("coarse", asked)),
         "data parallelism": Counted(data_bytes(own.parameters, parts), 1.0),
     }
-    if parts <= MOST_MIXED:
-        found["mixed, least bytes"] = _counted(own.operations.answer("mixed", asked))
+    found["mixed, least bytes"] = _counted(own.operations.answer("mixed", asked))
     if parts <= most_plans:
         for method in (MIXED, AUTO):
             found[method] = of_plan(own.graph, method, parts, budget)

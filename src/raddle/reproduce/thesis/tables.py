@@ -31,7 +31,7 @@ Further = Mapping[int, Mapping[str, Counted]]
 
 def make(asked: Asked) -> Section:
     counts = PARTS[:4] if asked.quick else PARTS
-    budget, most_plans = (0.5, 4) if asked.quick else (3.0, 16)
+    budget, most_plans = (0.5, 4) if asked.quick else (3.0, 128)
     batch, repeats = (1, 1) if asked.quick else (4, 3)
     asked.say(f"profiling VGG-16 at batch {batch}")
     measured = weights.profiled(batch, repeats)

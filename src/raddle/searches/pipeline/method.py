@@ -201,7 +201,11 @@ class _Pipelines:
     def _try(
         self, m: int, cut: Pipeline, schedule: str, workers: tuple[tuple[int, ...], ...] = ()
     ) -> None:
-        graph = self.graph.at(ceil(self.graph.batch / m))
+        try:
+            graph = self.graph.at(ceil(self.graph.batch / m))
+        except InputError as error:  # batch statistics of one sample, say, that has one pixel left
+            self.reasons.append(str(error))
+            return
         inside = [""] if all(len(s.devices) == 1 for s in cut.stages) else INSIDE
         for method in inside:
             words = [f"{len(cut.stages)} stages", f"{m} micro-batches", *schedule.splitlines()[:1]]

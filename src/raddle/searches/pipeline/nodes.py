@@ -47,16 +47,19 @@ def nodes_of(graph: Graph) -> Nodes:
         else:
             of[op.name] = count
             count += 1
+    place = {op.name: i for i, op in enumerate(graph.ops)}
     for op in reversed([op for op in graph.ops if op.name in fixed]):
-        readers = [r.name for r in graph.ops if set(op.outputs) & set(r.inputs) and r.name in of]
-        of[op.name] = of[readers[0]] if readers else 0
+        readers = [r.name for o in op.outputs for r in graph.readers.get(o, ()) if r.name in of]
+        of[op.name] = of[min(readers, key=place.__getitem__)] if readers else 0
     edges: list[set[int]] = [set() for _ in range(count)]
     for op in graph.ops:
         for i in op.inputs:
             if i in producer and of[producer[i].name] != of[op.name]:
                 edges[of[producer[i].name]].add(of[op.name])
-    names = tuple(tuple(op.name for op in graph.ops if of[op.name] == v) for v in range(count))
-    return Nodes(graph, of, names, tuple(tuple(sorted(own)) for own in edges))
+    names: list[list[str]] = [[] for _ in range(count)]
+    for op in graph.ops:
+        names[of[op.name]].append(op.name)
+    return Nodes(graph, of, tuple(map(tuple, names)), tuple(tuple(sorted(own)) for own in edges))
 
 
 def line_of(cluster: Cluster) -> Line:
@@ -111,7 +114,7 @@ class Costs:
         of = self.nodes.of
         for op in self.graph.ops:
             for o in op.outputs:
-                readers = {of[r.name] for r in self.graph.ops if o in r.inputs}
+                readers = {of[r.name] for r in self.graph.readers.get(o, ())}
                 if readers - {of[op.name]}:
                     total[of[op.name]] += self._nbytes(o, size)
         return tuple(total)

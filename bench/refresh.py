@@ -1,0 +1,81 @@
+"""Puts new figures of `raddle reproduce` into bench/NAME: results.md whole, "Found" in README.md.
+
+    raddle reproduce p3 --part bandwidth -o bandwidth.json
+    python bench/refresh.py bandwidth.json            # as many files as there are
+
+A part that no file has stays as it is, so that parts can be measured one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import sys
+
+from raddle.reproduce.experiment import load
+from raddle.reproduce.markdown import section_lines
+from raddle.reproduce.result import Result, from_plain
+
+HERE = pathlib.Path(__file__).parent
+Blocks = dict[str, str]  # text by title
+
+
+def main(paths: list[str]) -> None:
+    for path in paths:
+        put(from_plain(json.loads(pathlib.Path(path).read_text())))
+
+
+def put(result: Result) -> None:
+    folder = HERE / result.name.replace("-", "_")
+    titles = [part.title for part in load(result.name).parts]
+    _results(folder / "results.md", result, titles)
+    _readme(folder / "README.md", result, titles)
+
+
+def _results(path: pathlib.Path, result: Result, titles: list[str]) -> None:
+    known = _blocks(path.read_text(), r"^## (.+)$") if path.exists() else {}
+    known |= {
+        own.title: "\n".join([f"## {own.title}", "", _made(result), "", *section_lines(own)[2:]])
+        for own in result.sections
+    }
+    path.write_text("\n".join([f"# {result.title}", "", *_in_order(known, titles)]).rstrip() + "\n")
+
+
+def _readme(path: pathlib.Path, result: Result, titles: list[str]) -> None:
+    before, found, after = _around(path.read_text())
+    first = re.search(r"^\*\*", found, re.MULTILINE)
+    head = found[: first.start()] if first else found
+    known = _blocks(found, r"^\*\*(.+?)\.?\*\*")
+    known |= {
+        own.title: f"**{own.title}.** *{_made(result)}* {own.text or own.skipped}\n"
+        for own in result.sections
+    }
+    path.write_text(before + head + "\n".join(_in_order(known, titles)) + after)
+
+
+def _around(text: str) -> tuple[str, str, str]:
+    """What stands before, in and after "Found"."""
+    begin = text.index("## Found\n")
+    end = text.find("\n## ", begin)
+    return text[:begin], text[begin:end], text[end:]
+
+
+def _blocks(text: str, start: str) -> Blocks:
+    """Cut before every line that the pattern finds, by what is in its group."""
+    found = list(re.finditer(start, text, re.MULTILINE))
+    ends = [match.start() for match in found[1:]] + [len(text)]
+    return {match[1]: text[match.start() : end] for match, end in zip(found, ends, strict=True)}
+
+
+def _in_order(known: Blocks, titles: list[str]) -> list[str]:
+    return [known[title].rstrip() + "\n" for title in titles if title in known]
+
+
+def _made(result: Result) -> str:
+    size = "Quick" if result.quick else "Full"
+    return f"{size} size, {result.seconds:.0f} s, {result.machine}."
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
