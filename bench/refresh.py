@@ -64,11 +64,13 @@ def _around(text: str) -> tuple[str, str, str]:
 def _blocks(text: str, start: str) -> Blocks:
     """Cut before every line that the pattern finds, by what is in its group."""
     found = list(re.finditer(start, text, re.MULTILINE))
+    assert found, f"nothing begins as {start}"
     ends = [match.start() for match in found[1:]] + [len(text)]
     return {match[1]: text[match.start() : end] for match, end in zip(found, ends, strict=True)}
 
 
 def _in_order(known: Blocks, titles: list[str]) -> list[str]:
+    assert set(known) <= set(titles), f"no part is called {set(known) - set(titles)}"
     return [known[title].rstrip() + "\n" for title in titles if title in known]
 
 

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from plans import machine_of, random_plan, random_tiling
 from small import small
 
+from raddle.costs.compute import Compute
+from raddle.costs.profile import NATIVE, Profile, entry
 from raddle.errors import InputError
 from raddle.evaluation.evaluator import Evaluator
 from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
 from raddle.plan.tiling import Tiling
-from raddle.program.lower import lower
+from raddle.program.lower import active_values, lower
 from raddle.simulation.timeline import simulate
 
 MODELS = ("lenet-tiny", "gpt-tiny", "resnet110-tiny", "unet-tiny", "nmt-tiny", "inception_v3-tiny")
@@ -59,6 +61,38 @@ def test_a_step_takes_as_long_as_in_the_simulation(
     own = evaluator(graph, plan, machine)
     assert own.time() == expected
     assert own.time(fold=False) == expected
+
+
+def made_up_profile(graph: Graph, plan: Plan, kind: str, seed: int) -> Profile:
+    """Seconds of some tiles, of operators and of native calls."""
+    rng = random.Random(seed)
+    compute = Compute(graph, frozenset(active_values(graph)))
+    found = {}
+    for op in graph.ops:
+        for box in plan.tiles[op.name].boxes:
+            for phase, wanted in (("F", None), ("B", compute.wanted[op.name, "B"])):
+                for native in ("", NATIVE):
+                    if rng.random() < 0.8:
+                        found[entry(op, box, phase, wanted, kind) + native] = rng.random() * 1e-3
+    return Profile(found)
+
+
+@settings(max_examples=25)
+@plans
+def test_it_does_with_measured_operators_and_native_calls(
+    model: str, machine: str, seed: int, bn: str, sync: str
+) -> None:
+    graph, plan = drawn(model, seed, bn=bn)
+    on = machine_of(machine)
+    profile = made_up_profile(graph, plan, on.devices[0].kind, seed)
+    try:
+        expected = int(simulate(lower(graph, plan), on, profile).end.max())
+    except InputError:
+        return
+    own = Evaluator(
+        graph, on, plan.tiles, optimizer=plan.optimizer, bn=bn, bucket=plan.bucket, profile=profile
+    )
+    assert own.time() == expected
 
 
 @settings(max_examples=25)

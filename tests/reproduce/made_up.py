@@ -50,8 +50,8 @@ def fails(asked: Asked) -> Section:
 
 
 PARTS = (
-    Part("table", "steps", table),
-    Part("chart", "speed", chart),
-    Part("skipped", "links", skipped),
+    Part("table", "Steps", table),
+    Part("chart", "Speed", chart),
+    Part("skipped", "Links", skipped),
 )
 FAILING = (*PARTS, Part("fails", "failing", fails))

@@ -131,10 +131,10 @@ def test_progress_is_told_part_by_part() -> None:
     told: list[Mapping[str, Any]] = []
     reproduce(MADE_UP, quick=True, heard=told.append)
     assert [(state["step"], state["done"], state["of"]) for state in told] == [
-        ("steps", 0, 3),
-        ("speed", 1, 3),
+        ("Steps", 0, 3),
+        ("Speed", 1, 3),
         ("half of it", 1.5, 3),
-        ("links", 2, 3),
+        ("Links", 2, 3),
     ]
 
 

@@ -168,7 +168,7 @@ def test_ranks_that_share_cores_take_what_all_compute_over_them() -> None:
 
 def test_a_sentence_has_the_ratios_of_the_figures() -> None:
     rates = {"GEMS MASTER": 2.0, "1F1B": 4.0}
-    said = gems_sentence("here", rates, {"GEMS MASTER": 3.0, "1F1B": 6.0})
+    said = gems_sentence("here", [(rates, {"GEMS MASTER": 3.0, "1F1B": 6.0})])
     assert "0.50 x the images a second of 1F1B at 0.50 x its peak memory" in said
     assert "The fastest is 1F1B, 2.00 x GEMS MASTER." in said
 

@@ -167,7 +167,11 @@ def predicted() -> dict[float, dict[str, float]]:
     return {
         bandwidth: syncing.predict(
             Found(
-                2, "", {"bandwidth": bandwidth, "latency": 1e-4, "sum": 1e-4}, [job], [Measured({})]
+                2,
+                "",
+                {"bandwidth": bandwidth, "latency": 1e-4, "sum": 1e-4, "handling": {}},
+                [job],
+                [Measured({})],
             )
         )[0]
         for bandwidth in (1e7, 1e12)
@@ -199,7 +203,13 @@ def test_sums_have_a_latency_of_their_own() -> None:
     job = Job("lstm", 4, kinds)
     fast, late = (
         syncing.predict(
-            Found(2, "", {"bandwidth": 1e12, "latency": 1e-5, "sum": s}, [job], [Measured({})])
+            Found(
+                2,
+                "",
+                {"bandwidth": 1e12, "latency": 1e-5, "sum": s, "handling": {}},
+                [job],
+                [Measured({})],
+            )
         )[0]
         for s in (1e-5, 1.0)
     )

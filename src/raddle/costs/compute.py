@@ -6,11 +6,13 @@ Both are read off its line of notation for exactly the box that is run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from raddle.clusters import Device
-from raddle.costs.profile import Profile
+from raddle.costs.natives import natives_of
+from raddle.costs.profile import Profile, entry
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
@@ -38,8 +40,10 @@ class Compute:
         profile: Profile | None = None,
         *,
         split: bool = False,  # gradients of parameters apart from those of activations
+        bn: str = "global",  # what batch statistics are of, as a plan has it
     ) -> None:
-        self.graph, self.profile = graph, profile
+        self.graph, self.profile, self.bn = graph, profile, bn
+        self.natives = natives_of(graph) if profile else {}
         self.wanted: dict[tuple[str, str], tuple[int, ...]] = {}  # operator, phase -> operands
         for op in graph.ops:
             graded = [i for i, name in enumerate(op.inputs) if name in active]
@@ -54,18 +58,56 @@ class Compute:
     def seconds(self, op: Op, box: Box, phase: str, device: Device) -> float:
         """Forward ("F", again "R"), or backward ("B", "W"): the gradients of operands that need one."""
         wanted = self.wanted.get((op.name, phase))
-        # Spaces are shared by operators that are alike, so their identity stands for their content.
-        key = (id(op.space), op.kind, self.dtypes[op.name], wanted, box, device.kind)
+        if op.name in self.natives:
+            native = self._native(op, box, phase, device.kind)
+            if native is not None:
+                return native
+        key = (*self.alike(op, phase), box, device.kind)
         seconds = self.known.get(key)
         if seconds is None:
-            measured = (
-                self.profile.find(op, box, "F" if wanted is None else "B", wanted, device.kind)
-                if self.profile
-                else None
-            )
+            measured = self._apart(op, box, wanted, device.kind)
             seconds = self._seconds(op, box, wanted, device) if measured is None else measured
             self.known[key] = seconds
         return seconds
+
+    def alike(self, op: Op, phase: str) -> tuple[object, ...]:
+        """Equal for operators whose tiles of one shape take equally long."""
+        # Spaces are shared by operators that are alike, so their identity stands for their content.
+        content = (id(op.space), op.kind, self.dtypes[op.name], self.wanted.get((op.name, phase)))
+        # A profile tells them apart by more, and has native calls of some.
+        return content if self.profile is None else (*content, self._entries[op.name])
+
+    @cached_property
+    def _entries(self) -> Mapping[str, str]:
+        """By operator, what a profile calls it, and the composite's main operator."""
+        own = {op.name: entry(op, op.space.full, "F", None, "") for op in self.graph.ops}
+        return {
+            name: said + own[self.natives[name].main.name] if name in self.natives else said
+            for name, said in own.items()
+        }
+
+    def measured(self, op: Op, box: Box, phase: str, kind: str) -> float | None:
+        """As `seconds`, where the profile has it."""
+        native = self._native(op, box, phase, kind) if op.name in self.natives else None
+        if native is not None:
+            return native
+        return self._apart(op, box, self.wanted.get((op.name, phase)), kind)
+
+    def _apart(self, op: Op, box: Box, wanted: Sequence[int] | None, kind: str) -> float | None:
+        if self.profile is None:
+            return None
+        return self.profile.find(op, box, "F" if wanted is None else "B", wanted, kind)
+
+    def _native(self, op: Op, box: Box, phase: str, kind: str) -> float | None:
+        """Of a composite that is one call there: its main operator has the call's seconds."""
+        own = self.natives[op.name]
+        if not own.whole(op, box, self.bn):
+            return None
+        wanted = self.wanted.get((own.main.name, phase))
+        word = "F" if wanted is None else "B"
+        assert self.profile is not None
+        found = self.profile.find_native(own.main, own.tile(op, box), word, wanted, kind)
+        return found if found is None or op.name == own.main.name else 0.0
 
     def _seconds(self, op: Op, box: Box, wanted: Sequence[int] | None, device: Device) -> float:
         works = [work(op, box)] if wanted is None else [work(op, box, i) for i in wanted]

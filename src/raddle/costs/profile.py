@@ -13,16 +13,20 @@ import pathlib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from raddle.costs.natives import Native, natives_of
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import kernel
+from raddle.graph.ops.fused import FUSED
 
 VERSION = 1
+NATIVE = "|native"  # of one call in place of several operators
 
 
 class Profile:
@@ -35,6 +39,12 @@ class Profile:
         self, op: Op, box: Box, phase: str, wanted: Sequence[int] | None, kind: str
     ) -> float | None:
         return self.seconds.get(entry(op, box, phase, wanted, kind))
+
+    def find_native(
+        self, op: Op, box: Box, phase: str, wanted: Sequence[int] | None, kind: str
+    ) -> float | None:
+        """Of the native call that stands for all of a composite, whose main operator this is."""
+        return self.seconds.get(entry(op, box, phase, wanted, kind) + NATIVE)
 
     def save(self, path: str | pathlib.Path) -> None:
         data = {"raddle-profile": VERSION, "seconds": dict(sorted(self.seconds.items()))}
@@ -74,6 +84,7 @@ def measure(
 ) -> Profile:
     """Runs each box (and its backward) on random tensors; what is known is not measured again."""
     found = Profile(known.seconds if known else None)
+    natives = natives_of(graph)
     for op, box in boxes:
         back = tuple(wanted[op.name])
         forward = entry(op, box, "F", None, kind)
@@ -84,6 +95,13 @@ def measure(
             found.seconds[forward] = times[0]
             if back:
                 found.seconds[backward] = times[1]
+        native = natives.get(op.name)
+        if native is not None and op is native.main and forward + NATIVE not in found.seconds:
+            graded = {i.inputs[k] for i in native.ops for k in wanted[i.name]}
+            times = _measure_native(graph, native, box, graded, torch.device(device), repeats)
+            found.seconds[forward + NATIVE] = times[0]
+            if back:
+                found.seconds[backward + NATIVE] = times[1]
     return found
 
 
@@ -96,10 +114,32 @@ def _measure(
     for i in wanted:
         tensor = operands[i]
         operands[i] = tensor.requires_grad_() if tensor is not None else None
-    run = kernel(op, box, device)
+    return _time(kernel(op, box, device), operands, device, repeats)
+
+
+def _measure_native(
+    graph: Graph, native: Native, box: Box, graded: set[str], device: torch.device, repeats: int
+) -> tuple[float, float]:
+    """On a tile of the main operator; running statistics, which are small, are left out."""
+    read: dict[str, Tensor | None] = {}
+    for op in native.ops:
+        for i, region in enumerate(op.space.regions(native.part(op, box))):
+            name = op.inputs[i]
+            if name not in read and graph.values[name].role != "buffer":
+                read[name] = tensor = _operand(graph, op, i, region, device)
+                if tensor is not None and name in graded:
+                    tensor.requires_grad_()
+    operands = [None if name is None else read.get(name) for name in native.fused.inputs]
+    return _time(FUSED[native.fused.kind](native.fused.attrs), operands, device, repeats)
+
+
+def _time(
+    run: Callable[..., Any], operands: Sequence[Tensor | None], device: torch.device, repeats: int
+) -> tuple[float, float]:
+    """Seconds of a call and of its backward: medians, after one that warms up."""
     leaves = [t for t in operands if t is not None and t.requires_grad]
     forward, backward = [], []
-    for _ in range(repeats + 1):  # the first warms up
+    for _ in range(repeats + 1):
         start = _now(device)
         results = run(*operands)
         middle = _now(device)

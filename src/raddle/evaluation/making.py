@@ -91,7 +91,7 @@ class Maker:
         self.passes = OPTIMIZER_PASSES.get(optimizer, 7)
         self.keeps = 2 + OPTIMIZER_STATE.get(optimizer, 2)
         self.kept = _kept_values(graph, active)
-        self.compute = Compute(graph, active, profile)
+        self.compute = Compute(graph, active, profile, bn=bn)
         self.routes, self.rings = routes(cluster), RingBook(cluster)
         self.handling = handling(cluster)
         self.kinds = sorted({d.kind: d for d in cluster.devices}.items())
@@ -127,8 +127,7 @@ class Maker:
 
     def run(self, op: Op, tiled: Tiled, phase: str) -> Slot:
         """Rows of what devices compute of an operator, forward or backward."""
-        wanted = self.compute.wanted.get((op.name, phase))
-        alike = (id(op.space), op.kind, self.compute.dtypes[op.name], wanted)
+        alike = self.compute.alike(op, phase)
         key = ("run", alike, tiled.number)
         if key not in self.known:
             seconds = self._seconds(op, tiled, phase, alike)

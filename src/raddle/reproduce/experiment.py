@@ -6,7 +6,7 @@ import importlib
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -85,7 +85,7 @@ def reproduce(experiment: Experiment, *, quick: bool, heard: Heard) -> Result:
         asked = Asked(quick, heard, done, len(experiment.parts))
         asked.say(part.title)
         try:
-            sections.append(part.make(asked))
+            sections.append(replace(part.make(asked), title=part.title))
         except InputError as error:  # what the others have found, perhaps for long, is not lost
             sections.append(Section(part.title, skipped=str(error)))
     return Result(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,12 +44,14 @@ def lab_of(hosts: int, rate: str) -> Iterator[Lab]:
         yield lab
 
 
-def hosts(count: int, bandwidth: float, latency: float = 2e-4) -> Cluster:
+def hosts(
+    count: int, bandwidth: float, latency: float = 2e-4, handling: Mapping[str, float] | None = None
+) -> Cluster:
     """The lab as a cluster; bandwidth in bytes/s."""
     return Cluster.from_dict(
         {
             "name": "lab",
-            "devices": {"core": DEVICE},
+            "devices": {"core": {**DEVICE, "handling": dict(handling or {})}},
             "nodes": [{"count": count, "devices": ["core"]}],
             "network": {
                 "bandwidth": bandwidth, "latency": latency, "duplex": True, "per_device": False,

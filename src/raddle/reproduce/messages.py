@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from raddle.clusters.probe.fit import fit
+from raddle.clusters.topology import Link
 from raddle.run.handling import handling
 from raddle.run.transports.base import Transport
 from raddle.run.transports.processes import Processes
@@ -21,7 +23,7 @@ def measure_messages(repeats: int) -> dict[str, Any]:
     """`bandwidth`, `latency`, and what communication takes from a rank (`handling`); all ranks call it."""
     transport = Processes(torch.device("cpu"), "gloo", TIMEOUT)
     transport.prepare([])
-    link = fit([(nbytes, _exchange(transport, nbytes, repeats)) for nbytes in SIZES])
+    link = through_bucket([(nbytes, _exchange(transport, nbytes, repeats)) for nbytes in SIZES])
     found = {
         "bandwidth": link.bandwidth,
         "latency": max(1e-5, link.latency),
@@ -30,6 +32,15 @@ def measure_messages(repeats: int) -> dict[str, Any]:
     transport.barrier()
     transport.close()
     return found
+
+
+def through_bucket(samples: Sequence[tuple[int, float]]) -> Link:
+    """Of a link that lets the first bytes of a message through at once, as the lab's do: what a longer one
+    takes beyond a shorter one; both are longer than that."""
+    (shorter, before), (longer, after) = sorted(samples)[-2:]
+    if after <= before:  # noise
+        return fit(samples)
+    return Link((longer - shorter) / (after - before), min(samples)[1])
 
 
 def _exchange(transport: Transport, nbytes: int, repeats: int) -> float:

@@ -32,7 +32,6 @@ from raddle.reproduce.links import hosts, lab_of
 from raddle.reproduce.timing import THREADS, TIMEOUT
 from raddle.searches.figures import STEPS
 from raddle.searches.planning import plan_for
-from raddle.searches.syncs import host_seconds
 from raddle.simulation.timeline import simulate
 
 MIB = 2**20
@@ -78,7 +77,8 @@ class Measured:
 class Found:
     ranks: int
     rate: str
-    link: Mapping[str, float]  # bandwidth in bytes/s; in seconds latency, and that of a `sum`
+    # bandwidth in bytes/s; in seconds latency, that of a `sum`, and what a message takes (`handling`)
+    link: Mapping[str, Any]
     asked: Sequence[Job]
     jobs: Sequence[Measured]
     samples: Sequence[counters.Sample] = ()
@@ -116,19 +116,19 @@ def measure(
 def predict(found: Found) -> list[dict[str, float]]:
     """Seconds of a step by job and label, from the operators and the link as they were measured.
 
-    Sums have the latency of gloo's, all else that of the lines that slices travel on. What small messages
-    of slices cost the cores at both ends is added, as `auto` does: it is not simulated.
+    Sums have the latency of gloo's, all else that of the lines that slices travel on. Operators were
+    measured beside a step's bytes, which therefore take nothing more from a core; messages do.
     """
     link, result = found.link, []
+    handling = {**link["handling"], "byte": 0.0} if link["handling"] else {}
     for job, own in zip(found.asked, found.jobs, strict=True):
         seconds = {}
         for label, kind in job.kinds.items():
             if kind.how != "alone":
                 program = _program(job.net, job.batch, kind, found.ranks)
                 late = link["sum" if kind.sync.startswith("allreduce") else "latency"]
-                on = hosts(found.ranks, link["bandwidth"], late)
-                timeline = simulate(program, on, Profile(own.profile))
-                seconds[label] = timeline.step_seconds + host_seconds(timeline)
+                on = hosts(found.ranks, link["bandwidth"], late, handling)
+                seconds[label] = simulate(program, on, Profile(own.profile)).step_seconds
         result.append(seconds)
     return result
 

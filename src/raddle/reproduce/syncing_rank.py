@@ -27,11 +27,13 @@ from raddle.graph.capture import capture
 from raddle.program.lower import active_values
 from raddle.reproduce import nets
 from raddle.reproduce.links import measure_link, measure_sum, traffic
+from raddle.reproduce.messages import measure_messages
 from raddle.reproduce.syncing import ALONE, DDP, MIB, Job, Kind, plan_of, read_job
 from raddle.reproduce.timing_rank import sgd
 
 REPEATS = 5  # of an operator that is measured
-NO_LINK = {"bandwidth": 1e9, "latency": 1e-4, "sum": 1e-4}  # of one rank, which sends nothing
+NO_LINK = {"bandwidth": 1e9, "latency": 1e-4, "sum": 1e-4, "handling": {}}  # of one rank
+MESSAGES = 5  # of each size, to measure what they take
 
 Call = Callable[[], None]
 
@@ -41,9 +43,10 @@ def main(asked: dict[str, Any]) -> None:
     dist.init_process_group("gloo")
     sync.init()
     rank, size = dist.get_rank(), dist.get_world_size()
-    link = NO_LINK
+    link: dict[str, Any] = NO_LINK
     if size > 1:
-        link = {**measure_link(rank, size), "sum": measure_sum(size)}
+        handling = measure_messages(MESSAGES)["handling"]
+        link = {**measure_link(rank, size), "sum": measure_sum(size), "handling": handling}
     jobs = [Contest(read_job(job), asked, link).run() for job in asked["jobs"]]
     if rank == 0:
         pathlib.Path(asked["out"]).write_text(json.dumps({"link": link, "jobs": jobs}))
@@ -55,7 +58,7 @@ def main(asked: dict[str, Any]) -> None:
 class Contest:
     """The kinds of one job beside each other."""
 
-    def __init__(self, job: Job, asked: dict[str, Any], link: dict[str, float]) -> None:
+    def __init__(self, job: Job, asked: dict[str, Any], link: dict[str, Any]) -> None:
         self.job, self.asked, self.link = job, asked, link
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.work = zoo.load(nets.spec(job.net), batch=job.batch, device="cpu")

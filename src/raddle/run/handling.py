@@ -4,6 +4,7 @@ A rank starts one of a kind between two pieces of computing, again and again; ho
 than to compute alone is what they took from it. On a CPU that is most of what they cost: whoever copies,
 adds and wakes up needs a core, and takes it from what computes there. How much depends on how long the
 pieces are: between those of half a millisecond, a sum takes half of what it takes between those of three.
+Pieces are long enough for one of each kind to arrive meanwhile: what a slow line takes is no rank's time.
 """
 
 from __future__ import annotations
@@ -21,46 +22,65 @@ from raddle.sync.synchroniser import Synchroniser
 
 COUNT = 16  # of a kind, one after the other
 SMALL, LARGE = 1024, 2**19  # bytes
-PIECE = 3e-3  # seconds of computing
+PIECE, LONGEST = 3e-3, 15e-3  # seconds of computing
 Work = Callable[[], None]
 
 
 def handling(transport: Transport, *, rounds: int = 7) -> dict[str, float]:
     """By name (clusters/topology.py, HANDLING), seconds; all ranks call it."""
-    work = _work()
     slices = _Slices(transport)
-    kinds: dict[str, Work] = {
-        "alone": lambda: _alone(work),
-        "messages": lambda: _messages(transport, SMALL, work),
-        "large": lambda: _messages(transport, LARGE, work),
-        "sums": lambda: _sums(transport, work),
-        "slices": lambda: slices.agree(work),
+    kinds: dict[str, Callable[[Work], None]] = {
+        "alone": _alone,
+        "messages": lambda work: _messages(transport, SMALL, work),
+        "sums": lambda work: _sums(transport, work),
+        "slices": slices.agree,
     }
+    piece = min(max(PIECE, 2 * max(_arriving(transport, kind) for kind in kinds.values())), LONGEST)
+    much = _fitting(transport, piece / 2)
+    kinds["large"] = lambda work: _messages(transport, much, work)
+    work = _work(piece)
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
     for turn in range(rounds + 1):
         for name, kind in kinds.items():
             transport.barrier()
             begin = time.perf_counter()
-            kind()
+            kind(work)
             if turn:  # the first one warms up
                 seconds[name].append(time.perf_counter() - begin)
     slices.close(transport)
-    alone, messages, large, sums, sliced = (statistics.median(own) for own in seconds.values())
+    alone, messages, sums, sliced, large = (statistics.median(own) for own in seconds.values())
     ends = 2 * COUNT  # as many are sent as received
     found = {
         "message": (messages - alone) / ends,
-        "byte": (large - messages) / ends / (LARGE - SMALL),
+        "byte": (large - messages) / ends / (much - SMALL),
         "sum": (sums - alone) / COUNT,
         "slice": (sliced - alone) / ends,
     }
     return {name: max(0.0, figure) for name, figure in found.items()}
 
 
-def _work() -> Work:
-    """Computes for about PIECE, always as much."""
+def _arriving(transport: Transport, kind: Callable[[Work], None]) -> float:
+    """Seconds that one of a kind takes where nobody computes: on all ranks the same figure."""
+    kind(lambda: None)  # warms up
+    transport.barrier()
+    begin = time.perf_counter()
+    kind(lambda: None)
+    taken = torch.tensor([(time.perf_counter() - begin) / COUNT], dtype=torch.float64)
+    transport.all_reduce(tuple(range(transport.size)), COUNT, taken).wait()
+    return float(taken) / transport.size
+
+
+def _fitting(transport: Transport, seconds: float) -> int:
+    """Bytes of a message that arrives in so much time."""
+    taken = _arriving(transport, lambda work: _messages(transport, LARGE, work))
+    return LARGE if taken <= seconds else max(2 * SMALL, int(LARGE * seconds / taken))
+
+
+def _work(piece: float) -> Work:
+    """Computes for about so many seconds, always as much."""
     x = torch.randn(192, 192)
     begin, count = time.perf_counter(), 0
-    while time.perf_counter() - begin < 10 * PIECE:
+    while time.perf_counter() - begin < 10 * piece:
         x @ x
         count += 1
 

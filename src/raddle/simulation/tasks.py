@@ -78,8 +78,9 @@ class _Builder:
         self.edges: list[tuple[Array, Array]] = []
         self.places: list[Array] = []  # by instruction: the task that ends it on each device, or -1
         self.last = np.full(program.plan.devices, -1, np.int64)  # computed last on each device
+        plan = program.plan
         self.compute = Compute(
-            program.graph, program.active, profile, split=program.plan.split_backward
+            program.graph, program.active, profile, split=plan.split_backward, bn=plan.bn
         )
         # Slices wait for a link without holding up others: the first first, or the most urgent.
         urgent = program.plan.syncing.kind == "p3"

@@ -113,7 +113,7 @@ def cut(
     if count == 1:
         return (tuple(op.name for op in graph.ops),)
     nodes = nodes_of(graph)
-    compute = Compute(graph, frozenset(active_values(graph)), profile)
+    compute = Compute(graph, frozenset(active_values(graph)), profile, bn="local")
     line = line_of(cluster)
     line = replace(line, capacity=(float("inf"),) * len(line.kinds))
     work = Costs(nodes, cluster, compute).work(graph.batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from raddle.clusters import Cluster
@@ -16,12 +16,13 @@ from raddle.reproduce.gems_unet.methods import (
     DEVICES,
     METHODS,
     OPTIMIZER,
+    SPATIAL,
     Planned,
     Predicted,
     plans,
     predict,
 )
-from raddle.reproduce.gems_unet.words import MIB, by_device, gems_sentence
+from raddle.reproduce.gems_unet.words import MIB, between, by_device, gems_sentence
 from raddle.reproduce.ranking import spearman
 from raddle.reproduce.result import Cell, Chart, Column, Line, Section, Table
 from raddle.reproduce.timing import Timed, time_plans
@@ -46,7 +47,9 @@ QUICK = tuple(Case("unet", 8, side, 2) for side in (64, 128))  # resnet110 takes
 FULL = (
     *(Case("unet", 8, side, 5 if side < 256 else 2) for side in (64, 128, 256, 512)),
     *(Case("resnet110", 4, side, 4 if side < 256 else 2) for side in (64, 128, 256, 512)),
-    Case("resnet1001", 4, 64, 2),
+    Case(
+        "resnet1001", 4, 64, 2
+    ),  # not in tiles: a thousand halos, each a message, take minutes a step
 )
 
 
@@ -68,23 +71,26 @@ def make(asked: Asked) -> Section:
     for number, case in enumerate(cases):
         asked.say(case.title, sum(weights[:number]) / sum(weights))
         found.append(_measured(case, cluster, budget=3.0 if asked.quick else 10.0))
-    lines = [_sentence(own) for own in found]
-    text = f"{len(cluster.devices)} ranks, a batch of {BATCH}, one thread each.\n\n"
-    return Section(
-        "Images per second and memory, for real",
-        text + "\n\n".join(lines),
-        [*_charts(found), _table(found)],
-    )
+    return section(found)
+
+
+def section(found: Sequence[Found]) -> Section:
+    text = [f"{DEVICES} ranks, a batch of {BATCH}, one thread each."]
+    for net in dict.fromkeys(own.case.net for own in found):
+        text.append(_sentence([own for own in found if own.case.net == net]))
+    title = "Images per second and memory, for real"
+    return Section(title, "\n\n".join(text), [*_charts(found), _table(found)])
 
 
 def _measured(case: Case, cluster: Cluster, budget: float) -> Found:
     spec = nets.spec(case.net, case.side, narrow=case.narrow)
     graph = capture_model(spec, BATCH)
-    first = plans(METHODS, graph, cluster, batch=BATCH, model=spec)
+    methods = [m for m in METHODS if case.net != "resnet1001" or m.schedule != SPATIAL]
+    first = plans(methods, graph, cluster, batch=BATCH, model=spec)
     kind, repeats = cluster.devices[0].kind, 2 if case.side >= 256 else 3
     profile = profiled(first.values(), kind, Profile(), repeats)
     # cut again, now that the operators are measured
-    made = plans(METHODS, graph, cluster, batch=BATCH, model=spec, profile=profile)
+    made = plans(methods, graph, cluster, batch=BATCH, model=spec, profile=profile)
     made[AUTO] = _auto(graph, cluster, spec, profile, budget)
     profile = profiled(made.values(), kind, profile, repeats)
     predicted = {name: predict(own, cluster, profile) for name, own in made.items()}
@@ -119,27 +125,40 @@ def describe(planned: Planned) -> str:
     return ", ".join([*words, "recomputed"] if plan.recompute else words)
 
 
-def _sentence(found: Found) -> str:
-    rates, peaks = found.rates(), {n: float(max(t.peaks)) for n, t in found.timed.items()}
-    names = list(rates)
-    rank = spearman(
-        [found.timed[n].seconds for n in names], [shared(found.predicted[n]) for n in names]
-    )
-    order = f"Predicted and measured steps have rank correlation {rank:.2f}."
-    same = max(
-        abs(own.losses[0] - found.timed["one device"].losses[0])
-        for name, own in found.timed.items()
-        if name not in ("GEMS MAST", "spatial", AUTO)
+def _sentence(found: Sequence[Found]) -> str:
+    """Of one network at several sizes."""
+    sides = " to ".join(dict.fromkeys(f"{own.case.side}²" for own in (found[0], found[-1])))
+    cases = [(own.rates(), {n: float(max(t.peaks)) for n, t in own.timed.items()}) for own in found]
+    said = gems_sentence(f"{found[0].case.net}/{found[0].case.narrow}, {sides}", cases)
+    order = (
+        f"Predicted and measured steps have rank correlation {between([_order(f) for f in found])}."
     )
     losses = (
         "First losses of the methods with micro-batches of one image are within "
-        f"{same:.0e} of one device's."
+        f"{max(_apart(own) for own in found):.0e} of one device's."
     )
-    chosen = f"`auto` took {found.chosen}."
-    return " ".join([gems_sentence(found.case.title, rates, peaks), order, losses, chosen])
+    chosen = "; ".join(f"{own.case.side}²: {own.chosen}" for own in found)
+    return " ".join([said, order, losses, f"`auto` took, at {chosen}."])
 
 
-def _charts(found: list[Found]) -> list[Chart]:
+def _order(found: Found) -> float:
+    names = list(found.timed)
+    return spearman(
+        [found.timed[n].seconds for n in names], [shared(found.predicted[n]) for n in names]
+    )
+
+
+def _apart(found: Found) -> float:
+    """How far first losses are from one device's, at most."""
+    one = found.timed["one device"].losses[0]
+    return max(
+        abs(own.losses[0] - one)
+        for name, own in found.timed.items()
+        if name not in ("GEMS MAST", "spatial", AUTO)
+    )
+
+
+def _charts(found: Sequence[Found]) -> list[Chart]:
     charts = []
     for net in dict.fromkeys(own.case.net for own in found):
         own = [f for f in found if f.case.net == net]
@@ -154,7 +173,7 @@ def _charts(found: list[Found]) -> list[Chart]:
     return charts
 
 
-def _table(found: list[Found]) -> Table:
+def _table(found: Sequence[Found]) -> Table:
     columns = [
         Column("net"), Column("side"), Column("method"), Column("images/s", "measured"),
         Column("step, ms", "measured", 0), Column("least – most, ms", "measured"),

@@ -62,7 +62,13 @@ def make(asked: Asked) -> Section:
     for number, (net, side, name) in enumerate(cases):
         asked.say(f"{net}, {side}² on {name}", number / len(cases))
         found.append(simulate_all(net, side, cluster(name), budget=4.0 if asked.quick else 10.0))
-    text = [f"Simulated in float32, a batch of {BATCH}.", *(_sentence(own) for own in found)]
+    return section(found)
+
+
+def section(found: Sequence[Simulated]) -> Section:
+    text = [f"Simulated in float32, a batch of {BATCH}."]
+    for net, on in dict.fromkeys((own.net, own.on) for own in found):
+        text.append(_sentence([own for own in found if (own.net, own.on) == (net, on)]))
     charts = [_chart(net, found) for net in NETS if any(own.net == net for own in found)]
     title = "Images per second and memory to 8192², simulated"
     return Section(title, "\n\n".join(text), [*charts, _table(found)])
@@ -86,18 +92,25 @@ def auto(graph: Graph, on: Cluster, spec: str, budget: float) -> Planned:
     return Planned(graph.at(-(-plan.batch // plan.microbatches)), plan)
 
 
-def _sentence(own: Simulated) -> str:
-    where = f"{own.net}, {own.side}² on {own.on} ({size(own.room, GIB)} GiB each)"
-    words = [gems_sentence(where, own.rates(), own.peaks())]
+def _sentence(found: Sequence[Simulated]) -> str:
+    """Of one network on one cluster."""
+    first, last = found[0], found[-1]
+    sides = " to ".join(dict.fromkeys(f"{own.side}²" for own in (first, last)))
+    where = f"{first.net}, {sides} on {first.on} ({size(first.room, GIB)} GiB each)"
+    said = gems_sentence(where, [(own.rates(), own.peaks()) for own in found])
+    return " ".join([said, *(_fitting(own) for own in found if len(own.fitting()) < len(METHODS))])
+
+
+def _fitting(own: Simulated) -> str:
+    """What is left where memory is short."""
     fitting = own.fitting()
-    lost = [name for name in own.predicted if name not in fitting]
-    if lost:
-        words.append(f"Beyond a device's memory: {', '.join(lost)}.")
-    if lost and fitting:
-        first = max(fitting, key=fitting.__getitem__)
-        words.append(f"Of those that fit, {first} is the fastest.")
-    words += [f"{name} finds nothing: {error}" for name, error in own.errors.items()]
-    return " ".join(words)
+    if not fitting:
+        return f"At {own.side}² nothing fits."
+    fastest = max(fitting, key=fitting.__getitem__)
+    others = ", ".join(name for name in fitting if name != fastest)
+    return f"At {own.side}² the fastest that fits is {fastest}" + (
+        f"; so do {others}." if others else ", and nothing else does."
+    )
 
 
 def _chart(net: str, found: Sequence[Simulated]) -> Chart:
@@ -125,5 +138,7 @@ def _table(found: Sequence[Simulated]) -> Table:
                 min(own.peaks) / GIB, "yes" if max(own.peaks) <= room else "no",
             ])  # fmt: skip
         rows += [[net, side, on, name, None, None, None, None, "no"] for name in errors]
-    note = f"A batch of {BATCH} images, nothing is computed again but by auto; peaks over the devices."
+    note = (
+        f"A batch of {BATCH} images, nothing is computed again but by auto; peaks over the devices."
+    )
     return Table("By network, size and method", columns, rows, note)

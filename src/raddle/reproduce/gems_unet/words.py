@@ -27,16 +27,26 @@ def best(figures: Mapping[str, float]) -> str:
     return max(figures, key=figures.__getitem__)
 
 
-def gems_sentence(where: str, rates: Mapping[str, float], peaks: Mapping[str, float]) -> str:
-    """Images a second and memory of MASTER beside those it is to be compared with, from the figures."""
-    gems, name = "GEMS MASTER", best(rates)
-    if gems not in rates:
-        return ""
-    words = [
-        f"{times(rates[gems], rates[base])} the images a second of {base} at "
-        f"{times(peaks[gems], peaks[base])} its peak memory"
-        for base in ("model parallel", "GPipe", "1F1B", "spatial by image")
-        if base in rates
-    ]
-    fastest = f"The fastest is {name}, {times(rates[name], rates[gems])} GEMS MASTER."
+Figures = Mapping[str, float]  # by method
+GEMS = "GEMS MASTER"
+
+
+def gems_sentence(where: str, cases: Sequence[tuple[Figures, Figures]]) -> str:
+    """Images a second and memory of MASTER beside those it is to be compared with, over several sizes."""
+    words = []
+    for base in ("model parallel", "GPipe", "1F1B", "spatial by image"):
+        own = [(rates, peaks) for rates, peaks in cases if base in rates and GEMS in rates]
+        if own:
+            speed = between([rates[GEMS] / rates[base] for rates, _ in own])
+            memory = between([peaks[GEMS] / peaks[base] for _, peaks in own])
+            words.append(f"{speed} x the images a second of {base} at {memory} x its peak memory")
+    names = list(dict.fromkeys(best(rates) for rates, _ in cases))
+    ahead = between([max(rates.values()) / rates[GEMS] for rates, _ in cases if GEMS in rates])
+    fastest = f"The fastest is {' or '.join(names)}, {ahead} x GEMS MASTER."
     return f"{where}: GEMS MASTER has {', '.join(words)}. {fastest}"
+
+
+def between(values: Sequence[float]) -> str:
+    """1.234, 2 -> "1.23 to 2.00"."""
+    least, most = f"{min(values):.2f}", f"{max(values):.2f}"
+    return least if least == most else f"{least} to {most}"

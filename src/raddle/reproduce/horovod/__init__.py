@@ -18,9 +18,9 @@ CLAIMS = (
     "TCP, about 90 % over RDMA, 79 % for VGG-16; on 512: 90, 90 and 68 %.",
 )
 DIFFERS = (
-    "Fusion and servers are measured between hosts of the lab, with a process of one thread each on two "
-    "cores, at 250 Mbit/s to 1 Gbit/s; four or eight ranks share these cores, so compute grows with them. "
-    "Networks are narrower than the paper's.",
+    "Fusion and servers are measured between hosts of the lab, with a process of one thread each, at "
+    "250 Mbit/s to 1 Gbit/s; where there are more ranks than cores, compute grows with them. Networks are "
+    "narrower than the paper's.",
     "raddle.sync does in PyTorch what Horovod's wrapper did in TensorFlow; sums go by gloo, not NCCL. Its "
     "buckets are filled in a fixed order, Horovod's in the order in which all ranks have them.",
     "Servers are raddle's, on the workers' hosts; those of TensorFlow 1 are not here.",

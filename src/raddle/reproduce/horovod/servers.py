@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from raddle.clusters.catalogue import cores
 from raddle.reproduce.experiment import Asked
 from raddle.reproduce.links import NoLab
 from raddle.reproduce.result import Cell, Chart, Column, Line, Section, Table
@@ -75,7 +76,7 @@ def table(rows: Sequence[Row]) -> Table:
     return Table(
         "Milliseconds a step", columns, cells,
         f"VGG-19-like for 32 x 32 pixels (2.2 M parameters), {PER_RANK} samples a rank, a host each at "
-        f"{RATE}. The ranks share two cores: compute alone shows what they take from each other.",
+        f"{RATE}, all on {cores()} cores: compute alone shows what ranks take from each other.",
     )  # fmt: skip
 
 

@@ -138,7 +138,7 @@ class _Builder:
         self.atlas = Atlas(devices, len(cluster.devices), powers=powers, reduction=reduction)
         self.wires = wires(cluster, devices)
         self.node = np.repeat(np.arange(len(self.wires.start) - 1), np.diff(self.wires.start))
-        compute = Compute(graph, self.active, profile)
+        compute = Compute(graph, self.active, profile, bn=bn)
         self.times = TileTimes(compute, self.active, cluster, devices)
         self.syncing = Syncing(cluster)
         self.layouts = [self.atlas.layouts(group) for group in found]

@@ -112,16 +112,14 @@ class TileTimes:
         self, op: Op, layout: Layout, found: Array, wanted: Sequence[int] | None
     ) -> Array:
         """What was measured of boxes of the same shape comes before the roofline."""
-        profile = self.compute.profile
-        assert profile is not None
         first, shape = self._different(layout, layout.dims, [])
         forward = np.broadcast_to(self._computed(op, layout, ()), layout.present.shape)
         both = [forward.copy(), found - forward]
         for u, (x, d) in enumerate(first):
             spans = (r.span(x, d) for r in layout.dims)
             box = Box.full([hi - lo for lo, hi in spans])
-            for phase, seconds, graded in zip("FB", both, (None, wanted), strict=True):
-                time = profile.find(op, box, phase, graded, self.devices[d].kind)
+            for phase, seconds in zip("FB", both, strict=True):
+                time = self.compute.measured(op, box, phase, self.devices[d].kind)
                 if time is not None and (phase == "F" or wanted is not None):
                     seconds[shape == u] = time
         return np.asarray(both[0] + both[1])

@@ -100,7 +100,9 @@ class _Pipelines:
         self.count = len(cluster.devices)
         self.nodes = nodes_of(graph)
         active = frozenset(active_values(graph))
-        self.costs = Costs(self.nodes, cluster, Compute(graph, active, settings.profile))
+        self.costs = Costs(
+            self.nodes, cluster, Compute(graph, active, settings.profile, bn="local")
+        )
         self.line = line_of(cluster)
         self.static = 2.0 + OPTIMIZER_STATE.get(settings.optimizer, 2)
         self.simulated: list[Candidate] = []

@@ -1,0 +1,74 @@
+"""Composites that run as one native call cost what that call takes, where a tile has them whole."""
+
+from __future__ import annotations
+
+import pytest
+from small import small
+
+from raddle.clusters import Device, cluster
+from raddle.costs.compute import Compute
+from raddle.costs.natives import natives_of
+from raddle.costs.profile import NATIVE, Profile, measure
+from raddle.graph.box import Box
+from raddle.graph.graph import Graph, Op
+from raddle.program.lower import active_values
+
+DEVICE: Device = cluster("p100:1x1").devices[0]
+
+
+def compute(graph: Graph, profile: Profile | None = None, bn: str = "global") -> Compute:
+    return Compute(graph, frozenset(active_values(graph)), profile, bn=bn)
+
+
+def measured(graph: Graph, boxes: list[tuple[Op, Box]]) -> Profile:
+    plain = compute(graph)
+    wanted = {op.name: plain.wanted[op.name, "B"] for op in graph.ops}
+    return measure(graph, boxes, wanted, DEVICE.kind, repeats=1)
+
+
+def half(op: Op, letter: str) -> Box:
+    return Box.full([d.size // 2 if d.name == letter else d.size for d in op.space.dims])
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"), [("resnet110-tiny", "batch_norm"), ("gpt-tiny", "layer_norm")]
+)
+def test_the_call_counts_in_place_of_what_it_stands_for(model: str, kind: str) -> None:
+    graph = small(model)[1]
+    native = next(n for n in natives_of(graph).values() if n.fused.kind == kind)
+    ops = [native.ops[0], native.main]
+    profile = measured(graph, [(op, op.space.full) for op in ops])
+    assert sum(key.endswith(NATIVE) for key in profile.seconds) == 2  # forward and backward
+    own = compute(graph, profile)
+    for phase in "FB":
+        wanted = own.wanted.get((native.main.name, phase))
+        call = profile.find_native(native.main, native.main.space.full, phase, wanted, DEVICE.kind)
+        assert call is not None
+        assert call > 0
+        assert [own.seconds(op, op.space.full, phase, DEVICE) for op in ops] == [0.0, call]
+
+
+def test_a_part_of_the_samples_is_whole_where_statistics_are_local() -> None:
+    graph = small("resnet110-tiny")[1]
+    native = next(n for n in natives_of(graph).values() if n.fused.kind == "batch_norm")
+    moments, main = native.ops[0], native.main
+    profile = measured(graph, [(op, half(op, "n")) for op in (moments, main)])
+    apart, local = compute(graph, profile), compute(graph, profile, bn="local")
+    assert apart.seconds(moments, half(moments, "n"), "F", DEVICE) > 0
+    assert local.seconds(moments, half(moments, "n"), "F", DEVICE) == 0
+    assert local.seconds(main, half(main, "n"), "F", DEVICE) > 0
+
+
+def test_channels_may_be_split() -> None:
+    graph = small("resnet110-tiny")[1]
+    native = next(n for n in natives_of(graph).values() if n.fused.kind == "batch_norm")
+    moments = native.ops[0]
+    assert native.whole(moments, half(moments, "c"), "global")
+    assert not native.whole(moments, half(moments, "h"), "global")
+
+
+@pytest.mark.parametrize("model", ["resnet110-tiny", "unet-tiny", "gpt-tiny", "inception_v3-tiny"])
+def test_tiles_of_one_operator_are_tiles_of_another(model: str) -> None:
+    for name, native in natives_of(small(model)[1]).items():
+        op = next(op for op in native.ops if op.name == name)
+        assert native.part(op, native.tile(op, op.space.full)) == op.space.full
