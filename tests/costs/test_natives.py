@@ -48,6 +48,21 @@ def test_the_call_counts_in_place_of_what_it_stands_for(model: str, kind: str) -
         assert [own.seconds(op, op.space.full, phase, DEVICE) for op in ops] == [0.0, call]
 
 
+def test_a_backward_in_two_parts_takes_as_long_as_one() -> None:
+    graph = small("resnet110-tiny")[1]
+    native = next(n for n in natives_of(graph).values() if n.fused.kind == "batch_norm")
+    convolution = next(
+        op for op in graph.ops if op.kind == "conv2d" and len(compute(graph).graded[op.name]) == 2
+    )
+    ops = [convolution, native.ops[0], native.main]
+    profile = measured(graph, [(op, op.space.full) for op in ops])
+    one = compute(graph, profile)
+    two = Compute(graph, frozenset(active_values(graph)), profile, split=True)
+    for op in ops:
+        parts = [two.seconds(op, op.space.full, p, DEVICE) for p in "BW" if two.wanted[op.name, p]]
+        assert sum(parts) == pytest.approx(one.seconds(op, op.space.full, "B", DEVICE))
+
+
 def test_a_part_of_the_samples_is_whole_where_statistics_are_local() -> None:
     graph = small("resnet110-tiny")[1]
     native = next(n for n in natives_of(graph).values() if n.fused.kind == "batch_norm")
@@ -57,6 +72,14 @@ def test_a_part_of_the_samples_is_whole_where_statistics_are_local() -> None:
     assert apart.seconds(moments, half(moments, "n"), "F", DEVICE) > 0
     assert local.seconds(moments, half(moments, "n"), "F", DEVICE) == 0
     assert local.seconds(main, half(main, "n"), "F", DEVICE) > 0
+
+
+def test_statistics_of_one_number_are_not_measured() -> None:
+    graph = small("resnet110-tiny")[1]
+    native = next(n for n in natives_of(graph).values() if n.fused.kind == "batch_norm")
+    main = native.main
+    one = Box.full([d.size if d.name == "c" else 1 for d in main.space.dims])
+    assert not any(key.endswith(NATIVE) for key in measured(graph, [(main, one)]).seconds)
 
 
 def test_channels_may_be_split() -> None:

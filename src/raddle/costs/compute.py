@@ -45,9 +45,11 @@ class Compute:
         self.graph, self.profile, self.bn = graph, profile, bn
         self.natives = natives_of(graph) if profile else {}
         self.wanted: dict[tuple[str, str], tuple[int, ...]] = {}  # operator, phase -> operands
+        self.graded: dict[str, tuple[int, ...]] = {}  # operator -> operands of both
         for op in graph.ops:
             graded = [i for i, name in enumerate(op.inputs) if name in active]
             weights = [i for i in graded if graph.values[op.inputs[i]].role == "parameter"]
+            self.graded[op.name] = tuple(graded)
             self.wanted[op.name, "W"] = tuple(weights) if split else ()
             self.wanted[op.name, "B"] = tuple(i for i in graded if not split or i not in weights)
         self.dtypes = {
@@ -66,6 +68,8 @@ class Compute:
         seconds = self.known.get(key)
         if seconds is None:
             measured = self._apart(op, box, wanted, device.kind)
+            if measured is None and wanted:
+                measured = self._share(op, box, wanted, device)
             seconds = self._seconds(op, box, wanted, device) if measured is None else measured
             self.known[key] = seconds
         return seconds
@@ -98,16 +102,31 @@ class Compute:
             return None
         return self.profile.find(op, box, "F" if wanted is None else "B", wanted, kind)
 
+    def _share(self, op: Op, box: Box, wanted: Sequence[int], device: Device) -> float | None:
+        """Of a backward in two parts that was measured as one: what the roofline says of a part."""
+        both = self.graded[op.name]
+        measured = self._apart(op, box, both, device.kind) if tuple(wanted) != both else None
+        if measured is None:
+            return None
+        return (
+            measured * self._seconds(op, box, wanted, device) / self._seconds(op, box, both, device)
+        )
+
     def _native(self, op: Op, box: Box, phase: str, kind: str) -> float | None:
-        """Of a composite that is one call there: its main operator has the call's seconds."""
+        """Of a composite that is one call there: its main operator has the call's seconds.
+
+        Of a backward in two parts the first has all: what the second needs falls out of it.
+        """
         own = self.natives[op.name]
         if not own.whole(op, box, self.bn):
             return None
-        wanted = self.wanted.get((own.main.name, phase))
-        word = "F" if wanted is None else "B"
+        back = (own.main.name, phase) in self.wanted
+        graded = self.graded[own.main.name] if back else None
         assert self.profile is not None
-        found = self.profile.find_native(own.main, own.tile(op, box), word, wanted, kind)
-        return found if found is None or op.name == own.main.name else 0.0
+        tile = own.tile(op, box)
+        found = self.profile.find_native(own.main, tile, "B" if back else "F", graded, kind)
+        counts = op.name == own.main.name and phase != "W"
+        return found if found is None or counts else 0.0
 
     def _seconds(self, op: Op, box: Box, wanted: Sequence[int] | None, device: Device) -> float:
         works = [work(op, box)] if wanted is None else [work(op, box, i) for i in wanted]

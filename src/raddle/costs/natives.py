@@ -40,6 +40,11 @@ class Native(NamedTuple):
         pairs = zip(op.space.dims, box.shape, strict=True)
         return all(size == dim.size for dim, size in pairs if dim.name in self.summed)
 
+    def runs(self, box: Box) -> bool:
+        """Whether torch takes a tile of the main operator: not where statistics are of one number."""
+        pairs = zip(self.main.space.dims, box.shape, strict=True)
+        return any(size > 1 for dim, size in pairs if dim.name in self.summed)
+
 
 def natives_of(graph: Graph) -> Mapping[str, Native]:
     """By operator; one that has none of the summed dimensions is small, and stays by itself."""

@@ -96,7 +96,9 @@ def measure(
             if back:
                 found.seconds[backward] = times[1]
         native = natives.get(op.name)
-        if native is not None and op is native.main and forward + NATIVE not in found.seconds:
+        if native is None or op is not native.main or not native.runs(box):
+            continue
+        if forward + NATIVE not in found.seconds:
             graded = {i.inputs[k] for i in native.ops for k in wanted[i.name]}
             times = _measure_native(graph, native, box, graded, torch.device(device), repeats)
             found.seconds[forward + NATIVE] = times[0]
