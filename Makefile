@@ -21,14 +21,17 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## VGG-16 planned for 16 GPUs, AlexNet trained on two processes here, pages of both, a piece of the thesis
 	@mkdir -p build/demo
 	@# The first time, searches and partitioners are compiled: at the same time, on a core each.
-	@$(BIN)/raddle partition vgg16 --batch 32 -k 2,4 --method layerwise,coarse --budget 1 > build/demo/partition.txt & \
+	@{ $(BIN)/raddle partition vgg16 --batch 32 -k 2,4 --method layerwise,coarse --budget 1 > build/demo/partition.txt && \
+	$(BIN)/raddle plan vgg16-tiny --cluster local:2 --batch 8 --method hypergraph-coarse --schedule threaded:4:greedy \
+		--budget 1 -o build/demo/thesis.json > build/demo/thesis.txt; } & \
 	partition=$$!; trap 'kill $$partition 2>/dev/null || true' EXIT; \
 	echo "raddle report vgg16 --cluster p100:4x4 --batch 512 -o build/demo/vgg16.html"; \
-	$(BIN)/raddle report vgg16 --cluster p100:4x4 --batch 512 --budget 2 --alternatives 1 \
+	$(BIN)/raddle report vgg16 --cluster p100:4x4 --batch 512 --budget 1 --alternatives 1 \
 		--methods data,owt,layerwise,spatial,optcnn,flexflow,auto -o build/demo/vgg16.html && \
 	wait $$partition && echo && echo "raddle partition vgg16 --batch 32 -k 2,4" && cat build/demo/partition.txt
-	$(BIN)/python examples/fastest.py alexnet 16 build/demo 3
-	$(BIN)/raddle plan vgg16-tiny --cluster local:2 --batch 8 --method hypergraph-coarse --schedule threaded:4:greedy --budget 1 -o build/demo/thesis.json
+	$(BIN)/python examples/fastest.py alexnet 16 build/demo 1
+	@echo "raddle plan vgg16-tiny --cluster local:2 --batch 8 --method hypergraph-coarse --schedule threaded:4:greedy -o build/demo/thesis.json"
+	@cat build/demo/thesis.txt
 	$(BIN)/raddle verify build/demo/thesis.json --steps 6 --threads
 
 test: $(READY)  ## run the tests that are not marked slow

@@ -77,7 +77,7 @@ def made_up_profile(graph: Graph, plan: Plan, kind: str, seed: int) -> Profile:
     return Profile(found)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @plans
 def test_it_does_with_measured_operators_and_native_calls(
     model: str, machine: str, seed: int, bn: str, sync: str
