@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import Phase, settings
 
-settings.register_profile("ci", deadline=None, derandomize=True, max_examples=60, print_blob=True)
+settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50, print_blob=True)
 settings.register_profile(
     "fuzz", deadline=None, derandomize=False, max_examples=3000, print_blob=True
 )
