@@ -47,7 +47,7 @@ QUICK = tuple(Case("unet", 8, side, 2) for side in (64, 128))  # resnet110 takes
 FULL = (
     *(Case("unet", 8, side, 5 if side < 256 else 2) for side in (64, 128, 256, 512)),
     *(Case("resnet110", 4, side, 4 if side < 256 else 2) for side in (64, 128, 256, 512)),
-    Case("resnet1001", 4, 64, 2),  # not in tiles: it has ten times resnet110's halos, each a message
+    Case("resnet1001", 4, 64, 2),  # not in tiles: ten times the halos of resnet110
 )
 
 
