@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from raddle.sync import meeting
+from raddle.sync.door import open_door
 from raddle.sync.meeting import HELLO, MAGIC
 from raddle.sync.memory import memory_wires
 from raddle.sync.sockets import BYE, HEADER, SocketWire
@@ -641,6 +642,31 @@ def test_where_others_reach_a_rank(
     else:
         monkeypatch.setenv("MASTER_ADDR", master)
     assert meeting._own_hosts() == hosts
+
+
+@pytest.mark.parametrize(
+    ("master", "host"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("localhost", "127.0.0.1"),
+        ("::1", "::1"),
+        ("a.name", None),
+        (None, None),
+    ],
+)
+def test_nobody_listens_to_the_network_where_all_ranks_are_on_one_machine(
+    monkeypatch: pytest.MonkeyPatch, master: str | None, host: str | None
+) -> None:
+    if master is None:
+        monkeypatch.delenv("MASTER_ADDR", raising=False)
+    else:
+        monkeypatch.setenv("MASTER_ADDR", master)
+    if master == "::1" and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 on this machine")
+    with open_door(backlog=1) as door:
+        everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+        assert door.getsockname()[0] == (host or everywhere)
+        socket.create_connection((host or "127.0.0.1", door.getsockname()[1]), 5).close()
 
 
 def test_a_host_that_leads_elsewhere_is_passed_over() -> None:

@@ -266,6 +266,7 @@ def clipping_without_asking(rank: int, size: int) -> None:
     """p.grad is changed before it is summed: an error on all ranks, not a wrong result."""
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, "p3")
+    settled(optimizer)
     clip = partial(nn.utils.clip_grad_norm_, model.parameters(), 0.1)
     expect("wrap with barrier=True", lambda: train(model, model, optimizer, rank, before=clip))
 
@@ -281,6 +282,7 @@ def clipping_too_late(rank: int, size: int) -> None:
 def rate_changed_too_late(rank: int, size: int) -> None:
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, "ps")
+    settled(optimizer)
 
     def change() -> None:
         optimizer.param_groups[0]["lr"] *= 0.5

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from raddle.sync.door import open_door
 from raddle.sync.wire import name_ranks
 
 MAGIC = b"rdl1"
@@ -31,12 +32,7 @@ def meet(
 ) -> dict[int, socket.socket]:
     """A line to every other rank."""
     token = secrets.token_bytes(ANSWER)
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    backlog = size + STRANGERS
-    with socket.create_server(
-        ("", 0), family=family, dualstack_ipv6=dual, backlog=backlog
-    ) as server:
+    with open_door(backlog=size + STRANGERS) as server:
         hosts = [host] if host else _own_hosts()
         port = server.getsockname()[1]
         addresses = share((hosts, port, token.hex()))

@@ -115,6 +115,7 @@ def _environment(threads: int) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": _loopback(),  # else gloo listens on the address of the host's name
+        "MASTER_ADDR": "127.0.0.1",  # else raddle's own lines listen everywhere
     }
 
 

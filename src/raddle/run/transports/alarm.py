@@ -17,6 +17,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from raddle.sync.door import open_door
+
 DIED = "its process has ended without a word: killed, or out of memory?"
 BYE = "bye\n"
 WELCOME = b"welcome\n"
@@ -103,9 +105,7 @@ def _accept(
 ) -> dict[int, socket.socket]:
     """Rank 0's lines to all others. The token keeps strangers out."""
     token = secrets.token_hex()
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    with socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=size) as server:
+    with open_door(backlog=size) as server:
         server.settimeout(timeout)
         hosts = [os.environ.get("MASTER_ADDR", "localhost"), socket.gethostname(), "localhost"]
         share((hosts, server.getsockname()[1], token))
