@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 from small import small
 
 from raddle.clusters import Device, cluster
@@ -11,7 +14,9 @@ from raddle.costs.natives import natives_of
 from raddle.costs.profile import NATIVE, Profile, measure
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
-from raddle.program.lower import active_values
+from raddle.program.lower import active_values, lower
+from raddle.run.code import Writer
+from raddle.searches.planning import plan_for
 
 DEVICE: Device = cluster("p100:1x1").devices[0]
 
@@ -95,3 +100,23 @@ def test_tiles_of_one_operator_are_tiles_of_another(model: str) -> None:
     for name, native in natives_of(small(model)[1]).items():
         op = next(op for op in native.ops if op.name == name)
         assert native.part(op, native.tile(op, op.space.full)) == op.space.full
+
+
+@pytest.mark.parametrize("bn", ["global", "local"])
+@pytest.mark.parametrize("method", ["data", "model", "layerwise", "spatial", "owt", "optcnn"])
+@pytest.mark.parametrize("model", ["resnet110-tiny", "gpt-tiny", "unet-tiny"])
+def test_what_is_counted_as_one_call_runs_as_one(model: str, method: str, bn: str) -> None:
+    graph = small(model)[1]
+    plan = replace(plan_for(graph, cluster("local:4"), method=method), bn=bn)
+    program = lower(graph, plan)
+    variant = program.variants[0]
+    mains = {native.main.name: native for native in natives_of(graph).values()}
+    for device in range(4):
+        ops = [op for op in graph.ops if device in variant.tiles[op.name].devices]
+        writer = Writer(program, variant, device, torch.device("cpu"), lambda of: [], str)
+        run_as_one = writer.native(ops)[1]
+        for op in ops:
+            if op.name in mains:
+                boxes = [t.box for t in variant.tiles[op.name].tiles if t.device == device]
+                whole = all(mains[op.name].whole(op, box, bn) for box in boxes)
+                assert whole == (op.name in run_as_one), (device, op.name, boxes)

@@ -1,7 +1,9 @@
 """Composites that one native call computes where a device has them whole: what that call takes.
 
 A profile has both, the call and the operators that it stands for. Where a tile is whole, the call's seconds
-count as those of the composite's main operator, and its others take none.
+count as those of the composite's main operator, and its others take none. Whether a tile is whole is seen
+from that tile alone, as searches ask it of one operator; a run (`run/code.py`) sees all tiles. Both agree
+unless a plan tiles the operators of one composite in different ways.
 
     batch_norm: moments of n, h, w, then the result: whole where a tile has all samples and pixels
 """

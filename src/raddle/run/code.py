@@ -89,7 +89,7 @@ class Writer:
                     for name, region in zip(op.inputs, op.space.regions(tile.box), strict=True):
                         if region is not None:
                             self.read.setdefault(name, set()).add(region)
-        native, replaced = self._native(ops)
+        native, replaced = self.native(ops)
         for op in ops:
             if op.name in native:
                 self._fused(native[op.name])
@@ -239,7 +239,7 @@ class Writer:
 
     # -- composites that one native call replaces ----------------------------------------------------
 
-    def _native(self, ops: Sequence[Op]) -> tuple[dict[str, Fused], set[str]]:
+    def native(self, ops: Sequence[Op]) -> tuple[dict[str, Fused], set[str]]:
         """By the operator at which they run, and all operators that they replace."""
         own = {op.name: op for op in ops}
         last: dict[str, Fused] = {}
