@@ -12,7 +12,8 @@ from plans import machine_of, random_plan, random_tiling
 from small import small
 
 from raddle.costs.compute import Compute
-from raddle.costs.profile import NATIVE, Profile, entry
+from raddle.costs.natives import natives_of
+from raddle.costs.profile import Profile, entry, native_entry
 from raddle.errors import InputError
 from raddle.evaluation.evaluator import Evaluator
 from raddle.graph.graph import Graph
@@ -67,13 +68,15 @@ def made_up_profile(graph: Graph, plan: Plan, kind: str, seed: int) -> Profile:
     """Seconds of some tiles, of operators and of native calls."""
     rng = random.Random(seed)
     compute = Compute(graph, frozenset(active_values(graph)))
-    found = {}
+    natives = natives_of(graph)
+    found: dict[str, float] = {}
     for op in graph.ops:
         for box in plan.tiles[op.name].boxes:
             for phase, wanted in (("F", None), ("B", compute.wanted[op.name, "B"])):
-                for native in ("", NATIVE):
-                    if rng.random() < 0.8:
-                        found[entry(op, box, phase, wanted, kind) + native] = rng.random() * 1e-3
+                names = [entry(op, box, phase, wanted, kind)]
+                if op.name in natives and op is natives[op.name].main:
+                    names.append(native_entry(natives[op.name], box, phase, wanted, kind))
+                found |= {name: rng.random() * 1e-3 for name in names if rng.random() < 0.8}
     return Profile(found)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from raddle.clusters import Device
 from raddle.costs.natives import natives_of
-from raddle.costs.profile import Profile, entry
+from raddle.costs.profile import Profile, entry, native_entry
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
@@ -83,12 +83,12 @@ class Compute:
 
     @cached_property
     def _entries(self) -> Mapping[str, str]:
-        """By operator, what a profile calls it, and the composite's main operator."""
+        """By operator, what a profile calls it, and the native call that it is a part of."""
         own = {op.name: entry(op, op.space.full, "F", None, "") for op in self.graph.ops}
-        return {
-            name: said + own[self.natives[name].main.name] if name in self.natives else said
-            for name, said in own.items()
-        }
+        for name, native in self.natives.items():
+            said = native_entry(native, native.main.space.full, "F", None, "")
+            own[name] += f" {native.shares[name]} {said}"
+        return own
 
     def measured(self, op: Op, box: Box, phase: str, kind: str) -> float | None:
         """As `seconds`, where the profile has it."""
@@ -113,7 +113,7 @@ class Compute:
         )
 
     def _native(self, op: Op, box: Box, phase: str, kind: str) -> float | None:
-        """Of a composite that is one call there: its main operator has the call's seconds.
+        """Of a composite that is one call there: an operator's part of the call's seconds.
 
         Of a backward in two parts the first has all: what the second needs falls out of it.
         """
@@ -124,9 +124,8 @@ class Compute:
         graded = self.graded[own.main.name] if back else None
         assert self.profile is not None
         tile = own.tile(op, box)
-        found = self.profile.find_native(own.main, tile, "B" if back else "F", graded, kind)
-        counts = op.name == own.main.name and phase != "W"
-        return found if found is None or counts else 0.0
+        found = self.profile.find_native(own, tile, "B" if back else "F", graded, kind)
+        return None if found is None else found * own.shares[op.name] * (phase != "W")
 
     def _seconds(self, op: Op, box: Box, wanted: Sequence[int] | None, device: Device) -> float:
         works = [work(op, box)] if wanted is None else [work(op, box, i) for i in wanted]

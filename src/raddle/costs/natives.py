@@ -1,64 +1,99 @@
 """Composites that one native call computes where a device has them whole: what that call takes.
 
 A profile has both, the call and the operators that it stands for. Where a tile is whole, the call's seconds
-count as those of the composite's main operator, and its others take none. Whether a tile is whole is seen
-from that tile alone, as searches ask it of one operator; a run (`run/code.py`) sees all tiles. Both agree
-unless a plan tiles the operators of one composite in different ways.
+count as those of the composite's main operator, and its others take none; a recurrence's are divided among
+its operators by their work, as plans have its steps on different devices.
+
+Whether a tile is whole is seen from that tile alone, as searches ask it of one operator; a run sees all
+tiles (run/code.py). Both agree unless a plan tiles the operators of one composite in different ways.
 
     batch_norm: moments of n, h, w, then the result: whole where a tile has all samples and pixels
+    lstm: steps and gates of a layer: whole where a tile has all but samples
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from raddle.graph.box import Box
 from raddle.graph.graph import Fused, Graph, Op
-
-KINDS = ("batch_norm", "layer_norm", "rms_norm", "softmax", "log_softmax", "cross_entropy")
+from raddle.graph.ops import work
+from raddle.graph.ops.fused import SAMPLES_ONLY
 
 
 class Native(NamedTuple):
     fused: Fused
     main: Op  # the last of those with most dimensions
     ops: tuple[Op, ...]
-    summed: frozenset[str]  # names of the dimensions that some operator sums over
+    shared: frozenset[str]  # names of dimensions that are the same in all operators
+    free: frozenset[str]  # those of them that may be split
+    content: str  # tells calls apart whose main operators are alike
+    shares: Mapping[str, float]  # by operator, what counts as its part of the call's seconds
 
     def tile(self, op: Op, box: Box) -> Box:
         """A tile of one of the operators as one of the main; what the one has not, is there in full."""
-        sizes = {dim.name: size for dim, size in zip(op.space.dims, box.shape, strict=True)}
-        return Box.full([sizes.get(dim.name, dim.size) for dim in self.main.space.dims])
+        return self._as(self.main, op, box)
 
     def part(self, op: Op, box: Box) -> Box:
         """The other way round."""
-        sizes = {dim.name: n for dim, n in zip(self.main.space.dims, box.shape, strict=True)}
-        return Box.full([sizes.get(dim.name, dim.size) for dim in op.space.dims])
+        return self._as(op, self.main, box)
+
+    def _as(self, other: Op, op: Op, box: Box) -> Box:
+        pairs = zip(op.space.dims, box.shape, strict=True)
+        sizes = {dim.name: size for dim, size in pairs if dim.name in self.shared}
+        return Box.full([sizes.get(dim.name, dim.size) for dim in other.space.dims])
 
     def whole(self, op: Op, box: Box, bn: str) -> bool:
-        """Whether a tile has all that is summed over."""
+        """Whether a tile has all of what may not be split."""
         if self.fused.kind == "batch_norm" and bn == "local":
             return True
         pairs = zip(op.space.dims, box.shape, strict=True)
-        return all(size == dim.size for dim, size in pairs if dim.name in self.summed)
+        return all(size == dim.size for dim, size in pairs if dim.name not in self.free)
 
     def runs(self, box: Box) -> bool:
         """Whether torch takes a tile of the main operator: not where statistics are of one number."""
         pairs = zip(self.main.space.dims, box.shape, strict=True)
-        return any(size > 1 for dim, size in pairs if dim.name in self.summed)
+        return any(size > 1 for dim, size in pairs if dim.name not in self.free)
 
 
 def natives_of(graph: Graph) -> Mapping[str, Native]:
-    """By operator; one that has none of the summed dimensions is small, and stays by itself."""
+    """By operator; one that has nothing of what a call needs whole is small, and stays by itself."""
     found: dict[str, Native] = {}
     for fused in graph.fused:
-        if fused.kind not in KINDS:
-            continue
         ops = tuple(graph.op(name) for name in fused.ops)
-        summed = frozenset(op.space.dims[d].name for op in ops for d in op.space.reduced)
         main = max(reversed(ops), key=lambda op: len(op.space.dims))
+        if fused.kind in SAMPLES_ONLY:
+            own = [op for op in ops if "n" in _names(op)]
+            shared = free = frozenset({"n"})
+            shares = _by_work(own)
+        else:
+            summed = {op.space.dims[d].name for op in ops for d in op.space.reduced}
+            own = [op for op in ops if summed & _names(op)]
+            shared = frozenset().union(*map(_names, own))
+            free = shared - summed
+            shares = {op.name: float(op is main) for op in own}
         sizes = dict(main.space.dims)
-        own = [op for op in ops if summed & {dim.name for dim in op.space.dims}]
-        if all(sizes.get(dim.name) == dim.size for op in own for dim in op.space.dims):
-            found |= {op.name: Native(fused, main, ops, summed) for op in own}
+        dims = [dim for op in own for dim in op.space.dims if dim.name in shared]
+        if all(sizes.get(dim.name) == dim.size for dim in dims):
+            native = Native(fused, main, ops, shared, free, _content(graph, fused), shares)
+            found |= {op.name: native for op in own}
     return found
+
+
+def _names(op: Op) -> set[str]:
+    return {dim.name for dim in op.space.dims}
+
+
+def _by_work(ops: Sequence[Op]) -> Mapping[str, float]:
+    amounts = [work(op, op.space.full) for op in ops]
+    each = [float(amount.flops + sum(amount.elements)) for amount in amounts]
+    return {op.name: own / sum(each) for op, own in zip(ops, each, strict=True)}
+
+
+def _content(graph: Graph, fused: Fused) -> str:
+    """An LSTM's last product is the same however many steps there are."""
+    shapes = [None if name is None else graph.values[name].shape for name in fused.inputs]
+    said = (fused.kind, sorted(fused.attrs.items()), shapes)
+    return f"{fused.kind} {hashlib.sha256(repr(said).encode()).hexdigest()[:8]}"

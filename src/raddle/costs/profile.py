@@ -20,13 +20,13 @@ from torch import Tensor
 
 from raddle.costs.natives import Native, natives_of
 from raddle.errors import InputError
-from raddle.graph.box import Box
-from raddle.graph.graph import Graph, Op
+from raddle.graph.box import Box, hull
+from raddle.graph.graph import Graph, Op, Value
 from raddle.graph.ops import kernel
 from raddle.graph.ops.fused import FUSED
 
 VERSION = 1
-NATIVE = "|native"  # of one call in place of several operators
+NATIVE = "native"  # one call in place of several operators
 
 
 class Profile:
@@ -41,10 +41,10 @@ class Profile:
         return self.seconds.get(entry(op, box, phase, wanted, kind))
 
     def find_native(
-        self, op: Op, box: Box, phase: str, wanted: Sequence[int] | None, kind: str
+        self, native: Native, box: Box, phase: str, wanted: Sequence[int] | None, kind: str
     ) -> float | None:
-        """Of the native call that stands for all of a composite, whose main operator this is."""
-        return self.seconds.get(entry(op, box, phase, wanted, kind) + NATIVE)
+        """Of a call that stands for all of a composite, on a tile of its main operator."""
+        return self.seconds.get(native_entry(native, box, phase, wanted, kind))
 
     def save(self, path: str | pathlib.Path) -> None:
         data = {"raddle-profile": VERSION, "seconds": dict(sorted(self.seconds.items()))}
@@ -69,6 +69,12 @@ def entry(op: Op, box: Box, phase: str, wanted: Sequence[int] | None, kind: str)
     extents = "x".join(map(str, box.shape))
     gradients = "" if wanted is None else "/" + ",".join(map(str, wanted))
     return f"{kind}|{op.label}|{op.line}|{attrs}|{extents}|{op.dtypes[0]}|{phase}{gradients}"
+
+
+def native_entry(
+    native: Native, box: Box, phase: str, wanted: Sequence[int] | None, kind: str
+) -> str:
+    return f"{entry(native.main, box, phase, wanted, kind)}|{NATIVE} {native.content}"
 
 
 def measure(
@@ -98,12 +104,15 @@ def measure(
         native = natives.get(op.name)
         if native is None or op is not native.main or not native.runs(box):
             continue
-        if forward + NATIVE not in found.seconds:
+        forward, backward = (
+            native_entry(native, box, phase, own, kind) for phase, own in (("F", None), ("B", back))
+        )
+        if forward not in found.seconds:
             graded = {i.inputs[k] for i in native.ops for k in wanted[i.name]}
             times = _measure_native(graph, native, box, graded, torch.device(device), repeats)
-            found.seconds[forward + NATIVE] = times[0]
+            found.seconds[forward] = times[0]
             if back:
-                found.seconds[backward + NATIVE] = times[1]
+                found.seconds[backward] = times[1]
     return found
 
 
@@ -111,7 +120,8 @@ def _measure(
     graph: Graph, op: Op, box: Box, wanted: Sequence[int], device: torch.device, repeats: int
 ) -> tuple[float, float]:
     operands = [
-        _operand(graph, op, i, region, device) for i, region in enumerate(op.space.regions(box))
+        None if region is None else _random(graph.values[name], region, device)
+        for name, region in zip(op.inputs, op.space.regions(box), strict=True)
     ]
     for i in wanted:
         tensor = operands[i]
@@ -123,15 +133,17 @@ def _measure_native(
     graph: Graph, native: Native, box: Box, graded: set[str], device: torch.device, repeats: int
 ) -> tuple[float, float]:
     """On a tile of the main operator; running statistics, which are small, are left out."""
-    read: dict[str, Tensor | None] = {}
+    regions: dict[str, Box] = {}
     for op in native.ops:
-        for i, region in enumerate(op.space.regions(native.part(op, box))):
-            name = op.inputs[i]
-            if name not in read and graph.values[name].role != "buffer":
-                read[name] = tensor = _operand(graph, op, i, region, device)
-                if tensor is not None and name in graded:
-                    tensor.requires_grad_()
-    operands = [None if name is None else read.get(name) for name in native.fused.inputs]
+        for name, region in zip(op.inputs, op.space.regions(native.part(op, box)), strict=True):
+            if region is not None and graph.values[name].role != "buffer":
+                regions[name] = hull([regions.get(name, region), region])
+    operands = [
+        _random(graph.values[i], regions[i], device).requires_grad_(i in graded)
+        if i is not None and i in regions
+        else None
+        for i in native.fused.inputs
+    ]
     return _time(FUSED[native.fused.kind](native.fused.attrs), operands, device, repeats)
 
 
@@ -155,12 +167,7 @@ def _time(
     return statistics.median(forward[1:]), statistics.median(backward[1:])
 
 
-def _operand(
-    graph: Graph, op: Op, i: int, region: Box | None, device: torch.device
-) -> Tensor | None:
-    if region is None:
-        return None
-    value = graph.values[op.inputs[i]]
+def _random(value: Value, region: Box, device: torch.device) -> Tensor:
     if value.dtype.is_floating_point:
         return torch.rand(region.shape, dtype=value.dtype, device=device)
     return torch.zeros(region.shape, dtype=value.dtype, device=device)

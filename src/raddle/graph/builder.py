@@ -215,13 +215,21 @@ class Builder:
             yield outputs
         finally:
             self._base, self._composite = None, ""
-        if not native:
-            return
-        ops = tuple(op.name for op in self.ops[first:])
+        if native:
+            self.native(kind, self.ops[first:], inputs, outputs, attrs)
+
+    def native(
+        self,
+        kind: str,
+        ops: Sequence[Op],
+        inputs: Sequence[Value | None],
+        outputs: Sequence[Value],
+        attrs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Says that a native call can replace operators, which need not follow each other."""
         names = tuple(v.name if v is not None else None for v in inputs)
-        self.fused.append(
-            Fused(kind, ops, names, tuple(v.name for v in outputs), dict(attrs or {}))
-        )
+        made = tuple(v.name for v in outputs)
+        self.fused.append(Fused(kind, tuple(op.name for op in ops), names, made, dict(attrs or {})))
 
     # -- helpers -----------------------------------------------------------------------
 

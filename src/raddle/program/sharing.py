@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from raddle.graph.box import Box, cells, subtract
+from raddle.graph.box import Box, cells, merge, subtract
 from raddle.graph.graph import Op
 from raddle.graph.space import Space
 from raddle.plan.plan import Plan
@@ -42,15 +42,18 @@ def shares_from(
         for box in boxes:
             held.setdefault(box, []).append(device)
     owners = list(held.values())
-    to_the_first, server = plan.syncing.assign == "first", plan.server
-    shares = []
+    alike: dict[tuple[int, ...], list[Box]] = {}  # gates of a recurrence read their rows each
     for box, found in cells(list(held)):
         devices = (
             sorted({d for f in found for d in owners[f]}) if len(found) > 1 else owners[found[0]]
         )
-        home = devices[0] if to_the_first else -1
-        shares.append(Share(box, tuple(devices), home if server is None else server))
-    return tuple(shares)
+        alike.setdefault(tuple(devices), []).append(box)
+    to_the_first, server = plan.syncing.assign == "first", plan.server
+    shares = []
+    for holders, boxes in alike.items():
+        home = holders[0] if to_the_first else -1
+        shares += [Share(box, holders, home if server is None else server) for box in merge(boxes)]
+    return tuple(sorted(shares))
 
 
 def operand_regions(op: Op, operand: int, tiling: Tiling) -> Iterable[tuple[int, Box | None]]:

@@ -21,14 +21,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raddle.graph.box import Box
+from raddle.graph.box import Box, hull
 from raddle.graph.graph import Fused, Op
 from raddle.graph.ops import kernel, merge
-from raddle.graph.ops.fused import FUSED
+from raddle.graph.ops.fused import FUSED, SAMPLES_ONLY
 from raddle.program.program import Cell, Program, Variant, tensors_of_part
 from raddle.run.gathering import gather, overlapping
-
-SAMPLES_ONLY = {"group_norm", "lstm", "gru", "rnn_tanh", "rnn_relu"}  # natively, split by samples
 
 WINDOWS = {
     f"{kind}{rank}d" for kind in ("conv", "max_pool", "avg_pool") for rank in (1, 2, 3)
@@ -255,11 +253,11 @@ class Writer:
         """Whether the tiles of a composite on this device are one box of it."""
         if not any(name in own for name in fused.ops):
             return False
-        ops = {name: self.graph.op(name) for name in fused.ops}
+        apart = fused.kind in SAMPLES_ONLY  # its steps and gates read parts of what the call reads
         made: dict[str, Box] = {}
         read: dict[str, Box | None] = {}
         for name in fused.ops:
-            op = ops[name]
+            op = self.graph.op(name)
             if name not in own:
                 elsewhere = self.device not in self.tiles[name].devices
                 if op.kind == "running" and elsewhere:
@@ -268,12 +266,12 @@ class Writer:
             boxes = [t.box for t in self.tiles[name].tiles if t.device == self.device]
             if len(boxes) != 1 or name in self.merges:
                 return False
-            if fused.kind in SAMPLES_ONLY and not _by_samples(op, boxes[0]):
+            if apart and not _by_samples(op, boxes[0]):
                 return False
             for i, region in zip(op.inputs, op.space.regions(boxes[0]), strict=True):
                 if i in made and made[i] != region:
                     return False
-                if i not in made and read.setdefault(i, region) != region:
+                if i not in made and read.setdefault(i, region) != region and not apart:
                     return False
             made.update(zip(op.outputs, op.space.produces(boxes[0]), strict=True))
         return all(i is None or read.get(i) is not None for i in self._inputs(fused, own))
@@ -300,7 +298,7 @@ class Writer:
             box = next(t.box for t in tiles[op.name].tiles if t.device == device)
             for i, region in zip(op.inputs, op.space.regions(box), strict=True):
                 if region is not None:
-                    read.setdefault(i, region)
+                    read[i] = hull([read.get(i, region), region])
             made.update(zip(op.outputs, op.space.produces(box), strict=True))
         arguments = [
             "None" if name is None else self._region(name, read[name])

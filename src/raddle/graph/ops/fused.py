@@ -12,6 +12,9 @@ from torch import Tensor
 
 Attrs = Mapping[str, Any]
 
+# The native call takes these where a tile has all but samples.
+SAMPLES_ONLY = frozenset({"group_norm", "lstm", "gru", "rnn_tanh", "rnn_relu"})
+
 
 def _batch_norm(a: Attrs) -> Callable[..., Any]:
     def run(x: Tensor, weight: Any, bias: Any, mean: Tensor | None, var: Tensor | None) -> Any:
@@ -54,16 +57,20 @@ def _cross_entropy(a: Attrs) -> Callable[..., Any]:
 
 
 def _recurrent(call: Callable[..., Any], states: int) -> Callable[[Attrs], Callable[..., Any]]:
-    def make(a: Attrs) -> Callable[..., Any]:
-        # "train" although there is no dropout: cuDNN has no backward otherwise
-        time = 1 if a["batch_first"] else 0
-        flags = (a["biases"], a["layers"], 0.0, True, a["bidirectional"], a["batch_first"])
+    """A layer in one direction: from its steps' inputs, its states (None: zeros) and parameters."""
 
-        def run(x: Tensor, *rest: Any) -> Any:
-            given, params = rest[:states], list(rest[states:])
-            shape = (a["layers"] * (1 + a["bidirectional"]), x.shape[1 - time], params[1].shape[1])
-            state: Any = [x.new_zeros(shape) if s is None else s for s in given]
-            return tuple(call(x, state if states > 1 else state[0], params, *flags))
+    def make(a: Attrs) -> Callable[..., Any]:
+        steps, way = a["steps"], -1 if a["reverse"] else 1
+        # One layer, "train" although there is no dropout: cuDNN has no backward otherwise.
+        flags = (a["biases"], 1, 0.0, True, False, False)
+
+        def run(*operands: Any) -> Any:
+            x = torch.stack(operands[:steps][::way])
+            given, params = operands[steps : steps + states], list(operands[steps + states :])
+            size = params[1].shape[1]
+            state = [x.new_zeros(1, x.shape[1], size) if s is None else s[None] for s in given]
+            out, _, *cells = call(x, state if states > 1 else state[0], params, *flags)
+            return (*out.unbind()[::way], *(s[0] for s in cells))
 
         return run
 

@@ -4,7 +4,7 @@
     cell   h[n c], s[n c] = gates[n c].., s[n c]           elementwise
 
 so samples, features and layers can be split, and layers and steps run at the same time on
-different devices. Where a device holds all of it, the native call runs (fused.py).
+different devices. Where a device holds all of a layer, in one direction, a native call runs it (fused.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from raddle.graph.builder import Builder, NotSplittable, aten
-from raddle.graph.graph import Value
+from raddle.graph.graph import Op, Value
 from raddle.graph.kind import Kernel, Site, declare
 from raddle.graph.ops.contract import linear
 from raddle.graph.ops.pointwise import pointwise_line
@@ -121,12 +121,8 @@ def unroll(
         raise NotSplittable  # projections, or no sample dimension
     weights = [Weights(*params[i : i + each]) for i in range(0, len(params), each)]
     time = 1 if batch_first else 0
-    attrs = {
-        "biases": biases, "layers": layers, "bidirectional": bidirectional, "batch_first": batch_first
-    }  # fmt: skip
-    native = not (train and p > 0 and layers > 1)
-    given = [None if _made_of_zeros(b, s) else s for s in states]
-    with b.group(form.kind, [x, *given, *params], attrs, native=native) as outputs:
+    zeros = [_made_of_zeros(b, s) for s in states]
+    with b.group(form.kind, [], native=False):
         sequence = [select(b, x, time, t) for t in range(x.shape[time])]
         starts = [_start(b, s, sequence[0]) for s in states]
         last: list[list[Value]] = []
@@ -135,16 +131,21 @@ def unroll(
             for way in range(ways):
                 number = layer * ways + way
                 state = [start(number) for start in starts]
-                steps = range(len(sequence))
+                given = [None if z else s for z, s in zip(zeros, state, strict=True)]
+                steps, ops = range(len(sequence)), list[Op]()
                 run = [sequence[0]] * len(sequence)
                 for t in reversed(steps) if way else steps:
                     if layer and train and p > 0 and t not in dropped:
                         # Beside its step, so that a layer can begin before the one below has ended.
                         sequence[t] = dropout(b, sequence[t], p, suffix=f"l{layer}.t{t}.dropout")
                         dropped.add(t)
-                    name = f"l{layer}{'r' if way else ''}.t{t}"
+                    name, first = f"l{layer}{'r' if way else ''}.t{t}", len(b.ops)
                     state = _step(b, form, weights[number], sequence[t], state, name)
+                    ops += b.ops[first:]
                     run[t] = state[0]
+                attrs = {"steps": len(steps), "biases": biases, "reverse": bool(way)}
+                operands = [*sequence, *given, *weights[number][:each]]
+                b.native(form.kind, ops, operands, [*run, *state[1:]], attrs)
                 runs.append(run)
                 last.append(state)
             sequence = (
@@ -154,7 +155,6 @@ def unroll(
         final = [
             b.call(A.stack.default, [state[i] for state in last], 0) for i in range(form.states)
         ]
-        outputs.extend([stacked, *final])
     return (stacked, *final)
 
 
