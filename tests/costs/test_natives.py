@@ -10,14 +10,19 @@ from small import small
 
 from raddle.clusters import Device, cluster
 from raddle.costs.compute import Compute
-from raddle.costs.natives import natives_of
+from raddle.costs.natives import natives_of, tiled_alike
 from raddle.costs.profile import NATIVE, Profile, measure
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph, Op
+from raddle.plan.plan import Plan
 from raddle.program.lower import active_values, lower
+from raddle.program.segments import segments
 from raddle.run.code import Writer
 from raddle.searches.planning import plan_for
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.settings import Settings
+from raddle.searches.starts import random_start
 
 DEVICE: Device = cluster("p100:1x1").devices[0]
 
@@ -127,21 +132,34 @@ def test_recurrences_of_other_lengths_are_other_calls() -> None:
     assert content(3) == content(3) != content(4)
 
 
+def planned(graph: Graph, method: str, bn: str) -> Plan:
+    """`random`: groups of operators are split in ways of their own, as FlexFlow's search does."""
+    on = cluster("local:4")
+    if method != "random":
+        return replace(plan_for(graph, on, method=method), bn=bn)
+    return Plan(random_start(PlanSpace(graph, on, Settings()), seed=1), 4, bn=bn)
+
+
 @pytest.mark.parametrize("bn", ["global", "local"])
-@pytest.mark.parametrize("method", ["data", "model", "layerwise", "spatial", "owt", "optcnn"])
+@pytest.mark.parametrize(
+    "method", ["data", "model", "layerwise", "spatial", "owt", "optcnn", "random"]
+)
 @pytest.mark.parametrize("model", ["resnet110-tiny", "gpt-tiny", "unet-tiny", "rnnlm-tiny"])
 def test_what_is_counted_as_one_call_runs_as_one(model: str, method: str, bn: str) -> None:
     graph = small(model)[1]
-    plan = replace(plan_for(graph, cluster("local:4"), method=method), bn=bn)
+    plan = planned(graph, method, bn)
     program = lower(graph, plan)
     variant = program.variants[0]
-    mains = {native.main.name: native for native in natives_of(graph).values()}
+    natives = natives_of(graph)
+    alike = tiled_alike(graph, plan.tiles)
     for device in range(4):
         ops = [op for op in graph.ops if device in variant.tiles[op.name].devices]
         writer = Writer(program, variant, device, torch.device("cpu"), lambda of: [], str)
-        run_as_one = writer.native(ops)[1]
+        own = segments(program, device)
+        run_as_one = {name for segment in own for name in writer.native(segment)[1]}
         for op in ops:
-            if op.name in mains:
+            if op.name in natives:
                 boxes = [t.box for t in variant.tiles[op.name].tiles if t.device == device]
-                whole = all(mains[op.name].whole(op, box, bn) for box in boxes)
-                assert whole == (op.name in run_as_one), (device, op.name, boxes)
+                whole = all(natives[op.name].whole(op, box, bn) for box in boxes)
+                counted = op.name in alike and whole
+                assert counted == (op.name in run_as_one), (device, op.name, boxes)

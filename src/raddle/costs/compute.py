@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from raddle.clusters import Device
-from raddle.costs.natives import natives_of
+from raddle.costs.natives import Native, natives_of
 from raddle.costs.profile import Profile, entry, native_entry
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
@@ -41,9 +41,11 @@ class Compute:
         *,
         split: bool = False,  # gradients of parameters apart from those of activations
         bn: str = "global",  # what batch statistics are of, as a plan has it
+        natives: Mapping[str, Native] | None = None,  # by operator; None: all that there are
     ) -> None:
         self.graph, self.profile, self.bn = graph, profile, bn
-        self.natives = natives_of(graph) if profile else {}
+        given = natives_of(graph) if natives is None and profile else natives
+        self.natives = given if profile and given else {}
         self.wanted: dict[tuple[str, str], tuple[int, ...]] = {}  # operator, phase -> operands
         self.graded: dict[str, tuple[int, ...]] = {}  # operator -> operands of both
         for op in graph.ops:

@@ -4,8 +4,10 @@ A profile has both, the call and the operators that it stands for. Where a tile 
 count as those of the composite's main operator, and its others take none; a recurrence's are divided among
 its operators by their work, as plans have its steps on different devices.
 
-Whether a tile is whole is seen from that tile alone, as searches ask it of one operator; a run sees all
-tiles (run/code.py). Both agree unless a plan tiles the operators of one composite in different ways.
+A run makes one call only where a device's tiles of all operators belong together and nothing is sent
+between them (run/code.py, program/segments.py): steps of a recurrent layer that come from another device,
+or go to one, are computed one by one. Simulation and evaluator know all tiles and count so (`tiled_alike`);
+searches that ask for one operator take the others to be tiled alike.
 
     batch_norm: moments of n, h, w, then the result: whole where a tile has all samples and pixels
     lstm: steps and gates of a layer: whole where a tile has all but samples
@@ -21,6 +23,7 @@ from raddle.graph.box import Box
 from raddle.graph.graph import Fused, Graph, Op
 from raddle.graph.ops import work
 from raddle.graph.ops.fused import SAMPLES_ONLY
+from raddle.plan.tiling import Tiling
 
 
 class Native(NamedTuple):
@@ -31,6 +34,7 @@ class Native(NamedTuple):
     free: frozenset[str]  # those of them that may be split
     content: str  # tells calls apart whose main operators are alike
     shares: Mapping[str, float]  # by operator, what counts as its part of the call's seconds
+    near: tuple[str, ...]  # operators that give or take something while others of it compute
 
     def tile(self, op: Op, box: Box) -> Box:
         """A tile of one of the operators as one of the main; what the one has not, is there in full."""
@@ -58,6 +62,29 @@ class Native(NamedTuple):
         return any(size > 1 for dim, size in pairs if dim.name not in self.free)
 
 
+def signature(op: Op, tiling: Tiling) -> object:
+    """Equal for operators of a composite that are tiled alike: by device, parts of dimensions by name."""
+    dims = op.space.dims
+    return frozenset(
+        (tile.device, frozenset(
+            (dim.name, lo, hi)
+            for dim, lo, hi in zip(dims, tile.box.lo, tile.box.hi, strict=True)
+            if hi - lo < dim.size
+        ))
+        for tile in tiling.tiles
+    )  # fmt: skip
+
+
+def tiled_alike(graph: Graph, tiles: Mapping[str, Tiling]) -> Mapping[str, Native]:
+    """Those whose operators are: what a plan can run as one call."""
+    found = natives_of(graph)
+    alike = {
+        n.main.name: len({signature(graph.op(i), tiles[i]) for i in (*n.shares, *n.near)}) == 1
+        for n in {n.main.name: n for n in found.values()}.values()
+    }
+    return {name: native for name, native in found.items() if alike[native.main.name]}
+
+
 def natives_of(graph: Graph) -> Mapping[str, Native]:
     """By operator; one that has nothing of what a call needs whole is small, and stays by itself."""
     found: dict[str, Native] = {}
@@ -67,17 +94,18 @@ def natives_of(graph: Graph) -> Mapping[str, Native]:
         if fused.kind in SAMPLES_ONLY:
             own = [op for op in ops if "n" in _names(op)]
             shared = free = frozenset({"n"})
-            shares = _by_work(own)
+            shares, near = _by_work(own), _neighbours(graph, fused)
         else:
             summed = {op.space.dims[d].name for op in ops for d in op.space.reduced}
             own = [op for op in ops if summed & _names(op)]
             shared = frozenset().union(*map(_names, own))
             free = shared - summed
-            shares = {op.name: float(op is main) for op in own}
+            shares, near = {op.name: float(op is main) for op in own}, ()
         sizes = dict(main.space.dims)
         dims = [dim for op in own for dim in op.space.dims if dim.name in shared]
         if all(sizes.get(dim.name) == dim.size for dim in dims):
-            native = Native(fused, main, ops, shared, free, _content(graph, fused), shares)
+            content = _content(graph, fused)
+            native = Native(fused, main, ops, shared, free, content, shares, near)
             found |= {op.name: native for op in own}
     return found
 
@@ -90,6 +118,15 @@ def _by_work(ops: Sequence[Op]) -> Mapping[str, float]:
     amounts = [work(op, op.space.full) for op in ops]
     each = [float(amount.flops + sum(amount.elements)) for amount in amounts]
     return {op.name: own / sum(each) for op, own in zip(ops, each, strict=True)}
+
+
+def _neighbours(graph: Graph, fused: Fused) -> tuple[str, ...]:
+    inside, outputs = set(fused.ops), {name for name in fused.outputs if name is not None}
+    return tuple(
+        op.name for op in graph.ops
+        if op.name not in inside
+        and (outputs & {*op.inputs} or not {*fused.inputs}.isdisjoint(op.outputs))
+    )  # fmt: skip
 
 
 def _content(graph: Graph, fused: Fused) -> str:

@@ -24,6 +24,7 @@ from raddle.graph.box import Box, hull
 from raddle.graph.graph import Graph, Op, Value
 from raddle.graph.ops import kernel
 from raddle.graph.ops.fused import FUSED
+from raddle.plan.tiling import Tiling
 
 VERSION = 1
 NATIVE = "native"  # one call in place of several operators
@@ -75,6 +76,20 @@ def native_entry(
     native: Native, box: Box, phase: str, wanted: Sequence[int] | None, kind: str
 ) -> str:
     return f"{entry(native.main, box, phase, wanted, kind)}|{NATIVE} {native.content}"
+
+
+def distinct(graph: Graph, tiles: Mapping[str, Tiling], kind: str) -> dict[str, tuple[Op, Box]]:
+    """A tile for each thing that `measure` would measure apart, by a name of it."""
+    natives = natives_of(graph)
+    found: dict[str, tuple[Op, Box]] = {}
+    for op in graph.ops:
+        native = natives.get(op.name)
+        main = native is not None and native.main is op
+        for box in tiles[op.name].boxes:
+            plain = entry(op, box, "F", None, kind)
+            name = native_entry(native, box, "F", None, kind) if native and main else plain
+            found.setdefault(name, (op, box))
+    return found
 
 
 def measure(

@@ -77,6 +77,18 @@ class Evaluator:
         self.cells: list[tuple[Cell, ...]] = [()] * ops
         self.merged: list[MergeKey | None] = [None] * ops  # to see what changes
         self.closed: frozenset[str] = frozenset()
+        found = {n.main.name: n for n in self.make.compute.natives.values()}
+        number = self.outline.number
+        self.composites = [[number[name] for name in n.shares] for n in found.values()]
+        self.composite = {i: c for c, own in enumerate(self.composites) for i in own}
+        self.together = [False] * len(self.composites)  # whether all of one is tiled alike
+        self.alike = [[number[name] for name in (*n.shares, *n.near)] for n in found.values()]
+        self.watched: dict[
+            int, list[int]
+        ] = {}  # by operator, the composites that it belongs to or is near
+        for c, own in enumerate(self.alike):
+            for i in own:
+                self.watched.setdefault(i, []).append(c)
         self.move(tiles)
 
     # -- moves -----------------------------------------------------------------------------------
@@ -146,13 +158,12 @@ class Evaluator:
             undo.append(("closed", None, self.closed))
             self.closed = closed
         values: set[int] = set()
+        for i in {*changed, *self._regrouped(undo, changed)}:
+            self._compute(undo, i)
         for i in changed:
             op = self.graph.ops[i]
             make, tiled = self.make, self.tiles[i]
-            self._point(undo, self.slots.forward, i, make.run(op, tiled, "F"), make.computes)
             self._point(undo, self.held_slots, i, make.outputs(op, tiled), make.sizes)
-            if any(out in o.active for out in op.outputs):
-                self._point(undo, self.slots.backward, i, make.run(op, tiled, "B"), make.computes)
             for name in op.inputs:
                 source = name if name in o.value else self.graph.updates.get(name)
                 if source in o.value:
@@ -170,6 +181,26 @@ class Evaluator:
             o.parameter[n] for i in changed for n in self.graph.ops[i].inputs if n in o.parameter
         }:
             self._parameter(undo, p)
+
+    def _regrouped(self, undo: Undo, changed: Sequence[int]) -> set[int]:
+        """Operators of composites whose tiles now belong together, or do so no longer."""
+        found: set[int] = set()
+        ops, make = self.graph.ops, self.make
+        for c in {c for i in changed for c in self.watched.get(i, ())}:
+            together = len({make.signature(ops[i], self.tiles[i]) for i in self.alike[c]}) == 1
+            if together != self.together[c]:
+                self._set(undo, self.together, c, together)
+                found.update(self.composites[c])
+        return found
+
+    def _compute(self, undo: Undo, i: int) -> None:
+        op, make, tiled = self.graph.ops[i], self.make, self.tiles[i]
+        together = i in self.composite and self.together[self.composite[i]]
+        runs = [(self.slots.forward, "F")]
+        if any(out in self.outline.active for out in op.outputs):
+            runs.append((self.slots.backward, "B"))
+        for slots, phase in runs:
+            self._point(undo, slots, i, make.run(op, tiled, phase, together), make.computes)
 
     # -- time ------------------------------------------------------------------------------------
 

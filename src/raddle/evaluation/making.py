@@ -18,6 +18,7 @@ from raddle.clusters import Cluster
 from raddle.costs.compute import Compute
 from raddle.costs.kept import kept
 from raddle.costs.layout import OPTIMIZER_STATE
+from raddle.costs.natives import signature
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.evaluation.durations import tile_seconds
@@ -92,6 +93,7 @@ class Maker:
         self.keeps = 2 + OPTIMIZER_STATE.get(optimizer, 2)
         self.kept = _kept_values(graph, active)
         self.compute = Compute(graph, active, profile, bn=bn)
+        self.apart = Compute(graph, active, profile, bn=bn, natives={})
         self.routes, self.rings = routes(cluster), RingBook(cluster)
         self.handling = handling(cluster)
         self.kinds = sorted({d.kind: d for d in cluster.devices}.items())
@@ -109,6 +111,7 @@ class Maker:
         self.numbered: dict[tuple[int, Tiling], Tiled] = {}
         self.pieces: dict[tuple[int, int], tuple[Array, Array, Array]] = {}
         self.partials: dict[tuple[str, int], bool] = {}
+        self.signatures: dict[int, object] = {}
 
     def tiled(self, op: Op, tiling: Tiling) -> Tiled:
         # Spaces are shared by operators that are alike, and live as long as the graph.
@@ -123,14 +126,20 @@ class Maker:
             self.numbered[key] = found
         return found
 
+    def signature(self, op: Op, tiled: Tiled) -> object:
+        if tiled.number not in self.signatures:
+            self.signatures[tiled.number] = signature(op, tiled.tiling)
+        return self.signatures[tiled.number]
+
     # -- computing -------------------------------------------------------------------------------
 
-    def run(self, op: Op, tiled: Tiled, phase: str) -> Slot:
-        """Rows of what devices compute of an operator, forward or backward."""
-        alike = self.compute.alike(op, phase)
+    def run(self, op: Op, tiled: Tiled, phase: str, together: bool) -> Slot:
+        """Rows of what devices compute of an operator, forward or backward; alone, or in a composite."""
+        compute = self.compute if together else self.apart
+        alike = compute.alike(op, phase)
         key = ("run", alike, tiled.number)
         if key not in self.known:
-            seconds = self._seconds(op, tiled, phase, alike)
+            seconds = self._seconds(compute, op, tiled, phase, alike)
             self.known[key] = self.computes.add(self._by_device(tiled.each, seconds))
         return self.known[key]  # type: ignore[no-any-return]
 
@@ -150,13 +159,15 @@ class Maker:
             self.known[key] = self.sizes.add(np.stack([own, total[own]], axis=1))
         return self.known[key]  # type: ignore[no-any-return]
 
-    def _seconds(self, op: Op, tiled: Tiled, phase: str, alike: tuple[Any, ...]) -> Array:
+    def _seconds(
+        self, compute: Compute, op: Op, tiled: Tiled, phase: str, alike: tuple[Any, ...]
+    ) -> Array:
         """Of every tile, copies included, on its own device."""
         tiling = tiled.tiling
         key = (*alike, tiling.cuts if isinstance(tiling, Grid) else tiling)
         if key not in self.seconds:
             self.seconds[key] = [
-                tile_seconds(self.compute, op, tiling, tiled.regions, phase, device)
+                tile_seconds(compute, op, tiling, tiled.regions, phase, device)
                 for _, device in self.kinds
             ]
         by_kind = [np.repeat(s, tiled.copies) for s in self.seconds[key]]

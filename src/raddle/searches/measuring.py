@@ -7,7 +7,7 @@ from typing import Any
 
 from raddle.clusters import Cluster
 from raddle.costs.compute import Compute
-from raddle.costs.profile import Profile, entry, measure
+from raddle.costs.profile import Profile, distinct, measure
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
@@ -54,7 +54,5 @@ def _distinct(
             tiles = METHODS[method](graph, cluster)
         except InputError:
             continue  # a method that does not apply has nothing to measure
-        for op in graph.ops:
-            for box in tiles[op.name].boxes:
-                found.setdefault(entry(op, box, "F", None, kind), (op, box))
+        found = distinct(graph, tiles, kind) | found
     return list(found.values())

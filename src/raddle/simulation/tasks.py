@@ -19,6 +19,7 @@ from raddle.clusters import Cluster
 from raddle.costs.collectives import all_reduce_bytes, all_reduce_seconds
 from raddle.costs.compute import Compute
 from raddle.costs.handling import handles, message_seconds, sum_seconds
+from raddle.costs.natives import tiled_alike
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Op
 from raddle.plan.tiling import Grid
@@ -80,8 +81,9 @@ class _Builder:
         self.last = np.full(program.plan.devices, -1, np.int64)  # computed last on each device
         plan = program.plan
         self.compute = Compute(
-            program.graph, program.active, profile, split=plan.split_backward, bn=plan.bn
-        )
+            program.graph, program.active, profile, split=plan.split_backward, bn=plan.bn,
+            natives=tiled_alike(program.graph, plan.tiles) if profile else None,
+        )  # fmt: skip
         # Slices wait for a link without holding up others: the first first, or the most urgent.
         urgent = program.plan.syncing.kind == "p3"
         self.urgency = {

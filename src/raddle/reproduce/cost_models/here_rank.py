@@ -13,9 +13,8 @@ import torch.distributed as dist
 
 from raddle.commands.loading import capture_model
 from raddle.costs.compute import Compute
-from raddle.costs.profile import Profile, entry, measure
-from raddle.graph.box import Box
-from raddle.graph.graph import Graph, Op
+from raddle.costs.profile import Profile, measure
+from raddle.graph.graph import Graph
 from raddle.plan.file import from_dict, read
 from raddle.plan.plan import Plan
 from raddle.program.lower import active_values
@@ -52,12 +51,9 @@ def _measured(
 ) -> Profile:
     compute = Compute(graph, frozenset(active_values(graph)), split=plan.split_backward)
     wanted = {op.name: compute.wanted[op.name, phase] for op in graph.ops}
-    boxes: dict[str, tuple[Op, Box]] = {}
-    for op in graph.ops:
-        for box in plan.tiles[op.name].boxes:
-            boxes.setdefault(entry(op, box, phase, wanted[op.name], ""), (op, box))
+    boxes = [(op, box) for op in graph.ops for box in plan.tiles[op.name].boxes]
     kind, repeats = asked["kind"], asked["repeats"]
-    return measure(graph, boxes.values(), wanted, kind, known=known, repeats=repeats)
+    return measure(graph, boxes, wanted, kind, known=known, repeats=repeats)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from raddle.clusters import Cluster
 from raddle.clusters.catalogue import cores
 from raddle.clusters.probe import describe, probe
 from raddle.costs.compute import Compute
-from raddle.costs.profile import Profile, entry, measure
+from raddle.costs.profile import Profile, measure
 from raddle.program.lower import active_values
 from raddle.reproduce.gems_unet.methods import Planned, Predicted
 
@@ -39,14 +39,8 @@ def profiled(plans: Iterable[Planned], kind: str, known: Profile, repeats: int) 
         for graph, plan in plans:
             compute = Compute(graph, frozenset(active_values(graph)))
             wanted = {op.name: compute.wanted[op.name, "B"] for op in graph.ops}
-            boxes = {
-                entry(op, box, "F", None, kind): (op, box)
-                for op in graph.ops
-                for box in plan.tiles[op.name].boxes
-            }
-            known = measure(
-                graph, boxes.values(), wanted, kind, "cpu", known=known, repeats=repeats
-            )
+            boxes = [(op, box) for op in graph.ops for box in plan.tiles[op.name].boxes]
+            known = measure(graph, boxes, wanted, kind, "cpu", known=known, repeats=repeats)
     finally:
         torch.set_num_threads(threads)
     return known

@@ -19,9 +19,7 @@ import torch.distributed as dist
 
 from raddle import zoo
 from raddle.clusters.catalogue import cores
-from raddle.costs.profile import entry, measure
-from raddle.graph.box import Box
-from raddle.graph.graph import Op
+from raddle.costs.profile import distinct, measure
 from raddle.plan.pipelining import OVERLAPPED, is_asynchronous
 from raddle.program.lower import active_values
 from raddle.reproduce.messages import measure_messages
@@ -110,10 +108,7 @@ def _profile(trainers: Iterable[Trainer], kind: str) -> dict[str, float]:
     mine: dict[str, float] = {}
     for trainer in trainers:
         graph, active = trainer.graph, active_values(trainer.graph)
-        fresh: dict[str, tuple[Op, Box]] = {}
-        for op in graph.ops:
-            for box in trainer.plan.tiles[op.name].boxes:
-                fresh.setdefault(entry(op, box, "F", None, kind), (op, box))
+        fresh = distinct(graph, trainer.plan.tiles, kind)
         own = [tile for name, tile in fresh.items() if name not in known]
         known |= fresh.keys()
         wanted = {op.name: [i for i, n in enumerate(op.inputs) if n in active] for op in graph.ops}
