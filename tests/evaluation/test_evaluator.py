@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from raddle.errors import InputError
 from raddle.evaluation.evaluator import Evaluator
 from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
-from raddle.plan.tiling import Tiling
+from raddle.plan.tiling import Tiling, whole
 from raddle.program.lower import active_values, lower
+from raddle.searches.planning import plan_for
 from raddle.simulation.timeline import simulate
 
 MODELS = ("lenet-tiny", "gpt-tiny", "resnet110-tiny", "unet-tiny", "nmt-tiny", "inception_v3-tiny")
@@ -64,7 +66,7 @@ def test_a_step_takes_as_long_as_in_the_simulation(
     assert own.time(fold=False) == expected
 
 
-def made_up_profile(graph: Graph, plan: Plan, kind: str, seed: int) -> Profile:
+def made_up_profile(graph: Graph, plan: Plan, kind: str, seed: int, known: float = 0.8) -> Profile:
     """Seconds of some tiles, of operators and of native calls."""
     rng = random.Random(seed)
     compute = Compute(graph, frozenset(active_values(graph)))
@@ -76,7 +78,7 @@ def made_up_profile(graph: Graph, plan: Plan, kind: str, seed: int) -> Profile:
                 names = [entry(op, box, phase, wanted, kind)]
                 if op.name in natives and op is natives[op.name].main:
                     names.append(native_entry(natives[op.name], box, phase, wanted, kind))
-                found |= {name: rng.random() * 1e-3 for name in names if rng.random() < 0.8}
+                found |= {name: rng.random() * 1e-3 for name in names if rng.random() < known}
     return Profile(found)
 
 
@@ -125,6 +127,33 @@ def test_moves_and_limits_change_no_time_and_no_decision(
             assert own.time() == now
     fresh = Plan(tiles, 4, bn="global", sync=sync, bucket=plan.bucket)
     assert own.time() == simulated(graph, fresh, machine)
+
+
+@pytest.mark.parametrize("model", ["nmt-tiny", "rnnlm-tiny", "resnet110-tiny", "gpt-tiny"])
+def test_composites_fall_apart_and_come_together(model: str) -> None:
+    """From data parallelism, where all are native calls, and back again."""
+    graph, on = small(model)[1], machine_of("local:4")
+    plan = replace(plan_for(graph, on, method="data"), bn="global")
+    start: dict[str, Tiling] = dict(plan.tiles)
+    profile = made_up_profile(graph, plan, on.devices[0].kind, 1, known=1.0)
+    own = Evaluator(
+        graph, on, start, optimizer=plan.optimizer, bn=plan.bn, bucket=plan.bucket, profile=profile
+    )
+    natives, rng = natives_of(graph), random.Random(2)
+    first = own.time()
+    assert all(own.together)
+    for name in rng.sample(sorted(natives), 5):
+        ops = {name, *natives[name].near[:1]}
+        moved = {i: whole(graph.op(i).space.full.shape, [rng.randrange(4)]) for i in ops}
+        undo = own.move(moved)
+        assert not all(own.together)
+        fresh = replace(plan, tiles={**start, **moved})
+        assert own.time() == int(simulate(lower(graph, fresh), on, profile).end.max())
+        own.restore(undo)
+        assert own.time() == first
+        own.move(moved)
+        own.move({i: start[i] for i in ops})
+        assert own.time() == first
 
 
 @pytest.mark.slow
