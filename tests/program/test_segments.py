@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import random_plan
+from plans import SYNCS, random_plan
 from small import MODELS, mlp, planned, small
 
+from raddle.clusters import cluster
 from raddle.program.lower import lower
 from raddle.program.program import Key, Merge, Move, Program, Reduce, Run
 from raddle.program.segments import segments
+from raddle.searches.planning import plan_for
 
 
 def names(program: Program, device: int) -> list[str]:
@@ -43,6 +47,18 @@ def test_the_plan_cuts() -> None:
     assert names(program, 0) == ["fc1", "relu", "fc2", "sum"]
 
 
+@pytest.mark.parametrize("sync", [*SYNCS, "ps", "p3", "ps:async"])
+@pytest.mark.parametrize("model", ["resnet110-tiny", "gpt-tiny", "rnnlm-tiny"])
+def test_gradients_that_are_handed_in_do_not_cut_composites(model: str, sync: str) -> None:
+    graph = small(model)[1]
+    plan = plan_for(graph, cluster("local:2"), method="data")
+    program = lower(graph, replace(plan, sync=sync, bucket=0, bn="local"))
+    composites = [f.ops for f in graph.fused if "cross_entropy" not in f.kind]  # its mean is summed
+    of = {name: n for n, ops in enumerate(composites) for name in ops}
+    for one, other in pairwise(segments(program, 0)):
+        assert of.get(one[-1].name, -1) != of.get(other[0].name, -2)
+
+
 @settings(max_examples=40)
 @given(model=st.sampled_from(MODELS), devices=st.integers(1, 4), seed=st.integers(0, 10_000))
 def test_random_plans(model: str, devices: int, seed: int) -> None:
@@ -60,24 +76,31 @@ def test_random_plans(model: str, devices: int, seed: int) -> None:
 
 
 def communicates_between(program: Program, device: int) -> set[tuple[str, str]]:
-    """Neighbours of a device's order that a message, a merge or a sum keeps apart, in either direction."""
+    """Neighbours of a device's order that a message, a merge or a sum keeps apart, in either direction.
+
+    Gradients are handed in only where a composite has ended.
+    """
     own = [op.name for op in program.graph.ops if device in program.plan.tiles[op.name].devices]
+    composite = {name: n for n, f in enumerate(program.graph.fused) for name in f.ops}
     key = Key(0, program.plan.microbatches - 1)
     apart = set()
     for phase in "FB":
-        last, talked, arrived = None, False, set()
+        last, talked, handed, arrived = None, False, False, set()
         for number, i in enumerate(program.instructions):
             if i.key != key or device not in i.devices:
                 continue
             if isinstance(i, Run) and i.phase == phase:
-                if last is not None and (talked or arrived & set(i.deps)):
+                ended = last is None or composite.get(last, -1) != composite.get(i.op, -2)
+                if last is not None and (talked or (handed and ended) or arrived & set(i.deps)):
                     later = i.op if phase == "F" else last
                     apart.add((own[own.index(later) - 1], later))
                 arrived -= set(i.deps)
-                last, talked = i.op, False
+                last, talked, handed = i.op, False, handed and not ended
             elif isinstance(i, Move):
                 arrived.add(number)
                 talked |= any(m.source == device for m in i.messages)
-            elif isinstance(i, Merge | Reduce):
+            elif isinstance(i, Merge):
                 talked = True
+            elif isinstance(i, Reduce):
+                handed = True
     return apart

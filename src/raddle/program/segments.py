@@ -3,7 +3,8 @@
 A segment is executed as one piece, forward and backward. It ends where something is sent (so that it leaves
 early), merged or reduced, and starts where something is received, in either direction; at the border of a
 stage, or of a block that is recomputed; and, where the backward is split, around every operator with
-parameters (so that nothing between them is computed twice). Where steps overlap on any tiles, it ends where
+parameters (so that nothing between them is computed twice). Gradients of a composite's parameters leave
+when all of it is done, so that it can be one native call. Where steps overlap on any tiles, it ends where
 any device communicates, so that an update falls between segments and never into one.
 """
 
@@ -53,9 +54,12 @@ def _talks(
 ) -> set[int]:
     """Where a device's communication in a micro-batch cuts."""
     place = {op.name: at for at, op in enumerate(own)}
+    composite = {name: n for n, f in enumerate(program.graph.fused) for name in f.ops}
+    inside = [composite.get(op.name, -1 - at) for at, op in enumerate(own)]
+    divided = program.plan.syncing.divided
     cuts: set[int] = set()
     received: set[int] = set()
-    last, direction, cut_next = 0, "F", False
+    last, direction, cut_next, hands_in = 0, "F", False, False
     for number, i in instructions:
         if device not in i.devices:
             continue
@@ -63,14 +67,17 @@ def _talks(
             at, way = place[i.op], "F" if i.phase == "F" else "B"
             waits = not received.isdisjoint(i.deps)
             received.difference_update(i.deps)
-            if (cut_next or waits) and way == direction and at != last:
+            left = way != direction or inside[at] != inside[last]
+            if (cut_next or waits or (hands_in and left)) and way == direction and at != last:
                 cuts.add(at if way == "F" else last)
-            last, direction, cut_next = at, way, False
-        elif _pushes(program, i):  # gradients are handed in, to whichever home
-            cut_next = True
+            last, direction, cut_next, hands_in = at, way, False, hands_in and not left
+        elif isinstance(i, Reduce) or _pushes(program, i):  # gradients are handed in, wherever
+            hands_in = True
+        elif program.slices and isinstance(i, Move) and i.what == "pull" and not divided:
+            continue  # comes beside what the device computes
         elif isinstance(i, Move) and all(m.source != device for m in i.messages):
             received.add(number)
-        elif isinstance(i, Move | Merge | Reduce):
+        elif isinstance(i, Move | Merge):
             cut_next = True
             if isinstance(i, Move):
                 received.add(number)

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from raddle.run.transports.base import Pending, Transport
+from raddle.sync.applying import Applying
 from raddle.sync.item import Item
 from raddle.sync.synchroniser import Synchroniser
 
@@ -119,7 +120,7 @@ def _sums(transport: Transport, work: Work) -> None:
 
 
 class _Slices:
-    """Small parameters, whose homes are spread over the ranks."""
+    """Small parameters, whose homes are spread over the ranks and update them by a stock optimizer."""
 
     def __init__(self, transport: Transport) -> None:
         everyone = tuple(range(transport.size))
@@ -127,17 +128,18 @@ class _Slices:
             Item(n, f"slice {n}", everyone, n % transport.size, SMALL // 4, torch.float32, n)
             for n in range(COUNT)
         ]
-        self._rows = [torch.zeros(SMALL // 4) for _ in items]
+        rows = [nn.Parameter(torch.zeros(SMALL // 4)) for _ in items]
+        own = {n: p for n, p in enumerate(rows) if items[n].home == transport.rank}
+        optimizer = torch.optim.SGD(rows, lr=0.1, momentum=0.9)
+        self._applying = Applying(optimizer, own)
+        self._applying.snapshot(1)  # holds for all steps
         self._synchroniser = Synchroniser(
-            items, transport.wire(), self._apply, timeout=transport.timeout, fail=transport.fail
+            items, transport.wire(), self._applying, timeout=transport.timeout, fail=transport.fail
         )
-        for number, rows in enumerate(self._rows):
-            self._synchroniser.bind(number, rows)
+        for number, p in enumerate(rows):
+            self._synchroniser.bind(number, p.detach())
         self._synchroniser.start()
         transport.barrier()  # nobody pushes before all listen
-
-    def _apply(self, number: int, clock: int, gradient: Tensor) -> None:
-        self._rows[number].add_(gradient, alpha=-0.1)
 
     def agree(self, work: Work) -> None:
         for number in range(COUNT):
