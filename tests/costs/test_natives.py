@@ -71,7 +71,10 @@ def test_a_backward_in_two_parts_takes_as_long_as_one() -> None:
     two = Compute(graph, frozenset(active_values(graph)), profile, split=True)
     for op in ops:
         parts = [two.seconds(op, op.space.full, p, DEVICE) for p in "BW" if two.wanted[op.name, p]]
-        assert sum(parts) == pytest.approx(one.seconds(op, op.space.full, "B", DEVICE))
+        whole = profile.find(op, op.space.full, "B", one.graded[op.name], DEVICE.kind)
+        assert sum(parts) == pytest.approx(
+            whole
+        )  # norms as operators: segments are cut between them
 
 
 def test_a_part_of_the_samples_is_whole_where_statistics_are_local() -> None:
@@ -135,6 +138,8 @@ def test_recurrences_of_other_lengths_are_other_calls() -> None:
 def planned(graph: Graph, method: str, bn: str) -> Plan:
     """`random`: groups of operators are split in ways of their own, as FlexFlow's search does."""
     on = cluster("local:4")
+    if method == "split backward":
+        return replace(plan_for(graph, on, method="data"), bn=bn, split_backward=True)
     if method != "random":
         return replace(plan_for(graph, on, method=method), bn=bn)
     return Plan(random_start(PlanSpace(graph, on, Settings()), seed=1), 4, bn=bn)
@@ -142,7 +147,7 @@ def planned(graph: Graph, method: str, bn: str) -> Plan:
 
 @pytest.mark.parametrize("bn", ["global", "local"])
 @pytest.mark.parametrize(
-    "method", ["data", "model", "layerwise", "spatial", "owt", "optcnn", "random"]
+    "method", ["data", "model", "layerwise", "spatial", "owt", "optcnn", "random", "split backward"]
 )
 @pytest.mark.parametrize("model", ["resnet110-tiny", "gpt-tiny", "unet-tiny", "rnnlm-tiny"])
 def test_what_is_counted_as_one_call_runs_as_one(model: str, method: str, bn: str) -> None:
@@ -151,7 +156,10 @@ def test_what_is_counted_as_one_call_runs_as_one(model: str, method: str, bn: st
     program = lower(graph, plan)
     variant = program.variants[0]
     natives = natives_of(graph)
-    alike = tiled_alike(graph, plan.tiles)
+    alike = Compute(
+        graph, frozenset(active_values(graph)), Profile(), split=plan.split_backward, bn=bn,
+        natives=tiled_alike(graph, plan.tiles),
+    ).natives  # fmt: skip
     for device in range(4):
         ops = [op for op in graph.ops if device in variant.tiles[op.name].devices]
         writer = Writer(program, variant, device, torch.device("cpu"), lambda of: [], str)

@@ -45,7 +45,11 @@ class Compute:
     ) -> None:
         self.graph, self.profile, self.bn = graph, profile, bn
         given = natives_of(graph) if natives is None and profile else natives
-        self.natives = given if profile and given else {}
+        # A backward in two parts is cut around operators with parameters (program/segments.py).
+        self.natives = {
+            name: native for name, native in (given or {}).items()
+            if profile and not (split and native.weighted)
+        }  # fmt: skip
         self.wanted: dict[tuple[str, str], tuple[int, ...]] = {}  # operator, phase -> operands
         self.graded: dict[str, tuple[int, ...]] = {}  # operator -> operands of both
         for op in graph.ops:

@@ -35,6 +35,7 @@ class Native(NamedTuple):
     content: str  # tells calls apart whose main operators are alike
     shares: Mapping[str, float]  # by operator, what counts as its part of the call's seconds
     near: tuple[str, ...]  # operators that give or take something while others of it compute
+    weighted: bool  # whether it has parameters
 
     def tile(self, op: Op, box: Box) -> Box:
         """A tile of one of the operators as one of the main; what the one has not, is there in full."""
@@ -105,7 +106,9 @@ def natives_of(graph: Graph) -> Mapping[str, Native]:
         dims = [dim for op in own for dim in op.space.dims if dim.name in shared]
         if all(sizes.get(dim.name) == dim.size for dim in dims):
             content = _content(graph, fused)
-            native = Native(fused, main, ops, shared, free, content, shares, near)
+            roles = {graph.values[i].role for i in fused.inputs if i is not None}
+            weighted = "parameter" in roles
+            native = Native(fused, main, ops, shared, free, content, shares, near, weighted)
             found |= {op.name: native for op in own}
     return found
 
