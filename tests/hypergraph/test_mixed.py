@@ -140,7 +140,7 @@ def test_a_run_equals_the_plain_module_and_sends_what_was_predicted(parts: int) 
 def test_the_second_stage_is_never_slower(name: str) -> None:
     graph, machine = graph_of(name), cluster("p100:2x2")
     before = judge(graph, Plan(solved(name, 4).tiles, 4, bn="local"), machine)
-    found = improve(graph, machine, solved(name, 4), budget=1.0)
+    found = improve(graph, machine, solved(name, 4), budget=4.0)  # a second may go into starts
     after = judge(graph, Plan(found.tiles, 4, bn="local"), machine)
     assert found.before_seconds == before.step_seconds
     assert found.step_seconds == after.step_seconds <= before.step_seconds

@@ -78,7 +78,8 @@ class Evaluator:
         self.merged: list[MergeKey | None] = [None] * ops  # to see what changes
         self.closed: frozenset[str] = frozenset()
         found = {n.main.name: n for n in self.make.compute.natives.values()}
-        number = self.outline.number
+        active, number = self.outline.active, self.outline.number
+        self.graded = [any(out in active for out in op.outputs) for op in graph.ops]
         self.composites = [[number[name] for name in n.shares] for n in found.values()]
         self.composite = {i: c for c, own in enumerate(self.composites) for i in own}
         self.together = [False] * len(self.composites)  # whether all of one is tiled alike
@@ -158,7 +159,8 @@ class Evaluator:
             undo.append(("closed", None, self.closed))
             self.closed = closed
         values: set[int] = set()
-        for i in {*changed, *self._regrouped(undo, changed)}:
+        again = self._regrouped(undo, changed) if self.watched else ()
+        for i in (*changed, *again):
             self._compute(undo, i)
         for i in changed:
             op = self.graph.ops[i]
@@ -196,11 +198,10 @@ class Evaluator:
     def _compute(self, undo: Undo, i: int) -> None:
         op, make, tiled = self.graph.ops[i], self.make, self.tiles[i]
         together = i in self.composite and self.together[self.composite[i]]
-        runs = [(self.slots.forward, "F")]
-        if any(out in self.outline.active for out in op.outputs):
-            runs.append((self.slots.backward, "B"))
-        for slots, phase in runs:
-            self._point(undo, slots, i, make.run(op, tiled, phase, together), make.computes)
+        run, rows = make.run, make.computes
+        self._point(undo, self.slots.forward, i, run(op, tiled, "F", together), rows)
+        if self.graded[i]:
+            self._point(undo, self.slots.backward, i, run(op, tiled, "B", together), rows)
 
     # -- time ------------------------------------------------------------------------------------
 
