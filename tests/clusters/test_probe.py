@@ -62,8 +62,9 @@ def test_two_ranks_from_end_to_end(tmp_path: Path, earlier: set[int]) -> None:
     assert measured["flops"]["matmul float32"] > 1e8
     assert 1e-8 < measured["overhead"] < 1e-2
     assert 0 <= measured["busy_cores"] <= os.cpu_count()
+    # Whether any of them is more than none, a machine that does other things does not tell.
+    assert {*measured["handling"]} == {"message", "byte", "sum", "slice"}
     assert all(0 <= seconds < 0.1 for seconds in measured["handling"].values())
-    assert measured["handling"]["sum"] > 0  # threads of gloo need a core
 
     file = tmp_path / "here.yaml"
     write(measured, str(file))
