@@ -84,9 +84,7 @@ class Evaluator:
         self.composite = {i: c for c, own in enumerate(self.composites) for i in own}
         self.together = [False] * len(self.composites)  # whether all of one is tiled alike
         self.alike = [[number[name] for name in (*n.shares, *n.near)] for n in found.values()]
-        self.watched: dict[
-            int, list[int]
-        ] = {}  # by operator, the composites that it belongs to or is near
+        self.watched: dict[int, list[int]] = {}  # by operator, composites that it is in or near
         for c, own in enumerate(self.alike):
             for i in own:
                 self.watched.setdefault(i, []).append(c)
