@@ -84,10 +84,10 @@ def distinct(graph: Graph, tiles: Mapping[str, Tiling], kind: str) -> dict[str, 
     found: dict[str, tuple[Op, Box]] = {}
     for op in graph.ops:
         native = natives.get(op.name)
-        main = native is not None and native.main is op
         for box in tiles[op.name].boxes:
-            plain = entry(op, box, "F", None, kind)
-            name = native_entry(native, box, "F", None, kind) if native and main else plain
+            name = entry(op, box, "F", None, kind)
+            if native is not None and native.main is op:  # it may look like operators that are not
+                name = native_entry(native, box, "F", None, kind)
             found.setdefault(name, (op, box))
     return found
 
