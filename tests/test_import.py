@@ -14,6 +14,7 @@ SRC = Path(__file__).parents[1] / "src"
 PACKAGES = ("graph", "plan", "program", "run", "sync", "zoo")  # all that a rank needs to run a plan
 RUNTIME = [
     SRC / "raddle/errors.py",
+    SRC / "raddle/files.py",
     *sorted(path for name in PACKAGES for path in (SRC / "raddle" / name).rglob("*.py")),
 ]
 # Whether a program fits is asked of the simulator, by whoever has a cluster to ask about.
@@ -81,7 +82,7 @@ def test_a_rank_needs_no_solver() -> None:
 def allowed(name: str, extra: set[str]) -> bool:
     parts = name.split(".")
     if parts[0] == "raddle":
-        return parts[1] in {*PACKAGES, "errors", *extra}
+        return parts[1] in {*PACKAGES, "errors", "files", *extra}
     return parts[0] == "torch" or parts[0] in sys.stdlib_module_names
 
 

@@ -21,7 +21,7 @@ from raddle.commands import (
 )
 from raddle.commands.loading import capture_model, load_measured, load_plan
 from raddle.commands.options import Json, OtherCluster, OtherModel, ProfileOption
-from raddle.commands.output import check_folder, show, writing
+from raddle.commands.output import check_folder, show
 from raddle.errors import InputError
 from raddle.lab.cli import app as lab_app
 
@@ -161,8 +161,7 @@ def simulate(
     if trace is not None:
         from raddle.simulation.trace import write_trace
 
-        with writing(trace):
-            write_trace(timeline, trace)
+        write_trace(timeline, trace)
     show({**details(timeline), "trace": trace}, terminal.show_simulation, as_json=as_json)
 
 
@@ -201,8 +200,7 @@ def _probe_operators(
         graph = capture_model(model, batch)
     with terminal.progress_bar(f"measuring {model}") as heard:
         found = profile_methods(graph, machine, known=known, heard=heard)
-    with writing(path):
-        found.save(path)
+    found.save(path)
     entries, new = len(found.seconds), len(found.seconds) - len(known.seconds)
     result = {"model": model, "profile": path, "entries": entries, "measured": new}
     show(result, terminal.show_profile, as_json=as_json)

@@ -1,8 +1,50 @@
-"""The one exception that is meant for users."""
+"""The one exception that is meant for users, and how it quotes what they gave."""
+
+from __future__ import annotations
+
+import re
+
+MOST_QUOTED = 200  # characters of a user's text in a sentence
+MOST_SAID = 1000  # characters of a sentence
+_LONG = re.compile(
+    rf"'[^']{{{MOST_QUOTED + 1},}}'|\"[^\"]{{{MOST_QUOTED + 1},}}\"|\S{{{MOST_QUOTED + 3},}}"
+)
 
 
 class InputError(ValueError):
     """What a user can mend: one sentence with the values and the next step.
 
-    The command line prints it without a traceback and exits with 2.
+    The command line prints it without a traceback and exits with 2. It is one line that can be printed,
+    whatever names and texts it quotes, and quotes at most 200 characters of each.
     """
+
+    def __init__(self, sentence: object = "") -> None:
+        super().__init__(_one_line(str(sentence)))
+
+
+def shorten(text: str, limit: int = MOST_QUOTED) -> str:
+    """The beginning and the end of a text that is too long to be quoted in full."""
+    if len(text) <= limit:
+        return text
+    tail = limit // 3
+    return f"{text[: limit - tail - 1]}…{text[-tail:]}"
+
+
+def quote(value: object, limit: int = MOST_QUOTED) -> str:
+    """A name or a text from outside, as a sentence quotes it."""
+    return f"'{shorten(str(value), limit)}'"
+
+
+def _one_line(text: str) -> str:
+    """Long quotations and words shortened, and what cannot be printed written as an escape."""
+    text = _LONG.sub(lambda found: _shortened(found[0]), text)
+    text = shorten(text, MOST_SAID)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _shortened(found: str) -> str:
+    if found[0] in "'\"" and found[-1] == found[0]:
+        return f"{found[0]}{shorten(found[1:-1])}{found[0]}"
+    return shorten(found)

@@ -270,7 +270,7 @@ def test_a_run_finds_its_plan_beside_it(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "there is no file"), ("{", "is no run in JSON"), ("[]", "is no result of a run")],
+    [(None, "there is no result"), ("{", "is no result of a run"), ("[]", "is no result of a run")],
 )
 def test_bad_runs(tmp_path: pathlib.Path, content: str | None, reason: str) -> None:
     path = tmp_path / "run.json"
@@ -285,5 +285,5 @@ def test_bad_runs(tmp_path: pathlib.Path, content: str | None, reason: str) -> N
 )
 def test_bad_traces(tmp_path: pathlib.Path, content: str) -> None:
     (tmp_path / "t.json").write_text(content)
-    with pytest.raises(InputError, match="is no trace of a run"):
+    with pytest.raises(InputError, match="is damaged: it"):
         describe_run({**RESULT, "trace": str(tmp_path / "t.json")}, {}, Columns())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from plans import random_plan
 from small import MODELS, mlp, planned, small
@@ -38,23 +38,18 @@ from raddle.plan.file import from_dict, read, save, to_dict
     microbatches=st.integers(1, 4),
     steps=st.integers(1, 3),
     optimizer=st.sampled_from(["sgd", "adam"]),
-    predicted=st.dictionaries(st.text(max_size=5), st.integers() | st.booleans()),
+    predicted=st.dictionaries(st.text(max_size=5), st.integers(-(2**63) + 1, 2**63 - 1) | st.booleans()),
 )
 def test_round_trips(
     tmp_path_factory: pytest.TempPathFactory, model: str, devices: int, seed: int, **more: Any
 ) -> None:
     graph = small(model)[1]
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    plan = random_plan(
-        graph,
-        devices,
-        seed,
-        model=model,
-        fingerprint=graph.fingerprint(),
-        batch=graph.batch,
-        cluster={"name": "mine"},
-        **more,
-    )
+    known = {"model": model, "fingerprint": graph.fingerprint(), "batch": graph.batch}
+    try:
+        plan = random_plan(graph, devices, seed, **known, cluster={"name": "mine"}, **more)
+    except InputError:  # local statistics of random tiles, where their program gives the order
+        reject()
     save(plan, graph, path)
     assert from_dict(read(path), graph) == plan
     assert to_dict(from_dict(read(path), graph), graph) == json.loads(path.read_text())

@@ -2,8 +2,7 @@
 
 import json
 import pathlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 from raddle.errors import InputError
@@ -23,13 +22,3 @@ def check_folder(path: str) -> None:
     """Refuse to write where there is no folder."""
     if not pathlib.Path(path).resolve().parent.is_dir():
         raise InputError(f"there is no folder for '{path}': make it, or name another file.")
-
-
-@contextmanager
-def writing(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            f"'{path}' cannot be written ({error.strerror}): name another file."
-        ) from None

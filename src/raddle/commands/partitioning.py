@@ -6,7 +6,7 @@ import typer
 
 from raddle.commands.loading import capture_model, load_measured
 from raddle.commands.options import Batch, Json, Model, ProfileOption, Seed
-from raddle.commands.output import check_folder, show, writing
+from raddle.commands.output import check_folder, show
 from raddle.commands.planning import compile_partitioners
 from raddle.errors import InputError
 
@@ -107,7 +107,7 @@ def export(
     with terminal.progress(f"capturing {model}"):
         graph = capture_model(model, batch)
     own = _partitioner(graph, weights, connected_as_one, cluster, profile)
-    with terminal.progress(f"writing {output}"), writing(output):
+    with terminal.progress(f"writing {output}"):
         spelt = getattr(explicit, grain)(own.network, own.model)
         files.write_hypergraph(spelt, output, to)
     result = {

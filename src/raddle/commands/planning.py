@@ -18,7 +18,7 @@ from raddle.commands.options import (
     Statistics,
     Sync,
 )
-from raddle.commands.output import check_folder, show, writing
+from raddle.commands.output import check_folder, show
 from raddle.commands.scheduling import read_schedule
 from raddle.errors import InputError
 
@@ -114,8 +114,7 @@ def plan(
             graph, on, method, model=model, settings=own, recompute=recompute, found=found
         )
     if output is not None:
-        with writing(output):
-            file.save(made, timeline.program.graph, output)
+        file.save(made, timeline.program.graph, output)
     if text:
         print(write_tiles(timeline.program.graph, made.tiles), end="")
     else:

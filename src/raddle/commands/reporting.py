@@ -17,7 +17,7 @@ from raddle.commands.options import (
     Statistics,
     Sync,
 )
-from raddle.commands.output import check_folder, show, writing
+from raddle.commands.output import check_folder, show
 from raddle.commands.planning import (
     COMPARE_BUDGET,
     compile_partitioners,
@@ -25,6 +25,7 @@ from raddle.commands.planning import (
     settings_of,
 )
 from raddle.errors import InputError
+from raddle.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,8 +110,7 @@ def report(
             graph, on, given, names, model=title, settings=settings, alternatives=alternatives,
             heard=heard,
         )  # fmt: skip
-    with writing(output):
-        pathlib.Path(output).write_text(html.page(data), encoding="utf-8")
+    write_atomically(output, html.page(data))
     show(_summary(data, output), terminal.show_report, as_json=as_json)
 
 

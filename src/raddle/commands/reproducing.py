@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raddle.commands.options import Json
-from raddle.commands.output import check_folder, show, writing
+from raddle.commands.output import check_folder, show
 from raddle.errors import InputError
+from raddle.files import write_atomically
 
 if TYPE_CHECKING:
     from raddle.reproduce.result import Result
@@ -50,8 +51,7 @@ def reproduce(
     with terminal.progress_bar(f"reproduce {name}") as heard:
         result = do(experiment, quick=quick, heard=heard)
     if output is not None:
-        with writing(output):
-            pathlib.Path(output).write_text(_face(result, output), encoding="utf-8")
+        write_atomically(output, _face(result, output))
     if as_json:
         show(plain(result), _nothing, as_json=True)
     else:

@@ -1,13 +1,12 @@
 """The verb `schedule`: the schedules of pipelines, as pictures and figures."""
 
-import pathlib
 from typing import Annotated, Any
 
 import typer
 
 from raddle.commands.options import Json
 from raddle.commands.output import show
-from raddle.errors import InputError
+from raddle.files import read_text
 
 
 def schedule(
@@ -51,10 +50,7 @@ def read_schedule(given: str | None) -> str:
 
     if not given or given in NAMES or given.startswith("threaded"):
         return given or ""
-    try:
-        return pathlib.Path(given).read_text()
-    except OSError:
-        raise InputError(
-            f"there is no schedule '{given}', and no such file: choose {', '.join(NAMES)}, "
-            "threaded:4, or a file with a row of actions for each worker."
-        ) from None
+    advice = (
+        f"choose {', '.join(NAMES)}, threaded:4, or a file with a row of actions for each worker"
+    )
+    return read_text(given, "schedule", missing=advice)

@@ -8,7 +8,6 @@ the seconds it took.
 from __future__ import annotations
 
 import hashlib
-import json
 import pathlib
 import statistics
 import time
@@ -19,7 +18,8 @@ import torch
 from torch import Tensor
 
 from raddle.costs.natives import Native, natives_of
-from raddle.errors import InputError
+from raddle.errors import InputError, quote
+from raddle.files import Fields, read_json, write_json
 from raddle.graph.box import Box, hull
 from raddle.graph.graph import Graph, Op, Value
 from raddle.graph.ops import kernel
@@ -27,6 +27,7 @@ from raddle.graph.ops.fused import FUSED
 from raddle.plan.tiling import Tiling
 
 VERSION = 1
+LONGEST = 1e6  # seconds of an operator
 NATIVE = "native"  # one call in place of several operators
 
 
@@ -49,19 +50,17 @@ class Profile:
 
     def save(self, path: str | pathlib.Path) -> None:
         data = {"raddle-profile": VERSION, "seconds": dict(sorted(self.seconds.items()))}
-        pathlib.Path(path).write_text(json.dumps(data, indent=1) + "\n")
+        write_json(path, data)
 
 
 def load_profile(path: str | pathlib.Path) -> Profile:
-    try:
-        data = json.loads(pathlib.Path(path).read_text())
-    except FileNotFoundError:
-        raise InputError(f"there is no profile '{path}': write one with raddle probe.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"'{path}' is no profile: {error}.") from None
-    if not isinstance(data, dict) or data.get("raddle-profile") != VERSION:
-        raise InputError(f"'{path}' is no profile of version {VERSION}: measure again.")
-    return Profile(data["seconds"])
+    """A profile that `Profile.save` wrote; every time in it is one that an operator can take."""
+    data = read_json(path, "profile", missing="write one with raddle probe")
+    version = data.get("raddle-profile") if isinstance(data, dict) else None
+    if type(version) is not int or version != VERSION:
+        raise InputError(f"{quote(path)} is no profile of version {VERSION}: measure again.")
+    seconds = Fields.of(data, quote(path), ["seconds"]).object("seconds")
+    return Profile({name: seconds.number(name, 0, LONGEST) for name in seconds.data})
 
 
 def entry(op: Op, box: Box, phase: str, wanted: Sequence[int] | None, kind: str) -> str:

@@ -10,21 +10,26 @@ order, separated by white space.
 from __future__ import annotations
 
 import pathlib
+import re
 from collections.abc import Iterator
 
 import numpy as np
 
-from raddle.errors import InputError
+from raddle.errors import InputError, quote
+from raddle.files import read_text, replacing, write_atomically
 from raddle.hypergraph.explicit import Hypergraph
 
 Array = np.ndarray
 MOST_WEIGHT = 2**31 - 1  # of all vertices together: both read 32 bits
 FORMATS = ("patoh", "hmetis")
+MOST_BYTES = 4 * 2**30
+MOST_PARTS = 65_536
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 def write_hypergraph(h: Hypergraph, path: str | pathlib.Path, form: str) -> None:
-    with pathlib.Path(path).open("w") as file:
-        file.writelines(f"{line}\n" for line in _lines(h, form))
+    with replacing(path) as file:
+        file.writelines(f"{line}\n".encode() for line in _lines(h, form))
 
 
 def _lines(h: Hypergraph, form: str) -> Iterator[str]:
@@ -54,46 +59,60 @@ def read_hypergraph(path: str | pathlib.Path) -> Hypergraph:
     head = lines[0] if lines else []
     if len(head) == 5 and head[4] == 3:
         base, vertices, nets = head[:3]
-        rows, weights = lines[1 : 1 + nets], [n for row in lines[1 + nets :] for n in row]
     elif len(head) == 3 and head[2] == 11:
         base, (nets, vertices) = 1, head[:2]
-        rows, weights = lines[1 : 1 + nets], [n for row in lines[1 + nets :] for n in row]
     else:
-        raise InputError(f"'{path}' is no hypergraph with both weights, of PaToH or hMETIS.")
+        raise InputError(f"{quote(path)} is no hypergraph with both weights, of PaToH or hMETIS.")
+    rows, weights = (
+        lines[1 : 1 + max(0, nets)],
+        [n for row in lines[1 + max(0, nets) :] for n in row],
+    )
     if len(rows) != nets or len(weights) != vertices or not all(rows):
         raise InputError(
-            f"'{path}' is damaged: it has {len(rows)} of {nets} nets, and weights of {len(weights)} of "
-            f"{vertices} vertices."
+            f"{quote(path)} is damaged: it has {len(rows)} of {nets} nets, and weights of {len(weights)} "
+            f"of {vertices} vertices."
         )
-    pins = np.array([pin - base for row in rows for pin in row[1:]], np.int64)
-    at = np.concatenate([[0], np.cumsum([len(row) - 1 for row in rows])])
-    return Hypergraph(np.array(weights, float), np.array([row[0] for row in rows]), at, pins)
+    cost = np.array([row[0] for row in rows], np.int64)
+    pins = np.array([pin for row in rows for pin in row[1:]], np.int64) - base
+    if min([0, *weights, *cost.tolist()]) < 0 or base not in (0, 1):
+        raise InputError(f"{quote(path)} is damaged: a weight or a cost in it is below 0.")
+    if len(pins) and not 0 <= pins.min() <= pins.max() < vertices:
+        raise InputError(
+            f"{quote(path)} is damaged: a net has a vertex that is none of {vertices}."
+        )
+    at = np.cumsum([0, *(len(row) - 1 for row in rows)], dtype=np.int64)
+    return Hypergraph(np.array(weights, float), cost, at, pins)
 
 
 def read_partition(path: str | pathlib.Path) -> Array:
     """The part of each vertex, from 0 on."""
     parts = np.array([n for row in _numbers(path) for n in row], np.int64)
-    if not len(parts) or parts.min() < 0:
-        raise InputError(f"'{path}' is no partition: it lists the part of each vertex, from 0 on.")
+    if not len(parts) or parts.min() < 0 or parts.max() >= MOST_PARTS:
+        raise InputError(
+            f"{quote(path)} is no partition: it lists the part of each vertex, from 0 to "
+            f"{MOST_PARTS - 1:,}."
+        )
     return parts
 
 
 def write_partition(parts: Array, path: str | pathlib.Path) -> None:
-    pathlib.Path(path).write_text("".join(f"{p}\n" for p in parts.tolist()))
+    write_atomically(path, "".join(f"{p}\n" for p in parts.tolist()))
 
 
 def _numbers(path: str | pathlib.Path) -> list[list[int]]:
     """The numbers of every line; lines that begin with % are comments."""
-    try:
-        text = pathlib.Path(path).read_text()
-        return [
-            [int(word) for word in line.split()]
-            for line in text.splitlines()
-            if line.strip() and not line.startswith("%")
-        ]
-    except FileNotFoundError:
-        raise InputError(f"there is no file '{path}'.") from None
-    except OSError as error:
-        raise InputError(f"'{path}' cannot be read ({error.strerror}).") from None
-    except ValueError as error:
-        raise InputError(f"'{path}' has something other than numbers: {error}.") from None
+    text = read_text(path, "file of numbers", most=MOST_BYTES)
+    return [
+        [_number(word, path) for word in line.split()]
+        for line in text.splitlines()
+        if line.strip() and not line.startswith("%")
+    ]
+
+
+def _number(word: str, path: str | pathlib.Path) -> int:
+    if not _NUMBER.fullmatch(word):
+        raise InputError(
+            f"{quote(path)} has something other than numbers: {quote(word, 40)} is no whole number of "
+            "up to 18 digits."
+        )
+    return int(word)

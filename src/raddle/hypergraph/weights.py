@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import pathlib
 from typing import Any
 
 import numpy as np
@@ -11,13 +9,15 @@ import numpy as np
 from raddle.clusters import Device
 from raddle.costs.compute import Compute
 from raddle.costs.profile import Profile
-from raddle.errors import InputError
+from raddle.errors import InputError, quote
+from raddle.files import read_json
 from raddle.graph.graph import Graph
 from raddle.hypergraph.network import Network
 from raddle.program.lower import active_values
 
 Array = np.ndarray
 KINDS = ("flops", "time", "both")
+MOST_WORK = 1e30  # of a layer, in whatever it is measured
 
 
 def layer_work(
@@ -48,24 +48,23 @@ def layer_work(
 
 def _given(network: Network, path: str) -> Array:
     """A list of numbers in the order of layers, or numbers by their names."""
-    try:
-        data: Any = json.loads(pathlib.Path(path).read_text())
-    except FileNotFoundError:
-        raise InputError(
-            f"weights are {', '.join(KINDS)} or a file of JSON, and there is no file '{path}'."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"'{path}' cannot be read as JSON: {error}.") from None
+    data: Any = read_json(
+        path, "file of weights", missing=f"give {', '.join(KINDS)}, or a file of JSON"
+    )
     names = [layer.name for layer in network.layers]
     if isinstance(data, dict):
         missing = [name for name in names if name not in data]
         if missing:
-            raise InputError(f"'{path}' has no weight of '{missing[0]}': give one for each layer.")
+            raise InputError(
+                f"{quote(path)} has no weight of '{missing[0]}': give one for each layer."
+            )
         data = [data[name] for name in names]
-    numbers = isinstance(data, list) and all(type(n) in (int, float) and n >= 0 for n in data)
+    numbers = isinstance(data, list) and all(
+        type(n) in (int, float) and 0 <= n <= MOST_WORK for n in data
+    )
     if not numbers or len(data) != len(names) or not sum(data):
         raise InputError(
-            f"'{path}' has no weights of {len(names)} layers: list a number for each, from "
-            f"'{names[0]}' to '{names[-1]}', or give them by name."
+            f"{quote(path)} has no weights of {len(names)} layers: list a number up to {MOST_WORK:g} for "
+            f"each, from '{names[0]}' to '{names[-1]}', or give them by name."
         )
     return np.array(data, float)

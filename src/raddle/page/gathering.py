@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.explanation.whole import used
+from raddle.files import write_atomically
 from raddle.graph.graph import Graph
 from raddle.page.data import Entry, PageData, collect
 from raddle.page.html import page
@@ -55,7 +56,7 @@ def report(
             raise InputError("the plan names no cluster: give raddle.report one.")
         cluster = Cluster.from_dict(plans[0].cluster, "the plan's cluster")
     data = gather(graph, cluster, [Given(plan) for plan in plans], (), alternatives=alternatives)
-    pathlib.Path(path).write_text(page(data), encoding="utf-8")
+    write_atomically(path, page(data))
 
 
 def gather(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import json
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
-from raddle.errors import InputError
+from raddle.errors import InputError, quote
+from raddle.files import Fields, read_json
 from raddle.page.columns import Columns
 
 FIGURES = (
@@ -17,21 +17,41 @@ FIGURES = (
     "loss_first", "loss_last",
 )  # fmt: skip
 
+LONGEST = 1e15  # microseconds: what nanoseconds in 64 bits can hold
+MOST = 2**31  # processes, lanes, steps and micro-batches
+MOST_SENT = 2**53  # bytes: what the page's numbers can hold
+
 Event = Mapping[str, Any]
 
 
 def read_run(path: str | pathlib.Path) -> dict[str, Any]:
     """The result of a run; its plan and trace are found beside it if they are not where it says."""
     path = pathlib.Path(path)
-    result = _read_json(path, "run")
+    result = read_json(path, "result of a run")
     if not isinstance(result, dict) or not all(key in result for key in (*FIGURES, "plan")):
         raise InputError(
-            f"'{path}' is no result of a run: write it with `raddle run PLAN --json > {path.name}`."
+            f"{quote(path)} is no result of a run: write it with `raddle run PLAN --json > {path.name}`."
         )
+    _check_run(Fields(result, quote(path)))
     for key in ("plan", "trace"):
         if result.get(key) is not None:
-            result[key] = str(_beside(path, str(result[key])))
+            result[key] = str(_beside(path, result[key]))
     return result
+
+
+def _check_run(run: Fields) -> None:
+    """InputError unless every figure is one that a run can have."""
+    for key in ("step_ms", "fastest_ms", "slowest_ms", "samples_per_s"):
+        run.number(key)
+    for key in ("steps", "warmup", "threads"):
+        run.count(key, 0, MOST)
+    for key in ("loss_first", "loss_last"):
+        if run.data[key] is not None:  # as of a run whose loss was no number in the end
+            run.number(key, -math.inf)
+    for key in ("device", "plan"):
+        run.text(key)
+    if run.data.get("trace") is not None:
+        run.text("trace")
 
 
 def _beside(path: pathlib.Path, named: str) -> pathlib.Path:
@@ -40,32 +60,50 @@ def _beside(path: pathlib.Path, named: str) -> pathlib.Path:
     return beside if not pathlib.Path(named).exists() and beside.exists() else pathlib.Path(named)
 
 
-def _read_json(path: pathlib.Path, what: str) -> Any:
-    try:
-        opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt") as file:
-            return json.load(file)
-    except FileNotFoundError:
-        raise InputError(f"there is no file '{path}' of a {what}.") from None
-    except (OSError, EOFError) as error:
-        raise InputError(f"'{path}' cannot be read: {error}.") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"'{path}' is no {what} in JSON: {error}.") from None
-
-
 def describe_run(
     result: Mapping[str, Any], ops: Mapping[str, int], columns: Columns
 ) -> dict[str, Any]:
     """Its figures, and the timeline of a typical step where there is a trace."""
     timeline = None
     if result.get("trace") is not None:
-        path = pathlib.Path(result["trace"])
-        trace = _read_json(path, "trace")
-        try:
-            timeline = _timeline(trace["traceEvents"], ops, columns)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"'{path}' is no trace of a run ({error!r}): run it again.") from None
+        timeline = _timeline(read_trace(result["trace"]), ops, columns)
     return {**{key: result[key] for key in FIGURES}, "timeline": timeline}
+
+
+def read_trace(path: str | pathlib.Path) -> list[Event]:
+    """The events of a trace that `raddle run --trace` wrote."""
+    where = f"the trace {quote(path)}"
+    events = Fields.of(read_json(path, "trace of a run", missing="run it again"), where)
+    found = events.list("traceEvents")
+    lanes = set()
+    for number, event in enumerate(found):
+        own = Fields.of(event, f"{where}, event {number},")
+        if own.text("ph") == "M":
+            lane = own.count("pid", 0, MOST), own.count("tid", 0, MOST)
+            own.object("args").text("name")
+            if own.text("name") == "thread_name":
+                if lane in lanes:
+                    raise own.wrong("tid", "a lane that has one name alone")
+                lanes.add(lane)
+    for number, event in enumerate(found):
+        if event["ph"] == "X":
+            _check_slice(Fields(event, f"{where}, event {number},"), lanes)
+    return found
+
+
+def _check_slice(slice: Fields, lanes: set[tuple[int, int]]) -> None:
+    """InputError unless a slice has all that the page shows, in a lane that has a name."""
+    if (slice.count("pid", 0, MOST), slice.count("tid", 0, MOST)) not in lanes:
+        raise slice.wrong("tid", "a lane that has a name")
+    for key in ("ts", "dur"):
+        slice.number(key, 0, LONGEST)
+    for key in ("cat", "name"):
+        slice.text(key)
+    args = slice.object("args")
+    args.text("phase")
+    args.count("step", 0, MOST)
+    args.count("micro-batch", -1, MOST)
+    args.count("bytes", 0, MOST_SENT)
 
 
 def _timeline(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +10,8 @@ from typing import Any
 
 import torch
 
-from raddle.errors import InputError
+from raddle.errors import InputError, quote
+from raddle.files import read_json, write_json
 from raddle.graph.graph import Graph, Op
 from raddle.plan.notation import read_tiling, write_tiling
 from raddle.plan.plan import Plan, validate
@@ -31,7 +31,7 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 def save(plan: Plan, graph: Graph, path: str | pathlib.Path) -> None:
-    pathlib.Path(path).write_text(json.dumps(to_dict(plan, graph), indent=1) + "\n")
+    write_json(path, to_dict(plan, graph))
 
 
 def to_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
@@ -55,27 +55,20 @@ def to_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
 
 def read(path: str | pathlib.Path) -> dict[str, Any]:
     """A plan file as plain data: the model that it names has to be captured before it is a plan."""
-    try:
-        data = json.loads(pathlib.Path(path).read_text())
-    except FileNotFoundError:
-        raise InputError(f"there is no plan file '{path}'.") from None
-    except OSError as error:
-        raise InputError(f"'{path}' cannot be read ({error.strerror}): name a plan file.") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"'{path}' is no plan file: {error}.") from None
+    data = read_json(path, "plan file")
     if not isinstance(data, dict) or "raddle" not in data:
-        raise InputError(f"'{path}' is no plan file of raddle: it has no key 'raddle'.")
+        raise InputError(f"{quote(path)} is no plan file of raddle: it has no key 'raddle'.")
     if type(data["raddle"]) is not int or data["raddle"] != VERSION:
         raise InputError(
-            f"'{path}' has version {data['raddle']}, this raddle reads version {VERSION}: "
+            f"{quote(path)} has version {short(data['raddle'])}, this raddle reads version {VERSION}: "
             "plan again, or install the raddle that wrote it."
         )
     missing = [name for name in (*_PLAIN, "tiles") if name not in data]
     if missing:
-        raise InputError(f"'{path}' is damaged: it lacks {', '.join(missing)}.")
+        raise InputError(f"{quote(path)} is damaged: it lacks {', '.join(missing)}.")
     wrong = next(_wrong(data), None)
     if wrong:
-        raise InputError(f"'{path}' is damaged: {wrong}.")
+        raise InputError(f"{quote(path)} is damaged: {wrong}.")
     return data
 
 

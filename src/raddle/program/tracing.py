@@ -9,11 +9,12 @@ The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TextIO
+from typing import Any
+
+from raddle.files import replacing
 
 Event = dict[str, Any]
 COMPUTE = 0  # the lane of a device
@@ -21,19 +22,21 @@ COMPUTE = 0  # the lane of a device
 
 def write_events(events: Iterable[Event], path: str | pathlib.Path) -> None:
     """Gzipped where the path ends in .gz."""
-    with _opened(pathlib.Path(path)) as file:
-        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        for number, event in enumerate(events):
-            # One event after the other: a trace of millions of tasks is never in memory as a whole.
-            file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))
-        file.write("\n]}\n")
+    with replacing(path) as file:
+        if pathlib.PurePath(path).suffix != ".gz":
+            file.writelines(_lines(events))
+            return
+        # Without a name and the time of writing: the same timeline gives the same file.
+        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+            packed.writelines(_lines(events))
 
 
-def _opened(path: pathlib.Path) -> TextIO:
-    if path.suffix == ".gz":
-        # Without the time of writing: the same timeline gives the same file.
-        return io.TextIOWrapper(gzip.GzipFile(path, "wb", compresslevel=6, mtime=0))
-    return path.open("w")
+def _lines(events: Iterable[Event]) -> Iterator[bytes]:
+    """One event after the other: a trace of millions of tasks is never in memory as a whole."""
+    yield b'{"displayTimeUnit":"ms","traceEvents":[\n'
+    for number, event in enumerate(events):
+        yield ((",\n" if number else "") + json.dumps(event, separators=(",", ":"))).encode()
+    yield b"\n]}\n"
 
 
 def lane_names(devices: Sequence[str], links: Iterable[str]) -> Iterator[Event]:

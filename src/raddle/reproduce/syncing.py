@@ -9,7 +9,6 @@ link and the operators (beside a step's traffic) are measured in the same run, w
 
 from __future__ import annotations
 
-import json
 import pathlib
 import statistics
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 
 from raddle.commands.loading import capture_model
 from raddle.costs.profile import Profile
+from raddle.files import read_scratch, write_scratch
 from raddle.graph.graph import Graph
 from raddle.lab import launch
 from raddle.lab.torchrun import lines
@@ -100,14 +100,14 @@ def measure(
             "jobs": [asdict(job) for job in jobs], "rounds": rounds, "steps": steps,
             "out": str(folder / "found.json"),
         }  # fmt: skip
-        (folder / "asked.json").write_text(json.dumps(asked))
+        write_scratch(folder / "asked.json", asked)
         lab = stack.enter_context(lab_of(ranks, rate))
         with ExitStack() as inner:
             if sampled:
                 inner.enter_context(counters.sampled(lab, 0, folder / "samples"))
             argv = ["-m", RANK, str(folder / "asked.json")]
             launch(lab, lines(lab, argv).__getitem__, TIMEOUT, env=THREADS)
-        found = json.loads((folder / "found.json").read_text())
+        found = read_scratch(folder / "found.json")
         samples = counters.read(folder / "samples") if sampled else []
     own = [Measured(**job) for job in found["jobs"]]
     return Found(ranks, rate, found["link"], jobs, own, samples)

@@ -7,8 +7,6 @@ different kinds take turns, so that what disturbs the machine disturbs all of th
 from __future__ import annotations
 
 import copy
-import json
-import pathlib
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import raddle
 from raddle import sync, zoo
 from raddle.costs.profile import measure
+from raddle.files import read_scratch, write_scratch
 from raddle.graph.capture import capture
 from raddle.program.lower import active_values
 from raddle.reproduce import nets
@@ -49,7 +48,7 @@ def main(asked: dict[str, Any]) -> None:
         link = {**measure_link(rank, size), "sum": measure_sum(size), "handling": handling}
     jobs = [Contest(read_job(job), asked, link).run() for job in asked["jobs"]]
     if rank == 0:
-        pathlib.Path(asked["out"]).write_text(json.dumps({"link": link, "jobs": jobs}))
+        write_scratch(asked["out"], {"link": link, "jobs": jobs})
     sync.close()
     dist.barrier()
     dist.destroy_process_group()
@@ -179,4 +178,4 @@ def _void(_: object) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(pathlib.Path(sys.argv[1]).read_text()))
+    main(read_scratch(sys.argv[1]))

@@ -9,7 +9,6 @@ machine. Every rank has one thread.
 
 from __future__ import annotations
 
-import json
 import pathlib
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from raddle.errors import InputError
+from raddle.files import read_scratch, write_scratch
 from raddle.graph.graph import Graph
 from raddle.lab import Lab, launch
 from raddle.lab.torchrun import lines
@@ -69,9 +69,9 @@ def time_plans(
             "spec": spec, "batch": graph.batch, "kinds": kinds, "rounds": rounds, "steps": steps,
             "peaks": peaks, "out": str(folder / "found.json"),
         }  # fmt: skip
-        (folder / "asked.json").write_text(json.dumps(asked))
+        write_scratch(folder / "asked.json", asked)
         start(ranks, rate, ["-m", "raddle.reproduce.timing_rank", str(folder / "asked.json")])
-        found = json.loads((folder / "found.json").read_text())
+        found = read_scratch(folder / "found.json")
     return {label: Timed(**own) for label, own in found.items()}
 
 
@@ -89,7 +89,10 @@ def start(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
         env={**os.environ, **THREADS}, capture_output=True, text=True, timeout=TIMEOUT, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise InputError(f"{ranks} ranks of this machine failed:\n{_traceback(done.stderr)}")
+        said = _traceback(done.stderr)
+        print(said, file=sys.stderr, flush=True)
+        last = (said.strip().splitlines() or ["they said nothing"])[-1]
+        raise InputError(f"{ranks} ranks of this machine failed: {last}")
 
 
 def _traceback(said: str) -> str:

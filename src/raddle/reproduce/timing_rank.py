@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import pathlib
 import statistics
 import sys
 import time
@@ -19,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import raddle
 from raddle import zoo
+from raddle.files import read_scratch, write_scratch
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plan import file
@@ -53,7 +52,7 @@ def main(asked: dict[str, Any]) -> None:
             "peaks": _peaks(steps[label], trainers.get(label)) if asked["peaks"] else [],
         }  # fmt: skip
     if dist.get_rank() == 0:
-        pathlib.Path(asked["out"]).write_text(json.dumps(found))
+        write_scratch(asked["out"], found)
     dist.barrier()
     for trainer in trainers.values():
         trainer.close()
@@ -157,4 +156,4 @@ def _lasting(trainer: Trainer) -> int:
 
 
 if __name__ == "__main__":
-    main(json.loads(pathlib.Path(sys.argv[1]).read_text()))
+    main(read_scratch(sys.argv[1]))

@@ -1,10 +1,13 @@
 """The code of a segment: one Python function, written and compiled once, that runs all of its tiles.
 
     def segment(a0, a1, a2):
-        v1, = f1(a0, a1, a2)  # conv1
-        v2, = f2(v1)  # relu1
+        v1, = f1(a0, a1, a2)
+        v2, = f2(v1)
         del v1
         return (v2, )
+
+Every name in it is a letter and a number: names of modules, parameters and operators are a user's text, and
+are not written into it, not even as comments.
 
 Its arguments are pieces of values that are there before, its results pieces that are needed after it. What
 a tile reads is put together inside, under autograd, so gradients come back piece by piece.
@@ -121,7 +124,7 @@ class Writer:
             call = f"({', '.join(parts[0])},)"
             if not complete:
                 call = f"{self._name('m', self._merging(op, boxes))}(({packed}))"
-            self._results(call, [(name, cell.box) for name in op.outputs], op.name)
+            self._results(call, [(name, cell.box) for name in op.outputs])
         results = [(Piece(of, box), var) for of, made in self.made.items() for box, var in made]
         return self._code("merge", results)
 
@@ -149,7 +152,7 @@ class Writer:
                 into: list[tuple[Of, Box]] = [((op.name, number, k), outs[0]) for k in range(count)]
             else:
                 into = list(zip(op.outputs, outs, strict=True))
-            self._results(f"{run}({', '.join(arguments)})", into, op.name)
+            self._results(f"{run}({', '.join(arguments)})", into)
 
     def _roomier(self, op: Op, box: Box, region: Box) -> Box:
         """A whole piece in place of a region, where the window ignores what is too much.
@@ -183,9 +186,9 @@ class Writer:
         count = math.prod(boxes[0].shape[d] for d in source.space.reduced)
         return dataclasses.replace(op, attrs={**op.attrs, "unbias": count / max(1, count - 1)})
 
-    def _results(self, call: str, into: Sequence[tuple[Of, Box]], comment: str) -> None:
+    def _results(self, call: str, into: Sequence[tuple[Of, Box]]) -> None:
         variables = [self._fresh() for _ in into]
-        self.lines.append(f"{', '.join(variables)}, = {call}  # {comment}")
+        self.lines.append(f"{', '.join(variables)}, = {call}")
         for (of, box), var in zip(into, variables, strict=True):
             self.made.setdefault(of, []).append((box, var))
 
@@ -310,7 +313,7 @@ class Writer:
         variables = [self._fresh() if name in made else "_" for name in fused.outputs]
         while variables[-1] == "_":
             variables.pop()
-        self.lines.append(f"{', '.join(variables)}, *_ = {call}  # {fused.kind}")
+        self.lines.append(f"{', '.join(variables)}, *_ = {call}")
         self.lines.append("del _")
         for name, variable in zip(fused.outputs, variables, strict=False):
             if name is not None and name in made:

@@ -34,6 +34,7 @@ TRACED = 3  # steps of a trace, the last ones
 LAST_WORDS = 0.5  # seconds
 # A rank that stops so has said all there is to say; anything else is a mistake, and shown in full.
 EXPECTED = (
+    InputError,
     FloatingPointError,
     TimeoutError,
     MemoryError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple, TextIO
@@ -76,8 +77,16 @@ def summarise(
 
 
 def show(result: Mapping[str, Any], out: TextIO, *, as_json: bool) -> None:
-    text = json.dumps(result, indent=2) if as_json else "\n".join(_lines(result))
+    text = json.dumps(_finite(result), indent=2) if as_json else "\n".join(_lines(result))
     print(text, file=out, flush=True)
+
+
+def _finite(result: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN and no infinity: a loss that is none of its numbers is null."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in result.items()
+    }
 
 
 def _lines(r: Mapping[str, Any]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from raddle.errors import InputError
+from raddle.files import read_bytes
 from raddle.serving.children import Children
 from raddle.serving.explaining import Explanations
 from raddle.serving.job import Jobs
@@ -56,8 +57,8 @@ class Answers:
             return Found(self.offer.get()["page"].encode(), "frame-ancestors 'none'")
         name = path.removeprefix("/reports/").removesuffix(".html")
         if path == f"/reports/{name}.html" and self.shelf.has(name):
-            with suppress(FileNotFoundError):  # deleted in this moment
-                return Found(self.shelf.page(name).read_bytes(), ALONE)
+            with suppress(InputError):  # deleted in this moment
+                return Found(read_bytes(self.shelf.page(name), "page"), ALONE)
         return None
 
     def end(self) -> None:

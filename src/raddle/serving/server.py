@@ -17,6 +17,7 @@ from secrets import compare_digest
 from typing import Any
 
 from raddle.errors import InputError
+from raddle.files import parse_json
 from raddle.serving.answers import HTML, Answers
 from raddle.serving.job import Busy
 
@@ -121,8 +122,8 @@ class Handler(BaseHTTPRequestHandler):
                 "this page has not the server's key: open the address that `raddle serve` printed.",
             )
         try:
-            given = json.loads(body)
-        except (ValueError, RecursionError):
+            given = parse_json(body)
+        except ValueError:
             given = None
         if not isinstance(given, dict):
             raise Refused(HTTPStatus.BAD_REQUEST, "the body is not an object of JSON.")

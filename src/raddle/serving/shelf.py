@@ -8,13 +8,13 @@ NAME/METHOD.json    its plans
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from raddle.errors import InputError
+from raddle.errors import InputError, quote
+from raddle.files import Fields, read_json, write_atomically
 from raddle.serving.names import is_name, report_name, safe
 from raddle.serving.packed import read_page
 from raddle.serving.wanted import Wanted
@@ -49,13 +49,11 @@ class Shelf:
         """Write the plans of a page, and its figures."""
         page, figures, plans = self._paths(name)
         plans.mkdir(exist_ok=True)
-        for method in read_page(page.read_text(encoding="utf-8"))["methods"]:
+        for method in read_page(page)["methods"]:
             if method.get("plan"):
                 path = plans / f"{safe(method['label'])}.json"
-                path.write_text(json.dumps(method["plan"], indent=1), encoding="utf-8")
-        half = figures.with_suffix(".part")
-        half.write_text(json.dumps(summary, indent=2), encoding="utf-8")
-        os.replace(half, figures)
+                write_atomically(path, json.dumps(method["plan"], indent=1))
+        write_atomically(figures, json.dumps(summary, indent=2))
 
     def reports(self) -> list[dict[str, Any]]:
         """The kept ones, the newest first."""
@@ -96,17 +94,18 @@ class Shelf:
         """What the list shows; None for a file that is not a summary."""
         path = self._paths(name)[1]
         try:
-            summary = json.loads(path.read_text(encoding="utf-8"))
-            best = next(m for m in summary["methods"] if m["label"] == summary["best"])
+            summary = Fields.of(read_json(path, "summary"), quote(path))
+            rows = [Fields.of(row, quote(path)) for row in summary.list("methods")]
+            best = next(row for row in rows if row.data.get("label") == summary.text("best"))
             return {
                 "name": name,
-                "model": summary["model"],
-                "cluster": summary["cluster"],
-                "batch": summary["batch"],
-                "best": summary["best"],
-                "step_ms": best["step_ms"],
-                "speedup": best["speedup"],
+                "model": summary.text("model"),
+                "cluster": summary.text("cluster"),
+                "batch": summary.count("batch"),
+                "best": summary.text("best"),
+                "step_ms": best.number("step_ms"),
+                "speedup": None if best.data.get("speedup") is None else best.number("speedup"),
                 "time": path.stat().st_mtime,
             }
-        except (OSError, ValueError, KeyError, TypeError, StopIteration):
+        except (OSError, InputError, StopIteration):
             return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from raddle.files import read_scratch, write_scratch
 from raddle.run.job import load_job
 from raddle.run.transports.processes import Processes
 from raddle.verification.comparing import Findings, compare
@@ -21,16 +21,16 @@ from raddle.verification.comparing import Findings, compare
 def main(folder: pathlib.Path) -> int:
     """Leaves what it found, or why it failed, in the folder."""
     rank = int(os.environ["RANK"])
-    (folder / f"rank{rank}.pid").write_text(str(os.getpid()))
+    write_scratch(folder / f"rank{rank}.pid", os.getpid())
     _end_with_parent()
-    settings = json.loads((folder / "settings.json").read_text())
+    settings = read_scratch(folder / "settings.json")
     torch.set_num_threads(settings["threads"])
     answer: dict[str, Any]
     try:
         answer = dataclasses.asdict(_verify(folder, rank, settings))
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
-    (folder / f"rank{rank}.json").write_text(json.dumps(answer))
+    write_scratch(folder / f"rank{rank}.json", answer)
     return 1 if "error" in answer else 0
 
 
@@ -39,7 +39,7 @@ def _verify(folder: pathlib.Path, rank: int, settings: dict[str, Any]) -> Findin
 
     def heard(step: int) -> None:
         if rank == 0:
-            (folder / "progress").write_text(str(step))
+            write_scratch(folder / "progress", step)
 
     try:
         wanted = ("model", "seed", "bn")

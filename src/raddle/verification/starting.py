@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import signal
@@ -19,6 +18,7 @@ import torch
 
 from raddle.clusters.catalogue import cores
 from raddle.errors import InputError
+from raddle.files import read_scratch, replacing, write_scratch
 from raddle.run.job import Job
 from raddle.run.transports.threads import Hub
 from raddle.verification.comparing import Findings, compare
@@ -67,8 +67,9 @@ def on_processes(
     with tempfile.TemporaryDirectory(prefix="raddle-verify-") as name:
         folder = pathlib.Path(name)
         told = {**settings, "threads": threads, "timeout": timeout}
-        (folder / "settings.json").write_text(json.dumps(told))
-        torch.save(plain, folder / "plain.pt")
+        write_scratch(folder / "settings.json", told)
+        with replacing(folder / "plain.pt", durable=False) as file:
+            torch.save(plain, file)
         seconds = STARTING + timeout * (1 + settings["steps"])
         with _torchrun(folder, devices, threads) as process:
             _wait(process, folder, seconds, heard)
@@ -123,7 +124,7 @@ def _answers(folder: pathlib.Path, devices: int, code: int) -> list[Findings]:
     answers: dict[int, dict[str, Any]] = {}
     for rank in range(devices):
         with suppress(OSError, ValueError):
-            answers[rank] = json.loads((folder / f"rank{rank}.json").read_text())
+            answers[rank] = read_scratch(folder / f"rank{rank}.json")
     errors = {rank: a["error"] for rank, a in answers.items() if "error" in a}
     if any("stops: rank" not in text for text in errors.values()):
         raise Failed(_first(errors))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from raddle.errors import InputError
+from raddle.files import read_json, write_atomically
 
 
 def path() -> Path:
@@ -19,26 +22,29 @@ def path() -> Path:
 
 def recall(key: str) -> dict[str, Any] | None:
     """What was remembered under `key`; a damaged file counts as none."""
-    value = _read().get(key)
-    return value if isinstance(value, dict) else None
+    entry = _read().get(key)
+    if not isinstance(entry, dict) or not isinstance(entry.get("value"), dict):
+        return None
+    value: dict[str, Any] = entry["value"]
+    return value if entry.get("sum") == _sum(value) else None
 
 
 def remember(key: str, value: dict[str, Any]) -> None:
     """Add to the file, or leave it where it cannot be written: only time is lost."""
-    file = path()
-    content = json.dumps({**_read(), key: value}, indent=1)
-    with contextlib.suppress(OSError):
+    file, entry = path(), {"value": value, "sum": _sum(value)}
+    with contextlib.suppress(OSError, InputError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        # Written beside it and moved: whoever reads meanwhile sees the old file or the new one.
-        descriptor, draft = tempfile.mkstemp(dir=file.parent, prefix="probe-", suffix=".tmp")
-        with os.fdopen(descriptor, "w") as stream:
-            stream.write(content)
-        os.replace(draft, file)
+        write_atomically(file, json.dumps({**_read(), key: entry}, indent=1))
+
+
+def _sum(value: dict[str, Any]) -> str:
+    """By which an entry is known to be what was measured."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _read() -> dict[str, Any]:
     try:
-        content = json.loads(path().read_text())
-    except (OSError, ValueError):
+        content = read_json(path(), "probe's cache")
+    except InputError:
         return {}
     return content if isinstance(content, dict) else {}

@@ -6,7 +6,6 @@ each gets its share of them: what was measured is multiplied by ranks / cores.
 
 from __future__ import annotations
 
-import json
 import pathlib
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from raddle.clusters.catalogue import cores
 from raddle.clusters.probe import describe, probe
 from raddle.clusters.topology import build
 from raddle.costs.profile import Profile
+from raddle.files import read_scratch, write_scratch
 from raddle.graph.graph import Graph
 from raddle.plan.file import save
 from raddle.plan.plan import Plan
@@ -68,8 +68,8 @@ def _asked(asked: Mapping[str, Any], ranks: int, rate: str | None) -> dict[str, 
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         out = folder / "found.json"
-        (folder / "asked.json").write_text(json.dumps({**asked, "out": str(out)}))
+        write_scratch(folder / "asked.json", {**asked, "out": str(out)})
         words = ["-m", "raddle.reproduce.cost_models.here_rank", str(folder / "asked.json")]
         start(ranks, rate, words)
-        found: dict[str, Any] = json.loads(out.read_text())
+        found: dict[str, Any] = read_scratch(out)
     return found

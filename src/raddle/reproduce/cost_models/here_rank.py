@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import pathlib
 import statistics
 import sys
 from typing import Any
@@ -14,6 +12,7 @@ import torch.distributed as dist
 from raddle.commands.loading import capture_model
 from raddle.costs.compute import Compute
 from raddle.costs.profile import Profile, measure
+from raddle.files import read_scratch, write_scratch
 from raddle.graph.graph import Graph
 from raddle.plan.file import from_dict, read
 from raddle.plan.plan import Plan
@@ -26,7 +25,7 @@ def main(asked: dict[str, Any]) -> None:
     dist.init_process_group("gloo")
     found = measure_messages(asked["repeats"]) if asked["what"] == "messages" else profile(asked)
     if dist.get_rank() == 0:
-        pathlib.Path(asked["out"]).write_text(json.dumps(found))
+        write_scratch(asked["out"], found)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -57,4 +56,4 @@ def _measured(
 
 
 if __name__ == "__main__":
-    main(json.loads(pathlib.Path(sys.argv[1]).read_text()))
+    main(read_scratch(sys.argv[1]))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from raddle.files import read_scratch, write_scratch
 from raddle.plan.file import save
 from raddle.reproduce.gems_unet.methods import Planned
 from raddle.reproduce.timing import start
@@ -40,8 +40,8 @@ def train(
             "spec": spec, "plans": files, "batch": batch, "side": side, "blocks": blocks,
             "steps": steps, "out": str(folder / "found.json"),
         }  # fmt: skip
-        (folder / "asked.json").write_text(json.dumps(asked))
+        write_scratch(folder / "asked.json", asked)
         rank = "raddle.reproduce.gems_unet.training_rank"
         start(ranks, None, ["-m", rank, str(folder / "asked.json")])
-        found = json.loads((folder / "found.json").read_text())
+        found = read_scratch(folder / "found.json")
     return {label: Curve(**own) for label, own in found.items()}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import pathlib
 import sys
 import time
 from typing import Any
@@ -14,6 +12,7 @@ import torch.distributed as dist
 
 import raddle
 from raddle import zoo
+from raddle.files import read_scratch, write_scratch
 from raddle.reproduce.gems_unet.segmentation import batch
 from raddle.run.trainer import Trainer
 
@@ -44,7 +43,7 @@ def main(asked: dict[str, Any]) -> None:
             found[label]["seconds"].append(before + seconds)
             found[label]["losses"].append(loss)
     if dist.get_rank() == 0:
-        pathlib.Path(asked["out"]).write_text(json.dumps(found))
+        write_scratch(asked["out"], found)
     dist.barrier()
     for trainer in trainers.values():
         trainer.close()
@@ -70,4 +69,4 @@ def _block(trainer: Trainer, asked: dict[str, Any], block: int) -> tuple[float, 
 
 
 if __name__ == "__main__":
-    main(json.loads(pathlib.Path(sys.argv[1]).read_text()))
+    main(read_scratch(sys.argv[1]))

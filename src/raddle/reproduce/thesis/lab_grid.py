@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from raddle.clusters.catalogue import cores
 from raddle.clusters.probe import describe, probe
 from raddle.commands.loading import capture_model
 from raddle.costs.profile import Profile
+from raddle.files import read_scratch, write_scratch
 from raddle.graph.graph import Graph
 from raddle.lab.rates import parse_rate
 from raddle.plan.file import save
@@ -115,7 +115,7 @@ def _measure(
             "spec": SPEC, "batches": batches, "device": device, "images": size.images,
             "rounds": size.rounds, "out": str(folder / "found.json"),
         }  # fmt: skip
-        (folder / "asked.json").write_text(json.dumps(asked))
+        write_scratch(folder / "asked.json", asked)
         start(ranks, rate, ["-m", "raddle.reproduce.thesis.lab_rank", str(folder / "asked.json")])
-        result: dict[str, Any] = json.loads((folder / "found.json").read_text())
+        result: dict[str, Any] = read_scratch(folder / "found.json")
     return result

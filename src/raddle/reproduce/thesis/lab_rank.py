@@ -5,8 +5,6 @@ python -m raddle.reproduce.thesis.lab_rank asked.json, under torchrun
 
 from __future__ import annotations
 
-import json
-import pathlib
 import statistics
 import sys
 import time
@@ -20,6 +18,7 @@ import torch.distributed as dist
 from raddle import zoo
 from raddle.clusters.catalogue import cores
 from raddle.costs.profile import distinct, measure
+from raddle.files import read_scratch, write_scratch
 from raddle.plan.pipelining import OVERLAPPED, is_asynchronous
 from raddle.program.lower import active_values
 from raddle.reproduce.messages import measure_messages
@@ -39,7 +38,7 @@ def main(asked: dict[str, Any]) -> None:
     for batch, kinds in asked["batches"].items():
         found["batches"][batch] = _batch(asked, int(batch), kinds)
         if dist.get_rank() == 0:  # what there is, if a later batch fails
-            pathlib.Path(asked["out"]).write_text(json.dumps(found))
+            write_scratch(asked["out"], found)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -120,4 +119,4 @@ def _profile(trainers: Iterable[Trainer], kind: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(json.loads(pathlib.Path(sys.argv[1]).read_text()))
+    main(read_scratch(sys.argv[1]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import statistics
 import tempfile
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 
 from raddle.clusters import cluster
 from raddle.errors import InputError
+from raddle.files import read_scratch, write_scratch
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plan.file import save
@@ -87,10 +87,10 @@ def _run(graph: Graph, ranks: int, size: Size) -> dict[str, Any]:
             "kinds": _kinds(graph, ranks, folder), "width": size.width, "blocks": size.blocks,
             "seeds": size.seeds, "out": str(folder / "found.json"),
         }  # fmt: skip
-        (folder / "asked.json").write_text(json.dumps(asked))
+        write_scratch(folder / "asked.json", asked)
         argv = ["-m", "raddle.reproduce.thesis.training_rank", str(folder / "asked.json")]
         start(ranks, None, argv)
-        result: dict[str, Any] = json.loads((folder / "found.json").read_text())
+        result: dict[str, Any] = read_scratch(folder / "found.json")
     return result
 
 

@@ -7,8 +7,6 @@ Time stands still while accuracy is looked at.
 
 from __future__ import annotations
 
-import json
-import pathlib
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from raddle import sync
+from raddle.files import read_scratch, write_scratch
 from raddle.reproduce.thesis.training_runs import Run, begin
 from raddle.reproduce.thesis.training_task import TARGET, batches, digits
 
@@ -39,7 +38,7 @@ def main(asked: dict[str, Any]) -> None:
             found[label].append({"curve": curve, "staleness": _staleness(run)})
             run.close()
     if dist.get_rank() == 0:
-        pathlib.Path(asked["out"]).write_text(json.dumps(found))
+        write_scratch(asked["out"], found)
     dist.barrier()
     sync.close()
 
@@ -79,4 +78,4 @@ def _staleness(run: Run) -> list[int]:
 
 
 if __name__ == "__main__":
-    main(json.loads(pathlib.Path(sys.argv[1]).read_text()))
+    main(read_scratch(sys.argv[1]))

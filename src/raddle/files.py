@@ -1,0 +1,298 @@
+"""All files that raddle reads and writes go through here.
+
+A file is read within limits (bytes, values, depth), and whatever is wrong with it is one sentence. A file
+is written beside the old one and takes its place when it is complete, so a full disk or an interrupt
+leaves the old file as it was.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import re
+import secrets
+import stat
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from reprlib import repr as short
+from typing import Any, BinaryIO, TypeAlias
+
+from raddle.errors import InputError, quote
+
+Path: TypeAlias = str | os.PathLike[str]
+
+MOST_BYTES = 128 * 2**20  # of a file, after it is unpacked
+MOST_VALUES = 4_000_000  # of JSON: a value takes about 100 bytes of memory
+MOST_DEPTH = 64  # of lists and objects within each other
+LARGEST = 2**63 - 1  # of a whole number
+
+
+# -- reading -----------------------------------------------------------------------------------------
+
+
+def read_bytes(path: Path, what: str, *, missing: str = "", most: int = MOST_BYTES) -> bytes:
+    """What a file holds, unpacked where its name ends in .gz; `missing` says how to get the file."""
+    advice = f": {missing}" if missing else ""
+    try:
+        with open(path, "rb") as file:
+            packed = os.fspath(path).endswith(".gz")
+            content = _unpacked(file, most) if packed else file.read(most + 1)
+    except FileNotFoundError:
+        raise InputError(f"there is no {what} {quote(path)}{advice}.") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"{quote(path)} cannot be read ({reason}): name a {what}.") from None
+    except (EOFError, zlib.error, ValueError) as error:  # ValueError: a name with a zero in it
+        raise InputError(f"{quote(path)} cannot be read ({error}): name a {what}.") from None
+    if len(content) > most:
+        raise InputError(f"{quote(path)} is no {what}: it has more than {most:,} bytes.")
+    return content
+
+
+def _unpacked(file: BinaryIO, most: int) -> bytes:
+    with gzip.GzipFile(fileobj=file) as unpacked:
+        return unpacked.read(most + 1)
+
+
+def read_text(path: Path, what: str, *, missing: str = "", most: int = MOST_BYTES) -> str:
+    """A file of text in UTF-8, with lines that end in newlines."""
+    content = read_bytes(path, what, missing=missing, most=most)
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{quote(path)} is no {what}: it is no text in UTF-8 (byte {error.start})."
+        ) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def read_json(path: Path, what: str, *, missing: str = "") -> Any:
+    """The data of a JSON file, in which every number is finite and every key of an object stands once."""
+    text = read_text(path, what, missing=missing)
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise InputError(f"{quote(path)} is no {what}: {error}.") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """As `json.loads`, but strict and within limits; a ValueError says what is wrong in half a sentence."""
+    text = text if isinstance(text, str) else text.decode("utf-8")
+    if sum(map(text.count, ",[{")) > MOST_VALUES:
+        raise ValueError(f"it has more than {MOST_VALUES:,} values")
+    try:
+        data = json.loads(
+            text,
+            parse_int=_whole,
+            parse_float=_finite,
+            parse_constant=_refuse_constant,
+            object_pairs_hook=_object,
+        )
+    except RecursionError:
+        raise ValueError(_too_deep()) from None
+    _check_depth(data)
+    if re.search(r"\\u[dD][89a-fA-F]", text):  # half of a character cannot be printed or written
+        try:
+            json.dumps(data, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text in it has half of a character (a lone surrogate)") from None
+    return data
+
+
+def _whole(digits: str) -> int:
+    # Python refuses more than 4,300 digits with an error of its own.
+    if len(digits) > 20 or not -LARGEST <= (value := int(digits)) <= LARGEST:
+        raise ValueError(f"the number {digits[:20]}… is too large")
+    return value
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {digits[:20]} is too large")
+    return value
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"it has {name}, which is no number of JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {quote(twice)} stands there twice")
+    return found
+
+
+def _check_depth(data: Any) -> None:
+    level = [data]
+    for _ in range(MOST_DEPTH):
+        level = [child for item in level for child in _children(item) if child]
+        if not level:
+            return
+    raise ValueError(_too_deep())
+
+
+def _children(item: Any) -> list[Any]:
+    values = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+    return [value for value in values if isinstance(value, dict | list)]
+
+
+def _too_deep() -> str:
+    return f"it has more than {MOST_DEPTH} lists and objects within each other"
+
+
+# -- fields ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fields:
+    """An object of a file, whose fields are read by name and kind; `where` is its place in sentences."""
+
+    data: Mapping[str, Any]
+    where: str
+
+    @staticmethod
+    def of(data: object, where: str, keys: Sequence[str] = ()) -> Fields:
+        if not isinstance(data, dict):
+            raise InputError(f"{where} is damaged: it is {short(data)}, not an object.")
+        missing = [key for key in keys if key not in data]
+        if missing:
+            raise InputError(f"{where} is damaged: it lacks {', '.join(missing)}.")
+        return Fields(data, where)
+
+    def number(self, key: str, at_least: float = 0, at_most: float = math.inf) -> float:
+        value: Any = self.data.get(key)
+        if type(value) not in (int, float) or not at_least <= value <= at_most:
+            raise self.wrong(key, f"a number{_between(at_least, at_most)}")
+        return float(value)
+
+    def count(self, key: str, at_least: int = 0, at_most: int = LARGEST) -> int:
+        value = self.data.get(key)
+        if type(value) is not int or not at_least <= value <= at_most:
+            raise self.wrong(key, f"a whole number{_between(at_least, at_most)}")
+        return int(value)
+
+    def text(self, key: str) -> str:
+        value = self.data.get(key)
+        if not isinstance(value, str):
+            raise self.wrong(key, "a text")
+        return value
+
+    def list(self, key: str) -> list[Any]:
+        value = self.data.get(key)
+        if not isinstance(value, list):
+            raise self.wrong(key, "a list")
+        return value
+
+    def object(self, key: str) -> Fields:
+        if not isinstance(self.data.get(key), dict):
+            raise self.wrong(key, "an object")
+        return Fields(self.data[key], f"{self.where}, {key},")
+
+    def wrong(self, key: str, wanted: str) -> InputError:
+        if key not in self.data:
+            return InputError(f"{self.where} is damaged: it has no {key}, which is {wanted}.")
+        value = short(self.data[key])
+        return InputError(f"{self.where} is damaged: {quote(key)} is {value}, not {wanted}.")
+
+
+def _between(least: float, most: float) -> str:
+    if most in (math.inf, LARGEST):
+        return f" from {least} on" if least > -math.inf else ""
+    return f" from {least} to {most}"
+
+
+# -- writing -----------------------------------------------------------------------------------------
+
+
+def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Write a whole file: whoever reads it sees the old content or the new one, and no part of either."""
+    with replacing(path, durable=durable) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Data that `read_json` reads; a number that is not finite is a ValueError."""
+    write_atomically(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of the one at `path` when the body ends without an error.
+
+    Links are followed, and permissions stay. What is no plain file (a pipe, /dev/stdout) is written at
+    once. With `durable` the content is on the disk before it takes its place.
+    """
+    try:
+        target = os.path.realpath(path)
+        if os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target):
+            with open(path, "wb") as file:
+                yield file
+        else:
+            with _beside(target, durable) as file:
+                yield file
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(
+            f"{quote(path)} cannot be written ({reason}): name another file."
+        ) from None
+
+
+@contextmanager
+def _beside(target: str, durable: bool) -> Iterator[BinaryIO]:
+    before = _status(target)
+    draft = os.path.join(os.path.dirname(target), f".raddle-{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            if before is not None:
+                _keep_owner(descriptor, before)
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(descriptor)
+        os.replace(draft, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
+
+
+def _status(target: str) -> os.stat_result | None:
+    """Of the file that is to be replaced, which has to be one that may be written."""
+    if os.path.isdir(target):
+        raise IsADirectoryError(21, "Is a directory")
+    if not os.path.exists(target):
+        return None
+    if not os.access(target, os.W_OK):
+        raise PermissionError(13, "Permission denied")
+    return os.stat(target)
+
+
+def _keep_owner(descriptor: int, before: os.stat_result) -> None:
+    now = os.fstat(descriptor)
+    if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
+        with suppress(OSError):  # only root can give files away
+            os.fchown(descriptor, before.st_uid, before.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
+
+
+# -- between processes of one job --------------------------------------------------------------------
+
+
+def write_scratch(path: Path, data: Any) -> None:
+    """What a process tells another of its job, in a folder of their own: any number, NaN too."""
+    write_atomically(path, json.dumps(data), durable=False)
+
+
+def read_scratch(path: Path) -> Any:
+    """What `write_scratch` wrote; an OSError if there is nothing yet."""
+    with open(path, "rb") as file:
+        return json.loads(file.read())

@@ -1,0 +1,115 @@
+"""YAML files, read within limits: small ones, not deeply nested, whose aliases do not multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+from yaml.constructor import ConstructorError
+
+from raddle.errors import InputError, shorten
+from raddle.files import LARGEST, MOST_DEPTH, Path, read_text
+
+MOST_BYTES = 256 * 2**10  # PyYAML reads about 100 KiB a second
+MOST_NODES = 50_000  # what aliases stand for counts each time
+
+
+def read_yaml(path: Path, what: str, *, missing: str = "") -> Any:
+    """The data of a YAML file, in which every key of a mapping stands once."""
+    text = read_text(path, what, missing=missing, most=MOST_BYTES)
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise InputError(
+            f"{shorten(str(path))}{_line(error)} is no YAML ({_problem(error)}): mend it."
+        ) from None
+    except RecursionError:
+        raise InputError(f"{shorten(str(path))} is no YAML ({_TOO_DEEP}): mend it.") from None
+
+
+_TOO_DEEP = f"more than {MOST_DEPTH} lists and mappings are within each other"
+
+
+def _line(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return f", line {mark.line + 1}," if mark is not None else ""
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    return shorten(" ".join(str(problem).split()))
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader, but bombs are refused, and a key that stands twice is a mistake."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.nodes = 0
+        self.sizes: dict[int, int] = {}  # of nodes that have an anchor, by their identity
+
+    # The scanner looks at all open brackets for each token, so depth is limited where they are opened.
+
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+        self._check_depth()
+        super().fetch_flow_collection_start(TokenClass)
+
+    def add_indent(self, column: int) -> bool:
+        self._check_depth()
+        return bool(super().add_indent(column))
+
+    def _check_depth(self) -> None:
+        if self.flow_level + len(self.indents) >= MOST_DEPTH:
+            raise yaml.scanner.ScannerError(None, None, _TOO_DEEP, self.get_mark())
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        mark, anchor, before = event.start_mark, event.anchor, self.nodes
+        alias = isinstance(event, yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        if alias and id(node) not in self.sizes:
+            raise yaml.composer.ComposerError(None, None, f"*{anchor} stands within itself", mark)
+        self.nodes += self.sizes[id(node)] if alias else 1
+        if anchor is not None and not alias:
+            self.sizes[id(node)] = self.nodes - before
+        if self.nodes > MOST_NODES:
+            raise yaml.composer.ComposerError(
+                None,
+                None,
+                f"it has more than {MOST_NODES:,} values, with what aliases stand for",
+                mark,
+            )
+        return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            return super().construct_object(node, deep=deep)
+        try:
+            value = super().construct_object(node, deep=deep)
+            if isinstance(value, str):
+                value.encode()  # a UnicodeEncodeError, a ValueError, for half of a character
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            kind = node.tag.rpartition(":")[2]
+            raise ConstructorError(
+                None, None, f"{shorten(node.value, 40)!r} is no {kind}", node.start_mark
+            ) from None
+        if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+            shown = shorten(node.value, 40)
+            raise ConstructorError(None, None, f"{shown} is too large", node.start_mark)
+        return value
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable):
+                if key in seen:
+                    twice = shorten(repr(key))
+                    raise ConstructorError(
+                        None, None, f"the key {twice} stands there twice", key_node.start_mark
+                    )
+                seen.add(key)
+        return super().construct_mapping(node, deep=deep)
