@@ -40,7 +40,7 @@ def read_bytes(path: Path, what: str, *, missing: str = "", most: int = MOST_BYT
     try:
         with open(path, "rb") as file:
             packed = os.fspath(path).endswith(".gz")
-            content = _unpacked(file, most) if packed else file.read(most + 1)
+            content = _read(gzip.GzipFile(fileobj=file) if packed else file, most)
     except FileNotFoundError:
         raise InputError(f"there is no {what} {quote(path)}{advice}.") from None
     except OSError as error:
@@ -53,9 +53,12 @@ def read_bytes(path: Path, what: str, *, missing: str = "", most: int = MOST_BYT
     return content
 
 
-def _unpacked(file: BinaryIO, most: int) -> bytes:
-    with gzip.GzipFile(fileobj=file) as unpacked:
-        return unpacked.read(most + 1)
+def _read(file: BinaryIO | gzip.GzipFile, most: int) -> bytes:
+    """All of a file, or a little more than `most`; memory is taken as there is something to hold."""
+    found = bytearray()
+    while len(found) <= most and (piece := file.read(2**20)):
+        found += piece
+    return bytes(found)
 
 
 def read_text(path: Path, what: str, *, missing: str = "", most: int = MOST_BYTES) -> str:

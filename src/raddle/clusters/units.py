@@ -30,12 +30,19 @@ class Quantity:
     units: Mapping[str, Decimal]
     example: str
     zero: bool = False  # whether 0 makes sense
+    least: float = 0.0  # of what is not 0
     most: float = math.inf
 
 
-SIZE = Quantity("bytes", _SIZES, "16 GiB")
-SPACE = Quantity("bytes", _SIZES, "64 MiB", zero=True)
-RATE = Quantity("bytes/s", {**{f"{unit}/s": f for unit, f in _SIZES.items()}, **_BITS}, "25 GB/s")
+SIZE = Quantity("bytes", _SIZES, "16 GiB", most=2.0**60)
+SPACE = Quantity("bytes", _SIZES, "64 MiB", zero=True, most=2.0**60)
+RATE = Quantity(
+    "bytes/s",
+    {**{f"{unit}/s": f for unit, f in _SIZES.items()}, **_BITS},
+    "25 GB/s",
+    least=1.0,
+    most=1e18,
+)
 TIME = Quantity(
     "seconds",
     {
@@ -44,14 +51,17 @@ TIME = Quantity(
     },
     "5 us",
     zero=True,
+    most=1e4,
 )
 SPEED = Quantity(
     "FLOP/s",
     {f"{prefix}{flop}": f for prefix, f in _DECIMAL.items() for flop in ("FLOP/s", "FLOPS")},
     "15 TFLOP/s",
+    least=1.0,
+    most=1e24,
 )
-SHARE = Quantity("", {"%": Decimal("0.01")}, "0.6", most=1.0)
-TIMES = Quantity("", {"%": Decimal("0.01")}, "1", zero=True)
+SHARE = Quantity("", {"%": Decimal("0.01")}, "0.6", least=1e-4, most=1.0)
+TIMES = Quantity("", {"%": Decimal("0.01")}, "1", zero=True, most=1e4)
 
 
 def parse(value: object, quantity: Quantity) -> float:
@@ -60,8 +70,10 @@ def parse(value: object, quantity: Quantity) -> float:
     if not math.isfinite(number) or number < 0 or (number == 0 and not quantity.zero):
         least = "a number from 0 on" if quantity.zero else "a positive number"
         raise ValueError(f"write {least}{_of(quantity)}, as {quantity.example}")
-    if number > quantity.most:
-        raise ValueError(f"write a share above 0 and up to 1, as {quantity.example}")
+    if number and not quantity.least <= number <= quantity.most:
+        what = "a share" if quantity is SHARE else "a number"
+        between = f"from {quantity.least:g} to {quantity.most:g}"
+        raise ValueError(f"write {what}{_of(quantity)} {between}, as {quantity.example}")
     return number
 
 

@@ -163,10 +163,13 @@ class Graph:
         digest = hashlib.sha256()
         for value in self.values.values():
             if value.role != "op":
-                digest.update(f"{value.role} {value.name} {value.shape} {value.dtype}\n".encode())
+                line = f"{value.role} {value.name} {value.shape} {value.dtype}\n"
+                digest.update(line.encode(errors="surrogatepass"))
         for op in self.ops:
             attrs = ",".join(f"{k}={v!r}" for k, v in sorted(op.attrs.items()))
             text = f"{op.name}|{op.kind}|{op.inputs}|{op.outputs}|{op.line}|{op.dtypes}|{attrs}\n"
-            digest.update(text.encode())
+            digest.update(text.encode(errors="surrogatepass"))
         ends = f"{self.outputs}|{self.loss}|{sorted(self.updates.items())}"
-        return hashlib.sha256(digest.digest() + ends.encode()).hexdigest()[:16]
+        return hashlib.sha256(digest.digest() + ends.encode(errors="surrogatepass")).hexdigest()[
+            :16
+        ]

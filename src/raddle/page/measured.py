@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from statistics import median_low
@@ -57,7 +58,9 @@ def _check_run(run: Fields) -> None:
 def _beside(path: pathlib.Path, named: str) -> pathlib.Path:
     """What a file names, where it says, or else beside it."""
     beside = path.parent / pathlib.PurePath(named).name
-    return beside if not pathlib.Path(named).exists() and beside.exists() else pathlib.Path(named)
+    # os.path.exists, which a name that no file can have does not make fail
+    moved = not os.path.exists(named) and os.path.exists(beside)
+    return beside if moved else pathlib.Path(named)
 
 
 def describe_run(

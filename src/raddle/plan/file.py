@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +26,9 @@ _PLAIN = (
 )  # fmt: skip
 _LATER = {"stages": (), "schedule": "", "workers": (), "order": ()}  # that older files lack
 
-_NUMBERS = ("devices", "microbatches", "steps", "batch")
+# Counts, with the most that can be lowered in a reasonable time.
+_NUMBERS = {"devices": 65_536, "microbatches": 4096, "steps": 4096, "batch": 2**31}
+MOST_ELEMENTS = 2**48  # of an input
 _TEXTS = ("bn", "sync", "model", "fingerprint", "dtype", "optimizer", "method")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
@@ -74,9 +77,10 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
 
 def _wrong(data: dict[str, Any]) -> Iterator[str]:
     """What cannot be in a plan file."""
-    for name in _NUMBERS:
-        if type(data[name]) is not int or data[name] < (name != "batch"):
-            yield f"{name} is {short(data[name])}, not a count"
+    for name, most in _NUMBERS.items():
+        least = int(name != "batch")
+        if type(data[name]) is not int or not least <= data[name] <= most:
+            yield f"{name} is {short(data[name])}, not a count from {least} to {most}"
     if type(data["bucket"]) is not int or type(data["split_backward"]) is not bool:
         yield "bucket is no number of bytes, or split_backward neither true nor false"
     for name in ("recompute", "stages"):
@@ -102,9 +106,28 @@ def _wrong(data: dict[str, Any]) -> Iterator[str]:
             yield f"{name} is {short(data[name])}, not an object"
     if not isinstance(data.get("sums", {}), dict):
         yield f"sums is {short(data['sums'])}, not an object"
+    if not _are_lists(list(data["parameters"].values()), int):
+        yield "parameters is no object of names and shapes"
+    yield from _wrong_figures(data["predicted"])
     for name, text in (*data["tiles"].items(), *data.get("sums", {}).items()):
         if not isinstance(text, str):
-            yield f"the tiles of '{name}' are {short(text)}, not a text"
+            yield f"the tiles of {quote(name)} are {short(text)}, not a text"
+
+
+def _wrong_figures(predicted: dict[str, Any]) -> Iterator[str]:
+    """Of what was predicted, the figures that others are compared with."""
+    for name in ("step_ms", "search_s", "lower_bound_ms"):
+        value = predicted.get(name)
+        if value is not None and (type(value) not in (int, float) or value < 0):
+            yield f"the predicted {name} is {short(value)}, not a number from 0 on"
+    if predicted.get("step_ms") == 0:
+        yield "the predicted step_ms is 0"
+    history = predicted.get("history") or []
+    if not isinstance(history, list) or not all(
+        isinstance(row, list) and len(row) == 3 and all(type(n) in (int, float) for n in row)
+        for row in history
+    ):
+        yield f"the predicted history is {short(history)}, not a list of seconds, proposals and times"
 
 
 def _are_lists(given: Any, kind: type) -> bool:
@@ -119,8 +142,10 @@ def _is_input(given: Any) -> bool:
     shape = given.get("shape")
     return (
         all(isinstance(given.get(key), str) for key in ("name", "dtype", "letters"))
+        and all(type(given.get(key)) is bool for key in ("target", "keyword"))
         and isinstance(shape, list)
         and all(type(extent) is int and extent > 0 for extent in shape)
+        and math.prod(shape) <= MOST_ELEMENTS
         and isinstance(getattr(torch, given["dtype"], None), torch.dtype)
     )
 
@@ -129,7 +154,9 @@ def _read_tilings(texts: dict[str, str], ops: dict[str, Op], model: str) -> dict
     found = {}
     for name, text in texts.items():
         if name not in ops:
-            raise InputError(f"the plan has tiles for '{name}', which '{model}' does not have.")
+            raise InputError(
+                f"the plan has tiles for {quote(name)}, which '{model}' does not have."
+            )
         found[name] = read_tiling(ops[name], text)
     return found
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from raddle.errors import InputError
+from raddle.errors import InputError, quote
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.plan.tiling import Grid, Irregular, Tile, Tiling, even_cuts, uneven_cuts
@@ -44,7 +44,7 @@ def read_tiling(op: Op, text: str) -> Tiling:
         return _read_boxes(op, text)
     splits, at, devices = text.partition("@")
     if not at:
-        raise InputError(f"'{op.name}: {text}' names no devices: add @0-3, say.")
+        raise InputError(f"{quote(f'{op.name}: {text}')} names no devices: add @0-3, say.")
     cuts: dict[str, tuple[int, ...]] = {dim.name: (0, dim.size) for dim in op.space.dims}
     copies = 1
     for word in splits.split():
@@ -53,7 +53,9 @@ def read_tiling(op: Op, text: str) -> Tiling:
             continue
         found = _SPLIT.fullmatch(word)
         if not found:
-            raise InputError(f"'{word}' in '{op.name}: {text}' is no split: write n/2 or c/(5,3).")
+            raise InputError(
+                f"{quote(word)} in the tiles of '{op.name}' is no split: write n/2 or c/(5,3)."
+            )
         name, parts, sizes = found.groups()
         if name not in cuts:
             known = " ".join(dim.name for dim in op.space.dims)
@@ -72,7 +74,9 @@ def read_tiling(op: Op, text: str) -> Tiling:
 
 def _read_boxes(op: Op, text: str) -> Irregular:
     if _BOX.sub("", text).strip():
-        raise InputError(f"'{op.name}: {text}' is no list of boxes: write [0:4 0:2]@0 [0:4 2:3]@1.")
+        raise InputError(
+            f"{quote(f'{op.name}: {text}')} is no list of boxes: write [0:4 0:2]@0 [0:4 2:3]@1."
+        )
     tiles = []
     for ranges, device in _BOX.findall(text):
         pairs = [tuple(map(int, r.split(":"))) for r in ranges.split()]
@@ -96,11 +100,11 @@ def read_devices(text: str) -> tuple[int, ...]:
     for run in text.strip().split(","):
         found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", run)
         if not found:
-            raise InputError(f"'@{text.strip()}' is no list of devices: write @0-3,7.")
+            raise InputError(f"{quote('@' + text.strip())} is no list of devices: write @0-3,7.")
         first = int(found[1])
         run_of = range(first, int(found[2] or first) + 1)
         if len(devices) + len(run_of) > MOST_DEVICES:
-            raise InputError(f"'@{text.strip()}' are more than {MOST_DEVICES} devices.")
+            raise InputError(f"{quote('@' + text.strip())} are more than {MOST_DEVICES} devices.")
         devices += run_of
     return tuple(devices)
 
@@ -118,6 +122,6 @@ def read_tiles(graph: Graph, text: str) -> dict[str, Tiling]:
         if not line.strip() or line.startswith("#"):
             continue
         if not colon or name not in ops:
-            raise InputError(f"'{line}' names no operator of '{graph.name}'.")
+            raise InputError(f"{quote(line)} names no operator of '{graph.name}'.")
         tiles[name] = read_tiling(ops[name], rest)
     return tiles

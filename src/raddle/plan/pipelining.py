@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from raddle.errors import InputError
+from raddle.errors import InputError, quote, shorten
 from raddle.graph.graph import Graph
 from raddle.plan.schedule import Schedule, read
 from raddle.plan.schedules import ASYNCHRONOUS, NAMES, named
@@ -120,8 +120,8 @@ def validate_stages(plan: Plan, graph: Graph) -> None:
         return
     if is_asynchronous(plan) and plan.sync != "allreduce":
         raise InputError(
-            f"the schedule '{plan.schedule}' updates parameters where they are: use sync allreduce, "
-            f"not '{plan.sync}'."
+            f"the schedule {quote(plan.schedule)} updates parameters where they are: use sync allreduce, "
+            f"not {quote(plan.sync)}."
         )
     if is_threaded(plan):
         _validate_threaded(plan)
@@ -132,7 +132,7 @@ def validate_stages(plan: Plan, graph: Graph) -> None:
     known = {op.name for op in graph.ops}
     for name in of:
         if name not in known:
-            raise InputError(f"a stage has '{name}', which '{graph.name}' does not have.")
+            raise InputError(f"a stage has {quote(name)}, which '{graph.name}' does not have.")
     if sum(map(len, plan.stages)) > len(of):
         raise InputError("an operator is in two stages: leave it in one.")
     made = {o: op.name for op in graph.ops for o in op.outputs}
@@ -280,4 +280,4 @@ def cut_stages(graph: Graph, ends: Sequence[str]) -> tuple[tuple[str, ...], ...]
 
 
 def _first(text: str) -> str:
-    return text.splitlines()[0] if text else text
+    return shorten(text.splitlines()[0]) if text.strip() else text

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from reprlib import repr as short
 from typing import Any
 
-from raddle.errors import InputError
+from raddle.errors import InputError, quote, shorten
 from raddle.graph.box import covers, disjoint
 from raddle.graph.graph import Graph, Op
 from raddle.plan.pipelining import stage_of, validate_stages
@@ -78,16 +79,16 @@ def validate(plan: Plan, graph: Graph) -> None:
     """Raises InputError with the reason if the plan does not fit the graph."""
     if plan.fingerprint and plan.fingerprint != graph.fingerprint():
         raise InputError(
-            f"the plan was made for '{plan.model}' at batch {plan.batch} (fingerprint "
-            f"{plan.fingerprint}), not for '{graph.name}' at batch {graph.batch} "
+            f"the plan was made for {quote(plan.model)} at batch {plan.batch} (fingerprint "
+            f"{shorten(plan.fingerprint)}), not for '{graph.name}' at batch {graph.batch} "
             f"({graph.fingerprint()}){_difference(plan, graph)}: plan again for this model."
         )
     if plan.bn not in STATISTICS:
-        raise InputError(f"bn is '{plan.bn}': choose one of {', '.join(STATISTICS)}.")
+        raise InputError(f"bn is {quote(plan.bn)}: choose one of {', '.join(STATISTICS)}.")
     server = plan.server
     if server is not None and server >= plan.devices:
         raise InputError(
-            f"sync is '{plan.sync}', but the plan has devices 0 to {plan.devices - 1}."
+            f"sync is {quote(plan.sync)}, but the plan has devices 0 to {plan.devices - 1}."
         )
     for name, count in (("microbatches", plan.microbatches), ("steps", plan.steps)):
         if count < 1:
@@ -106,7 +107,7 @@ def validate(plan: Plan, graph: Graph) -> None:
     for name in plan.tiles:
         if name not in known:
             raise InputError(
-                f"the plan has tiles for '{name}', which '{graph.name}' does not have."
+                f"the plan has tiles for {quote(name)}, which '{graph.name}' does not have."
             )
     for op in graph.ops:
         if op.name not in plan.tiles:
@@ -148,17 +149,17 @@ def _difference(plan: Plan, graph: Graph) -> str:
         if name not in plan.parameters:
             return f"; parameter '{name}' is new"
         if list(plan.parameters[name]) != shape:
-            return f"; parameter '{name}' is {shape}, not {list(plan.parameters[name])}"
+            return f"; parameter '{name}' is {shape}, not {short(list(plan.parameters[name]))}"
     gone = next((name for name in plan.parameters if name not in own), None)
-    return "; the parameters agree" if gone is None else f"; parameter '{gone}' is missing"
+    return "; the parameters agree" if gone is None else f"; parameter {quote(gone)} is missing"
 
 
 def _validate_order(plan: Plan) -> None:
     """Whether it names all slices is seen when the plan is lowered (program/slicing.py)."""
     if plan.order and not plan.syncing.collective:
         raise InputError(
-            f"the plan orders {len(plan.order)} sums of slices, and sync '{plan.sync}' has none: leave "
-            "the order out, or use p3:collective."
+            f"the plan orders {len(plan.order)} sums of slices, and sync {quote(plan.sync)} has none: "
+            "leave the order out, or use p3:collective."
         )
     if sorted(plan.order) != list(range(len(plan.order))):
         raise InputError(
@@ -171,9 +172,9 @@ def _validate_recompute(plan: Plan, known: set[str], model: str) -> None:
     seen: set[str] = set()
     for name in (name for block in plan.recompute for name in block):
         if name not in known:
-            raise InputError(f"the plan recomputes '{name}', which '{model}' does not have.")
+            raise InputError(f"the plan recomputes {quote(name)}, which '{model}' does not have.")
         if name in seen:
-            raise InputError(f"the plan recomputes '{name}' in two blocks: leave it in one.")
+            raise InputError(f"the plan recomputes {quote(name)} in two blocks: leave it in one.")
         seen.add(name)
 
 
@@ -181,15 +182,15 @@ def _validate_divided(plan: Plan) -> None:
     """Parameters are there while a block of a stage runs, so all of a block runs together."""
     if plan.split_backward:
         raise InputError(
-            f"sync is '{plan.sync}', which drops parameters after their backward, and the plan gives "
+            f"sync is {quote(plan.sync)}, which drops parameters after their backward, and the plan gives "
             "their gradients later: use sharded, or do not split the backward."
         )
     of = stage_of(plan)
     for block in plan.recompute:
         if len({of.get(name) for name in block}) > 1:
             raise InputError(
-                f"sync is '{plan.sync}', and the block of '{block[0]}', which is computed again, is in "
-                "several stages: use sharded, or cut it at the border of the stages."
+                f"sync is {quote(plan.sync)}, and the block of '{block[0]}', which is computed again, is "
+                "in several stages: use sharded, or cut it at the border of the stages."
             )
 
 
@@ -197,7 +198,7 @@ def _validate_sums(plan: Plan, graph: Graph) -> None:
     ops = {op.name: op for op in graph.ops}
     for name, tiling in plan.sums.items():
         if name not in ops:
-            raise InputError(f"the plan sums '{name}', which '{graph.name}' does not have.")
+            raise InputError(f"the plan sums {quote(name)}, which '{graph.name}' does not have.")
         validate_tiling(ops[name], tiling, plan.devices)
         if any(ops[name].space.partial(box) for box in tiling.boxes):
             raise InputError(

@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from raddle.errors import InputError
+from raddle.errors import InputError, quote
 
 # s: stage, m: micro-batch, w: worker
 
@@ -269,7 +269,7 @@ def _action(word: str, w: int | None, number: int) -> Action:
     if match is None or (w is None and match[3] is None):
         hint = "F0.1" if w is None else "F0, B0 or W0, or F0.1"
         raise InputError(
-            f"line {number}: {word!r} is no action: write {hint} (micro-batch 0 of stage 1)."
+            f"line {number}: {quote(word)} is no action: write {hint} (micro-batch 0 of stage 1)."
         )
     stage = match[3] if match[3] is not None else w
     assert stage is not None
@@ -279,5 +279,7 @@ def _action(word: str, w: int | None, number: int) -> Action:
 def _wait(words: list[str], number: int) -> tuple[Action, Action]:
     if len(words) != 3 or words[1] != "after":
         line = " ".join(words)
-        raise InputError(f"line {number}: cannot read {line!r}: write a wait as F1.0 after B0.0.")
+        raise InputError(
+            f"line {number}: cannot read {quote(line)}: write a wait as F1.0 after B0.0."
+        )
     return _action(words[0], None, number), _action(words[2], None, number)

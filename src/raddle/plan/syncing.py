@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from raddle.errors import InputError
+from raddle.errors import InputError, quote
 
 SLICE = 250_000  # elements: fills a link of 1 Gbit/s with two of them under way
 KINDS = ("allreduce", "sharded", "ps", "p3", "server")
@@ -116,8 +116,8 @@ def _word(text: str, word: str, *, p3: bool) -> dict[str, object]:
 
 
 def _wrong(text: str, word: str) -> InputError:
-    strange = "" if word == text else f", which has '{word}'"
-    return InputError(f"sync is '{text}'{strange}: choose as in {EXAMPLES}.")
+    strange = "" if word == text else f", which has {quote(word)}"
+    return InputError(f"sync is {quote(text)}{strange}: choose as in {EXAMPLES}.")
 
 
 def rows_of(shape: Sequence[int], sync: Sync, holders: int) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from raddle.costs.compute import Compute
 from raddle.costs.handling import handles, message_seconds, sum_seconds
 from raddle.costs.natives import tiled_alike
 from raddle.costs.profile import Profile
+from raddle.errors import InputError
 from raddle.graph.graph import Op
 from raddle.plan.tiling import Grid
 from raddle.program.describe import OF_PARAMETERS
@@ -37,6 +38,7 @@ from raddle.program.program import (
 # How often an optimizer reads and writes an element: parameter, gradient, and what it keeps.
 OPTIMIZER_PASSES = {"sgd": 3, "momentum": 5, "adam": 7}
 Array = np.ndarray
+LONGEST = 4e9  # seconds, in nanoseconds less than half of 64 bits
 
 
 @dataclass(frozen=True)
@@ -287,7 +289,7 @@ class _Builder:
             message_seconds(self.cluster.devices[d], int(n), sliced=sliced)
             for d, n in zip(devices, nbytes, strict=True)
         ]
-        return np.rint(np.array(seconds) * 1e9).astype(np.int64)
+        return nanoseconds(seconds, least=0)
 
     def _routes(self, move: Move) -> tuple[Array, ...]:
         rows = []
@@ -351,7 +353,7 @@ class _Builder:
         """A sum begins when all have come to it in their programs, and takes time from each as it goes."""
         self.wait(np.repeat(gate, len(ring)), self.last[ring])
         seconds = [sum_seconds(self.cluster.devices[d], len(ring), amount) for d in ring]
-        cost = np.rint(np.array(seconds) * 1e9).astype(np.int64)
+        cost = nanoseconds(seconds, least=0)
         own, cost = ring[cost > 0], cost[cost > 0]
         if len(own):
             none = np.full(len(own), -1)
@@ -402,9 +404,14 @@ def held_once(links: Sequence[int]) -> list[int]:
     return result
 
 
-def nanoseconds(seconds: Sequence[float]) -> Array:
+def nanoseconds(seconds: Sequence[float], *, least: int = 1) -> Array:
     """At least one: a task on a resource takes time."""
-    return np.maximum(1, np.rint(np.asarray(seconds, np.float64) * 1e9)).astype(np.int64)
+    given = np.asarray(seconds, np.float64)
+    if not (given <= LONGEST).all():
+        raise InputError(
+            f"a task would take {given.max():g} s: look for a wrong figure in the cluster or the profile."
+        )
+    return np.maximum(least, np.rint(given * 1e9)).astype(np.int64)
 
 
 def build_tasks(

@@ -13,7 +13,7 @@ from raddle.errors import InputError
 from raddle.plan.pipelining import is_asynchronous
 from raddle.program.program import Program, Update
 from raddle.simulation.engine import run_tasks
-from raddle.simulation.tasks import Tasks, build_tasks
+from raddle.simulation.tasks import LONGEST, Tasks, build_tasks
 
 Array = np.ndarray
 
@@ -34,6 +34,10 @@ def simulate(
             f"the plan needs {program.plan.devices} devices, '{cluster.name}' has {len(cluster.devices)}."
         )
     tasks = build_tasks(program, cluster, profile, overtaking=overtaking)
+    if float(tasks.duration.sum(dtype=np.float64)) > 1e9 * LONGEST:
+        raise InputError(
+            f"the tasks would take more than {LONGEST:g} s: look for a wrong figure in '{cluster.name}'."
+        )
     start, end, cause = run_tasks(
         tasks.duration,
         tasks.first,

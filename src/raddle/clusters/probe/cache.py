@@ -26,20 +26,20 @@ def recall(key: str) -> dict[str, Any] | None:
     if not isinstance(entry, dict) or not isinstance(entry.get("value"), dict):
         return None
     value: dict[str, Any] = entry["value"]
-    return value if entry.get("sum") == _sum(value) else None
+    return value if entry.get("sum") == _sum(key, value) else None
 
 
 def remember(key: str, value: dict[str, Any]) -> None:
     """Add to the file, or leave it where it cannot be written: only time is lost."""
-    file, entry = path(), {"value": value, "sum": _sum(value)}
+    file, entry = path(), {"value": value, "sum": _sum(key, value)}
     with contextlib.suppress(OSError, InputError):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps({**_read(), key: entry}, indent=1))
 
 
-def _sum(value: dict[str, Any]) -> str:
+def _sum(key: str, value: dict[str, Any]) -> str:
     """By which an entry is known to be what was measured."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([key, value], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _read() -> dict[str, Any]:
