@@ -37,7 +37,8 @@ demo: $(READY)  ## VGG-16 planned for 16 GPUs, AlexNet trained on two processes 
 test: $(READY)  ## run the tests that are not marked slow
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-fuzz: $(READY)  ## run the property tests, slow ones too, on many random examples
+fuzz: $(READY)  ## 100,000 damaged files of every kind; the property tests, slow ones too, on many random examples
+	$(BIN)/python tests/files/fuzz_files.py --files 100000
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 -m hypothesis
 
 verify-all: $(READY)  ## every tiny model x every baseline x 2, 3, 4 ranks with real processes

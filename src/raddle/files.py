@@ -234,18 +234,24 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     once. With `durable` the content is on the disk before it takes its place.
     """
     try:
-        target = os.path.realpath(path)
-        if os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target):
+        if _is_stream(path):
             with open(path, "wb") as file:
                 yield file
         else:
-            with _beside(target, durable) as file:
+            with _beside(os.path.realpath(path), durable) as file:
                 yield file
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(
             f"{quote(path)} cannot be written ({reason}): name another file."
         ) from None
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether something is open already that takes what is written: a pipe, a device, an open file."""
+    if os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/")):
+        return True
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 @contextmanager

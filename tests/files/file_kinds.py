@@ -191,8 +191,9 @@ def caches() -> list[str]:
 
 RUN = {
     "plan": "p.json", "model": "small", "method": "data", "batch": 4, "devices": 2, "device": "cpu",
-    "threads": 1, "dtype": "float32", "optimizer": "sgd", "steps": 3, "warmup": 0, "step_ms": 3.0, "fastest_ms": 2.0,
-    "slowest_ms": 4.0, "predicted_ms": 2.5, "cluster": "local:2", "samples_per_s": 9.0, "loss_first": 2.0,
+    "threads": 1, "dtype": "float32", "optimizer": "sgd", "steps": 3, "warmup": 0, "step_ms": 3.0,
+    "fastest_ms": 2.0, "slowest_ms": 4.0, "predicted_ms": 2.5, "cluster": "local:2", "samples_per_s": 9.0,
+    "loss_first": 2.0,
     "loss_last": None, "sent": [{"source": 0, "target": 1, "bytes": 64}], "reduced": [],
     "sync": "allreduce", "slices": 0, "overtaken": 0, "trace": None,
 }  # fmt: skip
@@ -302,7 +303,8 @@ def use_schedule(path: pathlib.Path) -> object:
 SUMMARY = {
     "model": "small", "batch": 4, "cluster": "local:2", "best": "data", "file": "r.html", "bytes": 3,
     "methods": [
-        {"label": "data", "step_ms": 1.5, "speedup": None}, {"label": "owt", "step_ms": 2.0, "speedup": 0.7},
+        {"label": "data", "step_ms": 1.5, "speedup": None},
+        {"label": "owt", "step_ms": 2.0, "speedup": 0.7},
     ],
 }  # fmt: skip
 

@@ -20,7 +20,8 @@ STRANGE: list[Any] = [
     "x" * 300, "it's " * 80, "a 'quoted' \"word\" " * 30, "\n", "a\nb\r\nc", "\0", "\x1b[31m", "\u2028",
     "\ud800", "é" * 250, "../../x", "%s{}%d{0}", "@0", "@0-65535", "n/2 @0-1", "x9 @0-8", "[0:1 0:1]@0",
     "p3:slice=1", "ps:ssp=99999999999", "server:7", "threaded:9999", "gpipe", "F0 B0", "F999999999 B0",
-    "1 TB/s", "-5 us", "²", [], {}, [[]], [{}], {"": 1}, [0] * 1000, list(range(50)), [None], ["x"], [-1], {"a": {"b": []}}, DEEP,
+    "1 TB/s", "-5 us", "²", [], {}, [[]], [{}], {"": 1},
+    [0] * 1000, list(range(50)), [None], ["x"], [-1], {"a": {"b": []}}, DEEP,
 ]  # fmt: skip
 
 Place = tuple[Any, Any]  # a list or an object, and an index or a key of it
@@ -88,18 +89,12 @@ def _nudge(held: Any, key: Any, rng: random.Random, found: list[Place]) -> None:
     if isinstance(value, str):
         held[key] = damage_text(value, rng)
     elif isinstance(value, int | float):
+        if abs(value) >= 1e300:  # arithmetic would overflow, and not be a number
+            held[key] = rng.choice([-value, str(value)])
+            return
         third = value // 3 if isinstance(value, int) else value / 3
-        more = [
-            -value,
-            value + 1,
-            value - 1,
-            value * 2,
-            value * 10**6,
-            third,
-            value + 0.5,
-            str(value),
-        ]
-        held[key] = rng.choice(more if abs(value) < 1e300 else [-value, str(value)])
+        near = [value + 1, value - 1, value + 0.5]
+        held[key] = rng.choice([*near, -value, value * 2, value * 10**6, third, str(value)])
 
 
 CHANGES: list[Callable[[Any, Any, random.Random, list[Place]], None]] = [
@@ -134,9 +129,10 @@ MERGES = "m0: &m0 {x: 1}\n" + "".join(
 )
 INSERTED = [
     b"[" * 5000, b"{" * 5000, b'{"a":' * 3000, b"- " * 5000, b"9" * 5000, b"-", b"NaN", b"Infinity",
-    b"1e999", b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b'"', b"'", b",", b":", b"]", b"}", b"\n", b"\r\n", b"\t",
-    b"\\ud800", b"&a *a", b"<<: *a", b"!!python/object:os.system x", b"!!int ''", b"!!timestamp x",
-    b"2020-13-45", b"? ", b"%", b"# ", b"---\n", BOMB.encode(), MERGES.encode(), b"0x" + b"f" * 5000, b"1:" * 3000 + b"1", b" " * 5000, b"x" * 5000,
+    b"1e999", b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b'"', b"'", b",", b":", b"]", b"}", b"\n", b"\r\n",
+    b"\t", b"\\ud800", b"&a *a", b"<<: *a", b"!!python/object:os.system x", b"!!int ''", b"!!timestamp x",
+    b"2020-13-45", b"? ", b"%", b"# ", b"---\n", BOMB.encode(), MERGES.encode(),
+    b"0x" + b"f" * 5000, b"1:" * 3000 + b"1", b" " * 5000, b"x" * 5000,
 ]  # fmt: skip
 
 

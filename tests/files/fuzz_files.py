@@ -21,7 +21,7 @@ import tempfile
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import yaml
@@ -188,8 +188,10 @@ def table(counts: Counter[tuple[str, str]], parsed: Counter[str]) -> str:
     return "\n".join(lines)
 
 
-def fuzz(files: int, seed: int, names: list[str], shown: int = 20, first: int = 0) -> int:
-    """Prints counts by kind and outcome, and failures; returns how many there are."""
+def fuzz(
+    files: int, seed: int, names: Sequence[str] = (), shown: int = 20, first: int = 0
+) -> tuple[int, int, int]:
+    """Prints counts by kind and outcome, and failures. How many failed, how many parse, and all."""
     kinds = [kind for kind in KINDS.values() if not names or kind.name in names]
     counts: Counter[tuple[str, str]] = Counter()
     parsed: Counter[str] = Counter()
@@ -205,7 +207,8 @@ def fuzz(files: int, seed: int, names: list[str], shown: int = 20, first: int = 
                     f"-- file {read.number} of seed {seed}, {read.kind}\n{read.reason}", flush=True
                 )
     print(table(counts, parsed))
-    return sum(count for (_, outcome), count in counts.items() if outcome == "failed")
+    failed = sum(count for (_, outcome), count in counts.items() if outcome == "failed")
+    return failed, parsed.total(), counts.total()
 
 
 def main() -> int:
@@ -216,7 +219,9 @@ def main() -> int:
     parser.add_argument("--kind", action="append", default=[], choices=list(KINDS))
     parser.add_argument("--shown", type=int, default=20, help="failures that are shown")
     given = parser.parse_args()
-    return min(1, fuzz(given.files, given.seed, given.kind, given.shown, given.first))
+    failed, parsed, files = fuzz(given.files, given.seed, given.kind, given.shown, given.first)
+    print(f"{failed} of {files:,} files failed, {parsed:,} parse as JSON or YAML")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

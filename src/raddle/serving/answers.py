@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from reprlib import repr as short
 from typing import Any, NamedTuple
 
 from raddle.errors import InputError
@@ -100,5 +101,5 @@ class Answers:
     def _known(self, given: Mapping[str, Any]) -> str:
         name = given.get("report")
         if not isinstance(name, str) or not self.shelf.has(name):
-            raise InputError(f"no report {name!r} is kept: choose one of the list.")
+            raise InputError(f"no report {short(name)} is kept: choose one of the list.")
         return name

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from reprlib import repr as short
 from typing import Any
 
-from raddle.errors import InputError
+from raddle.errors import InputError, quote
 
 LONGEST = 1000  # characters of a model, a cluster or an operator
 BATCH = 10**9
@@ -63,7 +64,7 @@ def read_text(given: Mapping[str, Any], key: str, missing: str) -> str:
         )
     if not text.isprintable():
         raise InputError(
-            f"the {key} {text!r} has characters that cannot be printed: leave them out."
+            f"the {key} {quote(text)} has characters that cannot be printed: leave them out."
         )
     return text.strip()
 
@@ -72,7 +73,7 @@ def _batch(batch: object) -> int | None:
     if batch is None:
         return None
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= BATCH:
-        raise InputError(f"the batch is {batch!r}: a whole number from 1, or nothing.")
+        raise InputError(f"the batch is {short(batch)}: a whole number from 1, or nothing.")
     return batch
 
 
@@ -82,7 +83,7 @@ def _budget(budget: object) -> float:
         or not isinstance(budget, int | float)
         or not 0 <= budget <= BUDGET  # nor what is no number
     ):
-        raise InputError(f"the time of a search is {budget!r}: seconds from 0 to {BUDGET:g}.")
+        raise InputError(f"the time of a search is {short(budget)}: seconds from 0 to {BUDGET:g}.")
     return float(budget)
 
 
@@ -91,5 +92,5 @@ def _methods(methods: object, known: Sequence[str]) -> tuple[str, ...]:
         raise InputError("no method is chosen: choose at least one.")
     for name in methods:
         if name not in known:
-            raise InputError(f"no method {name!r}: choose of {', '.join(known)}.")
+            raise InputError(f"no method {short(name)}: choose of {', '.join(known)}.")
     return tuple(name for name in known if name in methods)

@@ -1,0 +1,85 @@
+"""Files are opened in one module of the package, and text is turned into code in one."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+SRC = Path(__file__).parents[2] / "src" / "raddle"
+
+# Calls that read, write or run something, by the last two words of what is called.
+OPENING = {"open", "os.open", "io.open", "gzip.open", "os.fdopen"}
+ATTRIBUTES = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}  # of paths
+PARSING = {
+    "json.load", "json.loads", "yaml.load", "yaml.safe_load", "torch.load", "torch.save", "pickle.load",
+    "pickle.loads", "pickle.dump", "np.load", "np.save", "np.loadtxt", "np.savetxt", "os.replace",
+    "os.rename",
+}  # fmt: skip
+RUNNING = {"exec", "eval", "compile", "__import__"}
+
+# What is allowed elsewhere, with the reason.
+ALLOWED = {
+    "files.py": "this is the place",
+    "yaml_files.py": "and this for YAML: yaml.load of a text, with a loader that has limits",
+    "page/html.py": "scripts and styles of the package itself",
+    "clusters/catalogue.py": "/sys: the memory of a container",
+    "clusters/probe/load.py": "/proc/stat",
+    "clusters/probe/launch.py": "the stderr and stdout of children, in a folder of their own",
+    "clusters/probe/rank.py": "the arguments that its parent gave",
+    "clusters/probe/gpu.py": "the arguments that its parent gave",
+    "lab/commands.py": "what `ip` prints",
+    "lab/launch.py": "/proc: whose process it is",
+    "reproduce/counters.py": "a line a sample while it runs, in a folder of its own; /sys",
+    "reproduce/experiment.py": "/proc/cpuinfo",
+    "run/clocks.py": "/proc: the machine's boot",
+    "run/exchange.py": "objects between ranks, in memory",
+    "run/session.py": "a copy of its own stdout",
+    "run/transports/alarm.py": "lines between ranks",
+    "run/transports/shared.py": "/proc: files of other ranks on this machine",
+    "run/code.py": "the code of a segment",
+    "serving/children.py": "what a child printed",
+    "serving/job.py": "what a child printed",
+    "serving/offer.py": "what a child printed",
+    "verification/rank.py": "tensors of its parent, in a folder of their own",
+    "verification/starting.py": "tensors for its ranks, by `replacing`, and what they print",
+}  # fmt: skip
+
+
+@cache
+def found() -> dict[str, list[tuple[int, str]]]:
+    return {str(path.relative_to(SRC)): list(calls(path)) for path in sorted(SRC.rglob("*.py"))}
+
+
+def calls(path: Path) -> Iterator[tuple[int, str]]:
+    """The line and the name of each call that opens, parses or runs something."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        words = ast.unparse(node.func).split(".")
+        name, two = words[-1], ".".join(words[-2:])
+        if len(words) == 1 and name in OPENING | RUNNING:
+            yield node.lineno, name
+        elif two in OPENING | PARSING:
+            yield node.lineno, two
+        elif len(words) > 1 and name in ATTRIBUTES and _is_path(node, name):
+            yield node.lineno, f".{name}"
+
+
+def _is_path(call: ast.Call, name: str) -> bool:
+    """Whether a method may be a path's: `open` of something else takes no mode."""
+    if name != "open":
+        return True
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return any(isinstance(a, ast.Constant) and isinstance(a.value, str) for a in given)
+
+
+def test_files_are_opened_in_one_module() -> None:
+    assert {name: own for name, own in found().items() if own and name not in ALLOWED} == {}
+    assert [name for name in ALLOWED if not found().get(name)] == []  # else take it from the list
+
+
+def test_code_is_made_in_one_module() -> None:
+    made = [name for name, own in found().items() if any(call in RUNNING for _, call in own)]
+    assert made == ["run/code.py"]

@@ -1,0 +1,216 @@
+"""What is wrong with a file is one sentence, whatever kind of file it is."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from file_kinds import KINDS, Kind
+from file_mutations import BOMB, MERGES, places
+from fuzz_files import _raise_slow, fuzz, is_no_sentence, outcome_of, table
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raddle.costs.profile import load_profile
+from raddle.errors import MOST_QUOTED, InputError, quote, shorten
+from raddle.files import MOST_DEPTH, read_json
+
+# Where a damaged file counts as none: what it would save is only time.
+IGNORED = ("cache.json", "summary.json")
+READ = [kind for kind in KINDS.values() if kind.name not in IGNORED]
+BAD_NUMBERS = [
+    -1,
+    -1e-9,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    1e308,
+    10**400,
+    True,
+    "1",
+    None,
+    [1.0],
+    {},
+]
+
+
+@pytest.fixture
+def limited() -> Iterator[None]:
+    """What takes more than 2 s of CPU ends in a failure."""
+    before = signal.signal(signal.SIGPROF, _raise_slow)
+    yield
+    signal.signal(signal.SIGPROF, before)
+
+
+def refusal(kind: Kind, path: pathlib.Path) -> str:
+    with pytest.raises(InputError) as caught:
+        kind.read(path)
+    text = str(caught.value)
+    content = path.read_bytes() if path.is_file() else b""
+    assert not is_no_sentence(text, content), text
+    return text
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_good_files_are_read(kind: Kind, tmp_path: pathlib.Path) -> None:
+    for content in kind.seeds:
+        (tmp_path / kind.name).write_bytes(content)
+        assert kind.read(tmp_path / kind.name) is not None
+
+
+@pytest.mark.parametrize("kind", READ, ids=lambda kind: kind.name)
+def test_no_file_a_folder_and_no_text(kind: Kind, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / kind.name
+    if kind.name != "packed.json":  # which packs the file that is there
+        assert "there is no " in refusal(kind, path)
+        path.mkdir()
+        assert "cannot be read (Is a directory)" in refusal(kind, path)
+        path.rmdir()
+    path.write_bytes(b"\xff\xfe\xfa\xfb\xfc")
+    refusal(kind, path)
+    path.write_bytes(b"")
+    refusal(kind, path)
+
+
+@pytest.mark.parametrize("name", ["nul\0.json", "x" * 5000, "it's " * 300])
+def test_names_that_no_file_can_have(name: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_json(name, "plan file")
+    assert not is_no_sentence(str(caught.value), name.encode())
+
+
+@pytest.mark.parametrize("kind", READ, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 5000, b"{" * 5000, b'{"a":' * 5000, b"- " * 5000, b"? " * 5000, b"[{" * 40 + b"}]" * 40,
+     b"9" * 20_000, b"0x" + b"f" * 20_000, b"1:" * 5000 + b"1", BOMB.encode(), MERGES.encode()],
+    ids=lambda content: content[:4],
+)  # fmt: skip
+@pytest.mark.usefixtures("limited")
+def test_bombs(kind: Kind, content: bytes, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / kind.name
+    path.write_bytes(content)
+    assert outcome_of(kind, path, content) == ("refused", "")
+
+
+def test_a_file_that_unpacks_to_much(tmp_path: pathlib.Path) -> None:
+    import gzip
+
+    path = tmp_path / "t.json.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(130):
+            file.write(b" " * 2**20)
+    with pytest.raises(InputError, match="it has more than 134,217,728 bytes"):
+        read_json(path, "trace")
+
+
+@pytest.mark.parametrize("bad", BAD_NUMBERS, ids=str)
+def test_every_time_of_a_profile_is_one(bad: Any, tmp_path: pathlib.Path) -> None:
+    kind = KINDS["profile.json"]
+    data = json.loads(kind.seeds[0])
+    for name in data["seconds"]:
+        path = tmp_path / "profile.json"
+        path.write_text(json.dumps({**data, "seconds": {**data["seconds"], name: bad}}))
+        refusal(kind, path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{}", '{"raddle-profile": 1}', '{"raddle-profile": 1, "seconds": []}',
+     '{"raddle-profile": true, "seconds": {}}', '{"raddle-profile": 2, "seconds": {}}'],
+)  # fmt: skip
+def test_no_profiles(text: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(InputError, match=r"p\.json' is "):
+        load_profile(tmp_path / "p.json")
+
+
+# Numbers that the page or a comparison uses; what else a run tells is for people and scripts.
+USED = {
+    "run.json": {"step_ms", "fastest_ms", "slowest_ms", "samples_per_s", "steps", "warmup", "threads"},
+    "trace.json": {"ts", "dur", "pid", "tid", "step", "micro-batch", "bytes"},
+    "plan.json": {"devices", "microbatches", "steps", "batch", "raddle", "step_ms"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", USED)
+@given(data=st.data())
+def test_every_number_that_is_used_is_checked(
+    tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
+) -> None:
+    kind = KINDS[name]
+    content = json.loads(data.draw(st.sampled_from(kind.seeds)))
+    used = [
+        (held, key) for held, key in places(content)
+        if isinstance(held, dict) and key in USED[name] and held.get("ph") not in ("s", "f")
+    ]  # fmt: skip
+    held, key = data.draw(st.sampled_from(used))
+    held[key] = data.draw(
+        st.sampled_from([bad for bad in BAD_NUMBERS if bad not in (1e308, None)] + [-2])
+    )
+    path = tmp_path_factory.mktemp("x") / kind.name
+    path.write_text(json.dumps(content))
+    refusal(kind, path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"a": 1, "a": 2}', "the key 'a' stands there twice"),
+        ("[NaN]", "it has NaN, which is no number of JSON"),
+        ("[-Infinity]", "it has -Infinity"),
+        ("[1e400]", "the number 1e400 is too large"),
+        (f"[{2**63}]", "is too large"),
+        ('"\\ud800"', "half of a character"),
+        ("[" * (MOST_DEPTH + 1) + "1" + "]" * (MOST_DEPTH + 1), "more than 64 lists and objects"),
+        ("[" + ",".join(["1"] * 4_000_002) + "]", "more than 4,000,000 values"),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_strict_json(text: str, reason: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=reason):
+        read_json(path, "file")
+
+
+def test_a_pair_of_surrogates_is_a_character(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "x.json").write_text('"\\ud83d\\ude00"')
+    assert read_json(tmp_path / "x.json", "file") == "😀"
+
+
+@given(st.text() | st.text(alphabet="'\"x \n\0\x1b", min_size=300, max_size=2000))
+def test_messages_are_one_short_line(text: str) -> None:
+    said = str(InputError(f"there is no {quote(text)}: name another."))
+    assert said.isprintable()
+    assert said.startswith("there is no '")
+    assert said.endswith("name another.")
+    assert len(shorten(text)) <= MOST_QUOTED
+    if text.isprintable():
+        assert not is_no_sentence(said, text.encode("utf-8", "replace"))
+
+
+def test_a_sample_of_damaged_files(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `make fuzz` does with 100,000 of them; at least a third still parse."""
+    failed, parsed, files = fuzz(420, seed=2)
+    assert not failed, capsys.readouterr().out
+    assert 3 * parsed >= files
+    assert "plan.json" in capsys.readouterr().out
+
+
+def test_the_table_of_counts() -> None:
+    from collections import Counter
+
+    counts = Counter(
+        {("plan.json", "valid"): 3, ("plan.json", "failed"): 1, ("run.json", "refused"): 2}
+    )
+    assert [line.split() for line in table(counts, Counter({"plan.json": 2})).splitlines()] == [
+        ["kind", "files", "valid", "refused", "ignored", "failed", "parse"],
+        ["plan.json", "4", "3", "0", "0", "1", "2"],
+        ["run.json", "2", "0", "2", "0", "0", "0"],
+        ["all", "6", "3", "2", "0", "1", "2"],
+    ]
