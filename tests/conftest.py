@@ -1,20 +1,29 @@
-"""Hypothesis profiles, and one thread a test process: pytest-xdist already fills the cores."""
+"""Hypothesis profiles, one thread a test process (pytest-xdist already fills the cores), and Ctrl-C.
+
+`nohup`, `trap '' INT` and shells that start jobs in the background have SIGINT ignored, which every
+process inherits, so that tests which interrupt a command would wait for ever. Children of a process
+that handles the signal start with its default.
+"""
 
 import contextlib
 import os
+import signal
 from collections import Counter
 from typing import Any
 
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
-settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50, print_blob=True)
-settings.register_profile(
-    "fuzz", deadline=None, derandomize=False, max_examples=3000, print_blob=True
-)
+# Nothing depends on the clock: an example may take any time, and so may drawing it.
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", UNTIMED, derandomize=True, max_examples=50, print_blob=True)
+settings.register_profile("fuzz", UNTIMED, derandomize=False, max_examples=3000, print_blob=True)
 settings.register_profile(  # while working: quick, and it stops at the first failure as found
-    "dev", deadline=None, derandomize=True, max_examples=20, phases=[Phase.generate]
+    "dev", UNTIMED, derandomize=True, max_examples=20, phases=[Phase.generate]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -13,7 +13,7 @@ from statistics import median, quantiles
 from time import perf_counter
 
 ROOT = pathlib.Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "page"))
+sys.path[:0] = [str(ROOT / "tests" / "page"), str(ROOT / "tests")]
 
 from looking import CHROMIUM, browser, opened, raddle  # noqa: E402
 from moving import frames  # noqa: E402

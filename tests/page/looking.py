@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from patience import HANG
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = [
@@ -35,7 +36,9 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        started = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=FLAGS, timeout=1000 * HANG
+        )
         yield started
         started.close()
 
@@ -54,7 +57,7 @@ def opened(
     context = started.new_context(
         viewport={"width": width, "height": height}, color_scheme=theme, has_touch=size == "phone"
     )
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(1000 * HANG)
     page = context.new_page()
     wrong: list[str] = []
     page.on("console", lambda message: wrong.append(f"console {message.type}: {message.text}"))
@@ -78,6 +81,6 @@ def _local(url: str) -> bool:
 def raddle(*words: str) -> Any:
     """What a verb says with --json."""
     line = [sys.executable, "-m", "raddle", *words, "--json"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -193,14 +193,13 @@ def test_every_layer_has_a_strip_of_its_devices(page: Any, report: Report) -> No
     row = page.locator("#strips .strip-row", has_text="classifier.6")
     assert "c/4 @0-3" in row.inner_text()
     row.scroll_into_view_if_needed()
-    page.wait_for_timeout(200)
-    colours = row.locator("canvas").evaluate(
+    page.wait_for_function(  # it is drawn when it comes into view
         """(canvas) => {
             const { data } = canvas.getContext("2d").getImageData(0, canvas.height >> 1, canvas.width, 1);
-            return new Set(new Uint32Array(data.buffer)).size;
-        }"""
+            return new Set(new Uint32Array(data.buffer)).size >= 4;
+        }""",
+        arg=row.locator("canvas").element_handle(),
     )
-    assert colours >= 4
 
 
 def test_bytes_between_devices(page: Any, report: Report) -> None:

@@ -75,6 +75,8 @@ def test_no_other_script_would_run(started: Any, path: pathlib.Path) -> None:
     with opened(started, path, allowed="Content Security Policy") as page:
         page.evaluate(
             """() => {
+                window.refused = 0;
+                document.addEventListener("securitypolicyviolation", () => (window.refused += 1));
                 const script = document.createElement("script");
                 script.textContent = "window.broken = 1";
                 document.body.append(script);
@@ -83,5 +85,5 @@ def test_no_other_script_would_run(started: Any, path: pathlib.Path) -> None:
                 document.body.append(image);
             }"""
         )
-        page.wait_for_timeout(200)
+        page.wait_for_function("refused >= 2")  # the script, and what the image would have done
         assert page.evaluate("typeof broken") == "undefined"

@@ -14,6 +14,8 @@ from looking import browser, opened, raddle
 
 pytestmark = pytest.mark.xdist_group("browser")
 
+DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
@@ -32,7 +34,7 @@ def test_pictures_of_the_page(path: pathlib.Path, tmp_path: pathlib.Path) -> Non
         for theme in ("light", "dark"):
             with opened(started, path, theme=theme) as page:
                 page.set_viewport_size({"width": 1200, "height": 1130})
-                page.wait_for_timeout(300)
+                page.evaluate(DRAWN)
                 picture = folder / f"page-{theme}.png"
                 page.screenshot(path=picture)
                 assert colours(page, picture) > 100

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
+from patience import HANG
 
 from raddle import cli
 
@@ -78,7 +79,7 @@ def test_a_real_run_is_shown_beside_its_prediction(
     trace, run = str(tmp_path / "t.json.gz"), tmp_path / "run.json"
     line = [sys.executable, "-m", "raddle", "run", plan, "--local", "--steps", "4", "--json"]
     line += ["--trace", trace]
-    ran = subprocess.run(line, capture_output=True, text=True, timeout=180, check=False)
+    ran = subprocess.run(line, capture_output=True, text=True, timeout=HANG, check=False)
     assert ran.returncode == 0, ran.stderr
     run.write_text(ran.stdout)
     done = raddle("report", "--run", str(run), "-o", str(tmp_path / "page.html"), "--json")

@@ -1,13 +1,11 @@
-"""A page of inception_v3 on 16 devices is small, opens quickly, and more than 50,000 slices move smoothly.
+"""A page of inception_v3 on 16 devices is small, and a frame of its timeline costs what its pixels cost.
 
-Other tests compute meanwhile, so single frames may be late; bench/page measures on a quiet machine.
+How long it takes to open and to draw, `bench/page` measures.
 """
 
 from __future__ import annotations
 
 import pathlib
-from statistics import median
-from time import perf_counter
 
 import pytest
 from looking import browser, opened, raddle
@@ -15,22 +13,36 @@ from moving import frames
 
 pytestmark = pytest.mark.xdist_group("browser")
 
+# Every call of a canvas' methods is counted from here on.
+COUNT = """() => {
+    window.calls = 0;
+    const all = CanvasRenderingContext2D.prototype;
+    for (const [name, { value }] of Object.entries(Object.getOwnPropertyDescriptors(all))) {
+        if (typeof value !== "function") continue;
+        all[name] = function (...words) {
+            window.calls += 1;
+            return value.apply(this, words);
+        };
+    }
+}"""
 
-def test_fifty_thousand_slices(tmp_path: pathlib.Path) -> None:
+
+def test_a_frame_of_fifty_thousand_slices_is_a_few_strokes(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "inception.html"
     said = raddle(
         "report", "inception_v3", "--cluster", "p100:4x4", "--batch", "512",
         "--methods", "data,model", "--alternatives", "0", "-o", str(path),
     )  # fmt: skip
     assert said["bytes"] < 2_000_000
-    with browser() as started:
-        begun = perf_counter()
-        with opened(started, path) as page:
-            assert perf_counter() - begun < 3
-            page.locator(".bar", has_text="model").click()
-            assert page.evaluate("raddle.method.timeline.count") > 50_000
-            taken = frames(page)
-    assert len(taken["draw"]) > 20
-    assert median(taken["draw"]) < 16
-    assert median(taken["pan"]) < 32
-    assert median(taken["zoom"]) < 32
+    with browser() as started, opened(started, path) as page:
+        page.locator(".bar", has_text="model").click()
+        slices = page.evaluate("raddle.method.timeline.count")
+        assert slices > 50_000
+        drawn = "document.getElementById('timeline').timelineState().frames.length"
+        before = page.evaluate(drawn)
+        page.evaluate(COUNT)
+        taken = frames(page)
+        assert len(taken["draw"]) > before  # it has moved
+        calls = page.evaluate("calls") / (len(taken["draw"]) - before)
+    print(f"{calls:.0f} strokes a frame, {slices} slices")
+    assert 10 < calls < slices / 20
