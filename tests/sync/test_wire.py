@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from patience import HANG
 from torch import Tensor
 
 from raddle.sync import meeting
@@ -46,7 +47,7 @@ class Ranks:
     def share(self, rank: int) -> Callable[[Any], list[Any]]:
         def share(address: Any) -> list[Any]:
             self._given[rank] = json.loads(json.dumps(address))
-            self._all_here.wait(10)
+            self._all_here.wait(HANG)
             return self._given
 
         return share
@@ -65,11 +66,11 @@ def together(size: int, work: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(safely, range(size)))
 
 
-def socket_wires(size: int, *, timeout: float = 30.0, **more: Any) -> list[SocketWire]:
+def socket_wires(size: int, **more: Any) -> list[SocketWire]:
     ranks = Ranks(size)
     wires = together(
         size,
-        lambda r: SocketWire(r, size, ranks.share(r), timeout=timeout, host="127.0.0.1", **more),
+        lambda r: SocketWire(r, size, ranks.share(r), timeout=HANG, host="127.0.0.1", **more),
     )
     for wire in wires:
         assert isinstance(wire, SocketWire), wire
@@ -92,7 +93,7 @@ class End:
         return self
 
     def arrive(self, source: int, frame: Frame, payload: Tensor) -> None:
-        assert self.gate.wait(30)
+        assert self.gate.wait(HANG)
         with self.changed:
             self.got.append((source, frame, payload))
             self.changed.notify_all()
@@ -102,10 +103,10 @@ class End:
             self.failures.append(reason)
             self.changed.notify_all()
 
-    def wait(self, *, got: int = 0, failures: int = 0, seconds: float = 20.0) -> None:
+    def wait(self, *, got: int = 0, failures: int = 0) -> None:
         with self.changed:
             done = self.changed.wait_for(
-                lambda: len(self.got) >= got and len(self.failures) >= failures, seconds
+                lambda: len(self.got) >= got and len(self.failures) >= failures, HANG
             )
             assert done, (len(self.got), self.failures)
 
@@ -123,7 +124,7 @@ def opened() -> Iterator[list[End]]:
     together(max(1, len(ends)), lambda i: ends[i].wire.close() if ends else None)
     for thread in threading.enumerate():
         if thread.name.startswith("raddle wire"):
-            thread.join(5)
+            thread.join(HANG)
             assert not thread.is_alive(), thread.name
 
 
@@ -294,21 +295,22 @@ def test_both_directions_at_once(join: Join) -> None:
 def test_peers_are_heard_at_the_same_time(join: Join) -> None:
     """Rank 0 takes from rank 1 only once it has taken from rank 2."""
     ends = join(3)
-    second = threading.Event()
+    first, second = threading.Event(), threading.Event()
     heard: list[int] = []
 
     def arrive(source: int, frame: Frame, payload: Tensor) -> None:
         if source == 1:
-            assert second.wait(10)
-        else:
-            second.set()
+            first.set()
+            assert second.wait(HANG)
         heard.append(source)
+        if source == 2:
+            second.set()
 
     ends[0].wire.start(arrive, ends[0].fail)
     for end in ends[1:]:
         end.start()
     ends[1].wire.send(0, Frame(PUSH, 0, 1), torch.ones(1), 0)
-    time.sleep(0.05)
+    assert first.wait(HANG)
     ends[2].wire.send(0, Frame(PUSH, 0, 1), torch.ones(1), 0)
     ends[1].wire.close()
     assert heard == [2, 1]
@@ -343,7 +345,7 @@ def test_close_sends_what_is_queued(join: Join) -> None:
     closing.join(0.2)
     assert closing.is_alive()  # nothing is taken yet
     b.gate.set()
-    closing.join(20)
+    closing.join(HANG)
     assert not closing.is_alive()
     b.wait(got=30)
     assert all(float(got.view(torch.float32)[-1]) == f.clock for _, f, got in b.got)
@@ -367,14 +369,14 @@ def test_a_rank_may_leave_while_others_go_on(join: Join) -> None:
     assert a.failures + b.failures + c.failures == []
 
 
-def test_close_gives_up_in_time_and_says_on_whom(join: Join) -> None:
-    a, b = (end.start() for end in join(2, timeout=0.5))
+def test_close_gives_up_and_says_on_whom(join: Join) -> None:
+    a, b = (end.start() for end in join(2))
+    for end in (a, b):  # only now: the ranks have met, and the rest takes no time
+        end.wire._timeout = 0.5  # type: ignore[attr-defined]
     b.gate.clear()
     for clock in range(30):
         a.wire.send(1, Frame(PUSH, 0, clock), torch.ones(MB), 0)
-    begin = time.monotonic()
     a.wire.close()
-    assert 0.5 <= time.monotonic() - begin < 7
     assert len(a.failures) == 1
     assert a.failures[0].startswith("rank 0 has waited 0.5 s for rank 1 to take what is queued")
 
@@ -407,7 +409,7 @@ def test_an_end_may_be_closed_by_its_own_threads(join: Join) -> None:
     a.start()
     b.wire.start(arrive, b.fail)
     a.wire.send(1, Frame(PUSH, 0, 1), torch.ones(1), 0)
-    assert closed.wait(10)
+    assert closed.wait(HANG)
     a.wire.close()
     assert not b.failures
 
@@ -425,7 +427,7 @@ def test_an_end_may_be_closed_where_it_hears_of_a_failure(opened: list[End]) -> 
     a.start()
     b.wire.start(b.arrive, fail)
     line(a, 1).sendall(b"nonsense")
-    assert closed.wait(10)
+    assert closed.wait(HANG)
     assert len(b.failures) == 1
     a.wait(failures=1)  # no goodbye, which would mean that all is well
     with pytest.raises(RuntimeError, match="rank 0 has lost rank 1: its process has ended"):
@@ -508,12 +510,16 @@ def test_nonsense_on_a_line_names_the_rank(
 
 
 def stranger(port: int, says: bytes) -> socket.socket:
-    caller = socket.create_connection(("127.0.0.1", port), 5)
+    caller = socket.create_connection(("127.0.0.1", port), HANG)
     caller.sendall(says)
     return caller
 
 
-def test_strangers_stay_outside_and_ranks_get_in(opened: list[End]) -> None:
+def test_strangers_stay_outside_and_ranks_get_in(
+    opened: list[End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waited for those who say nothing, or not enough, would wait longer than there is time."""
+    monkeypatch.setattr(meeting, "HANDSHAKE", 2 * HANG)
     ranks = Ranks(3)
     callers: list[socket.socket] = []
     liars: list[socket.socket] = []
@@ -537,13 +543,11 @@ def test_strangers_stay_outside_and_ranks_get_in(opened: list[End]) -> None:
 
         return share
 
-    begin = time.monotonic()
-    wires = together(3, lambda r: SocketWire(r, 3, share(r), timeout=20, host="127.0.0.1"))
-    assert time.monotonic() - begin < 10
+    wires = together(3, lambda r: SocketWire(r, 3, share(r), timeout=HANG, host="127.0.0.1"))
     ends = [End(wire).start() for wire in wires]
     opened.extend(ends)
     for liar in liars:
-        liar.settimeout(5)
+        liar.settimeout(HANG)
         with contextlib.suppress(ConnectionError):
             assert liar.recv(100) == b""
     for port in ports:
@@ -579,12 +583,12 @@ def test_a_crowd_of_silent_strangers_is_sent_away() -> None:
 
     def late(address: Any) -> list[Any]:
         given = ranks.share(1)(address)
-        assert come.wait(20)
+        assert come.wait(HANG)
         assert crowd[0].recv(1) == b""  # sent away while rank 0 still waits
         return given
 
     wires = together(
-        2, lambda r: SocketWire(r, 2, late if r else share, timeout=20, host="127.0.0.1")
+        2, lambda r: SocketWire(r, 2, late if r else share, timeout=HANG, host="127.0.0.1")
     )
     for caller in crowd:
         caller.close()
@@ -596,7 +600,7 @@ def test_a_crowd_of_silent_strangers_is_sent_away() -> None:
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
 @pytest.mark.parametrize("listens", [True, False])
-def test_a_rank_that_never_comes_is_named_in_time(missing: int, listens: bool) -> None:
+def test_a_rank_that_never_comes_is_named(missing: int, listens: bool) -> None:
     """It may have died since it gave its address, or its kernel may still answer for it."""
     ranks = Ranks(3)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -607,14 +611,12 @@ def test_a_rank_that_never_comes_is_named_in_time(missing: int, listens: bool) -
         def rank(r: int) -> Any:
             if r == missing:
                 return ranks.share(r)(address)
-            return SocketWire(r, 3, ranks.share(r), timeout=1.0, host="127.0.0.1")
+            return SocketWire(r, 3, ranks.share(r), timeout=2.0, host="127.0.0.1")
 
-        begin = time.monotonic()
         ends = together(3, rank)
-        assert 1.0 <= time.monotonic() - begin < 3.0
     for r in {0, 1, 2} - {missing}:
         assert isinstance(ends[r], TimeoutError)
-        assert f"rank {r} has waited 1.0 s for rank {missing} to meet it" in str(ends[r])
+        assert f"rank {r} has waited 2.0 s for rank {missing} to meet it" in str(ends[r])
 
 
 def test_too_few_addresses() -> None:
@@ -666,7 +668,7 @@ def test_nobody_listens_to_the_network_where_all_ranks_are_on_one_machine(
     with open_door(backlog=1) as door:
         everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
         assert door.getsockname()[0] == (host or everywhere)
-        socket.create_connection((host or "127.0.0.1", door.getsockname()[1]), 5).close()
+        socket.create_connection((host or "127.0.0.1", door.getsockname()[1]), HANG).close()
 
 
 def test_a_host_that_leads_elsewhere_is_passed_over() -> None:
@@ -686,12 +688,12 @@ def test_a_host_that_leads_elsewhere_is_passed_over() -> None:
         with socket.create_server(("127.0.0.2", port)) as impostor:
             answering = threading.Thread(target=answer)
             answering.start()
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + HANG
             address = (["127.0.0.2", "127.0.0.1"], port, tokens[0].hex())
             call = meeting._Call(1, 0, address, tokens[1], deadline)
             found = meeting._answer(server, tokens[0], {1: tokens[1]}, deadline)
-            call.join(10)
-            answering.join(10)
+            call.join(HANG)
+            answering.join(HANG)
     assert heard == [b""]  # rank 1 has hung up on it
     assert call.line is not None
     assert call.line.getsockname() == found[1].getpeername()
@@ -715,7 +717,7 @@ def test_a_goodbye_is_answered_and_then_the_line_is_silent(lines: Join) -> None:
     line(a, 1).shutdown(socket.SHUT_WR)
     for thread in threading.enumerate():
         if thread.name.endswith("from 1"):
-            thread.join(5)  # it has heard the answer
+            thread.join(HANG)  # it has heard the answer
             assert not thread.is_alive()
     assert a.failures + b.failures == []
 
@@ -727,7 +729,7 @@ def test_only_the_first_failure_is_told(lines: Join) -> None:
         a.wait(failures=1)
     assert isinstance(a.wire, SocketWire)
     for thread in a.wire._threads:
-        thread.join(5)
+        thread.join(HANG)
         assert not thread.is_alive()
     assert len(a.failures) == 1
     assert a.failures[0].startswith("rank 0 has lost rank 1: ")
@@ -749,7 +751,7 @@ def in_process(rank: int, pipe: Connection, scene: str) -> None:
         given: list[Any] = pipe.recv()
         return given
 
-    end = End(SocketWire(rank, SIZE, share, timeout=20)).start()
+    end = End(SocketWire(rank, SIZE, share, timeout=HANG)).start()
     if scene == "all to all":
         for peer in end.wire.sent:
             for clock in range(5):
@@ -763,11 +765,11 @@ def in_process(rank: int, pipe: Connection, scene: str) -> None:
         for peer in end.wire.sent:
             line(end, peer).sendall(HEADER.pack(MAGIC, PUSH, 0, 1, 0, 8 * MB) + bytes(100_000))
         pipe.send("ready")
-        time.sleep(60)
+        time.sleep(2 * HANG)  # until it is killed
     else:
         pipe.send("ready")
         end.wait(failures=1)
-        pipe.send((time.time(), end.failures))
+        pipe.send(end.failures)
         end.wire.close()
         pipe.send(end.failures)
 
@@ -795,12 +797,12 @@ def processes() -> Iterator[Callable[[str], list[tuple[Any, Connection]]]]:
         process.join(0.5)
         if process.is_alive():
             process.kill()
-            process.join(10)
+            process.join(HANG)
         here.close()
 
 
 def receive(pipe: Connection) -> Any:
-    assert pipe.poll(60), "no answer"
+    assert pipe.poll(HANG), "no answer"
     return pipe.recv()
 
 
@@ -811,7 +813,7 @@ def test_four_processes(processes: Callable[[str], list[tuple[Any, Connection]]]
         assert sorted(found) == [(r, c, 10.0 * r + c) for r in others for c in range(5)]
         assert failures == []
         assert sent == dict.fromkeys(others, 5 * MB)
-        process.join(10)
+        process.join(HANG)
         assert process.exitcode == 0
 
 
@@ -821,15 +823,13 @@ def test_a_process_that_is_killed_is_missed_by_all(
     ranks = processes("death")
     for _, pipe in ranks:
         assert receive(pipe) == "ready"
-    killed = time.time()
     os.kill(ranks[2][0].pid, signal.SIGKILL)
     for rank in (0, 1, 3):
-        moment, failures = receive(ranks[rank][1])
-        assert moment - killed < 2.0
+        failures = receive(ranks[rank][1])
         assert failures == [
             f"rank {rank} has lost rank 2: its process has ended without a word: "
             "killed, or out of memory?"
         ]
         assert receive(ranks[rank][1]) == failures  # the goodbyes of others are no deaths
-        ranks[rank][0].join(10)
+        ranks[rank][0].join(HANG)
         assert ranks[rank][0].exitcode == 0
