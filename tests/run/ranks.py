@@ -6,13 +6,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from patience import HANG
+
 from raddle.run.trainer import Trainer, parallelize
 from raddle.run.transports.threads import Hub
 
 
 def on_threads(size: int, work: Callable[[Trainer], Any], *args: Any, **more: Any) -> list[Any]:
     """What `work(trainer)` gives on each rank; a failure of one is raised here."""
-    hub = Hub(size, timeout=30)
+    hub = Hub(size, timeout=HANG)
     results: list[Any] = [None] * size
     trainers: list[Trainer] = []
     errors: list[BaseException] = []

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from patience import HANG
 from ranks import on_threads
 from test_trainer import Net, assert_equal, batches, graph, net, plainly, plan, sgd, train
 from torch import Tensor
@@ -340,7 +341,7 @@ def test_sums_leave_in_the_plans_order(debug: str, monkeypatch: pytest.MonkeyPat
 
 def test_ranks_with_other_orders_are_told_before_the_first_step() -> None:
     made = plan("data", 2, sync="p3:collective,slice=30")
-    hub = Hub(2, timeout=20)
+    hub = Hub(2, timeout=HANG)
     errors: list[BaseException] = []
 
     def rank(number: int) -> None:
@@ -415,7 +416,5 @@ def test_a_rank_that_fails_ends_the_others(sync: str) -> None:
                 raise RuntimeError("no more data")
             trainer.step(*batch)
 
-    begun = time.perf_counter()
     with pytest.raises(RuntimeError, match="no more data"):
         on_threads(2, work, net(), plan("data", 2, sync=sync), sgd, graph=graph())
-    assert time.perf_counter() - begun < 20

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import HANG
 from torch import Tensor, nn
 
 from raddle import zoo
@@ -76,7 +77,7 @@ def on_threads(ranks: int, work: Callable[[int, Exchange], Any]) -> list[Any]:
     """What each rank returns; `exchange` gathers an object of each."""
     results: list[Any] = [None] * ranks
     posted: list[Any] = [None] * ranks
-    barrier = threading.Barrier(ranks, timeout=30)
+    barrier = threading.Barrier(ranks, timeout=HANG)
 
     def exchange_of(rank: int) -> Exchange:
         def exchange(mine: Any) -> list[Any]:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from patience import HANG
 
 from raddle import cli, zoo
 from raddle.clusters import cluster
@@ -36,8 +37,6 @@ from raddle.run.options import Options, parse
 from raddle.run.recording import Slice
 from raddle.run.tracing import trace_events
 from raddle.searches.figures import planned
-
-SECONDS = 60.0  # in which ranks end, whatever happens
 
 
 @cache
@@ -79,7 +78,7 @@ def launch(tmp_path: pathlib.Path) -> Callable[..., list[Ended]]:
         ]
         for process in processes:
             process.start()
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + HANG
         for process in processes:
             process.join(max(0.0, deadline - time.monotonic()))
         late = [r for r, process in enumerate(processes) if process.is_alive()]
@@ -182,14 +181,12 @@ def test_a_trace_has_the_lanes_of_a_simulated_one(
 
 
 def test_all_ranks_refuse_a_wrong_number_of_ranks(launch: Any, plan: Any) -> None:
-    begun = time.monotonic()
     ended = launch(2, [plan("mlp-tiny", "data", 3)])
     assert [e.code for e in ended] == [2, 2]
     assert ended[0].error == (
         "raddle: the plan needs 3 ranks, this job has 2: re-plan with --cluster local:2, or launch 3.\n"
     )
     assert [e.error for e in ended[1:]] == [""]  # it has nothing to add
-    assert time.monotonic() - begun < SECONDS / 2
 
 
 def test_a_rank_that_refuses_alone_says_so(launch: Any, plan: Any) -> None:
@@ -234,6 +231,7 @@ BROKEN = """
 import os, time
 from raddle import zoo
 from raddle.run.executor import Executor
+from raddle.run.transports import processes
 from raddle.run.transports.alarm import Alarm
 
 whole, tell = Executor.run, Alarm.tell
@@ -250,13 +248,13 @@ def run(self, feed, step, **more):
 
 def build(batch=8):
     Executor.run, Alarm.tell = run, late
+    processes.GRACE = 300.0  # seconds for which the reason is waited for, however busy the machine
     return zoo.load("mlp-tiny", batch=batch, device="cpu")
 """
 
 
 def test_a_rank_that_fails_ends_all(launch: Any, plan: Any, tmp_path: pathlib.Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
-    begun = time.monotonic()
     words = [plan("mlp-tiny", "data", 3), "--model", f"{tmp_path}/broken.py:build"]
     ended = launch(3, words)
     assert [e.code for e in ended] == [1, 1, 1]
@@ -266,7 +264,6 @@ def test_a_rank_that_fails_ends_all(launch: Any, plan: Any, tmp_path: pathlib.Pa
     assert "raddle: rank 0 stops: rank 1 failed: ValueError in step 2" in ended[0].error
     assert ended[2].error == ""
     assert "Traceback" not in ended[0].error
-    assert time.monotonic() - begun < SECONDS / 2
 
 
 def test_a_loss_that_is_no_number_is_one_sentence(launch: Any, plan: Any) -> None:
@@ -393,7 +390,7 @@ def test_raddle_run_becomes_torchrun(plan: Any) -> None:
     path = plan("lenet-tiny", "data", 2)
     words = ["run", path, "--local", "--steps", "3", "--json"]
     command = [sys.executable, "-m", "raddle", *words]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["devices"] == 2  # JSON stands alone
     assert result.stderr.splitlines()[0] == (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import HANG
 from torch import Tensor
 
 from raddle.run.exchange import exchange_over
@@ -62,7 +62,7 @@ class Rank:
 
 
 def on_ranks(
-    size: int, make: Callable[[Threads], Rank], work: Callable[[Rank], Any], timeout: float = 20
+    size: int, make: Callable[[Threads], Rank], work: Callable[[Rank], Any], timeout: float = HANG
 ) -> tuple[list[Rank], list[BaseException | None]]:
     hub = Hub(size, timeout=timeout)
     ranks = [make(hub.transport(r)) for r in range(size)]
@@ -120,8 +120,7 @@ def test_a_step_ends_before_any_sum_has() -> None:
 
     def work(rank: Rank) -> None:
         if rank.rank == 1:
-            assert begun.wait(10)
-            time.sleep(0.05)
+            assert begun.wait(HANG)
         for number in (3, 2, 1, 0):
             rank.ready(number)
         rank.summing.finish()
@@ -158,7 +157,6 @@ def test_nothing_is_waited_for_before_the_step_has_ended() -> None:
 
 def test_orders_that_differ_are_refused_at_the_start() -> None:
     orders = [[0, 1, 2, 3], [3, 2, 1, 0]]
-    begun = time.monotonic()
     _, errors = on_ranks(2, lambda t: Rank(t, orders[t.rank], BOTH), lambda r: r.summing.start())
     words = (
         "sum 0 is 'p0' .* on rank 0, and on rank 1 sum 0 is 'p3' .*: give all ranks the same model"
@@ -166,7 +164,6 @@ def test_orders_that_differ_are_refused_at_the_start() -> None:
     for error in errors:
         with pytest.raises(ValueError, match=words):
             raise error or AssertionError
-    assert time.monotonic() - begun < 10
 
 
 def test_debug_finds_an_opposite_order_before_anything_is_summed() -> None:
@@ -243,10 +240,8 @@ def test_a_rank_that_fails_ends_the_others() -> None:
         rank.summing.finish()
         rank.summing.synchronize()
 
-    begun = time.monotonic()
     _, errors = on_ranks(2, lambda t: Rank(t, range(4), BOTH), work)
     assert "rank 1 failed: no more data" in str(errors[0])
-    assert time.monotonic() - begun < 10
 
 
 @pytest.mark.parametrize("answered", [True, False])
@@ -262,6 +257,4 @@ def test_drains_for_a_while(answered: bool) -> None:
         with pytest.raises(RuntimeError, match="after it was closed"):
             rank.ready(0)
 
-    begun = time.monotonic()
     assert on_ranks(2, lambda t: Rank(t, [0], BOTH[:1]), work, timeout=1)[1] == [None, None]
-    assert time.monotonic() - begun < 5
