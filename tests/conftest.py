@@ -8,9 +8,11 @@ that handles the signal start with its default.
 import contextlib
 import os
 import signal
+import time
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 # Nothing depends on the clock: an example may take any time, and so may drawing it.
@@ -24,6 +26,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def own_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budgets of searches count seconds of this thread: other processes take nothing from them."""
+    for module in ("searches.settings", "searches.optcnn.elimination"):
+        monkeypatch.setattr(f"raddle.{module}.perf_counter", time.thread_time)
+    for module in ("coarse", "mixedsearch", "answers"):
+        monkeypatch.setattr(f"raddle.hypergraph.{module}.perf_counter", time.thread_time)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

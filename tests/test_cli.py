@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from patience import HANG
 
 from raddle import cli
 
@@ -20,7 +21,7 @@ def raddle(*args: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "raddle", *args],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
         check=False,
     )
 

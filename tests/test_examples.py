@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import HANG
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -17,7 +18,7 @@ def run(*words: str, ranks: int = 1) -> str:
     if ranks > 1:
         line += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     done = subprocess.run(
-        [*line, *words], capture_output=True, text=True, timeout=120, check=False,
+        [*line, *words], capture_output=True, text=True, timeout=HANG, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,15 +29,6 @@ def _parent(entry: Path) -> int | None:
 
 def alive(pid: int) -> bool:
     return _parent(Path(f"/proc/{pid}")) is not None
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def listening(pid: int) -> set[str]:

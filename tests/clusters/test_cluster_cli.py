@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import HANG
 
 from raddle.clusters import Cluster, cluster
 
@@ -19,7 +20,7 @@ def raddle(*args: str, cache: Path | None = None) -> subprocess.CompletedProcess
         [sys.executable, "-m", "raddle", *args],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
         check=False,
         env=environment,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -13,7 +14,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from processes import alive, children, listening, on_linux, wait_until
+from patience import HANG, wait_until
+from processes import alive, children, listening, on_linux
 
 from raddle.clusters import Cluster, cluster
 from raddle.clusters.probe import cache, describe, machine, probe
@@ -57,14 +59,14 @@ def test_two_ranks_from_end_to_end(tmp_path: Path, earlier: set[int]) -> None:
     assert addresses == {"0100007F"}  # 127.0.0.1, as the kernel writes it
 
     for link in (measured["idle"], measured["loaded"]):
-        assert 0 <= link["latency"] < 1
-        assert 1e6 < link["bandwidth"] < 1e12
-    assert measured["flops"]["matmul float32"] > 1e8
-    assert 1e-8 < measured["overhead"] < 1e-2
+        assert 0 <= link["latency"] < math.inf
+        assert 0 < link["bandwidth"] < math.inf
+    assert 0 < measured["flops"]["matmul float32"] < math.inf
+    assert 0 < measured["overhead"] < math.inf
     assert 0 <= measured["busy_cores"] <= os.cpu_count()
     # Whether any of them is more than none, a machine that does other things does not tell.
     assert {*measured["handling"]} == {"message", "byte", "sum", "slice"}
-    assert all(0 <= seconds < 0.1 for seconds in measured["handling"].values())
+    assert all(0 <= seconds < math.inf for seconds in measured["handling"].values())
 
     file = tmp_path / "here.yaml"
     write(measured, str(file))
@@ -108,8 +110,10 @@ def test_a_cache_that_cannot_be_written_does_not_matter(
 
 
 def test_a_busy_machine_is_noticed() -> None:
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
-        time.sleep(0.3)
+    busy = "print('busy', flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
         try:
             assert 0.5 < busy_cores() <= os.cpu_count()
         finally:
@@ -145,32 +149,28 @@ def test_ranks_that_cannot_be_probed(ranks: int) -> None:
 
 def test_a_rank_that_waits_for_ever_is_ended() -> None:
     settings = {"rank": 0, "ranks": 2, "threads": 1, "quick": True, "window": 0.1}
-    start = time.monotonic()
     with pytest.raises(InputError, match="did not end within 4 s"):
         run(RANK, [settings], threads=1, seconds=4)  # rank 1 never comes
-    assert time.monotonic() - start < 10
 
 
 def test_a_rank_that_fails_is_named() -> None:
     good = {"rank": 0, "ranks": 2, "threads": 1, "quick": True, "window": 0.1}
-    start = time.monotonic()
     with pytest.raises(InputError, match=r"process 1 of the probe failed \(KeyError: 'rank'\)"):
-        run(RANK, [good, {"threads": 1}], threads=1, seconds=60)
-    assert time.monotonic() - start < 30
+        run(RANK, [good, {"threads": 1}], threads=1, seconds=HANG)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_probe(how: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "raddle", "probe", "--fresh"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
-        assert wait_until(lambda: len(children(parent.pid)) == 2, 30)
+        wait_until(lambda: len(children(parent.pid)) == 2)
         ranks = children(parent.pid)
         time.sleep(1)  # they are importing torch, or already at work
         parent.send_signal(how)
-        output, _ = parent.communicate(timeout=15)
+        output, _ = parent.communicate(timeout=HANG)
     assert parent.returncode != 0
     assert output == b""
-    assert wait_until(lambda: not any(alive(rank) for rank in ranks), 15)
+    wait_until(lambda: not any(alive(rank) for rank in ranks))
 
 
 def test_one_rank_has_nobody_to_talk_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from raddle.searches.figures import judge
 from raddle.simulation.timeline import simulate
 from raddle.zoo.workload import Workload
 
+pytestmark = pytest.mark.usefixtures("own_seconds")
 BATCH = 8
 MODELS = ("vgg16-tiny", "resnet50-tiny", "unet-tiny", "inception_v3-tiny")
 

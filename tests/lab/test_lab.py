@@ -8,12 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import HANG, wait_until
 
 from raddle.errors import InputError
 from raddle.lab import Lab, LaunchError, building, launch, reading, torchrun
@@ -51,18 +51,16 @@ while left:
 connection.sendall(b"k")
 """
 CLIENT = """
-import socket, sys, time
-connection = socket.create_connection((sys.argv[1], 7777), timeout=30)
-begin = time.perf_counter()
+import socket, sys
+connection = socket.create_connection((sys.argv[1], 7777))
 connection.sendall(bytes(int(sys.argv[2])))
 assert connection.recv(1) == b"k"
-print(time.perf_counter() - begin)
 """
 STUBBORN = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(10_000)
 """
 ALL_REDUCE = """
 import os, torch, torch.distributed as dist
@@ -95,21 +93,20 @@ def python(code: str, *args: object) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", code, *map(str, args)]
 
 
-def send(lab: Lab, source: int, target: int, nbytes: int) -> float:
-    """Seconds that `nbytes` take from one host to another, over TCP."""
+def send(lab: Lab, source: int, target: int, nbytes: int) -> None:
+    """Sends `nbytes` from one host to another, over TCP."""
     address = lab.addresses[target]
     server = lab.exec(target, python(SERVER, address, nbytes), stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"
         client = lab.command(source, python(CLIENT, address, nbytes))
-        done = subprocess.run(client, capture_output=True, text=True, timeout=60, check=True)
-        assert server.wait(timeout=10) == 0
+        subprocess.run(client, timeout=HANG, check=True)
+        assert server.wait(timeout=HANG) == 0
     finally:
         server.kill()
-        server.wait(timeout=10)
+        server.wait(timeout=HANG)
         server.stdout.close()
-    return float(done.stdout)
 
 
 def test_every_host_reaches_every_host(lab: Lab) -> None:
@@ -127,18 +124,20 @@ def test_a_host_reaches_nothing_else(lab: Lab) -> None:
 
 @pytest.mark.parametrize(
     ("source", "target", "rate"),
-    [(0, 1, 200e6), (1, 2, 100e6), (2, 3, 100e6)],
+    [(0, 1, "200mbit"), (1, 2, "100mbit"), (2, 3, "100mbit")],
     ids=["even", "into the slow host", "out of the slow host"],
 )
-def test_a_link_has_its_rate(lab: Lab, source: int, target: int, rate: float) -> None:
-    # 16 MiB, of which a burst of 256 kB goes at once: less than the headers add.
+def test_a_link_has_its_rate_and_counts_its_bytes(
+    lab: Lab, source: int, target: int, rate: str
+) -> None:
+    """The kernel has the rate of both ends; `bench/network` measures what comes through."""
+    rates = [row["rate"] for row in reading.rows(lab.name)]
+    assert "100mbit" not in (rates[source], rates[target]) or rate == "100mbit"
+    assert rate in (rates[source], rates[target])
     nbytes = 16 * MIB
     before = lab.counters()
-    seconds = send(lab, source, target, nbytes)
+    send(lab, source, target, nbytes)
     after = lab.counters()
-    expected = 8 * nbytes / rate
-    print(f"{seconds:.3f} s, expected {expected:.3f} s")
-    assert expected <= seconds <= 1.35 * expected
     sent = after[source].sent - before[source].sent
     received = after[target].received - before[target].received
     assert nbytes < sent < 1.1 * nbytes  # headers, and what TCP sent again
@@ -179,7 +178,7 @@ def test_removed_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ZeroDivisionError):
         fail_inside()
     sleepers[0].stdout.close()
-    assert sleepers[0].wait(timeout=5) == -signal.SIGKILL
+    assert sleepers[0].wait(timeout=HANG) == -signal.SIGKILL
     assert reading.namespaces(name) == []
 
 
@@ -221,7 +220,7 @@ def test_all_reduce_on_four_hosts(lab: Lab, tmp_path: Path) -> None:
         return ["env", *meet, f"RANK={host}", "WORLD_SIZE=4", sys.executable, str(script)]
 
     before = lab.counters()
-    outputs = launch(lab, argv, timeout=60)
+    outputs = launch(lab, argv, timeout=HANG)
     sent = [b.sent - a.sent for a, b in zip(before, lab.counters(), strict=True)]
     assert ["sum 10 10 4 1" in output for output in outputs] == [True] * 4
     print("sent", sent)
@@ -234,42 +233,41 @@ def test_torchrun_on_two_hosts(tmp_path: Path) -> None:
     script.write_text(ALL_REDUCE)
     with Lab.up(hosts=2, name=f"{PREFIX}-t") as lab:
         lines = torchrun.lines(lab, [str(script)], per_host=2)
-        outputs = launch(lab, lines.__getitem__, timeout=60)
+        outputs = launch(lab, lines.__getitem__, timeout=HANG)
         assert [output.count("sum 10 10 4 1") for output in outputs] == [2, 2]
         assert inside(lab.namespaces) == set()
 
 
 def test_a_failing_host_ends_the_others(lab: Lab) -> None:
     # The child leaves the process group, as the ranks of torchrun do.
-    leaves = "import subprocess, time; subprocess.Popen(['sleep', '60'], start_new_session=True); "
-    waits = python(leaves + "print('waiting', flush=True); time.sleep(60)")
+    leaves = (
+        "import subprocess, time; subprocess.Popen(['sleep', '10000'], start_new_session=True); "
+    )
+    waits = python(leaves + "print('waiting', flush=True); time.sleep(10_000)")
     fails = python(
         f"import time; print('oh no', flush=True); time.sleep(0.5); raise SystemExit({FAILED})"
     )
-    begin = time.monotonic()
     with pytest.raises(LaunchError, match=f"host 2 failed with code {FAILED}") as caught:
-        launch(lab, lambda host: fails if host == 2 else waits, timeout=60)
-    assert time.monotonic() - begin < 8
+        launch(lab, lambda host: fails if host == 2 else waits, timeout=HANG)
     assert caught.value.codes == {2: FAILED}
     assert "oh no" in str(caught.value)
     assert "waiting" not in str(caught.value)
     assert inside(lab.namespaces) == set()
 
 
-def test_a_launch_ends_in_time_and_leaves_others_alone(lab: Lab) -> None:
-    begin = time.monotonic()
-    other = lab.exec(1, ["sleep", "60"])
+def test_a_launch_ends_and_leaves_others_alone(lab: Lab) -> None:
+    other = lab.exec(1, ["sleep", "10000"])
     try:
+        wait_until(lambda: inside(lab.namespaces) == {other.pid})
         with pytest.raises(
             LaunchError, match=r"not done after 0\.3 s, and ended: host 0"
         ) as caught:
-            launch(lab, lambda host: ["sleep", "60"], timeout=0.3)
+            launch(lab, lambda host: ["sleep", "10000"], timeout=0.3)
         assert caught.value.timed_out
-        assert time.monotonic() - begin < 6
         assert inside(lab.namespaces) == {other.pid}
     finally:
         other.kill()
-        other.wait(timeout=5)
+        other.wait(timeout=HANG)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -277,17 +275,17 @@ def test_ctrl_c_ends_all_hosts(lab: Lab, number: signal.Signals, tmp_path: Path)
     code = (
         "import signal, sys; from raddle.lab import Lab, launch\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"  # as `raddle lab run` has it
-        f"launch(Lab.find({lab.name!r}), lambda host: ['sleep', '60'], 60)"
+        f"launch(Lab.find({lab.name!r}), lambda host: ['sleep', '10000'], 10_000)"
     )
     with (tmp_path / "errors").open("w") as errors:
         launcher = subprocess.Popen([sys.executable, "-c", code], stderr=errors)
     try:
-        _until(lambda: len(inside(lab.namespaces)) == 4)
+        wait_until(lambda: len(inside(lab.namespaces)) == 4)
         launcher.send_signal(number)
-        assert launcher.wait(timeout=8) != 0
+        assert launcher.wait(timeout=HANG) != 0
     finally:
         launcher.kill()
-        launcher.wait(timeout=5)
+        launcher.wait(timeout=HANG)
     assert inside(lab.namespaces) == set()
 
 
@@ -350,7 +348,11 @@ def test_a_run_that_fails_gives_its_code(tmp_path: Path) -> None:
 
 def raddle(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", MAIN, *args], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", MAIN, *args],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
     )
 
 
@@ -361,10 +363,3 @@ if all(group.name != "lab" for group in cli.app.registered_groups):
     cli.app.add_typer(app, name="lab")
 cli.main()
 """
-
-
-def _until(condition: Any, seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from patience import HANG
 from test_lab import REASON
 
 from raddle import zoo
@@ -30,7 +31,7 @@ def test_counters_agree_with_the_program(method: str, tmp_path: Path) -> None:
     save(plan, graph, tmp_path / "plan.json")
     with Lab.up(hosts=hosts, rate="1gbit", name=f"bytes{os.getpid()}") as lab:
         before = lab.counters()
-        lab.run(str(tmp_path / "plan.json"), timeout=120, steps=steps)
+        lab.run(str(tmp_path / "plan.json"), timeout=HANG, steps=steps)
         counted = [a.sent - b.sent for a, b in zip(lab.counters(), before, strict=True)]
     sent = bytes_of_a_step(graph, plan)
     for host in range(hosts):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from equality import Task, tiny
+from patience import HANG
 from ranks import on_threads
 from torch import Tensor, nn
 
@@ -61,7 +62,7 @@ def test_ranks_that_are_processes() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--ranks", "2", "--models", ",".join(models), "--methods", "data",
          "--sync", "sharded:parameters", "--json"],
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=HANG, check=False,
     )  # fmt: skip
     assert done.stdout, done.stderr
     assert json.loads(done.stdout) == {"ok": 3, "skipped": 0, "failed": 0, "failures": []}

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from equality import TINY
+from patience import LONG_HANG
 from verify_all import ALL, RANKS, SOME, SOME_FOUND
 
 from raddle.searches.baselines import METHODS
@@ -30,7 +31,7 @@ def test_trains_as_the_plain_module_does(which: str, count: int, record_property
     """In a process of its own: it forks ranks, which after a backward here would be forbidden."""
     done = subprocess.run(
         [sys.executable, str(SCRIPT), f"--{which}", "--json"],
-        capture_output=True, text=True, timeout=900, check=False,
+        capture_output=True, text=True, timeout=LONG_HANG, check=False,
     )  # fmt: skip
     assert done.stdout, done.stderr
     outcomes = json.loads(done.stdout)

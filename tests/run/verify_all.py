@@ -42,7 +42,7 @@ from raddle.searches.starts import random_start
 
 RANKS = (2, 3, 4)
 STEPS = 2
-PATIENCE = 120.0  # seconds for which a rank waits for another
+PATIENCE = 300.0  # seconds for which a rank waits for another: it only ends a hang
 
 
 class Case(NamedTuple):

@@ -21,6 +21,7 @@ from raddle.searches.figures import compare, judge, planned
 from raddle.searches.planning import plan_for
 from raddle.searches.settings import Settings
 
+pytestmark = pytest.mark.usefixtures("own_seconds")
 MODELS = ("lenet-tiny", "alexnet-tiny", "rnnlm-tiny", "unet-tiny", "gpt-tiny", "resnet50-tiny")
 
 

@@ -6,11 +6,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import HANG, wait_until
 
 sys.path.insert(
     0, str(Path(__file__).parents[1] / "page")
@@ -41,7 +41,7 @@ class Served:
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
     ) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG)
         try:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()
@@ -67,20 +67,23 @@ class Served:
     def job(self) -> Any:
         return self.get("/api/state")["job"]
 
-    def wait(self, wanted: Any, seconds: float = 60.0) -> Any:
+    def wait(self, wanted: Any) -> Any:
         """The first state of the job that is wanted."""
-        until = time.monotonic() + seconds
-        while not wanted(job := self.job()):
-            assert time.monotonic() < until, job
-            time.sleep(0.05)
-        return job
+        seen: list[Any] = []
+
+        def look() -> Any:
+            seen.append(self.job())
+            return wanted(seen[-1])
+
+        wait_until(look)
+        return seen[-1]
 
     def ended(self) -> Any:
         return self.wait(lambda job: job["state"] != "running")
 
     def end(self, number: int = signal.SIGINT) -> int:
         self.process.send_signal(number)
-        return self.process.wait(15)
+        return self.process.wait(HANG)
 
 
 @pytest.fixture(scope="module")

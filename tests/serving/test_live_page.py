@@ -4,9 +4,9 @@ from urllib.parse import urlsplit
 
 import pytest
 from looking import browser
+from patience import HANG
 
 pytestmark = pytest.mark.xdist_group("browser")
-PATIENCE = 120_000  # ms: the machine may be busy with other tests
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +14,7 @@ def page(served):
     """A page that notes errors, and requests to anybody else."""
     with browser() as started:
         opened = started.new_page(viewport={"width": 375, "height": 812})
-        opened.set_default_timeout(PATIENCE)
+        opened.set_default_timeout(1000 * HANG)
         opened.wrong = []
         opened.on("pageerror", lambda error: opened.wrong.append(str(error)))
         opened.on(

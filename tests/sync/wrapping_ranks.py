@@ -16,13 +16,16 @@ import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from patience import HANG
+
 Case = Callable[[int, int], None]  # rank, size
-PATIENCE = 60.0  # seconds
 
 
 def run(size: int, cases: dict[str, Case]) -> dict[str, str]:
@@ -54,7 +57,7 @@ def run(size: int, cases: dict[str, Case]) -> dict[str, str]:
         for process in processes:
             if dead:
                 process.terminate()
-            process.join(20)
+            process.join(HANG)
     return found
 
 
@@ -62,9 +65,12 @@ def _rank(rank: int, size: int, store: str, cases: dict[str, Case], pipe: Connec
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=size,
-        timeout=timedelta(seconds=PATIENCE),
+        timeout=timedelta(seconds=HANG),
     )  # fmt: skip
     from raddle import sync
+    from raddle.sync import patience
+
+    patience.GRACE = HANG  # however long the news of a failure take
 
     for case in cases.values():
         try:
@@ -87,7 +93,7 @@ def _start(sync: Any) -> None:
     from raddle.sync import session
 
     if session._session is None:
-        sync.init(timeout=PATIENCE)
+        sync.init(timeout=HANG)
 
 
 def _end(sync: Any) -> None:

@@ -30,6 +30,8 @@ from raddle.searches.planning import METHODS, check_pipeline
 from raddle.searches.settings import Settings
 from raddle.verification.verdict import verify
 
+pytestmark = pytest.mark.usefixtures("own_seconds")
+
 
 @cache
 def graph_of(name: str, batch: int) -> Graph:
