@@ -25,11 +25,12 @@ from raddle.graph.graph import Graph
 from raddle.plan.pipelining import _moved, stage_of
 from raddle.plan.plan import Plan
 from raddle.plan.schedule import Action, Schedule, write
+from raddle.plan.schedules import ASYNCHRONOUS, MAKERS
 from raddle.plan.tiling import Tiling
 from raddle.program.lower import lower
 
 STEPS = 2
-NAMED = ("sequential", "gpipe", "1f1b", "zb-h1", "zb-h2", "gems", "gems-basic", "chimera")
+NAMED = tuple(name for name in MAKERS if name not in ASYNCHRONOUS)
 
 Stages = tuple[tuple[str, ...], ...]
 
@@ -78,8 +79,7 @@ def random_schedule(
     waits = []
     for _ in range(rng.choice([0, 0, 1, 3])):
         a, b = sorted(rng.sample(range(len(done)), 2))
-        if done[b].phase == "F":
-            waits.append((done[b], done[a]))
+        waits.append((done[b], done[a]))
     return Schedule(tuple(map(tuple, rows)), tuple(dict.fromkeys(waits)))
 
 

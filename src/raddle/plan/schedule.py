@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from raddle.errors import InputError, quote
@@ -31,6 +32,9 @@ class Action(NamedTuple):
     phase: str  # F: forward, B: backward, W: the part of the backward for parameters, where it is split
     stage: int
     micro: int
+
+    def __str__(self) -> str:
+        return f"{self.phase}{self.micro}.{self.stage}"
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def slots(
     """By worker: (start, end, action), each as early as its row and its dependencies let it."""
     check(schedule)
     duration = {"F": forward, "B": backward, "W": weights}
-    needs = _needs(schedule)
+    needs = needs_of(schedule)
     ends: dict[Action, Time] = {}
     times: list[list[tuple[Time, Time, Action]]] = [[] for _ in schedule.rows]
     waiting: dict[Action, list[int]] = {}  # workers, by what they wait for
@@ -149,7 +153,7 @@ def alive(schedule: Schedule) -> list[int]:
 def write(schedule: Schedule) -> str:
     """One line a worker, then one line for each action that waits for another."""
     lines = [" ".join(_token(schedule, action) for action in row) or "." for row in schedule.rows]
-    lines += [f"{_full(first)} after {_full(second)}" for first, second in schedule.waits]
+    lines += [f"{first} after {second}" for first, second in schedule.waits]
     return "\n".join(lines)
 
 
@@ -187,16 +191,16 @@ def check(schedule: Schedule) -> None:
     if len(counts) < schedule.stages * schedule.microbatches * len(_phases(schedule)):
         missing = next(action for action in _all(schedule) if action not in counts)
         raise InputError(
-            f"{_full(missing)} is missing: the schedule has {schedule.stages} stages and "
-            f"{schedule.microbatches} micro-batches, so add {_full(missing)} to a row."
+            f"{missing} is missing: the schedule has {schedule.stages} stages and "
+            f"{schedule.microbatches} micro-batches, so add {missing} to a row."
         )
     for action in (action for pair in schedule.waits for action in pair):
         if action not in counts:
-            raise InputError(f"a wait names {_full(action)}, which no row has: remove the wait.")
+            raise InputError(f"a wait names {action}, which no row has: remove the wait.")
 
 
 def _check_action(schedule: Schedule, action: Action, w: int, count: int) -> None:
-    name = _full(action)
+    name = str(action)
     if action.phase not in PHASES or action.stage < 0 or action.micro < 0:
         raise InputError(
             f"worker {w} has {name}, which is no action: use F, B or W and numbers from 0."
@@ -222,7 +226,8 @@ def _all(schedule: Schedule) -> Iterator[Action]:
                 yield Action(phase, s, m)
 
 
-def _needs(schedule: Schedule) -> dict[Action, list[Action]]:
+def needs_of(schedule: Schedule) -> dict[Action, list[Action]]:
+    """By action, those that have ended when it starts, apart from those before it in its row."""
     needs: dict[Action, list[Action]] = {action: [] for row in schedule.rows for action in row}
     for (phase, s, m), need in needs.items():
         if phase == "F" and s > 0:
@@ -236,6 +241,16 @@ def _needs(schedule: Schedule) -> dict[Action, list[Action]]:
     for first, second in schedule.waits:
         needs[first].append(second)
     return needs
+
+
+def predecessors(schedule: Schedule) -> dict[Action, list[Action]]:
+    """By action, all that has ended when it starts: what it needs, what it waits for, and the action before
+    it in its row."""
+    found = needs_of(schedule)
+    for row in schedule.rows:
+        for action, following in pairwise(row):
+            found[following].append(action)
+    return found
 
 
 def _deadlock(schedule: Schedule, stuck: dict[int, Action], ends: dict[Action, Time]) -> str:
@@ -256,12 +271,8 @@ def _deadlock(schedule: Schedule, stuck: dict[int, Action], ends: dict[Action, T
     return ", ".join(links) + ": change the order of a row."
 
 
-def _full(action: Action) -> str:
-    return f"{action.phase}{action.micro}.{action.stage}"
-
-
 def _token(schedule: Schedule, action: Action) -> str:
-    return f"{action.phase}{action.micro}" if schedule._plain else _full(action)
+    return f"{action.phase}{action.micro}" if schedule._plain else str(action)
 
 
 def _action(word: str, w: int | None, number: int) -> Action:

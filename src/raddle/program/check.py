@@ -2,7 +2,8 @@
 
 Who holds which boxes is replayed instruction by instruction, without tensors: activations, partial results
 and their gradients by micro-batch, then parameters and buffers over all steps. What arrives by a message
-counts as held only by instructions that wait for the message. So a program that passes cannot deadlock, and
+counts as held only by instructions that wait for the message. An action that the schedule has `after`
+another waits for its end on all devices (waiting.py). So a program that passes cannot deadlock, and
 simulating it by its dependencies and running it in its order see the same values.
 """
 
@@ -28,6 +29,7 @@ from raddle.program.program import (
 )
 from raddle.program.replay import Facts, check_micro_batches
 from raddle.program.slicing import numbered
+from raddle.program.waiting import check_waits
 
 if TYPE_CHECKING:  # a rank that runs a program needs neither clusters nor the simulator
     from raddle.clusters import Cluster
@@ -44,6 +46,7 @@ def check(program: Program, cluster: Cluster | None = None) -> None:
         _check_closing(facts)
     check_micro_batches(program, every)
     _check_buffers(program, every)
+    check_waits(program)
     if cluster is not None:
         _check_memory(program, cluster)
 

@@ -46,6 +46,7 @@ from raddle.program.program import (
 )
 from raddle.program.settling import Settled, joined
 from raddle.program.sharing import operand_regions, shares_from
+from raddle.program.signals import Signals, between
 from raddle.program.slicing import check_order, numbered, slices_of
 from raddle.program.turns import Turns
 from raddle.program.versions import with_versions
@@ -90,9 +91,9 @@ class _Lowering:
         # By parameter and step: contributions that its gradient lacks, and what it waits for.
         self.pending: dict[tuple[str, int], int] = {}
         self.reduced: dict[tuple[str, int], list[int]] = {}
-        self.ended: dict[
-            Action, int
-        ] = {}  # in this step, the last instruction of what others wait for
+        # What actions wait for without reading it, and the key of each action, in this step.
+        self.signals = Signals(self.schedule) if self.schedule is not None else None
+        self.keys: dict[Action, Key] = {}
         self.buckets: dict[_Group, _Bucket] = {}
         self.sync = plan.syncing
         self.through_server = self.sync.inline
@@ -157,7 +158,9 @@ class _Lowering:
     def program(self) -> Program:
         apart = self.schedule is not None and self.schedule.split
         for step, actions in enumerate(self.actions):
-            self.ended = {}
+            self.keys = {action: key for key, action in actions}
+            if self.schedule is not None:
+                self.signals = Signals(self.schedule)
             for key, action in actions:
                 self._act(key, action, apart=apart)
             if not self.overlap:
@@ -200,19 +203,21 @@ class _Lowering:
             self._await(key.step)
             self.micros[at] = Micro(settled, key, self, self._blocks(settled))
         micro, ops = self.micros[at], self._ops(settled, action.stage)
+        micro.signals = self.signals.before(action) if self.signals is not None else []
+        first = len(self.out)
         if action.phase == "F":
-            told = self._held_back(key, action, settled, ops)
             for block, pulls in self._whole(key, action, settled, ops):
-                micro.forward(block, [*told, *pulls])
+                micro.forward(block, pulls)
             self._keep(micro, settled, ops)
         elif action.phase == "B":
             for block, pulls in self._whole(key, action, settled, ops):
                 micro.backward(block, pulls, weights=not apart)
         else:
             micro.weights(lambda op: settled.stage_of[op.name] == action.stage)
+        if self.signals is not None:
+            self._signal(key, action, self.signals, first)
         if action.phase != "F":
             self._flush_complete(key)
-        self.ended[action] = len(self.out) - 1
 
     def _whole(
         self, key: Key, action: Action, settled: Settled, ops: Sequence[Op]
@@ -260,28 +265,35 @@ class _Lowering:
             pulls.append(self._move(name, "pull", key, messages, deps))
         return pulls
 
-    def _held_back(
-        self, key: Key, action: Action, settled: Settled, ops: Sequence[Op]
-    ) -> list[int]:
-        """What a forward waits for though it needs nothing of it: a word from there."""
-        waits = self.schedule.waits if self.schedule is not None else ()
-        told = []
-        for other in (after for first, after in waits if first == action):
-            source = self.out[self.ended[other]].devices[0]
-            targets = sorted({d for op in ops for d in settled.devices[op.name]} - {source})
-            word = Box((), ())
-            messages = tuple(Message(source, d, (word,)) for d in targets)
-            if messages:
-                value = self.graph.loss or ""
-                told.append(self._move(value, "word", key, messages, [self.ended[other]]))
-        return told
+    def _signal(self, key: Key, action: Action, signals: Signals, first: int) -> None:
+        """An action has ended: every device of it tells every device of those that wait for it."""
+        signals.end(action, self.out, first)
+        if action not in signals.waiting:
+            return
+        ends = signals.ends.found[action]
+        sources = {d for n in ends for d in self.out[n].devices}
+        targets = {d for other in signals.waiting[action] for d in self._devices_of(other)}
+        sent = between(sources, targets)
+        if sent:
+            value = self.graph.loss or self.graph.outputs[0]
+            signals.sent[action] = self._move(value, "word", key, sent, ends)
+
+    def _devices_of(self, action: Action) -> set[int]:
+        """All devices that may compute something for an action."""
+        settled = self.settled[self.keys[action].replica]
+        ops = self._ops(settled, action.stage)
+        cells = (cell for op in ops for cell in settled.merges.get(op.name, ()))
+        own = {d for op in ops for d in settled.devices[op.name]}
+        return own.union(*(cell.devices for cell in cells))
 
     def _blocks(self, settled: Settled) -> dict[str, list[Op]]:
-        """Recomputed operators, with those of their block."""
+        """Recomputed operators, with those of their block and stage: the backward of a stage runs them."""
         found: dict[str, list[Op]] = {}
         for names in map(set, self.plan.recompute):
             block = [op for op in settled.graph.ops if op.name in names]
-            found.update((op.name, block) for op in block)
+            for op in block:
+                stage = settled.stage_of[op.name]
+                found[op.name] = [o for o in block if settled.stage_of[o.name] == stage]
         return found
 
     def _keep(self, micro: Micro, settled: Settled, ops: Sequence[Op]) -> None:

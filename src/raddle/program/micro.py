@@ -45,14 +45,19 @@ class Micro:
         self.later: list[tuple[Op, list[int]]] = []  # whose parameters wait for their gradients
         self.again: dict[str, int] = {}  # recomputed operators
         self.after: list[int] = []  # what a backward waits for without a gradient of it
+        self.signals: list[int] = []  # what brings the signals that the present action waits for
 
     # -- forward -----------------------------------------------------------------------------------
 
     def forward(self, ops: Sequence[Op], after: Iterable[int] = ()) -> None:
-        """Runs operators of a stage, `after` what it waits for without reading it."""
+        """Runs operators of a stage; `after`: what brings their parameters where these are divided."""
         settled, key = self.settled, self.key
         for op in ops:
-            deps = {*after, *(i for name in op.inputs for i in self.ready.get(name, []))}
+            deps = {
+                *after,
+                *self.signals,
+                *(i for name in op.inputs for i in self.ready.get(name, [])),
+            }
             deps |= {i for name in op.inputs for i in self.write.reads(name, key, op)}
             at = self.write.emit(
                 Run(op.name, "F", key, settled.devices[op.name], tuple(sorted(deps)))
@@ -111,7 +116,7 @@ class Micro:
         settled = self.settled
         if op.name in self.blocks and op.name not in self.again:
             self._recompute(self.blocks[op.name])
-        deps = [self.again.get(op.name, self.ran[op.name])]
+        deps = [self.again.get(op.name, self.ran[op.name]), *self.signals]
         deps += [i for name in op.outputs for i in self.given.get(name, [])]
         sent = False
         if op.name in settled.merges:
@@ -159,7 +164,7 @@ class Micro:
                 needed.append(op)
                 wanted.update(op.inputs)
         for op in reversed(needed):
-            deps = [*self.after, self.ran[op.name]]
+            deps = [*self.after, *self.signals, self.ran[op.name]]
             deps += [
                 self.again[p.name]
                 for i in op.inputs
@@ -174,6 +179,7 @@ class Micro:
         """Gradients of the parameters of operators whose activations have theirs."""
         for op, deps in [item for item in self.later if chosen(item[0])]:
             devices = self.settled.devices[op.name]
+            deps = [*deps, *self.signals]
             at = self.write.emit(Run(op.name, "W", self.key, devices, _sorted(deps)))
             for name in dict.fromkeys(op.inputs):
                 if name in self.active and self.graph.values[name].role == "parameter":

@@ -44,6 +44,7 @@ class Call:
     backward: bool = False
     recompute: bool = False
     split: bool = False
+    stage: int = 0  # of a pipeline
 
 
 @dataclass

@@ -66,6 +66,7 @@ class _Settling:
         self.graph, self.plan = program.graph, program.plan
         self.ops = {op.name: op for op in self.graph.ops}
         self.overlap = is_asynchronous(self.plan)
+        self.stages = stage_of(self.plan)
         self.shapes: list[tuple[int, ...]] = []
         self.sources: list[Source] = []
         self.made: dict[tuple[Key, Of], Slots] = {}
@@ -366,6 +367,7 @@ class _Settling:
         names = {name for block in self.plan.recompute for name in block}
         call.recompute = call.backward and ops[0].name in names
         call.split = self.plan.split_backward
+        call.stage = self.stages.get(ops[0].name, 0)
         self.out.append(Forward(call, versions=self._versions_of(call, ops)))
         merges = self.program.variant(key).merges
         self._after([op for op in ops if op.name not in merges], key)
@@ -391,6 +393,7 @@ class _Settling:
         if where not in self.codes:
             self.codes[where] = self._writer(merge.key).merge(op, merge.cells)
         call = self._call(where, merge.key, self.codes[where], f"merge {op.name}")
+        call.stage = self.stages.get(op.name, 0)
         self.out.append(Forward(call))
         self._after([op], merge.key)
 
@@ -492,7 +495,7 @@ class _Settling:
         """Replicas keep buffers of their own; those of the first micro-batch's workers are saved."""
         if not self.plan.stages:
             return True
-        stage = stage_of(self.plan)[self.program.producer(value).name]
+        stage = self.stages[self.program.producer(value).name]
         first = self.program.variants[0].tiles
         return any(self.device in first[name].devices for name in self.plan.stages[stage])
 

@@ -16,6 +16,7 @@ from raddle.plan.pipelining import is_asynchronous
 from raddle.program.program import Key, Program
 from raddle.run.actions import Source
 from raddle.run.executor import Executor
+from raddle.run.spans import Span, Spans
 from raddle.run.transports.threads import Hub
 
 Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -38,10 +39,12 @@ def run_threads(
     optimizer: Optimizer,
     batches: Batches,
     seed: int = 0,
+    spans: list[Span] | None = None,
 ) -> Result:
     """Executes a program's steps on as many threads as it has devices.
 
-    `state` holds parameters and buffers; `batches(key)` gives the inputs of a micro-batch by name.
+    `state` holds parameters and buffers; `batches(key)` gives the inputs of a micro-batch by name. `spans`
+    takes when the actions of the schedule that wait, or are awaited, were computed.
     """
     hub = Hub(program.plan.devices)
     ranks = [_Rank(program, hub, d, state, optimizer, batches, seed) for d in range(hub.size)]
@@ -70,6 +73,8 @@ def run_threads(
         for target, nbytes in r.executor.transport.sent_in_all().items()
         if nbytes
     }
+    if spans is not None:
+        spans += [span for rank in ranks for span in rank.spans.found]
     gradients = _together(program, [r.gradients for r in ranks])
     return Result(ranks[0].losses, _state(program, ranks), sent, gradients)
 
@@ -89,6 +94,8 @@ class _Rank:
         self.executor.update = self._update
         self.losses: list[float] = []
         self.gradients: dict[str, Pieces] = {}
+        self.spans = Spans(program, lambda: len(self.losses))
+        self.executor.record = self.spans.record
         if self.executor.agreeing is not None:
             self.executor.agreeing.heard = self._hear
 

@@ -16,6 +16,7 @@ from raddle.graph.box import Box
 from raddle.plan.pipelining import is_asynchronous
 from raddle.run.actions import Source
 from raddle.run.job import Job, optimizer_for
+from raddle.run.spans import Spans
 from raddle.run.trainer import Trainer
 from raddle.run.transports.base import Transport
 from raddle.verification.plain import Plain, batch_of_step
@@ -31,6 +32,7 @@ class Findings:
     sent: list[tuple[int, int]] = field(default_factory=list)  # target, bytes
     reduced: list[tuple[list[int], int]] = field(default_factory=list)  # devices, bytes
     staleness: dict[str, tuple[int, int]] = field(default_factory=dict)  # where steps overlap
+    spans: list[tuple[int, str, float, float]] = field(default_factory=list)  # run/spans.py
 
     def note(self, what: str, deviation: float, where: str) -> None:
         """Keeps the worst; what is no number is worse than any."""
@@ -55,6 +57,8 @@ def compare(
             job.work.model, job.program, optimizer, transport, place, loss=job.work.loss, seed=seed
         )
         findings = Findings()
+        spans = Spans(job.program, lambda: trainer.steps)
+        trainer.executor.record = spans.record
         if is_asynchronous(job.plan):
             _compare_overlapped(job, trainer, findings, steps, seed)
         else:
@@ -74,6 +78,7 @@ def compare(
     except BaseException as error:
         transport.fail(f"{type(error).__name__}: {error}")
         raise
+    findings.spans = [*spans.found]
     findings.sent = sorted((t, n) for t, n in transport.sent_in_all().items() if n)
     findings.reduced = sorted((list(g), n) for g, n in transport.reduced.items() if n)
     return findings

@@ -9,9 +9,10 @@ from typing import Any
 from raddle.clusters.catalogue import memory
 from raddle.costs.memory import peak_bytes
 from raddle.errors import InputError
-from raddle.plan.pipelining import is_asynchronous
+from raddle.plan.pipelining import is_asynchronous, schedule_of
 from raddle.program.program import Program
 from raddle.run.job import Job, load_job
+from raddle.run.spans import Span, early
 from raddle.simulation.timeline import Timeline
 from raddle.verification import starting, traffic
 from raddle.verification.comparing import Findings
@@ -21,6 +22,7 @@ from raddle.verification.statistics import has_serial_reference
 TOLERANCE = 1e-9
 LEAST_WAIT = 60.0  # seconds that a rank waits for another, at least
 ALL = "bytes in all: program = simulator"
+WAITS = "schedule: seconds too early"
 SLOWER = 20  # and as many times as long as the plain module took for a step
 
 Heard = Callable[[Mapping[str, Any]], None]
@@ -121,6 +123,7 @@ def _result(
     pairs = traffic.rows(program, timeline, found) if found else []
     groups = traffic.group_rows(program, timeline, found) if found else []
     checks = [*_deviations(found, tolerance), *_bytes(program, timeline, pairs, groups)]
+    checks += _waits(program, found)
     return {
         "model": job.work.name,
         "method": plan.method,
@@ -152,6 +155,18 @@ def _deviations(found: Sequence[Findings], tolerance: float) -> list[dict[str, A
         holds = deviation <= tolerance
         checks.append({"what": what, "deviation": number, "where": where, "holds": holds})
     return checks
+
+
+def _waits(program: Program, found: Sequence[Findings]) -> list[dict[str, Any]]:
+    """Whether every action waited for those that the schedule has it `after`; all ranks share a clock."""
+    schedule = schedule_of(program.plan) if program.plan.stages else None
+    if schedule is None or not schedule.waits:
+        return []
+    spans = [Span(*span) for rank in found for span in rank.spans]
+    wrong = max(early(schedule, spans), key=lambda e: e.seconds, default=None)
+    where = f"{wrong.first} after {wrong.second}, step {wrong.step}" if wrong else ""
+    seconds = wrong.seconds if wrong else 0.0
+    return [{"what": WAITS, "deviation": seconds, "where": where, "holds": wrong is None}]
 
 
 def _bytes(
