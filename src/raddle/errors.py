@@ -1,8 +1,9 @@
-"""The one exception that is meant for users, and how it quotes what they gave."""
+"""The one exception that is meant for users, how it quotes what they gave, and a case nobody thought of."""
 
 from __future__ import annotations
 
 import re
+from typing import NoReturn
 
 MOST_QUOTED = 200  # characters of a user's text in a sentence
 MOST_SAID = 1000  # characters of a sentence
@@ -48,3 +49,8 @@ def _shortened(found: str) -> str:
     if found[0] in "'\"" and found[-1] == found[0]:
         return f"{found[0]}{shorten(found[1:-1])}{found[0]}"
     return shorten(found)
+
+
+def never(value: NoReturn) -> NoReturn:
+    """Ends a list of cases that is complete: a type checker complains where it is not."""
+    raise AssertionError(f"{value!r} is a case that nobody has thought of")

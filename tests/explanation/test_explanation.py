@@ -97,7 +97,7 @@ def test_data_parallel_sends_parameters_alone(graph: Graph, on: Cluster) -> None
     assert found["speedup"] == 1
     sent = found["plan"]["bytes"]
     assert sent["parameters"] == 2 * 3 * sum(p.nbytes for p in graph.parameters)
-    assert sent["activations"] == sent["gradients"] == sent["buffers"] == 0
+    assert sent["activations"] == sent["gradients"] == sent["signals"] == 0
 
 
 def test_data_parallel_has_the_settings_of_the_plan(graph: Graph, on: Cluster, owt: Plan) -> None:

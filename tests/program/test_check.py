@@ -19,7 +19,16 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.program.check import check
 from raddle.program.lower import lower
-from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Run, Update
+from raddle.program.program import (
+    Instruction,
+    Merge,
+    MessageKind,
+    Move,
+    Program,
+    Reduce,
+    Run,
+    Update,
+)
 from raddle.program.slicing import numbered
 
 # -- accepted -------------------------------------------------------------------------------------
@@ -396,7 +405,7 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
             changed(
                 closed(),
                 move("sum", "partial"),
-                what=lambda i: "partial gradient",
+                what=lambda i: MessageKind.PARTIAL_GRADIENT,
             ),
             move("sum", "partial gradient"),
             merged("sum", "B"),

@@ -29,7 +29,7 @@ from raddle.plan.schedule import Action, Schedule, read
 from raddle.plan.schedules import ASYNCHRONOUS, MAKERS
 from raddle.program.check import check
 from raddle.program.lower import lower
-from raddle.program.program import Key, Merge, Move, Program, Run
+from raddle.program.program import Key, Merge, MessageKind, Move, Program, Run
 from raddle.run.spans import Early, Span, early
 from raddle.run.threads import run_threads
 from raddle.simulation.timeline import simulate
@@ -111,7 +111,9 @@ def waiting_plan(seed: int) -> tuple[Piped, Plan]:
 def with_lost_waits(program: Program, rng: random.Random) -> Program:
     """The same, but some instructions do not wait for some of their signals."""
     signals = {
-        n for n, i in enumerate(program.instructions) if isinstance(i, Move) and i.what == "word"
+        n
+        for n, i in enumerate(program.instructions)
+        if isinstance(i, Move) and i.what == MessageKind.SIGNAL
     }
     kept = [
         replace(i, deps=tuple(d for d in i.deps if d not in signals or rng.random() < 0.5))
@@ -179,7 +181,9 @@ def test_every_device_of_the_awaited_action_signals_every_device_of_the_waiting_
         pipeline(piped, 2, 2, LOST), tiles=tiles, devices=4, workers=((0, 1), (2, 3)), steps=1
     )
     program = lower(piped.graph, plan)
-    (signal,) = (i for i in program.instructions if isinstance(i, Move) and i.what == "word")
+    (signal,) = (
+        i for i in program.instructions if isinstance(i, Move) and i.what == MessageKind.SIGNAL
+    )
     assert {(m.source, m.target) for m in signal.messages} == {(2, 0), (2, 1), (3, 0), (3, 1)}
 
 

@@ -13,7 +13,14 @@ from raddle.graph.box import Box, subtract
 from raddle.graph.graph import Op
 from raddle.plan.tiling import Grid, Tiling
 from raddle.program.holding import always_local
-from raddle.program.program import Message, Move, Program, Update, tensors_of_part
+from raddle.program.program import (
+    Message,
+    MessageKind,
+    Move,
+    Program,
+    Update,
+    tensors_of_part,
+)
 from raddle.program.segments import segments
 
 Array = np.ndarray
@@ -29,7 +36,7 @@ class Layout:
         self.program, self.count, self.number = program, program.plan.devices, variant
         chosen = program.variants[variant]
         self.graph, self.tiles, self.merges = chosen.graph, chosen.tiles, chosen.merges
-        self.sent: dict[tuple[str, str], tuple[Message, ...]] = {}
+        self.sent: dict[tuple[str, MessageKind], tuple[Message, ...]] = {}
         for i in program.instructions:
             if isinstance(i, Move) and i.key.replica == variant:
                 self.sent.setdefault((i.value, i.what), i.messages)
@@ -118,7 +125,8 @@ class Layout:
         pieces = [(c.box, d) for c in merged for d in c.devices] if merged else [
             (producer.space.produces(t.box)[k], t.device) for t in tiling.tiles
         ]  # fmt: skip
-        pieces += [(b, m.target) for m in self.sent.get((base, "activation"), ()) for b in m.boxes]
+        sent = self.sent.get((base, MessageKind.ACTIVATION), ())
+        pieces += [(b, m.target) for m in sent for b in m.boxes]
         for box, d in pieces:
             held.setdefault(d, []).append(box)
         for tile in self.tiles[op.name].tiles:

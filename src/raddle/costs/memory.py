@@ -34,11 +34,13 @@ import numpy as np
 from raddle.costs.compute import family
 from raddle.costs.divided import record_divided
 from raddle.costs.layout import Layout
+from raddle.errors import never
 from raddle.graph.graph import Op
 from raddle.plan.pipelining import is_asynchronous
 from raddle.program.program import (
     Key,
     Merge,
+    MessageKind,
     Move,
     Run,
     Update,
@@ -152,7 +154,7 @@ class _Ledger:
 
     def _divided(self, move: Move) -> bool:
         """Whether it brings rows of a divided parameter (divided.py)."""
-        return self.program.plan.syncing.divided and move.what == "pull"
+        return self.program.plan.syncing.divided and move.what == MessageKind.PULL
 
     def always(self) -> Array:
         """What lasts; and what a library for products takes once and keeps."""
@@ -250,7 +252,7 @@ class _Micro:
         none = np.full(self.layout.count, NEVER), np.full(self.layout.count, -1)
         self.absent = _Span(*none)
         self.spans: dict[tuple[str, str], _Span] = {}
-        self.flights: dict[tuple[str, str], _Flight] = {}
+        self.flights: dict[tuple[str, MessageKind], _Flight] = {}
         for number in numbers:
             i = self.program.instructions[number]
             if isinstance(i, Move):
@@ -306,8 +308,8 @@ class _Micro:
             rerun = self.span(op.name, "R").end
             for o in op.outputs:
                 use(o, self.span(op.name, "Fm" if op.name in self.layout.part else "F").end)
-                if (o, "activation") in self.flights:
-                    use(o, self._sent(self.flights[o, "activation"]))
+                if (o, MessageKind.ACTIVATION) in self.flights:
+                    use(o, self._sent(self.flights[o, MessageKind.ACTIVATION]))
                 if recomputed:
                     use(o, rerun, again)
                 if keeps.output:
@@ -374,8 +376,8 @@ class _Micro:
         forward, merge = self.span(op.name, "F"), self.span(op.name, "Fm")
         if op.name in self.layout.part:
             end = np.maximum(forward.end, self._parts_used(op))
-            if (op.outputs[0], "partial") in self.flights:
-                end = np.maximum(end, self._sent(self.flights[op.outputs[0], "partial"]))
+            if (op.outputs[0], MessageKind.PARTIAL) in self.flights:
+                end = np.maximum(end, self._sent(self.flights[op.outputs[0], MessageKind.PARTIAL]))
             self.add(self.layout.part[op.name], forward.start, end)
             forward = merge
         for o in op.outputs:
@@ -406,7 +408,7 @@ class _Micro:
         end = backward.end
         if op.name in self.layout.part:
             begin, end = merge
-            flight = self.flights.get((op.outputs[0], "partial gradient"))
+            flight = self.flights.get((op.outputs[0], MessageKind.PARTIAL_GRADIENT))
             if flight is not None:
                 begin = begin.copy()
                 np.minimum.at(begin, flight.target, flight.start)
@@ -414,7 +416,7 @@ class _Micro:
             self.add(self.layout.part[op.name], begin, backward.end)
         for o in op.outputs:
             first = self.first.get(o)
-            flight = self.flights.get((o, "gradient"))
+            flight = self.flights.get((o, MessageKind.GRADIENT))
             if first is None:
                 continue
             until = end
@@ -436,16 +438,29 @@ class _Micro:
         if name in self.last:
             self.add(nbytes, self._read(name), self.last[name])
 
-    def _record_flight(self, value: str, what: str, flight: _Flight) -> None:
+    def _record_flight(self, value: str, what: MessageKind, flight: _Flight) -> None:
         """What is on its way counts where it goes; a gradient, until it has gone, also where it was."""
         until, begin = flight.end, flight.start
-        if what == "activation":
-            until = np.maximum(until, self.last[value][flight.target])
-            begin = self._reached(flight, self._read(value))
-        elif what == "partial":
-            until = np.maximum(until, self._parts_used(self.program.producer(value))[flight.target])
-        elif what == "gradient":
-            gone = flight.start if self.ledger.through_host else until
-            self.ledger.add(flight.source, flight.nbytes, self.first[value][flight.source], gone)
-            begin = self._reached(flight, self.backward(self.program.producer(value).name).start)
+        match what:
+            case MessageKind.ACTIVATION:
+                until = np.maximum(until, self.last[value][flight.target])
+                begin = self._reached(flight, self._read(value))
+            case MessageKind.PARTIAL:
+                used = self._parts_used(self.program.producer(value))
+                until = np.maximum(until, used[flight.target])
+            case MessageKind.GRADIENT:
+                gone = flight.start if self.ledger.through_host else until
+                first = self.first[value][flight.source]
+                self.ledger.add(flight.source, flight.nbytes, first, gone)
+                producer = self.program.producer(value).name
+                begin = self._reached(flight, self.backward(producer).start)
+            case (
+                MessageKind.PARTIAL_GRADIENT
+                | MessageKind.PUSH
+                | MessageKind.PULL
+                | MessageKind.SIGNAL
+            ):
+                pass
+            case _:
+                never(what)
         self.ledger.add(flight.target, flight.nbytes, begin, until)

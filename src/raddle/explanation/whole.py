@@ -9,12 +9,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 from raddle.clusters import Cluster
 from raddle.costs.collectives import all_reduce_bytes
 from raddle.costs.profile import Profile
-from raddle.errors import InputError
+from raddle.errors import InputError, never
 from raddle.graph.graph import Graph
 from raddle.plan.pipelining import (
     flat,
@@ -26,7 +27,16 @@ from raddle.plan.pipelining import (
 from raddle.plan.plan import Plan
 from raddle.plan.schedule import alive, bubble, rows
 from raddle.plan.schedules import ASYNCHRONOUS, stashed
-from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Run, message_bytes
+from raddle.program.program import (
+    Instruction,
+    Merge,
+    MessageKind,
+    Move,
+    Program,
+    Reduce,
+    Run,
+    message_bytes,
+)
 from raddle.searches.baselines import METHODS
 from raddle.searches.bounds import lower_bound
 from raddle.searches.figures import details, judge
@@ -34,15 +44,31 @@ from raddle.simulation.timeline import Timeline
 
 LONGEST = 5  # entries of the critical path that are shown
 
-PURPOSES = {  # what a message carries -> what it is for
-    "activation": "activations",
-    "gradient": "gradients",
-    "partial": "partial results",
-    "partial gradient": "partial results",
-    "push": "parameters",
-    "pull": "parameters",
-    "buffer": "buffers",
-}
+
+class Purpose(str, Enum):
+    """What the bytes that cross devices are for, in the order in which they are shown."""
+
+    ACTIVATIONS = "activations"
+    GRADIENTS = "gradients"
+    PARTIAL_RESULTS = "partial results"
+    PARAMETERS = "parameters"
+    SIGNALS = "signals"
+
+
+def purpose(kind: MessageKind) -> Purpose:
+    match kind:
+        case MessageKind.ACTIVATION:
+            return Purpose.ACTIVATIONS
+        case MessageKind.GRADIENT:
+            return Purpose.GRADIENTS
+        case MessageKind.PARTIAL | MessageKind.PARTIAL_GRADIENT:
+            return Purpose.PARTIAL_RESULTS
+        case MessageKind.PUSH | MessageKind.PULL:
+            return Purpose.PARAMETERS
+        case MessageKind.SIGNAL:
+            return Purpose.SIGNALS
+        case _:
+            return never(kind)
 
 
 def explain_plan(
@@ -170,21 +196,21 @@ def average(breakdown: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def bytes_by_purpose(program: Program) -> dict[str, int]:
     """What crosses devices in an average step, by what it is for; they add up to `comm_bytes`."""
-    totals = dict.fromkeys(PURPOSES.values(), 0)
-    known: dict[tuple[str, str], int] = {}  # repetitions send the same
+    totals = dict.fromkeys(Purpose, 0)
+    known: dict[tuple[str, int], int] = {}  # repetitions have the same messages
     for instruction in program.instructions:
         if isinstance(instruction, Move):
-            key = (instruction.value, instruction.what)
+            key = (instruction.value, id(instruction.messages))
             if key not in known:
                 known[key] = sum(
                     message_bytes(program, instruction, m) for m in instruction.messages
                 )
-            totals[PURPOSES[instruction.what]] += known[key]
+            totals[purpose(instruction.what)] += known[key]
         elif isinstance(instruction, Reduce):
-            totals["parameters"] += _reduced_bytes(program, instruction)
-    found, before, steps = {}, 0, program.plan.steps
-    for purpose, total in totals.items():  # what is rounded off one is not lost to the sum
-        found[purpose] = (before + total) // steps - before // steps
+            totals[Purpose.PARAMETERS] += _reduced_bytes(program, instruction)
+    found, before, steps = dict[str, int](), 0, program.plan.steps
+    for each, total in totals.items():  # what is rounded off one is not lost to the sum
+        found[each.value] = (before + total) // steps - before // steps
         before += total
     return found
 
@@ -272,8 +298,8 @@ def _subject(instruction: Instruction) -> tuple[str, str]:
     if isinstance(instruction, Merge):
         return instruction.op, "merging"
     if isinstance(instruction, Move):
-        purpose = PURPOSES[instruction.what]
-        what = "synchronising" if purpose == "parameters" else f"sending {purpose}"
+        own = purpose(instruction.what)
+        what = "synchronising" if own == Purpose.PARAMETERS else f"sending {own.value}"
         return instruction.value, what
     if isinstance(instruction, Reduce):
         return ", ".join(instruction.parameters), "synchronising"

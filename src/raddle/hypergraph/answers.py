@@ -20,7 +20,11 @@ from raddle.hypergraph.layouts import follow, layout_of, layouts
 from raddle.hypergraph.network import Network, merged, network
 from raddle.plan.plan import Plan
 from raddle.program.lower import lower
-from raddle.program.program import Move, message_bytes
+from raddle.program.program import (
+    MessageKind,
+    Move,
+    message_bytes,
+)
 from raddle.searches.model import fully_connected
 from raddle.searches.placing import Tiles
 
@@ -200,7 +204,7 @@ class Partitioner:
         of: dict[str, int] = {}
         received = np.zeros(parts, np.int64)
         for i in program.instructions:
-            if isinstance(i, Move) and i.what in ("activation", "partial"):
+            if isinstance(i, Move) and i.what in (MessageKind.ACTIVATION, MessageKind.PARTIAL):
                 for message in i.messages:
                     elements = message_bytes(program, i, message) // program.width(i.value)
                     of[i.value] = of.get(i.value, 0) + elements

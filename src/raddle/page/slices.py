@@ -99,7 +99,7 @@ def _title(i: Instruction, ops: dict[str, int]) -> Title:
         kind = "run" if isinstance(i, Run) else "merge"
         return kind, i.op, PHASES[i.phase], ops[i.op], i.key.micro
     if isinstance(i, Move):
-        return "move", i.value, i.what, ops.get(i.value, -1), i.key.micro
+        return "move", i.value, str(i.what), ops.get(i.value, -1), i.key.micro
     if isinstance(i, Reduce):
         return (
             "reduce",

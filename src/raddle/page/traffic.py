@@ -10,10 +10,8 @@ import numpy as np
 from raddle.costs.collectives import all_reduce_bytes
 from raddle.page.columns import Columns
 from raddle.page.slices import operator_of
-from raddle.program.program import Merge, Move, Program, Reduce, Run, message_bytes
+from raddle.program.program import Content, Merge, Move, Program, Reduce, Run, message_bytes
 from raddle.simulation.timeline import Timeline
-
-SYNCHRONISING = ("push", "pull")
 
 
 def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
@@ -33,8 +31,9 @@ def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
             for m in i.messages:
                 nbytes = message_bytes(program, i, m)
                 pairs[m.source, m.target] += nbytes
-                if i.value in number:
-                    (backward if "gradient" in i.what else forward)[number[i.value]] += nbytes
+                if i.value in number and i.what.content != Content.NOTHING:
+                    back = i.what.content == Content.GRADIENT
+                    (backward if back else forward)[number[i.value]] += nbytes
         elif isinstance(i, Reduce):
             for (source, target), nbytes in _ring_pairs(program, i).items():
                 pairs[source, target] += nbytes
@@ -77,7 +76,7 @@ def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
             for name, shares in zip(i.parameters, i.shares, strict=True):
                 nbytes = (all_reduce_bytes(len(s.devices), s.box.volume) for s in shares)
                 synced[ops[name]] += sum(nbytes) * program.sum_width(name)
-        elif isinstance(i, Move) and i.what in SYNCHRONISING and i.key.step == steps - 1:
+        elif isinstance(i, Move) and i.what.of_parameters and i.key.step == steps - 1:
             synced[ops[i.value]] += sum(message_bytes(program, i, m) for m in i.messages)
     for number, phase in enumerate("FB"):
         chosen = np.flatnonzero(phase_of[tasks.instruction] == number)

@@ -12,7 +12,16 @@ from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint
 from raddle.program.describe import describe
 from raddle.program.gathered import check_pulls
-from raddle.program.program import Instruction, Move, Program, Reduce, Run, Share, Update
+from raddle.program.program import (
+    Instruction,
+    MessageKind,
+    Move,
+    Program,
+    Reduce,
+    Run,
+    Share,
+    Update,
+)
 
 Events = Sequence[tuple[int, Instruction]]  # of one step, with their numbers
 
@@ -100,7 +109,7 @@ class _Slices:
             written.append(done)
             others = [d for d in devices if d != share.home]
             if others and not self.sync.divided:
-                pull = self._only("pull", share.box, [(share.home, d) for d in others])
+                pull = self._only(MessageKind.PULL, share.box, [(share.home, d) for d in others])
                 self._waits(pull, self.program.instructions[pull], [done, *late])
                 written.append(pull)
         alone.append(now)
@@ -126,12 +135,12 @@ class _Slices:
             self._waits(number, update, self.backward)
         ways = [(d, share.home) for d in share.devices if d != share.home]
         if ways:
-            push = self._only("push", share.box, ways)
+            push = self._only(MessageKind.PUSH, share.box, ways)
             self._waits(push, self.program.instructions[push], self.backward)
             self._waits(number, update, [push])
         return number
 
-    def _only(self, what: str, box: Box, ways: Sequence[tuple[int, int]]) -> int:
+    def _only(self, what: MessageKind, box: Box, ways: Sequence[tuple[int, int]]) -> int:
         wanted = tuple(sorted((source, target, (box,)) for source, target in ways))
         return self._one((what, wanted), f"its {what} by {sorted(ways)}", box)
 

@@ -21,6 +21,7 @@ from raddle.program.describe import Boxes, describe
 from raddle.program.ownership import check_parameters
 from raddle.program.program import (
     Merge,
+    MessageKind,
     Move,
     Program,
     Reduce,
@@ -60,6 +61,10 @@ def _check_order(program: Program) -> None:
             raise InputError(
                 f"{describe(number, instruction)} belongs to none of the plan's {steps} steps of "
                 f"{micros} micro-batches."
+            )
+        if isinstance(instruction, Move) and not isinstance(instruction.what, MessageKind):
+            raise InputError(
+                f"{describe(number, instruction)}: '{instruction.what}' is no kind of message."
             )
         for dep in instruction.deps:
             if not 0 <= dep < number:
@@ -135,7 +140,7 @@ def _check_buffers(program: Program, every: Sequence[Facts]) -> None:
     fresh: dict[str, dict[int, list[Box]]] = {}  # by buffer and device, once it was written
     for number, i in enumerate(program.instructions):
         facts = every[i.key.replica]
-        if isinstance(i, Move) and i.what == "activation":
+        if isinstance(i, Move) and i.what == MessageKind.ACTIVATION:
             for buffer in written.get(i.value, []):
                 for m in i.messages:
                     fresh[buffer].setdefault(m.target, []).extend(m.boxes)

@@ -15,7 +15,6 @@ from raddle.program.program import (
 
 Boxes = Mapping[int, Sequence[Box]]  # by device
 PHASES = {"F": "forward", "R": "forward again", "B": "backward", "W": "backward to parameters"}
-OF_PARAMETERS = ("push", "pull")
 
 
 def describe(number: int, instruction: Instruction) -> str:

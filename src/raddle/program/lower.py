@@ -37,6 +37,7 @@ from raddle.program.program import (
     Key,
     Merge,
     Message,
+    MessageKind,
     Move,
     Program,
     Reduce,
@@ -262,7 +263,7 @@ class _Lowering:
         for name, messages in (item for _, own in blocks for item in own.items()):
             deps = list(self.updated.get(name, ()))
             deps += [i for d in {m.source for m in messages} for i in self.latest.get(d, ())]
-            pulls.append(self._move(name, "pull", key, messages, deps))
+            pulls.append(self._move(name, MessageKind.PULL, key, messages, deps))
         return pulls
 
     def _signal(self, key: Key, action: Action, signals: Signals, first: int) -> None:
@@ -276,7 +277,7 @@ class _Lowering:
         sent = between(sources, targets)
         if sent:
             value = self.graph.loss or self.graph.outputs[0]
-            signals.sent[action] = self._move(value, "word", key, sent, ends)
+            signals.sent[action] = self._move(value, MessageKind.SIGNAL, key, sent, ends)
 
     def _devices_of(self, action: Action) -> set[int]:
         """All devices that may compute something for an action."""
@@ -418,7 +419,7 @@ class _Lowering:
 
     def _push(self, name: str, key: Key, shared: Sequence[Share], deps: Sequence[int]) -> int:
         up = [Message(d, s.home, (s.box,)) for s in shared for d in s.devices if d != s.home]
-        return self._move(name, "push", key, joined(up), deps)
+        return self._move(name, MessageKind.PUSH, key, joined(up), deps)
 
     def _flush_complete(self, key: Key) -> None:
         """Buckets that nothing more is coming for."""
@@ -477,13 +478,13 @@ class _Lowering:
         ready = list(deps) if share.home in share.devices else []
         if others:
             up = tuple(Message(d, share.home, (share.box,)) for d in others)
-            ready.append(self._move(name, "push", key, up, deps))
+            ready.append(self._move(name, MessageKind.PUSH, key, up, deps))
         done = [self.emit(Update(name, key, (share,), (share.home,), _sorted(ready)))]
         if self.sync.divided:
             return done  # whoever uses it pulls it then
         if others:
             down = tuple(Message(share.home, d, (share.box,)) for d in others)
-            done.append(self._move(name, "pull", key, down, [*done, *late]))
+            done.append(self._move(name, MessageKind.PULL, key, down, [*done, *late]))
         return done
 
     def _finish(self) -> None:
@@ -496,7 +497,8 @@ class _Lowering:
         every = [i for own in self.updated.values() for i in own]
         if self.sync.divided:
             for i in every:
-                self.latest.setdefault(self.out[i].devices[0], []).append(i)
+                for d in self.out[i].devices:
+                    self.latest.setdefault(d, []).append(i)
         seen: set[int] = set()
         for op in self.graph.ops:
             for name in (i for i in op.inputs if i in self.updated):
@@ -521,7 +523,7 @@ class _Lowering:
         done = self.emit(Update(name, key, own, devices, _sorted(deps)))
         down = [Message(s.home, d, (s.box,)) for s in own for d in s.devices if d != s.home]
         if server and down:
-            done = self._move(name, "pull", key, joined(down), [done])
+            done = self._move(name, MessageKind.PULL, key, joined(down), [done])
         return done
 
     def _update_now(self, name: str, key: Key) -> None:
@@ -535,8 +537,9 @@ class _Lowering:
         self._write(name, Key(key.step), deps)
 
     def _move(
-        self, value: str, what: str, key: Key, messages: tuple[Message, ...], deps: Iterable[int]
-    ) -> int:
+        self, value: str, what: MessageKind, key: Key, messages: tuple[Message, ...],
+        deps: Iterable[int],
+    ) -> int:  # fmt: skip
         count = self.plan.devices
         messages = tuple(sorted(messages, key=lambda m: ((m.target - m.source) % count, m)))
         return self.emit(Move(value, what, key, messages, recognise(messages), _sorted(deps)))

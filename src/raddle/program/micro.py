@@ -11,7 +11,7 @@ from typing import Protocol
 
 from raddle.graph.graph import Op
 from raddle.program.collective import recognise
-from raddle.program.program import Instruction, Key, Merge, Message, Move, Run
+from raddle.program.program import Instruction, Key, Merge, Message, MessageKind, Move, Run
 from raddle.program.settling import Settled
 
 
@@ -69,11 +69,11 @@ class Micro:
                 self.ready[name] = [at]
                 if settled.messages[name]:
                     self.ready[name].append(
-                        self._move(name, "activation", settled.messages[name], [at])
+                        self._move(name, MessageKind.ACTIVATION, settled.messages[name], [at])
                     )
 
     def _move(
-        self, value: str, what: str, messages: tuple[Message, ...], deps: Iterable[int]
+        self, value: str, what: MessageKind, messages: tuple[Message, ...], deps: Iterable[int]
     ) -> int:
         pattern = recognise(messages)
         return self.write.emit(Move(value, what, self.key, messages, pattern, _sorted(deps)))
@@ -86,11 +86,12 @@ class Micro:
         if phase == "F":
             after = list(deps)
             if messages:
-                after.append(self._move(value, "partial", messages, deps))
+                after.append(self._move(value, MessageKind.PARTIAL, messages, deps))
             return self.write.emit(Merge(op.name, "F", key, placed, devices, tuple(after)))
         at = self.write.emit(Merge(op.name, "B", key, placed, devices, _sorted(deps)))
         if messages and op.name not in settled.closing:
-            return self._move(value, "partial gradient", settled.partial_back[op.name], [at])
+            back = settled.partial_back[op.name]
+            return self._move(value, MessageKind.PARTIAL_GRADIENT, back, [at])
         return at
 
     # -- backward ----------------------------------------------------------------------------------
@@ -151,7 +152,8 @@ class Micro:
                 continue
             own = [i for s in sorted(portion.stages) for i in self.by_stage.get((name, s), [])]
             if len(own) == settled.contributions(name, portion.stages):
-                self.given[name].append(self._move(name, "gradient", portion.messages, own))
+                back = self._move(name, MessageKind.GRADIENT, portion.messages, own)
+                self.given[name].append(back)
                 sent = True
         return sent
 

@@ -9,10 +9,11 @@ from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint
 from raddle.plan.pipelining import is_asynchronous
 from raddle.program.agreement import check_slices
-from raddle.program.describe import OF_PARAMETERS, PHASES, Boxes, describe
+from raddle.program.describe import PHASES, Boxes, describe
 from raddle.program.program import (
     Instruction,
     Message,
+    MessageKind,
     Move,
     Program,
     Reduce,
@@ -37,7 +38,7 @@ def check_parameters(program: Program) -> Mapping[str, Boxes]:
                 events[name].append(number)
         elif isinstance(i, Update):
             events[i.parameter].append(number)
-        elif isinstance(i, Move) and i.what in OF_PARAMETERS:
+        elif isinstance(i, Move) and i.what.of_parameters:
             events[i.value].append(number)
     held = {name: _held(shares) for name, shares in program.shares.items()}
     updated = {
@@ -162,7 +163,7 @@ class _Parameter:
         if not shared:
             self._waits(number, update, backward)
             return
-        sums = [(n, i) for n, i in events if isinstance(i, Reduce) or _is(i, "push")]
+        sums = [(n, i) for n, i in events if isinstance(i, Reduce) or _is(i, MessageKind.PUSH)]
         if len(sums) != 1 or sums[0][0] > number or sums[0][0] not in update.deps:
             self._refuse(number, "it comes before its gradients are summed over all holders.")
         n, summing = sums[0]
@@ -187,7 +188,7 @@ class _Parameter:
     ) -> list[int]:
         """What the next step waits for: the update or, from a server, what it sends out."""
         served = [s for s in self.shares if s.home >= 0 and _travels(s)]
-        pulls = [(n, i) for n, i in events if _is(i, "pull")]
+        pulls = [(n, i) for n, i in events if _is(i, MessageKind.PULL)]
         if not served:
             return [number]
         if len(pulls) != 1 or pulls[0][0] < number:
@@ -204,7 +205,7 @@ def _travels(share: Share) -> bool:
     return len({*share.devices, share.home} - {-1}) > 1
 
 
-def _is(instruction: Instruction, what: str) -> bool:
+def _is(instruction: Instruction, what: MessageKind) -> bool:
     return isinstance(instruction, Move) and instruction.what == what
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
-from raddle.errors import InputError
+from raddle.errors import InputError, never
 from raddle.graph.box import Box, covers, disjoint, subtract
 from raddle.graph.graph import Op
-from raddle.program.describe import OF_PARAMETERS, PHASES, Boxes, describe
+from raddle.program.describe import PHASES, Boxes, describe
 from raddle.program.program import (
     Instruction,
     Key,
     Merge,
     Message,
+    MessageKind,
     Move,
     Program,
     Run,
@@ -75,7 +76,7 @@ def check_micro_batches(program: Program, every: Sequence[Facts]) -> None:
     """Every micro-batch of every step; those with the same instructions are replayed once."""
     groups: dict[Key, list[int]] = {}
     for number, i in enumerate(program.instructions):
-        if isinstance(i, Run | Merge) or (isinstance(i, Move) and i.what not in OF_PARAMETERS):
+        if isinstance(i, Run | Merge) or (isinstance(i, Move) and not i.what.of_parameters):
             groups.setdefault(i.key, []).append(number)
     steps, count = program.plan.steps, program.plan.microbatches
     there = {(key.step, key.micro) for key in groups}
@@ -292,18 +293,21 @@ class _Replay:
     # -- messages ---------------------------------------------------------------------------------
 
     def _move(self, move: Move) -> None:
-        if move.what in ("activation", "buffer"):
-            self._activation(move)
-        elif move.what == "partial":
-            self._partial(move)
-        elif move.what == "gradient":
-            self._gradient(move)
-        elif move.what == "partial gradient":
-            self._partial_gradient(move)
-        elif move.what == "word":  # that something has ended: it carries nothing
-            return
-        else:
-            self._refuse(f"'{move.what}' is no kind of message.")
+        match move.what:
+            case MessageKind.ACTIVATION:
+                self._activation(move)
+            case MessageKind.PARTIAL:
+                self._partial(move)
+            case MessageKind.GRADIENT:
+                self._gradient(move)
+            case MessageKind.PARTIAL_GRADIENT:
+                self._partial_gradient(move)
+            case MessageKind.SIGNAL:
+                pass  # waiting.py checks who waits for it
+            case MessageKind.PUSH | MessageKind.PULL:
+                pass  # ownership.py checks them
+            case _:
+                never(move.what)
 
     def _activation(self, move: Move) -> None:
         producer = self.facts.producer[move.value].name

@@ -14,7 +14,13 @@ from dataclasses import replace
 from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
 from raddle.plan.schedules import ASYNCHRONOUS
-from raddle.program.program import Instruction, Move, Run, Update
+from raddle.program.program import (
+    Instruction,
+    MessageKind,
+    Move,
+    Run,
+    Update,
+)
 
 
 def with_versions(
@@ -27,7 +33,7 @@ def with_versions(
     used: dict[tuple[str, int, int], int] = {}  # by parameter, step and micro-batch
     out: list[Instruction] = []
     for number, i in enumerate(instructions):
-        if isinstance(i, Update) or (isinstance(i, Move) and i.what == "pull"):
+        if isinstance(i, Update) or (isinstance(i, Move) and i.what == MessageKind.PULL):
             name = i.parameter if isinstance(i, Update) else i.value
             if isinstance(i, Update):
                 written.setdefault(name, []).append(number)

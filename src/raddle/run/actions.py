@@ -14,7 +14,11 @@ import torch
 from torch import Tensor
 
 from raddle.graph.box import Box
-from raddle.program.program import Key, Share
+from raddle.program.program import (
+    Key,
+    MessageKind,
+    Share,
+)
 from raddle.run.code import Code
 
 
@@ -95,11 +99,12 @@ class Send:
 
     peer: int
     tag: int
-    what: str
+    what: MessageKind
     label: str
     parts: list[Part]
     dtype: torch.dtype
     key: Key
+    rows: bool = False  # of a divided parameter: pulled in every step, whether it updates or not
     number: int = 0  # among the sends of a rank
     drop: list[int] = field(default_factory=list)
 
@@ -110,13 +115,14 @@ class Receive:
 
     peer: int
     tag: int
-    what: str
+    what: MessageKind
     label: str
     parts: list[Part]
     dtype: torch.dtype
     elements: int
     value: str
     key: Key
+    rows: bool = False  # of a divided parameter
     number: int = 0  # in the order in which a rank posts them
 
     @property

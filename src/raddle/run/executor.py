@@ -24,7 +24,11 @@ from torch.autograd.graph import get_gradient_edge
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.plan.pipelining import is_asynchronous, is_greedy, threads_of
-from raddle.program.program import Program
+from raddle.program.program import (
+    Content,
+    MessageKind,
+    Program,
+)
 from raddle.run.actions import (
     Action,
     Arrive,
@@ -470,27 +474,30 @@ class Executor:
     # -- messages ---------------------------------------------------------------------------------------
 
     def _send(self, action: Send) -> None:
-        if action.what in ("push", "pull") and not self.updating:
+        if self._skips(action):
             return
-        held = action.what in ("activation", "partial", "pull", "rows")
-        source = self.slots if held else self.grads
+        source = self.slots if action.what.content == Content.VALUE else self.grads
         tensors = [self._part(part, source, action.dtype) for part in action.parts]
-        if not tensors:  # a word: it has no content
+        if not tensors:  # a signal
             buffer = torch.zeros(1, dtype=action.dtype, device=self.place)
         elif len(tensors) == 1:
             buffer = tensors[0].detach().contiguous().view(-1)
-            if action.what == "pull":
+            if action.what == MessageKind.PULL and not action.rows:
                 buffer = buffer.clone()  # parameters change in place
         else:
             buffer = torch.cat([t.detach().reshape(-1) for t in tensors])
         pending = self.transport.post(action.peer, action.tag, buffer, action.label)
         self.sending[action.number] = pending  # which keeps the buffer
-        if action.what in ("gradient", "partial gradient", "push"):
+        if action.what.content == Content.GRADIENT:
             for part in action.parts:
                 for slot in part.slots:
                     self._forget(slot)
         for slot in action.drop:
             self.slots[slot] = None
+
+    def _skips(self, message: Send | Receive) -> bool:
+        """Whether parameters stay as they are in this step, and nobody sends them."""
+        return message.what.of_parameters and not message.rows and not self.updating
 
     def _part(self, part: Part, source: list[Any], dtype: torch.dtype) -> Tensor:
         tensors = [source[s] for s in part.slots]
@@ -510,7 +517,7 @@ class Executor:
         self.given.discard(slot)
 
     def _post(self, receive: Receive) -> None:
-        if receive.what in ("push", "pull") and not self.updating:
+        if self._skips(receive):
             return
         like = self.likes.setdefault(
             receive.dtype, torch.empty(0, dtype=receive.dtype, device=self.place)
@@ -539,29 +546,29 @@ class Executor:
         if not receive.parts:
             pass
         elif len(receive.parts) == 1:
-            self._take(receive.what, receive.parts[0], buffer.view(receive.parts[0].shape))
+            self._take(receive, receive.parts[0], buffer.view(receive.parts[0].shape))
         else:
             sizes = [math.prod(part.shape) for part in receive.parts]
             pieces = torch.split(buffer, sizes)
             for part, piece in zip(receive.parts, pieces, strict=True):
-                self._take(receive.what, part, piece.view(part.shape))
+                self._take(receive, part, piece.view(part.shape))
         for slot in action.drop:
             self.slots[slot] = None
 
-    def _take(self, what: str, part: Part, tensor: Tensor) -> None:
-        if what in ("activation", "partial"):
+    def _take(self, receive: Receive, part: Part, tensor: Tensor) -> None:
+        if receive.what in (MessageKind.ACTIVATION, MessageKind.PARTIAL):
             self.slots[part.slots[0]] = tensor
             return
         for slot, (place, region) in zip(part.slots, part.places, strict=True):
-            if what == "pull":
+            if receive.rows:
+                self.wholes.open(slot)[place] = tensor[region]
+                continue
+            if receive.what == MessageKind.PULL:
                 with torch.no_grad():
                     self.slots[slot][place] = tensor[region]
                 continue
-            if what == "rows":
-                self.wholes.open(slot)[place] = tensor[region]
-                continue
             self._add_box(slot, place, tensor[region])
-            if what == "push":
+            if receive.what == MessageKind.PUSH:
                 self.given.add(slot)
 
     def _add_box(self, slot: int, place: tuple[slice, ...], tensor: Tensor) -> None:

@@ -68,11 +68,11 @@ class Recorder:
         elif isinstance(action, Send):
             nbytes = sum(math.prod(p.shape) for p in action.parts) * action.dtype.itemsize
             ends = (nbytes, (action.peer,), action.tag)
-            self._add("send", action.label, action.what, -1, start, end, *ends)
+            self._add("send", action.label, str(action.what), -1, start, end, *ends)
         elif isinstance(action, Arrive):
             r = action.receive
             ends = (r.elements * r.dtype.itemsize, (r.peer,), r.tag)
-            self._add("wait", r.value, r.what, r.key.micro, start, self._now(), *ends)
+            self._add("wait", r.value, str(r.what), r.key.micro, start, self._now(), *ends)
         elif isinstance(action, Sum):
             bucket = self.trainer.executor.plan.buckets[action.bucket]
             ends = (bucket.elements * bucket.dtype.itemsize, bucket.devices, action.tag)

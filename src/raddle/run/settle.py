@@ -9,12 +9,13 @@ import torch
 from raddle.graph.box import Box, hull
 from raddle.graph.graph import Op
 from raddle.plan.pipelining import is_asynchronous, stage_of
-from raddle.program.describe import OF_PARAMETERS
 from raddle.program.program import (
+    Content,
     Instruction,
     Key,
     Merge,
     Message,
+    MessageKind,
     Move,
     Program,
     Reduce,
@@ -52,6 +53,7 @@ from raddle.run.answers import Answers
 from raddle.run.code import Code, Of, Piece, Writer
 from raddle.run.gathering import gather, overlapping
 
+BETWEEN_OPERATORS = (MessageKind.ACTIVATION, MessageKind.PARTIAL)  # fill slots of their own
 Slots = list[tuple[Box, int]]  # pieces, with the slots that hold them
 
 
@@ -254,7 +256,7 @@ class _Settling:
 
     def _by_wire(self, i: Instruction) -> bool:
         """Whether a synchroniser does it, not this rank's actions: all of slices but pulls before a use."""
-        pulled = self.divided and isinstance(i, Move) and i.what == "pull"
+        pulled = self.divided and isinstance(i, Move) and i.what == MessageKind.PULL
         return bool(self.program.slices) and _of_a_slice(i) and not pulled
 
     def _give(self, i: Instruction) -> None:
@@ -338,7 +340,7 @@ class _Settling:
             for receive in receives:
                 answers = self.answered.get((d, receive.peer), [])
                 self.out.append(Arrive(receive, answers))
-            if receives and receives[0].what == "activation":
+            if receives and receives[0].what == MessageKind.ACTIVATION:
                 self._keep({receives[0].value}, receives[0].key)
 
     def _run(self, run: Run, waits: dict[tuple[Key, str, int], set[int]]) -> None:
@@ -519,7 +521,7 @@ class _Settling:
 
     def _things(self, move: Move, message: Message) -> list[Of]:
         """What a message carries of each box: a value, or the tensors of a part."""
-        if move.what == "word":
+        if move.what.content == Content.NOTHING:
             return []
         if message.part < 0:
             return [move.value]
@@ -527,23 +529,23 @@ class _Settling:
         return [(op, message.part, k) for k in range(tensors_in(self.program, move, message))]
 
     def _send(self, move: Move, message: Message, tag: int) -> Send:
-        back, what = move.what in ("gradient", "partial gradient"), self._what(move)
-        parts = []
+        back = move.what in (MessageKind.GRADIENT, MessageKind.PARTIAL_GRADIENT)
+        rows, parts = self._rows(move), []
         for box in message.boxes:
             for of in self._things(move, message):
                 held = self.received[move.key, of] if back else self._held(move.key, of)
-                if what == "rows":
+                if rows:
                     held = self.rows[move.value]
                 found = overlapping([b for b, _ in held], box)
                 make = gather([held[i][0] for i in found], box)
                 parts.append(Part(box.shape, tuple(held[i][1] for i in found), make))
         label = f"{move.what} of {move.value} to {message.target}"
         dtype = self.graph.values[move.value].dtype
-        return Send(message.target, tag, what, label, parts, dtype, move.key)
+        return Send(message.target, tag, move.what, label, parts, dtype, move.key, rows)
 
-    def _what(self, move: Move) -> str:
-        """A pull of divided parameters is "rows": of every step, whether it updates or not."""
-        return "rows" if self.divided and move.what == "pull" else move.what
+    def _rows(self, move: Move) -> bool:
+        """Whether it brings rows of a divided parameter."""
+        return self.divided and move.what == MessageKind.PULL
 
     def _receive(self, move: Move, message: Message, tag: int) -> Receive:
         parts = []
@@ -555,15 +557,17 @@ class _Settling:
         elements = sum(box.volume for box in message.boxes) * tensors_in(
             self.program, move, message
         )
-        what, peer = self._what(move), message.source
-        return Receive(peer, tag, what, label, parts, dtype, elements, move.value, move.key)
+        return Receive(
+            message.source, tag, move.what, label, parts, dtype, elements, move.value, move.key,
+            self._rows(move),
+        )  # fmt: skip
 
     def _arrival(self, move: Move, of: Of, box: Box) -> Part:
-        if move.what in ("activation", "partial"):
+        if move.what in BETWEEN_OPERATORS:
             slot = self._slot(box)
             self.received.setdefault((move.key, of), []).append((box, slot))
             return Part(box.shape, (slot,))
-        if move.what in ("gradient", "partial gradient"):
+        if not move.what.of_parameters:
             own = self.made[move.key, of]
         else:
             assert isinstance(of, str)
@@ -635,7 +639,7 @@ class _Settling:
         wholes = {whole.slot for whole in self.wholes}
         later: set[int] = set()  # that are used before they come again
         for action in reversed(self.out) if wholes else ():
-            if isinstance(action, Arrive) and action.receive.what == "rows":
+            if isinstance(action, Arrive) and action.receive.rows:
                 later -= {slot for part in action.receive.parts for slot in part.slots}
             elif isinstance(action, Forward | Backward):
                 own = wholes & set(action.call.weights)
@@ -649,9 +653,9 @@ def _touched(action: Action) -> Iterable[int]:
         call = action.call
         filled = [] if action.again else call.results
         return [*call.graded, *call.plain, *filled]
-    if isinstance(action, Send) and action.what in ("activation", "partial"):
+    if isinstance(action, Send) and action.what in BETWEEN_OPERATORS:
         return [slot for part in action.parts for slot in part.slots]
-    if isinstance(action, Arrive) and action.receive.what in ("activation", "partial"):
+    if isinstance(action, Arrive) and action.receive.what in BETWEEN_OPERATORS:
         return [slot for part in action.receive.parts for slot in part.slots]
     if isinstance(action, Keep):
         apart = [slot for _, pieces in action.pieces for _, slot in pieces]
@@ -662,7 +666,7 @@ def _touched(action: Action) -> Iterable[int]:
 
 
 def _of_a_slice(i: Instruction) -> bool:
-    return isinstance(i, Update | Reduce) or (isinstance(i, Move) and i.what in OF_PARAMETERS)
+    return isinstance(i, Update | Reduce) or (isinstance(i, Move) and i.what.of_parameters)
 
 
 def _parameter(i: Instruction) -> str:

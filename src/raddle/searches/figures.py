@@ -214,7 +214,8 @@ def _transfers(timeline: Timeline) -> list[dict[str, Any]]:
         if instruction.key.step < timeline.program.plan.steps - 1:
             continue
         if isinstance(instruction, Move):
-            name, what, pattern = instruction.value, instruction.what, instruction.collective
+            name, pattern = instruction.value, instruction.collective
+            what = str(instruction.what)
         elif isinstance(instruction, Reduce):
             name = ", ".join(instruction.parameters)
             what, pattern = "synchronise", "all_reduce"

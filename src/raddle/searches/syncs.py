@@ -14,7 +14,6 @@ from raddle.costs.handling import handles
 from raddle.plan.pipelining import is_asynchronous
 from raddle.plan.plan import Plan
 from raddle.plan.syncing import SLICE
-from raddle.program.describe import OF_PARAMETERS
 from raddle.program.program import Move, Reduce
 from raddle.simulation.timeline import Timeline
 
@@ -72,6 +71,6 @@ def host_seconds(timeline: Timeline) -> float:
     if program.plan.syncing.collective:
         sums = sum(len(i.devices) for i in program.instructions if isinstance(i, Reduce))
         return SUM * sums / program.plan.devices / program.plan.steps
-    moves = (i for i in program.instructions if isinstance(i, Move) and i.what in OF_PARAMETERS)
+    moves = (i for i in program.instructions if isinstance(i, Move) and i.what.of_parameters)
     ends = 2 * sum(m.elements < SLICE // 2 for move in moves for m in move.messages)
     return MESSAGE * ends / program.plan.devices / program.plan.steps

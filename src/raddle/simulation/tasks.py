@@ -24,7 +24,6 @@ from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Op
 from raddle.plan.tiling import Grid
-from raddle.program.describe import OF_PARAMETERS
 from raddle.program.program import (
     Merge,
     Move,
@@ -239,7 +238,7 @@ class _Builder:
         if key not in self.moves:
             self.moves[key] = self._routes(move)
         duration, first, second, source, target, nbytes = self.moves[key]
-        urgency = self.urgency.get(move.value, 0) if move.what in OF_PARAMETERS else 0
+        urgency = self.urgency.get(move.value, 0) if move.what.of_parameters else 0
         ids = self.block(number, duration, first, second, target, source, nbytes, urgency)
         for dep in move.deps:
             self.wait(ids, self.places[dep][source])

@@ -67,7 +67,7 @@ def _title(i: Instruction) -> Event:
         name, phase = i.op, PHASES[i.phase]
         what = "run" if isinstance(i, Run) else "merge"
     elif isinstance(i, Move):
-        name, what, phase = i.value, "move", i.what
+        name, what, phase = i.value, "move", str(i.what)
     elif isinstance(i, Reduce):
         name, what, phase = ", ".join(i.parameters), "reduce", "reduce"
     else:
@@ -85,7 +85,7 @@ def _arrows(timeline: Timeline) -> Iterator[Event]:
         i = timeline.program.instructions[tasks.instruction[task]]
         assert isinstance(i, Move)
         own = _lane(timeline, tasks.first[task])
-        title = {"name": i.value, "cat": i.what, "id": int(task)}
+        title = {"name": i.value, "cat": str(i.what), "id": int(task)}
         # An arrow holds on to the slice that its time lies in, so it starts just before that slice's end.
         start, end = timeline.start[task], timeline.end[task]
         made, used = before[task], after[task]

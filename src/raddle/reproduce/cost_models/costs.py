@@ -28,7 +28,6 @@ from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
 from raddle.graph.ops import work
 from raddle.plan.plan import Plan
-from raddle.program.describe import OF_PARAMETERS
 from raddle.program.program import Merge, Move, Program, Reduce, Run, Update
 from raddle.searches.figures import judge
 from raddle.simulation.timeline import Timeline
@@ -112,7 +111,7 @@ def added(timeline: Timeline) -> Added:
                 operators[key][int(d)] += float(t)
         elif isinstance(instruction, Merge):
             operators["merge", number][0] = longest[number]
-        elif isinstance(instruction, Move) and instruction.what not in OF_PARAMETERS:
+        elif isinstance(instruction, Move) and not instruction.what.of_parameters:
             transfer += longest[number]
         else:
             assert isinstance(instruction, Move | Reduce | Update)
