@@ -29,7 +29,7 @@ def run() -> None:
         space, rng = PlanSpace(graph, on, Settings()), random.Random(0)
         tiles = METHODS["data"](graph, on)
         before = simulate(lower(graph, Plan(tiles, count, bn="local")), on)
-        own = Evaluator(graph, on, tiles)
+        own = Evaluator(graph, on, Plan(tiles, len(on.devices), bn="local"))
         base = own.time()
         assert base is not None
         known = times(before)

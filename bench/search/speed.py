@@ -12,6 +12,7 @@ from typing import Any
 from common import graph_of, keep, machine
 
 from raddle.evaluation.evaluator import Evaluator
+from raddle.plan.plan import Plan
 from raddle.program.lower import lower
 from raddle.reproduce.flexflow.simulators import engine_seconds, never_shortened
 from raddle.searches.baselines import METHODS
@@ -65,7 +66,7 @@ def simulation() -> None:
         graph, on = graph_of(model, PER_DEVICE[model] * count), machine(spec(count))
         tasks = build_tasks(lower(graph, plan_for(graph, on, "data")), on)
         best = min(engine_seconds(tasks) for _ in range(10))
-        own = Evaluator(graph, on, METHODS["data"](graph, on))
+        own = Evaluator(graph, on, Plan(METHODS["data"](graph, on), len(on.devices), bn="local"))
         own.time()
         folded = min(_timed(own.time) for _ in range(10))
         keep(
@@ -121,7 +122,7 @@ def proposals() -> None:
 
 def begun_chain(graph: Any, on: Any, temperature: float, plain: bool) -> Chain:
     tiles = METHODS["data"](graph, on)
-    own = Evaluator(graph, on, tiles)
+    own = Evaluator(graph, on, Plan(tiles, len(on.devices), bn="local"))
     if plain:
         never_shortened(own)
     space = PlanSpace(graph, on, Settings())

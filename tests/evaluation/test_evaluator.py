@@ -1,38 +1,53 @@
-"""The array evaluator says what simulating the program says: on random plans, clusters and moves."""
+"""The array evaluator says what simulating says, or refuses: on random plans, clusters and moves."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+import re
+from dataclasses import MISSING, Field, fields, replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import machine_of, random_plan, random_tiling
+from plans import machine_of, random_plan, random_tiling, sync_texts
 from small import small
 
+from raddle.clusters import cluster
 from raddle.costs.compute import Compute
 from raddle.costs.natives import natives_of
 from raddle.costs.profile import Profile, entry, native_entry
 from raddle.errors import InputError
+from raddle.evaluation.coverage import DESCRIBED, TIMED, unsupported
 from raddle.evaluation.evaluator import Evaluator
 from raddle.graph.graph import Graph
-from raddle.plan.plan import Plan
+from raddle.plan.file import DTYPES
+from raddle.plan.pipelining import THREADED, cut_stages
+from raddle.plan.plan import STATISTICS, Plan
+from raddle.plan.schedules import NAMES
 from raddle.plan.tiling import Tiling, whole
 from raddle.program.lower import active_values, lower
 from raddle.searches.planning import plan_for
+from raddle.simulation.tasks import OPTIMIZER_PASSES
 from raddle.simulation.timeline import simulate
 
 MODELS = ("lenet-tiny", "gpt-tiny", "resnet110-tiny", "unet-tiny", "nmt-tiny", "inception_v3-tiny")
 MACHINES = ["p100:1x4", "p100:2x2", "k80:1x4", "local:4", "handling:4"]
+GRAPHS = [(name, "float64") for name in MODELS] + [("lenet-tiny", dtype) for dtype in DTYPES]
 
+
+def is_timed(sync: str) -> bool:
+    return unsupported(Plan({}, 4, sync=sync)) is None
+
+
+timed_syncs = sync_texts(4).filter(is_timed)
 plans = given(
     model=st.sampled_from(MODELS),
     machine=st.sampled_from(MACHINES),
     seed=st.integers(0, 2**30),
-    bn=st.sampled_from(["global", "local"]),
-    sync=st.sampled_from(["allreduce", "allreduce", "server", "server:1"]),
+    bn=st.sampled_from(STATISTICS),
+    sync=timed_syncs,
 )
 
 
@@ -40,30 +55,102 @@ def simulated(graph: Graph, plan: Plan, machine: str) -> int:
     return int(simulate(lower(graph, plan), machine_of(machine)).end.max())
 
 
-def evaluator(graph: Graph, plan: Plan, machine: str) -> Evaluator:
-    settings = {"bn": plan.bn, "sync": plan.sync, "bucket": plan.bucket}
-    return Evaluator(graph, machine_of(machine), plan.tiles, optimizer=plan.optimizer, **settings)
+def drawn(graph: Graph, seed: int, **more: Any) -> Plan:
+    """A random plan with nothing that is an option, unless it is given."""
+    nothing: dict[str, Any] = {"split_backward": False, "recompute": (), "sums": {}}
+    return random_plan(graph, 4, seed, **(nothing | more))
 
 
-def drawn(model: str, seed: int, **more: Any) -> tuple[Graph, Plan]:
-    graph = small(model)[1]
-    return graph, random_plan(graph, 4, seed, split_backward=False, recompute=(), sums={}, **more)
-
-
-@plans
-def test_a_step_takes_as_long_as_in_the_simulation(
-    model: str, machine: str, seed: int, bn: str, sync: str
+@given(
+    of=st.sampled_from(GRAPHS),
+    machine=st.sampled_from(MACHINES),
+    seed=st.integers(0, 2**30),
+    sync=sync_texts(4) | timed_syncs,
+    bn=st.sampled_from(STATISTICS),
+    optimizer=st.sampled_from([*OPTIMIZER_PASSES, "another"]),
+    batch=st.integers(0, 9),
+)
+def test_a_step_takes_as_long_as_in_the_simulation_or_the_plan_is_refused(
+    of: tuple[str, str], machine: str, seed: int, sync: str, bn: str, optimizer: str, batch: int
 ) -> None:
-    graph, plan = drawn(model, seed, bn=bn, sync=sync)
+    graph = small(of[0], getattr(torch, of[1]))[1]
+    plan = drawn(graph, seed, bn=bn, sync=sync, optimizer=optimizer, batch=batch)
+    reason = unsupported(plan)
+    if reason is not None:
+        assert f"sync '{sync}'" in reason
+        with pytest.raises(InputError, match=re.escape(reason)):
+            Evaluator(graph, machine_of(machine), plan)
+        return
     try:
         expected = simulated(graph, plan, machine)
     except InputError:
         with pytest.raises(InputError):
-            evaluator(graph, plan, machine)
+            Evaluator(graph, machine_of(machine), plan)
         return
-    own = evaluator(graph, plan, machine)
+    own = Evaluator(graph, machine_of(machine), plan)
     assert own.time() == expected
     assert own.time(fold=False) == expected
+
+
+@given(
+    seed=st.integers(0, 2**30),
+    sync=sync_texts(4),
+    microbatches=st.integers(1, 3),
+    steps=st.integers(1, 2),
+    schedule=st.sampled_from(["", *NAMES, f"{THREADED}:2", f"{THREADED}:3:greedy"]),
+    cuts=st.lists(st.sampled_from([op.name for op in small("lenet-tiny")[1].ops]), max_size=2),
+)
+def test_options_are_timed_or_refused(
+    seed: int, sync: str, microbatches: int, steps: int, schedule: str, cuts: list[str]
+) -> None:
+    """Sums, recomputation and a split backward are as the seed has them."""
+    graph = small("lenet-tiny")[1]
+    plan = random_plan(graph, 4, seed, sync=sync, microbatches=microbatches, steps=steps)
+    stages = cut_stages(graph, cuts) if cuts else ()
+    plan = replace(plan, stages=stages, schedule=schedule)
+    if unsupported(plan) is None:
+        assert Evaluator(graph, machine_of("local:4"), plan).time() == simulated(
+            graph, plan, "local:4"
+        )
+        return
+    with pytest.raises(InputError, match=r"does not time|is '|orders"):
+        Evaluator(graph, machine_of("local:4"), plan)
+
+
+@pytest.mark.parametrize("field", fields(Plan), ids=lambda field: field.name)
+def test_every_field_of_a_plan_is_timed_described_or_refused(field: Field[Any]) -> None:
+    graph, on = small("mlp-tiny")[1], cluster("local:2")
+    plan = Plan(plan_for(graph, on, "data").tiles, 2)
+    assert unsupported(plan) is None
+    if field.name in TIMED | DESCRIBED:
+        return
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    other = {int: 2, bool: True, str: "gpipe", tuple: (0,), dict: {"a": 1}}[type(default)]
+    reason = unsupported(replace(plan, **{field.name: other}))
+    assert reason is not None
+    with pytest.raises(InputError, match="sums of slices" if field.name == "order" else reason):
+        Evaluator(graph, on, replace(plan, **{field.name: other}))
+
+
+@pytest.mark.parametrize(
+    "sync", ["allreduce", "allreduce:bf16", "allreduce:fp16", "server", "server:1"]
+)
+@pytest.mark.parametrize("bn", STATISTICS)
+def test_what_is_exact_is_not_refused(sync: str, bn: str) -> None:
+    for optimizer in OPTIMIZER_PASSES:
+        plan = Plan({}, 4, bn=bn, sync=sync, optimizer=optimizer, bucket=7, batch=3, method="data")
+        assert unsupported(plan) is None
+
+
+def test_settings_that_cannot_be() -> None:
+    graph, on = small("mlp-tiny")[1], cluster("local:2")
+    plan = Plan(plan_for(graph, on, "data").tiles, 2)
+    with pytest.raises(InputError, match="devices 0 to 1"):
+        Evaluator(graph, on, replace(plan, sync="server:2"))
+    with pytest.raises(InputError, match="choose one of global, local, microbatch"):
+        Evaluator(graph, on, replace(plan, bn="lokal"))
+    with pytest.raises(InputError, match="the plan has 2 devices, 'local:4' 4"):
+        Evaluator(graph, cluster("local:4"), plan)
 
 
 def made_up_profile(graph: Graph, plan: Plan, kind: str, seed: int, known: float = 0.8) -> Profile:
@@ -87,17 +174,14 @@ def made_up_profile(graph: Graph, plan: Plan, kind: str, seed: int, known: float
 def test_it_does_with_measured_operators_and_native_calls(
     model: str, machine: str, seed: int, bn: str, sync: str
 ) -> None:
-    graph, plan = drawn(model, seed, bn=bn)
-    on = machine_of(machine)
+    graph = small(model)[1]
+    plan, on = drawn(graph, seed, bn=bn, sync=sync), machine_of(machine)
     profile = made_up_profile(graph, plan, on.devices[0].kind, seed)
     try:
         expected = int(simulate(lower(graph, plan), on, profile).end.max())
     except InputError:
         return
-    own = Evaluator(
-        graph, on, plan.tiles, optimizer=plan.optimizer, bn=bn, bucket=plan.bucket, profile=profile
-    )
-    assert own.time() == expected
+    assert Evaluator(graph, on, plan, profile).time() == expected
 
 
 @settings(max_examples=25)
@@ -105,8 +189,9 @@ def test_it_does_with_measured_operators_and_native_calls(
 def test_moves_and_limits_change_no_time_and_no_decision(
     model: str, machine: str, seed: int, bn: str, sync: str
 ) -> None:
-    graph, plan = drawn(model, seed, bn="global", sync=sync)
-    own = evaluator(graph, plan, machine)
+    graph = small(model)[1]
+    plan = drawn(graph, seed, bn="global", sync=sync)
+    own = Evaluator(graph, machine_of(machine), plan)
     rng = random.Random(seed)
     tiles: dict[str, Tiling] = dict(plan.tiles)
     now = own.time()
@@ -136,9 +221,7 @@ def test_composites_fall_apart_and_come_together(model: str) -> None:
     plan = replace(plan_for(graph, on, method="data"), bn="global")
     start: dict[str, Tiling] = dict(plan.tiles)
     profile = made_up_profile(graph, plan, on.devices[0].kind, 1, known=1.0)
-    own = Evaluator(
-        graph, on, start, optimizer=plan.optimizer, bn=plan.bn, bucket=plan.bucket, profile=profile
-    )
+    own = Evaluator(graph, on, plan, profile)
     natives, rng = natives_of(graph), random.Random(2)
     first = own.time()
     assert all(own.together)
@@ -158,8 +241,8 @@ def test_composites_fall_apart_and_come_together(model: str) -> None:
 
 @pytest.mark.slow
 def test_forgetting_what_is_old_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, plan = drawn(MODELS[0], 3, bn="global")
-    own = evaluator(graph, plan, MACHINES[0])
+    graph = small(MODELS[0])[1]
+    own = Evaluator(graph, machine_of(MACHINES[0]), drawn(graph, 3, bn="global"))
     before = own.time()
     monkeypatch.setattr("raddle.evaluation.evaluator.STORE", 0)
     own.move({})

@@ -135,7 +135,10 @@ def test_several_ranges_of_a_device_are_timed_as_they_are_simulated() -> None:
     for seed in range(4):
         tiles = tiles_of(blocks, m, drawn(blocks, m, 4, "nc", seed))
         timeline = simulate(lower(graph, Plan(tiles, 4, bn="local")), machine)
-        assert Evaluator(graph, machine, tiles).time() == timeline.step_ends[0]
+        assert (
+            Evaluator(graph, machine, Plan(tiles, len(machine.devices), bn="local")).time()
+            == timeline.step_ends[0]
+        )
 
 
 def test_a_state_is_read_back_from_its_tiles() -> None:

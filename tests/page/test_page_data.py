@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import random_plan
+from plans import random_plan, sync_texts
 from small import small
 
 import raddle
@@ -45,7 +45,7 @@ def gathered(graph: Graph, plan: Plan) -> tuple[dict[str, Any], Any, Timeline]:
     return data.plain["methods"][0], reader(data), judge(graph, plan, cluster(ON))
 
 
-@given(st.integers(0, 10**6), st.sampled_from(["allreduce", "server", "server:1"]))
+@given(st.integers(0, 10**6), sync_texts(4))
 def test_random_plans(seed: int, sync: str) -> None:
     _, graph = small("lenet-tiny")
     plan = random_plan(graph, 4, seed, sync=sync, batch=graph.batch, method="random")

@@ -9,13 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from raddle.clusters import Cluster, cluster
 from raddle.clusters.topology import build
+from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.plan.plan import Plan
+from raddle.plan.syncing import NUMBER, WORDS, read_sync
 from raddle.plan.tiling import Grid, Irregular, Tile, Tiling, even_cuts, uneven_cuts
 from raddle.program.lower import lower
 from raddle.program.slicing import numbered
@@ -93,6 +96,37 @@ def some_sync(devices: int, rng: random.Random) -> str:
         ["allreduce", "allreduce", "server", f"server:{own}", "sharded", "sharded:parameters",
          "p3:slice=20", f"ps:{own},sliced", "ps:greedy,slice=50", "p3:collective,slice=20"]
     )  # fmt: skip
+
+
+def each_sync() -> list[str]:
+    """Every kind alone and with each of its words."""
+    words = [(kind, word.replace(NUMBER, "1")) for kind, own in WORDS.items() for word in own]
+    return [*WORDS, *(f"{kind}:{word}".replace("slice=1", "slice=99") for kind, word in words)]
+
+
+def sync_texts(devices: int) -> st.SearchStrategy[str]:
+    """Any way to synchronise that can be written: every kind, with any of its words."""
+    return st.sampled_from(sorted(WORDS)).flatmap(
+        lambda kind: st.lists(_words(kind, devices), max_size=2).map(
+            lambda words: f"{kind}:{','.join(words)}".removesuffix(":")
+        )
+    ).filter(_is_sync)  # fmt: skip
+
+
+def _words(kind: str, devices: int) -> st.SearchStrategy[str]:
+    def written(word: str) -> st.SearchStrategy[str]:
+        least, most = {NUMBER: (0, devices - 1), f"ssp={NUMBER}": (0, 3)}.get(word, (50, 999))
+        return st.integers(least, most).map(lambda number: word.replace(NUMBER, str(number)))
+
+    return st.sampled_from(WORDS[kind]).flatmap(written)
+
+
+def _is_sync(text: str) -> bool:
+    try:
+        read_sync(text)
+    except InputError:  # words that do not go together
+        return False
+    return True
 
 
 def random_plan(graph: Graph, devices: int, seed: int, **more: Any) -> Plan:

@@ -19,9 +19,9 @@ MODELS = ("lenet-tiny", "mlp-tiny", "gpt-tiny", "resnet110-tiny")
 
 
 @cache
-def small(name: str) -> tuple[Workload, Graph]:
-    """A model of the zoo in float64 and without dropout, and its graph."""
-    work = zoo.load(name, device="cpu", dtype=torch.float64)
+def small(name: str, dtype: torch.dtype = torch.float64) -> tuple[Workload, Graph]:
+    """A model of the zoo without dropout, and its graph."""
+    work = zoo.load(name, device="cpu", dtype=dtype)
     model = work.model.train()
     for module in model.modules():
         for key in ("p", "dropout"):

@@ -31,7 +31,12 @@ def begun(model: str, machine: str, seed: int, temperature: float) -> Chain:
     space = PlanSpace(graph, on, Settings(reduction=True, powers=False))
     tiles = METHODS["data"](graph, on)
     return chain(
-        space, Evaluator(graph, on, tiles), "data", tiles, seed=seed, temperature=temperature
+        space,
+        Evaluator(graph, on, Plan(tiles, len(on.devices), bn="local")),
+        "data",
+        tiles,
+        seed=seed,
+        temperature=temperature,
     )
 
 

@@ -4,12 +4,12 @@ An evaluator holds a plan's tiles. A move gives some operators other tiles; only
 out again, and what has been seen before is looked up. Then one compiled function puts the step together and
 simulates it (kernel.py).
 
-    evaluator = Evaluator(graph, cluster, tiles)
+    evaluator = Evaluator(graph, cluster, plan)
     undo = evaluator.move({"conv1": tiling})
     if evaluator.time(limit=best) is None:      # longer than the limit
         evaluator.restore(undo)
 
-It does not know micro-batches, recomputation and split backwards; `simulate` does.
+It refuses what it does not time exactly: `unsupported(plan)` names it (coverage.py), `simulate` knows it.
 """
 
 # i: operator, v: value, p: parameter, d: device
@@ -24,12 +24,13 @@ import numpy as np
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
+from raddle.evaluation.coverage import unsupported
 from raddle.evaluation.kernel import LONGER, TOO_SMALL, Arena, Slots, Space, step_time
 from raddle.evaluation.making import Made, Maker, MergeKey, Reader, Tiled
 from raddle.evaluation.script import outline
 from raddle.evaluation.store import NOTHING, Rows, Slot
 from raddle.graph.graph import Graph
-from raddle.plan.plan import BUCKET, Plan
+from raddle.plan.plan import Plan, validate_settings
 from raddle.plan.tiling import Tiling
 from raddle.program.closing import SMALL, closing
 from raddle.program.program import Cell
@@ -49,18 +50,13 @@ class Evaluator:
         self,
         graph: Graph,
         cluster: Cluster,
-        tiles: Mapping[str, Tiling],
-        *,
-        bn: str = "local",
-        sync: str = "allreduce",
-        bucket: int = BUCKET,
-        optimizer: str = "sgd",
+        plan: Plan,
         profile: Profile | None = None,
     ) -> None:
-        self.graph, self.cluster, self.bn, self.bucket = graph, cluster, bn, bucket
-        self.outline, self.count = outline(graph), len(cluster.devices)
-        settings: dict[str, Any] = {"bn": bn, "sync": sync, "optimizer": optimizer}
-        self.make = Maker(graph, cluster, self.outline.active, profile=profile, **settings)
+        _refuse(plan, cluster)
+        self.graph, self.cluster, self.bn, self.bucket = graph, cluster, plan.bn, plan.bucket
+        self.outline, self.count = outline(graph), plan.devices
+        self.make = Maker(graph, cluster, self.outline.active, plan, profile)
         self.tail = _tail(graph, self.outline.active)
         self.closings: dict[tuple[int, ...], frozenset[str]] = {}
         self.counts = np.zeros(3, np.int64)  # of the last run: nodes, edges, nodes simulated
@@ -88,7 +84,7 @@ class Evaluator:
         for c, own in enumerate(self.alike):
             for i in own:
                 self.watched.setdefault(i, []).append(c)
-        self.move(tiles)
+        self.move(plan.tiles)
 
     # -- moves -----------------------------------------------------------------------------------
 
@@ -209,9 +205,7 @@ class Evaluator:
         if int(self.load.max()) > limit:
             self.counts[:] = 0
             return None
-        arena = Arena(
-            self.make.computes.data, self.make.messages.data, self.make.amounts.data[:, 0]
-        )
+        arena = Arena(self.make.computes.data, self.make.messages.data, self.make.amounts.data)
         while True:
             found = step_time(
                 self.count, len(self.cluster.links), self.bucket, self.outline.script, self.slots,
@@ -326,6 +320,18 @@ class Evaluator:
         self._point(undo, self.slots.rings, p, rings, None)
         self._point(undo, self.slots.push, p, push, self.make.messages)
         self._point(undo, self.slots.pull, p, pull, self.make.messages)
+
+
+def _refuse(plan: Plan, cluster: Cluster) -> None:
+    validate_settings(plan)
+    reason = unsupported(plan)
+    if reason is not None:
+        raise InputError(f"the evaluator does not time {reason}: simulate the plan.")
+    if plan.devices != len(cluster.devices):
+        raise InputError(
+            f"the evaluator times a plan on all of its cluster: the plan has {plan.devices} devices, "
+            f"'{cluster.name}' {len(cluster.devices)}."
+        )
 
 
 def _tail(graph: Graph, active: frozenset[str]) -> dict[int, None]:

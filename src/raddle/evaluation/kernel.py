@@ -70,7 +70,8 @@ class Arena(NamedTuple):
     computes: Array  # [row, (device, nanoseconds)]
     # [row, (source, target, nanoseconds, first link, second link, nanoseconds of source, of target)]
     messages: Array
-    amounts: Array  # bytes of a parameter, by ring of its set
+    # [row, (bytes that are summed, bytes in memory)] of a parameter, by ring of its set
+    amounts: Array
 
 
 class Rings(NamedTuple):
@@ -260,9 +261,9 @@ def _assemble(
                 met[opened] = g
                 opened += 1
             for k in range(rings.set_at[g], rings.set_at[g + 1]):
-                amount = arena.amounts[slots.rings[x, 1] + k - rings.set_at[g]]
-                amounts[k] += amount
-                filled[g] += amount
+                row_of = slots.rings[x, 1] + k - rings.set_at[g]
+                amounts[k] += arena.amounts[row_of, 0]
+                filled[g] += arena.amounts[row_of, 1]
             for d in range(devices):
                 when, after = last[x, d], last_after[x, d]
                 if when > waiting[g, d] or (when == waiting[g, d] and after > waiting_after[g, d]):

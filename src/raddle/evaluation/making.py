@@ -32,7 +32,7 @@ from raddle.plan.plan import Plan
 from raddle.plan.tiling import Grid, Tiling
 from raddle.program.holding import always_local, holding_of
 from raddle.program.merging import is_local_statistics, is_partial, place_merge
-from raddle.program.program import Cell, Message, Share, tensors_of_part
+from raddle.program.program import Cell, Message, Share, sum_width, tensors_of_part
 from raddle.program.sharing import shares_from
 from raddle.simulation.tasks import OPTIMIZER_PASSES, nanoseconds
 
@@ -84,16 +84,16 @@ class Maker:
     """Rows, and what is known of the machine that they are for."""
 
     def __init__(
-        self, graph: Graph, cluster: Cluster, active: frozenset[str], *, bn: str, sync: str,
-        optimizer: str, profile: Profile | None,
+        self, graph: Graph, cluster: Cluster, active: frozenset[str], plan: Plan,
+        profile: Profile | None,
     ) -> None:  # fmt: skip
-        self.graph, self.cluster, self.bn, self.count = graph, cluster, bn, len(cluster.devices)
-        self.plan = Plan({}, self.count, bn=bn, sync=sync)
-        self.passes = OPTIMIZER_PASSES.get(optimizer, 7)
-        self.keeps = 2 + OPTIMIZER_STATE.get(optimizer, 2)
+        self.graph, self.cluster, self.count = graph, cluster, plan.devices
+        self.plan, self.bn, self.sync = plan, plan.bn, plan.syncing
+        self.passes = OPTIMIZER_PASSES.get(plan.optimizer, 7)
+        self.keeps = 2 + OPTIMIZER_STATE.get(plan.optimizer, 2)
         self.kept = _kept_values(graph, active)
-        self.compute = Compute(graph, active, profile, bn=bn)
-        self.apart = Compute(graph, active, profile, bn=bn, natives={})
+        self.compute = Compute(graph, active, profile, bn=self.bn)
+        self.apart = Compute(graph, active, profile, bn=self.bn, natives={})
         self.routes, self.rings = routes(cluster), RingBook(cluster)
         self.handling = handling(cluster)
         self.kinds = sorted({d.kind: d for d in cluster.devices}.items())
@@ -106,7 +106,7 @@ class Maker:
 
     def forget(self) -> None:
         """Begins with no rows."""
-        self.computes, self.messages, self.amounts, self.sizes = Rows(2), Rows(7), Rows(1), Rows(2)
+        self.computes, self.messages, self.amounts, self.sizes = Rows(2), Rows(7), Rows(2), Rows(2)
         self.known: dict[Any, Any] = {}
         self.numbered: dict[tuple[int, Tiling], Tiled] = {}
         self.pieces: dict[tuple[int, int], tuple[Array, Array, Array]] = {}
@@ -345,13 +345,15 @@ class Maker:
         )
         rings, push, pull = (-1, 0), NOTHING, NOTHING
         shared = [s for s in shares if len({*s.devices, s.home} - {-1}) > 1]
-        if self.plan.sync.startswith("server"):
+        if self.sync.inline:
             push, pull = self._served(shares, width, up=True), self._served(shares, width, up=False)
         elif shared:
             amounts: dict[tuple[int, ...], int] = {}
             for s in shared:
-                amounts[s.devices] = amounts.get(s.devices, 0) + s.box.volume * width
-            row, _ = self.amounts.add(np.array(list(amounts.values()))[:, None])
+                amounts[s.devices] = amounts.get(s.devices, 0) + s.box.volume
+            volumes = np.array(list(amounts.values()))
+            sent = sum_width(self.sync, value.dtype.itemsize)
+            row, _ = self.amounts.add(np.stack([volumes * sent, volumes * width], axis=1))
             rings = (self.rings.number(tuple(amounts)), row)
         sizes = np.zeros(self.count, np.int64)
         for s in shares:

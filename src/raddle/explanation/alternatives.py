@@ -5,102 +5,72 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from raddle.costs.memory import peak_bytes
 from raddle.errors import InputError
-from raddle.evaluation.evaluator import Evaluator
+from raddle.explanation.timing import Reading, Timer
 from raddle.explanation.whole import average, bytes_by_purpose
 from raddle.plan.notation import write_tiling
-from raddle.plan.pipelining import flat
-from raddle.plan.plan import Plan
+from raddle.plan.pipelining import is_asynchronous
 from raddle.plan.tiling import Tiling
-from raddle.program.lower import lower
 from raddle.searches.configurations import Configuration, tiles
 from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
-from raddle.simulation.timeline import Timeline, simulate
 
 NEXT_BEST = 5  # alternatives that are shown
-MOST_ALTERNATIVES = 300  # that are timed
-
-
-class Reading(NamedTuple):
-    """What the evaluator says of the tiles that it holds."""
-
-    time: int
-    compute: int  # of the busiest device
-    link: int  # messages on the busiest link; sums of gradients are not among them
-    held: np.ndarray  # estimated bytes by device
 
 
 class Timed(NamedTuple):
-    """Another configuration, the tiles that it changes, and what the evaluator says."""
+    """Another configuration, the tiles that it changes, and what a step takes with them."""
 
     configuration: Configuration
     changes: Tiles
     reading: Reading
 
 
-class Held:
-    """A plan as the evaluator holds it, to be changed group by group."""
-
-    def __init__(self, space: PlanSpace, plan: Plan, judged: Timeline) -> None:
-        self.space = space
-        # What the evaluator does not know is left out of what is lowered, too.
-        self.plan = replace(
-            flat(plan), microbatches=1, recompute=(), split_backward=False, sums={}, steps=1
-        )
-        settings = space.settings
-        self.evaluator = Evaluator(
-            space.graph, space.cluster, plan.tiles, bucket=plan.bucket, profile=settings.profile,
-            **settings.plan,
-        )  # fmt: skip
-        self.base = self.read()
-        self.step_ms = 1e3 * judged.step_seconds
-        # of an estimate to a peak
-        self.scale = max(peak_bytes(judged)) / max(1, int(self.base.held.max()))
-
-    def read(self) -> Reading:
-        time = self.evaluator.time()
-        assert time is not None
-        load, count = self.evaluator.load, self.space.count
-        link = int(load[count:].max()) if len(load) > count else 0
-        return Reading(time, int(load[:count].max()), link, self.evaluator.memory.copy())
-
-
 class Alternatives:
-    """Other configurations of one group, with everything else as in the plan."""
+    """Other configurations of one group, with everything else as in the plan.
 
-    def __init__(self, held: Held, g: int, *, brief: bool = False) -> None:
-        self.held, self.space, self.plan = held, held.space, held.plan
-        self.g, self.group = g, held.space.groups[g]
+    `brief` ones say nothing that takes a simulation besides; `enough` says when to time no more of them.
+    """
+
+    def __init__(
+        self,
+        space: PlanSpace,
+        timer: Timer,
+        g: int,
+        *,
+        brief: bool = False,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.space, self.timer, self.plan = space, timer, timer.plan
+        self.g, self.group = g, space.groups[g]
         self.anchor = self.group.members[0].op
-        self.brief = brief  # says nothing that takes a simulation of its own
+        self.brief, self.enough = brief, enough
+        self.untimed = 0
         self.refused: dict[str, list[Configuration]] = {}
         self.large: list[Timed] = []
 
     def explained(self) -> dict[str, Any]:
-        wanted = configurations(self.space, self.g, self.plan.tiles)
-        timed = self._timed(wanted[:MOST_ALTERNATIVES])
+        timed = self._timed(configurations(self.space, self.g, self.plan.tiles))
         timed.sort(key=lambda t: t.reading.time)
         return {
-            "step_ms": self.held.step_ms,
-            "base": self._figures(self.held.base, self.plan.tiles),
+            "simulated": self.timer.simulated,
+            "overlapping": is_asynchronous(self.plan),
+            "base": self._figures(self.timer.base, {}),
             "alternatives": [self._row(t) for t in timed[:NEXT_BEST]],
             "timed": len(timed),
-            "faster": sum(t.reading.time < self.held.base.time for t in timed),
+            "faster": sum(t.reading.time < self.timer.base.time for t in timed),
             "excluded": {
                 "refused": [
                     {"reason": reason, "count": len(own), "example": self._text(own[0])}
                     for reason, own in self.refused.items()
                 ],
                 "memory": self._too_large(),
-                "untimed": max(0, len(wanted) - MOST_ALTERNATIVES),
+                "untimed": self.untimed,
             },
         }
 
@@ -115,41 +85,42 @@ class Alternatives:
             if key in seen or all(self.plan.tiles[n] == own for n, own in changes.items()):
                 continue
             seen.add(key)
+            if len(seen) > self.timer.most or self.enough():
+                self.untimed += 1
+                continue
             try:
-                undo = self.held.evaluator.move(changes)
+                own = Timed(configuration, changes, self.timer.read(changes))
             except InputError as error:
                 self.refused.setdefault(str(error), []).append(configuration)
                 continue
-            own = Timed(configuration, changes, self.held.read())
-            self.held.evaluator.restore(undo)
-            fits = (self.held.scale * own.reading.held <= memory).all()
+            fits = (self.timer.scale * own.reading.held <= memory).all()
             (found if fits else self.large).append(own)
         return found
 
-    def _figures(self, reading: Reading, own: Mapping[str, Tiling]) -> dict[str, Any]:
+    def _figures(self, reading: Reading, changes: Tiles) -> dict[str, Any]:
         found = {
             "step_ms": reading.time / 1e6,
             "compute_ms": reading.compute / 1e6,
             "link_ms": reading.link / 1e6,
-            "memory_bytes": round(self.held.scale * int(reading.held.max())),
+            "memory_bytes": round(self.timer.scale * int(reading.held.max())),
         }
         if self.brief:
             return found
-        program = lower(self.space.graph, replace(self.plan, tiles=own))
-        timeline = simulate(program, self.space.cluster, self.space.settings.profile)
+        timeline = self.timer.timeline(changes)
         return {
             **found,
             "average": average(timeline.breakdown()),
-            "bytes": bytes_by_purpose(program),
+            "bytes": bytes_by_purpose(timeline.program),
         }
 
     def _row(self, own: Timed) -> dict[str, Any]:
-        difference = own.reading.time - self.held.base.time
+        base = self.timer.base.time
+        difference = own.reading.time - base
         return {
             "tiles": self._text(own.configuration),
-            **self._figures(own.reading, {**self.plan.tiles, **own.changes}),
+            **self._figures(own.reading, own.changes),
             "difference_ms": difference / 1e6,
-            "difference": difference / self.held.base.time,
+            "difference": difference / base,
             "partial": self._partial(own.configuration),
         }
 
@@ -169,11 +140,11 @@ class Alternatives:
         return {
             "count": len(self.large),
             "least_bytes": min(
-                round(self.held.scale * int(t.reading.held.max())) for t in self.large
+                round(self.timer.scale * int(t.reading.held.max())) for t in self.large
             ),
             "memory_bytes": min(device.memory for device in self.space.cluster.devices),
             "fastest": self._text(fastest.configuration),
-            "difference_ms": (fastest.reading.time - self.held.base.time) / 1e6,
+            "difference_ms": (fastest.reading.time - self.timer.base.time) / 1e6,
         }
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
-from raddle.explanation.alternatives import Alternatives, Held
+from raddle.explanation.alternatives import Alternatives
+from raddle.explanation.timing import timer
 from raddle.explanation.whole import heading, used
 from raddle.graph.graph import Graph, Op
 from raddle.plan.notation import write_tiling
@@ -35,7 +36,9 @@ def explain_op(
     """The group of an operator, how it is split, and what it would cost to split it otherwise.
 
     `name` is an operator's, or the beginning of one's. `step_ms` is the period of several steps; `base`
-    and `alternatives` are of one step on its own, and None where nothing is timed: `notes` say why.
+    and `alternatives` are of one step on its own, or of the period where steps overlap, and None where
+    nothing is timed: `notes` say why. `simulated` says what the evaluator does not time, so that all of
+    them were simulated.
     """
     op, *more = find_ops(graph, name)
     cluster = used(plan, cluster)
@@ -51,6 +54,8 @@ def explain_op(
     }
     nothing = {
         "step_ms": None,
+        "simulated": None,
+        "overlapping": False,
         "base": None,
         "alternatives": None,
         "timed": 0,
@@ -67,9 +72,14 @@ def explain_op(
             f"alternatives are timed on up to {MOST_DEVICES} devices, the plan has {plan.devices}"
         )
         return {**found, **nothing, "notes": [note]}
-    notes = _notes(plan, found["group"])
-    held = Held(space, plan, judge(graph, plan, cluster, profile))
-    return {**found, **Alternatives(held, g).explained(), "notes": notes}
+    judged = judge(graph, plan, cluster, profile)
+    own = timer(space, plan, judged)
+    return {
+        **found,
+        "step_ms": 1e3 * judged.step_seconds,
+        **Alternatives(space, own, g).explained(),
+        "notes": _notes(plan, found["group"], own.simulated),
+    }
 
 
 def space_of(
@@ -106,7 +116,7 @@ def _others(groups: Sequence[Group], found: Iterable[int], g: int | None) -> lis
     return [groups[other].name for other in dict.fromkeys(found) if other != g]
 
 
-def _notes(plan: Plan, group: Mapping[str, Any]) -> list[str]:
+def _notes(plan: Plan, group: Mapping[str, Any], simulated: str | None) -> list[str]:
     """What a reader has to know of the times."""
     notes = []
     if group["configuration"] is None:
@@ -115,14 +125,10 @@ def _notes(plan: Plan, group: Mapping[str, Any]) -> list[str]:
     if unlike and group["configuration"] is not None:
         names = ", ".join(unlike[:3]) + (f" and {len(unlike) - 3} more" if unlike[3:] else "")
         notes.append(f"not as a search would have it, but so in the alternatives: {names}")
-    if plan.sums:
-        notes.append("alternatives are timed with sums divided among those that have parts")
-    if plan.recompute:
-        notes.append("alternatives are timed without recomputation")
-    if plan.microbatches > 1:
-        notes.append(f"alternatives are timed for one of {plan.microbatches} micro-batches")
-    if plan.split_backward:
-        notes.append("alternatives are timed with a backward that is not split")
+    if simulated:
+        notes.append(f"all times are simulated: the evaluator does not time {simulated}")
+    if plan.order:
+        notes.append("each alternative sums its slices in the order that is best for them")
     return notes
 
 

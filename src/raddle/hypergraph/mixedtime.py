@@ -35,6 +35,7 @@ from raddle.searches.baselines import METHODS
 from raddle.searches.figures import judge
 from raddle.searches.placing import Tiles
 from raddle.searches.settings import Clock
+from raddle.searches.stepping import proposed
 from raddle.simulation.timeline import Timeline
 
 ROUND = 64  # proposals of a walk before another has its turn, at first
@@ -138,7 +139,11 @@ class _Search:
         self.parts = len(cluster.devices)
         self.blocks: Blocks = blocks_of(graph)
         self.model: Model = model(self.blocks)
-        self.evaluator = Evaluator(graph, cluster, solution.tiles, profile=profile, **plan)  # type: ignore[arg-type]
+        # Walks move by another sync's times where the evaluator refuses the plan's; `judged` simulates.
+        given = self._plan(solution.tiles)
+        timed = proposed(given)
+        self.said = "" if timed is given else f" with {timed.sync}"
+        self.evaluator = Evaluator(graph, cluster, timed, profile)
         self.feeding = [
             self.blocks.standing.feeding([name for group in block.groups for name in group.ops])
             for block in self.blocks.blocks
@@ -183,7 +188,7 @@ class _Search:
                 best = min(w.best_time for w in self.walks)
                 heard(
                     {
-                        "step": f"from {walk.name}, best {best / 1e6:.4g} ms",
+                        "step": f"from {walk.name}, best {best / 1e6:.4g} ms{self.said}",
                         "done": min(clock.seconds, clock.budget),
                         "of": clock.budget,
                     }
@@ -235,5 +240,7 @@ class _Search:
         return found
 
     def judged(self, tiles: Mapping[str, Tiling]) -> Timeline:
-        plan = Plan(tiles, self.parts, **self.plan)  # type: ignore[arg-type]
-        return judge(self.graph, plan, self.cluster, self.profile)
+        return judge(self.graph, self._plan(tiles), self.cluster, self.profile)
+
+    def _plan(self, tiles: Mapping[str, Tiling]) -> Plan:
+        return Plan(tiles, self.parts, **self.plan)  # type: ignore[arg-type]

@@ -83,25 +83,13 @@ def validate(plan: Plan, graph: Graph) -> None:
             f"{shorten(plan.fingerprint)}), not for '{graph.name}' at batch {graph.batch} "
             f"({graph.fingerprint()}){_difference(plan, graph)}: plan again for this model."
         )
-    if plan.bn not in STATISTICS:
-        raise InputError(f"bn is {quote(plan.bn)}: choose one of {', '.join(STATISTICS)}.")
-    server = plan.server
-    if server is not None and server >= plan.devices:
-        raise InputError(
-            f"sync is {quote(plan.sync)}, but the plan has devices 0 to {plan.devices - 1}."
-        )
-    for name, count in (("microbatches", plan.microbatches), ("steps", plan.steps)):
-        if count < 1:
-            raise InputError(f"the plan has {count} {name}: it needs at least one.")
+    validate_settings(plan)
     several = plan.microbatches > 1
     if several and plan.bn == "global" and any(op.composite == "batch_norm" for op in graph.ops):
         raise InputError(
             f"bn is 'global', but the {plan.microbatches} micro-batches are normalised one by one: "
             "use bn: microbatch, or one micro-batch."
         )
-    if plan.bucket < 0:
-        raise InputError(f"buckets have {plan.bucket} bytes: use 0 for one a parameter, or more.")
-    _validate_order(plan)
     known = {op.name for op in graph.ops}
     _validate_recompute(plan, known, graph.name)
     for name in plan.tiles:
@@ -117,6 +105,23 @@ def validate(plan: Plan, graph: Graph) -> None:
     validate_stages(plan, graph)
     if plan.syncing.divided:
         _validate_divided(plan)
+
+
+def validate_settings(plan: Plan) -> None:
+    """Raises InputError if what a plan says besides its tiles and stages cannot be."""
+    if plan.bn not in STATISTICS:
+        raise InputError(f"bn is {quote(plan.bn)}: choose one of {', '.join(STATISTICS)}.")
+    server = plan.server
+    if server is not None and server >= plan.devices:
+        raise InputError(
+            f"sync is {quote(plan.sync)}, but the plan has devices 0 to {plan.devices - 1}."
+        )
+    for name, count in (("microbatches", plan.microbatches), ("steps", plan.steps)):
+        if count < 1:
+            raise InputError(f"the plan has {count} {name}: it needs at least one.")
+    if plan.bucket < 0:
+        raise InputError(f"buckets have {plan.bucket} bytes: use 0 for one a parameter, or more.")
+    _validate_order(plan)
 
 
 def describe_inputs(graph: Graph) -> tuple[Mapping[str, Any], ...]:

@@ -18,6 +18,7 @@ from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.plan.pipelining import micro_sizes
 from raddle.plan.plan import Plan
+from raddle.plan.syncing import Sync
 from raddle.plan.tiling import Tiling
 
 
@@ -251,11 +252,16 @@ class Program:
 
     def sum_width(self, parameter: str) -> int:
         """Bytes of an element of a gradient as it is all-reduced."""
-        return 2 if self.plan.syncing.compressed else self.width(parameter)
+        return sum_width(self.plan.syncing, self.width(parameter))
 
     def width(self, value: str) -> int:
         """Bytes of an element of a value."""
         return self.graph.values[value].dtype.itemsize
+
+
+def sum_width(sync: Sync, width: int) -> int:
+    """Bytes of an element of a gradient as it is all-reduced, and that has so many in memory."""
+    return 2 if sync.compressed else width
 
 
 def message_bytes(program: Program, move: Move, message: Message) -> int:

@@ -323,13 +323,13 @@ def _letter_table(console: Console, group: Mapping[str, Any]) -> Table:
 
 def _show_alternatives(console: Console, result: Mapping[str, Any]) -> None:
     base, rows = result["base"], result["alternatives"]
-    one = "one micro-batch " if result["microbatches"] > 1 else ""
-    console.print(
-        f"A step takes {_ms(result['step_ms'])}, and {one}{_ms(base['step_ms'])} on its own, which is "
-        f"what is compared here. {standing(result)}"
-    )
+    alone = "one step on its own"
+    step = f"A step takes {_ms(result['step_ms'])}, and {_ms(base['step_ms'])} on its own"
+    if result["overlapping"]:
+        alone, step = "a step", f"A step takes {_ms(base['step_ms'])}, as steps overlap"
+    console.print(f"{step}, which is what is compared here. {standing(result)}")
     if rows:
-        console.print(_alternative_table(console, rows))
+        console.print(_alternative_table(console, rows, alone, simulated=bool(result["simulated"])))
     for row in rows:
         changes = ", ".join(what_changes(base, row)) or "nothing that stands out"
         console.print(f"{_signed(row['difference_ms'])} with {row['tiles']}: {changes}")
@@ -339,10 +339,12 @@ def _show_alternatives(console: Console, result: Mapping[str, Any]) -> None:
         console.print(sentence)
 
 
-def _alternative_table(console: Console, rows: Sequence[Mapping[str, Any]]) -> Table:
+def _alternative_table(
+    console: Console, rows: Sequence[Mapping[str, Any]], alone: str, *, simulated: bool
+) -> Table:
     table = new_table(console)
     table.add_column("next best", overflow="fold")
-    for title in ("one step on its own", "difference", "", "memory, about"):
+    for title in (alone, "difference", "", "memory" if simulated else "memory, about"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -361,7 +363,8 @@ def standing(result: Mapping[str, Any]) -> str:
         return "There is no other way to split it here."
     others = _plural(result["timed"], "other way")
     first = result["alternatives"][0]
-    so = f"With everything else as it is, {others} to split this group were timed"
+    how = "simulated" if result["simulated"] else "timed"
+    so = f"With everything else as it is, {others} to split this group were {how}"
     if result["faster"]:
         best = f"{_ms(-first['difference_ms'])} ({_percent(-first['difference'])})"
         return f"{so}: {result['faster']} would be faster, the best by {best}."

@@ -33,6 +33,7 @@ from raddle.searches.planspace import PlanSpace
 from raddle.searches.recomputing import blocks
 from raddle.searches.settings import Clock, Found, Settings
 from raddle.searches.starts import Method, baseline_starts, expert_starts
+from raddle.searches.stepping import proposed, simulated_step
 from raddle.simulation.timeline import simulate
 
 STEPS = 3  # as figures.judge has it
@@ -49,7 +50,7 @@ class Candidate:
 
     name: str
     tiles: Tiles
-    time: int  # nanoseconds of one step, by the evaluator
+    time: int  # nanoseconds of one step on its own
     load: int = 0  # of the busiest resource: no step is shorter
     step: float | None = None  # seconds, simulated
     peaks: tuple[int, ...] = ()
@@ -80,6 +81,7 @@ class Auto:
         self.space = PlanSpace(graph, cluster, settings)
         self.climb: Climb | None = None
         self.interrupted = False
+        self.stand_in = ""  # the sync that chains time in place of one that the evaluator refuses
 
     def search(self) -> Found:
         bound = None
@@ -112,7 +114,7 @@ class Auto:
             proposals=climb.proposals if climb else 0,
             accepted=sum(c.accepted for c in climb.every) if climb else 0,
             stopped="interrupt" if self.interrupted else climb.stopped if climb else "starts",
-            history=tuple(climb.history) if climb else (),
+            history=tuple(climb.history) if climb and not self.stand_in else (),
             lower_bound_ms=bound,
             tried=(*tried, *(c.row() for c in pipelines)),
         )
@@ -158,11 +160,12 @@ class Auto:
         return self._timed(found)
 
     def _timed(self, found: Mapping[str, Tiles]) -> list[Candidate]:
-        settings = self.settings
-        first = next(iter(found.values()))
-        self.evaluator = Evaluator(
-            self.graph, self.cluster, first, profile=settings.profile, **settings.plan
-        )
+        first = self._plan(next(iter(found.values())), None)
+        timed = proposed(first)
+        self.evaluator = Evaluator(self.graph, self.cluster, timed, self.settings.profile)
+        if timed is not first:
+            self.stand_in = timed.sync
+            return self._simulated_starts(found)
         candidates = []
         for name, tiles in found.items():
             try:
@@ -175,25 +178,36 @@ class Auto:
         return candidates
 
     def _simulated_starts(self, found: Mapping[str, Tiles]) -> list[Candidate]:
-        """Without an evaluator: data parallelism and OptCNN's optima, simulated for a step."""
+        """What the evaluator does not time, simulated for a step.
+
+        On very many devices these are data parallelism and OptCNN's optima: a message for every pair of
+        devices takes minutes to lower.
+        """
+        many = len(self.cluster.devices) > MOST_DEVICES
         candidates: list[Candidate] = []
         for name, tiles in found.items():
-            if name != "data" and not name.startswith("optcnn"):
-                continue  # a message for every pair of so many devices takes minutes to lower
+            if many and name != "data" and not name.startswith("optcnn"):
+                continue
             if candidates and self.clock.over:
                 break
             try:
-                plan = self._plan(tiles, None)
-                timeline = simulate(lower(self.graph, plan), self.cluster, self.settings.profile)
+                candidates.append(self._stepped(name, tiles))
             except InputError:
                 continue
-            candidates.append(Candidate(name, tiles, int(timeline.end.max())))
         return candidates
+
+    def _stepped(self, name: str, tiles: Tiles) -> Candidate:
+        """A candidate whose step on its own is simulated."""
+        plan = self._plan(tiles, None)
+        step = simulated_step(self.graph, plan, self.cluster, self.settings.profile)
+        return Candidate(name, tiles, *step)
 
     # -- improvement -----------------------------------------------------------------------------
 
     def _improved(self, candidates: list[Candidate]) -> list[Candidate]:
-        self.climb = Climb(self.space, self.evaluator, self.clock, self.settings)
+        self.climb = Climb(
+            self.space, self.evaluator, self.clock, self.settings, stand_in=self.stand_in
+        )
         ranked = sorted(candidates, key=lambda c: c.time)
         fitting = self._limit(ranked)
         seen: set[int] = set()
@@ -206,11 +220,15 @@ class Auto:
             self.interrupted = True
         improved = []
         for own in self.climb.every:
+            name = f"{own.start}, improved"
+            if self.stand_in:
+                improved.append(self._stepped(name, own.best))
+                continue
             load = 0
             if not self.interrupted:  # else the evaluator may have stopped amid a move
                 self.evaluator.move(own.best)
                 load = int(self.evaluator.load.max())
-            improved.append(Candidate(f"{own.start}, improved", own.best, own.best_time, load))
+            improved.append(Candidate(name, own.best, own.best_time, load))
         return improved
 
     def _limit(self, ranked: list[Candidate]) -> list[Candidate]:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from raddle.clusters import Cluster
 from raddle.errors import InputError
+from raddle.evaluation.coverage import unsupported
 from raddle.evaluation.evaluator import Evaluator
 from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
-from raddle.program.lower import lower
 from raddle.searches.auto import MOST_DEVICES, Auto
 from raddle.searches.configurations import Configuration
 from raddle.searches.flexflow.method import flexflow
@@ -26,7 +26,7 @@ from raddle.searches.starts import (
     first_devices,
     shifted,
 )
-from raddle.simulation.timeline import simulate
+from raddle.searches.stepping import simulated_step
 
 MOST_SUMS = (
     64  # devices up to which OptCNN's tables have splits of sums: there are many more of them
@@ -121,19 +121,17 @@ def _best_first(
 
 
 def _times(space: PlanSpace, found: Mapping[str, Tiles]) -> Iterator[tuple[str, int]]:
-    """By the evaluator or, on more devices than it is for, by simulating the program."""
+    """By the evaluator or, if it refuses or on more devices than it is for, by simulation."""
     graph, cluster, settings = space.graph, space.cluster, space.settings
     evaluator: Evaluator | None = None
     for name, tiles in found.items():
+        plan = Plan(tiles, space.count, **settings.plan)
         try:
-            if space.count > MOST_DEVICES:
-                plan = Plan(tiles, space.count, **settings.plan)
-                yield name, int(simulate(lower(graph, plan), cluster, settings.profile).end.max())
+            if space.count > MOST_DEVICES or unsupported(plan):
+                yield name, simulated_step(graph, plan, cluster, settings.profile).time
                 continue
             if evaluator is None:
-                evaluator = Evaluator(
-                    graph, cluster, tiles, profile=settings.profile, **settings.plan
-                )
+                evaluator = Evaluator(graph, cluster, plan, settings.profile)
             evaluator.move(tiles)
         except InputError:
             continue

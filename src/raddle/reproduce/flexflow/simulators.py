@@ -55,7 +55,7 @@ def _chain(case: Case, *, full: bool) -> Chain:
     """Uniform moves from data parallelism."""
     graph, on = case.graph, case.cluster
     tiles = METHODS["data"](graph, on)
-    own = Evaluator(graph, on, tiles)
+    own = Evaluator(graph, on, Plan(tiles, case.gpus, bn="local"))
     if full:
         never_shortened(own)
     return chain(PlanSpace(graph, on, Settings()), own, "data", tiles, seed=0, guided=0.0)
@@ -76,8 +76,9 @@ def _delta(case: Case, shortened_rate: float, full_rate: float) -> tuple[Any, ..
     graph, on = case.graph, case.cluster
     space, rng = PlanSpace(graph, on, Settings()), random.Random(0)
     tiles = METHODS["data"](graph, on)
-    before = simulate(lower(graph, Plan(tiles, case.gpus, bn="local")), on)
-    own = Evaluator(graph, on, tiles)
+    plan = Plan(tiles, case.gpus, bn="local")
+    before = simulate(lower(graph, plan), on)
+    own = Evaluator(graph, on, plan)
     base = own.time()
     assert base is not None
     known = times(before)

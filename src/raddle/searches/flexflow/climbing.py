@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from raddle.errors import InputError
 from raddle.evaluation.evaluator import Evaluator
@@ -33,6 +34,7 @@ class Climb:
     given_up: list[Chain] = field(default_factory=list)
     history: list[Progress] = field(default_factory=list)
     stopped: str = ""
+    stand_in: str = ""  # the sync that is timed in place of the plan's, which is then simulated
     fits: Callable[[], bool] = lambda: True
 
     def add(self, name: str, tiles: Mapping[str, Tiling], *, guided: float = 0.8) -> Chain | None:
@@ -89,15 +91,7 @@ class Climb:
                         return
                     if own.step():
                         self._note()
-                self.settings.heard(
-                    {
-                        "step": f"from {own.start}, best {self.best.best_time / 1e6:.4g} ms",
-                        "done": min(self.clock.seconds, budget),
-                        "of": budget,
-                        "best_ms": self.best.best_time / 1e6,
-                        "proposals": self.proposals,
-                    }
-                )
+                self._tell(own.start, budget)
             if len(self.chains) > 1:
                 ranked = sorted(self.chains, key=lambda c: c.best_time)
                 keep = (len(ranked) + 1) // 2
@@ -109,6 +103,20 @@ class Climb:
                 return
             elif self.chains[0].time > self.chains[0].best_time * 1.05:
                 self._restart(self.chains[0])
+
+    def _tell(self, start: str, budget: float) -> None:
+        best = self.best.best_time / 1e6
+        said: dict[str, Any] = {
+            "step": f"from {start}, best {best:.4g} ms",
+            "done": min(self.clock.seconds, budget),
+            "of": budget,
+            "proposals": self.proposals,
+        }
+        if self.stand_in:
+            said["step"] += f" with {self.stand_in}"
+        else:
+            said["best_ms"] = best
+        self.settings.heard(said)
 
     def _restart(self, own: Chain) -> None:
         """Back to the best that a chain has seen, when it has strayed."""

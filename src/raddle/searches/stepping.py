@@ -1,0 +1,46 @@
+"""How searches time one step of a plan: by the evaluator or, where it refuses the plan, by simulation.
+
+Chains make thousands of proposals, too many to simulate. Where the evaluator does not know a way to
+synchronise, they move by the times with all-reduce in its place, and what they find is simulated as it is
+asked for: no time of a stand-in is ever shown as the plan's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from raddle.clusters import Cluster
+from raddle.costs.profile import Profile
+from raddle.evaluation.coverage import unsupported
+from raddle.graph.graph import Graph
+from raddle.plan.plan import Plan
+from raddle.program.lower import lower
+from raddle.simulation.timeline import simulate
+
+STAND_IN = "allreduce"
+
+
+class Step(NamedTuple):
+    """Nanoseconds of one step on its own, and of its busiest resource: no step is shorter."""
+
+    time: int
+    load: int
+
+
+def proposed(plan: Plan) -> Plan:
+    """A plan as chains time it: with all-reduce, where the evaluator does not know the plan's sync."""
+    return plan if unsupported(plan) is None else replace(plan, sync=STAND_IN, order=())
+
+
+def simulated_step(
+    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
+) -> Step:
+    timeline = simulate(lower(graph, plan), cluster, profile)
+    tasks = timeline.tasks
+    load = np.zeros(tasks.resources, np.int64)
+    for held in (tasks.first, tasks.second):
+        np.add.at(load, held[held >= 0], tasks.duration[held >= 0])
+    return Step(int(timeline.end.max()), int(load.max()))
