@@ -316,7 +316,7 @@ def _search(plan: Plan, cluster: Cluster) -> dict[str, Any] | None:
     if not isinstance(stopped, str) or not isinstance(start, str):
         return None
     best, proposals = predicted.get("step_ms"), predicted.get("proposals")
-    tried = predicted.get("tried")
+    tried, searched_as = predicted.get("tried"), predicted.get("searched_as")
     rows = [row for row in tried if _is_tried(row)] if isinstance(tried, list) else []
     memory = [device.memory for device in cluster.devices]
     return {
@@ -324,6 +324,7 @@ def _search(plan: Plan, cluster: Cluster) -> dict[str, Any] | None:
         "stopped": stopped,
         "proposals": proposals if type(proposals) is int else None,
         "memory_bytes": [min(memory), max(memory)],
+        "searched_as": searched_as if isinstance(searched_as, str) else None,
         "tried": [_tried(row, start, best) for row in rows],
     }
 

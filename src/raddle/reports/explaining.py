@@ -229,6 +229,8 @@ def _show_search(console: Console, search: Mapping[str, Any]) -> None:
     console.print(f"Found by a search, as '{search['start']}'{made}; it ended because {stopped}.")
     if not search["tried"]:
         return
+    if search["searched_as"]:
+        console.print(f"The times of the search are with {search['searched_as']}.")
     table = new_table(console)
     table.add_column("tried", overflow="fold")
     table.add_column("step", justify="right", no_wrap=True)

@@ -15,7 +15,7 @@ from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plan.pipelining import steps_to_simulate
-from raddle.plan.plan import Plan
+from raddle.plan.plan import BUCKET, Plan
 from raddle.program.lower import lower
 from raddle.program.program import Move, Reduce
 from raddle.searches.bounds import lower_bound
@@ -33,7 +33,7 @@ PIPELINE = ("schedule", "stages", "microbatches")
 # What a plan file keeps of its prediction, and of the search that found it.
 KEPT = (
     *(key for key in FIGURES if key != "speedup"),
-    "lower_bound_ms", "start", "proposals", "stopped", "history", "tried",
+    "lower_bound_ms", "start", "proposals", "stopped", "history", "tried", "searched_as",
 )  # fmt: skip
 
 
@@ -93,6 +93,7 @@ def planned(
     timeline = judge(chosen, plan, cluster, settings.profile)
     row = {**figures(timeline), "search_s": search_s}
     row |= _search_figures(graph, cluster, found, settings)
+    row["searched_as"] = _searched_as(plan, found, settings) if found.stopped else None
     predicted = {key: row[key] for key in KEPT if row.get(key) is not None}
     return Judged(replace(plan, predicted=predicted), row, timeline)
 
@@ -117,6 +118,17 @@ def _search_figures(
     return row
 
 
+def _searched_as(plan: Plan, found: Found, settings: Settings) -> str | None:
+    """What `history` and `tried` are times of, where the plan was given something else after its tiles."""
+    asked = settings.plan["sync"]
+    parts = [] if plan.sync == asked else [f"sync {asked} in place of {plan.sync}"]
+    if plan.bucket != BUCKET:
+        parts.append(f"buckets of {BUCKET} bytes in place of {plan.bucket}")
+    if plan.schedule and found.staged is None:
+        parts.append(f"steps that do not overlap in place of {plan.schedule}")
+    return " and ".join(parts) or None
+
+
 def compare(
     graph: Graph,
     cluster: Cluster,
@@ -128,7 +140,7 @@ def compare(
 ) -> list[dict[str, Any]]:
     """A row a method; one that cannot be applied has an `error` in place of figures."""
     rows = [
-        {k: v for k, v in row.items() if k not in ("history", "tried")}
+        {k: v for k, v in row.items() if k not in ("history", "tried", "searched_as")}
         for _, row in contest(graph, cluster, methods, model=model, settings=settings, heard=heard)
     ]
     add_speedups(rows)

@@ -30,7 +30,8 @@ function searchText({ search, bound, step_ms: step, search_s: seconds }) {
   if (!search) return `This plan was not searched for. ${limit}`;
   const count = search.proposals ? ` after ${search.proposals} proposals` : "";
   const time = seconds ? ` in ${nsText(seconds * 1e9)}` : "";
-  return `Found from '${search.start}'${count}${time}; the search stopped by: ${search.stopped}. ${limit}`;
+  const as = search.searched_as ? ` Its times are with ${cut(search.searched_as, 200)}.` : "";
+  return `Found from '${search.start}'${count}${time}; the search stopped by: ${search.stopped}.${as} ${limit}`;
 }
 
 function paintSearch(canvas, page) {

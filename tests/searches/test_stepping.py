@@ -1,0 +1,90 @@
+"""Searches for a sync that the evaluator refuses: every time that they show is a simulation's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from plans import each_sync
+from small import small
+
+from raddle.clusters import cluster
+from raddle.evaluation.coverage import unsupported
+from raddle.plan.plan import Plan
+from raddle.program.lower import lower
+from raddle.searches.baselines import METHODS
+from raddle.searches.figures import compare, judge, planned
+from raddle.searches.planning import plan_for
+from raddle.searches.settings import Settings
+from raddle.searches.stepping import proposed, simulated_step
+from raddle.simulation.timeline import simulate
+
+ON = "p100:1x4"
+REFUSED = [sync for sync in each_sync() if unsupported(Plan({}, 4, sync=sync))]
+
+
+@pytest.mark.parametrize("sync", each_sync())
+def test_chains_time_what_the_evaluator_times(sync: str) -> None:
+    plan = Plan({}, 4, sync=sync)
+    timed = proposed(plan)
+    assert unsupported(timed) is None
+    assert timed is plan or unsupported(plan) is not None
+
+
+def test_a_simulated_step_is_that_of_the_program() -> None:
+    graph, on = small("mlp-tiny")[1], cluster(ON)
+    for sync in each_sync():
+        plan = plan_for(graph, on, "owt", sync=sync)
+        timeline = simulate(lower(graph, plan), on)
+        found = simulated_step(graph, plan, on)
+        assert found.time == timeline.end.max()
+        assert timeline.compute_seconds.max() <= found.load / 1e9 <= found.time / 1e9
+
+
+@pytest.mark.parametrize(
+    "sync", [pytest.param(s, marks=[] if s == "ps" else [pytest.mark.slow]) for s in REFUSED]
+)
+def test_auto_is_no_slower_than_a_method_that_fits(sync: str) -> None:
+    graph, on = small("alexnet-tiny")[1], cluster(ON)
+    said: list[dict[str, Any]] = []
+    asked = Settings(sync=sync, budget=3, proposals=100, heard=lambda step: said.append(dict(step)))
+    rows = {r["method"]: r for r in compare(graph, on, [*METHODS, "optcnn"], settings=asked)}
+    judged = planned(graph, on, "auto", settings=asked)
+    assert judged.plan.sync == judged.row["sync"] == sync
+    for name, row in rows.items():
+        if row["step_ms"] is not None and row["fits"]:
+            assert judged.row["step_ms"] <= row["step_ms"] * (1 + 1e-9), name
+    assert judged.row["history"] == []
+    assert not any("best_ms" in step for step in said)
+    tried = {row["name"]: row for row in judged.row["tried"]}
+    for name in METHODS.keys() & tried.keys():
+        plan = plan_for(graph, on, name, sync=sync)
+        alone = simulated_step(graph, plan, on).time / 1e6
+        period = 1e3 * judge(graph, plan, on).step_seconds
+        assert tried[name]["step_ms"] == (period if tried[name]["simulated"] else alone)
+
+
+@pytest.mark.parametrize(
+    "method", ["optcnn", "flexflow", pytest.param("hypergraph-mixed", marks=pytest.mark.slow)]
+)
+def test_searches_find_plans_for_it(method: str) -> None:
+    graph, on = small("lenet-tiny")[1], cluster(ON)
+    asked = Settings(sync="ps", budget=1, proposals=50)
+    judged = planned(graph, on, method, settings=asked)
+    assert judged.plan.sync == "ps"
+    assert judged.row["step_ms"] == 1e3 * judge(graph, judged.plan, on).step_seconds
+    assert not judged.row.get("history")
+    if method == "flexflow":
+        data = plan_for(graph, on, "data", sync="ps")
+        found = simulated_step(graph, replace(judged.plan, predicted={}), on).time
+        assert found <= simulated_step(graph, data, on).time
+
+
+def test_what_is_chosen_after_the_tiles_is_said() -> None:
+    graph, on = small("lenet-tiny")[1], cluster(ON)
+    asked = Settings(budget=1, proposals=20, sync="allreduce")
+    assert planned(graph, on, "flexflow", settings=asked).row["searched_as"] is None
+    asked = replace(asked, schedule="threaded:2")
+    said = planned(graph, on, "flexflow", settings=asked).plan.predicted["searched_as"]
+    assert said == "steps that do not overlap in place of threaded:2"
