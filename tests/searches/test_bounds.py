@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import random_plan
+from plans import random_plan, sync_texts
 from small import small
+from torch import Tensor, nn
 
 from raddle import zoo
 from raddle.clusters import Cluster, Device, Link, cluster
 from raddle.graph.capture import capture
+from raddle.plan.plan import Plan
+from raddle.plan.tiling import whole
 from raddle.program.lower import lower
 from raddle.searches.bounds import lower_bound
+from raddle.searches.figures import judge
 from raddle.searches.planning import plan_for
 from raddle.simulation.timeline import simulate
 
@@ -37,6 +42,37 @@ def test_random_plans_are_no_faster(model: str, machine: str, seed: int) -> None
     plan = random_plan(graph, 4, seed, bn="global", split_backward=False, recompute=())
     bound = lower_bound(graph, on)
     assert bound.seconds <= simulate(lower(graph, plan), on).total_seconds
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(["lenet-tiny", "mlp-tiny"]), st.integers(0, 2**30), sync_texts(4))
+def test_nor_are_steps_that_follow_each_other(model: str, seed: int, sync: str) -> None:
+    graph, on = small(model)[1], MACHINES["local:4"]
+    more = {"split_backward": False, "recompute": (), "sync": sync}
+    plan = random_plan(graph, 4, seed, bn="global", **more)
+    assert lower_bound(graph, on).seconds <= judge(graph, plan, on).step_seconds
+
+
+class Prepared(nn.Module):
+    """What depends on no parameter, 20 operators of it, before all else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(20):
+            x = torch.sin(x)
+        return self.layer(x)
+
+
+def test_what_depends_on_no_parameter_runs_ahead() -> None:
+    graph = capture(Prepared(), [torch.zeros(4, 4)], loss=lambda y: y.sum())
+    on = cluster("p100:1x2")
+    tiles = {op.name: whole(op.space.full.shape, [int(op.label == "sin")]) for op in graph.ops}
+    step = judge(graph, Plan(tiles, 2), on).step_seconds
+    assert len([op for op in graph.ops if op.label == "sin"]) == 20
+    assert 0.5 * step <= lower_bound(graph, on).seconds <= step
 
 
 def test_data_parallelism_on_a_compute_bound_network_is_close_to_it() -> None:

@@ -255,6 +255,8 @@ def _bound(
         return None, "where steps overlap there is no lower bound"
     if plan.microbatches > 1:
         return None, f"with {plan.microbatches} micro-batches there is no lower bound"
+    if plan.split_backward:
+        return None, "with a split backward there is no lower bound"
     found = lower_bound(graph, cluster, optimizer=plan.optimizer)
     parts = {
         "work": found.work,

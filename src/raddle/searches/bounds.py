@@ -1,7 +1,9 @@
 """A lower bound on the time of a step: no plan on the cluster can be faster, whatever it splits and places.
 
+It holds for steps that follow each other, where operators that depend on no parameter run ahead:
+
     work      every operation is done somewhere, once at least: total work over the devices' total speed
-    path      operators that wait for each other start one after the other, forward and then backward
+    path      from a parameter's use to the loss and back to its update operators start one after the other
     message   unless one device does everything, at least one message is sent
 
 The bound holds for roofline costs, where two halves never take less than the whole. Measured times have no
@@ -53,14 +55,14 @@ def lower_bound(graph: Graph, cluster: Cluster, *, optimizer: str = "sgd") -> Bo
     )
     overhead = min(device.overhead for device in kinds.values())
     count = len(cluster.devices)
-    # A message waits for an operator, and something waits for it.
+    # A message holds its link at least as long.
     routes = [cluster.route(0, d).latency for d in range(1, count)]
     alone = min(totals.values())
     rounding = 2e-9 * len(graph.ops)  # durations are whole nanoseconds
     return Bound(
         max(0.0, least - rounding),
         max(0.0, _depth(graph, active) * overhead - rounding),
-        min(routes) + overhead if routes else alone,
+        min(routes) if routes else alone,
         max(0.0, alone - rounding),
     )
 
@@ -111,17 +113,21 @@ def _steps(space: Space, dim: int) -> int:
 
 
 def _depth(graph: Graph, active: set[str]) -> int:
-    """The most operators that start one after the other: forward to the loss, and backward from it."""
-    producer = {o: op for op in graph.ops for o in op.outputs}
-    depth: dict[str, int] = {}
-    back: dict[str, int] = {}
-    for op in graph.ops:
-        before = [producer[i].name for i in op.inputs if i in producer]
-        depth[op.name] = 1 + max((depth[b] for b in before), default=0)
-        if any(o in active for o in op.outputs):
-            graded = sum(name in active for name in op.inputs)
-            back[op.name] = graded + max((back[b] for b in before if b in back), default=0)
-    if graph.loss is None:
-        return max(depth.values())
-    last = producer[graph.loss].name
-    return depth[last] + back.get(last, 0)
+    """The most operators that start one after the other from a parameter to the loss and back to it."""
+    if graph.loss is None:  # nothing waits for the step before
+        return 0
+    forward: dict[str, int] = {}  # by value, operators that start after it until the loss is there
+    backward: dict[str, int] = {}  # gradients that are computed before its own
+    longest = 0
+    for op in reversed(graph.ops):
+        if not any(o in active for o in op.outputs):
+            continue
+        graded = [name for name in op.inputs if name in active]
+        ahead = 1 + max(forward.get(o, 0) for o in op.outputs)
+        behind = len(graded) + max(backward.get(o, 0) for o in op.outputs)
+        for name in graded:
+            forward[name] = max(ahead, forward.get(name, 0))
+            backward[name] = max(behind, backward.get(name, 0))
+            if graph.values[name].role == "parameter":
+                longest = max(longest, forward[name] + backward[name])
+    return longest
