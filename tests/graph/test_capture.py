@@ -338,6 +338,17 @@ def _writes_without_gradient(m: Any, x: Tensor) -> Tensor:
     return z * m.mean
 
 
+def _goes_on_with_what_was_written_without_gradient(m: Any, x: Tensor) -> Tensor:
+    """The result of a write is the tensor itself, which has a gradient although the write has none."""
+    y = m.fc(x)
+    with torch.no_grad():
+        y.mul_(2)
+        z = y.sin_()
+        fresh = y * 3
+    y += fresh
+    return z * y
+
+
 def _writes_to_what_dropout_returns(m: Any, x: Tensor) -> Tensor:
     y = m.fc(x)
     z = F.dropout(y, 0.5, training=False)
@@ -357,6 +368,7 @@ def _constants(m: Any, x: Tensor) -> Tensor:
         _swaps_buffers,
         _statistics_in_a_view,
         _writes_without_gradient,
+        _goes_on_with_what_was_written_without_gradient,
         _writes_to_what_dropout_returns,
         _constants,
     ],

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from raddle import zoo
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
+from raddle.graph.dtypes import carries_gradient, in_double
 from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
 from raddle.program.check import check
@@ -90,7 +91,7 @@ class Task:
             }
             norms.append(float(torch.cat([g.flatten() for g in gradients.values()]).norm()))
             optimizer.step()
-        before, state = self.model.state_dict(), model.state_dict()
+        before, state = ({**m.state_dict(), **dict(m.named_buffers())} for m in (self.model, model))
         changed = frozenset(k for k, v in state.items() if not torch.equal(v, before[k]))
         return Trained(losses, state, gradients, changed, max(*norms, 1e-6))
 
@@ -139,7 +140,7 @@ class _Rounding(TorchDispatchMode):
 
 
 def _rounded(x: Tensor) -> Tensor:
-    if not x.is_floating_point():
+    if not carries_gradient(x.dtype):
         return x
     return x * (1 + 1e-15 * torch.randn_like(x))
 
@@ -149,7 +150,7 @@ def _batches(example: Batch, steps: int, microbatches: int) -> list[list[list[Te
     generator = torch.Generator().manual_seed(7)
 
     def another(x: Tensor) -> Tensor:
-        if x.is_floating_point():
+        if carries_gradient(x.dtype):
             return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
         return x[torch.randperm(len(x), generator=generator)] if x.ndim else x
 
@@ -189,7 +190,7 @@ def compare_gradients(plain: Trained, gradients: Mapping[str, Tensor]) -> None:
 
 def _compare(what: str, ours: Tensor, theirs: Tensor, limit: float) -> None:
     assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype), f"{what} is another kind"
-    error = float((ours.double() - theirs.double()).norm())
+    error = float((in_double(ours) - in_double(theirs)).norm())
     if not error <= limit:  # or it is no number
         raise Different(f"{what} is off by {error:.2e}, more than {limit:.2e}")
 

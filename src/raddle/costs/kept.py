@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from raddle.graph.dtypes import carries_gradient
 from raddle.graph.graph import Graph, Op
 
 NOTHING, INPUTS, OUTPUT = "nothing", "inputs", "output"
 FACTORS = "factors"  # an operand is needed for the gradients of the others
-INDICES = "indices"  # operands that are no floats: positions, masks
+INDICES = "indices"  # operands without a gradient: positions, masks
 
 # What the backward of an operator needs, by kind; of elementwise functions by name. All else: its inputs.
 KEPT = {
@@ -22,6 +23,7 @@ KEPT = {
     **dict.fromkeys(("embedding", "pick", "gather", "index", "where", "masked_fill"), INDICES),
     **dict.fromkeys(("add", "sub", "subtract", "rsub", "neg", "detach", "_to_copy", "counted"), NOTHING),
     **dict.fromkeys(("floor", "ceil", "round", "trunc", "sign"), NOTHING),
+    **dict.fromkeys(("real", "imag", "conj_physical", "resolve_conj", "resolve_neg"), NOTHING),
     **dict.fromkeys(("reshape", "permute", "slice", "select", "expand", "cat", "pad", "take"), NOTHING),
     **dict.fromkeys(("sum", "triangle", "full", "arange", "running", "interpolate"), NOTHING),
     "dropout": NOTHING,  # but a mask
@@ -48,7 +50,7 @@ def kept(graph: Graph, active: frozenset[str], op: Op) -> Kept:
     if rule == INPUTS:
         chosen = op.inputs
     elif rule == INDICES:
-        chosen = (i for i in op.inputs if not values[i].dtype.is_floating_point)
+        chosen = (i for i in op.inputs if not carries_gradient(values[i].dtype))
     elif rule == FACTORS:
         chosen = (
             name for n, name in enumerate(op.inputs)

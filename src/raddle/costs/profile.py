@@ -21,6 +21,7 @@ from raddle.costs.natives import Native, natives_of
 from raddle.errors import InputError, quote
 from raddle.files import Fields, read_json, write_json
 from raddle.graph.box import Box, hull
+from raddle.graph.dtypes import carries_gradient
 from raddle.graph.graph import Graph, Op, Value
 from raddle.graph.ops import kernel
 from raddle.graph.ops.fused import FUSED
@@ -182,7 +183,7 @@ def _time(
 
 
 def _random(value: Value, region: Box, device: torch.device) -> Tensor:
-    if value.dtype.is_floating_point:
+    if carries_gradient(value.dtype):
         return torch.rand(region.shape, dtype=value.dtype, device=device)
     return torch.zeros(region.shape, dtype=value.dtype, device=device)
 

@@ -26,6 +26,7 @@ import raddle.graph.ops  # noqa: F401  (declares the operators)
 from raddle.errors import InputError
 from raddle.graph import letters
 from raddle.graph.builder import Builder
+from raddle.graph.dtypes import carries_gradient
 from raddle.graph.exporting import Step, export
 from raddle.graph.graph import Fused, Graph, Op, Value
 from raddle.graph.mutation import Memory, View, is_view, out_of_place, writes
@@ -171,6 +172,8 @@ class _Translation:
         self.constants: dict[str, Tensor] = {}
         self.inputs: list[str] = []
         self.aliases: dict[str, str] = {}
+        # By region, the nodes inside that are one and the same tensor as one outside.
+        self.returned: dict[Node, list[Node | None]] = {}
         self.leaves = {n for n, m in model.named_modules() if not any(True for _ in m.children())}
 
     def graph(self, name: str, *, has_loss: bool) -> Graph:
@@ -253,7 +256,7 @@ class _Translation:
         if not isinstance(meta, Tensor):
             self.memory.put(node, meta)  # a number or None, which the capture has fixed
             return
-        named = self.dims.get(name) or letters.of_input(meta.dim(), meta.is_floating_point())
+        named = self.dims.get(name) or letters.of_input(meta.dim(), carries_gradient(meta.dtype))
         if len(named) != meta.dim() or len(set(named)) < len(named) or not (named + "a").islower():
             raise InputError(
                 f"dims of '{name}' are '{named}': one small letter for each of {meta.dim()} dimensions."
@@ -329,10 +332,15 @@ class _Translation:
         self._walk(region)
         self.memory.no_grad = outside
         (end,) = (n for n in region.graph.nodes if n.op == "output")
-        results = self._read(end.args[0])
-        if stops:  # no gradient flows out of the block
+        returned: Any = end.args[0]
+        results = list(self._read(returned))
+        same = [isinstance(r, Node) and self.memory.is_same(r, placeholders) for r in returned]
+        self.returned[node] = [r if s else None for r, s in zip(returned, same, strict=True)]
+        if stops:  # no gradient flows out of the block, but through what was outside and is written
             detach = torch.ops.aten.detach.default
-            results = [self.builder.call(detach, v) if isinstance(v, Value) else v for v in results]
+            for at, value in enumerate(results):
+                if isinstance(value, Value) and not same[at]:
+                    results[at] = self.builder.call(detach, value)
         self.memory.put(node, tuple(results))
 
     # -- calls -------------------------------------------------------------------------
@@ -387,6 +395,9 @@ class _Translation:
     def _item(self, node: Node) -> None:
         source: Any = node.args[0]
         item: Any = node.args[1]
+        if (inner := self.returned.get(source, {item: None})[item]) is not None:
+            self.memory.put(node, self.memory.read(inner), View(inner, None, (), {}))
+            return
         view = self.memory.views.get(source)
         value = self.memory.read(source)[item]
         self.memory.put(node, value, view._replace(item=item) if view is not None else None)
@@ -397,7 +408,7 @@ class _Translation:
         if target._schema.name == "aten::detach_":  # changes what autograd sees, not what is held
             self.memory.put(node, self.builder.call(torch.ops.aten.detach.default, before))
             return
-        if before.role == "buffer" or not before.dtype.is_floating_point:
+        if before.role == "buffer" or not carries_gradient(before.dtype):
             self.builder.leaf = False  # a counter is not what the module is named for
         value = self.builder.call(out_of_place(target), *args, **kwargs)
         value = self.builder.call(torch.ops.aten.to.dtype, value, before.dtype)
@@ -409,7 +420,7 @@ class _Translation:
         if value.shape != before.shape:
             value = self.builder.call(torch.ops.aten.expand.default, value, list(before.shape))
         self.memory.write(written, value)
-        self.memory.put(node, value, View(written, None, (), {}))
+        self.memory.put(node, self.memory.read(written), View(written, None, (), {}))
 
     def _read(self, argument: Any) -> Any:
         if isinstance(argument, Node):

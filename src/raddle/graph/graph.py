@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from raddle.errors import InputError
+from raddle.graph.dtypes import carries_gradient
 from raddle.graph.space import Space
 
 
@@ -151,7 +152,7 @@ class Graph:
         for op in self.ops:
             stops = op.label == "detach" or op.kind == "running"
             if not stops and any(i in found for i in op.inputs):
-                found.update(o for o in op.outputs if self.values[o].dtype.is_floating_point)
+                found.update(o for o in op.outputs if carries_gradient(self.values[o].dtype))
         return found
 
     def kinds(self, op: Op) -> str:

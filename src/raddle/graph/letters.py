@@ -27,10 +27,10 @@ def unique(letters: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
     return result
 
 
-def of_input(rank: int, floating: bool) -> str:
-    """Letters of a graph input: its first dimension holds the samples."""
-    if rank == 2 and floating:
+def of_input(rank: int, numbers: bool) -> str:
+    """Letters of a graph input: its first dimension holds the samples. `numbers`: not words or classes."""
+    if rank == 2 and numbers:
         return "nc"
-    if rank == 3 and not floating:
+    if rank == 3 and not numbers:
         return "nhw"  # a class for every pixel
     return INPUTS[rank] if rank in INPUTS else "n" + "".join(unique(POOL[: rank - 1], "n"))

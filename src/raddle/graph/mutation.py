@@ -8,6 +8,7 @@ when they are next read.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch.fx import Node
 
 from raddle.errors import InputError
 from raddle.graph.builder import Builder
+from raddle.graph.dtypes import carries_gradient
 from raddle.graph.graph import Value
 
 A = torch.ops.aten
@@ -95,12 +97,21 @@ class Memory:
     def _silently(self, old: Value, new: Value, state: bool) -> Any:
         """A write that autograd does not see: the new numbers, with the old value's gradient."""
         call = self.builder.call
-        if not new.dtype.is_floating_point:
+        if not carries_gradient(new.dtype):
             return new
         if state:
             return call(A.detach.default, new)
         change = call(A.detach.default, call(A.sub.Tensor, new, old))
         return call(A.add.Tensor, old, change)
+
+    def is_same(self, node: Node, known: Collection[Node]) -> bool:
+        """Whether a node is the very tensor of a known one, as what a write in place returns is."""
+        while node not in known:
+            view = self.views.get(node)
+            if view is None or view.target is not None or view.item is not None:
+                return False
+            node = view.parent
+        return True
 
     def _root(self, node: Node) -> Node:
         while node in self.views:

@@ -12,7 +12,7 @@ from raddle.errors import InputError, quote, shorten
 from raddle.graph.box import covers, disjoint
 from raddle.graph.graph import Graph, Op
 from raddle.plan.pipelining import stage_of, validate_stages
-from raddle.plan.syncing import Sync, read_sync
+from raddle.plan.syncing import Sync, check_width, read_sync
 from raddle.plan.tiling import Grid, Tiling
 
 BUCKET = 16 * 2**20  # bytes
@@ -84,6 +84,7 @@ def validate(plan: Plan, graph: Graph) -> None:
             f"({graph.fingerprint()}){_difference(plan, graph)}: plan again for this model."
         )
     validate_settings(plan)
+    check_width(plan.sync, {p.name: p.dtype for p in graph.parameters})
     several = plan.microbatches > 1
     if several and plan.bn == "global" and any(op.composite == "batch_norm" for op in graph.ops):
         raise InputError(

@@ -16,12 +16,16 @@ ahead of the slowest.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from raddle.errors import InputError, quote
+
+if TYPE_CHECKING:
+    import torch
 
 SLICE = 250_000  # elements: fills a link of 1 Gbit/s with two of them under way
 COMPRESSED = {"bf16": "bfloat16", "fp16": "float16"}
@@ -107,6 +111,17 @@ def _sliced(text: str, kind: str, words: Sequence[str]) -> Sync:
             continue
         fields.update(_word(text, word))
     return Sync(kind, **fields)  # type: ignore[arg-type]
+
+
+def check_width(text: str, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Raises InputError for parameters whose gradients cannot travel in a narrower type."""
+    narrow = read_sync(text).compressed
+    for name, dtype in dtypes.items() if narrow else ():
+        if dtype.is_complex:
+            raise InputError(
+                f"sync is {quote(text)}, but {quote(name)} is {str(dtype).removeprefix('torch.')}, which "
+                f"{narrow} cannot hold: use sync allreduce."
+            )
 
 
 def _word(text: str, word: str) -> dict[str, object]:

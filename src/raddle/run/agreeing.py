@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from raddle.errors import InputError
+from raddle.graph.dtypes import settled
 from raddle.plan.syncing import Sync
 from raddle.run.actions import Sliced, Source
 from raddle.run.exchange import exchange_over
@@ -173,7 +174,7 @@ class Agreeing:
         if self.sync.collective:  # sums are in place, and this may be seen by others
             self._kept[slot] = gradient.detach().clone(memory_format=torch.contiguous_format)
             return
-        gradient = gradient.detach().contiguous()
+        gradient = settled(gradient.detach()).contiguous()
         for number in items:
             self.synchroniser.ready(number, self._cut(gradient, self.slices[number]))
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from raddle.graph.dtypes import in_double
 from raddle.run.transports.base import Transport
 
 CLIPPING = 2**31 - 3  # a tag that no program has
@@ -23,7 +24,7 @@ def clip(
     graded = [(p, counts) for p, counts in own if p.grad is not None]
     for parameter, counts in graded:
         if counts and parameter.grad is not None:
-            square += parameter.grad.double().square().sum()
+            square += torch.linalg.vector_norm(in_double(parameter.grad)).square()
     everyone = tuple(range(transport.size))
     transport.all_reduce(everyone, CLIPPING, square.view(1), "the norm of gradients").wait()
     norm = square.sqrt()

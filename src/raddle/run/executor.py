@@ -23,6 +23,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from raddle.errors import InputError
 from raddle.graph.box import Box
+from raddle.graph.dtypes import settled
 from raddle.plan.pipelining import is_asynchronous, is_greedy, threads_of
 from raddle.program.program import (
     Content,
@@ -481,7 +482,7 @@ class Executor:
         if not tensors:  # a signal
             buffer = torch.zeros(1, dtype=action.dtype, device=self.place)
         elif len(tensors) == 1:
-            buffer = tensors[0].detach().contiguous().view(-1)
+            buffer = settled(tensors[0].detach()).contiguous().view(-1)
             if action.what == MessageKind.PULL and not action.rows:
                 buffer = buffer.clone()  # parameters change in place
         else:

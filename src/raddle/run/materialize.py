@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from raddle.errors import InputError
 from raddle.graph.box import Box
+from raddle.graph.dtypes import carries_gradient
 from raddle.graph.resizing import ONE_AT_A_TIME
 from raddle.run.checkpoint import cut
 
@@ -226,7 +227,7 @@ def _unset(blank: Tensor, written: bool) -> bool:
 
 
 def _filling(dtype: torch.dtype) -> float | int:
-    if dtype.is_floating_point or dtype.is_complex:
+    if carries_gradient(dtype):
         return float("nan")
     return 1 if dtype is torch.bool else torch.iinfo(dtype).max
 

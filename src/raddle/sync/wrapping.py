@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raddle.errors import InputError
-from raddle.plan.syncing import Sync, read_sync
+from raddle.plan.syncing import Sync, check_width, read_sync
 from raddle.run.exchange import exchange_over
 from raddle.sync.allreduce import BUCKET, Buckets, check_dense
 from raddle.sync.applying import needs_barrier
@@ -78,6 +78,8 @@ class Optimizer(torch.optim.Optimizer):
         self._parameters, self._names = _trained(optimizer, model)
         self._numbers = {id(p): index for index, p in enumerate(self._parameters)}
         self._device = _only_device(self._names, self._parameters)
+        named = zip(self._names, self._parameters, strict=True)
+        check_width(sync, {name: p.dtype for name, p in named})
         self.barrier = self._needs_barrier(barrier)
         if self.barrier and not self._sync.synchronous:
             raise InputError(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from raddle.graph.box import Box
+from raddle.graph.dtypes import in_double
 from raddle.plan.pipelining import is_asynchronous
 from raddle.run.actions import Source
 from raddle.run.job import Job, optimizer_for
@@ -145,7 +146,7 @@ def _compare_state(trainer: Trainer, plain: Plain, findings: Findings) -> None:
         changes = source.name in trainer.graph.updates
         expected = plain.buffer(trainer.rank, source.name)
         for box in executor.plan.fresh.get(source.name, []) if changes else [source.box]:
-            own = held[box.within(source.box)].double()
+            own = in_double(held[box.within(source.box)])
             difference = own - expected[box.within(Box.full(expected.shape))]
             findings.note("buffers", _relative(difference, expected), source.name)
 

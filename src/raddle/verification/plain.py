@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from raddle.errors import InputError
+from raddle.graph.dtypes import in_double
 from raddle.program.program import Run
 from raddle.run.job import Job, optimizer_for
 from raddle.verification.replicas import Replicas
@@ -129,7 +130,7 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _norm(tensors: Iterator[Tensor]) -> float:
-    return math.sqrt(sum(float(t.double().square().sum()) for t in tensors))
+    return math.hypot(*(float(torch.linalg.vector_norm(in_double(t))) for t in tensors))
 
 
 @contextmanager

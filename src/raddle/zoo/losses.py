@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raddle.graph.dtypes import carries_gradient
+
 
 def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy of one label per sample (n, classes), or one per pixel (n, classes, h, w)."""
@@ -32,17 +34,21 @@ def output_loss(output: object) -> Tensor:
     """
     if isinstance(output, Tensor) and output.ndim == 0:
         return output
-    squares = [tensor.square().mean() for tensor in _float_tensors(output)]
+    squares = [_size(tensor).square().mean() for tensor in _graded_tensors(output)]
     if not squares:
         raise ValueError("the model returned no float tensor: return a loss next to the model.")
     return torch.stack(squares).sum()
 
 
-def _float_tensors(output: object) -> list[Tensor]:
+def _size(tensor: Tensor) -> Tensor:
+    return tensor.abs() if tensor.is_complex() else tensor
+
+
+def _graded_tensors(output: object) -> list[Tensor]:
     if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() else []
+        return [output] if carries_gradient(output.dtype) else []
     if isinstance(output, Mapping):
         output = list(output.values())
     if isinstance(output, Iterable) and not isinstance(output, str):
-        return [tensor for item in output for tensor in _float_tensors(item)]
+        return [tensor for item in output for tensor in _graded_tensors(item)]
     return []

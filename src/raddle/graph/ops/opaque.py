@@ -7,6 +7,7 @@ from typing import Any
 
 from raddle.errors import InputError
 from raddle.graph.builder import fill, resolve
+from raddle.graph.dtypes import carries_gradient, settled
 from raddle.graph.kind import Frame, Kernel, Site, declare
 
 _CAPITALS = "ABCDEFGHIJKLMOPQRSTUVWXYZ"  # without N: what comes out need not hold samples
@@ -41,11 +42,13 @@ def _kernel(site: Site) -> Kernel:
     args, kwargs = site.attrs["args"], site.attrs["kwargs"]
     kept, single = site.attrs["outputs"], site.attrs["single"]
     creates = any(a.name == "device" for a in target._schema.arguments)
+    lazy = any(carries_gradient(dtype) for dtype in site.op.dtypes)
     places: dict[str, Any] = {"device": site.device} if creates else {}
 
     def run(*tensors: Any) -> Any:
         result = target(*fill(args, tensors), **fill(kwargs, tensors), **places)
-        return result if single else tuple(result[i] for i in kept)
+        results = (result,) if single else tuple(result[i] for i in kept)
+        return tuple(settled(t) for t in results) if lazy else results
 
     return run
 

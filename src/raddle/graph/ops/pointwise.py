@@ -140,6 +140,10 @@ for _name in [
     "__or__",
     "__xor__",
     "where",
+    "real",
+    "imag",
+    "resolve_conj",
+    "resolve_neg",
 ]:
     _untagged(_name)
 
@@ -150,6 +154,17 @@ for _name in [
 @aten("clone", "contiguous", "alias", "lift_fresh", "lift_fresh_copy")
 def _same(b: Builder, x: Value, *_: Any) -> Value:
     return x  # values are never written twice, so a copy is the value itself
+
+
+@aten("_conj", "_conj_physical")
+def conjugate(b: Builder, x: Value) -> Any:
+    """At once: torch would only mark the tensor, and whoever reads its memory would miss the mark."""
+    return pointwise(b, A.conj_physical.default, x)
+
+
+@aten("_neg_view")
+def _negative(b: Builder, x: Value) -> Any:
+    return pointwise(b, A.neg.default, x)
 
 
 @aten("to", "_to_copy", "type_as")

@@ -26,6 +26,7 @@ from raddle.graph.ops.pointwise import (
     broadcast_access,
     broadcast_letters,
     broadcast_shape,
+    conjugate,
     pointwise,
 )
 
@@ -67,7 +68,7 @@ def _t(b: Builder, x: Value) -> Any:
 @aten("adjoint", "matrix_H", "mH")
 def _adjoint(b: Builder, x: Value) -> Any:
     y = _t(b, x)
-    return pointwise(b, A.conj_physical.default, y) if x.dtype.is_complex else y
+    return conjugate(b, y) if x.dtype.is_complex else y
 
 
 @aten("numpy_T")
