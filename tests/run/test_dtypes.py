@@ -162,7 +162,7 @@ def test_gradients_through_any_type_equal_the_modules(
         task.verify(on_two(task.graph, devices, sync=sync, steps=2, microbatches=microbatches))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     st.lists(st.sampled_from(STEPS), min_size=1, max_size=5),
     st.sampled_from([torch.float64, torch.complex128]),

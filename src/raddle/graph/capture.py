@@ -31,6 +31,7 @@ from raddle.graph.exporting import Step, export
 from raddle.graph.graph import Fused, Graph, Op, Value
 from raddle.graph.mutation import Memory, View, is_view, out_of_place, writes
 from raddle.graph.resizing import once_each, resized
+from raddle.graph.sharing import refuse_inputs, refuse_shared
 
 RESHAPING = {
     f"aten::{n}_" for n in ("squeeze", "unsqueeze", "t", "transpose", "swapaxes", "resize")
@@ -56,8 +57,10 @@ def capture(
     _check_arguments(model, inputs, targets, loss)
     step = Step(model, list(inputs) if isinstance(inputs, Mapping) else None, len(inputs), loss)
     given = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
-    program = export(step, [*given, *targets], model)
     names = _input_names(model, inputs, targets)
+    leaves = _leaves([given, targets])
+    refuse_inputs(zip(names, leaves, strict=False), model.named_parameters())
+    program = export(step, [*given, *targets], model)
     unknown = set(dims or {}) - set(names)
     if unknown:
         raise InputError(f"dims names {sorted(unknown)}, but the inputs are {', '.join(names)}.")
@@ -126,6 +129,15 @@ def _input_names(
     return [name for argument, value in named for name in _leaf_names(argument, value)]
 
 
+def _leaves(given: Any) -> list[Any]:
+    """What arguments hold, in the order of their names."""
+    if isinstance(given, Mapping):
+        return [leaf for value in given.values() for leaf in _leaves(value)]
+    if isinstance(given, (list, tuple)):
+        return [leaf for value in given for leaf in _leaves(value)]
+    return [given]
+
+
 def _leaf_names(name: str, value: Any) -> list[str]:
     if isinstance(value, Mapping):
         return [n for k, v in value.items() for n in _leaf_names(f"{name}.{k}", v)]
@@ -170,6 +182,7 @@ class _Translation:
         self.builder = Builder()
         self.memory = Memory(self.builder)
         self.constants: dict[str, Tensor] = {}
+        self.lifted: list[tuple[str, Tensor]] = []  # constants as they are outside
         self.inputs: list[str] = []
         self.aliases: dict[str, str] = {}
         # By region, the nodes inside that are one and the same tensor as one outside.
@@ -189,7 +202,9 @@ class _Translation:
         ):
             has_loss = True
         updates = {b: self._result(value).name for b, value in self.memory.updates.items()}
-        self._refuse_shared_storage(updates)
+        states = [*self.model.named_parameters(), *self.model.named_buffers()]
+        trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
+        refuse_shared(states, self.lifted, trained | set(updates))
         values, ops, fused = _alive(self.builder, {*outputs, *updates.values()})
         for value in values.values():
             if 0 in value.shape:
@@ -209,21 +224,6 @@ class _Translation:
             fused,
             self.constants,
         )
-
-    def _refuse_shared_storage(self, written: Mapping[str, str]) -> None:
-        """Writing to a buffer that is a view of another would change both; only one is known here."""
-        states = [*self.model.named_parameters(), *self.model.named_buffers()]
-        storages = {name: tensor.untyped_storage() for name, tensor in states}
-        sharing: dict[int, list[str]] = {}
-        for name, storage in storages.items():
-            sharing.setdefault(id(storage), []).append(name)
-        for name in written:
-            for other in sharing[id(storages[name])]:
-                if other != name:
-                    raise InputError(
-                        f"the model writes to '{name}', which shares memory with '{other}': "
-                        "keep them in tensors of their own."
-                    )
 
     def _result(self, value: Value) -> Value:
         """A value that an operator gives: a buffer that takes an input's numbers takes a copy."""
@@ -291,6 +291,7 @@ class _Translation:
     def _constant(self, target: str, tensor: Tensor) -> Value:
         name = self.builder.reserve(f"constant.{target.removeprefix('model.')}")
         self.constants[name] = tensor.detach().clone()
+        self.lifted.append((name, tensor))
         shape = tuple(tensor.shape)
         named = letters.POOL[: len(shape)]
         return self.builder.add(Value(name, shape, tensor.dtype, named, "constant"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import os
@@ -15,6 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from raddle.errors import InputError
+from raddle.graph.unchanged import unchanged
+
+# All that a tensor can call when its gradient is there.
+HOOKS = [n for n in dir(Tensor) if n.startswith("register_") and n.endswith("hook")]
 
 
 class Step(nn.Module):
@@ -34,6 +39,7 @@ class Step(nn.Module):
         before = [
             (m, k, b) for m in self.model.modules() for k, b in m.named_buffers(recurse=False)
         ]
+        needed = {name: p.requires_grad for name, p in self.model.named_parameters()}
         if self.keys is None:
             output = self.model(*given)
         else:
@@ -42,6 +48,12 @@ class Step(nn.Module):
             if (now := getattr(owner, key)) is not buffer:  # assigned anew: the same as written
                 buffer.copy_(now.detach())
                 setattr(owner, key, buffer)
+        for name, p in self.model.named_parameters():
+            if p.requires_grad != needed.get(name, p.requires_grad):
+                raise InputError(
+                    f"the model changes requires_grad of '{name}' in its forward, which cannot be "
+                    "captured: freeze parameters before."
+                )
         (function,) = self.loss
         loss = [] if function is None else [_scalar(function(output, *targets))]
         return tuple(loss + _tensors(output))
@@ -71,10 +83,9 @@ def _tensors(output: Any) -> list[Tensor]:
 def export(step: Step, inputs: Sequence[Any], model: nn.Module) -> torch.export.ExportedProgram:
     on_meta = any(t.is_meta for t in [*model.parameters(), *model.buffers()])
     try:
-        with _unchanged(model), _refusing_custom_backwards(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on attributes that the modules of torch itself assign
-            with torch.device("meta") if on_meta else nullcontext():
-                return torch.export.export(step, tuple(inputs), strict=False)
+        place = torch.device("meta") if on_meta else nullcontext()
+        with unchanged(step), _refusing_custom_backwards(), _quiet(), place:
+            return torch.export.export(step, tuple(map(_fresh, inputs)), strict=False)
     except InputError:
         raise
     except Exception as error:
@@ -89,28 +100,38 @@ def export(step: Step, inputs: Sequence[Any], model: nn.Module) -> torch.export.
         ) from error
 
 
+def _fresh(given: Any) -> Any:
+    """The same arguments in tensors of their own.
+
+    Export tells tensors apart by what they are: one that is given twice, or that the module holds too, it
+    would take for the other.
+    """
+    if isinstance(given, Tensor):
+        made = torch.empty_strided(
+            given.shape, given.stride(), dtype=given.dtype, device=given.device
+        )
+        return made.requires_grad_(given.requires_grad)
+    if isinstance(given, Mapping):
+        copied: Any = copy.copy(given)
+        for key, value in given.items():
+            copied[key] = _fresh(value)
+        return copied
+    if isinstance(given, (list, tuple)):
+        parts = [_fresh(value) for value in given]
+        return type(given)(*parts) if hasattr(given, "_fields") else type(given)(parts)
+    return given
+
+
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Puts back what tracing leaves in a module: tensors that are attributes; and keeps torch quiet."""
-    kept = [
-        (module, name, value, value.detach().clone())
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if isinstance(value, Tensor)
-    ]
-    names = [(module, set(vars(module))) for module in model.modules()]
+def _quiet() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on attributes that the modules of torch itself assign
+            yield
     finally:
         logging.disable(disabled)
-        for module, before in names:
-            for name in set(vars(module)) - before:
-                delattr(module, name)
-        for module, name, value, numbers in kept:
-            value.detach().copy_(numbers)
-            setattr(module, name, value)
 
 
 @contextmanager
@@ -134,14 +155,17 @@ def _refusing_custom_backwards() -> Iterator[None]:
     def refuse_hook(tensor: Tensor, hook: Any) -> Any:
         raise InputError("the model registers a hook on a gradient, which cannot be captured.")
 
-    apply, hook = torch.autograd.Function.__dict__["apply"], torch.Tensor.register_hook
+    apply = torch.autograd.Function.__dict__["apply"]
+    hooks = {name: getattr(Tensor, name) for name in HOOKS}
     torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[assignment,method-assign]
-    torch.Tensor.register_hook = refuse_hook  # type: ignore[method-assign]
+    for name in hooks:
+        setattr(Tensor, name, refuse_hook)
     try:
         yield
     finally:
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-        torch.Tensor.register_hook = hook  # type: ignore[method-assign]
+        for name, hook in hooks.items():
+            setattr(Tensor, name, hook)
 
 
 def _place(error: BaseException) -> str:

@@ -79,7 +79,8 @@ class Threads:
 
     def send(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
         assert buffer.is_contiguous()
-        assert not (buffer.is_conj() or buffer.is_neg())  # others read memory as it is
+        assert not buffer.is_conj(), "others read memory as it is"
+        assert not buffer.is_neg(), "others read memory as it is"
         self.sent[target] += buffer.nbytes
         message = buffer.detach().clone()
         _settle(message)

@@ -1,0 +1,73 @@
+"""Which tensors share memory: writing to one of them changes the others, and a graph knows only one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import Any
+
+from torch import Tensor
+
+from raddle.errors import InputError
+
+Named = tuple[str, Tensor]
+
+
+def refuse_inputs(inputs: Iterable[tuple[str, Any]], parameters: Iterable[Named]) -> None:
+    """An input is data: if it were a trained parameter too, a part of its gradient would be lost."""
+    trained = [(name, p) for name, p in parameters if p.requires_grad]
+    for name, given in inputs:
+        for other, parameter in trained:
+            if isinstance(given, Tensor) and given.requires_grad and _overlap(given, parameter):
+                raise InputError(
+                    f"'{name}' shares memory with the trained parameter '{other}', and no gradient "
+                    "flows through an input: give x.detach()."
+                )
+
+
+def refuse_shared(states: Iterable[Named], constants: Sequence[Named], written: set[str]) -> None:
+    """What a step writes, be it by the model or by the optimizer, must have memory of its own."""
+    known = {name for name, _ in constants}
+    for pair in _sharing([*states, *constants]):
+        changed = next((name for name in pair if name in written), None)
+        if changed is None:
+            continue
+        other = pair[1] if changed == pair[0] else pair[0]
+        if other in known:
+            raise InputError(
+                f"the model or its loss uses '{changed}' through a variable of its own, where it would "
+                "stay as it is now: read it from the module when it is called."
+            )
+        raise InputError(
+            f"a step writes to '{changed}', which shares memory with '{other}': "
+            "keep them in tensors of their own."
+        )
+
+
+def _sharing(named: Iterable[Named]) -> Iterator[tuple[str, str]]:
+    """Names of tensors that have elements in common; names of one and the same tensor are not meant."""
+    storages: list[Any] = []  # are kept, so that ids stay theirs
+    groups: dict[int, list[Named]] = {}
+    for name, tensor in named:
+        storages.append(tensor.untyped_storage())
+        groups.setdefault(id(storages[-1]), []).append((name, tensor))
+    for group in groups.values():
+        for (one, a), (other, b) in combinations(group, 2):
+            if a is not b and _overlap(a, b):
+                yield one, other
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    (start, end), (other_start, other_end) = _extent(a), _extent(b)
+    same = a.untyped_storage() is b.untyped_storage()
+    return same and start < other_end and other_start < end
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """The bytes of its storage that a tensor's elements lie between."""
+    width = tensor.element_size()
+    begin = int(tensor.storage_offset()) * width
+    if not tensor.numel():
+        return begin, begin
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * width

@@ -1,0 +1,235 @@
+"""Capture leaves a module and the process as they were: whatever a forward does, also where it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import random
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from raddle.errors import InputError
+from raddle.graph.capture import capture
+
+HOOKS = [n for n in dir(nn.Module) if n.startswith("register_") and n.endswith("_hook")]
+
+Touch = Callable[[Any, Tensor, random.Random], Any]
+
+
+def ignore(*_: Any, **__: Any) -> None:
+    """A hook that changes nothing."""
+
+
+def hook(name: str) -> Touch:
+    """Registers one kind of hook with any of its flags, on any module."""
+
+    def touch(m: Any, v: Tensor, rng: random.Random) -> None:
+        register = getattr(rng.choice(list(m.modules())), name)
+        flags = [k for k, p in inspect.signature(register).parameters.items() if p.default is False]
+        register(ignore, **{flag: rng.random() < 0.5 for flag in flags})
+
+    return touch
+
+
+def assign(name: str, value: Callable[[Any, Tensor], Any]) -> Touch:
+    return lambda m, v, rng: setattr(rng.choice([m, m.fc, m.norm]), name, value(m, v))
+
+
+def flipped(m: Any, v: Tensor, rng: random.Random) -> None:
+    for module in m.modules():
+        module.train(rng.random() < 0.5)
+
+
+def frozen(m: Any, v: Tensor, rng: random.Random) -> None:
+    rng.choice(list(m.parameters())).requires_grad_(False)
+
+
+def failing(m: Any, v: Tensor, rng: random.Random) -> None:
+    raise RuntimeError("the forward fails")
+
+
+def doubling(m: Any, v: Tensor, rng: random.Random) -> None:
+    """Installs a hook at the first call, as models of transformers do."""
+    if not m.installed:
+        m.installed = True
+        m.fc.register_forward_hook(lambda module, inputs, output: output * 2)
+
+
+TOUCHES: dict[str, Touch] = {
+    **{name: hook(name) for name in HOOKS},
+    "doubling": doubling,
+    "counts": assign("count", lambda m, v: m.count + 1),
+    "keeps a tensor": assign("kept", lambda m, v: v),
+    "new buffer": lambda m, v, rng: m.fc.register_buffer("more", torch.ones(2)),
+    "new parameter": lambda m, v, rng: m.register_parameter("more", nn.Parameter(torch.ones(2))),
+    "new module": lambda m, v, rng: m.norm.add_module("more", nn.Linear(2, 2)),
+    "deletes": lambda m, v, rng: delattr(m, "spare") if hasattr(m, "spare") else None,
+    "deletes a buffer": lambda m, v, rng: m._buffers.pop("unused", None),
+    "writes a buffer": lambda m, v, rng: m.buffer.add_(1),
+    "assigns a buffer": lambda m, v, rng: setattr(m, "buffer", m.buffer + 1),
+    "writes a tensor": lambda m, v, rng: m.plain.add_(1),
+    "assigns a tensor": lambda m, v, rng: setattr(m, "plain", m.plain + 1),
+    "writes a tensor in a list": lambda m, v, rng: m.list[0].mul_(2),
+    "appends": lambda m, v, rng: m.list.append(v),
+    "appends left": lambda m, v, rng: m.queue.appendleft(v),
+    "pops": lambda m, v, rng: m.dict.pop("a", None),
+    "sets a key": lambda m, v, rng: m.dict.update(b=v),
+    "adds": lambda m, v, rng: m.set.add("more"),
+    "nested": lambda m, v, rng: m.dict["inner"].append(v),
+    "an object's attribute": lambda m, v, rng: setattr(m.object, "last", v),
+    "an object's list": lambda m, v, rng: m.object.list.append(v),
+    "modes": flipped,
+    "requires_grad": frozen,
+    "no requires_grad at all": lambda m, v, rng: m.requires_grad_(False),
+    "seeds torch": lambda m, v, rng: torch.manual_seed(5),
+    "draws from torch": lambda m, v, rng: torch.rand(3),
+    "draws from random": lambda m, v, rng: random.random(),
+    "draws from numpy": lambda m, v, rng: np.random.rand(),
+    "default dtype": lambda m, v, rng: torch.set_default_dtype(torch.float64),
+    "hooks of all modules": lambda m, v, rng: nn.modules.module.register_module_forward_hook(
+        ignore
+    ),
+    "fails": failing,
+}
+
+
+class Touching(nn.Module):
+    """A forward that does the named things to its module."""
+
+    def __init__(self, touches: list[str], seed: int) -> None:
+        super().__init__()
+        self.touches, self.seed = tuple(touches), seed
+        self.fc, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+        self.register_buffer("buffer", torch.zeros(3))
+        self.register_buffer("unused", torch.zeros(1))
+        self.plain, self.spare, self.count, self.installed = torch.ones(3), 1, 0, False
+        self.fc.count = self.norm.count = 0
+        self.list, self.dict, self.set = [torch.ones(2)], {"a": 1, "inner": []}, {"one"}
+        self.queue, self.object = deque([1, 2]), SimpleNamespace(list=[])
+        self.fc.register_forward_hook(ignore)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rng = random.Random(self.seed)
+        for name in self.touches:
+            TOUCHES[name](self, x, rng)
+        return (self.norm(self.fc(x)) * self.buffer.exp()).square().mean()
+
+
+def portrait(value: Any, seen: set[int]) -> Any:
+    """What something is made of, down to the identity and the numbers of every tensor."""
+    if isinstance(value, Tensor):
+        gradient = None if value.grad is None else id(value.grad)
+        numbers = value.detach().tolist()
+        return id(value), type(value), numbers, value.requires_grad, gradient
+    if id(value) in seen or isinstance(value, (int, float, str, type(None))):
+        return id(value), value if isinstance(value, (int, float, str)) else None
+    seen.add(id(value))
+    if isinstance(value, dict):
+        return [(k, portrait(v, seen)) for k, v in value.items()]
+    if isinstance(value, (list, tuple, deque, set)):
+        return [portrait(v, seen) for v in value]
+    if isinstance(value, (nn.Module, SimpleNamespace)):
+        return id(value), type(value), portrait(vars(value), seen)
+    return id(value)
+
+
+def surroundings() -> Any:
+    registered = {k: dict(v) for k, v in vars(nn.modules.module).items() if isinstance(v, dict)}
+    return (
+        torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state()),
+        torch.get_default_dtype(), torch.is_grad_enabled(), str(registered),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def put_back() -> Any:
+    """For the test's own sake: what it finds changed must not change others."""
+    before = torch.get_default_dtype(), dict(nn.modules.module._global_forward_hooks)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before[0])
+        nn.modules.module._global_forward_hooks.clear()
+        nn.modules.module._global_forward_hooks.update(before[1])
+
+
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from(sorted(TOUCHES)), max_size=5), st.integers(0, 99), st.booleans())
+def test_capture_changes_nothing(touches: list[str], seed: int, training: bool) -> None:
+    model, x = Touching(touches, seed).train(training), torch.randn(4, 3)
+    if seed % 2:
+        model.fc.weight.grad = torch.ones(3, 3)
+    with put_back():
+        before = portrait(model, set()), surroundings()
+        with contextlib.suppress(InputError):
+            capture(model, [x])
+        after = portrait(model, set()), surroundings()
+    assert after == before
+
+
+@pytest.mark.parametrize("name", TOUCHES)
+def test_each_way_to_change_a_module_is_undone(name: str) -> None:
+    test_capture_changes_nothing.hypothesis.inner_test([name], 3, True)
+
+
+def test_lists_stay_the_same_objects() -> None:
+    """Others may hold them too; torch.export replaces them by copies."""
+    model = Touching(["appends", "nested", "an object's list"], 0)
+    held = model.list, model.dict, model.dict["inner"], model.queue, model.object.list
+    capture(model, [torch.randn(4, 3)])
+    now = model.list, model.dict, model.dict["inner"], model.queue, model.object.list
+    assert all(a is b for a, b in zip(held, now, strict=True))
+
+
+def freezing(m: Any, v: Tensor, rng: random.Random) -> None:
+    m.fc.bias.requires_grad_(False)
+
+
+def hooking(m: Any, v: Tensor, rng: random.Random) -> None:
+    m.fc.weight.register_post_accumulate_grad_hook(ignore)
+
+
+@pytest.mark.parametrize(
+    ("touch", "reason"), [(freezing, "requires_grad of 'fc.bias'"), (hooking, "hook on a gradient")]
+)
+def test_what_would_be_lost_is_refused(
+    touch: Touch, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TOUCHES, "given", touch)
+    with pytest.raises(InputError, match=reason):
+        capture(Touching(["given"], 0), [torch.randn(4, 3)])
+
+
+def test_hooks_of_the_first_call_are_installed_once() -> None:
+    torch.manual_seed(0)
+    model, x = Touching(["doubling"], 0), torch.randn(4, 3)
+    expected = copy.deepcopy(model)(x).item()
+    capture(model, [x])
+    assert model(x).item() == expected
+
+
+def test_segformer_runs_after_it_was_captured() -> None:
+    hf = pytest.importorskip("transformers")
+    config = hf.SegformerConfig(
+        num_encoder_blocks=2, depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[8, 12], patch_sizes=[3, 3],
+        strides=[2, 2], num_attention_heads=[1, 2], mlp_ratios=[2, 2], decoder_hidden_size=8, num_labels=3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = hf.SegformerForSemanticSegmentation(config).eval()
+    given = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.randint(3, (2, 16, 16))}
+    expected = copy.deepcopy(model)(**given).loss.item()
+    before = portrait(model, set())
+    graph = capture(model, given, loss=lambda out: out.loss)
+    assert portrait(model, set()) == before
+    assert model(**given).loss.item() == expected
+    assert graph.loss is not None
