@@ -1,14 +1,15 @@
 """A captured graph as the layers that a pipeline is cut between, with what a micro-batch takes and holds.
 
 A layer is an operator with weights together with all that follows from it alone (statistics, activations,
-views): a cut between those would never carry less. What depends on no sample goes with its first reader.
+views): a cut between those would never carry less. What depends on no sample goes with the earliest of the
+layers that read it. Layers are numbered so that each reads earlier ones alone: they cannot form a cycle.
 """
 
 # v: a layer (a node of the partitioner's graph)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from raddle.clusters import Cluster, Device
@@ -47,10 +48,8 @@ def nodes_of(graph: Graph) -> Nodes:
         else:
             of[op.name] = count
             count += 1
-    place = {op.name: i for i, op in enumerate(graph.ops)}
-    for op in reversed([op for op in graph.ops if op.name in fixed]):
-        readers = [r.name for o in op.outputs for r in graph.readers.get(o, ()) if r.name in of]
-        of[op.name] = of[min(readers, key=place.__getitem__)] if readers else 0
+    _place_fixed(graph, fixed, of)
+    count = max(count, 1)
     edges: list[set[int]] = [set() for _ in range(count)]
     for op in graph.ops:
         for i in op.inputs:
@@ -60,6 +59,27 @@ def nodes_of(graph: Graph) -> Nodes:
     for op in graph.ops:
         names[of[op.name]].append(op.name)
     return Nodes(graph, of, tuple(map(tuple, names)), tuple(tuple(sorted(own)) for own in edges))
+
+
+def _place_fixed(graph: Graph, fixed: Collection[str], of: dict[str, int]) -> None:
+    """Gives operators that depend on no sample the earliest layer that reads them, by way of others too.
+
+    A buffer's next value counts as read by whoever reads the buffer: only within a stage does a
+    micro-batch find what the one before has written.
+    """
+    buffers = {value: buffer for buffer, value in graph.updates.items()}
+    waiting = [op for op in reversed(graph.ops) if op.name in fixed]
+    changed = True
+    while changed:
+        changed = False
+        for op in waiting:
+            names = [*op.outputs, *(buffers[o] for o in op.outputs if o in buffers)]
+            readers = [r.name for name in names for r in graph.readers.get(name, ())]
+            first = min((of[r] for r in readers if r in of), default=None)
+            if first is not None and first != of.get(op.name):
+                of[op.name] = first
+                changed = True
+    of.update({op.name: 0 for op in waiting if op.name not in of})  # nobody reads these
 
 
 def line_of(cluster: Cluster) -> Line:

@@ -1,0 +1,216 @@
+"""Layers of random graphs never wait for each other, and stages between them train as the module does.
+
+The graphs have values that depend on no sample: of every role that a value can have, in chains and
+diamonds, read early, late and by several layers.
+"""
+
+# v: a layer (a node of the partitioner's graph)
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_reference import ideals
+from pipelines import Piped, pipeline
+from torch import Tensor, nn
+
+from raddle.graph.capture import capture
+from raddle.program.check import check
+from raddle.program.lower import lower
+from raddle.searches.pipeline.layers import topological_order
+from raddle.searches.pipeline.nodes import Nodes, nodes_of, stage_names
+from raddle.searches.placing import standing
+
+WIDTH, SAMPLES = 6, 4
+
+# What values that depend on no sample are made from, by the role that they have in a graph.
+SOURCES = (
+    "parameter", "frozen", "buffer", "written buffer", "buffer written later", "constant", "input", "op"
+)  # fmt: skip
+
+FUNCTIONS = {
+    "add 1": lambda a, _: a + 1,
+    "double": lambda a, _: a * 2,
+    "cosine": lambda a, _: a.cos(),
+    "sum": lambda a, b: a + b,
+    "product": lambda a, b: a * b,
+}
+
+
+class Fixed(NamedTuple):
+    """A value that depends on no sample: a function of two of those before it."""
+
+    function: str
+    a: int
+    b: int
+
+
+class Step(NamedTuple):
+    """What is done to a value of the samples: a layer, a fixed value multiplied in, or a value added."""
+
+    kind: str  # linear | fixed | join
+    a: int  # of the values of samples
+    b: int  # of the fixed values, or of the values of samples
+
+
+class Recipe(NamedTuple):
+    sources: tuple[str, ...]
+    fixed: tuple[Fixed, ...]
+    steps: tuple[Step, ...]
+
+
+NUMBERS = st.integers(0, 20)
+RECIPES = st.builds(
+    Recipe,
+    st.lists(st.sampled_from(SOURCES), min_size=1, max_size=4).map(tuple),
+    st.lists(st.builds(Fixed, st.sampled_from(list(FUNCTIONS)), NUMBERS, NUMBERS), max_size=6).map(
+        tuple
+    ),
+    st.lists(
+        st.builds(Step, st.sampled_from(["linear", "linear", "fixed", "join"]), NUMBERS, NUMBERS),
+        min_size=2,
+        max_size=8,
+    ).map(tuple),
+)
+
+
+class Random(nn.Module):
+    """What a recipe says; the layers are named by their steps."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.recipe = recipe
+        self.layers = nn.ModuleDict(
+            {
+                str(k): nn.Linear(WIDTH, WIDTH)
+                for k, s in enumerate(recipe.steps)
+                if s.kind == "linear"
+            }
+        )
+        for k, role in enumerate(recipe.sources):
+            value = torch.linspace(0.5, 1.5, WIDTH) + 0.1 * k
+            if role in ("parameter", "frozen"):
+                setattr(self, f"fixed{k}", nn.Parameter(value, requires_grad=role == "parameter"))
+            elif "buffer" in role:
+                self.register_buffer(f"fixed{k}", value)
+        self.double()
+
+    def source(self, k: int, given: Tensor) -> Tensor:
+        role = self.recipe.sources[k]
+        if role == "op":
+            return torch.arange(WIDTH, dtype=torch.float64) / WIDTH
+        if role == "constant":
+            return torch.tensor([0.1 * i for i in range(WIDTH)], dtype=torch.float64)
+        if role == "input":
+            return given.expand(WIDTH)
+        value: Tensor = getattr(self, f"fixed{k}")
+        if role == "buffer written later":
+            before = value * 2
+            value.mul_(0.9)
+            return before
+        return value.mul_(0.9) if role == "written buffer" else value
+
+    def forward(self, x: Tensor, given: Tensor) -> Tensor:
+        fixed = [self.source(k, given) for k in range(len(self.recipe.sources))]
+        for function, a, b in self.recipe.fixed:
+            fixed.append(FUNCTIONS[function](fixed[a % len(fixed)], fixed[b % len(fixed)]))
+        values = [x]
+        for k, (kind, a, b) in enumerate(self.recipe.steps):
+            value = values[-1 - a % len(values)]
+            if kind == "linear":
+                value = self.layers[str(k)](value)
+            elif kind == "fixed":
+                value = value * fixed[b % len(fixed)]
+            else:
+                value = value + values[b % len(values)]
+            values.append(value)
+        return torch.stack([v.tanh().sum() for v in values[1:]]).sum()
+
+
+INPUTS = (
+    torch.linspace(-1, 1, SAMPLES * WIDTH, dtype=torch.float64).view(SAMPLES, WIDTH),
+    torch.tensor(0.7, dtype=torch.float64),  # an input without dimensions has no samples
+)
+
+
+def is_acyclic(nodes: Nodes) -> bool:
+    """Whether layers are in an order; it is that of their numbers."""
+    assert sorted(n for own in nodes.names for n in own) == sorted(
+        op.name for op in nodes.graph.ops
+    )
+    topological_order(nodes.successors)
+    return all(v < min(readers, default=v + 1) for v, readers in enumerate(nodes.successors))
+
+
+@settings(max_examples=max(5, settings().max_examples // 2))
+@given(RECIPES, st.randoms(use_true_random=False))
+def test_every_convex_cut_of_a_random_graph_trains_as_the_module(
+    recipe: Recipe, rng: random.Random
+) -> None:
+    model = Random(recipe)
+    if not any(True for _ in model.parameters()):
+        return
+    piped = Piped(model, INPUTS, steps=2)
+    nodes = nodes_of(piped.graph)
+    assert is_acyclic(nodes)
+    every = ideals(nodes.successors)[1:-1][:24]
+    run = rng.choice([*every, None])
+    for first in every:
+        last = set(range(len(nodes.names))) - first
+        stages = stage_names(nodes, [sorted(first), sorted(last)])
+        plan = pipeline(piped, 2, 2, "1f1b", stages=stages)
+        check(lower(piped.graph, plan))
+        if first is run:
+            piped.verify(plan)
+
+
+class Late(nn.Module):
+    """`late` is made before `early`, and read after it: the smallest case that made a cycle of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(float(WIDTH))
+        late, early = positions + 1, positions * 2
+        found: Tensor = self.b(self.a(x) * early) * late
+        return found
+
+
+def test_what_depends_on_no_sample_is_with_the_earliest_layer_that_reads_it() -> None:
+    nodes = nodes_of(capture(Late(), [torch.zeros(SAMPLES, WIDTH)], loss=torch.sum))
+    assert nodes.names == (("arange", "mul", "a", "mul_1"), ("add", "b", "mul_2", "sum"))
+    assert nodes.successors == ((1,), ())
+
+
+class Samples(nn.Module):
+    """A loss that looks at no sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight.cos().sum()
+
+
+def test_a_graph_without_samples_is_one_layer() -> None:
+    graph = capture(Samples(), [torch.zeros(SAMPLES, WIDTH)])
+    assert nodes_of(graph).names == (tuple(op.name for op in graph.ops),)
+
+
+def test_the_sources_of_random_graphs_have_all_roles() -> None:
+    """A role that is new, and depends on no sample, belongs to the sources above."""
+    every = Recipe(SOURCES, (), tuple(Step("fixed", 0, k) for k in range(len(SOURCES))))
+    graph = capture(Random(every), INPUTS)
+    fixed = standing(graph)
+    read = {i for op in graph.ops if op.name not in fixed for i in op.inputs}
+    made = {i for op in graph.ops if op.name in fixed for i in op.inputs}
+    roles = {graph.values[name].role for name in read | made} - {"op"}
+    assert roles == {"input", "parameter", "frozen", "buffer", "constant"}
