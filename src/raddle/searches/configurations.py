@@ -173,9 +173,22 @@ def _as_read(
         for span in pairwise(split.cuts[over[0]]):
             box[over[0]] = span
             ranges.append(index.range(box))
-        ends = [0, *(hi for _, hi in ranges)]
-        if [lo for lo, _ in ranges] == ends[:-1] and ends[-1] == op.space.dims[d].size:
-            axes[d], cuts[d] = split.axes[over[0]], tuple(ends)
+        found = meeting(ranges, op.space.dims[d].size)
+        if found:
+            axes[d], cuts[d] = split.axes[over[0]], found
+
+
+def meeting(ranges: Sequence[tuple[int, int]], size: int) -> Cuts:
+    """The cut points that ranges leave of a dimension; none where they overlap, miss any, or are empty.
+
+    A part of a concatenation reads nothing of the operands that lie in other parts: its range is empty.
+
+    >>> meeting([(0, 4), (4, 8)], 8), meeting([(0, 5), (3, 8)], 8), meeting([(0, 0), (0, 8)], 8)
+    ((0, 4, 8), (), ())
+    """
+    ends = [0, *(hi for _, hi in ranges)]
+    meet = [lo for lo, _ in ranges] == ends[:-1] and ends[-1] == size
+    return tuple(ends) if meet and all(a < b for a, b in pairwise(ends)) else ()
 
 
 def most_copies(member: Member) -> int:

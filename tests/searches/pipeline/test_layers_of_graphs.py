@@ -147,7 +147,7 @@ def is_acyclic(nodes: Nodes) -> bool:
     return all(v < min(readers, default=v + 1) for v, readers in enumerate(nodes.successors))
 
 
-@settings(max_examples=max(5, settings().max_examples // 2))
+@settings(max_examples=max(5, settings().max_examples // 3))
 @given(RECIPES, st.randoms(use_true_random=False))
 def test_every_convex_cut_of_a_random_graph_trains_as_the_module(
     recipe: Recipe, rng: random.Random

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from raddle.graph.index import Index
 from raddle.graph.space import Space
 from raddle.plan.tiling import even_cuts
-from raddle.searches.configurations import degrees, followers, most_copies
+from raddle.searches.configurations import degrees, followers, meeting, most_copies
 from raddle.searches.groups import AFTER, OWN, Group, Member
 from raddle.searches.optcnn.ranges import Array, Cuts, Lattice, Ranges, by_axis, constant, indexed
 
@@ -203,9 +203,8 @@ class Atlas:
         first = 0
         for q in lattice.options[a].tolist():
             lo, hi = part.lo[first : first + q].tolist(), part.hi[first : first + q].tolist()
-            ends = [0, *hi]
-            meet = len(lo) == q and lo == ends[:-1] and ends[-1] == size
-            cuts.append(tuple(ends) if meet and q not in reader.uncut else ())
+            able = len(lo) == q and q not in reader.uncut
+            cuts.append(meeting(list(zip(lo, hi, strict=True)), size) if able else ())
             first += q
         found = by_axis(lattice, a, size, cuts)
         if np.array_equal(found.lo, reader.lo) and np.array_equal(found.hi, reader.hi):
@@ -233,7 +232,7 @@ class Atlas:
             tuple(self.index(index, dims) for index in access.indices) for access in space.operands
         ]
         needed = [
-            present & np.logical_and.reduce([r.full for r in own])
+            reduce(np.logical_and, [r.full for r in own], present)
             if any(r.gaps for r in own)
             else present
             for own in ranges
