@@ -5,6 +5,7 @@ torch is imported inside the verbs that need it, so that `raddle --help` answers
 
 import pathlib
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +23,7 @@ from raddle.commands import (
 from raddle.commands.loading import capture_model, load_measured, load_plan
 from raddle.commands.options import Json, OtherCluster, OtherModel, ProfileOption
 from raddle.commands.output import check_folder, show
-from raddle.errors import InputError
+from raddle.errors import FailedCandidate, InputError
 from raddle.lab.cli import app as lab_app
 
 app = typer.Typer(
@@ -35,11 +36,24 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the verb; a sentence and exit code 2 for what the user can mend."""
+    warnings.formatwarning = _format_warning
     try:
         app(prog_name="raddle")
     except InputError as error:
         print(f"raddle: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+_format = warnings.formatwarning
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], *where: Any, **line: Any
+) -> str:
+    """A candidate that failed is a sentence; where that was is in it already."""
+    if issubclass(category, FailedCandidate):
+        return f"raddle: {message}\n"
+    return _format(message, category, *where, **line)
 
 
 @app.callback()

@@ -1,4 +1,4 @@
-"""The one exception that is meant for users, how it quotes what they gave, and a case nobody thought of."""
+"""The one exception that is meant for users, and how it quotes what they gave; the one warning."""
 
 from __future__ import annotations
 
@@ -54,3 +54,10 @@ def _shortened(found: str) -> str:
 def never(value: NoReturn) -> NoReturn:
     """Ends a list of cases that is complete: a type checker complains where it is not."""
     raise AssertionError(f"{value!r} is a case that nobody has thought of")
+
+
+class FailedCandidate(RuntimeWarning):
+    """A candidate of a search failed by a mistake in raddle, and the others competed without it.
+
+    `warnings.simplefilter("error", FailedCandidate)` makes the search end there instead.
+    """

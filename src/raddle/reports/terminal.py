@@ -268,6 +268,9 @@ def show_plan(row: Mapping[str, Any]) -> None:
         print(
             f"found as '{row['start']}' after {row['proposals']} proposals; the search ended {ended}"
         )
+    for failure in row.get("failed", ()):
+        if not failure["refused"]:
+            print(f"left out, by a mistake in raddle: {failure['name']}, {failure['error']}")
     if row["file"] is not None:
         print(f"written to {row['file']}: raddle simulate {row['file']} shows more")
 

@@ -6,11 +6,13 @@
    answer. No baseline that fits is faster: those that could be are simulated too.
 4. If nothing fits, values are computed again in place of being kept; if that does not help, it says so.
 5. A pipeline (searches/pipeline) is taken where it is faster, or where nothing else fits.
+
+Whatever fails on the way is left out and reported (attempts.py); the others compete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +26,7 @@ from raddle.evaluation.evaluator import Evaluator
 from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
 from raddle.program.lower import lower
+from raddle.searches.attempts import Attempts, reasons
 from raddle.searches.bounds import lower_bound
 from raddle.searches.flexflow.climbing import Climb
 from raddle.searches.pipeline.method import Candidate as PipelineCandidate
@@ -32,7 +35,7 @@ from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.recomputing import blocks
 from raddle.searches.settings import Clock, Found, Settings
-from raddle.searches.starts import Method, baseline_starts, expert_starts
+from raddle.searches.starts import Method, Starts, baseline_starts, expert_starts
 from raddle.searches.stepping import proposed, simulated_step
 from raddle.simulation.timeline import simulate
 
@@ -56,6 +59,7 @@ class Candidate:
     peaks: tuple[int, ...] = ()
     fits: bool | None = None
     recompute: int | None = None
+    failed: bool = False  # it could not be simulated
 
     def row(self) -> dict[str, Any]:
         return {
@@ -73,10 +77,12 @@ class Auto:
 
     def __init__(
         self, graph: Graph, cluster: Cluster, settings: Settings, methods: Mapping[str, Method],
-        optima: Callable[[PlanSpace], Mapping[str, Tiles]],
+        optima: Mapping[str, Starts],
     ) -> None:  # fmt: skip
         self.graph, self.cluster, self.settings = graph, cluster, settings
-        self.methods, self.optima = methods, optima
+        self.methods, self.starts = methods, {**optima, "experts": expert_starts}
+        self.attempts = Attempts()
+        self.evaluator: Evaluator | None = None
         self.clock = Clock(settings.budget)
         self.space = PlanSpace(graph, cluster, settings)
         self.climb: Climb | None = None
@@ -84,15 +90,10 @@ class Auto:
         self.stand_in = ""  # the sync that chains time in place of one that the evaluator refuses
 
     def search(self) -> Found:
-        bound = None
-        if self.settings.profile is None:
-            seconds = lower_bound(
-                self.graph, self.cluster, optimizer=self.settings.optimizer
-            ).seconds
-            bound = 1e3 * seconds
+        bound = self._bound()
         candidates = self._starts()
         try:
-            if len(self.cluster.devices) <= MOST_DEVICES:
+            if candidates and len(self.cluster.devices) <= MOST_DEVICES:
                 candidates += self._improved(candidates)
         except KeyboardInterrupt:
             self.interrupted = True
@@ -113,11 +114,21 @@ class Auto:
             found,
             proposals=climb.proposals if climb else 0,
             accepted=sum(c.accepted for c in climb.every) if climb else 0,
-            stopped="interrupt" if self.interrupted else climb.stopped if climb else "starts",
+            stopped="interrupt" if self.interrupted else (climb and climb.stopped) or "starts",
             history=tuple(climb.history) if climb and not self.stand_in else (),
             lower_bound_ms=bound,
             tried=(*tried, *(c.row() for c in pipelines)),
+            failed=tuple(self.attempts.failures),
         )
+
+    def _bound(self) -> float | None:
+        """Milliseconds that no plan goes below; measured operators have no such bound."""
+        if self.settings.profile is not None:
+            return None
+        with self.attempts.attempt("lower bound"):
+            found = lower_bound(self.graph, self.cluster, optimizer=self.settings.optimizer)
+            return 1e3 * found.seconds
+        return None
 
     def _pipelines(self) -> list[PipelineCandidate]:
         """Stages with the same semantics: exact batch statistics do not divide the batch."""
@@ -127,55 +138,71 @@ class Auto:
         normalised = any(op.composite == "batch_norm" for op in graph.ops)
         own = replace(settings, budget=PIPELINES * settings.budget)
         try:
-            return pipeline(
-                graph,
-                self.cluster,
-                own,
-                self.methods,
-                one_batch=normalised and settings.bn == "global",
-                promising=2,
-            )
+            with self.attempts.attempt("pipeline"):
+                return pipeline(
+                    graph,
+                    self.cluster,
+                    own,
+                    self.methods,
+                    one_batch=normalised and settings.bn == "global",
+                    promising=2,
+                )
         except KeyboardInterrupt:
             self.interrupted = True
-            return []
+        return []
 
     # -- starts ----------------------------------------------------------------------------------
 
     def _starts(self) -> list[Candidate]:
         self.settings.heard({"step": "starts", "done": 0, "of": self.settings.budget})
-        found = baseline_starts(self.space, self.methods)
-        if not found:
-            raise InputError(
-                f"no method can be applied to '{self.graph.name}' at batch {self.graph.batch} on "
-                f"'{self.cluster.name}'."
-            )
-        found |= {name: self.space.with_pins(tiles) for name, tiles in self.settings.starts.items()}
+        found = baseline_starts(self.space, self.methods, self.attempts)
+        for name, tiles in self.settings.starts.items():
+            with self.attempts.attempt(name):
+                found[name] = self.space.with_pins(tiles)
         try:
-            found |= self.optima(self.space)
-            found |= expert_starts(self.space)
+            for name, starts in self.starts.items():
+                with self.attempts.attempt(name):
+                    found |= starts(self.space)
         except KeyboardInterrupt:
+            if not found:
+                raise
             self.interrupted = True
         if len(self.cluster.devices) > MOST_DEVICES:
             return self._simulated_starts(found)
-        return self._timed(found)
-
-    def _timed(self, found: Mapping[str, Tiles]) -> list[Candidate]:
-        first = self._plan(next(iter(found.values())), None)
-        timed = proposed(first)
-        self.evaluator = Evaluator(self.graph, self.cluster, timed, self.settings.profile)
-        if timed is not first:
-            self.stand_in = timed.sync
+        if found and self._is_stood_in(next(iter(found.values()))):
             return self._simulated_starts(found)
         candidates = []
         for name, tiles in found.items():
-            try:
-                self.evaluator.move(tiles)
-            except InputError:
-                continue
-            time = self.evaluator.time()
-            assert time is not None
-            candidates.append(Candidate(name, tiles, time, int(self.evaluator.load.max())))
+            with self.attempts.attempt(name):
+                candidates.append(self._timed(name, tiles))
         return candidates
+
+    def _is_stood_in(self, tiles: Tiles) -> bool:
+        """Whether chains have to time another sync, because the evaluator refuses the plan's."""
+        plan = self._plan(tiles, None)
+        timed = proposed(plan)
+        self.stand_in = "" if timed is plan else timed.sync
+        return bool(self.stand_in)
+
+    def _timed(self, name: str, tiles: Tiles) -> Candidate:
+        evaluator = self._moved(tiles)
+        time = evaluator.time()
+        assert time is not None
+        return Candidate(name, tiles, time, int(evaluator.load.max()))
+
+    def _moved(self, tiles: Tiles) -> Evaluator:
+        """The evaluator at a plan. It refuses plans as a whole; after a mistake it would be amid a move."""
+        evaluator, self.evaluator = self.evaluator, None
+        try:
+            if evaluator is None:
+                plan = proposed(self._plan(tiles, None))
+                evaluator = Evaluator(self.graph, self.cluster, plan, self.settings.profile)
+            evaluator.move(tiles)
+        except InputError:
+            self.evaluator = evaluator
+            raise
+        self.evaluator = evaluator
+        return evaluator
 
     def _simulated_starts(self, found: Mapping[str, Tiles]) -> list[Candidate]:
         """What the evaluator does not time, simulated for a step.
@@ -190,10 +217,8 @@ class Auto:
                 continue
             if candidates and self.clock.over:
                 break
-            try:
+            with self.attempts.attempt(name):
                 candidates.append(self._stepped(name, tiles))
-            except InputError:
-                continue
         return candidates
 
     def _stepped(self, name: str, tiles: Tiles) -> Candidate:
@@ -205,50 +230,57 @@ class Auto:
     # -- improvement -----------------------------------------------------------------------------
 
     def _improved(self, candidates: list[Candidate]) -> list[Candidate]:
-        self.climb = Climb(
-            self.space, self.evaluator, self.clock, self.settings, stand_in=self.stand_in
-        )
         ranked = sorted(candidates, key=lambda c: c.time)
-        fitting = self._limit(ranked)
-        seen: set[int] = set()
-        for c in fitting:
-            if len(self.climb.chains) < CHAINS and c.time not in seen:
-                seen.add(c.time)  # equal times are nearly always equal plans
-                self.climb.add(c.name, c.tiles)
-        self.climb.run(0.85 * self.settings.budget)
-        if self.climb.stopped == "interrupt":
-            self.interrupted = True
+        over = False
+        with self.attempts.attempt("chains"):
+            evaluator = self._moved(ranked[0].tiles)
+            self.climb = Climb(
+                self.space, evaluator, self.clock, self.settings, stand_in=self.stand_in
+            )
+            fitting = self._limit(ranked, self.climb)
+            seen: set[int] = set()
+            for c in fitting:
+                if len(self.climb.chains) < CHAINS and c.time not in seen:
+                    seen.add(c.time)  # equal times are nearly always equal plans
+                    self.climb.add(c.name, c.tiles)
+            self.climb.run(0.85 * self.settings.budget)
+            over = True
+            if self.climb.stopped == "interrupt":
+                self.interrupted = True
+        if not over:
+            self.evaluator = None  # the one that chains had may have stopped amid a move
         improved = []
-        for own in self.climb.every:
+        for own in self.climb.every if self.climb else ():
             name = f"{own.start}, improved"
-            if self.stand_in:
-                improved.append(self._stepped(name, own.best))
-                continue
-            load = 0
-            if not self.interrupted:  # else the evaluator may have stopped amid a move
-                self.evaluator.move(own.best)
-                load = int(self.evaluator.load.max())
-            improved.append(Candidate(name, own.best, own.best_time, load))
+            with self.attempts.attempt(name):
+                improved.append(self._judged(name, own.best, own.best_time))
         return improved
 
-    def _limit(self, ranked: list[Candidate]) -> list[Candidate]:
+    def _judged(self, name: str, tiles: Tiles, time: int) -> Candidate:
+        """What a chain has found, with the load of its busiest resource."""
+        if self.stand_in:
+            return self._stepped(name, tiles)
+        # After an interrupt the evaluator may have stopped amid a move.
+        load = 0 if self.interrupted else int(self._moved(tiles).load.max())
+        return Candidate(name, tiles, time, load)
+
+    def _limit(self, ranked: list[Candidate], climb: Climb) -> list[Candidate]:
         """Starts that fit, and for the chains a limit on memory where that is scarce."""
-        assert self.climb is not None
         capacity = np.array([d.memory for d in self.cluster.devices], np.float64)
         scale, fitting = 1.0, []
         for c in ranked[:CHAINS]:
-            self.evaluator.move(c.tiles)
-            estimate = np.maximum(self.evaluator.memory, 1)
+            estimate = np.maximum(self._moved(c.tiles).memory, 1)
             if (1.5 * estimate <= 0.5 * capacity).all():
                 fitting.append(c)  # far from full, whatever the estimate leaves out
                 continue
-            self._simulate(c)
+            if not self._simulate(c):
+                continue
             scale = max(scale, max(c.peaks) / float(estimate.max()))
             if c.fits:
                 fitting.append(c)
         if scale > 1.0:
-            evaluator = self.evaluator
-            self.climb.fits = lambda: bool((scale * evaluator.memory <= capacity).all())  # about
+            evaluator = climb.evaluator
+            climb.fits = lambda: bool((scale * evaluator.memory <= capacity).all())  # about
         return fitting or ranked[:CHAINS]
 
     # -- the answer ------------------------------------------------------------------------------
@@ -260,13 +292,17 @@ class Auto:
         )
         return plan if recompute is None else replace(plan, recompute=blocks(self.graph, recompute))
 
-    def _simulate(self, c: Candidate) -> None:
-        if c.step is not None:
-            return
-        plan = replace(self._plan(c.tiles, c.recompute), steps=STEPS)
-        timeline = simulate(lower(self.graph, plan), self.cluster, self.settings.profile)
-        c.step, c.peaks = timeline.step_seconds, tuple(peak_bytes(timeline))
-        c.fits = all(p <= d.memory for p, d in zip(c.peaks, self.cluster.devices, strict=True))
+    def _simulate(self, c: Candidate) -> bool:
+        """Whether a candidate's steps could be simulated; if so, it knows what they take."""
+        if c.step is None and not c.failed:
+            with self.attempts.attempt(c.name):
+                plan = replace(self._plan(c.tiles, c.recompute), steps=STEPS)
+                timeline = simulate(lower(self.graph, plan), self.cluster, self.settings.profile)
+                c.step, c.peaks = timeline.step_seconds, tuple(peak_bytes(timeline))
+                rooms = [d.memory for d in self.cluster.devices]
+                c.fits = all(peak <= room for peak, room in zip(c.peaks, rooms, strict=True))
+            c.failed = c.step is None
+        return not c.failed
 
     def _final(self, candidates: list[Candidate]) -> Candidate:
         """The fastest that fits; after an interrupt, of those that have been simulated."""
@@ -294,8 +330,12 @@ class Auto:
 
     def _squeezed(self, ranked: list[Candidate]) -> Candidate:
         """Nothing fits: the candidates that need least, with values computed again in the backward."""
-        for c in ranked:
-            self._simulate(c)
+        ranked = [c for c in ranked if self._simulate(c)]
+        if not ranked:
+            raise InputError(
+                f"auto found no plan for '{self.graph.name}' at batch {self.graph.batch} on "
+                f"'{self.cluster.name}': {reasons(self.attempts.failures)}."
+            )
         small = sorted(ranked, key=lambda c: max(c.peaks))[:3]
         chosen = list({id(c): c for c in [*ranked[:2], *small]}.values())
         best: Candidate | None = None
@@ -304,7 +344,8 @@ class Auto:
                 if recompute > len(self.space.groups):
                     break
                 new = replace(c, recompute=recompute, step=None, name=f"{c.name}, recomputed")
-                self._simulate(new)
+                if not self._simulate(new):
+                    continue
                 small.append(new)
                 if new.fits and (best is None or _step(new) < _step(best)):
                     best = new

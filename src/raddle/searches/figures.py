@@ -12,12 +12,12 @@ import numpy as np
 from raddle.clusters import Cluster
 from raddle.costs.memory import peak_bytes
 from raddle.costs.profile import Profile
-from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plan.pipelining import steps_to_simulate
 from raddle.plan.plan import BUCKET, Plan
 from raddle.program.lower import lower
 from raddle.program.program import Move, Reduce
+from raddle.searches.attempts import Attempts
 from raddle.searches.bounds import lower_bound
 from raddle.searches.placing import Tiles
 from raddle.searches.planning import find, plan_of
@@ -33,7 +33,7 @@ PIPELINE = ("schedule", "stages", "microbatches")
 # What a plan file keeps of its prediction, and of the search that found it.
 KEPT = (
     *(key for key in FIGURES if key != "speedup"),
-    "lower_bound_ms", "start", "proposals", "stopped", "history", "tried", "searched_as",
+    "lower_bound_ms", "start", "proposals", "stopped", "history", "tried", "failed", "searched_as",
 )  # fmt: skip
 
 
@@ -87,7 +87,11 @@ def planned(
     settings = settings or Settings()
     begun = perf_counter()
     found = found or find(graph, cluster, method, settings)
-    plan = plan_of(graph, cluster, method, found, settings, model=model, recompute=recompute)
+    attempts = Attempts()
+    plan = plan_of(
+        graph, cluster, method, found, settings, model=model, recompute=recompute, attempts=attempts
+    )
+    found = replace(found, failed=(*found.failed, *attempts.failures))
     search_s = perf_counter() - begun
     chosen = found.staged.graph if found.staged is not None else graph
     timeline = judge(chosen, plan, cluster, settings.profile)
@@ -114,6 +118,7 @@ def _search_figures(
             "stopped": found.stopped,
             "history": [[p.seconds, p.proposals, p.best_ms] for p in found.history],
             "tried": list(found.tried),
+            "failed": [failure.row() for failure in found.failed],
         }
     return row
 
@@ -138,9 +143,9 @@ def compare(
     settings: Settings | None = None,
     heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
 ) -> list[dict[str, Any]]:
-    """A row a method; one that cannot be applied has an `error` in place of figures."""
+    """A row a method; one that cannot be applied, or fails, has an `error` in place of figures."""
     rows = [
-        {k: v for k, v in row.items() if k not in ("history", "tried", "searched_as")}
+        {k: v for k, v in row.items() if k not in ("history", "tried", "failed", "searched_as")}
         for _, row in contest(graph, cluster, methods, model=model, settings=settings, heard=heard)
     ]
     add_speedups(rows)
@@ -179,13 +184,15 @@ def contest(
             now = {"step": f"{method}, {step['step']}", "done": done + part, "of": len(methods)}
             heard({**step, **now, "method": method})
 
-        try:
+        attempts, judged = Attempts(), None
+        with attempts.attempt(method):
             own = replace(settings, heard=inside, starts=known if method == "auto" else {})
             judged = planned(graph, cluster, method, model=model, settings=own)
-        except InputError as error:
+        if judged is None:
             unknown = dict.fromkeys(FIGURES)
             setting = {"bn": settings.bn, "sync": settings.plan["sync"], **dict.fromkeys(PIPELINE)}
-            yield None, {"method": method, **unknown, **setting, "error": str(error)}
+            error = attempts.failures[-1].error
+            yield None, {"method": method, **unknown, **setting, "error": error}
             continue
         if not judged.plan.stages and judged.plan.microbatches == 1:
             known[method] = dict(judged.plan.tiles)

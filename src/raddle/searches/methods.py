@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from raddle.clusters import Cluster
 from raddle.errors import InputError
@@ -10,6 +11,7 @@ from raddle.evaluation.coverage import unsupported
 from raddle.evaluation.evaluator import Evaluator
 from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
+from raddle.searches.attempts import Attempts
 from raddle.searches.auto import MOST_DEVICES, Auto
 from raddle.searches.configurations import Configuration
 from raddle.searches.flexflow.method import flexflow
@@ -38,7 +40,10 @@ def search(
 ) -> Found:
     """What a search finds; `methods` are the baselines that it may start from."""
     if method == "auto":
-        return Auto(graph, cluster, settings, methods, _all_optima).search()
+        able = {"optcnn": optima}
+        if len(cluster.devices) <= MOST_DEVICES:
+            able["staged optcnn"] = staged_optima
+        return Auto(graph, cluster, settings, methods, able).search()
     space = PlanSpace(graph, cluster, settings)
     if method == "optcnn":
         return _optcnn(space)
@@ -47,10 +52,12 @@ def search(
             f"flexflow searches on up to {MOST_DEVICES} devices, '{cluster.name}' has "
             f"{len(cluster.devices)}: use optcnn or auto."
         )
-    starts = baseline_starts(space, {k: v for k, v in methods.items() if k in ("data", "owt")})
+    attempts = Attempts()
+    baselines = {k: v for k, v in methods.items() if k in ("data", "owt")}
+    starts = baseline_starts(space, baselines, attempts)
     starts |= _best_first(space, optima(space))
     starts |= _best_first(space, expert_starts(space) | staged_optima(space), most=3)
-    return flexflow(graph, cluster, settings, starts)
+    return replace(flexflow(graph, cluster, settings, starts), failed=tuple(attempts.failures))
 
 
 def optima(space: PlanSpace) -> dict[str, Tiles]:
@@ -78,11 +85,6 @@ def optima(space: PlanSpace) -> dict[str, Tiles]:
     return found
 
 
-def _all_optima(space: PlanSpace) -> dict[str, Tiles]:
-    found = optima(space)
-    return found if space.count > MOST_DEVICES else found | staged_optima(space)
-
-
 def staged_optima(space: PlanSpace) -> dict[str, Tiles]:
     """OptCNN's optimum for a half or a quarter of the devices, in as many runs side by side."""
     found: dict[str, Tiles] = {}
@@ -108,6 +110,11 @@ def _chosen(space: PlanSpace, count: int) -> dict[float, list[Configuration]]:
 def _optcnn(space: PlanSpace) -> Found:
     """The optimum whose simulation is fastest."""
     ranked = _best_first(space, optima(space))
+    if not ranked:
+        raise InputError(
+            f"no optimum of OptCNN's costs is a plan for '{space.graph.name}' on '{space.cluster.name}': "
+            "use another method."
+        )
     name, tiles = next(iter(ranked.items()))
     return Found(tiles, name, stopped="optimum")
 

@@ -21,6 +21,7 @@ from raddle.plan.plan import (
 from raddle.plan.schedule import read
 from raddle.plan.schedules import NAMES
 from raddle.plan.syncing import read_sync
+from raddle.searches.attempts import Attempts
 from raddle.searches.baselines import METHODS
 from raddle.searches.pins import read_pin
 from raddle.searches.planspace import PlanSpace
@@ -104,8 +105,12 @@ def plan_of(
     model: str = "",
     batch: int | None = None,
     recompute: int | None = None,
+    attempts: Attempts | None = None,
 ) -> Plan:
-    """A plan with all that its file needs; of a pipeline, for the graph of a micro-batch."""
+    """A plan with all that its file needs; of a pipeline, for the graph of a micro-batch.
+
+    With `auto`, `attempts` learns of ways to synchronise that failed; the plan is then left as it is.
+    """
     kept = found.recompute if recompute is None else recompute
     batch = graph.batch if batch is None else batch
     graph = found.staged.graph if found.staged is not None else graph
@@ -130,7 +135,8 @@ def plan_of(
         own = found.staged.fields
         plan = replace(plan, **{**own, "recompute": own["recompute"] or plan.recompute})
     if settings.sync == AUTO and method == "auto":
-        plan = _faster(graph, plan, cluster, settings)
+        with (attempts or Attempts()).attempt("other ways to synchronise"):
+            plan = _faster(graph, plan, cluster, settings)
     elif plan.syncing.collective:
         plan = _ordered(graph, plan, cluster, settings)
     validate(plan, graph)

@@ -9,6 +9,7 @@ from typing import Any
 
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
+from raddle.searches.attempts import Failure
 from raddle.searches.pins import Pin
 from raddle.searches.placing import Tiles
 
@@ -87,6 +88,7 @@ class Found:
     sums: Tiles = field(default_factory=dict)  # where partial results are summed, if it matters
     lower_bound_ms: float | None = None
     tried: Sequence[Mapping[str, Any]] = ()  # what else there was, and why it was not taken
+    failed: Sequence[Failure] = ()  # candidates that gave no plan
 
 
 class Clock:

@@ -14,24 +14,25 @@ from itertools import accumulate
 
 from raddle.clusters import Cluster
 from raddle.clusters.topology import build
-from raddle.errors import InputError
 from raddle.graph.graph import Graph
+from raddle.searches.attempts import Attempts
 from raddle.searches.configurations import Configuration
 from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.work import whole_seconds
 
 Method = Callable[[Graph, Cluster], Tiles]
+Starts = Callable[[PlanSpace], dict[str, Tiles]]
 
 
-def baseline_starts(space: PlanSpace, methods: Mapping[str, Method]) -> dict[str, Tiles]:
+def baseline_starts(
+    space: PlanSpace, methods: Mapping[str, Method], attempts: Attempts
+) -> dict[str, Tiles]:
     """The tiles of the methods that can be applied, with the user's pins."""
     found: dict[str, Tiles] = {}
     for name, method in methods.items():
-        try:
+        with attempts.attempt(name):  # there may be too few samples, say
             found[name] = space.with_pins(method(space.graph, space.cluster))
-        except InputError:
-            continue  # too few samples, say
     return found
 
 

@@ -1,0 +1,144 @@
+"""One candidate's failure never ends `auto` or a comparison: it is reported, and the others compete."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from typing import Any
+
+import pytest
+from small import small
+
+from raddle import cli
+from raddle.clusters import cluster
+from raddle.errors import FailedCandidate, InputError
+from raddle.searches import auto
+from raddle.searches.attempts import Attempts
+from raddle.searches.baselines import METHODS
+from raddle.searches.figures import compare, planned
+from raddle.searches.settings import Settings
+
+ASKED = Settings(budget=0.2, proposals=10)
+ON = "p100:1x2"
+
+# What `auto` tries, and the functions that do it: each baseline of the registry, and the searches.
+PARTS = {
+    "optcnn": "raddle.searches.methods.optima",
+    "staged optcnn": "raddle.searches.methods.staged_optima",
+    "experts": "raddle.searches.auto.expert_starts",
+    "chains": "raddle.searches.auto.Climb.run",
+    "pipeline": "raddle.searches.auto.pipeline",
+    "lower bound": "raddle.searches.auto.lower_bound",
+    "other ways to synchronise": "raddle.searches.planning.with_sync",
+}
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("a mistake")
+
+
+def break_part(patch: pytest.MonkeyPatch, name: str) -> None:
+    if name in METHODS:
+        patch.setitem(METHODS, name, broken)
+    else:
+        patch.setattr(PARTS[name], broken)
+
+
+@pytest.fixture(scope="module")
+def baselines() -> dict[str, float]:
+    """Milliseconds of a step by method that can be applied."""
+    rows = compare(small("mlp-tiny")[1], cluster(ON), list(METHODS))
+    return {row["method"]: row["step_ms"] for row in rows if row["step_ms"] is not None}
+
+
+def failures(row: dict[str, Any]) -> dict[str, str]:
+    return {f["name"]: f["error"] for f in row["failed"] if not f["refused"]}
+
+
+@pytest.mark.parametrize("name", [*METHODS, *PARTS])
+def test_auto_goes_on_without_a_part_that_fails(
+    name: str, baselines: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, on = small("mlp-tiny")[1], cluster(ON)
+    break_part(monkeypatch, name)
+    with pytest.warns(FailedCandidate, match=f"'{name}' failed and was left out: ZeroDivision"):
+        plan, row, _ = planned(graph, on, "auto", settings=ASKED)
+    where = rf"ZeroDivisionError: a mistake ({__file__.rsplit('/')[-1]}:"
+    assert failures(row).keys() == {name}
+    assert failures(row)[name].startswith(where)
+    assert plan.predicted["failed"] == row["failed"]
+    assert row["fits"]
+    others = [step for method, step in baselines.items() if method != name]
+    assert row["step_ms"] <= min(others) * (1 + 1e-9)
+
+
+def test_a_candidate_that_cannot_be_simulated_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that is simulated, which would have been the answer, perhaps."""
+    graph, on = small("mlp-tiny")[1], cluster(ON)
+    real, calls = auto.lower, []
+
+    def first_fails(*given: Any) -> Any:
+        calls.append(given)
+        return broken() if len(calls) == 1 else real(*given)
+
+    monkeypatch.setattr(auto, "lower", first_fails)
+    with pytest.warns(FailedCandidate):
+        row = planned(graph, on, "auto", settings=ASKED).row
+    assert len(failures(row)) == 1
+    assert row["fits"]
+
+
+def test_if_all_fail_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, on = small("mlp-tiny")[1], cluster(ON)
+    for name in [*METHODS, *PARTS]:
+        break_part(monkeypatch, name)
+    with (
+        pytest.warns(FailedCandidate),
+        pytest.raises(InputError, match=r"auto found no plan for .*: .*ZeroDivisionError.*more"),
+    ):
+        planned(graph, on, "auto", settings=ASKED)
+
+
+def test_what_cannot_be_applied_is_reported_without_a_warning() -> None:
+    """Eight samples cannot be divided among sixteen devices."""
+    graph, on = small("lenet-tiny")[1], cluster("p100:4x4")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        row = planned(graph, on, "auto", settings=ASKED).row
+    (data,) = (f for f in row["failed"] if f["name"] == "data")
+    assert data["refused"]
+    assert "batch of" in data["error"]
+    assert failures(row) == {}
+
+
+def test_a_comparison_goes_on_without_a_method_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_part(monkeypatch, "owt")
+    with pytest.warns(FailedCandidate):
+        rows = compare(small("mlp-tiny")[1], cluster(ON), ["data", "owt", "layerwise"])
+    assert [row["step_ms"] is None for row in rows] == [False, True, False]
+    assert "ZeroDivisionError: a mistake" in rows[1]["error"]
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, SystemExit])
+def test_what_is_no_candidates_fault_ends_the_search(error: type[BaseException]) -> None:
+    attempts = Attempts()
+    with pytest.raises(error), attempts.attempt("data"):
+        raise error
+    assert not attempts.failures
+
+
+def test_the_command_says_so_on_stderr_and_in_its_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    break_part(monkeypatch, "owt")
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # main sets its own
+    monkeypatch.setattr(
+        sys, "argv", ["raddle", "plan", "mlp-tiny", "--cluster", ON, "--budget", "0.2", "--json"]
+    )
+    with pytest.warns(FailedCandidate) as caught, pytest.raises(SystemExit, match="0"):
+        cli.main()
+    said = warnings.formatwarning(caught[0].message, caught[0].category, "file.py", 1)
+    assert said.startswith("raddle: 'owt' failed and was left out: ZeroDivisionError: a mistake (")
+    assert said.count("\n") == 1
+    assert failures(json.loads(capsys.readouterr().out)).keys() == {"owt"}
