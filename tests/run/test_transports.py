@@ -405,7 +405,66 @@ def busy_computing(transport: Transport) -> list[str]:
 
 def test_a_failure_is_heard_later(world: ThreadWorld | ProcessWorld) -> None:
     for rank, errors in enumerate(world.run(busy_computing)):
-        assert errors == [f"rank {rank} stops: rank 0 failed: no space left"] * 2
+        stops = "" if rank == 0 else f"rank {rank} stops: "
+        assert errors == [f"{stops}rank 0 failed: no space left"] * 2
+
+
+def early_failure(transport: Transport) -> list[str]:
+    """A rank fails as soon as it is up, while others may still be making their ends."""
+    raised: list[str] = []
+    before = threading.excepthook
+    threading.excepthook = lambda args: raised.append(f"{args.exc_type.__name__}: {args.exc_value}")
+    for number in range(20):
+        error: BaseException | None = None
+        try:
+            other = Processes(torch.device("cpu"), timeout=HANG)
+        except RuntimeError as stopped:
+            error = stopped
+        else:
+            if transport.rank == number % SIZE:
+                other.fail("the plan needs 2 ranks")
+            try:
+                other.barrier()
+            except RuntimeError as stopped:
+                error = stopped
+            other.close()
+        if "the plan needs 2 ranks" not in str(error):
+            raised.append(f"{type(error).__name__}: {error}")
+        transport.barrier()  # the next round begins with nobody in this one
+    threading.excepthook = before
+    return raised
+
+
+def test_a_failure_may_be_heard_at_any_time(process_world: ProcessWorld) -> None:
+    assert process_world.run(early_failure) == [[], [], []]
+
+
+class Stops:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def __call__(self, sentence: str) -> None:
+        self.told.append(sentence)
+
+
+def stopped(transport: Transport) -> list[list[str]]:
+    """Whoever asks before a failure is told of it, and so is who asks after it."""
+    early, late = Stops(), Stops()
+    transport.on_failure(early)
+    transport.barrier()
+    if transport.rank == 1:
+        transport.fail("fire")
+    wait_until(lambda: early.told)
+    transport.on_failure(late)
+    return [early.told, late.told]
+
+
+def test_who_asks_late_hears_of_a_failure_too(world: ThreadWorld | ProcessWorld) -> None:
+    for rank, told in enumerate(world.run(stopped)):
+        sentence = "rank 1 failed: fire" if rank == 1 else f"rank {rank} stops: rank 1 failed: fire"
+        assert told == [[sentence], [sentence]]
 
 
 def impatient(transport: Transport) -> None:
@@ -449,7 +508,11 @@ def test_time_out(world: ThreadWorld | ProcessWorld, scene: Scene, doing: str) -
 
 
 def killed_at(victim: int, transport: Transport) -> None:
-    """One rank is killed; one waits for it, one for a rank that waits for it."""
+    """One rank is killed; one waits for it, one for a rank that waits for it.
+
+    All have a wire too, which ends with the rank: whoever notices first, it is the dead that failed.
+    """
+    transport.wire().start(lambda *_: None, transport.fail)
     if transport.rank == victim:
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -530,37 +593,47 @@ def test_threads_refuse_what_does_not_match(scene: Scene, said: str) -> None:
 # --- the alarm's lines
 
 
-def test_strangers_are_kept_out() -> None:
-    """Someone connects and says something else, or nothing; the right one still gets its line."""
-    found: queue.SimpleQueue[alarm.Address] = queue.SimpleQueue()
+class Gathered:
+    """An all-gather between threads."""
 
-    def share(address: alarm.Address | None) -> alarm.Address:
-        if address is not None:
-            _, port, _ = address
-            strangers.append(socket.create_connection(("localhost", port)))
-            strangers[0].sendall(b'["guess", 1]\n')
-            strangers.append(socket.create_connection(("localhost", port)))
-            strangers[1].close()
-            found.put(address)
-            return address
-        return found.get(timeout=HANG)
+    def __init__(self, size: int) -> None:
+        self._every: list[Any] = [None] * size
+        self._all_here = threading.Barrier(size)
 
-    rung = threading.Event()
-    strangers: list[socket.socket] = []
-    with ThreadPoolExecutor(2) as pool:
-        ends = [pool.submit(alarm.Alarm, r, 2, share, rung.set, HANG) for r in range(2)]
-        zero, one = [end.result(HANG) for end in ends]
-    one.tell(1, "fire: «ß»\n")
-    assert zero.hear(HANG) == (1, "fire: «ß»\n")
-    assert rung.wait(HANG)
-    zero.close()
-    one.close()
-    strangers[0].close()
+    def share(self, rank: int) -> Callable[[Any], list[Any]]:
+        def share(own: Any) -> list[Any]:
+            self._every[rank] = own
+            self._all_here.wait(HANG)
+            return self._every
+
+        return share
+
+
+def test_an_alarm_tells_who_failed_and_why() -> None:
+    ranks, rung = Gathered(3), [queue.SimpleQueue[tuple[int, str]]() for _ in range(3)]
+
+    def make(rank: int) -> alarm.Alarm:
+        def ring(failed: int, reason: str) -> None:
+            rung[rank].put((failed, reason))
+
+        return alarm.Alarm(rank, 3, ranks.share(rank), ring, HANG)
+
+    with ThreadPoolExecutor(3) as pool:
+        ends = list(pool.map(make, range(3)))
+    ends[1].tell(1, "fire: «ß»\n")
+    for rank, end in enumerate(ends):
+        assert rung[rank].get(timeout=HANG) == (1, "fire: «ß»\n")
+        assert end.hear(0) == (1, "fire: «ß»\n")
+    for end in ends:
+        end.close()
 
 
 def test_a_rank_that_never_connects() -> None:
-    with pytest.raises(TimeoutError, match=r"rank 0 has waited 0\.1 s for ranks 1, 2 at port \d+"):
-        alarm.Alarm(0, 3, lambda address: address or ([], 0, ""), lambda: None, 0.1)
+    with pytest.raises(
+        TimeoutError,
+        match=r"rank 0 has waited 0\.1 s for ranks 1, 2 to meet it \(it listens for ranks 1, 2 at port \d+",
+    ):
+        alarm.Alarm(0, 3, lambda own: [own] * 3, lambda *_: None, 0.1)
 
 
 # --- torchrun

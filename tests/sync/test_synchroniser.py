@@ -81,7 +81,7 @@ class Job:
             self.told.append(reason)
             for other in self.syncs:
                 if other.rank != rank:
-                    other.stop(reason)
+                    other.stop(f"rank {other.rank} stops: {reason}")
 
         return fail
 

@@ -136,6 +136,7 @@ class _Slices:
         self._synchroniser = Synchroniser(
             items, transport.wire(), self._applying, timeout=transport.timeout, fail=transport.fail
         )
+        transport.on_failure(self._synchroniser.stop)
         for number, p in enumerate(rows):
             self._synchroniser.bind(number, p.detach())
         self._synchroniser.start()

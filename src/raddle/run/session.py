@@ -28,7 +28,8 @@ from raddle.run.recording import Recorder
 from raddle.run.summary import Told, show, summarise
 from raddle.run.tracing import trace_events
 from raddle.run.trainer import Trainer
-from raddle.run.transports.processes import Processes
+from raddle.run.transports.base import Transport
+from raddle.run.transports.joining import join
 
 TRACED = 3  # steps of a trace, the last ones
 LAST_WORDS = 0.5  # seconds
@@ -47,7 +48,6 @@ def main(argv: Sequence[str]) -> int:
     """The exit code: 0 done, 1 a step failed, 2 the plan cannot be run so."""
     try:
         options = parse(argv)
-        _join_alone()
         place = choose_place(options.device, options.backend)
         torch.set_num_threads(options.threads or threads_of_a_rank())
     except InputError as error:  # the same on all ranks
@@ -60,9 +60,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _rank(options: Options, place: torch.device, out: TextIO) -> int:
     try:
-        transport = Processes(place, options.backend, options.timeout)
-    except (InputError, RuntimeError) as error:
-        _say(f"rank {os.environ['RANK']} cannot join: {str(error).splitlines()[0]}")
+        transport = join(place, options.backend, options.timeout)
+    except (InputError, RuntimeError, TimeoutError) as error:
+        _say(f"rank {os.environ.get('RANK', '0')} cannot join: {str(error).splitlines()[0]}")
         return 2 if isinstance(error, InputError) else 1
     try:
         job = _agreed(options, transport, place)
@@ -114,14 +114,7 @@ def threads_of_a_rank() -> int:
     return max(1, cores // ranks)
 
 
-def _join_alone() -> None:
-    """Without torchrun this is a job of one rank."""
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
-    if "RANK" not in os.environ:
-        os.environ.update({**alone, "MASTER_PORT": "0"})
-
-
-def _agreed(options: Options, transport: Processes, place: torch.device) -> Job | None:
+def _agreed(options: Options, transport: Transport, place: torch.device) -> Job | None:
     """The job, if all ranks can do it; else who cannot says so, rank 0 for all that say the same."""
     job, sentence = None, ""
     try:
@@ -137,7 +130,7 @@ def _agreed(options: Options, transport: Processes, place: torch.device) -> Job 
     return None
 
 
-def _load(options: Options, transport: Processes) -> Job:
+def _load(options: Options, transport: Transport) -> Job:
     job = load_job(
         options.plan, model=options.model or "", dtype=options.dtype or "", seed=options.seed
     )
@@ -158,7 +151,7 @@ def _load(options: Options, transport: Processes) -> Job:
 
 
 def _train(
-    job: Job, options: Options, transport: Processes, place: torch.device, out: TextIO
+    job: Job, options: Options, transport: Transport, place: torch.device, out: TextIO
 ) -> None:
     trainer = Trainer(
         job.work.model,
@@ -242,9 +235,9 @@ def _trace(trainer: Trainer, recorder: Recorder, kinds: Sequence[str], path: str
         write_events(trace_events(kinds, slices), path)
 
 
-def _explain(error: BaseException, transport: Processes) -> None:
+def _explain(error: BaseException, transport: Transport) -> None:
     """One sentence by the rank that failed, and one on each machine by its first rank."""
-    failed, reason = transport.alarm.news or (-1, "")
+    failed, reason = transport.news or (-1, "")
     if failed == transport.rank:
         if not isinstance(error, EXPECTED):
             traceback.print_exception(error)

@@ -44,7 +44,7 @@ from raddle.run.executor import Executor
 from raddle.run.materialize import take
 from raddle.run.resized import Loan, Resized
 from raddle.run.transports.base import Transport
-from raddle.run.transports.processes import Processes
+from raddle.run.transports.joining import join
 from raddle.run.weights import Used
 
 FLUSH = 10.0  # seconds for which a trainer that closes waits for what is under way
@@ -71,7 +71,7 @@ def parallelize(
     timeout: float = 300.0,
     transport: Transport | None = None,
 ) -> Trainer:
-    """A trainer for this rank of a torchrun job (or of one process, if the plan has one device).
+    """A trainer for this rank of a torchrun job, or for plain `python`, if the plan has one device.
 
     `plan` is a plan or its file. `optimizer(parameters)` makes any elementwise optimizer of torch.optim
     for this rank's tiles. `loss(output, *targets)` joins the module's output and the targets; it must be
@@ -83,7 +83,7 @@ def parallelize(
     place = _place(device)
     if accumulate < 1:
         raise InputError(f"accumulate is {accumulate}: it needs at least one step.")
-    transport = transport or Processes(place, backend, timeout)
+    transport = transport or join(place, backend, timeout)
     try:
         return _trainer(
             model, plan, optimizer, transport, place, loss=loss, graph=graph, seed=seed,
@@ -101,9 +101,10 @@ def _trainer(
     data = plan if isinstance(plan, Plan | Mapping) else file.read(plan)
     devices = data.devices if isinstance(data, Plan) else data["devices"]
     if devices != transport.size:
+        were = "was" if transport.size == 1 else "were"
         raise InputError(
-            f"the plan needs {devices} ranks, {transport.size} were started: "
-            f"re-plan with --cluster local:{transport.size}, or launch {devices}."
+            f"the plan needs {devices} ranks, {transport.size} {were} started: re-plan with --cluster "
+            f"local:{transport.size}, or launch {devices} with torchrun --nproc-per-node {devices}."
         )
     if graph is None:
         graph = _captured(model, data, loss)

@@ -22,7 +22,6 @@ from raddle.plan.syncing import Sync, homes_of, rows_of
 from raddle.run.transports.processes import Processes
 from raddle.sync.applying import Applying
 from raddle.sync.item import Item
-from raddle.sync.patience import PatientWire
 from raddle.sync.states import State, cut, gather, join
 from raddle.sync.summing import Summing
 from raddle.sync.synchroniser import Synchroniser
@@ -99,7 +98,7 @@ class Homing:
     def _open(self, stall: float) -> dict[int, Tensor]:
         """Makes the synchroniser; by item, the rows that are updated on this rank."""
         transport = self._transport
-        self._wire = PatientWire(transport.wire(), transport.alarm.hear)
+        self._wire = transport.wire()
         self.synchroniser = made = Synchroniser(
             self._items, self._wire, self._apply, staleness=self.sync.staleness, stall=stall,
             timeout=transport.timeout, fail=transport.fail,

@@ -1,79 +1,87 @@
-"""How ranks meet: the higher of a pair calls the lower; tokens, known to ranks only, keep strangers out."""
+"""How ranks meet: the higher of a pair calls the lower; tokens, known to ranks only, keep strangers out.
+
+    caller                         listener
+    HELLO: listener's token, who ──▶
+                                   ◀── ANSWER: the caller's token
+    AGREED ────────────────────────▶
+
+The listener keeps a line only after the last word: a caller that was kept waiting has given its line up
+and calls again, and what it left behind must not be taken for it. Anybody on this machine may connect and
+send nothing, half a word, or megabytes: callers are served side by side, and nobody waits for a stranger.
+All lines of raddle's own begin so: those of the alarm, of the wire, and those between neighbours.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import selectors
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
-from raddle.sync.door import open_door
+from raddle.sync.door import Door, call_at
 from raddle.sync.wire import name_ranks
 
 MAGIC = b"rdl1"
 HELLO = struct.Struct("<4s32sI")  # magic, the token of the rank that listens, who calls
 ANSWER = 32  # bytes: the token of the rank that calls
 AGREED = b"!"  # the caller's last word: it has not given this line up
-HANDSHAKE = 5.0  # seconds
+HANDSHAKE = 5.0  # seconds for a stranger to say who it is, or for a listener to answer
 STRANGERS = 64  # that may stand at the door at the same time
+PAUSE = 0.05  # seconds between two calls
 
 Address = Sequence[Any]  # hosts to try, port, token: made of what JSON knows
-Share = Callable[[Address], Sequence[Address]]
+Share = Callable[[Address], Sequence[Address]]  # gives every rank's address to all, in their order
+Open = Callable[[int], Door]  # opens a door with room for so many callers
 
 
 def meet(
-    rank: int, size: int, share: Share, timeout: float, host: str | None
+    rank: int, peers: Collection[int], share: Share, timeout: float, door: Open
 ) -> dict[int, socket.socket]:
-    """A line to every other rank."""
+    """A line to each of the peers, who count this rank among theirs. All ranks call it together."""
     token = secrets.token_bytes(ANSWER)
-    with open_door(backlog=size + STRANGERS) as server:
-        hosts = [host] if host else _own_hosts()
-        port = server.getsockname()[1]
+    last = max([rank, *peers])
+    higher = [peer for peer in peers if peer > rank]
+    with ExitStack() as stack:
+        own = stack.enter_context(door(len(higher) + STRANGERS)) if higher else None
+        hosts, port = (own.hosts, own.port) if own else ([], 0)
         addresses = share((hosts, port, token.hex()))
-        if len(addresses) != size:
-            raise ValueError(f"rank {rank} got {len(addresses)} addresses for {size} ranks to meet")
+        if len(addresses) <= last:
+            raise ValueError(
+                f"rank {rank} got {len(addresses)} addresses for {1 + last} ranks to meet"
+            )
         deadline = time.monotonic() + timeout
-        calls = [_Call(rank, peer, addresses[peer], token, deadline) for peer in range(rank)]
-        tokens = {r: bytes.fromhex(addresses[r][2]) for r in range(rank + 1, size)}
-        lines = _answer(server, token, tokens, deadline)
+        calls = [_Call(rank, p, addresses[p], token, deadline) for p in peers if p < rank]
+        tokens = {peer: bytes.fromhex(addresses[peer][2]) for peer in higher}
+        lines = _answer(own.server, token, tokens, deadline) if own else {}
     for call in calls:
         call.join(max(0.0, deadline - time.monotonic()))
         if call.line is not None:
             lines[call.peer] = call.line
-    missing = {*range(size)} - {rank} - {*lines}
+    missing = {*peers} - {*lines}
     if missing:
         for line in lines.values():
             line.close()
+        where = [f"it calls rank {c.peer} at {c.place}" for c in calls if c.peer in missing]
+        if silent := missing & {*higher}:
+            where.append(f"it listens for {name_ranks(silent)} at {_place(hosts, port)}")
         raise TimeoutError(
-            f"rank {rank} has waited {timeout:.1f} s for {name_ranks(missing)} to meet it (it listens at "
-            f"port {port} of {', '.join(hosts)}): see what the other side does and whether it "
-            "can reach that address, or set a longer time-out"
+            f"rank {rank} has waited {timeout:.1f} s for {name_ranks(missing)} to meet it "
+            f"({'; '.join(where)}): see what the other side does and whether it can be reached "
+            "there (MASTER_ADDR is an address of rank 0's machine), or set a longer time-out"
         )
+    for line in lines.values():
+        line.settimeout(None)
     return dict(sorted(lines.items()))
 
 
-def _own_hosts() -> list[str]:
-    """Where others reach this rank: its address towards MASTER_ADDR.
-
-    Where that name leads to this very machine, the name itself as well: others know it by that.
-    """
-    master = os.environ.get("MASTER_ADDR", "")
-    with contextlib.suppress(OSError):
-        family, kind, _, _, address = socket.getaddrinfo(
-            master or "127.0.0.1", 9, type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # sends nothing, but the kernel chooses an address of ours
-            own = str(probe.getsockname()[0])
-        local = own.startswith("127.") or own == "::1"
-        return [own, master] if local and master not in ("", own) else [own]
-    return ["127.0.0.1"]
+def _place(hosts: Sequence[str], port: int) -> str:
+    return f"port {port} of {', '.join(hosts)}" if port else "a local socket"
 
 
 class _Call(threading.Thread):
@@ -82,32 +90,35 @@ class _Call(threading.Thread):
     def __init__(
         self, rank: int, peer: int, address: Address, token: bytes, deadline: float
     ) -> None:
-        super().__init__(name=f"raddle wire calls {peer}", daemon=True)
+        super().__init__(name=f"raddle calls {peer}", daemon=True)
         self.peer = peer
         self.line: socket.socket | None = None
         self._hosts, self._port, self._deadline = address[0], int(address[1]), deadline
+        self.place = _place(self._hosts, self._port)
         self._hello = HELLO.pack(MAGIC, bytes.fromhex(address[2]), rank)
         self._token = token
         self.start()
 
     def run(self) -> None:
-        while True:
+        while time.monotonic() < self._deadline:
             for host in self._hosts:
-                left = self._deadline - time.monotonic()
-                if left <= 0:
-                    return
                 with contextlib.suppress(OSError):
-                    self.line = self._try(host, min(left, HANDSHAKE))
+                    self.line = self._try(host, min(self._deadline, time.monotonic() + HANDSHAKE))
                 if self.line is not None:
                     return
-            time.sleep(0.05)
+            time.sleep(max(0.0, min(PAUSE, self._deadline - time.monotonic())))
 
-    def _try(self, host: str, seconds: float) -> socket.socket | None:
-        line = socket.create_connection((host, self._port), seconds)
+    def _try(self, host: str, until: float) -> socket.socket | None:
+        """The line, if the right rank answers there in time."""
+        line = call_at(host, self._port, until - time.monotonic())
         try:
             line.sendall(self._hello)
             said = b""
-            while len(said) < ANSWER and (piece := line.recv(ANSWER - len(said))):
+            while self._token.startswith(said) and len(said) < ANSWER:
+                line.settimeout(max(0.001, until - time.monotonic()))
+                piece = line.recv(ANSWER - len(said))
+                if not piece:
+                    break
                 said += piece
             if secrets.compare_digest(said, self._token):
                 line.sendall(AGREED)
@@ -125,6 +136,7 @@ class _Guest:
         self.line = line
         self.heard = b""
         self.rank: int | None = None  # once the token was right
+        self.until = time.monotonic() + HANDSHAKE  # to say so
 
     def listen(self, token: bytes, tokens: Mapping[int, bytes]) -> bool:
         """Reads on; False where it is a stranger, or has gone. Its last word makes it `agreed`."""
@@ -140,7 +152,7 @@ class _Guest:
         if self.rank is not None:
             return self.agreed
         if len(self.heard) < HELLO.size:
-            return True
+            return MAGIC.startswith(self.heard[: len(MAGIC)])
         if len(self.heard) > HELLO.size:
             return False  # a rank waits for the answer
         magic, said, rank = HELLO.unpack(self.heard)
@@ -157,44 +169,80 @@ class _Guest:
         return self.heard[HELLO.size :] == AGREED
 
 
+class _Guests:
+    """All who stand at a door, each listened to when it says something."""
+
+    def __init__(self, server: socket.socket) -> None:
+        self._server = server
+        self._guests: dict[socket.socket, _Guest] = {}  # the oldest first
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(server, selectors.EVENT_READ)
+
+    def wait(self, deadline: float) -> list[_Guest]:
+        """Those who have said something; whoever calls is let in."""
+        until = min([deadline, *(g.until for g in self._strangers()[:1])])
+        speaking = []
+        for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
+            line = key.fileobj
+            assert isinstance(line, socket.socket)
+            if line is self._server:
+                self._let_in()
+            elif line in self._guests:  # not sent away a moment ago
+                speaking.append(self._guests[line])
+        return speaking
+
+    def _let_in(self) -> None:
+        try:
+            line = self._server.accept()[0]
+        except BlockingIOError:
+            return
+        except OSError:  # it has gone, or this process has no file left
+            self.send_away(self._strangers()[:1])
+            time.sleep(0.001)
+            return
+        line.setblocking(False)
+        self._guests[line] = _Guest(line)
+        self._selector.register(line, selectors.EVENT_READ)
+
+    def _strangers(self) -> list[_Guest]:
+        """Those who have not said yet who they are; a rank that has is never sent away for others."""
+        return [guest for guest in self._guests.values() if guest.rank is None]
+
+    def send_away_idle(self) -> None:
+        """A rank among them would call again."""
+        strangers, now = self._strangers(), time.monotonic()
+        crowd = max(0, len(strangers) - STRANGERS)
+        self.send_away([g for n, g in enumerate(strangers) if n < crowd or g.until <= now])
+
+    def send_away(self, guests: Sequence[_Guest]) -> None:
+        for guest in guests:
+            self.take(guest).close()
+
+    def take(self, guest: _Guest) -> socket.socket:
+        """Its line, which is no longer listened to."""
+        self._selector.unregister(guest.line)
+        del self._guests[guest.line]
+        return guest.line
+
+    def close(self) -> None:
+        self.send_away(list(self._guests.values()))
+        self._selector.close()
+
+
 def _answer(
     server: socket.socket, token: bytes, tokens: Mapping[int, bytes], deadline: float
 ) -> dict[int, socket.socket]:
     """The lines of the ranks that have called. Nobody who is silent holds up others."""
     lines: dict[int, socket.socket] = {}
-    guests: dict[socket.socket, _Guest] = {}  # the oldest first
     server.setblocking(False)
-    with selectors.DefaultSelector() as selector:
-        selector.register(server, selectors.EVENT_READ)
-
-        def leave(line: socket.socket) -> None:
-            selector.unregister(line)
-            del guests[line]
-
-        while len(lines) < len(tokens) and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
-                line = key.fileobj
-                assert isinstance(line, socket.socket)
-                if line is server:
-                    with contextlib.suppress(OSError):
-                        came = server.accept()[0]
-                        came.setblocking(False)
-                        guests[came] = _Guest(came)
-                        selector.register(came, selectors.EVENT_READ)
-                elif (guest := guests.get(line)) is None:
-                    continue  # sent away a moment ago
-                elif not guest.listen(token, tokens) or guest.rank in lines:
-                    leave(line)
-                    line.close()
+    with contextlib.closing(_Guests(server)) as guests:
+        while len(lines) < len(tokens) and time.monotonic() < deadline:
+            for guest in guests.wait(deadline):
+                if not guest.listen(token, tokens) or guest.rank in lines:
+                    guests.send_away([guest])
                 elif guest.rank is not None and guest.agreed:
-                    leave(line)
-                    lines[guest.rank] = line
-            while len(guests) > len(tokens) + STRANGERS:
-                stranger = next(iter(guests))  # a rank would call again
-                leave(stranger)
-                stranger.close()
-    for line in guests:
-        line.close()
+                    lines[guest.rank] = guests.take(guest)
+            guests.send_away_idle()
     return lines
 
 

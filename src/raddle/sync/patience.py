@@ -1,4 +1,4 @@
-"""A line that ends says less than the rank behind it: whoever loses one hears the news first."""
+"""A closed connection does not say why: before it is reported, the failing rank's message is awaited."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GRACE = 3.0  # seconds
 
 
 class PatientWire:
-    """A wire whose failure is not told if `hear` knows, within a second, what has happened to that rank."""
+    """A wire whose failure is not told if `hear` knows soon which rank has failed."""
 
     def __init__(self, wire: Wire, hear: Callable[[float], object | None]) -> None:
         self.rank, self.size, self.sent = wire.rank, wire.size, wire.sent

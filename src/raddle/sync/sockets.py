@@ -14,10 +14,12 @@ import struct
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from raddle.sync.door import network_door
 from raddle.sync.meeting import MAGIC, Share, hang_up, meet
 from raddle.sync.wire import (
     Arrive,
@@ -61,9 +63,9 @@ class SocketWire:
         self._reason = ""  # why this end has failed
         self._closed = False
         self._ended = False  # lines that end from now on, this end has closed
-        self._lines = meet(rank, size, share, timeout, host)
+        # Lines that block take one system call a message: the kernel waits, not Python.
+        self._lines = meet(rank, list(self.sent), share, timeout, partial(network_door, host=host))
         for line in self._lines.values():
-            line.settimeout(None)  # one system call a message: the kernel waits, not Python
             line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, credit)
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _keep_alive(line)

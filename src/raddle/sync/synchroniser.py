@@ -250,8 +250,8 @@ class Synchroniser:
         return self._home.served(clock)
 
     def stop(self, reason: str) -> None:
-        """Another rank has failed: every wait here raises. `fail` is not called: they know."""
-        self._failure.happen(f"rank {self.rank} stops: {reason}", tell=False)
+        """A rank has failed: every wait here raises the reason. `fail` is not called: they know."""
+        self._failure.happen(reason, tell=False)
 
     def close(self) -> None:
         """Sends what is queued and ends; more calls do nothing.

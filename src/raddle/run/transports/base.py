@@ -79,11 +79,15 @@ class Transport(Protocol):
     reduced: dict[tuple[int, ...], int]  # bytes handed to `all_reduce`, by group
     timeout: float  # seconds that anything is waited for
 
+    @property
+    def news(self) -> tuple[int, str] | None:
+        """The rank that failed first, and why; None: all is well."""
+
     def wire(self) -> Wire:
         """What carries slices of parameters, urgent ones first; one, made by all ranks together."""
 
     def on_failure(self, stop: Callable[[str], None]) -> None:
-        """Calls `stop` with the reason when a rank has failed, on any thread."""
+        """Calls `stop` with this rank's sentence when a rank has failed, or has already; on any thread."""
 
     def sent_in_all(self) -> dict[int, int]:
         """Bytes handed to `send`, and to the wire, by target."""
@@ -157,7 +161,9 @@ class Doing(NamedTuple):
 
 
 def stops(rank: int, failed: int, reason: str) -> RuntimeError:
-    return RuntimeError(f"rank {rank} stops: rank {failed} failed: {reason}")
+    """Why a rank stops: for another's failure, or for its own, which one of its threads has told."""
+    why = f"rank {failed} failed: {reason}"
+    return RuntimeError(why if rank == failed else f"rank {rank} stops: {why}")
 
 
 def late(rank: int, seconds: float, doing: Doing) -> TimeoutError:

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from raddle.errors import InputError
-from raddle.run.transports.alarm import Address, Alarm
+from raddle.run.transports.alarm import Alarm
 from raddle.run.transports.base import (
     DONE,
     LAST_TAG,
@@ -45,6 +45,7 @@ from raddle.run.transports.base import (
 from raddle.run.transports.sender import Sender
 from raddle.run.transports.shared import LEAST, Areas, Pool, seat, sees
 from raddle.run.transports.words import Words
+from raddle.sync.patience import PatientWire
 from raddle.sync.sockets import SocketWire
 from raddle.sync.wire import Wire
 
@@ -65,6 +66,7 @@ class Processes:
         self._timeout = self.timeout = timeout  # seconds
         self._wire: Wire | None = None
         self._stops: list[Callable[[str], None]] = []
+        self._stopping = threading.Lock()
         self._limit = timedelta(seconds=timeout)
         self._closed = False
         self._owner = not dist.is_initialized()
@@ -78,25 +80,37 @@ class Processes:
         self.reduced: dict[tuple[int, ...], int] = defaultdict(int)
         self._everyone = tuple(range(self.size))
         self._groups: list[dist.ProcessGroup] = []  # those that this rank is in
-        self._service = self._group(self._everyone)
-        self._sums = {self._everyone: self._group(self._everyone)}
+        self._sums: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self._links: set[tuple[int, int]] = set()  # with a group of their own, known to all ranks
         self._to: dict[int, tuple[dist.ProcessGroup, int]] = {}  # group, and the peer's rank in it
         self._from: dict[int, tuple[dist.ProcessGroup, int]] = {}
-        if self.early:
-            messages = self._group(self._everyone)
-            self._to = self._from = {r: (messages, r) for r in self._everyone}
         self._pool, self._areas = Pool(), Areas()
         self._near: set[int] = set()  # ranks that see our memory, and we theirs
         self._words: Words | None = None
         self._sender: Sender | None = None
-        if self.early and device.type == "cpu":
-            self._sender = Sender(timeout, lambda: late(self.rank, timeout, Doing("send to", -1)))
-            self._near = self._neighbours()
-            if self._near:
-                self._words = Words(self.rank, self._near, self._gather, timeout)
-        self.alarm = Alarm(self.rank, self.size, self._share, self._break, timeout)
+        self._alarm: Alarm | None = None
+        self._service = self._group(self._everyone)
+        try:
+            self._connect()
+            # Last: from here on a failure may be heard at any time, and `_break` finds all that there is.
+            self._alarm = Alarm(self.rank, self.size, self._gather, self._break, timeout)
+        except BaseException:
+            self.close()
+            raise
         atexit.register(self.close)  # a thread in torch while Python ends would crash
+
+    def _connect(self) -> None:
+        """Makes the ways of messages and sums."""
+        self._sums[self._everyone] = self._group(self._everyone)
+        if self.early:
+            messages = self._group(self._everyone)
+            self._to = self._from = {r: (messages, r) for r in self._everyone}
+        if self.early and self._device.type == "cpu":
+            limit = self._timeout
+            self._sender = Sender(limit, lambda doing: late(self.rank, limit, doing))
+            self._near = self._neighbours()
+            words = Words(self.rank, self._near, self._gather, limit)
+            self._words = words if self._near else None
 
     def prepare(
         self,
@@ -136,12 +150,12 @@ class Processes:
         self.sent[target] += buffer.nbytes
         doing = Doing("send to", target, tag, what)
         if not near:
-            return self._sender.start(lambda: self._start(target, tag, buffer, doing))
+            return self._sender.start(lambda: self._start(target, tag, buffer, doing), doing)
         if not large and not self._sender.busy:
             self._tell(target, tag, buffer, doing)
             return DONE
         # A copy takes long; and what comes after one must not overtake it.
-        return self._sender.start(lambda: self._tell(target, tag, buffer, doing))
+        return self._sender.start(lambda: self._tell(target, tag, buffer, doing), doing)
 
     def _tell(self, target: int, tag: int, buffer: Tensor, doing: Doing) -> Pending:
         """Through shared memory, or in the word itself."""
@@ -178,8 +192,7 @@ class Processes:
         assert isinstance(doing.peer, int)
         assert doing.tag is not None
         began = time.perf_counter()
-        if self.alarm.news is not None:
-            self.check()
+        self.check()
         try:
             word = self._words.take(doing.peer, doing.tag, self._timeout)
         except OSError as error:
@@ -265,34 +278,55 @@ class Processes:
 
     def wire(self) -> Wire:
         if self._wire is None:
-            self._wire = SocketWire(self.rank, self.size, self._gather, timeout=self._timeout)
+            wire = SocketWire(self.rank, self.size, self._gather, timeout=self._timeout)
+            self._wire = PatientWire(wire, self._hear)
         return self._wire
 
     def _gather(self, own: Any) -> list[Any]:
         """What every rank has, in their order."""
         every: list[Any] = [None] * self.size
-        dist.all_gather_object(every, own, group=self._service)
+        begin = time.perf_counter()
+        try:
+            own_device = self._device.type == "cuda"  # NCCL would take the current one
+            with torch.cuda.device(self._device) if own_device else contextlib.nullcontext():
+                dist.all_gather_object(every, own, group=self._service)
+        except RuntimeError as error:
+            doing = Doing("gather from", self._everyone, what="addresses")
+            raise self.explain(doing, time.perf_counter() - begin, error) from error
         return every
 
     def on_failure(self, stop: Callable[[str], None]) -> None:
-        self._stops.append(stop)
+        with self._stopping:
+            self._stops.append(stop)
+            failed = self.news
+        if failed is not None:  # perhaps for the second time: the first counts
+            stop(str(stops(self.rank, *failed)))
 
     def sent_in_all(self) -> dict[int, int]:
         return sent_in_all(self, self._wire)
 
+    @property
+    def news(self) -> tuple[int, str] | None:
+        return None if self._alarm is None else self._alarm.news
+
+    def _hear(self, seconds: float) -> tuple[int, str] | None:
+        return None if self._alarm is None else self._alarm.hear(seconds)
+
     def check(self) -> None:
-        if self.alarm.news is not None:
-            raise stops(self.rank, *self.alarm.news)
+        if (news := self.news) is not None:
+            raise stops(self.rank, *news)
 
     def fail(self, reason: str) -> None:
-        self.alarm.tell(self.rank, reason)
+        if self._alarm is not None:
+            self._alarm.tell(self.rank, reason)
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         atexit.unregister(self.close)
-        self.alarm.close()
+        if self._alarm is not None:
+            self._alarm.close()
         if self._wire is not None:
             self._wire.close()
         if self._sender is not None:
@@ -303,7 +337,7 @@ class Processes:
         # A group of torch 2.6 that ends holds the GIL and waits for threads which may need it to
         # free the last tensors.
         time.sleep(0.05)
-        stuck = self.alarm.news is not None and not (self.early or _can_abort(self._service))
+        stuck = self.news is not None and not (self.early or _can_abort(self._service))
         if dist.is_initialized() and not stuck:  # the user may have destroyed all groups
             for group in self._groups:
                 dist.destroy_process_group(group)
@@ -315,7 +349,7 @@ class Processes:
     def explain(self, doing: Doing, seconds: float, error: RuntimeError) -> Exception:
         """Why torch raised: another rank's failure if there is one, else what was waited for."""
         slow = "timed out" in str(error).lower() or seconds >= self._timeout
-        if (news := self.alarm.hear(0 if slow else GRACE)) is not None:
+        if (news := self._hear(0 if slow else GRACE)) is not None:
             return stops(self.rank, *news)
         if slow:
             return late(self.rank, seconds, doing)
@@ -337,12 +371,6 @@ class Processes:
             self._groups.append(group)
         return group
 
-    def _share(self, address: Address | None) -> Address:
-        box = [address]
-        dist.broadcast_object_list(box, 0, group=self._service, device=self._device)
-        assert box[0] is not None
-        return box[0]
-
     def _warm(self, links: Sequence[tuple[int, int]]) -> None:
         """Makes NCCL's communicators in one order on all ranks.
 
@@ -360,11 +388,12 @@ class Processes:
                 dist.recv(one, group=self._from[source][0], group_src=self._from[source][1])
         torch.cuda.synchronize(self._device)
 
-    def _break(self) -> None:
+    def _break(self, failed: int, reason: str) -> None:
         """Makes whatever waits on our groups raise, here and, by the closed connections, elsewhere."""
-        rank, reason = self.alarm.news or (self.rank, "a rank has failed")
-        for stop in self._stops:
-            stop(f"rank {rank} failed: {reason}")
+        with self._stopping:
+            waiting = list(self._stops)
+        for stop in waiting:
+            stop(str(stops(self.rank, failed, reason)))
         if self._words is not None:
             self._words.hang_up()
         if self.early:
@@ -397,7 +426,7 @@ class _Pending:
             return
         transport = self._transport
         began = time.perf_counter()
-        if transport.alarm.news is None:
+        if transport.news is None:
             try:
                 work.wait(*transport.limit)
             except RuntimeError as error:

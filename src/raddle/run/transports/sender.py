@@ -6,14 +6,14 @@ import queue
 import threading
 from collections.abc import Callable
 
-from raddle.run.transports.base import Pending
+from raddle.run.transports.base import Doing, Pending
 
 
 class Sender:
     """Does what it is given, in that order, on a thread of its own."""
 
-    def __init__(self, limit: float, late: Callable[[], Exception]) -> None:
-        self._limit, self._late = limit, late
+    def __init__(self, limit: float, late: Callable[[Doing], Exception]) -> None:
+        self._limit, self._late = limit, late  # what to raise where a send has not begun in time
         self._queue: queue.SimpleQueue[tuple[_Started, Callable[[], Pending]] | None] = (
             queue.SimpleQueue()
         )
@@ -22,8 +22,8 @@ class Sender:
         self._thread = threading.Thread(target=self._work, name="raddle sender", daemon=True)
         self._thread.start()
 
-    def start(self, send: Callable[[], Pending]) -> Pending:
-        started = _Started(self._limit, self._late)
+    def start(self, send: Callable[[], Pending], doing: Doing) -> Pending:
+        started = _Started(self._limit, lambda: self._late(doing))
         with self._lock:
             self.busy += 1
         self._queue.put((started, send))

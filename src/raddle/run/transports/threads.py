@@ -30,7 +30,7 @@ class Hub:
         self.meetings: dict[tuple[str, tuple[int, ...], int], _Meeting] = {}
         self.lock = threading.Lock()  # of news and meetings
         self.wires: list[Wire] = []
-        self.stops: list[Callable[[str], None]] = []  # called once, when a rank has failed
+        self.stops: list[tuple[int, Callable[[str], None]]] = []  # called when a rank has failed
 
     def transport(self, rank: int) -> Threads:
         return Threads(self, rank)
@@ -145,7 +145,14 @@ class Threads:
 
     def on_failure(self, stop: Callable[[str], None]) -> None:
         with self._hub.lock:
-            self._hub.stops.append(stop)
+            self._hub.stops.append((self.rank, stop))
+            failed = self._hub.news
+        if failed is not None:
+            stop(str(stops(self.rank, *failed)))
+
+    @property
+    def news(self) -> tuple[int, str] | None:
+        return self._hub.news
 
     def check(self) -> None:
         if self._hub.news is not None:
@@ -156,9 +163,10 @@ class Threads:
             first = self._hub.news is None
             if first:
                 self._hub.news = self.rank, reason
+            waiting = list(self._hub.stops) if first else []
         self._hub.ring(self._everyone)
-        for stop in self._hub.stops if first else ():
-            stop(f"rank {self.rank} failed: {reason}")
+        for rank, stop in waiting:
+            stop(str(stops(rank, self.rank, reason)))
 
     def close(self) -> None:
         pass

@@ -8,28 +8,26 @@ or brings it along if it is short.
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import select
 import socket
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
+
+from raddle.sync.door import local_door
+from raddle.sync.meeting import Share, meet
 
 HEAD = struct.Struct("<q")  # tag
-CREDENTIALS = struct.Struct("3i")  # process, user, group
 LONGEST = 64 * 1024  # bytes of a word
-Share = Callable[[Any], list[Any]]  # gives to all ranks what each has, in their order
 
 
 class Words:
     """One rank's lines to its neighbours. All ranks make theirs at the same time."""
 
     def __init__(self, rank: int, near: Collection[int], share: Share, timeout: float) -> None:
-        self._lines = _meet(rank, near, share, timeout)
+        self._lines = meet(rank, near, share, timeout, local_door)
         self._ranks = {line.fileno(): peer for peer, line in self._lines.items()}
         self._poll = select.poll()
         for number in self._ranks:
@@ -114,40 +112,3 @@ class Words:
         self.hang_up()
         for line in self._lines.values():
             line.close()
-
-
-def _meet(
-    rank: int, near: Collection[int], share: Share, timeout: float
-) -> dict[int, socket.socket]:
-    """The higher rank of a pair calls the lower one, at a name that nobody can guess."""
-    name = f"\0raddle {secrets.token_hex()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-        door.bind(name)
-        door.listen(len(near) + 1)
-        door.settimeout(timeout)
-        names = share(name)
-        lines: dict[int, socket.socket] = {}
-        for peer in (r for r in near if r < rank):
-            lines[peer] = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            lines[peer].settimeout(timeout)
-            lines[peer].connect(names[peer])
-            lines[peer].send(HEAD.pack(rank))
-        higher = {r for r in near if r > rank}
-        while higher:
-            line, _ = door.accept()
-            line.settimeout(timeout)
-            if _user(line) != os.getuid():
-                line.close()
-                continue
-            (peer,) = HEAD.unpack(line.recv(HEAD.size))
-            higher.remove(peer)
-            lines[peer] = line
-    for line in lines.values():
-        line.settimeout(None)
-    return lines
-
-
-def _user(line: socket.socket) -> int:
-    """Whose process is at the other end."""
-    found = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    return int(CREDENTIALS.unpack(found)[1])
