@@ -38,7 +38,9 @@ from raddle.plan.file import from_dict, read, save, to_dict
     microbatches=st.integers(1, 4),
     steps=st.integers(1, 3),
     optimizer=st.sampled_from(["sgd", "adam"]),
-    predicted=st.dictionaries(st.text(max_size=5), st.integers(-(2**63) + 1, 2**63 - 1) | st.booleans()),
+    predicted=st.dictionaries(
+        st.text(max_size=5), st.integers(-(2**63) + 1, 2**63 - 1) | st.booleans()
+    ),
 )
 def test_round_trips(
     tmp_path_factory: pytest.TempPathFactory, model: str, devices: int, seed: int, **more: Any

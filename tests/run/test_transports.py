@@ -648,7 +648,7 @@ transport.all_reduce((0, 1), 0, buffer).wait()
 print(f"rank {transport.rank} of {transport.size}: {float(buffer)}", flush=True)
 transport.close()
 assert not dist.is_initialized()
-assert threading.enumerate() == [threading.main_thread()]
+assert {t.name for t in threading.enumerate()} == {"MainThread", "raddle watches its parent"}
 """
 
 

@@ -309,14 +309,19 @@ def test_a_process_that_is_wrong(
     assert wrong == ["gradients", "parameters"]
 
 
-def test_nothing_is_left_when_it_is_interrupted(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    "how", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
+def test_nothing_is_left_when_it_is_interrupted(
+    tmp_path: pathlib.Path, how: signal.Signals
+) -> None:
     path = damaged(tmp_path, "run", "wait")
     process = subprocess.Popen([sys.executable, "-m", "raddle", "verify", path])
     try:
         wait_until(lambda: len(ranks_of(process.pid)) == 2)
         ranks = ranks_of(process.pid)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(HANG) == 128 + signal.SIGTERM
+        process.send_signal(how)
+        assert process.wait(HANG) == (128 + how if how == signal.SIGTERM else -how)
         wait_until(lambda: not any(map(alive, ranks)))
     finally:
         process.kill()

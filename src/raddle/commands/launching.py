@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from raddle.errors import InputError
+from raddle.orphans import marked
 from raddle.run.options import Options
 
 
@@ -85,7 +86,11 @@ def environment(options: Options, devices: int) -> dict[str, str]:
     from raddle.clusters.catalogue import cores
 
     threads = options.threads or max(1, cores() // devices)
-    return {"OMP_NUM_THREADS": str(threads), **os.environ}
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        **os.environ,
+        **marked(),
+    }  # this process becomes torchrun
 
 
 def start(words: list[str], env: dict[str, str]) -> None:

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from raddle.lab.names import INTERFACE
 from raddle.lab.processes import GRACE, POLL, end, inside, uninterrupted
+from raddle.orphans import marked
 
 if TYPE_CHECKING:
     from raddle.lab.hosts import Lab
@@ -78,7 +79,15 @@ def _environment(token: str, extra: Mapping[str, str]) -> dict[str, str]:
     sockets = {"GLOO_SOCKET_IFNAME": INTERFACE, "TP_SOCKET_IFNAME": INTERFACE}
     # A lab has no names, and torch would warn at each connection that it finds none.
     quiet = {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
-    return {**os.environ, **sockets, **quiet, "OMP_NUM_THREADS": "1", MARK: token, **extra}
+    return {
+        **os.environ,
+        **sockets,
+        **quiet,
+        "OMP_NUM_THREADS": "1",
+        MARK: token,
+        **marked(),
+        **extra,
+    }
 
 
 def _start(

@@ -23,6 +23,7 @@ from raddle import sync, zoo
 from raddle.costs.profile import measure
 from raddle.files import read_scratch, write_scratch
 from raddle.graph.capture import capture
+from raddle.orphans import end_with_parent
 from raddle.program.lower import active_values
 from raddle.reproduce import nets
 from raddle.reproduce.links import measure_link, measure_sum, traffic
@@ -38,6 +39,7 @@ Call = Callable[[], None]
 
 
 def main(asked: dict[str, Any]) -> None:
+    end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     sync.init()

@@ -21,6 +21,7 @@ from raddle.files import read_scratch, write_scratch
 from raddle.graph.graph import Graph
 from raddle.lab import Lab, launch
 from raddle.lab.torchrun import lines
+from raddle.orphans import marked
 from raddle.plan.file import save
 from raddle.plan.plan import Plan
 
@@ -85,8 +86,9 @@ def start(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
 
     words = ["--standalone", "--nproc-per-node", str(ranks), *argv]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *words],
-        env={**os.environ, **THREADS}, capture_output=True, text=True, timeout=TIMEOUT, check=False,
+        [sys.executable, "-m", "raddle.run.torchrun", *words],
+        env={**os.environ, **THREADS, **marked()}, capture_output=True, text=True, timeout=TIMEOUT,
+        check=False,
     )  # fmt: skip
     if done.returncode:
         said = _traceback(done.stderr)

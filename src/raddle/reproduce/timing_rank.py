@@ -20,6 +20,7 @@ from raddle import zoo
 from raddle.files import read_scratch, write_scratch
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.orphans import end_with_parent
 from raddle.plan import file
 from raddle.run.trainer import Trainer
 from raddle.zoo.workload import Workload
@@ -29,6 +30,7 @@ Step = Callable[[], float]
 
 
 def main(asked: dict[str, Any]) -> None:
+    end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     work = zoo.load(asked["spec"], batch=asked["batch"], device="cpu")

@@ -2,7 +2,11 @@
 
 import sys
 
-from raddle.run.session import main
+from raddle.orphans import end_with_parent
 
 if __name__ == "__main__":
+    end_with_parent()  # before torch is imported, which takes seconds
+
+    from raddle.run.session import main
+
     sys.exit(main(sys.argv[1:]))

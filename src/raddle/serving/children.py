@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from threading import Lock
 from typing import IO, Any
 
 from raddle.errors import InputError
+from raddle.orphans import marked
 
 GRACE = 3.0  # seconds between asking a child to end and killing it
 
@@ -30,6 +32,7 @@ class Children:
                 raise InputError("the server is ending: start it again.")
             child = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
+                env={**os.environ, **marked()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.PIPE,

@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any
 
 from raddle.errors import InputError
+from raddle.orphans import end_with_parent
 from raddle.serving.children import Children, sentence
 
 
@@ -68,4 +69,5 @@ def _spec(preset: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     print(json.dumps(offered()))

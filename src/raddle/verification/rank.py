@@ -6,13 +6,12 @@ import dataclasses
 import os
 import pathlib
 import sys
-import threading
-import time
 from typing import Any
 
 import torch
 
 from raddle.files import read_scratch, write_scratch
+from raddle.orphans import end_with_parent
 from raddle.run.job import load_job
 from raddle.run.transports.processes import Processes
 from raddle.verification.comparing import Findings, compare
@@ -22,7 +21,7 @@ def main(folder: pathlib.Path) -> int:
     """Leaves what it found, or why it failed, in the folder."""
     rank = int(os.environ["RANK"])
     write_scratch(folder / f"rank{rank}.pid", os.getpid())
-    _end_with_parent()
+    end_with_parent()
     settings = read_scratch(folder / "settings.json")
     torch.set_num_threads(settings["threads"])
     answer: dict[str, Any]
@@ -51,18 +50,6 @@ def _verify(folder: pathlib.Path, rank: int, settings: dict[str, Any]) -> Findin
         raise
     finally:
         transport.close()
-
-
-def _end_with_parent() -> None:
-    """A torchrun that was killed leaves its ranks behind."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":

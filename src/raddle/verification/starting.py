@@ -19,6 +19,7 @@ import torch
 from raddle.clusters.catalogue import cores
 from raddle.errors import InputError
 from raddle.files import read_scratch, replacing, write_scratch
+from raddle.orphans import marked
 from raddle.run.job import Job
 from raddle.run.transports.threads import Hub
 from raddle.verification.comparing import Findings, compare
@@ -81,12 +82,12 @@ def _torchrun(
     folder: pathlib.Path, devices: int, threads: int
 ) -> Iterator[subprocess.Popen[bytes]]:
     """torchrun ends with the body, and so do its ranks."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun = [sys.executable, "-m", "raddle.run.torchrun", "--standalone"]
     ranks = ["--nproc-per-node", str(devices), "-m", "raddle.verification.rank", str(folder)]
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
             [*torchrun, *ranks],
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), **marked()},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

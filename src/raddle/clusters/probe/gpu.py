@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from raddle.clusters.probe.kernels import kernels, rate
-from raddle.clusters.probe.launch import end_with_parent
+from raddle.clusters.probe.launch import end_in_time
 
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    end_with_parent(settings["seconds"])
+    end_in_time(settings["seconds"])
     print(json.dumps({"result": measure(settings["window"])}), flush=True)
 
 

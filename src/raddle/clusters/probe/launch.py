@@ -1,7 +1,7 @@
 """Processes that answer in JSON lines and that always end.
 
 A process ends when it is done, when its time is over, when another one fails, when the user interrupts, and
-when the one that started it disappears without a word (its standard input closes).
+when the one that started it disappears without a word.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import raddle
 from raddle.errors import InputError
+from raddle.orphans import end_with_parent, marked
 
 Message = dict[str, Any]
 Lines = queue.SimpleQueue[tuple[int, str | None]]
@@ -69,15 +70,9 @@ def run(
     return [results[i] for i in range(len(settings))]
 
 
-def end_with_parent(seconds: float) -> None:
+def end_in_time(seconds: float) -> None:
     """End this process when the one that started it does, or when its time is over."""
-
-    def watch() -> None:
-        while os.read(0, 1):
-            pass
-        os._exit(1)
-
-    Thread(target=watch, daemon=True).start()
+    end_with_parent()
     timer = Timer(seconds, os._exit, args=(1,))
     timer.daemon = True
     timer.start()
@@ -92,7 +87,7 @@ def _process(
             command,
             cwd=folder,  # empty: no torch.py of the user's is imported from there
             env=environment,
-            stdin=subprocess.PIPE,  # never written to: it closes when this process ends, however it does
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
@@ -103,8 +98,6 @@ def _process(
     finally:
         process.kill()
         process.wait(timeout=10)
-        assert process.stdin is not None
-        process.stdin.close()
 
 
 def _environment(threads: int) -> dict[str, str]:
@@ -116,6 +109,7 @@ def _environment(threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": _loopback(),  # else gloo listens on the address of the host's name
         "MASTER_ADDR": "127.0.0.1",  # else raddle's own lines listen everywhere
+        **marked(),
     }
 
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from raddle.clusters.probe.kernels import kernels, rate
-from raddle.clusters.probe.launch import end_with_parent
+from raddle.clusters.probe.launch import end_in_time
 from raddle.run.handling import handling
 from raddle.run.transports.base import Transport
 from raddle.run.transports.processes import Processes
@@ -39,7 +39,7 @@ Exchange = Callable[[Transport, int, torch.Tensor], float]
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    end_with_parent(settings["seconds"])
+    end_in_time(settings["seconds"])
     torch.set_num_threads(settings["threads"])
     rank, ranks = settings["rank"], settings["ranks"]
     limit = timedelta(seconds=settings["seconds"])

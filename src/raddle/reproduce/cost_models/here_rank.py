@@ -14,6 +14,7 @@ from raddle.costs.compute import Compute
 from raddle.costs.profile import Profile, measure
 from raddle.files import read_scratch, write_scratch
 from raddle.graph.graph import Graph
+from raddle.orphans import end_with_parent
 from raddle.plan.file import from_dict, read
 from raddle.plan.plan import Plan
 from raddle.program.lower import active_values
@@ -21,6 +22,7 @@ from raddle.reproduce.messages import measure_messages
 
 
 def main(asked: dict[str, Any]) -> None:
+    end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     found = measure_messages(asked["repeats"]) if asked["what"] == "messages" else profile(asked)

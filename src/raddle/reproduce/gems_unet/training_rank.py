@@ -13,6 +13,7 @@ import torch.distributed as dist
 import raddle
 from raddle import zoo
 from raddle.files import read_scratch, write_scratch
+from raddle.orphans import end_with_parent
 from raddle.reproduce.gems_unet.segmentation import batch
 from raddle.run.trainer import Trainer
 
@@ -21,6 +22,7 @@ WARM = 10**6  # the seed of a batch that no block has
 
 
 def main(asked: dict[str, Any]) -> None:
+    end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     work = zoo.load(asked["spec"], batch=asked["batch"], device="cpu")

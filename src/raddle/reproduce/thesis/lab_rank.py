@@ -19,6 +19,7 @@ from raddle import zoo
 from raddle.clusters.catalogue import cores
 from raddle.costs.profile import distinct, measure
 from raddle.files import read_scratch, write_scratch
+from raddle.orphans import end_with_parent
 from raddle.plan.pipelining import OVERLAPPED, is_asynchronous
 from raddle.program.lower import active_values
 from raddle.reproduce.messages import measure_messages
@@ -31,6 +32,7 @@ SIZES = (4 * 2**10, 2**20, 8 * 2**20)  # bytes of messages
 
 
 def main(asked: dict[str, Any]) -> None:
+    end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     link = measure_messages(5) if dist.get_world_size() > 1 else None

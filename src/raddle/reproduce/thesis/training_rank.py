@@ -19,6 +19,7 @@ from torch import Tensor
 
 from raddle import sync
 from raddle.files import read_scratch, write_scratch
+from raddle.orphans import end_with_parent
 from raddle.reproduce.thesis.training_runs import Run, begin
 from raddle.reproduce.thesis.training_task import TARGET, batches, digits
 
@@ -26,6 +27,7 @@ BLOCK = 32  # steps between two looks: as many as overlap before all is finished
 
 
 def main(asked: dict[str, Any]) -> None:
+    end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     sync.init()

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from raddle.errors import InputError
+from raddle.orphans import end_with_parent
 from raddle.run.transports.alarm import Alarm
 from raddle.run.transports.base import (
     DONE,
@@ -59,6 +60,7 @@ class Processes:
     def __init__(
         self, device: torch.device, backend: str | None = None, timeout: float = 300.0
     ) -> None:
+        end_with_parent()
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         self._device = device
