@@ -60,21 +60,27 @@ def load_job(
     loads a job has the same. On the device "meta" nothing is allocated: that is enough to see whether a
     plan can run.
     """
+    work, graph, plan = load_work(path, model=model, dtype=dtype, seed=seed, device=device)
+    plan = replace(plan, bn=bn or plan.bn)
+    program = lower(graph, for_running(plan))
+    check(program)
+    return Job(work, plan, program)
+
+
+def load_work(
+    path: str, *, model: str = "", dtype: str = "", seed: int = 0, device: str = "cpu"
+) -> tuple[Workload, Graph, Plan]:
+    """What `load_job` loads before it lowers: the workload, its graph, and the plan for that."""
     data = file.read(path)
     name = model or data["model"]
     if not name:
         raise InputError(f"'{path}' names no model: add --model file.py:function.")
     own, wanted = data["dtype"], dtype or data["dtype"]
     work = _workload(name, data, wanted, device, seed)
-    graph = _captured(work, data["microbatches"])
+    graph = capture_work(work, data["microbatches"])
     if wanted == own:
-        plan = file.from_dict(data, graph)
-    else:
-        plan = _converted(name, data, wanted, graph)
-    plan = replace(plan, bn=bn or plan.bn)
-    program = lower(graph, for_running(plan))
-    check(program)
-    return Job(work, plan, program)
+        return work, graph, file.from_dict(data, graph)
+    return work, graph, _converted(name, data, wanted, graph)
 
 
 def takes_batch(name: str) -> bool:
@@ -111,7 +117,8 @@ def _workload(name: str, data: dict[str, Any], dtype: str, device: str, seed: in
     return work
 
 
-def _captured(work: Workload, microbatches: int) -> Graph:
+def capture_work(work: Workload, microbatches: int) -> Graph:
+    """The graph of a micro-batch, the largest one."""
     inputs, targets = (
         [t[: -(-len(t) // microbatches)] if t.ndim else t for t in tensors]
         for tensors in (work.inputs, work.targets)
@@ -121,7 +128,7 @@ def _captured(work: Workload, microbatches: int) -> Graph:
 
 def _converted(name: str, data: dict[str, Any], dtype: str, graph: Graph) -> Plan:
     """The plan for the same model in another precision, whose graph has another fingerprint."""
-    own = _captured(_workload(name, data, data["dtype"], "meta", 0), data["microbatches"])
+    own = capture_work(_workload(name, data, data["dtype"], "meta", 0), data["microbatches"])
     plan = replace(
         file.from_dict(data, own),
         dtype=dtype,

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from raddle.graph.box import Box
-from raddle.graph.dtypes import in_double
 from raddle.plan.pipelining import is_asynchronous
 from raddle.run.actions import Source
 from raddle.run.job import Job, optimizer_for
@@ -144,15 +143,20 @@ def _compare_state(trainer: Trainer, plain: Plain, findings: Findings) -> None:
     for source in executor.plan.of("buffer"):
         held: Tensor = executor.slots[source.slot]
         changes = source.name in trainer.graph.updates
-        expected = plain.buffer(trainer.rank, source.name)
+        expected = _number(plain.buffer(trainer.rank, source.name))
         for box in executor.plan.fresh.get(source.name, []) if changes else [source.box]:
-            own = in_double(held[box.within(source.box)])
+            own = _number(held[box.within(source.box)])
             difference = own - expected[box.within(Box.full(expected.shape))]
             findings.note("buffers", _relative(difference, expected), source.name)
 
 
 def _cut(tensor: Tensor, source: Source) -> Tensor:
     return tensor[source.box.within(Box.full(tensor.shape))]
+
+
+def _number(tensor: Tensor) -> Tensor:
+    """Counters and masks as floats, of which a difference can be taken."""
+    return tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()
 
 
 def _relative(difference: Tensor, expected: Tensor) -> float:

@@ -16,6 +16,7 @@ from raddle.errors import InputError
 from raddle.graph.dtypes import in_double
 from raddle.program.program import Run
 from raddle.run.job import Job, optimizer_for
+from raddle.verification.precision import Raising
 from raddle.verification.replicas import Replicas
 from raddle.verification.statistics import LocalStatistics
 from raddle.verification.substitutes import Substitutes, refuse_random
@@ -95,7 +96,7 @@ class _Step:
             self.replicas.begin(variant)
             value = micro_loss(self.job, self.model, batch, self.seed, step, micro, local)
             self.replicas.end(variant)
-            value.backward()  # type: ignore[no-untyped-call]
+            backward(value)
             total += value.item()
         return total
 
@@ -113,10 +114,17 @@ def micro_loss(
 ) -> Tensor:  # fmt: skip
     """A micro-batch's part of the loss, by its share of the samples."""
     inputs, sizes = len(job.work.inputs), job.program.sizes
-    with Substitutes(job.graph.at(sizes[micro]), _seed(seed, step, micro), local) as substitutes:
+    graph = job.graph.at(sizes[micro])
+    with Substitutes(graph, _seed(seed, step, micro), local) as substitutes, Raising():
         value = job.work.loss(model(*batch[:inputs]), *batch[inputs:])
     substitutes.finish()
     return value * (sizes[micro] / sum(sizes))
+
+
+def backward(value: Tensor) -> None:
+    """Gradients of a loss; a forward that is done again for them is not rounded either."""
+    with Raising():
+        torch.autograd.backward(value)
 
 
 def _seed(seed: int, step: int, micro: int) -> int:

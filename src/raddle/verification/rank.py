@@ -12,9 +12,10 @@ import torch
 
 from raddle.files import read_scratch, write_scratch
 from raddle.orphans import end_with_parent
-from raddle.run.job import load_job
 from raddle.run.transports.processes import Processes
 from raddle.verification.comparing import Findings, compare
+from raddle.verification.precision import default_type
+from raddle.verification.twin import load_twin
 
 
 def main(folder: pathlib.Path) -> int:
@@ -42,9 +43,10 @@ def _verify(folder: pathlib.Path, rank: int, settings: dict[str, Any]) -> Findin
 
     try:
         wanted = ("model", "seed", "bn")
-        job = load_job(settings["plan"], dtype="float64", **{k: settings[k] for k in wanted})
+        job = load_twin(settings["plan"], **{k: settings[k] for k in wanted}).job
         plain = torch.load(folder / "plain.pt", mmap=True, weights_only=False)
-        return compare(job, plain, transport, settings["steps"], settings["seed"], heard)
+        with default_type(torch.float64):
+            return compare(job, plain, transport, settings["steps"], settings["seed"], heard)
     except BaseException as error:
         transport.fail(f"{type(error).__name__}: {error}")
         raise

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from raddle.graph.box import Box
 from raddle.run.job import Job, optimizer_for
-from raddle.verification.plain import batch_of_step, micro_batches, micro_loss
+from raddle.verification.plain import backward, batch_of_step, micro_batches, micro_loss
 
 Piece = tuple[str, Box]  # a parameter's name, and the box of it
 
@@ -95,7 +95,7 @@ class _Replay:
                     whole[box.within(Box.full(whole.shape))] = self.history[name, box][v]
             self.model.zero_grad()
             value = micro_loss(self.job, self.model, batch, self.seed, step, micro)
-            value.backward()  # type: ignore[no-untyped-call]
+            backward(value)
             total += value.item()
             for name, p in self.parameters.items():
                 if p.grad is not None:

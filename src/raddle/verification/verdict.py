@@ -6,18 +6,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from raddle.clusters.catalogue import memory
 from raddle.costs.memory import peak_bytes
 from raddle.errors import InputError
 from raddle.plan.pipelining import is_asynchronous, schedule_of
 from raddle.program.program import Program
-from raddle.run.job import Job, load_job
+from raddle.run.job import Job
 from raddle.run.spans import Span, early
 from raddle.simulation.timeline import Timeline
 from raddle.verification import starting, traffic
 from raddle.verification.comparing import Findings
 from raddle.verification.plain import Plain, train_plain
+from raddle.verification.precision import default_type
 from raddle.verification.statistics import has_serial_reference
+from raddle.verification.twin import Twin, explain_casts, load_twin
 
 TOLERANCE = 1e-9
 LEAST_WAIT = 60.0  # seconds that a rank waits for another, at least
@@ -26,6 +30,7 @@ WAITS = "schedule: seconds too early"
 SLOWER = 20  # and as many times as long as the plain module took for a step
 
 Heard = Callable[[Mapping[str, Any]], None]
+Tell = Callable[[str, int], None]  # what is done now, and how many steps are done
 
 
 def verify(
@@ -40,12 +45,15 @@ def verify(
 ) -> dict[str, Any]:
     """Trains by the plan and by plain PyTorch from the same weights in float64, and compares.
 
+    Both compute in float64 throughout: casts to other floating types inside the model are neutralised, so
+    the tolerance is one of float64 whatever precision the model works in; `casts` counts those of the plan.
     Deviations are relative: of a loss to itself, of a gradient to the norm of all gradients, of parameters
     and buffers to their largest element (or 1). Raises InputError where that cannot be tried here.
     """
     tell = _progress(heard, steps)
     tell("capturing", 0)
-    job, notes = _job(path, model, seed)
+    twin, notes = _twin(path, model, seed)
+    job = twin.job
     if not job.plan.syncing.synchronous:
         raise InputError(
             f"sync is '{job.plan.sync}': servers apply gradients as they come, and no serial run is the "
@@ -53,27 +61,11 @@ def verify(
         )
     timeline = traffic.simulated(job, steps)
     _refuse_too_large(timeline)
-    plain = Plain()  # where steps overlap, ranks replay what they logged
-    if not is_asynchronous(job.plan):
-        plain = train_plain(
-            job, steps, seed, lambda step: tell(f"plain module, step {step}", 1 + step)
-        )
-    timeout = max(LEAST_WAIT, SLOWER * plain.seconds)
-
-    def running(step: int) -> None:
-        tell(f"plan, step {step}", 1 + steps + step)
-
     settings = {"steps": steps, "seed": seed}
-    failure, found = None, list[Findings]()
-    try:
-        if threads:
-            found = starting.on_threads(job, plain, **settings, timeout=timeout, heard=running)
-        else:
-            told = {**settings, "plan": path, "model": model, "bn": job.plan.bn}
-            devices = job.plan.devices
-            found = starting.on_processes(told, plain, devices, timeout=timeout, heard=running)
-    except starting.Failed as error:
-        failure = f"{error}."
+    told = None if threads else {**settings, "plan": path, "model": model, "bn": job.plan.bn}
+    with default_type(torch.float64):
+        plain = _train_plain(job, **settings, tell=tell)
+        found, failure = _train(job, plain, **settings, told=told, tell=tell)
     result = _result(job, timeline, found, tolerance)
     return {
         "plan": path,
@@ -82,23 +74,50 @@ def verify(
         "failure": failure,
         "transport": "threads" if threads else "processes",
         "plain_losses": plain.losses,
-        "notes": notes,
+        "casts": dict(twin.casts),
+        "notes": [*notes, explain_casts(twin.casts, tolerance)],
     }
 
 
-def _job(path: str, model: str, seed: int) -> tuple[Job, list[str]]:
-    job = load_job(path, model=model, dtype="float64", seed=seed)
-    if job.plan.bn != "local" or has_serial_reference(job.graph, job.plan):
-        return job, []
-    bn = "global" if job.plan.microbatches == 1 else "microbatch"
+def _train_plain(job: Job, *, steps: int, seed: int, tell: Tell) -> Plain:
+    """What plain PyTorch computes; nothing where steps overlap, since ranks replay what they logged."""
+    if is_asynchronous(job.plan):
+        return Plain()
+    return train_plain(job, steps, seed, lambda step: tell(f"plain module, step {step}", 1 + step))
+
+
+def _train(
+    job: Job, plain: Plain, *, steps: int, seed: int, told: Mapping[str, Any] | None, tell: Tell
+) -> tuple[list[Findings], str | None]:
+    """What ranks found, or why they failed: processes that are told what to load, or else threads."""
+    timeout = max(LEAST_WAIT, SLOWER * plain.seconds)
+
+    def running(step: int) -> None:
+        tell(f"plan, step {step}", 1 + steps + step)
+
+    more: dict[str, Any] = {"timeout": timeout, "heard": running}
+    try:
+        if told is None:
+            return starting.on_threads(job, plain, steps=steps, seed=seed, **more), None
+        return starting.on_processes(told, plain, job.plan.devices, **more), None
+    except starting.Failed as error:
+        return [], f"{error}."
+
+
+def _twin(path: str, model: str, seed: int) -> tuple[Twin, list[str]]:
+    twin = load_twin(path, model=model, seed=seed)
+    plan = twin.job.plan
+    if plan.bn != "local" or has_serial_reference(twin.job.graph, plan):
+        return twin, []
+    bn = "global" if plan.microbatches == 1 else "microbatch"
     note = (
         "bn: local has no serial reference for this plan, whose copies of a sample are normalised "
         f"differently: verified with bn: {bn}."
     )
-    return load_job(path, model=model, dtype="float64", bn=bn, seed=seed), [note]
+    return load_twin(path, model=model, bn=bn, seed=seed), [note]
 
 
-def _progress(heard: Heard, steps: int) -> Callable[[str, int], None]:
+def _progress(heard: Heard, steps: int) -> Tell:
     def tell(step: str, done: int) -> None:
         heard({"step": step, "done": done, "of": 1 + 2 * steps})
 

@@ -1,0 +1,205 @@
+"""The float64 twin of a job: the same plan and the same operators, with nothing rounded to fewer digits.
+
+The module is captured in its own precision, which gives the operators that the plan is for, and once more
+in float64 with all casts neutralised (see `precision`), which gives the numbers that its code then uses:
+epsilons, limits and constants may depend on the type. Both captures must compute the same, operator by
+operator, apart from casts; otherwise there is no twin, and the difference is named.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from raddle.errors import InputError
+from raddle.graph.graph import Fused, Graph, Op, Value
+from raddle.graph.resizing import ONE_AT_A_TIME
+from raddle.plan.pipelining import for_running
+from raddle.plan.plan import describe_inputs
+from raddle.program.check import check
+from raddle.program.lower import lower
+from raddle.run.job import Job, capture_work, load_work
+from raddle.verification.precision import Raising, default_type, raise_all, raise_module, raised
+from raddle.zoo.workload import Workload
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A job in float64, and the casts of the model that it does not make: by type, how many."""
+
+    job: Job
+    casts: Mapping[str, int]
+
+
+def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twin:
+    """Reads a plan file and makes the float64 twin of what it trains; see `raddle.run.job.load_job`."""
+    work, graph, plan = load_work(path, model=model, seed=seed)
+    wide = _wide_work(work)
+    with default_type(torch.float64), Raising():
+        double = capture_work(wide, plan.microbatches)
+    twin = twin_graph(graph, double)
+    plan = replace(
+        plan,
+        bn=bn or plan.bn,
+        dtype="float64",
+        fingerprint=twin.fingerprint(),
+        inputs=describe_inputs(twin),
+    )
+    program = lower(twin, for_running(plan))
+    check(program)
+    return Twin(Job(wide, plan, program), _casts(graph))
+
+
+def _wide_work(work: Workload) -> Workload:
+    """A copy of the workload in float64; the original stays, to be captured for other batches."""
+    model, loss = copy.deepcopy((work.model, work.loss))
+    raise_module(model)
+    if isinstance(loss, nn.Module):  # it may hold weights of the classes
+        raise_module(loss)
+    inputs, targets = raise_all(work.inputs), raise_all(work.targets)
+    return replace(work, model=model, inputs=inputs, targets=targets, loss=loss)
+
+
+def twin_graph(graph: Graph, double: Graph) -> Graph:
+    """The operators of `graph`, computed in float64 with the numbers of `double`, its float64 capture."""
+    pairs, same = _matched(graph, double)
+
+    def again(batch: int) -> Graph:
+        with ONE_AT_A_TIME:  # the default type is the process's
+            own = graph.at(batch)
+            with default_type(torch.float64), Raising():
+                other = double.at(batch)
+        return twin_graph(own, other)
+
+    return replace(
+        graph,
+        values={n: replace(v, dtype=raised(v.dtype)) for n, v in graph.values.items()},
+        ops=tuple(_wide_op(op, pairs.get(op.name)) for op in graph.ops),
+        fused=_wide_fused(graph, double),
+        constants={
+            name: raise_all(double.constants.get(same.get(name, ""), tensor))
+            for name, tensor in graph.constants.items()
+        },
+        again=again,
+    )
+
+
+def _wide_op(op: Op, double: Op | None) -> Op:
+    attrs = op.attrs if double is None or double.kind != op.kind else double.attrs
+    return replace(op, attrs=raise_all(attrs), dtypes=tuple(map(raised, op.dtypes)))
+
+
+def _wide_fused(graph: Graph, double: Graph) -> tuple[Fused, ...]:
+    """Native calls with the numbers of float64; where the two captures differ in them, none."""
+    if [f.kind for f in graph.fused] != [f.kind for f in double.fused]:
+        return ()
+    pairs = zip(graph.fused, double.fused, strict=True)
+    return tuple(replace(own, attrs=raise_all(other.attrs)) for own, other in pairs)
+
+
+# -- do both compute the same? -----------------------------------------------------------------------
+
+
+def _matched(graph: Graph, double: Graph) -> tuple[dict[str, Op], dict[str, str]]:
+    """By operator of `graph` that is no cast, its counterpart; and by value, the counterpart's."""
+    own, other = (_without_casts(g) for g in (graph, double))
+    same = {name: name for name, v in graph.values.items() if v.role not in ("op", "constant")}
+    pairs: dict[str, Op] = {}
+    for left, right in zip(own.ops, other.ops, strict=False):
+        if not (_alike(graph, double, left, right) and _reads_same(own, other, left, right, same)):
+            raise _different(graph, left, right)
+        pairs[left.name] = right
+        same.update(zip(left.outputs, right.outputs, strict=True))
+    if len(own.ops) != len(other.ops):
+        shorter = min(len(own.ops), len(other.ops))
+        raise _different(graph, *(next(iter(g.ops[shorter:]), None) for g in (own, other)))
+    return pairs, same
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """A graph without its casts: its other operators, and what each cast's result was before it."""
+
+    ops: Sequence[Op]
+    source: Callable[[str], str]
+
+
+def _without_casts(graph: Graph) -> _Plain:
+    before = {op.outputs[0]: op.inputs[0] for op in graph.ops if _is_cast(graph, op)}
+
+    def source(name: str) -> str:
+        while name in before:
+            name = before[name]
+        return name
+
+    return _Plain([op for op in graph.ops if op.outputs[0] not in before], source)
+
+
+def _is_cast(graph: Graph, op: Op) -> bool:
+    """Whether an operator only rounds: from one floating (or complex) type to another, or a copy."""
+    if op.kind != "pointwise" or op.label not in ("_to_copy", "clone") or len(op.inputs) != 1:
+        return False
+    return raised(graph.values[op.inputs[0]].dtype) == raised(op.dtypes[0])
+
+
+def _alike(graph: Graph, double: Graph, left: Op, right: Op) -> bool:
+    """Whether two operators do the same, one of them in float64; what is opaque in one may be split."""
+    return (
+        left.label == right.label
+        and (left.opaque if left.kind != right.kind else _same_form(left.attrs, right.attrs))
+        and [_form(graph.values[o]) for o in left.outputs]
+        == [_form(double.values[o]) for o in right.outputs]
+    )
+
+
+def _same_form(left: Any, right: Any) -> bool:
+    """Whether attributes are equal but for floats, which may be limits or epsilons of the type."""
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(_same_form(left[k], right[k]) for k in left)
+    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+        return len(left) == len(right) and all(map(_same_form, left, right))
+    floats = isinstance(left, float) and isinstance(right, float)
+    return floats or bool(raise_all(left) == raise_all(right))
+
+
+def _form(value: Value) -> tuple[tuple[int, ...], torch.dtype]:
+    return value.shape, raised(value.dtype)
+
+
+def _reads_same(own: _Plain, other: _Plain, left: Op, right: Op, same: dict[str, str]) -> bool:
+    if len(left.inputs) != len(right.inputs):
+        return False
+    for a, b in zip(map(own.source, left.inputs), map(other.source, right.inputs), strict=True):
+        if same.setdefault(a, b) != b:  # a constant is known when it is first read
+            return False
+    return True
+
+
+def _different(graph: Graph, left: Op | None, right: Op | None) -> InputError:
+    own, wide = (f"'{op.name}' ({op.label})" if op else "nothing more" for op in (left, right))
+    return InputError(
+        f"'{graph.name}' computes {own} where it computes {wide} in float64: its code depends on the "
+        "precision, so a run in float64 says nothing about the plan; verify a model without that."
+    )
+
+
+def _casts(graph: Graph) -> dict[str, int]:
+    def rounded() -> Iterator[str]:
+        for op in graph.ops:
+            if _is_cast(graph, op) and op.label == "_to_copy":
+                yield str(op.dtypes[0]).removeprefix("torch.")
+
+    return dict(Counter(rounded()))
+
+
+def explain_casts(casts: Mapping[str, int], tolerance: float) -> str:
+    """Which precision was compared, and that the tolerance is one for it."""
+    counted = ", ".join(f"{n} to {name}" for name, n in sorted(casts.items()))
+    inside = f"casts inside the model are neutralised ({counted or 'the plan has none'})"
+    return f"compared in float64: {inside}, so the tolerance of {tolerance:g} is one of float64."

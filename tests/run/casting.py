@@ -1,0 +1,102 @@
+"""Modules that cast inside of their forward, as many Hugging Face models do: cases for `verify`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WIDTH = 6
+ALL_TYPES = {d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+TYPES = sorted((d for d in ALL_TYPES if d.is_floating_point or d.is_complex), key=str)
+
+
+class Casting(nn.Module):
+    """Linear layers, each followed by a way to cast: `blocks` are names of ways and types."""
+
+    def __init__(self, blocks: Sequence[tuple[str, str]]) -> None:
+        super().__init__()
+        self.blocks = [(way, getattr(torch, name)) for way, name in blocks]
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in blocks)
+        self.register_buffer("fine", torch.linspace(0.1, 1.7, WIDTH, dtype=torch.float64))
+        self.register_buffer("mask", torch.arange(WIDTH) % 3 > 0)
+        self.attribute = torch.linspace(0.3, 1.1, WIDTH)  # no buffer: `double()` leaves it alone
+
+    def forward(self, x: Tensor) -> Tensor:
+        for (way, dtype), layer in zip(self.blocks, self.layers, strict=True):
+            x = WAYS[way](self, layer(x), dtype).to(x.dtype)
+        return x.square().mean()
+
+
+def _round(own: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype.is_complex:  # of a buffer, so that no gradient goes through complex values
+        return x * own.fine.to(dtype).abs().to(x.dtype)
+    return x.to(dtype)
+
+
+def _literal(own: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x * torch.tensor(0.1, dtype=dtype).abs().to(x.dtype) + x.new_tensor(0.3)
+
+
+def _limits(own: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
+    kept = torch.where(own.mask, x, torch.finfo(x.dtype).min).softmax(-1)
+    return kept + x / (x.norm() + torch.finfo(x.dtype).eps) * own.attribute.to(dtype).to(x.dtype)
+
+
+def _norm(own: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return F.rms_norm(_round(own, x, dtype), (WIDTH,)) * 0.1 * own.attribute
+
+
+def _positions(own: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
+    angles = torch.arange(0, WIDTH) / WIDTH  # of the default type
+    return (
+        x
+        * angles.cos().to(dtype).to(x.dtype)
+        * torch.arange(1.0, WIDTH + 1, dtype=dtype).to(x.dtype)
+    )
+
+
+def _method(own: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
+    named = {
+        torch.float16: Tensor.half,
+        torch.bfloat16: Tensor.bfloat16,
+        torch.float32: Tensor.float,
+    }
+    return named[dtype](x).type(x.dtype)
+
+
+WAYS: dict[str, Callable[[Casting, Tensor, torch.dtype], Tensor]] = {
+    "round": _round,
+    "twice": lambda own, x, dtype: x * _round(own, x, dtype),
+    "together": lambda own, x, dtype: torch.cat([x[:, :3], _round(own, x, dtype)[:, 3:]], 1),
+    "literal": _literal,
+    "softmax": lambda own, x, dtype: x.softmax(-1, dtype=dtype),
+    "limits": _limits,
+    "norm": _norm,
+    "positions": _positions,
+    "method": _method,
+}
+
+
+def usable() -> list[tuple[str, str]]:
+    """Every way with every type that torch itself can compute it in."""
+    found = []
+    for way in WAYS:
+        for dtype in TYPES:
+            name = str(dtype).removeprefix("torch.")
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    Casting([(way, name)])(torch.ones(2, WIDTH)).backward()
+            except (RuntimeError, NotImplementedError, KeyError, TypeError):
+                continue
+            found.append((way, name))
+    return found
+
+
+def build(blocks: Sequence[tuple[str, str]]) -> Any:
+    return Casting(blocks), (torch.randn(4, WIDTH),)
