@@ -213,7 +213,9 @@ class Agreeing:
         if self.synchroniser is not None:
             self.wait(list(self._due))
             self.synchroniser.synchronize()
-            if self.sync.server is not None:  # one that is no worker has nothing else to wait for
+            # A server that is no worker has nothing else to wait for; and where servers apply gradients as
+            # they come, a rank that is behind may still send some to this one.
+            if self.sync.server is not None or not self.sync.synchronous:
                 self.transport.barrier()
 
     def refresh(self) -> None:

@@ -11,6 +11,7 @@ tensor([0, 1, 2, 3, 4])
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from raddle.graph.interpret import Pieces
 Shapes = Mapping[str, Sequence[int]]  # of all parameters (and buffers), the same on every rank
 Exchange = Callable[[Any], list[Any]]  # hand in an object, get those of all ranks, by rank
 Entries = dict[str, Any]  # what an optimizer keeps for a parameter: tensors of its shape, scalars
+Group = tuple[Entries, Sequence[str]]  # options (lr, betas, ...) and the parameters that have them
 
 
 # -- tensors -----------------------------------------------------------------------------------------
@@ -190,6 +192,73 @@ def _apart(key: str, entry: Any, box: Box, device: str | torch.device) -> Any:
     if entry.ndim:
         return cut(entry, [box], device)[0]
     return entry.detach().to("cpu" if key == "step" else device, copy=True)
+
+
+# -- parameter groups --------------------------------------------------------------------------------
+
+
+def gather_groups(exchange: Exchange, groups: Sequence[Group]) -> list[Entries]:
+    """The parameter groups of all ranks as one optimizer would have them; `params` are names.
+
+    A rank's groups hold its own tiles, so ranks may have other parameters in a group, or none at all.
+    """
+    found: list[tuple[int, Entries, dict[str, None]]] = []
+    every = exchange([({k: _copied(v) for k, v in o.items()}, list(names)) for o, names in groups])
+    for rank in every:
+        for index, (options, names) in enumerate(rank):
+            same = [own for i, o, own in found if names and i == index and _equal(o, options)]
+            if same:
+                same[0].update(dict.fromkeys(names))
+            elif names:
+                found.append((index, options, dict.fromkeys(names)))
+    held = [name for _, _, names in found for name in names]
+    if twice := next((name for name in held if held.count(name) > 1), None):
+        raise InputError(
+            f"the optimizer's options for '{twice}' differ from tile to tile, so no checkpoint can hold "
+            "them: give all tiles of a parameter the same options."
+        )
+    found.sort(key=lambda group: group[0])
+    if not found:  # nothing is trained
+        return [{**options, "params": []} for options, _ in every[0]]
+    return [{**options, "params": list(names)} for _, options, names in found]
+
+
+def options_of(saved: Sequence[Mapping[str, Any]], index: int, names: Sequence[str]) -> Entries:
+    """The options of one of a rank's groups, from those that were saved.
+
+    A group without parameters, on a rank that has none, follows the group of the same number.
+    """
+    wanted = set(names)
+    found = [group for group in saved if wanted & set(group["params"])]
+    if not names and saved:
+        found = [saved[min(index, len(saved) - 1)]]
+    missing = wanted.difference(*(group["params"] for group in saved))
+    if missing or not found:
+        _refuse(
+            "the optimizer's state", {}, dict.fromkeys(sorted(missing), ()), ["a group is missing"]
+        )
+    options = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in found]
+    if not all(_equal(options[0], other) for other in options):
+        raise InputError(
+            f"the parameters {', '.join(sorted(wanted)[:3])} are in one group of this optimizer, but had "
+            "different options when they were saved: make the same groups as then."
+        )
+    return {key: _copied(value) for key, value in options[0].items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):  # a learning rate may be one
+        return value.detach().to("cpu", copy=True)
+    return copy.deepcopy(value)
+
+
+def _equal(one: Entries, other: Entries) -> bool:
+    def same(a: Any, b: Any) -> bool:
+        if isinstance(a, Tensor) or isinstance(b, Tensor):
+            return bool(torch.equal(torch.as_tensor(a), torch.as_tensor(b)))
+        return bool(a == b)
+
+    return one.keys() == other.keys() and all(same(v, other[k]) for k, v in one.items())
 
 
 # -- errors ------------------------------------------------------------------------------------------

@@ -35,8 +35,10 @@ from raddle.run.checkpoint import (
     assemble,
     cut_optimizer,
     cut_state,
+    gather_groups,
     gather_optimizer,
     gather_state,
+    options_of,
 )
 from raddle.run.clipping import clip
 from raddle.run.exchange import exchange_over
@@ -396,25 +398,80 @@ class Trainer:
                     self.executor.slots[source.slot] = tensor.clone()
         if self.executor.agreeing is not None:
             self.executor.agreeing.refresh()
+        self.executor.synchronize()  # nobody sends gradients to a rank that has not loaded yet
 
-    def optimizer_state_dict(self) -> dict[str, dict[str, Any]]:
-        """What the optimizer keeps, whole, by parameter."""
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """All that a run needs besides `state_dict` to go on as if it had not been stopped.
+
+        `state` is what the optimizer keeps, whole, by the parameter's name; `param_groups` are its options
+        (learning rates, as schedulers leave them) with the names of their parameters; `steps` and `seed`
+        are what masks of dropout are drawn from.
+        """
+        self._refuse_unfinished(self.steps)
         self.executor.synchronize()
         entries: dict[str, list[tuple[Box, dict[str, Any]]]] = {}
         for source, parameter in self._updated:
             if self._speaks_for(source):
                 state = dict(self.optimizer.state.get(parameter, {}))
                 entries.setdefault(source.name, []).append((source.box, state))
-        return gather_optimizer(self._exchange, entries, self._shapes(parameters_only=True))
+        shapes = self._shapes(parameters_only=True)
+        return {
+            "state": gather_optimizer(self._exchange, entries, shapes),
+            "param_groups": gather_groups(self._exchange, self._groups()),
+            "steps": self.steps,
+            "seed": self.executor.seed,
+        }
 
-    def load_optimizer_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
+    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where a run, by this plan or another, was when it called `optimizer_state_dict`."""
+        wanted = ("state", "param_groups", "steps", "seed")
+        if missing := next((key for key in wanted if key not in state), None):
+            raise InputError(
+                f"the optimizer's state has no '{missing}', so a run cannot go on from it: save it with "
+                "this version's optimizer_state_dict()."
+            )
+        self._refuse_unfinished(state["steps"])
         self.executor.synchronize()
         sources = [source for source, _ in self._updated]
         of = {(source.name, source.box): p for source, p in self._updated}
         shapes = self._shapes(parameters_only=True)
-        found = cut_optimizer(state, _boxes(sources), shapes, device=self.place)
+        found = cut_optimizer(state["state"], _boxes(sources), shapes, device=self.place)
+        options = [
+            options_of(state["param_groups"], index, names)
+            for index, (_, names) in enumerate(self._groups())
+        ]
+        if other := next((k for k in self.optimizer.defaults if k not in options[0]), None):
+            raise InputError(
+                f"the optimizer's state is not of {type(self.optimizer).__name__}: it has no '{other}'; "
+                "use the optimizer that it was saved from."
+            )
         for source, entries in _each(sources, found):
             self.optimizer.state[of[source.name, source.box]] = entries
+        for group, own in zip(self.optimizer.param_groups, options, strict=True):
+            group.update(own)
+        self.steps = state["steps"]
+        for executor in (self.executor, *(own.executor for own in self._sizes.values())):
+            executor.seed = state["seed"]
+        self.executor.synchronize()
+
+    def _groups(self) -> list[tuple[dict[str, Any], list[str]]]:
+        """The options of this rank's parameter groups, with the names of what is in them."""
+        names = {id(parameter): source.name for source, parameter in self._updated}
+        return [
+            (
+                {k: v for k, v in group.items() if k not in ("params", "param_names")},
+                list(dict.fromkeys(names[id(p)] for p in group["params"] if id(p) in names)),
+            )
+            for group in self.optimizer.param_groups
+        ]
+
+    def _refuse_unfinished(self, steps: int) -> None:
+        """Gradients that are still to be accumulated are in no state."""
+        if steps % self.accumulate:
+            raise InputError(
+                f"step {steps} is in the middle of {self.accumulate} that are accumulated, and gradients "
+                "are not saved: save after an update."
+            )
 
     def _shapes(self, *, parameters_only: bool = False) -> dict[str, tuple[int, ...]]:
         if parameters_only:
