@@ -26,6 +26,7 @@ from raddle.plan.schedule import (
 )
 from raddle.plan.schedules import ASYNCHRONOUS, MAKERS, NAMES, named, stashed, updates, versions
 from raddle.plan.schedules.one_way import interleaved
+from raddle.reports.schedules import describe, show_schedule
 
 # P: workers, m: micro-batches, v: stages a worker, f, b, w: durations of F, B, W
 
@@ -304,6 +305,15 @@ def test_updates() -> None:
     }  # fmt: skip
     assert stashed(schedule, 2, "latest") == [2, 1]
     assert stashed(schedule, 4, "latest") == [1, 1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_printed_is_the_schedule(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what it waits for: printed, saved to a file and read, nothing is lost."""
+    for workers, m in [(1, 1), (2, 3), (4, 5)] if name != "chimera" else [(2, 3), (4, 5)]:
+        schedule = named(name, workers, workers, m)
+        show_schedule(describe(schedule, name))
+        assert read(capsys.readouterr().out) == schedule
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ASYNCHRONOUS])

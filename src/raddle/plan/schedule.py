@@ -153,8 +153,12 @@ def alive(schedule: Schedule) -> list[int]:
 def write(schedule: Schedule) -> str:
     """One line a worker, then one line for each action that waits for another."""
     lines = [" ".join(_token(schedule, action) for action in row) or "." for row in schedule.rows]
-    lines += [f"{first} after {second}" for first, second in schedule.waits]
-    return "\n".join(lines)
+    return "\n".join([*lines, *wait_lines(schedule)])
+
+
+def wait_lines(schedule: Schedule) -> list[str]:
+    """What stands below the rows: F1.0 after B0.0."""
+    return [f"{first} after {second}" for first, second in schedule.waits]
 
 
 def read(text: str) -> Schedule:

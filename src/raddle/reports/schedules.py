@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raddle.plan.schedule import Schedule, alive, bubble, rows
+from raddle.plan.schedule import Schedule, alive, bubble, rows, wait_lines
 from raddle.plan.schedules import ASYNCHRONOUS, NAMES, stashed
 
 WHAT = {
@@ -35,6 +35,7 @@ def describe(schedule: Schedule, name: str, backward: int = 1) -> dict[str, Any]
         "workers": len(schedule.rows),
         "microbatches": schedule.microbatches,
         "picture": rows(schedule),
+        "waits": wait_lines(schedule),
         "bubble": float(bubble(schedule, backward=backward)),
         "alive": alive(schedule),
     }
@@ -55,6 +56,8 @@ def show_names(rows: Sequence[Mapping[str, str]]) -> None:
 def show_schedule(result: Mapping[str, Any]) -> None:
     for worker, row in enumerate(result["picture"]):
         print(f"{worker:3}  {row}")
+    for line in result["waits"]:
+        print(line)
     print(f"# idle {100 * result['bubble']:.1f} % of the time; alive at most, by worker:", end=" ")
     print(*result["alive"], sep=", ")
     if "versions" in result:

@@ -21,7 +21,7 @@ from raddle.costs.memory import peak_bytes
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan, describe_inputs, parameter_shapes, validate
-from raddle.plan.schedule import Schedule, write
+from raddle.plan.schedule import Action, Schedule, write
 from raddle.plan.schedules import MAKERS
 from raddle.program.lower import active_values
 from raddle.searches.figures import judge
@@ -129,12 +129,16 @@ def side_by_side(schedule: str, stages: int, microbatches: int, pipelines: int) 
     F2.0 B2.0 F3.0 B3.0
     """
     share = microbatches // pipelines
-    rows = [
-        tuple(action._replace(micro=action.micro + d * share) for action in row)
-        for d in range(pipelines)
-        for row in MAKERS[schedule](stages, share).rows
-    ]
-    return write(Schedule(tuple(rows)))
+    own = MAKERS[schedule](stages, share)
+    rows, waits = list[tuple[Action, ...]](), list[tuple[Action, Action]]()
+    for first in range(0, pipelines * share, share):
+        rows += [tuple(_later(action, first) for action in row) for row in own.rows]
+        waits += [(_later(a, first), _later(b, first)) for a, b in own.waits]
+    return write(Schedule(tuple(rows), tuple(waits)))
+
+
+def _later(action: Action, micros: int) -> Action:
+    return action._replace(micro=action.micro + micros)
 
 
 def _plan(own: Method, graph: Graph, cluster: Cluster, stages: Stages) -> Plan:
