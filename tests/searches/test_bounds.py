@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,13 +14,15 @@ from torch import Tensor, nn
 
 from raddle import zoo
 from raddle.clusters import Cluster, Device, Link, cluster
+from raddle.costs.profile import Profile
 from raddle.graph.capture import capture
 from raddle.plan.plan import Plan
 from raddle.plan.tiling import whole
 from raddle.program.lower import lower
-from raddle.searches.bounds import lower_bound
-from raddle.searches.figures import judge
+from raddle.searches.bounds import lower_bound, unbounded
+from raddle.searches.figures import judge, planned
 from raddle.searches.planning import plan_for
+from raddle.searches.settings import Settings
 from raddle.simulation.timeline import simulate
 
 MODELS = ("lenet-tiny", "mlp-tiny", "gpt-tiny", "resnet110-tiny", "unet-tiny", "rnnlm-tiny")
@@ -73,6 +77,17 @@ def test_what_depends_on_no_parameter_runs_ahead() -> None:
     step = judge(graph, Plan(tiles, 2), on).step_seconds
     assert len([op for op in graph.ops if op.label == "sin"]) == 20
     assert 0.5 * step <= lower_bound(graph, on).seconds <= step
+
+
+def test_plans_without_a_bound() -> None:
+    """Where steps overlap they are shorter than what no step on its own can be shorter than."""
+    graph, on = small("mlp-tiny")[1], cluster("p100:1x2")
+    for schedule in ("threaded:2", ""):
+        found = planned(graph, on, "model", settings=Settings(sync="allreduce", schedule=schedule))
+        assert (found.row["lower_bound_ms"] is None) == bool(schedule)
+        assert bool(unbounded(found.plan)) == bool(schedule)
+    assert unbounded(replace(found.plan, split_backward=True))
+    assert unbounded(found.plan, Profile())
 
 
 def test_data_parallelism_on_a_compute_bound_network_is_close_to_it() -> None:

@@ -19,7 +19,6 @@ from raddle.errors import InputError, never
 from raddle.graph.graph import Graph
 from raddle.plan.pipelining import (
     flat,
-    is_asynchronous,
     is_threaded,
     schedule_of,
     workers_of,
@@ -38,7 +37,7 @@ from raddle.program.program import (
     message_bytes,
 )
 from raddle.searches.baselines import METHODS
-from raddle.searches.bounds import lower_bound
+from raddle.searches.bounds import lower_bound, unbounded
 from raddle.searches.figures import details, judge
 from raddle.simulation.timeline import Timeline
 
@@ -249,14 +248,10 @@ def _bound(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None
 ) -> tuple[dict[str, Any] | None, str | None]:
     """What no plan can go below and what makes it so; or why nothing is known."""
-    if profile is not None:
-        return None, "with measured operators there is no lower bound"
-    if is_asynchronous(plan):
-        return None, "where steps overlap there is no lower bound"
+    if reason := unbounded(plan, profile):
+        return None, reason
     if plan.microbatches > 1:
         return None, f"with {plan.microbatches} micro-batches there is no lower bound"
-    if plan.split_backward:
-        return None, "with a split backward there is no lower bound"
     found = lower_bound(graph, cluster, optimizer=plan.optimizer)
     parts = {
         "work": found.work,

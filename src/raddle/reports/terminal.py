@@ -292,11 +292,11 @@ def show_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
             console.print(f"{row['method']}: {row['error']}", style="yellow")
         elif row["fits"] is False:
             console.print(f"{row['method']}: does not fit into the devices' memory", style="yellow")
-    bounds = [row["lower_bound_ms"] for row in rows if row.get("lower_bound_ms") is not None]
-    steps = [row["step_ms"] for row in rows if row["step_ms"] is not None]
-    if bounds and steps:
-        above = 100 * (min(steps) / bounds[0] - 1)
-        bound = seconds_text(bounds[0] / 1e3)
+    bounded = [row for row in rows if row.get("lower_bound_ms") is not None]
+    if bounded:
+        least = bounded[0]["lower_bound_ms"]
+        above = 100 * (min(row["step_ms"] for row in bounded) / least - 1)
+        bound = seconds_text(least / 1e3)
         console.print(
             f"no plan takes less than {bound}: the fastest here is {above:.1f} % above that"
         )

@@ -19,9 +19,12 @@ from dataclasses import dataclass
 
 from raddle.clusters import Cluster, Device
 from raddle.costs.compute import roofline
+from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
 from raddle.graph.space import Access, Space
+from raddle.plan.pipelining import is_asynchronous
+from raddle.plan.plan import Plan
 from raddle.program.lower import active_values
 from raddle.simulation.tasks import OPTIMIZER_PASSES
 
@@ -38,6 +41,17 @@ class Bound:
     @property
     def seconds(self) -> float:
         return max(self.path, self.work, min(self.message, self.alone))
+
+
+def unbounded(plan: Plan, profile: Profile | None = None) -> str | None:
+    """Why nothing is known of how short the step of a plan like this could be; None where it is."""
+    if profile is not None:
+        return "with measured operators there is no lower bound"
+    if is_asynchronous(plan):
+        return "where steps overlap there is no lower bound"
+    if plan.split_backward:
+        return "with a split backward there is no lower bound"
+    return None
 
 
 def lower_bound(graph: Graph, cluster: Cluster, *, optimizer: str = "sgd") -> Bound:

@@ -18,7 +18,7 @@ from raddle.plan.plan import BUCKET, Plan
 from raddle.program.lower import lower
 from raddle.program.program import Move, Reduce
 from raddle.searches.attempts import Attempts
-from raddle.searches.bounds import lower_bound
+from raddle.searches.bounds import lower_bound, unbounded
 from raddle.searches.placing import Tiles
 from raddle.searches.planning import find, plan_of
 from raddle.searches.settings import Found, Settings
@@ -96,19 +96,21 @@ def planned(
     chosen = found.staged.graph if found.staged is not None else graph
     timeline = judge(chosen, plan, cluster, settings.profile)
     row = {**figures(timeline), "search_s": search_s}
-    row |= _search_figures(graph, cluster, found, settings)
+    row |= _search_figures(graph, cluster, found, settings, plan)
     row["searched_as"] = _searched_as(plan, found, settings) if found.stopped else None
     predicted = {key: row[key] for key in KEPT if row.get(key) is not None}
     return Judged(replace(plan, predicted=predicted), row, timeline)
 
 
 def _search_figures(
-    graph: Graph, cluster: Cluster, found: Found, settings: Settings
+    graph: Graph, cluster: Cluster, found: Found, settings: Settings, plan: Plan
 ) -> dict[str, Any]:
     """How low any plan could go, and of a search what it started from and how it ended."""
-    bound = found.lower_bound_ms
-    if bound is None and settings.profile is None:
-        bound = 1e3 * lower_bound(graph, cluster, optimizer=settings.optimizer).seconds
+    bound = None
+    if not unbounded(plan, settings.profile):
+        bound = found.lower_bound_ms
+        if bound is None:
+            bound = 1e3 * lower_bound(graph, cluster, optimizer=settings.optimizer).seconds
     row: dict[str, Any] = {"lower_bound_ms": bound}
     if found.stopped:
         row |= {
