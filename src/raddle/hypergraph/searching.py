@@ -34,7 +34,7 @@ def _mixed(graph: Graph, cluster: Cluster, asked: Asked, settings: Settings) -> 
     from raddle.hypergraph.mixed import solve
     from raddle.hypergraph.mixedtime import improve
 
-    clock = Clock(settings.budget)
+    clock = Clock(settings.budget, settings.watch)
     few = solve(
         graph, asked.parts, epsilon=asked.epsilon, budget=0.5 * asked.budget, seed=asked.seed,
         shares=asked.shares, heard=asked.heard,

@@ -83,7 +83,7 @@ class Auto:
         self.methods, self.starts = methods, {**optima, "experts": expert_starts}
         self.attempts = Attempts()
         self.evaluator: Evaluator | None = None
-        self.clock = Clock(settings.budget)
+        self.clock = Clock(settings.budget, settings.watch)
         self.space = PlanSpace(graph, cluster, settings)
         self.climb: Climb | None = None
         self.interrupted = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,14 +84,15 @@ def planned(
 ) -> Judged:
     """The plan of a method, or of what was found already, with its predicted figures in it."""
     settings = settings or Settings()
-    begun = perf_counter()
-    found = found or find(graph, cluster, method, settings)
-    attempts = Attempts()
-    plan = plan_of(
-        graph, cluster, method, found, settings, model=model, recompute=recompute, attempts=attempts
-    )
+    begun, attempts = settings.watch.seconds, Attempts()
+    with settings.watch.searching():
+        found = found or find(graph, cluster, method, settings)
+        plan = plan_of(
+            graph, cluster, method, found, settings, model=model, recompute=recompute,
+            attempts=attempts,
+        )  # fmt: skip
+    search_s = settings.watch.seconds - begun
     found = replace(found, failed=(*found.failed, *attempts.failures))
-    search_s = perf_counter() - begun
     chosen = found.staged.graph if found.staged is not None else graph
     timeline = judge(chosen, plan, cluster, settings.profile)
     row = {**figures(timeline), "search_s": search_s}

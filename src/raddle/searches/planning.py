@@ -80,6 +80,11 @@ def find(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> Fou
         if settings.pins:
             tiles = PlanSpace(graph, cluster, settings).with_pins(tiles)
         return Found(tiles)
+    with settings.watch.searching():
+        return _searched(graph, cluster, method, settings)
+
+
+def _searched(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> Found:
     if method in PARTITIONS:
         from raddle.hypergraph.searching import search as partition
 

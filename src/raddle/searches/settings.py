@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from time import perf_counter
 from typing import Any
 
 from raddle.costs.profile import Profile
@@ -12,6 +11,7 @@ from raddle.graph.graph import Graph
 from raddle.searches.attempts import Failure
 from raddle.searches.pins import Pin
 from raddle.searches.placing import Tiles
+from raddle.searches.stopwatch import Stopwatch
 
 BUDGET = 30.0  # seconds
 AUTO = "auto"  # sync: what is faster, of those that compute the same
@@ -37,6 +37,7 @@ class Settings:
     pins: tuple[Pin, ...] = ()
     starts: Mapping[str, Tiles] = field(default_factory=dict)  # that `auto` knows besides its own
     heard: Callable[[Mapping[str, Any]], None] = field(default=lambda step: None, repr=False)
+    watch: Stopwatch = field(default_factory=Stopwatch, repr=False, compare=False)
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -94,12 +95,13 @@ class Found:
 class Clock:
     """Seconds since the search began, and whether they are over."""
 
-    def __init__(self, budget: float) -> None:
-        self.begun, self.budget = perf_counter(), budget
+    def __init__(self, budget: float, watch: Stopwatch | None = None) -> None:
+        self.watch = watch or Stopwatch()
+        self.begun, self.budget = self.watch.seconds, budget
 
     @property
     def seconds(self) -> float:
-        return perf_counter() - self.begun
+        return self.watch.seconds - self.begun
 
     @property
     def over(self) -> bool:

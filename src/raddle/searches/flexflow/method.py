@@ -37,7 +37,7 @@ def flexflow(
     random_too: bool = True,
 ) -> Found:
     """The best plan that the chains found; `starts` are tiles by name."""
-    clock = Clock(settings.budget)
+    clock = Clock(settings.budget, settings.watch)
     space = PlanSpace(graph, cluster, settings)
     begin = {name: space.with_pins(tiles) for name, tiles in starts.items()}
     if random_too:

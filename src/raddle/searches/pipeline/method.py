@@ -96,7 +96,7 @@ class _Pipelines:
         self, graph: Graph, cluster: Cluster, settings: Settings, methods: Mapping[str, Method]
     ) -> None:
         self.graph, self.cluster, self.settings, self.methods = graph, cluster, settings, methods
-        self.clock = Clock(settings.budget)
+        self.clock = Clock(settings.budget, settings.watch)
         self.count = len(cluster.devices)
         self.nodes = nodes_of(graph)
         active = frozenset(active_values(graph))
@@ -204,7 +204,8 @@ class _Pipelines:
         self, m: int, cut: Pipeline, schedule: str, workers: tuple[tuple[int, ...], ...] = ()
     ) -> None:
         try:
-            graph = self.graph.at(ceil(self.graph.batch / m))
+            with self.settings.watch.paused():
+                graph = self.graph.at(ceil(self.graph.batch / m))
         except InputError as error:  # batch statistics of one sample, say, that has one pixel left
             self.reasons.append(str(error))
             return

@@ -1,0 +1,110 @@
+"""`search_s` and budgets count searching: not what numba compiles meanwhile, nor what is captured again.
+
+The clock is the test's: it stands still, except that compiling, capturing and searching move it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from numba import njit
+from numba.core.event import Event, Listener, install_listener
+from small import small
+from torch import nn
+
+from raddle.clusters import cluster
+from raddle.graph import capture as capturing
+from raddle.graph.capture import capture
+from raddle.searches.baselines import METHODS
+from raddle.searches.figures import planned
+from raddle.searches.settings import Clock, Settings
+from raddle.searches.stopwatch import Stopwatch
+
+COMPILING, SEARCHING = 1000.0, 1.0  # seconds
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Compiling(Listener):
+    """Every function takes as long to compile."""
+
+    def __init__(self, time: Time) -> None:
+        self.time = time
+
+    def on_start(self, event: Event) -> None:
+        """The watch may hear of it after this listener: time passes at the end."""
+
+    def on_end(self, event: Event) -> None:
+        self.time.now += COMPILING
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    """Where the clock is read, now or before there was a stopwatch."""
+    time = Time()
+    for module in ("stopwatch", "figures", "settings"):
+        monkeypatch.setattr(f"raddle.searches.{module}.perf_counter", time, raising=False)
+    return time
+
+
+def compiles() -> int:
+    """Has two functions compiled, one of them while the other is."""
+    inner = njit(lambda x: x + 1)
+    outer = njit(lambda x: inner(x) * 2)
+    return outer(20)  # type: ignore[no-any-return]
+
+
+def test_what_is_compiled_amid_a_search_does_not_count(
+    time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = METHODS["data"]
+
+    def slow(*given: Any) -> Any:
+        time.now += SEARCHING
+        assert compiles() == 42
+        return real(*given)
+
+    monkeypatch.setitem(METHODS, "data", slow)
+    with install_listener("numba:compile", Compiling(time)):
+        row = planned(small("mlp-tiny")[1], cluster("p100:1x2"), "data").row
+    assert time.now >= 2 * COMPILING
+    assert row["search_s"] == SEARCHING
+
+
+def test_what_is_captured_amid_a_search_does_not_count(
+    time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to("meta")
+    graph = capture(model, [torch.zeros(4, 4, device="meta")], loss=torch.sum)
+    real = capturing.capture
+
+    def slow(*given: Any, **named: Any) -> Any:
+        time.now += COMPILING
+        return real(*given, **named)
+
+    monkeypatch.setattr(capturing, "capture", slow)
+    assert graph.at(3).batch == 3
+    assert time.now == COMPILING  # capturing again is what takes so long
+    row = planned(graph, cluster("p100:1x2"), "pipeline", settings=Settings(budget=1.0)).row
+    assert time.now > COMPILING
+    assert row["search_s"] == 0
+
+
+def test_pauses_inside_of_pauses_count_once(time: Time) -> None:
+    watch = Stopwatch()
+    clock = Clock(2.0, watch)
+    with watch.paused():
+        time.now += 5
+        with watch.paused():
+            time.now += 5
+        assert watch.seconds == 0
+    assert not clock.over
+    time.now += 2
+    assert (watch.seconds, clock.seconds, clock.over) == (2, 2, True)
