@@ -12,7 +12,8 @@ tensor([0, 1, 2, 3, 4])
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ Shapes = Mapping[str, Sequence[int]]  # of all parameters (and buffers), the sam
 Exchange = Callable[[Any], list[Any]]  # hand in an object, get those of all ranks, by rank
 Entries = dict[str, Any]  # what an optimizer keeps for a parameter: tensors of its shape, scalars
 Group = tuple[Entries, Sequence[str]]  # options (lr, betas, ...) and the parameters that have them
+TOGETHER = 2**20  # elements: tensors that have fewer in all are exchanged together
 
 
 # -- tensors -----------------------------------------------------------------------------------------
@@ -78,22 +80,38 @@ def gather_state(
 ) -> dict[str, Tensor]:
     """Full parameters and buffers, on CPU, under all names that the module has for them.
 
-    Every rank calls it, with the same shapes, and one tensor at a time is exchanged; a rank that does
-    not `keep` the result gets none. Of a box that several ranks hold, the pieces should come from one
-    (`share.home`, or the first of `share.devices`): copies travel for nothing, and may be out of date.
+    Every rank calls it, with the same shapes, and one large tensor at a time is exchanged, or several
+    small ones; a rank that does not `keep` the result gets none. Of a box that several ranks hold, the
+    pieces should come from one (`share.home`, or the first of `share.devices`): copies travel for
+    nothing, and may be out of date.
     """
     state: dict[str, Tensor] = {}
-    for name, shape in shapes.items():
+    for name, ranks in _by_name(exchange, pieces, shapes):
         held: dict[Box, Tensor] = {}
-        for rank in exchange(pieces.get(name, [])):
+        for rank in ranks:
             for box, tensor in rank:
                 held.setdefault(box, tensor)  # of several copies, that of the first rank
         parts: Pieces = list(held.items())
         assert parts, f"no rank holds a piece of '{name}'"
-        full = assemble(shape, parts[0][1].dtype, parts)
+        full = assemble(shapes[name], parts[0][1].dtype, parts)
         if keep:
             state[name] = full
     return state | {alias: state[name] for alias, name in aliases.items() if name in state}
+
+
+def _by_name(
+    exchange: Exchange, own: Mapping[str, Any], shapes: Shapes
+) -> Iterator[tuple[str, list[Any]]]:
+    """By name, what every rank has of it. Small tensors share an exchange, whose start takes longer."""
+    names, elements = list[str](), 0
+    for last, (name, shape) in enumerate(shapes.items(), 1):
+        names.append(name)
+        elements += math.prod(shape)
+        if elements < TOGETHER and last < len(shapes):
+            continue
+        everyone = exchange({name: own[name] for name in names if name in own})
+        yield from ((name, [rank.get(name, []) for rank in everyone]) for name in names)
+        names, elements = [], 0
 
 
 def cut_state(
@@ -132,8 +150,8 @@ def gather_optimizer(
     `entries` holds `optimizer.state[tensor]` for each box of this rank; otherwise as `gather_state`.
     """
     result: dict[str, Entries] = {}
-    for name, shape in shapes.items():
-        parts = [p for rank in exchange(entries.get(name, [])) for p in rank]
+    for name, ranks in _by_name(exchange, entries, shapes):
+        shape, parts = shapes[name], [p for rank in ranks for p in rank]
         keys = dict.fromkeys(key for _, kept in parts for key in kept)
         full = {
             key: _together(name, key, shape, [(box, kept[key]) for box, kept in parts if key in kept])
