@@ -129,6 +129,20 @@ def plan_file(good_plan: str, tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("on", "method", "speedup"), [("p100:1x2", "data", "1.00x"), ("p100:4x4", "model", None)]
+)
+def test_a_plan_has_its_speedup_or_no_such_column(
+    run: Callable[..., Any], on: str, method: str, speedup: str | None
+) -> None:
+    """Eight samples cannot be split over sixteen devices: there is nothing to compare with."""
+    args = ("plan", "lenet-tiny", "--cluster", on, "--method", method)
+    table, row = run(*args)[1], json.loads(run(*args, "--json")[1])
+    assert (row["speedup"] is None) == (speedup is None)
+    assert ("speedup" in table) == (speedup is not None)
+    assert speedup is None or speedup in table
+
+
 def test_plan_then_simulate(
     run: Callable[..., Any], plan_file: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

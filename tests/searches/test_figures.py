@@ -10,8 +10,9 @@ from raddle import zoo
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.searches.baselines import METHODS
-from raddle.searches.figures import compare, details, judge, planned
+from raddle.searches.figures import compare, details, judge, planned, speedup_over_data
 from raddle.searches.planning import plan_for
+from raddle.searches.settings import Settings
 
 KEYS = {
     "method", "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s",
@@ -47,6 +48,30 @@ def test_methods_that_cannot_be_applied_stay(graph) -> None:
     assert "batch of 8" in rows[0]["error"]
     assert rows[1]["speedup"] is None
     assert rows[1]["step_ms"] > 0
+
+
+def test_one_plan_has_the_speedup_that_it_has_among_others(graph) -> None:
+    on = cluster("p100:1x2")
+    for row in compare(graph, on, list(METHODS)):
+        found = speedup_over_data(planned(graph, on, row["method"]))
+        assert found == pytest.approx(row["speedup"])
+
+
+def test_a_pipeline_is_held_against_data_parallelism_with_its_whole_batch(graph) -> None:
+    on = cluster("p100:1x2")
+    asked = Settings(budget=0.2, schedule="1f1b", microbatches=4)
+    found = planned(graph, on, "pipeline", settings=asked)
+    data = planned(graph, on, "data", settings=Settings(bn="global"))
+    expected = data.row["step_ms"] / found.row["step_ms"]
+    assert speedup_over_data(found) == pytest.approx(expected)
+
+
+def test_what_data_parallelism_cannot_do_has_no_speedup(graph) -> None:
+    many = cluster("p100:4x4")  # there are 8 samples
+    assert speedup_over_data(planned(graph, many, "model")) is None
+    overlapping = Settings(budget=0.2, schedule="pipedream")  # weights are older than they would be
+    found = planned(graph, cluster("p100:1x2"), "pipeline", settings=overlapping)
+    assert speedup_over_data(found) is None
 
 
 def test_data_parallelism_moves_what_a_ring_moves(graph) -> None:

@@ -85,7 +85,7 @@ def plan(
     from raddle.plan import file
     from raddle.plan.notation import write_tiles
     from raddle.reports import terminal
-    from raddle.searches.figures import planned
+    from raddle.searches.figures import planned, speedup_over_data
     from raddle.searches.planning import check_pipeline
 
     if from_partition is not None:
@@ -110,9 +110,11 @@ def plan(
     with terminal.progress_bar(f"planning {model}, {method}") as heard:
         own = replace(settings, heard=heard, epsilon=epsilon)
         found = None if from_partition is None else given(graph, on, from_partition)
-        made, row, timeline = planned(
+        judged = planned(
             graph, on, method, model=model, settings=own, recompute=recompute, found=found
         )
+        made, row, timeline = judged
+        row["speedup"] = speedup_over_data(judged, settings.profile)
     if output is not None:
         file.save(made, timeline.program.graph, output)
     if text:

@@ -18,8 +18,6 @@ from raddle.costs.profile import Profile
 from raddle.errors import InputError, never
 from raddle.graph.graph import Graph
 from raddle.plan.pipelining import (
-    flat,
-    is_threaded,
     schedule_of,
     workers_of,
 )
@@ -36,9 +34,8 @@ from raddle.program.program import (
     Run,
     message_bytes,
 )
-from raddle.searches.baselines import METHODS
 from raddle.searches.bounds import lower_bound, unbounded
-from raddle.searches.figures import details, judge
+from raddle.searches.figures import data_parallel, details, judge
 from raddle.simulation.timeline import Timeline
 
 LONGEST = 5  # entries of the critical path that are shown
@@ -227,20 +224,11 @@ def _data_parallel(
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Data parallelism with a plan's settings, and whether it is the plan itself; or why it cannot be."""
     try:
-        if is_threaded(plan):
-            plan = replace(plan, schedule="")
-        if plan.stages and plan.batch:  # which data parallelism need not divide
-            graph = graph.at(plan.batch)
-            plan = replace(flat(plan), microbatches=1, recompute=(), split_backward=False)
-            plan = replace(plan, fingerprint="")
-        spread = METHODS["data"](graph, cluster)
-        if spread == dict(plan.tiles):
-            return {**own, "same": True}, None
-        timeline = judge(
-            graph, replace(plan, tiles=spread, sums={}, method="data"), cluster, profile
-        )
+        timeline = data_parallel(graph, plan, cluster, profile)
     except InputError as error:
         return None, str(error)
+    if timeline is None:
+        return {**own, "same": True}, None
     return {**_side(timeline), "same": False}, None
 
 

@@ -275,17 +275,27 @@ def show_plan(row: Mapping[str, Any]) -> None:
         print(f"written to {row['file']}: raddle simulate {row['file']} shows more")
 
 
+FIGURE_TITLES = {
+    "step_ms": "step", "samples_per_s": "samples/s", "speedup": "speedup", "comm_bytes": "communication",
+    "peak_bytes": "peak memory", "imbalance": "imbalance", "search_s": "search",
+}  # fmt: skip
+
+
 def show_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print what `raddle.searches.figures.compare` says of methods; reasons stand below the table."""
     console = stdout()
     table = new_table(console)
     table.add_column("method", no_wrap=True)
-    for title in (
-        "step", "samples/s", "speedup", "communication", "peak memory", "imbalance", "search"
-    ):  # fmt: skip
+    shown = {  # what no row has is left out: without data parallelism there is no speedup
+        key: title
+        for key, title in FIGURE_TITLES.items()
+        if any(row[key] is not None for row in rows) or key == "step_ms"
+    }
+    for title in shown.values():
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(row["method"], *_figure_texts(row), style=_row_style(row))
+        texts = [_figure_text(key, row[key]) for key in shown]
+        table.add_row(row["method"], *texts, style=_row_style(row))
     console.print(table)
     for row in rows:
         if row.get("error"):
@@ -305,7 +315,7 @@ def show_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
         console.print(f"simulated, with {bn} batch statistics, synchronised by {sync}")
 
 
-def _figure_texts(row: Mapping[str, Any]) -> list[str]:
+def _figure_text(key: str, figure: float | None) -> str:
     texts: dict[str, Callable[[float], str]] = {
         "step_ms": lambda ms: seconds_text(ms / 1e3),
         "samples_per_s": count_text,
@@ -315,7 +325,7 @@ def _figure_texts(row: Mapping[str, Any]) -> list[str]:
         "imbalance": "{:.2f}".format,
         "search_s": seconds_text,
     }
-    return ["" if row[key] is None else text(row[key]) for key, text in texts.items()]
+    return "" if figure is None else texts[key](figure)
 
 
 def _row_style(row: Mapping[str, Any]) -> str | None:

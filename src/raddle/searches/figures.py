@@ -11,12 +11,14 @@ import numpy as np
 from raddle.clusters import Cluster
 from raddle.costs.memory import peak_bytes
 from raddle.costs.profile import Profile
+from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.plan.pipelining import steps_to_simulate
+from raddle.plan.pipelining import flat, is_asynchronous, is_threaded, steps_to_simulate
 from raddle.plan.plan import BUCKET, Plan
 from raddle.program.lower import lower
 from raddle.program.program import Move, Reduce
 from raddle.searches.attempts import Attempts
+from raddle.searches.baselines import METHODS
 from raddle.searches.bounds import lower_bound, unbounded
 from raddle.searches.placing import Tiles
 from raddle.searches.planning import find, plan_of
@@ -161,6 +163,41 @@ def add_speedups(rows: Iterable[dict[str, Any]]) -> None:
     for row in rows:
         if base is not None and row["step_ms"] is not None:
             row["speedup"] = base / row["step_ms"]
+
+
+def data_parallel(
+    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
+) -> Timeline | None:
+    """Data parallelism with a plan's settings and batch, simulated; None where the plan is just that.
+
+    Micro-batches, stages and recomputation are what a pipeline needs: data parallelism goes without.
+    Raises InputError where it cannot be applied, with fewer samples than devices, say.
+    """
+    if is_threaded(plan):
+        plan = replace(plan, schedule="")
+    if plan.stages and plan.batch:
+        graph = graph.at(plan.batch)
+        plan = replace(flat(plan), microbatches=1, recompute=(), split_backward=False)
+        plan = replace(plan, fingerprint="")
+    spread = METHODS["data"](graph, cluster)
+    if spread == dict(plan.tiles):
+        return None
+    return judge(graph, replace(plan, tiles=spread, sums={}, method="data"), cluster, profile)
+
+
+def speedup_over_data(judged: Judged, profile: Profile | None = None) -> float | None:
+    """How much faster a plan is than data parallelism; None where there is nothing to compare with.
+
+    Where steps overlap, weights are older than those that data parallelism would use: it is another thing.
+    """
+    plan, _, timeline = judged
+    if is_asynchronous(plan):
+        return None
+    try:
+        data = data_parallel(timeline.program.graph, plan, timeline.cluster, profile)
+    except InputError:
+        return None
+    return 1.0 if data is None else data.step_seconds / timeline.step_seconds
 
 
 def contest(
