@@ -86,7 +86,7 @@ def test_probe_and_use_it(tmp_path: Path) -> None:
     ("args", "sentence"),
     [
         (["clusters", "p10"], "did you mean p100"),
-        (["clusters", "gone.yaml"], "no file gone.yaml"),
+        (["clusters", "gone.yaml"], "there is no cluster in YAML 'gone.yaml'"),
         (["clusters", "p100:4y4"], "write p100:16 for 16 devices"),
         (["probe", "--ranks", "0"], "0 ranks cannot be probed"),
         (["probe", "-o", "here"], "name it here.yaml"),

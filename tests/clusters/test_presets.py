@@ -83,8 +83,8 @@ def test_local_ranks_share_the_cores() -> None:
         ("p100:" + "9" * 5000, "more than 65536 devices"),
         ("local:2x2", "write local:2 for 2 processes"),
         ("local:0", "asks for no devices"),
-        ("nowhere.yaml", "no file nowhere.yaml"),
-        ("no/where", "no file no/where"),
+        ("nowhere.yaml", "no cluster in YAML 'nowhere.yaml'"),
+        ("no/where", "no cluster in YAML 'no/where'"),
     ],
 )
 def test_mistakes(spec: str, sentence: str) -> None:

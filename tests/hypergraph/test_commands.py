@@ -103,7 +103,7 @@ def test_another_partitioner_s_answer_is_a_plan_that_holds(
         ),
         (
             ("partition", "lenet", "-k", "2", "--weights", "gone.json"),
-            "there is no file 'gone.json'",
+            "there is no file of weights 'gone.json'",
         ),
         (("export", "lenet", "--to", "metis", "-o", "x"), "no format 'metis'"),
         (

@@ -98,7 +98,7 @@ def test_a_real_run_is_shown_beside_its_prediction(
         ((*LENET, "-o", "no/such/folder/page.html"), "there is no folder"),
         ((*LENET, "--methods", "data", "-o", "/proc/page.html"), "cannot be written"),
         (("report", "--plan", "gone.json"), "there is no plan file"),
-        (("report", "--run", "gone.json"), "there is no file"),
+        (("report", "--run", "gone.json"), "there is no result of a run"),
         (("report", "--plan", "PLAN", "--batch", "3"), "leave out --batch"),
         (("report", "mlp-tiny", "--plan", "PLAN"), "was made for 'lenet-tiny'"),
         (("report", "--plan", "PLAN", "--cluster", "local:1"), "needs 2 devices"),

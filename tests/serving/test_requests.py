@@ -115,10 +115,13 @@ def test_a_body_has_a_length_and_is_small(shelf):
 
 
 def test_numbers_have_bounds(shelf):
-    for budget in (-1, 10**400, float("nan"), float("inf"), True, "5", None):
+    for number in (10**400, float("nan"), float("inf")):
+        status, answer = shelf.start(budget=number)
+        assert (status, answer["error"][:20]) == (400, "the body is no JSON:")
+    for budget in (-1, 10**9, True, "5", None):
         status, answer = shelf.start(budget=budget)
         assert (status, answer["error"][:20]) == (400, "the time of a search")
-    for batch in (0, -1, 1.5, 10**400, True, "8"):
+    for batch in (0, -1, 1.5, 10**18, True, "8"):
         status, answer = shelf.start(batch=batch)
         assert (status, answer["error"][:12]) == (400, "the batch is")
 

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from secrets import compare_digest
 from typing import Any
 
-from raddle.errors import InputError
+from raddle.errors import InputError, shorten
 from raddle.files import parse_json
 from raddle.serving.answers import HTML, Answers
 from raddle.serving.job import Busy
@@ -123,8 +123,9 @@ class Handler(BaseHTTPRequestHandler):
             )
         try:
             given = parse_json(body)
-        except ValueError:
-            given = None
+        except ValueError as error:
+            reason = f"the body is no JSON: {shorten(str(error))}."
+            raise Refused(HTTPStatus.BAD_REQUEST, reason) from None
         if not isinstance(given, dict):
             raise Refused(HTTPStatus.BAD_REQUEST, "the body is not an object of JSON.")
         self._send_json(HTTPStatus.OK, self.server.answers.post[self.path](given))
