@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from typing import Any
 
@@ -14,16 +15,21 @@ from plans import SYNCS, random_plan
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.dtypes import carries_gradient, in_double
 from raddle.graph.graph import Graph
+from raddle.plan.file import from_dict, to_dict
 from raddle.plan.plan import Plan
 from raddle.plan.tiling import Grid
 from raddle.program.lower import lower
 from raddle.run.clipping import clip
 from raddle.run.transports.threads import Hub
+from raddle.searches.planning import plan_for
 from raddle.zoo.losses import output_loss
+from raddle.zoo.placement import place
+from raddle.zoo.workload import Workload
 
 DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
 
@@ -271,3 +277,18 @@ def test_fnet_trains_as_the_module_does() -> None:
     assert any(v.dtype.is_complex for v in task.graph.values.values())
     task.verify(on_two(task.graph, [0, 0, 1], steps=2))
     task.verify(random_plan(task.graph, 2, 0, steps=2))
+
+
+def test_a_plan_of_a_complex_model_can_be_read_back() -> None:
+    graph = capture(Complex(), [torch.randn(4, 3, dtype=torch.complex64)], loss=output_loss)
+    plan = plan_for(graph, cluster("local:2"), "data")
+    assert plan.dtype == "float32"  # with which the model is built again
+    assert from_dict(json.loads(json.dumps(to_dict(plan, graph))), graph).tiles == plan.tiles
+
+
+def test_another_precision_keeps_imaginary_parts() -> None:
+    model = Complex()
+    before, x = model.weight.detach().clone(), torch.ones(2, 3, dtype=torch.complex64)
+    work = place(Workload("own", model, (x,), (), output_loss), "cpu", torch.float64)
+    assert work.inputs[0].dtype == model.weight.dtype == torch.complex128
+    torch.testing.assert_close(model.weight.detach(), before.to(torch.complex128))

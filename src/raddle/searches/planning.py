@@ -11,6 +11,7 @@ from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
+from raddle.plan.file import DTYPES
 from raddle.plan.plan import (
     STATISTICS,
     Plan,
@@ -204,6 +205,7 @@ def check_settings(methods: Sequence[str], *, bn: str, sync: str) -> None:
 
 
 def _dtype(graph: Graph) -> str:
-    """Of the parameters."""
+    """The default type with which the model was built, by the real type of its first parameter."""
     dtypes = [p.dtype for p in graph.parameters] or [v.dtype for v in graph.values.values()]
-    return str(dtypes[0]).removeprefix("torch.")
+    names = [str(d.to_real()).removeprefix("torch.") for d in dtypes]
+    return next((name for name in names if name in DTYPES), "float32")

@@ -5,29 +5,45 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from raddle.graph.dtypes import carries_gradient
 from raddle.zoo.workload import Workload
 
 
 def place(workload: Workload, device: str, dtype: torch.dtype | None = None) -> Workload:
-    """Move all tensors to `device`, and those of floats to `dtype` where one is given."""
+    """Move all tensors to `device`, and floats to `dtype` where one is given, complex ones to its pairs."""
 
     def move(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(
-            t.to(device=device, dtype=dtype if t.is_floating_point() else t.dtype) for t in tensors
-        )
+        return tuple(t.to(device=device, dtype=_type(t, dtype)) for t in tensors)
 
     if device == "meta":
         _forget_weights(workload.model)
     loss = workload.loss
     if isinstance(loss, nn.Module):  # it may hold weights of the classes
-        loss = loss.to(device=device, dtype=dtype)
+        loss = _moved(loss, device, dtype)
     return replace(
         workload,
-        model=workload.model.to(device=device, dtype=dtype),
+        model=_moved(workload.model, device, dtype),
         inputs=move(workload.inputs),
         targets=move(workload.targets),
         loss=loss,
     )
+
+
+def _type(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    if dtype is None or not carries_gradient(tensor.dtype):
+        return tensor.dtype
+    return torch.promote_types(dtype, torch.complex32) if tensor.is_complex() else dtype
+
+
+def _moved(module: nn.Module, device: str, dtype: torch.dtype | None) -> nn.Module:
+    """As Module.to, which would make complex weights real, and so drop their imaginary parts."""
+    states = [*module.parameters(), *module.buffers()]
+    if dtype is None or not any(t.is_complex() for t in states):
+        return module.to(device=device, dtype=dtype)
+    module.to(device=device)
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.data.to(_type(tensor, dtype))
+    return module
 
 
 def _forget_weights(model: nn.Module) -> None:
