@@ -76,7 +76,9 @@ def report(
     alternatives: Annotated[
         float,
         typer.Option(
-            metavar="S", min=0.0, help="Seconds for other splits of the best plan's layers."
+            metavar="S",
+            min=0.0,
+            help="Seconds for other splits of the layers of the plan that opens.",
         ),
     ] = 10.0,
     told: Annotated[
@@ -130,11 +132,12 @@ def _load(
     plans: "Sequence[str]",
     runs: "Sequence[str]",
 ) -> "tuple[Graph, Cluster, list[Given]]":
-    """The model, the cluster, and the plans that are given, with what was measured of them."""
+    """The model at the plans' batch, the cluster, and the given plans with what was measured of them."""
     from raddle import clusters
     from raddle.page.gathering import Given
     from raddle.page.measured import read_run
     from raddle.plan import file
+    from raddle.plan.pipelining import micro_graph
     from raddle.reports import terminal
 
     measured = {str(result["plan"]): result for result in map(read_run, runs)}
@@ -150,8 +153,10 @@ def _load(
             return capture_model(model, batch), on, []
     if batch is not None:
         raise InputError("the batch is the plans' own: leave out --batch, or plan again for it.")
-    graph, first, on = load_plan(paths[0], cluster=cluster, model=model)
-    rest = [file.from_dict(file.read(path), graph) for path in paths[1:]]
+    micro, first, on = load_plan(paths[0], cluster=cluster, model=model)
+    graph = micro.at(first.batch) if first.batch else micro
+    read = [file.read(path) for path in paths[1:]]
+    rest = [file.from_dict(data, micro_graph(graph, data)) for data in read]
     given = [
         Given(plan, path, measured.get(path))
         for path, plan in zip(paths, [first, *rest], strict=True)
@@ -175,6 +180,7 @@ def _summary(data: "PageData", output: str) -> dict[str, Any]:
         "batch": plain["batch"],
         "cluster": plain["cluster"]["name"],
         "best": plain["methods"][plain["best"]]["label"],
+        "opens": plain["methods"][plain["opens"]]["label"],
         "methods": [
             {
                 **{key: method.get(key) for key in keys},

@@ -40,6 +40,7 @@ class Entry:
     plan: Plan | None = None
     timeline: Timeline | None = None
     run: Mapping[str, Any] | None = None  # what was measured of it
+    given: bool = False  # whether it is a plan that the user brought: the first such one opens
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,16 @@ def collect(
     alternatives: float = 0.0,
     heard: Heard = lambda step: None,
 ) -> PageData:
-    """Entries are looked at one by one, so that one timeline is held at a time, and the best's.
+    """Entries are looked at one by one: one timeline is held at a time, and that of the plan that opens.
 
-    `alternatives` is how many seconds may be spent on other ways to split each layer of the best plan.
+    That is the first plan that the user brought, or else the fastest of those that fit. `alternatives` is
+    how many seconds may be spent on other ways to split each of its layers.
     """
     columns = Columns()
     ops = operator_of(graph)
     data: Timeline | None = None
-    best: tuple[int, Plan, Timeline] | None = None
+    best: int | None = None
+    opens: tuple[int, Plan, Timeline, bool] | None = None
     methods: list[dict[str, Any]] = []
     for number, entry in enumerate(entries):
         found = _plain_entry(entry)
@@ -77,13 +80,16 @@ def collect(
             found |= _describe_plan(graph, entry.plan, entry.timeline, columns, profile, data)
             if entry.run is not None:
                 found["measured"] = describe_run(entry.run, ops, columns)
-            if entry.row["fits"] and (best is None or _faster(found, methods[best[0]])):
-                best = number, entry.plan, entry.timeline
+            if entry.row["fits"] and (best is None or _faster(found, methods[best])):
+                best = number
+            brought = opens is not None and opens[3]
+            if not brought and (entry.given or best == number):
+                opens = number, entry.plan, entry.timeline, entry.given
         methods.append(found)
     # A plan of several micro-batches has another batch, and the speedup that its sentences say.
     add_speedups([m for m in methods if m.get("batch", graph.batch) == graph.batch])
-    if best is not None:
-        number, plan, timeline = best
+    if opens is not None:
+        number, plan, timeline, _ = opens
         found_groups = describe_alternatives(plan, timeline, profile, alternatives, heard)
         methods[number]["groups"] = found_groups
     plain = {
@@ -93,7 +99,8 @@ def collect(
         "batch": graph.batch,
         "cluster": _describe_cluster(cluster),
         "network": describe_network(graph),
-        "best": best[0] if best else _first_shown(methods),
+        "best": _first_shown(methods) if best is None else best,
+        "opens": _first_shown(methods) if opens is None else opens[0],
         "methods": methods,
     }
     return PageData(plain, columns.tobytes())
@@ -130,6 +137,7 @@ def _describe_plan(
     profile: Profile | None,
     data: Timeline | None,
 ) -> dict[str, Any]:
+    own = timeline.program.graph  # of a micro-batch, where a plan divides the batch
     explained = explain_timeline(plan, timeline, profile, data)
     bound, history = explained["bound"], plan.predicted.get("history")
     return {
@@ -148,13 +156,13 @@ def _describe_plan(
         "path_ms": explained["path_ms"],
         "path_doing": explained["path_doing"],
         "search": explained["search"] and {**explained["search"], "history": history or []},
-        "tiles": describe_tiles(graph, plan.tiles),
+        "tiles": describe_tiles(own, plan.tiles),
         "timeline": describe_timeline(timeline, columns),
         "memory": describe_memory(timeline, columns),
         "traffic": describe_traffic(timeline, columns),
         "work": describe_work(timeline, columns),
-        "plan": to_dict(plan, graph),
-        "text": write_tiles(graph, plan.tiles),
+        "plan": to_dict(plan, own),
+        "text": write_tiles(own, plan.tiles),
         "file": plan_file(plan),
         "torchrun": torchrun_line(plan, timeline.cluster),
     }

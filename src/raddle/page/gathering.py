@@ -14,11 +14,12 @@ from raddle.files import write_atomically
 from raddle.graph.graph import Graph
 from raddle.page.data import Entry, PageData, collect
 from raddle.page.html import page
+from raddle.plan.pipelining import micro_graph
 from raddle.plan.plan import Plan
 from raddle.searches.figures import contest, figures, judge
 from raddle.searches.settings import Settings
 
-ALTERNATIVES = 10.0  # seconds for other ways to split each layer of the best plan
+ALTERNATIVES = 10.0  # seconds for other ways to split each layer of the plan that opens
 
 Heard = Callable[[Mapping[str, Any]], None]
 
@@ -45,7 +46,8 @@ def report(
         plans = [raddle.search(graph, raddle.cluster("p100:4x4"), method) for method in ("data", "auto")]
         raddle.report(graph, plans, "plans.html")
 
-    `alternatives` is how many seconds may be spent on other ways to split each layer of the best plan.
+    The page opens with the first of them. `alternatives` is how many seconds may be spent on other ways to
+    split each of its layers.
     """
     from raddle.errors import InputError
 
@@ -102,10 +104,11 @@ def _entries(
 def _judged(
     graph: Graph, cluster: Cluster, given: Given, label: str, profile: Profile | None
 ) -> Entry:
-    timeline = judge(graph, given.plan, used(given.plan, cluster), profile)
+    own = micro_graph(graph, given.plan)
+    timeline = judge(own, given.plan, used(given.plan, cluster), profile)
     known = ("search_s", "lower_bound_ms")
     row = figures(timeline) | {k: given.plan.predicted.get(k) for k in known}
-    return Entry(label, row, given.plan, timeline, given.run)
+    return Entry(label, row, given.plan, timeline, given.run, given=True)
 
 
 def _labelled(entries: Iterator[Entry]) -> Iterator[Entry]:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raddle.errors import InputError, quote, shorten
 from raddle.graph.graph import Graph
@@ -35,6 +35,17 @@ def micro_sizes(plan: Plan, graph: Graph) -> list[int]:
     short = lacking if 0 < lacking < plan.microbatches else 0
     full = plan.microbatches - short
     return [graph.batch] * full + [graph.batch - 1] * short
+
+
+def micro_graph(graph: Graph, plan: Plan | Mapping[str, Any]) -> Graph:
+    """The graph that a plan, or what a file says of it, is for: that of its largest micro-batch.
+
+    `graph` is that one already, or the graph of the plan's whole batch.
+    """
+    fields = plan if isinstance(plan, Mapping) else vars(plan)
+    batch, count = fields["batch"], fields["microbatches"]
+    whole = count > 1 and graph.batch == batch and fields["fingerprint"] != graph.fingerprint()
+    return graph.at(-(-batch // count)) if whole else graph
 
 
 def is_asynchronous(plan: Plan) -> bool:

@@ -24,7 +24,7 @@ from raddle.graph.graph import Graph
 from raddle.graph.resizing import ONE_AT_A_TIME
 from raddle.plan import file
 from raddle.plan.adapting import adapt
-from raddle.plan.pipelining import for_running, is_asynchronous
+from raddle.plan.pipelining import for_running, is_asynchronous, micro_graph
 from raddle.plan.plan import Plan
 from raddle.program.check import check
 from raddle.program.lower import lower
@@ -112,7 +112,7 @@ def _trainer(
         graph = _captured(model, data, loss)
     if graph.loss is None:
         raise InputError("the module gives no loss: pass loss=..., as torch's cross_entropy.")
-    graph = _of_a_microbatch(graph, data)
+    graph = micro_graph(graph, data)
     chosen = data if isinstance(data, Plan) else file.from_dict(dict(data), graph)
     program = lower(graph, for_running(chosen))
     check(program)
@@ -125,14 +125,6 @@ def _place(device: torch.device | str | None) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-
-
-def _of_a_microbatch(graph: Graph, plan: Plan | Mapping[str, Any]) -> Graph:
-    """A plan that divides the batch is one of its largest micro-batch; its graph may be of the whole."""
-    fields = vars(plan) if isinstance(plan, Plan) else plan
-    batch, count = fields["batch"], fields["microbatches"]
-    whole = count > 1 and graph.batch == batch and fields["fingerprint"] != graph.fingerprint()
-    return graph.at(-(-batch // count)) if whole else graph
 
 
 def _captured(model: nn.Module, plan: Plan | Mapping[str, Any], loss: Any) -> Graph:

@@ -18,7 +18,7 @@ const VIEWS = [
 class Page {
   constructor(data) {
     this.data = data;
-    this.number = data.best;
+    this.number = data.opens ?? data.best;
     this.op = -1;
     this.listeners = {};
     this.gone = new AbortController(); // ends what it listens to outside of its sections
