@@ -99,7 +99,6 @@ def planned(
     timeline = judge(chosen, plan, cluster, settings.profile)
     row = {**figures(timeline), "search_s": search_s}
     row |= _search_figures(graph, cluster, found, settings, plan)
-    row["searched_as"] = _searched_as(plan, found, settings) if found.stopped else None
     predicted = {key: row[key] for key in KEPT if row.get(key) is not None}
     return Judged(replace(plan, predicted=predicted), row, timeline)
 
@@ -123,6 +122,7 @@ def _search_figures(
             "history": [[p.seconds, p.proposals, p.best_ms] for p in found.history],
             "tried": list(found.tried),
             "failed": [failure.row() for failure in found.failed],
+            "searched_as": _searched_as(plan, found, settings),
         }
     return row
 
