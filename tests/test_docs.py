@@ -29,6 +29,15 @@ def test_the_readme_runs() -> None:
     assert printed.getvalue().splitlines()[:4] == shown
 
 
+def test_design_says_where_everything_lives() -> None:
+    """Every folder of the package has a line in the list, and the list has no others."""
+    text = (README.parent / "docs" / "design.md").read_text()
+    listed = text.split("    src/raddle/\n")[1].split("    tests/ ")[0]
+    named = set(re.findall(r"^      ([a-z]+)/ ", listed, re.M))
+    package = README.parent / "src" / "raddle"
+    assert named == {path.parent.name for path in package.glob("*/__init__.py")}
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_docstrings(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"raddle.{name}"))
