@@ -22,6 +22,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import yaml
@@ -196,16 +197,18 @@ def fuzz(
     counts: Counter[tuple[str, str]] = Counter()
     parsed: Counter[str] = Counter()
     seen: Counter[tuple[str, str]] = Counter()  # failures that look alike are shown once
-    for read in read_files(range(first, first + files), seed, kinds):
-        counts[read.kind, read.outcome] += 1
-        parsed[read.kind] += read.parsed
-        if read.outcome == "failed":
-            alike = read.kind, read.reason.strip().rpartition("\n")[2][:40]
-            seen[alike] += 1
-            if seen[alike] == 1 and len(seen) <= shown:
-                print(
-                    f"-- file {read.number} of seed {seed}, {read.kind}\n{read.reason}", flush=True
-                )
+    with suppress(KeyboardInterrupt):  # what has been read until then is counted
+        for read in read_files(range(first, first + files), seed, kinds):
+            counts[read.kind, read.outcome] += 1
+            parsed[read.kind] += read.parsed
+            if read.outcome == "failed":
+                alike = read.kind, read.reason.strip().rpartition("\n")[2][:40]
+                seen[alike] += 1
+                if seen[alike] == 1 and len(seen) <= shown:
+                    print(
+                        f"-- file {read.number} of seed {seed}, {read.kind}\n{read.reason}",
+                        flush=True,
+                    )
     print(table(counts, parsed))
     failed = sum(count for (_, outcome), count in counts.items() if outcome == "failed")
     return failed, parsed.total(), counts.total()
