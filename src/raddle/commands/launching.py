@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass, replace
 
 from raddle.errors import InputError
-from raddle.orphans import marked
 from raddle.run.options import Options
+from raddle.run.orphans import marked
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,13 @@ from raddle import sync, zoo
 from raddle.costs.profile import measure
 from raddle.files import read_scratch, write_scratch
 from raddle.graph.capture import capture
-from raddle.orphans import end_with_parent
 from raddle.program.lower import active_values
 from raddle.reproduce import nets
 from raddle.reproduce.links import measure_link, measure_sum, traffic
 from raddle.reproduce.messages import measure_messages
 from raddle.reproduce.syncing import ALONE, DDP, MIB, Job, Kind, plan_of, read_job
 from raddle.reproduce.timing_rank import sgd
+from raddle.run.orphans import end_with_parent
 
 REPEATS = 5  # of an operator that is measured
 NO_LINK = {"bandwidth": 1e9, "latency": 1e-4, "sum": 1e-4, "handling": {}}  # of one rank

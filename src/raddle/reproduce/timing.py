@@ -21,9 +21,9 @@ from raddle.files import read_scratch, write_scratch
 from raddle.graph.graph import Graph
 from raddle.lab import Lab, launch
 from raddle.lab.torchrun import lines
-from raddle.orphans import marked
 from raddle.plan.file import save
 from raddle.plan.plan import Plan
+from raddle.run.orphans import marked
 
 TIMEOUT = 1800.0  # seconds
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

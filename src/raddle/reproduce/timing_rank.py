@@ -20,8 +20,8 @@ from raddle import zoo
 from raddle.files import read_scratch, write_scratch
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.orphans import end_with_parent
 from raddle.plan import file
+from raddle.run.orphans import end_with_parent
 from raddle.run.trainer import Trainer
 from raddle.zoo.workload import Workload
 

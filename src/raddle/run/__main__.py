@@ -2,7 +2,7 @@
 
 import sys
 
-from raddle.orphans import end_with_parent
+from raddle.run.orphans import end_with_parent
 
 if __name__ == "__main__":
     end_with_parent()  # before torch is imported, which takes seconds

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from raddle.orphans import end_with_parent, marked
+from raddle.run.orphans import end_with_parent, marked
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import IO, Any
 
 from raddle.errors import InputError
-from raddle.orphans import marked
+from raddle.run.orphans import marked
 
 GRACE = 3.0  # seconds between asking a child to end and killing it
 

@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any
 
 from raddle.errors import InputError
-from raddle.orphans import end_with_parent
+from raddle.run.orphans import end_with_parent
 from raddle.serving.children import Children, sentence
 
 

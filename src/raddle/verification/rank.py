@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from raddle.files import read_scratch, write_scratch
-from raddle.orphans import end_with_parent
+from raddle.run.orphans import end_with_parent
 from raddle.run.transports.processes import Processes
 from raddle.verification.comparing import Findings, compare
 from raddle.verification.precision import default_type

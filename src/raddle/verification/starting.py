@@ -19,8 +19,8 @@ import torch
 from raddle.clusters.catalogue import cores
 from raddle.errors import InputError
 from raddle.files import read_scratch, replacing, write_scratch
-from raddle.orphans import marked
 from raddle.run.job import Job
+from raddle.run.orphans import marked
 from raddle.run.transports.threads import Hub
 from raddle.verification.comparing import Findings, compare
 from raddle.verification.plain import Plain

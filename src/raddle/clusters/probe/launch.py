@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import raddle
 from raddle.errors import InputError
-from raddle.orphans import end_with_parent, marked
+from raddle.run.orphans import end_with_parent, marked
 
 Message = dict[str, Any]
 Lines = queue.SimpleQueue[tuple[int, str | None]]

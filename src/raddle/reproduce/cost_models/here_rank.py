@@ -14,11 +14,11 @@ from raddle.costs.compute import Compute
 from raddle.costs.profile import Profile, measure
 from raddle.files import read_scratch, write_scratch
 from raddle.graph.graph import Graph
-from raddle.orphans import end_with_parent
 from raddle.plan.file import from_dict, read
 from raddle.plan.plan import Plan
 from raddle.program.lower import active_values
 from raddle.reproduce.messages import measure_messages
+from raddle.run.orphans import end_with_parent
 
 
 def main(asked: dict[str, Any]) -> None:

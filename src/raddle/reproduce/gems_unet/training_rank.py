@@ -13,8 +13,8 @@ import torch.distributed as dist
 import raddle
 from raddle import zoo
 from raddle.files import read_scratch, write_scratch
-from raddle.orphans import end_with_parent
 from raddle.reproduce.gems_unet.segmentation import batch
+from raddle.run.orphans import end_with_parent
 from raddle.run.trainer import Trainer
 
 RATE = 1e-2  # of Adam

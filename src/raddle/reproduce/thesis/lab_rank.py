@@ -19,11 +19,11 @@ from raddle import zoo
 from raddle.clusters.catalogue import cores
 from raddle.costs.profile import distinct, measure
 from raddle.files import read_scratch, write_scratch
-from raddle.orphans import end_with_parent
 from raddle.plan.pipelining import OVERLAPPED, is_asynchronous
 from raddle.program.lower import active_values
 from raddle.reproduce.messages import measure_messages
 from raddle.reproduce.timing_rank import Graphs, Step, ddp_step, step_of
+from raddle.run.orphans import end_with_parent
 from raddle.run.trainer import Trainer
 from raddle.zoo.workload import Workload
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from raddle import sync
 from raddle.files import read_scratch, write_scratch
-from raddle.orphans import end_with_parent
 from raddle.reproduce.thesis.training_runs import Run, begin
 from raddle.reproduce.thesis.training_task import TARGET, batches, digits
+from raddle.run.orphans import end_with_parent
 
 BLOCK = 32  # steps between two looks: as many as overlap before all is finished
 

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from raddle.errors import InputError
-from raddle.orphans import end_with_parent
+from raddle.run.orphans import end_with_parent
 from raddle.run.transports.alarm import Alarm
 from raddle.run.transports.base import (
     DONE,

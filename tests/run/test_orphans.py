@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from raddle.orphans import STARTED_BY
+from raddle.run.orphans import STARTED_BY
 
 LIMIT = 60.0  # seconds that end a hang
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="re
 # A starter: runs its last arguments with the environment that the first one says, and waits to be killed.
 STARTER = """
 import os, subprocess, sys, time
-from raddle.orphans import marked
+from raddle.run.orphans import marked
 how, *command = sys.argv[1:]
 extra = {"raddle": marked(), "torchrun": {"TORCHELASTIC_RUN_ID": "none"}, "user": {}}[how]
 subprocess.Popen(command, env={**os.environ, **extra}, start_new_session=True)
@@ -36,7 +36,7 @@ def tidy(number, frame):
     note("tidied")
     sys.exit(0)
 rank = os.environ.get("RANK", "0")
-from raddle import orphans
+from raddle.run import orphans
 orphans.INTERVAL, orphans.GRACE = 0.1, 1.0
 if kind == "tidies":
     signal.signal(signal.SIGTERM, tidy)
