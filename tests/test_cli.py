@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import pathlib
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any, NamedTuple
 
 import pytest
 from patience import HANG
@@ -16,20 +18,38 @@ from patience import HANG
 from raddle import cli
 
 
-def raddle(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "raddle", *args],
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
-    )
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def raddle(*args: str) -> Done:
+    """The command line in this process: one of its own imports torch again, which takes seconds."""
+    out, error, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
+        patch.setattr(sys, "argv", ["raddle", *args])
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Done(code, out.getvalue(), error.getvalue())
 
 
 def test_models_lists_the_zoo() -> None:
-    names = [row["name"] for row in json.loads(raddle("models", "--json").stdout)]
+    """As a shell starts it."""
+    line = [sys.executable, "-m", "raddle", "models"]
+    told = subprocess.run(
+        [*line, "--json"], stdout=subprocess.PIPE, text=True, timeout=HANG, check=True
+    )
+    names = [row["name"] for row in json.loads(told.stdout)]
     assert {"vgg16", "vgg16-tiny", "resnet1001", "gpt"} <= set(names)
     assert raddle("models").stdout.split() == names
+    wrong = subprocess.run(
+        [*line, "vgg17"], capture_output=True, text=True, timeout=HANG, check=False
+    )
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == raddle("models", "vgg17").stderr
 
 
 def test_model_as_json_and_as_a_table() -> None:
@@ -73,6 +93,7 @@ ROW = {
 SEARCHED = {"start", "proposals", "accepted", "stopped"}
 
 
+@pytest.mark.usefixtures("own_seconds")
 def test_compare_as_json_and_as_a_table() -> None:
     args = ("compare", "lenet-tiny", "--cluster", "p100:1x2", "--batch", "6", "--budget", "1")
     rows = json.loads(raddle(*args, "--json").stdout)
