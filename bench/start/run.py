@@ -1,0 +1,53 @@
+"""Seconds of a start: `import raddle`, `raddle --help`, a cluster of 1,024 devices; see README.md."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from time import perf_counter
+
+TIMES = 7
+CLUSTER = """
+from time import perf_counter
+from raddle.clusters import cluster
+begun = perf_counter()
+c = cluster("h100:1024")
+for source in range(1023):
+    c.route(source, source + 1)
+print(perf_counter() - begun)
+"""
+IMPORT = """
+from time import perf_counter
+begun = perf_counter()
+import raddle
+print(perf_counter() - begun)
+"""
+
+
+def inside(script: str) -> float:
+    """The seconds that a script in a fresh interpreter has measured."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return float(done.stdout)
+
+
+def outside(*words: str) -> float:
+    """The seconds of a whole process."""
+    begun = perf_counter()
+    subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True)
+    return perf_counter() - begun
+
+
+def main() -> None:
+    for what, limit, seconds in (
+        ("import raddle", 0.3, lambda: inside(IMPORT)),
+        ("raddle --help", 1.0, lambda: outside("-m", "raddle", "--help")),
+        ("1,024 devices and 1,023 routes", 0.25, lambda: inside(CLUSTER)),
+    ):
+        best = min(seconds() for _ in range(TIMES))
+        print(f"{what:32} {best:6.3f} s   {'within' if best < limit else 'OVER'} {limit} s")
+
+
+if __name__ == "__main__":
+    main()
