@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import logging
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,12 +95,20 @@ TOUCHES: dict[str, Touch] = {
     "draws from torch": lambda m, v, rng: torch.rand(3),
     "draws from random": lambda m, v, rng: random.random(),
     "draws from numpy": lambda m, v, rng: np.random.rand(),
+    "draws from its own": lambda m, v, rng: [draw() for draw in m.draws],
     "default dtype": lambda m, v, rng: torch.set_default_dtype(torch.float64),
     "hooks of all modules": lambda m, v, rng: nn.modules.module.register_module_forward_hook(
         ignore
     ),
     "fails": failing,
 }
+
+
+class Notes:
+    """Something that a module holds and that is no module."""
+
+    def __init__(self) -> None:
+        self.list: list[Any] = []
 
 
 class Touching(nn.Module):
@@ -115,8 +123,11 @@ class Touching(nn.Module):
         self.plain, self.spare, self.count, self.installed = torch.ones(3), 1, 0, False
         self.fc.count = self.norm.count = 0
         self.list, self.dict, self.set = [torch.ones(2)], {"a": 1, "inner": []}, {"one"}
-        self.queue, self.object = deque([1, 2]), SimpleNamespace(list=[])
+        self.queue, self.object = deque([1, 2]), Notes()
+        self.logger = logging.getLogger("raddle.tests")
         self.fc.register_forward_hook(ignore)
+        self.random, self.numpy = random.Random(0), np.random.default_rng(0)
+        self.draws = [self.random.random, self.numpy.random]
 
     def forward(self, x: Tensor) -> Tensor:
         rng = random.Random(self.seed)
@@ -138,13 +149,17 @@ def portrait(value: Any, seen: set[int]) -> Any:
         return [(k, portrait(v, seen)) for k, v in value.items()]
     if isinstance(value, (list, tuple, deque, set)):
         return [portrait(v, seen) for v in value]
-    if isinstance(value, (nn.Module, SimpleNamespace)):
+    if isinstance(value, (nn.Module, Notes)):
         return id(value), type(value), portrait(vars(value), seen)
-    return id(value)
+    if isinstance(value, random.Random):
+        return value.getstate()
+    return str(value.bit_generator.state) if isinstance(value, np.random.Generator) else id(value)
 
 
 def surroundings() -> Any:
-    registered = {k: dict(v) for k, v in vars(nn.modules.module).items() if isinstance(v, dict)}
+    registered = {
+        k: dict(v) for k, v in vars(nn.modules.module).items() if isinstance(v, OrderedDict)
+    }
     return (
         torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state()),
         torch.get_default_dtype(), torch.is_grad_enabled(), str(registered),

@@ -184,7 +184,7 @@ def _time(
 
 def _random(value: Value, region: Box, device: torch.device) -> Tensor:
     if carries_gradient(value.dtype):
-        return torch.rand(region.shape, dtype=value.dtype, device=device)
+        return torch.rand(region.shape, device=device).to(value.dtype)  # of all types it draws few
     return torch.zeros(region.shape, dtype=value.dtype, device=device)
 
 

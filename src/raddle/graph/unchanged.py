@@ -14,16 +14,13 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 Restore = Callable[[], None]
-
-# What is no part of a module's state, though it has attributes.
-_FOREIGN = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
 
 @contextmanager
@@ -49,7 +46,7 @@ def _settings() -> Iterator[Restore]:
     if (numpy := sys.modules.get("numpy")) is not None:
         yield _later(numpy.random.set_state, numpy.random.get_state())
     for value in vars(nn.modules.module).values():  # hooks of all modules there are
-        if isinstance(value, dict):
+        if isinstance(value, OrderedDict):
             yield _Content(value).restore
 
 
@@ -83,7 +80,10 @@ class _Held:
             return [(held, own) for held in self._content(value)]
         if isinstance(value, (tuple, frozenset)):
             return [(held, own) for held in value]
-        if isinstance(value, _FOREIGN) or not hasattr(value, "__dict__"):
+        if (drawing := _generator(value)) is not None:
+            self.restores.append(drawing)
+            return ()
+        if isinstance(value, (type, ModuleType)) or _is_of_python(value):
             return ()
         own = own and isinstance(value, nn.Module)
         self.restores.append(_class_of(value))
@@ -147,6 +147,24 @@ def _same(now: Any, before: Any) -> bool:
         return True
     pairs = type(now) is tuple and type(before) is tuple and len(now) == len(before) == 2
     return pairs and now[0] is before[0] and now[1] is before[1]
+
+
+def _generator(value: Any) -> Restore | None:
+    """A random generator of torch, of Python or of numpy draws again what it would have drawn."""
+    if isinstance(value, torch.Generator):
+        return _later(value.set_state, value.get_state())
+    if isinstance(value, random.Random):
+        return _later(value.setstate, value.getstate())
+    if type(value).__module__.startswith("numpy.random") and hasattr(value, "bit_generator"):
+        bits = value.bit_generator
+        return _later(lambda state: setattr(bits, "state", state), bits.state)
+    return None
+
+
+def _is_of_python(value: Any) -> bool:
+    """Functions, loggers, threads, locks: what has no attributes, or attributes that are not a module's."""
+    home = type(value).__module__.partition(".")[0]
+    return home in sys.stdlib_module_names or not hasattr(value, "__dict__")
 
 
 def _class_of(value: Any) -> Restore:
