@@ -46,6 +46,11 @@ def copies(op: Op, devices: Sequence[int]) -> Grid:
     return whole([dim.size for dim in op.space.dims], devices)
 
 
+def everywhere(op: Op, devices: Sequence[int]) -> Grid:
+    """A copy on each device; of what is opaque one alone, for it may be random and copies could differ."""
+    return copies(op, devices[:1] if op.opaque else devices)
+
+
 def standing(graph: Graph) -> set[str]:
     """The operators that depend on no sample: their results are the same whatever the batch holds."""
     given = {
@@ -105,9 +110,9 @@ def place_standing(graph: Graph, tiles: Tiles, unread: Callable[[Op], Tiling]) -
 
 def _as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling) -> Grid:
     """A reader's grid as one of what it reads, or copies where its tiles share elements."""
-    everywhere = copies(op, sorted(set(tiling.devices)))
+    whole_everywhere = copies(op, sorted(set(tiling.devices)))
     if not isinstance(tiling, Grid) or tiling.copies > 1:
-        return everywhere
+        return whole_everywhere
     dims = {  # dimension of the reader -> dimension of the operator
         index.plain: op.space.outputs[output][at]
         for at, index in enumerate(reader.space.operands[operand].indices)
@@ -117,7 +122,7 @@ def _as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling) -> G
     own = [dims.get(r, -1) for r in cut]
     splittable = all(d >= 0 and not op.space.dims[d].whole for d in own)
     if not splittable or own != sorted(own):  # the devices stand in row-major order
-        return everywhere
+        return whole_everywhere
     return split(op, {d: tiling.cuts[r] for d, r in zip(own, cut, strict=True)}, tiling.devices)
 
 
@@ -126,5 +131,4 @@ def _agreed(op: Op, found: Sequence[Grid]) -> Grid:
         grid = found[0]
     else:
         grid = copies(op, sorted({d for g in found for d in g.devices}))
-    # What is opaque may be random: copies of it could differ.
-    return copies(op, grid.devices[:1]) if op.opaque else grid
+    return everywhere(op, grid.devices) if op.opaque else grid

@@ -161,3 +161,47 @@ def test_micro_batches_too_small_for_the_module_are_left_out() -> None:
     found = pipeline(graph, tight, Settings(budget=1.0), METHODS)
     assert found
     assert all(c.found.staged is None or c.found.staged.graph.batch > 1 for c in found)
+
+
+class Sized(nn.Module):
+    """Does more for large batches, so that a micro-batch has other operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        found: Tensor = self.b(y.tanh() if len(x) > 2 else y.cos())
+        return found
+
+
+def test_micro_batches_with_other_operators_are_left_out() -> None:
+    graph = capture(Sized(), [torch.zeros(4, 4)], loss=torch.sum)
+    found = pipeline(graph, cluster("p100:1x2"), Settings(budget=1.0), METHODS)
+    sizes = {c.found.staged.graph.batch for c in found if c.found.staged is not None}
+    assert sizes == {4}
+    asked = Settings(schedule="1f1b", microbatches=2)
+    with pytest.raises(InputError, match="other operators at 2 samples than at 4"):
+        planned(graph, cluster("p100:1x2"), "pipeline", settings=asked)
+
+
+class Noisy(nn.Module):
+    """Noise that is the same for all samples: copies of it on several devices would differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.b(self.a(x) * torch.rand(64))
+        return found
+
+
+def test_what_may_be_random_has_no_copies_in_a_stage_of_several_devices() -> None:
+    graph = capture(Noisy(), [torch.zeros(64, 64)], loss=torch.sum)
+    (noise,) = graph.opaque
+    found = pipeline(graph, cluster("p100:1x4"), Settings(budget=1.0), METHODS)
+    staged = [c.found for c in found if len(set(c.found.tiles["a"].devices)) > 1]
+    assert staged
+    assert all(len(own.tiles[noise.name].devices) == 1 for own in staged)

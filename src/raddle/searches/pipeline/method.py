@@ -29,7 +29,7 @@ from raddle.searches.pipeline.asked import Asked, pipeline_of
 from raddle.searches.pipeline.layers import Line
 from raddle.searches.pipeline.nodes import Costs, Nodes, line_of, nodes_of, stage_names
 from raddle.searches.pipeline.stages import Pipeline, stages_for
-from raddle.searches.placing import Tiles, copies, standing
+from raddle.searches.placing import Tiles, copies, everywhere, standing
 from raddle.searches.settings import Clock, Found, Settings, Staged
 from raddle.searches.starts import Method, first_devices
 from raddle.simulation.timeline import simulate
@@ -209,6 +209,12 @@ class _Pipelines:
         except InputError as error:  # batch statistics of one sample, say, that has one pixel left
             self.reasons.append(str(error))
             return
+        if any(op.name not in self.nodes.of for op in graph.ops):
+            self.reasons.append(
+                f"'{graph.name}' has other operators at {graph.batch} samples than at {self.graph.batch}: "
+                "a module that looks at the size of its batch cannot have micro-batches of that size."
+            )
+            return
         inside = [""] if all(len(s.devices) == 1 for s in cut.stages) else INSIDE
         for method in inside:
             words = [f"{len(cut.stages)} stages", f"{m} micro-batches", *schedule.splitlines()[:1]]
@@ -254,7 +260,7 @@ class _Pipelines:
         for op in (op for op in graph.ops if op.name in own):
             # What is read in other stages too must not be on their devices.
             tiles[op.name] = (
-                copies(op, devices) if op.name in alone else _on(made[op.name], devices)
+                everywhere(op, devices) if op.name in alone else _on(made[op.name], devices)
             )
         return tiles
 
