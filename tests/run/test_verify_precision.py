@@ -21,6 +21,7 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.plan import file
 from raddle.run.executor import Executor
+from raddle.run.job import load_job
 from raddle.searches.planning import plan_for
 from raddle.verification.precision import Raising
 from raddle.verification.verdict import TOLERANCE, verify
@@ -77,10 +78,10 @@ def test_every_type_and_every_way_to_cast_in_one_module(tmp_path: pathlib.Path) 
     result = verify(planned(tmp_path, casting([*some.values()])), threads=True, steps=1)
     assert wrong(result) == []
     assert result["casts"]["bfloat16"] > 1
-    (note,) = result["notes"]
-    assert note.startswith("compared in float64: casts inside the model are neutralised (")
-    assert "to bfloat16" in note
-    assert "the tolerance of 1e-09 is one of float64" in note
+    said = result["precision"]
+    assert said.startswith("compared in float64: casts inside the model are neutralised (")
+    assert "to bfloat16" in said
+    assert "the tolerance of 1e-09 is one of float64" in said
 
 
 LLAMA = """
@@ -143,6 +144,8 @@ def build():
 
 def test_code_that_depends_on_the_precision_is_refused_by_name(tmp_path: pathlib.Path) -> None:
     path = planned(tmp_path, DEPENDS)
+    with pytest.raises(InputError, match="has other operators in float64 than in float32"):
+        load_job(path, dtype="float64", device="meta")  # as `raddle run --dtype float64` does
     with pytest.raises(InputError, match=r"computes 'sin' \(sin\) where it computes 'cos' \(cos\)"):
         verify(path, threads=True, steps=1)
 

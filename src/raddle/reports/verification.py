@@ -29,6 +29,7 @@ def show_verdict(result: Mapping[str, Any]) -> None:
         table.add_row(*words, "yes" if holds else "NO", style=style)
     if result["checks"]:
         console.print(table)
+    console.print(result["precision"])
     for note in result["notes"]:
         console.print(note, style="yellow")
     if result["failure"]:

@@ -129,6 +129,12 @@ def capture_work(work: Workload, microbatches: int) -> Graph:
 def _converted(name: str, data: dict[str, Any], dtype: str, graph: Graph) -> Plan:
     """The plan for the same model in another precision, whose graph has another fingerprint."""
     own = capture_work(_workload(name, data, data["dtype"], "meta", 0), data["microbatches"])
+    spaces = [{op.name: (op.label, op.space.dims) for op in g.ops} for g in (own, graph)]
+    if spaces[0] != spaces[1]:
+        raise InputError(
+            f"'{name}' has other operators in {dtype} than in {data['dtype']}, which the plan is for: it "
+            f"casts, or asks for the type of its inputs; run it in {data['dtype']}, or plan in {dtype}."
+        )
     plan = replace(
         file.from_dict(data, own),
         dtype=dtype,

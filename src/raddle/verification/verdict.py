@@ -75,7 +75,8 @@ def verify(
         "transport": "threads" if threads else "processes",
         "plain_losses": plain.losses,
         "casts": dict(twin.casts),
-        "notes": [*notes, explain_casts(twin.casts, tolerance)],
+        "precision": explain_casts(twin.casts, tolerance),
+        "notes": notes,
     }
 
 
