@@ -46,13 +46,7 @@ def raddle(capsys: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-KNOWN = pytest.mark.xfail(raises=KeyError, strict=False, reason="messages of the kind 'word'")
-
-
-@pytest.mark.parametrize(
-    "schedule",
-    [pytest.param(name, marks=KNOWN) if name == "gems-basic" else name for name in NAMES],
-)
+@pytest.mark.parametrize("schedule", NAMES)
 def test_every_row_is_of_the_plans_whole_batch(
     graph: Graph,
     schedule: str,

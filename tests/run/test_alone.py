@@ -20,11 +20,11 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
-from raddle.plan.syncing import EXAMPLES, KINDS, read_sync
+from raddle.plan.syncing import EXAMPLES, WORDS, read_sync
 from raddle.run.trainer import Trainer, parallelize
 from raddle.searches.planning import plan_for
 
-SYNCS = sorted({*KINDS, *EXAMPLES.split(", ")})
+SYNCS = sorted({*WORDS, *EXAMPLES.split(", ")})
 STEPS = 3
 
 

@@ -20,13 +20,13 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plan.plan import Plan
 from raddle.plan.schedules import ASYNCHRONOUS
-from raddle.plan.syncing import EXAMPLES, KINDS, read_sync
+from raddle.plan.syncing import EXAMPLES, WORDS, read_sync
 from raddle.run.trainer import Trainer
 from raddle.searches.planning import find, plan_for, plan_of
 from raddle.searches.settings import Settings
 from raddle.sync.applying import ELEMENTWISE
 
-SYNCS = list(dict.fromkeys([*KINDS, *EXAMPLES.split(", ")]))
+SYNCS = list(dict.fromkeys([*WORDS, *EXAMPLES.split(", ")]))
 SAME = [sync for sync in SYNCS if read_sync(sync).synchronous]  # others depend on who comes first
 BATCH, WIDTH = 4, 6
 
