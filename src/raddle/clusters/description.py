@@ -69,7 +69,7 @@ from raddle.clusters.topology import (
 )
 from raddle.clusters.units import RATE, SHARE, SIZE, SPACE, SPEED, TIME, TIMES, Quantity
 from raddle.clusters.units import parse as parse_quantity
-from raddle.errors import InputError
+from raddle.errors import InputError, shorten
 
 MOST_DEVICES = 65_536
 
@@ -105,7 +105,7 @@ class Place:
     path: str = ""
 
     def at(self, key: object) -> Place:
-        step = f"[{key}]" if isinstance(key, int) else str(key)
+        step = f"[{key}]" if isinstance(key, int) else shorten(str(key), 80)
         dot = "." if self.path and not isinstance(key, int) else ""
         return Place(self.file, f"{self.path}{dot}{step}")
 
@@ -260,4 +260,6 @@ def _list(data: object, place: Place, advice: str) -> list[Any]:
 def _near(name: object, known: Iterable[str]) -> str:
     names = list(known)
     close = get_close_matches(str(name), names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"there is {', '.join(names)}."
+    return (
+        f"did you mean {shorten(close[0])}?" if close else f"there is {shorten(', '.join(names))}."
+    )
