@@ -1,10 +1,6 @@
 """`python -m raddle` is the command line."""
 
-from raddle.run.orphans import end_with_parent
+from raddle.cli import main
 
 if __name__ == "__main__":
-    end_with_parent()  # where the page's server has started it
-
-    from raddle.cli import main
-
     main()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from threading import Lock
 from typing import IO, Any
 
 from raddle.errors import InputError
-from raddle.run.orphans import marked
 
 GRACE = 3.0  # seconds between asking a child to end and killing it
 
@@ -32,7 +30,6 @@ class Children:
                 raise InputError("the server is ending: start it again.")
             child = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
-                env={**os.environ, **marked()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.PIPE,

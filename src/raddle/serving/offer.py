@@ -10,7 +10,6 @@ from threading import Thread
 from typing import Any
 
 from raddle.errors import InputError
-from raddle.run.orphans import end_with_parent
 from raddle.serving.children import Children, sentence
 
 
@@ -69,5 +68,4 @@ def _spec(preset: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    end_with_parent()
     print(json.dumps(offered()))
