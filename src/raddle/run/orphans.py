@@ -1,6 +1,6 @@
 """A process that torchrun or raddle has started ends when the one that started it does, however that ends.
 
-A starter that is killed cannot end its children, and ranks would train on. So every process that raddle
+A starter that is killed cannot end its children, and ranks would train on. So every rank that raddle
 starts, and every rank of a torchrun job, looks once a second whether its parent is still the same. A script
 that a user starts from a shell is nobody's rank and is left alone.
 """
