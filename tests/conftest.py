@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture
 def own_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budgets of searches count seconds of this thread: other processes take nothing from them."""
-    for module in ("searches.settings", "searches.optcnn.elimination"):
+    for module in ("searches.stopwatch", "searches.optcnn.elimination"):
         monkeypatch.setattr(f"raddle.{module}.perf_counter", time.thread_time)
     for module in ("coarse", "mixedsearch", "answers"):
         monkeypatch.setattr(f"raddle.hypergraph.{module}.perf_counter", time.thread_time)

@@ -73,7 +73,8 @@ def outcome_of(kind: Kind, path: pathlib.Path, content: bytes) -> tuple[str, str
     used = resource.getrusage(resource.RUSAGE_SELF)
     cpu = int(used.ru_utime + used.ru_stime)
     # The timer raises in Python; what hangs in C is ended by the limit, and the worker with it.
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu + 5, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    before = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu + 5, before[1]))
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         with warnings.catch_warnings():
@@ -88,6 +89,7 @@ def outcome_of(kind: Kind, path: pathlib.Path, content: bytes) -> tuple[str, str
         return "failed", "\n".join(lines[-7:])
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, before)  # tests go on in this process
 
 
 def is_no_sentence(text: str, content: bytes) -> str:

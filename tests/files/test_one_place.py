@@ -35,6 +35,7 @@ ALLOWED = {
     "reproduce/experiment.py": "/proc/cpuinfo",
     "run/clocks.py": "/proc: the machine's boot",
     "run/exchange.py": "objects between ranks, in memory",
+    "run/orphans.py": "/proc: whether a process has ended",
     "run/session.py": "a copy of its own stdout",
     "run/transports/alarm.py": "lines between ranks",
     "run/transports/shared.py": "/proc: files of other ranks on this machine",

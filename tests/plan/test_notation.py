@@ -52,7 +52,7 @@ def test_by_hand(text: str, tiling: Grid | Irregular) -> None:
         ("n/2", "'fc1: n/2' names no devices: add @0-3"),
         ("n/2 @", "'@' is no list of devices"),
         ("n/2 @0-", "'@0-' is no list of devices"),
-        ("n:2 @0,1", "'n:2' in 'fc1: n:2 @0,1' is no split: write n/2"),
+        ("n:2 @0,1", "'n:2' in the tiles of 'fc1' is no split: write n/2"),
         ("h/2 @0,1", "'fc1' has no dimension h: its dimensions are n c k"),
         ("n/3 @0-2", "cannot be split into 3 along n, which has 2 elements"),
         ("n/0 @0", "cannot be split into 0 along n"),

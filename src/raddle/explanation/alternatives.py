@@ -85,7 +85,7 @@ class Alternatives:
             if key in seen or all(self.plan.tiles[n] == own for n, own in changes.items()):
                 continue
             seen.add(key)
-            if len(seen) > self.timer.most or self.enough():
+            if len(seen) > self.timer.most or (found and self.enough()):
                 self.untimed += 1
                 continue
             try:

@@ -29,10 +29,10 @@ def describe_alternatives(
     graph, cluster = timeline.program.graph, timeline.cluster
     if plan.devices > MOST_DEVICES or seconds <= 0:
         return []
-    begun = perf_counter()
     space = space_of(graph, plan, cluster, profile)
     number = {op.name: i for i, op in enumerate(graph.ops)}
     own = timer(space, plan, timeline)
+    begun = perf_counter()  # whatever was compiled for the first time by then
     work = whole_seconds(graph)
 
     def size(g: int) -> float:
