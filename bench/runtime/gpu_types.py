@@ -1,0 +1,124 @@
+"""Complex values, dropout and resuming on a card: what a plan computes there is what the module computes.
+
+python bench/runtime/gpu_types.py    (one device, no torch.distributed)
+torchrun --standalone --nproc-per-node 2 bench/runtime/gpu_types.py    (two ranks on one card, over gloo)
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import raddle
+from raddle.graph.capture import capture
+from raddle.plan.plan import Plan
+from raddle.plan.tiling import Grid
+
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+STEPS = 4
+
+FUNCTIONS = {
+    "fft": lambda v: torch.fft.fft(v).real,
+    "rfft": lambda v: torch.fft.irfft(torch.fft.rfft(v) * 2),
+    "rotary": lambda v: torch.view_as_real(torch.view_as_complex(v.reshape(-1, 4, 2)) * (1 + 2j)),
+    "ihfft": lambda v: torch.fft.ihfft(v).abs(),  # torch marks the result as conjugated
+}
+
+
+class Through(nn.Module):
+    """A linear layer, and a function of complex numbers."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.first, self.function = nn.Linear(8, 8), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.function(self.first(x)).square().mean()
+        return result
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 64), nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.dropout(torch.relu(self.first(x)), 0.5, True)).square().mean()
+
+
+def train(model: nn.Module, x: Tensor) -> Any:
+    """A trainer whose operators take turns between the ranks, so that every kind of value crosses."""
+    graph = capture(model, [x])
+    tiles = {
+        op.name: Grid(tuple((0, d.size) for d in op.space.dims), (number % RANKS,))
+        for number, op in enumerate(graph.ops)
+    }
+    settings: dict[str, Any] = {"backend": "gloo"} if RANKS > 1 else {}
+    return raddle.parallelize(
+        copy.deepcopy(model), Plan(tiles, RANKS), sgd, graph=graph, device="cuda:0", **settings
+    )
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def deviation(model: nn.Module, x: Tensor) -> float:
+    """How far parameters are from the plain module's after some steps, relative to their norm."""
+    trainer = train(model, x)
+    optimizer = sgd(model.parameters())
+    for _ in range(STEPS):
+        trainer.step(x)
+        optimizer.zero_grad()
+        model(x).backward()
+        optimizer.step()
+    state = trainer.state_dict()
+    trainer.close()
+    return max(
+        float((state[name] - p.detach().cpu()).norm() / p.detach().norm().cpu())
+        for name, p in model.named_parameters()
+    )
+
+
+def resumes_alike(x: Tensor) -> bool:
+    """Whether a run that is saved and loaded again half-way is the undisturbed one, to the last bit."""
+    model = Dropping().to(x)
+    whole, first = train(model, x), train(model, x)
+    for _ in range(2):
+        whole.step(x)
+        first.step(x)
+    saved = first.state_dict(), first.optimizer_state_dict()
+    first.close()
+    second = train(model, x)
+    second.load_state_dict(saved[0])
+    second.load_optimizer_state_dict(saved[1])
+    same = all(float(whole.step(x)) == float(second.step(x)) for _ in range(STEPS))
+    states = whole.state_dict(), second.state_dict()
+    whole.close()
+    second.close()
+    return same and all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def main() -> None:
+    if RANKS > 1:
+        dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    x = torch.randn(4, 8, dtype=torch.float64, device="cuda")
+    found = {name: deviation(Through(function).to(x), x) for name, function in FUNCTIONS.items()}
+    alike = resumes_alike(x)
+    if os.environ.get("RANK", "0") == "0":
+        for name, off in found.items():
+            print(
+                f"{RANKS} rank(s) {name:8} worst deviation {off:.1e}",
+                "ok" if off < 1e-9 else "WRONG",
+            )
+        print(f"{RANKS} rank(s) resumed with dropout:", "the same bits" if alike else "DIFFERS")
+
+
+if __name__ == "__main__":
+    main()
