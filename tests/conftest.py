@@ -1,13 +1,14 @@
 """Hypothesis profiles, one thread a test process (pytest-xdist already fills the cores), and Ctrl-C.
 
-`nohup`, `trap '' INT` and shells that start jobs in the background have SIGINT ignored, which every
-process inherits, so that tests which interrupt a command would wait for ever. Children of a process
-that handles the signal start with its default.
+`nohup`, `trap '' INT` and shells that start jobs in the background have SIGHUP or SIGINT ignored, which
+every process inherits, so that tests which interrupt a command would wait for ever. Children of a process
+that handles a signal start with its default.
 """
 
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from typing import Any
@@ -24,8 +25,14 @@ settings.register_profile(  # while working: quick, and it stops at the first fa
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+HANDLERS = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGHUP: lambda *_: None,  # a terminal that is closed ends no tests
+    signal.SIGTERM: lambda *_: sys.exit(128 + signal.SIGTERM),
+}
+for number, handler in HANDLERS.items():
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import HANG, wait_until
 
 from raddle.run.orphans import STARTED_BY
 
-LIMIT = 60.0  # seconds that end a hang
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
 # A starter: runs its last arguments with the environment that the first one says, and waits to be killed.
@@ -79,7 +79,7 @@ class Started:
     def noted(self, name: str) -> int:
         """The process that has written its number there."""
         file = self.folder / name
-        wait_until(lambda: file.exists() and file.read_text() != "", f"{name} has not come")
+        wait_until(lambda: file.exists() and file.read_text() != "")
         self._ids.append(int(file.read_text()))
         return self._ids[-1]
 
@@ -108,17 +108,10 @@ def alive(number: int) -> bool:
     return bool(status(number))
 
 
-def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, otherwise
-        time.sleep(0.02)
-
-
 def kill(process: subprocess.Popen[bytes], *, reap: bool = True) -> None:
     process.kill()
     if reap:
-        process.wait(LIMIT)
+        process.wait(HANG)
 
 
 @pytest.mark.parametrize("how", ["raddle", "torchrun"])
@@ -127,7 +120,7 @@ def test_a_child_ends_when_its_starter_is_killed(started: Started, how: str, kin
     starter = started.start(how, started.child(kind))
     child = started.noted("rank0")
     kill(starter)
-    wait_until(lambda: not alive(child), "the child lives on")
+    wait_until(lambda: not alive(child))
     assert (started.folder / "tidied").exists() == (kind == "tidies")
     said = (started.folder / "said").read_text()
     assert said == "raddle: this process ends: the process that started it has ended.\n"
@@ -139,10 +132,10 @@ def test_a_child_that_comes_to_watch_too_late_ends_too(started: Started, reap: b
     starter = started.start("raddle", started.child("slow"))
     child = started.noted("slow0")
     kill(starter, reap=reap)
-    wait_until(lambda: status(child)[1:] != [str(starter.pid)], "the child keeps its parent")
+    wait_until(lambda: status(child)[1:] != [str(starter.pid)])
     (started.folder / "go").touch()
-    wait_until(lambda: not alive(child), "the child lives on")
-    starter.wait(LIMIT)
+    wait_until(lambda: not alive(child))
+    starter.wait(HANG)
 
 
 def test_a_shell_between_the_two_is_not_the_end(started: Started) -> None:
@@ -172,5 +165,5 @@ def test_ranks_end_when_torchrun_or_who_started_it_is_killed(started: Started, m
         os.kill(agent, signal.SIGKILL)
     else:
         kill(starter)
-    wait_until(lambda: not any(map(alive, [agent, *children])), "somebody lives on")
+    wait_until(lambda: not any(map(alive, [agent, *children])))
     kill(starter)

@@ -336,7 +336,8 @@ def test_the_users_collectives_do_not_mix_with_ours(process_world: ProcessWorld)
 
 def limits(transport: Transport) -> set[float | None]:
     assert isinstance(transport, Processes)
-    return {line.gettimeout() for line in transport.alarm._lines.values()}
+    assert transport._alarm is not None
+    return {line.gettimeout() for line in transport._alarm._lines.values()}
 
 
 def test_silence_is_no_failure(process_world: ProcessWorld) -> None:

@@ -59,7 +59,11 @@ def test_it_is_never_slower_than_a_method_that_fits(model: str, machine: str) ->
         if row["step_ms"] is not None and row["fits"]:
             assert auto["step_ms"] <= row["step_ms"] * (1 + 1e-9)
     assert auto["fits"]
-    assert auto["lower_bound_ms"] <= auto["step_ms"]
+    bound = auto["lower_bound_ms"]
+    if bound is None:  # there is none where the backward of a pipeline is in two parts
+        assert auto["schedule"]
+    else:
+        assert bound <= auto["step_ms"]
 
 
 def test_it_respects_memory_where_data_parallelism_does_not_fit() -> None:

@@ -37,7 +37,9 @@ def test_a_report_is_made_kept_and_deleted(served):
     status, headers, page = served.ask("GET", f"/reports/{name}.html")
     assert status == 200
     assert headers["Content-Security-Policy"].startswith("sandbox")
-    assert read_page(page.decode())["model"] == "lenet"
+    file = served.folder / f"{name}.html"
+    assert page == file.read_bytes()
+    assert read_page(file)["model"] == "lenet"
     files = sorted(str(path.relative_to(served.folder)) for path in served.folder.rglob("*.*"))
     assert {f"{name}.html", f"{name}.json", f"{name}/data.json", f"{name}/owt.json"} <= {*files}
 
@@ -66,7 +68,7 @@ def test_what_is_wrong_is_a_sentence(served):
         ({"batch": 0}, "the batch is 0"),
         ({"batch": True}, "the batch is True"),
         ({"budget": "soon"}, "the time of a search is 'soon'"),
-        ({"budget": float("nan")}, "the time of a search is nan"),
+        ({"budget": float("nan")}, "the body is no JSON: it has NaN"),
         ({"methods": []}, "no method is chosen"),
         ({"methods": ["loom"]}, "no method 'loom'"),
         ({"methods": [["data"]]}, "no method ['data']"),
