@@ -7,8 +7,7 @@ A module that calls `.float()` or passes `dtype=torch.bfloat16` inside its forwa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,17 +61,6 @@ def _old_type(name: Any) -> Any:
     """`torch.FloatTensor`, or its name, as torch.DoubleTensor's name."""
     text = f"{name.__module__}.{name.__name__}" if isinstance(name, type) else name
     return _OLD_NAMES.sub("DoubleTensor", text) if isinstance(text, str) else name
-
-
-@contextmanager
-def default_type(dtype: torch.dtype) -> Iterator[None]:
-    """What new tensors of floats are, in this process: quotients of integers, `torch.zeros(3)`."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def raise_module(module: nn.Module) -> None:

@@ -14,8 +14,8 @@ from raddle.files import read_scratch, write_scratch
 from raddle.run.orphans import end_with_parent
 from raddle.run.transports.processes import Processes
 from raddle.verification.comparing import Findings, compare
-from raddle.verification.precision import default_type
 from raddle.verification.twin import load_twin
+from raddle.zoo.loading import default_dtype
 
 
 def main(folder: pathlib.Path) -> int:
@@ -45,7 +45,7 @@ def _verify(folder: pathlib.Path, rank: int, settings: dict[str, Any]) -> Findin
         wanted = ("model", "seed", "bn")
         job = load_twin(settings["plan"], **{k: settings[k] for k in wanted}).job
         plain = torch.load(folder / "plain.pt", mmap=True, weights_only=False)
-        with default_type(torch.float64):
+        with default_dtype(torch.float64):
             return compare(job, plain, transport, settings["steps"], settings["seed"], heard)
     except BaseException as error:
         transport.fail(f"{type(error).__name__}: {error}")

@@ -25,7 +25,8 @@ from raddle.plan.plan import describe_inputs
 from raddle.program.check import check
 from raddle.program.lower import lower
 from raddle.run.job import Job, capture_work, load_work
-from raddle.verification.precision import Raising, default_type, raise_all, raise_module, raised
+from raddle.verification.precision import Raising, raise_all, raise_module, raised
+from raddle.zoo.loading import default_dtype
 from raddle.zoo.workload import Workload
 
 
@@ -41,7 +42,7 @@ def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twi
     """Reads a plan file and makes the float64 twin of what it trains; see `raddle.run.job.load_job`."""
     work, graph, plan = load_work(path, model=model, seed=seed)
     wide = _wide_work(work)
-    with default_type(torch.float64), Raising():
+    with default_dtype(torch.float64), Raising():
         double = capture_work(wide, plan.microbatches)
     twin = twin_graph(graph, double)
     plan = replace(
@@ -73,7 +74,7 @@ def twin_graph(graph: Graph, double: Graph) -> Graph:
     def again(batch: int) -> Graph:
         with ONE_AT_A_TIME:  # the default type is the process's
             own = graph.at(batch)
-            with default_type(torch.float64), Raising():
+            with default_dtype(torch.float64), Raising():
                 other = double.at(batch)
         return twin_graph(own, other)
 

@@ -19,9 +19,9 @@ from raddle.simulation.timeline import Timeline
 from raddle.verification import starting, traffic
 from raddle.verification.comparing import Findings
 from raddle.verification.plain import Plain, train_plain
-from raddle.verification.precision import default_type
 from raddle.verification.statistics import has_serial_reference
 from raddle.verification.twin import Twin, explain_casts, load_twin
+from raddle.zoo.loading import default_dtype
 
 TOLERANCE = 1e-9
 LEAST_WAIT = 60.0  # seconds that a rank waits for another, at least
@@ -63,7 +63,7 @@ def verify(
     _refuse_too_large(timeline)
     settings = {"steps": steps, "seed": seed}
     told = None if threads else {**settings, "plan": path, "model": model, "bn": job.plan.bn}
-    with default_type(torch.float64):
+    with default_dtype(torch.float64):
         plain = _train_plain(job, **settings, tell=tell)
         found, failure = _train(job, plain, **settings, told=told, tell=tell)
     result = _result(job, timeline, found, tolerance)

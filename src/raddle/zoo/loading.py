@@ -37,7 +37,7 @@ def load(
         if names_file(spec):
             # Its imports run outside of torch.device: a library's constants must stay real.
             function = find(spec)
-            with _default_device(device), _default_dtype(dtype):
+            with _default_device(device), default_dtype(dtype):
                 workload = call(function, batch)
             return place(workload, device)
         with _default_device(device):
@@ -74,7 +74,8 @@ def _default_device(device: str) -> torch.device:
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """What new tensors of floats are, in this process: quotients of integers, `torch.zeros(3)`."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
