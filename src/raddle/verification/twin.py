@@ -202,5 +202,7 @@ def _casts(graph: Graph) -> dict[str, int]:
 def explain_casts(casts: Mapping[str, int], tolerance: float) -> str:
     """Which precision was compared, and that the tolerance is one for it."""
     counted = ", ".join(f"{n} to {name}" for name, n in sorted(casts.items()))
-    inside = f"casts inside the model are neutralised ({counted or 'the plan has none'})"
+    inside = (
+        f"casts inside the model are neutralised ({counted})" if casts else "the graph has no casts"
+    )
     return f"compared in float64: {inside}, so the tolerance of {tolerance:g} is one of float64."
