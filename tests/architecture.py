@@ -1,0 +1,158 @@
+"""What the tree must hold, read from the sources: who imports whom, cycles, private APIs of PyTorch, sizes.
+
+Every check takes the folder that holds the package and returns its violations, one string each.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+LINES, METHODS, ATTRIBUTES = 400, 15, 12  # the most that a file and a class may have
+COMMON = (
+    "errors",
+    "files",
+    "yaml_files",
+)  # modules beside the packages, which everybody may import
+
+
+class Import(NamedTuple):
+    """One import, wherever it stands: at the top, in a function, or for types alone."""
+
+    module: str
+    target: str
+    line: int
+
+
+def modules(folder: Path, package: str = "raddle") -> dict[str, Path]:
+    """Every module of a package, by its dotted name."""
+    found = {}
+    for path in sorted((folder / package).rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(known: Mapping[str, Path]) -> Iterator[Import]:
+    """What modules import of each other; `from raddle.a import b` is raddle.a.b where that is a module."""
+    tops = {name.partition(".")[0] for name in known}
+    for module, path in known.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                source = node.module or ""
+                names = [f"{source}.{alias.name}" for alias in node.names]
+                targets = [name if name in known else source for name in names]
+            elif isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            else:
+                continue
+            for target in dict.fromkeys(targets):
+                if target.partition(".")[0] in tops:
+                    yield Import(module, target, node.lineno)
+
+
+def package_of(module: str) -> str:
+    """The package below raddle, or the top-level package of what stands outside of raddle."""
+    parts = module.split(".")
+    if parts[0] != "raddle":
+        return parts[0]
+    return parts[1] if len(parts) > 1 else "raddle"
+
+
+def against(folder: Path, table: Mapping[str, str]) -> list[str]:
+    """Imports that the table does not have."""
+    found = []
+    for edge in imports(modules(folder)):
+        source, target = package_of(edge.module), package_of(edge.target)
+        if source in ("raddle", "__main__") or target in (source, *COMMON):
+            continue
+        if target not in table.get(source, "").split():
+            found.append(f"{edge.module} imports {edge.target}")
+    return sorted(set(found))
+
+
+def cycles(folder: Path) -> list[str]:
+    """Modules that import each other, in a ring of any length."""
+    graph: dict[str, list[str]] = {}
+    for edge in imports(modules(folder)):
+        if edge.module != edge.target:
+            graph.setdefault(edge.module, []).append(edge.target)
+    rings, numbers, lowest, stack = [], {}, {}, []
+
+    def visit(at: str) -> None:  # Tarjan's strongly connected components
+        numbers[at] = lowest[at] = len(numbers)
+        stack.append(at)
+        for other in graph.get(at, ()):
+            if other not in numbers:
+                visit(other)
+            if other in stack:
+                lowest[at] = min(lowest[at], lowest[other])
+        if lowest[at] == numbers[at]:
+            ring = [stack.pop()]
+            while ring[-1] != at:
+                ring.append(stack.pop())
+            if len(ring) > 1:
+                rings.append(" and ".join(sorted(ring)))
+
+    for module in list(graph):
+        if module not in numbers:
+            visit(module)
+    return sorted(rings)
+
+
+def private_torch(folder: Path) -> list[str]:
+    """Names with an underscore that are read from torch or imported from one of its modules."""
+    found = []
+    for module, path in modules(folder).items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+                names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [
+                    p for a in node.names if a.name.startswith("torch") for p in a.name.split(".")
+                ]
+            elif isinstance(node, ast.Attribute):
+                names = _dotted(node) if _dotted(node)[0] == "torch" else []
+            else:
+                continue
+            private = [n for n in names if n.startswith("_") and not n.startswith("__")]
+            found += [f"{module} uses torch's {name}" for name in private]
+    return sorted(set(found))
+
+
+def _dotted(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.Attribute):
+        return [*_dotted(node.value), node.attr]
+    return [node.id] if isinstance(node, ast.Name) else [""]
+
+
+def too_large(folder: Path) -> list[str]:
+    """Files and classes over the limits. Fields of a record (a dataclass, a NamedTuple) do not count."""
+    found = []
+    for module, path in modules(folder).items():
+        text = path.read_text()
+        if text.count("\n") > LINES:
+            found.append(f"{module}: lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                methods, attributes = size(node)
+                if methods > METHODS:
+                    found.append(f"{module}.{node.name}: methods")
+                if attributes > ATTRIBUTES:
+                    found.append(f"{module}.{node.name}: attributes")
+    return sorted(found)
+
+
+def size(node: ast.ClassDef) -> tuple[int, int]:
+    """How many methods a class defines, and how many attributes they set on self."""
+    methods = [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    attributes = {
+        n.attr
+        for method in methods
+        for n in ast.walk(method)
+        if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+        if isinstance(n.value, ast.Name) and n.value.id == "self"
+    }
+    return len(methods), len(attributes)
