@@ -42,7 +42,7 @@ fuzz: $(READY)  ## 100,000 damaged files of every kind; the property tests, slow
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 -m hypothesis
 
 verify-all: $(READY)  ## every tiny model x every baseline x 2, 3, 4 ranks with real processes
-	$(BIN)/python tests/run/verify_all.py
+	$(BIN)/python tests/verification/verify_all.py
 
 check: $(READY)  ## format, lint and types, changing nothing
 	$(BIN)/ruff format --check .
@@ -54,7 +54,7 @@ format: $(READY)  ## format the code and mend what ruff can
 	$(BIN)/ruff check --fix .
 
 images: $(READY)  ## the README's pictures of the page, with the chromium of this machine
-	RADDLE_IMAGES=docs/images $(BIN)/python -m pytest -q tests/page/test_images.py
+	RADDLE_IMAGES=docs/images $(BIN)/python -m pytest -q tests/reports/page/test_images.py
 
 bench: $(READY)  ## run every benchmark, bench/*/run.py, of bench/search what takes minutes
 	@set -e; for script in $(sort $(wildcard bench/*/run.py)); do \

@@ -13,9 +13,9 @@ import pathlib
 import re
 import sys
 
-from raddle.reproduce.experiment import load
-from raddle.reproduce.markdown import section_lines
-from raddle.reproduce.result import Result, from_plain
+from experiments.experiment import load
+from raddle.reports.experiments.markdown import section_lines
+from raddle.reports.experiments.result import Result, from_plain
 
 HERE = pathlib.Path(__file__).parent
 Blocks = dict[str, str]  # text by title

@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 LINES, METHODS, ATTRIBUTES = 400, 15, 12  # the most that a file and a class may have
-COMMON = (
-    "errors",
-    "files",
-    "yaml_files",
-)  # modules beside the packages, which everybody may import
+# Modules beside the packages, which everybody may import.
+COMMON = ("errors", "files", "version", "yaml_files")
 
 
 class Import(NamedTuple):

@@ -41,7 +41,7 @@ def own_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("searches.stopwatch", "searches.optcnn.elimination"):
         monkeypatch.setattr(f"raddle.{module}.perf_counter", time.thread_time)
     for module in ("coarse", "mixedsearch", "answers"):
-        monkeypatch.setattr(f"raddle.hypergraph.{module}.perf_counter", time.thread_time)
+        monkeypatch.setattr(f"raddle.searches.hypergraph.{module}.perf_counter", time.thread_time)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -17,30 +17,27 @@ ALLOWED = [
 ]
 
 # Who may import whom; imports in functions and for types count too.
-_PLANNED = "searches explanation hypergraph evaluation simulation costs program plan graph clusters"
+_BELOW_SEARCHES = "simulation costs program plans graph clusters"
+_BELOW_RUNTIME = "sync transport program plans graph zoo"
 TABLE = {
     "graph": "",
     "zoo": "graph",
     "clusters": "",
-    "plan": "graph",
-    "program": "plan graph clusters",
-    "sync": "program plan graph",
-    "costs": "clusters plan graph",
-    "simulation": "costs program plan graph clusters",
-    "run": "sync program plan graph zoo",
-    "evaluation": "simulation costs program plan graph clusters",
-    "searches": _PLANNED,
-    "hypergraph": _PLANNED,
-    "explanation": _PLANNED,
-    "verification": "run sync zoo simulation costs program plan graph clusters",
-    "lab": "clusters",
-    "reports": _PLANNED,
-    "page": f"reports {_PLANNED}",
-    "serving": f"page reports zoo {_PLANNED}",
-    "commands": f"verification run zoo page serving reports lab {_PLANNED}",
-    "reproduce": f"commands run sync zoo lab {_PLANNED}",
-    "cli": f"commands reports lab zoo {_PLANNED}",
+    "transport": "",
+    "plans": "graph",
+    "program": "plans graph clusters",
+    "sync": "transport program plans graph",
+    "costs": "clusters plans graph",
+    "simulation": "costs program plans graph clusters",
+    "runtime": _BELOW_RUNTIME,
+    "searches": _BELOW_SEARCHES,
+    "verification": f"runtime {_BELOW_RUNTIME} {_BELOW_SEARCHES}",
+    "probe": f"runtime {_BELOW_RUNTIME} {_BELOW_SEARCHES}",
+    "lab": "clusters transport",
+    "reports": f"searches {_BELOW_SEARCHES}",
 }
+TABLE["api"] = " ".join(TABLE)
+TABLE["cli"] = "api reports lab"
 
 
 def test_violations_are_those_that_are_listed():
@@ -56,7 +53,10 @@ def test_violations_are_those_that_are_listed():
 PLANTED = {
     "an import at the top": ("graph/box.py", "from raddle.searches import auto\n"),
     "an import in a function": ("graph/box.py", "def f():\n    import raddle.clusters\n"),
-    "an import for types": ("graph/box.py", "if TYPE_CHECKING:\n    from raddle.run import job\n"),
+    "an import for types": (
+        "graph/box.py",
+        "if TYPE_CHECKING:\n    from raddle.runtime import job\n",
+    ),
 }
 
 
@@ -83,12 +83,12 @@ def test_a_planted_cycle_is_found(tmp_path):
     ],
 )
 def test_a_planted_private_api_is_found(text, tmp_path):
-    assert architecture.private_torch(plant(tmp_path, "run/a.py", text))
+    assert architecture.private_torch(plant(tmp_path, "runtime/a.py", text))
 
 
 def test_public_torch_is_no_private_api(tmp_path):
     text = "import torch\ntorch.__version__\ntorch.add_\nself._torch._x\n"
-    assert architecture.private_torch(plant(tmp_path, "run/a.py", text)) == []
+    assert architecture.private_torch(plant(tmp_path, "runtime/a.py", text)) == []
 
 
 @pytest.mark.parametrize(

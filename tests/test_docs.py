@@ -13,8 +13,8 @@ import pytest
 
 README = pathlib.Path(__file__).parents[1] / "README.md"
 MODULES = [
-    "graph.box", "graph.space", "graph.capture", "graph.ops.reshape", "plan.tiling",
-    "searches.configurations", "searches.filters", "searches.pins", "searches.planspace",
+    "graph.box", "graph.space", "graph.capture", "graph.ops.reshape", "plans.tiling",
+    "searches.configurations", "searches.baselines.filters", "searches.pins", "searches.planspace",
 ]  # fmt: skip
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from raddle.commands.loading import capture_model
-from raddle.hypergraph.answers import Asked, Partitioner
-from raddle.hypergraph.blocks import partition_blocks
-from raddle.hypergraph.counts import imbalance, volume
-from raddle.reproduce.thesis.printed import COARSE, FINE, PARTS, RECONSTRUCTED
+from experiments.thesis.printed import COARSE, FINE, PARTS, RECONSTRUCTED
+from raddle.api.loading import capture_model
+from raddle.searches.hypergraph.answers import Asked, Partitioner
+from raddle.searches.hypergraph.blocks import partition_blocks
+from raddle.searches.hypergraph.counts import imbalance, volume
 
 MI = 2**20
 BLOCKS = 32  # a layer, for Mt-KaHyPar

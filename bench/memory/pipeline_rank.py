@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from raddle.run.job import load_job, optimizer_for
-from raddle.run.trainer import Trainer
-from raddle.run.transports.processes import Processes
+from raddle.runtime.job import load_job, optimizer_for
+from raddle.runtime.trainer import Trainer
+from raddle.transport.processes import Processes
 
 STEPS = 2
 

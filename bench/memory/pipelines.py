@@ -23,12 +23,12 @@ SCHEDULES = {
 
 def plans(folder: Path) -> None:
     from raddle import clusters, zoo
-    from raddle.costs.memory import peak_bytes
     from raddle.graph.capture import capture
-    from raddle.plan import file
+    from raddle.plans import file
     from raddle.searches.figures import judge
     from raddle.searches.planning import find, plan_of
     from raddle.searches.settings import Settings
+    from raddle.simulation.memory.peaks import peak_bytes
 
     folder.mkdir(parents=True, exist_ok=True)
     cluster, predicted = clusters.cluster("h200:4"), {}

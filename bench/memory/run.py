@@ -7,11 +7,11 @@ import pathlib
 
 from raddle import zoo
 from raddle.clusters import cluster
-from raddle.costs.memory import peak_bytes
 from raddle.graph.capture import capture
-from raddle.plan.plan import Plan
-from raddle.plan.tiling import whole
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import whole
 from raddle.program.lower import lower
+from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
 
 MEASURED = pathlib.Path(__file__).with_name("measured.json")

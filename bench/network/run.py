@@ -18,13 +18,13 @@ import torch
 
 from raddle import zoo
 from raddle.clusters import Cluster, cluster
-from raddle.clusters.probe import describe, probe
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.lab import Lab, launch
 from raddle.lab.torchrun import lines
-from raddle.plan.file import save
+from raddle.plans.file import save
+from raddle.probe import describe, probe
 from raddle.program.lower import lower
 from raddle.searches.planning import plan_for
 from raddle.simulation.timeline import simulate

@@ -14,13 +14,13 @@ from torch import nn
 
 from raddle.clusters import Cluster
 from raddle.costs.compute import Compute
-from raddle.costs.memory import peak_bytes
 from raddle.costs.profile import Profile, measure
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plan.plan import Plan, describe_inputs, parameter_shapes
-from raddle.plan.tiling import whole
+from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
+from raddle.plans.tiling import whole
 from raddle.program.lower import active_values, lower
+from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
 from raddle.zoo.examples import images, masked_images
 from raddle.zoo.losses import class_loss

@@ -21,8 +21,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 import raddle
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plan.plan import Plan
-from raddle.plan.tiling import whole
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import whole
 
 WARM_UP = 2
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

@@ -21,8 +21,8 @@ import nets
 import torch
 
 from raddle.clusters import Cluster
-from raddle.clusters.probe import describe, probe
-from raddle.plan.file import save
+from raddle.plans.file import save
+from raddle.probe import describe, probe
 
 HERE = pathlib.Path(__file__).parent
 RESULTS = HERE / "results.json"

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plan.notation import read_tiling
-from raddle.plan.plan import Plan
+from raddle.plans.notation import read_tiling
+from raddle.plans.plan import Plan
 from raddle.zoo.gpt import GPT
 from raddle.zoo.resnet import ResNet
 from raddle.zoo.vgg import VGG

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import raddle
 from raddle.graph.capture import capture
-from raddle.plan.plan import Plan
-from raddle.plan.tiling import Grid
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import Grid
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 STEPS = 4

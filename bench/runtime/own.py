@@ -18,9 +18,9 @@ from raddle.clusters import cluster
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.program.lower import lower
-from raddle.run import executor as running
-from raddle.run.actions import Forward
-from raddle.run.executor import Executor
+from raddle.runtime import executor as running
+from raddle.runtime.actions import Forward
+from raddle.runtime.executor import Executor
 from raddle.searches.planning import plan_for
 
 STEPS = 200

@@ -11,13 +11,13 @@ import random
 import numpy as np
 from common import graph_of, keep, machine
 
-from raddle.evaluation.evaluator import Evaluator
-from raddle.plan.plan import Plan
+from experiments.flexflow.simulators import engine_seconds, shortened, times
+from raddle.plans.plan import Plan
 from raddle.program.lower import lower
-from raddle.reproduce.flexflow.simulators import engine_seconds, shortened, times
 from raddle.searches.baselines import METHODS
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Settings
+from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.timeline import simulate
 
 MOVES = 40

@@ -11,12 +11,12 @@ import torch
 from common import graph_of, keep, machine, results
 from torch import nn
 
+from experiments.optcnn.additive import baselines, cost_of
 from raddle.clusters import Cluster, Device, Link
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plan.notation import write_tiling
-from raddle.reproduce.optcnn.additive import baselines, cost_of
+from raddle.plans.notation import write_tiling
 from raddle.searches.baselines import METHODS
 from raddle.searches.figures import compare, planned
 from raddle.searches.optcnn.method import choose

@@ -11,10 +11,9 @@ from typing import Any
 
 from common import graph_of, keep, machine
 
-from raddle.evaluation.evaluator import Evaluator
-from raddle.plan.plan import Plan
+from experiments.flexflow.simulators import engine_seconds, never_shortened
+from raddle.plans.plan import Plan
 from raddle.program.lower import lower
-from raddle.reproduce.flexflow.simulators import engine_seconds, never_shortened
 from raddle.searches.baselines import METHODS
 from raddle.searches.flexflow.chain import Chain, chain
 from raddle.searches.optcnn.method import choose
@@ -22,6 +21,7 @@ from raddle.searches.optcnn.tables import tables
 from raddle.searches.planning import plan_for
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Settings
+from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.tasks import build_tasks
 
 OPTCNN = [(4, True, 0.05), (16, True, 0.2), (64, True, 2.0), (256, True, 20.0), (16, False, 2.0)]
@@ -132,7 +132,7 @@ def begun_chain(graph: Any, on: Any, temperature: float, plain: bool) -> Chain:
 def compilation() -> None:
     """The first use on a machine: every compiled function, from nothing, in a process of its own."""
     code = (
-        "import time; import raddle.evaluation.compiling as c; import torch; "
+        "import time; import raddle.searches.compiling as c; import torch; "
         "t = time.perf_counter(); c.compile_all(); print(time.perf_counter() - t)"
     )
     with tempfile.TemporaryDirectory() as folder:

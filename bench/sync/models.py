@@ -1,4 +1,4 @@
-"""What is trained here: networks of raddle.reproduce.nets, the same on every rank."""
+"""What is trained here: networks of experiments.nets, the same on every rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from raddle.reproduce import nets
+from experiments import nets
 
 
 class Task(NamedTuple):

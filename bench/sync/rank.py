@@ -23,13 +23,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import raddle
+from experiments.links import hosts, measure_link, traffic
+from experiments.timing_rank import sgd
 from raddle.costs.profile import Profile, measure
 from raddle.graph.capture import capture
-from raddle.plan.plan import Plan
+from raddle.plans.plan import Plan
 from raddle.program.lower import active_values
-from raddle.reproduce.links import hosts, measure_link, traffic
-from raddle.reproduce.timing_rank import sgd
-from raddle.run.trainer import Trainer
+from raddle.runtime.trainer import Trainer
 from raddle.searches.figures import judge
 from raddle.searches.planning import plan_for
 from raddle.searches.syncs import host_seconds, with_sync

@@ -16,6 +16,7 @@ from typing import Any
 
 from models import task
 
+from experiments.links import hosts
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.capture import capture
@@ -23,7 +24,6 @@ from raddle.lab import Lab, launch
 from raddle.lab.rates import parse_rate
 from raddle.lab.torchrun import lines
 from raddle.program.lower import lower
-from raddle.reproduce.links import hosts
 from raddle.searches.planning import plan_for
 from raddle.simulation.timeline import simulate
 

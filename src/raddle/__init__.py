@@ -3,16 +3,16 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from raddle.version import __version__
+
 if TYPE_CHECKING:
     from raddle.clusters import cluster
     from raddle.errors import InputError
     from raddle.graph.capture import capture
     from raddle.graph.graph import Graph
-    from raddle.page.gathering import report
-    from raddle.run.trainer import Trainer, parallelize
+    from raddle.reports.page.gathering import report
+    from raddle.runtime.trainer import Trainer, parallelize
     from raddle.searches.planning import plan_for as search
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Graph", "InputError", "Trainer", "__version__", "capture", "cluster", "parallelize", "report",
@@ -24,10 +24,10 @@ _PUBLIC = {
     "capture": ("raddle.graph.capture", "capture"),
     "cluster": ("raddle.clusters", "cluster"),
     "search": ("raddle.searches.planning", "plan_for"),
-    "report": ("raddle.page.gathering", "report"),
-    "parallelize": ("raddle.run.trainer", "parallelize"),
+    "report": ("raddle.reports.page.gathering", "report"),
+    "parallelize": ("raddle.runtime.trainer", "parallelize"),
     "Graph": ("raddle.graph.graph", "Graph"),
-    "Trainer": ("raddle.run.trainer", "Trainer"),
+    "Trainer": ("raddle.runtime.trainer", "Trainer"),
     "InputError": ("raddle.errors", "InputError"),
 }
 

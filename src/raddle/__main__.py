@@ -1,6 +1,6 @@
 """`python -m raddle` is the command line."""
 
-from raddle.cli import main
+from raddle.cli.main import main
 
 if __name__ == "__main__":
     main()

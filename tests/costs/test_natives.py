@@ -15,10 +15,10 @@ from raddle.costs.profile import NATIVE, Profile, measure
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph, Op
-from raddle.plan.plan import Plan
+from raddle.plans.plan import Plan
 from raddle.program.lower import active_values, lower
 from raddle.program.segments import segments
-from raddle.run.code import Writer
+from raddle.runtime.code import Writer
 from raddle.searches.planning import plan_for
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Settings

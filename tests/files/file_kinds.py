@@ -16,34 +16,34 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from raddle.cli.scheduling import read_schedule
 from raddle.clusters import Cluster, cluster, description
-from raddle.clusters.probe import cache
 from raddle.clusters.summary import summarise
-from raddle.commands.scheduling import read_schedule
 from raddle.costs.profile import Profile, entry, load_profile
 from raddle.errors import InputError
 from raddle.files import parse_json, read_bytes
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.hypergraph import explicit, files
-from raddle.hypergraph.answers import Partitioner
-from raddle.hypergraph.searching import given
-from raddle.hypergraph.weights import layer_work
-from raddle.page import html
-from raddle.page.columns import Columns
-from raddle.page.measured import describe_run, read_run
-from raddle.plan import file
-from raddle.plan import schedule as schedules
-from raddle.plan.notation import read_tiling
-from raddle.plan.pipelining import cut_stages
-from raddle.plan.plan import Plan, describe_inputs, parameter_shapes
-from raddle.plan.schedules import NAMES, named
+from raddle.plans import file
+from raddle.plans import schedule as schedules
+from raddle.plans.notation import read_tiling
+from raddle.plans.pipelining import cut_stages
+from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
+from raddle.plans.schedules import NAMES, named
+from raddle.probe import cache
 from raddle.program.lower import active_values
 from raddle.reports import schedules as drawn
+from raddle.reports.page import html
+from raddle.reports.page.columns import Columns
+from raddle.reports.page.measured import describe_run, read_run
+from raddle.reports.server.packed import read_page
+from raddle.reports.server.shelf import Shelf
+from raddle.reports.server.wanted import read_wanted
 from raddle.searches.figures import figures, judge
-from raddle.serving.packed import read_page
-from raddle.serving.shelf import Shelf
-from raddle.serving.wanted import read_wanted
+from raddle.searches.hypergraph import explicit, files
+from raddle.searches.hypergraph.answers import Partitioner
+from raddle.searches.hypergraph.searching import given
+from raddle.searches.hypergraph.weights import layer_work
 
 FEW = 64  # micro-batches or devices up to which a plan is simulated, not just read
 

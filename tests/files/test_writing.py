@@ -20,15 +20,15 @@ import pytest
 from file_kinds import GRAPH, ON, PARTITIONER, PLAN, events
 
 from raddle.clusters.file import save as save_cluster
-from raddle.clusters.probe import cache
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.files import replacing, write_atomically, write_json
-from raddle.hypergraph import explicit, files
-from raddle.page.gathering import report
-from raddle.plan import file
+from raddle.plans import file
+from raddle.probe import cache
 from raddle.program.tracing import write_events
+from raddle.reports.page.gathering import report
 from raddle.searches.figures import judge
+from raddle.searches.hypergraph import explicit, files
 from raddle.simulation.trace import write_trace
 
 Save = Callable[[pathlib.Path], object]

@@ -330,9 +330,9 @@ def test_running_a_plan(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (seen[0], seen[2], seen[3]) == (lab, 9, False)
     for host, line in enumerate(seen[1]):
         assert " ".join(line[1:]) == (
-            f"-m raddle.run.torchrun --nnodes 4 --nproc-per-node 2 --node-rank {host} "
+            f"-m raddle.transport.torchrun --nnodes 4 --nproc-per-node 2 --node-rank {host} "
             f"--local-addr {lab.addresses[host]} --master-addr {lab.addresses[0]} "
-            f"--master-port {port} -m raddle.run p.json --steps 3 --json --lr 0.1"
+            f"--master-port {port} -m raddle.runtime p.json --steps 3 --json --lr 0.1"
         )
 
 
@@ -358,7 +358,7 @@ def raddle(*args: str) -> subprocess.CompletedProcess[str]:
 
 MAIN = """
 from raddle import cli
-from raddle.lab.cli import app
+from raddle.cli.lab import app
 if all(group.name != "lab" for group in cli.app.registered_groups):
     cli.app.add_typer(app, name="lab")
 cli.main()

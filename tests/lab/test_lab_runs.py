@@ -13,7 +13,7 @@ from raddle import zoo
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.lab import Lab
-from raddle.plan.file import save
+from raddle.plans.file import save
 from raddle.program.lower import lower
 from raddle.program.program import Move, Reduce, message_bytes
 from raddle.searches.planning import plan_for

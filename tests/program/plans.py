@@ -17,9 +17,9 @@ from raddle.clusters.topology import build
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
-from raddle.plan.plan import Plan
-from raddle.plan.syncing import NUMBER, WORDS, read_sync
-from raddle.plan.tiling import Grid, Irregular, Tile, Tiling, even_cuts, uneven_cuts
+from raddle.plans.plan import Plan
+from raddle.plans.syncing import NUMBER, WORDS, read_sync
+from raddle.plans.tiling import Grid, Irregular, Tile, Tiling, even_cuts, uneven_cuts
 from raddle.program.lower import lower
 from raddle.program.slicing import numbered
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from raddle import zoo
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plan.notation import read_tiling
-from raddle.plan.plan import Plan
+from raddle.plans.notation import read_tiling
+from raddle.plans.plan import Plan
 from raddle.zoo.workload import Workload
 
 MODELS = ("lenet-tiny", "mlp-tiny", "gpt-tiny", "resnet110-tiny")

@@ -15,7 +15,7 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plan.pipelining import stage_of
+from raddle.plans.pipelining import stage_of
 from raddle.program.blocks import blocks_of
 from raddle.program.check import check
 from raddle.program.lower import lower

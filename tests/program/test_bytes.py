@@ -12,8 +12,8 @@ from raddle.clusters import cluster
 from raddle.costs.collectives import server_bytes
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plan.plan import Plan
-from raddle.plan.tiling import Grid, even_cuts, whole
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import Grid, even_cuts, whole
 from raddle.program.lower import lower
 from raddle.program.program import Move, Program
 from raddle.simulation.timeline import simulate

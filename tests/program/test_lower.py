@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plan.notation import read_tiles
-from raddle.plan.plan import Plan
+from raddle.plans.notation import read_tiles
+from raddle.plans.plan import Plan
 from raddle.program.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Move, Program, message_bytes
-from raddle.run.threads import run_threads
+from raddle.runtime.threads import run_threads
 
 
 def randn(*shape: int) -> Tensor:

@@ -23,7 +23,8 @@ from raddle.graph.graph import Graph
 from raddle.program.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Key, Move, Program, Reduce, message_bytes
-from raddle.run.threads import Result, run_threads
+from raddle.runtime.threads import Result, run_threads
+from raddle.simulation.memory.fitting import check_memory
 from raddle.simulation.timeline import simulate
 
 Batches = list[list[tuple[list[Tensor], list[Tensor]]]]  # by step and micro-batch
@@ -136,7 +137,8 @@ def test_one_program_is_checked_simulated_and_run() -> None:
     assert any(isinstance(i, Reduce) for i in program.instructions)
 
     machine = cluster("p100:2x2")
-    check(program, machine)
+    check(program)
+    check_memory(program, machine)
     timeline = simulate(program, machine)
     result = net.run(program)
 

@@ -26,10 +26,10 @@ ON = "p100:1x2"
 PARTS = {
     "optcnn": "raddle.searches.methods.optima",
     "staged optcnn": "raddle.searches.methods.staged_optima",
-    "experts": "raddle.searches.auto.expert_starts",
-    "chains": "raddle.searches.auto.Climb.run",
-    "pipeline": "raddle.searches.auto.pipeline",
-    "lower bound": "raddle.searches.auto.lower_bound",
+    "experts": "raddle.searches.auto.method.expert_starts",
+    "chains": "raddle.searches.auto.method.Climb.run",
+    "pipeline": "raddle.searches.auto.method.pipeline",
+    "lower bound": "raddle.searches.auto.method.lower_bound",
     "other ways to synchronise": "raddle.searches.planning.with_sync",
 }
 

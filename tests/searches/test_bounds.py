@@ -16,8 +16,8 @@ from raddle import zoo
 from raddle.clusters import Cluster, Device, Link, cluster
 from raddle.costs.profile import Profile
 from raddle.graph.capture import capture
-from raddle.plan.plan import Plan
-from raddle.plan.tiling import whole
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import whole
 from raddle.program.lower import lower
 from raddle.searches.bounds import lower_bound, unbounded
 from raddle.searches.figures import judge, planned

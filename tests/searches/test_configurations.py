@@ -13,8 +13,8 @@ from small import small
 
 from raddle.clusters import cluster
 from raddle.graph.graph import Graph
-from raddle.plan.notation import write_tiling
-from raddle.plan.plan import Plan, validate
+from raddle.plans.notation import write_tiling
+from raddle.plans.plan import Plan, validate
 from raddle.program.lower import lower
 from raddle.program.program import Move
 from raddle.searches.configurations import Configuration, cut, degrees, tiles

@@ -12,7 +12,7 @@ from plans import random_plan
 from small import mlp, planned, small
 
 from raddle.clusters import Cluster, Device, Link, cluster
-from raddle.plan.plan import Plan
+from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.program import Reduce, Run
 from raddle.program.slicing import numbered

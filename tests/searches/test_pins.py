@@ -7,7 +7,7 @@ from small import small
 
 from raddle.clusters import cluster
 from raddle.errors import InputError
-from raddle.plan.notation import write_tiling
+from raddle.plans.notation import write_tiling
 from raddle.searches.planning import plan_for
 
 

@@ -9,17 +9,17 @@ import torch
 from small import small
 
 from raddle.clusters import cluster
-from raddle.costs.memory import peak_bytes
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.program.check import check
 from raddle.program.lower import lower
-from raddle.run.actions import Forward, Note
-from raddle.run.executor import Executor
-from raddle.run.transports.threads import Hub
+from raddle.runtime.actions import Forward, Note
+from raddle.runtime.executor import Executor
 from raddle.searches.planning import plan_for
 from raddle.searches.recomputing import blocks
+from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
+from raddle.transport.threads import Hub
 
 
 def test_blocks_are_the_forward_without_its_last_part() -> None:

@@ -10,14 +10,14 @@ from plans import each_sync
 from small import small
 
 from raddle.clusters import cluster
-from raddle.evaluation.coverage import unsupported
-from raddle.plan.plan import Plan
+from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.searches.baselines import METHODS
 from raddle.searches.figures import compare, judge, planned
 from raddle.searches.planning import plan_for
 from raddle.searches.settings import Settings
 from raddle.searches.stepping import proposed, simulated_step
+from raddle.simulation.fast.coverage import unsupported
 from raddle.simulation.timeline import simulate
 
 ON = "p100:1x4"

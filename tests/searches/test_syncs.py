@@ -11,7 +11,7 @@ from raddle import zoo
 from raddle.clusters import Cluster, Device, Link, cluster
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plan.plan import Plan
+from raddle.plans.plan import Plan
 from raddle.searches.figures import judge
 from raddle.searches.order import with_order
 from raddle.searches.planning import plan_for

@@ -14,9 +14,9 @@ from plans import SYNCS, random_plan
 from small import small
 
 from raddle.clusters import cluster
-from raddle.costs.memory import memory_curve
 from raddle.program.lower import lower
 from raddle.program.program import Move
+from raddle.simulation.memory.peaks import memory_curve
 from raddle.simulation.timeline import Timeline, simulate
 from raddle.simulation.trace import write_trace
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from patience import HANG
 from torch import Tensor
 
-from raddle.run.exchange import exchange_over
-from raddle.run.transports.threads import Hub, Threads
 from raddle.sync.item import Item
 from raddle.sync.matching import check_orders
 from raddle.sync.summing import Summing
+from raddle.transport.exchange import exchange_over
+from raddle.transport.threads import Hub, Threads
 
 CPU = torch.device("cpu")
 

@@ -19,9 +19,9 @@ from patience import HANG, wait_until
 from torch import Tensor
 
 from raddle.sync.item import Event, Item
-from raddle.sync.memory import memory_wires
 from raddle.sync.synchroniser import Synchroniser
-from raddle.sync.wire import PULL, PUSH, Arrive, Counters, Fail, Frame
+from raddle.transport.memory import memory_wires
+from raddle.transport.wire import PULL, PUSH, Arrive, Counters, Fail, Frame
 
 # w: worker, c: clock, v: version, s: staleness
 

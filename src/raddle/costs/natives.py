@@ -5,9 +5,9 @@ count as those of the composite's main operator, and its others take none; a rec
 its operators by their work, as plans have its steps on different devices.
 
 A run makes one call only where a device's tiles of all operators belong together and nothing is sent
-between them (run/code.py, program/segments.py): steps of a recurrent layer that come from another device,
-or go to one, are computed one by one. Simulation and evaluator know all tiles and count so (`tiled_alike`);
-searches that ask for one operator take the others to be tiled alike.
+between them (runtime/code.py, program/segments.py): steps of a recurrent layer that come from another
+device, or go to one, are computed one by one. Simulation and evaluator know all tiles and count so
+(`tiled_alike`); searches that ask for one operator take the others to be tiled alike.
 
     batch_norm: moments of n, h, w, then the result: whole where a tile has all samples and pixels
     lstm: steps and gates of a layer: whole where a tile has all but samples
@@ -23,7 +23,7 @@ from raddle.graph.box import Box
 from raddle.graph.graph import Fused, Graph, Op
 from raddle.graph.ops import work
 from raddle.graph.ops.fused import SAMPLES_ONLY
-from raddle.plan.tiling import Tiling
+from raddle.plans.tiling import Tiling
 
 
 class Native(NamedTuple):

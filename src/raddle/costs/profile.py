@@ -25,7 +25,7 @@ from raddle.graph.dtypes import carries_gradient
 from raddle.graph.graph import Graph, Op, Value
 from raddle.graph.ops import kernel
 from raddle.graph.ops.fused import FUSED
-from raddle.plan.tiling import Tiling
+from raddle.plans.tiling import Tiling
 
 VERSION = 1
 LONGEST = 1e6  # seconds of an operator

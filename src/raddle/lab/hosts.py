@@ -98,7 +98,7 @@ class Lab:
     ) -> list[str]:
         """Run a plan with `per_host` ranks on every host; return what each host printed."""
         given = [] if steps is None else ["--steps", str(steps)]
-        argv = ["-m", "raddle.run", plan, *given, *options]
+        argv = ["-m", "raddle.runtime", plan, *given, *options]
         lines = torchrun.lines(self, argv, per_host=per_host)
         return launch(self, lines.__getitem__, timeout, show=show)
 

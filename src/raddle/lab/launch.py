@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from raddle.lab.names import INTERFACE
 from raddle.lab.processes import GRACE, POLL, end, inside, uninterrupted
-from raddle.run.orphans import marked
+from raddle.transport.orphans import marked
 
 if TYPE_CHECKING:
     from raddle.lab.hosts import Lab

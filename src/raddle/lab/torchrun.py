@@ -52,4 +52,4 @@ def _torchrun(lab: Lab, host: int, port: int, per_host: int) -> list[str]:
         "--master-port": port,
     }
     words = [str(word) for flag in flags.items() for word in flag]
-    return [sys.executable, "-m", "raddle.run.torchrun", *words]
+    return [sys.executable, "-m", "raddle.transport.torchrun", *words]

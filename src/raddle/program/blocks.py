@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from raddle.graph.graph import Graph, Op
-from raddle.plan.plan import Plan
+from raddle.plans.plan import Plan
 from raddle.program.program import Message, Share
 from raddle.program.settling import Settled, joined
 from raddle.program.sharing import operand_regions

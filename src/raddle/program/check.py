@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
@@ -32,12 +31,9 @@ from raddle.program.replay import Facts, check_micro_batches
 from raddle.program.slicing import numbered
 from raddle.program.waiting import check_waits
 
-if TYPE_CHECKING:  # a rank that runs a program needs neither clusters nor the simulator
-    from raddle.clusters import Cluster
 
-
-def check(program: Program, cluster: Cluster | None = None) -> None:
-    """Raises InputError with the reason if the program must not run, or does not fit on the cluster."""
+def check(program: Program) -> None:
+    """Raises InputError with the reason if the program must not run."""
     _check_order(program)
     _check_devices(program)
     held = check_parameters(program)
@@ -48,8 +44,6 @@ def check(program: Program, cluster: Cluster | None = None) -> None:
     check_micro_batches(program, every)
     _check_buffers(program, every)
     check_waits(program)
-    if cluster is not None:
-        _check_memory(program, cluster)
 
 
 def _check_order(program: Program) -> None:
@@ -189,19 +183,3 @@ def _made(facts: Facts, i: Run | Merge, output: int) -> dict[int, list[Box]]:
         for box, device in facts.tiles[op.name]:
             made.setdefault(device, []).append(facts.reads(op, box)[1][output])
     return made
-
-
-# -- memory ---------------------------------------------------------------------------------------
-
-
-def _check_memory(program: Program, cluster: Cluster) -> None:
-    from raddle.costs.memory import peak_bytes
-    from raddle.simulation.timeline import simulate
-
-    for d, peak in enumerate(peak_bytes(simulate(program, cluster))):
-        device = cluster.devices[d]
-        if peak > device.memory:
-            raise InputError(
-                f"device {d} would need {peak:,} bytes at its fullest, a {device.kind} has "
-                f"{device.memory:,}: split more, or use smaller micro-batches."
-            )

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from raddle.graph.graph import Graph, Op
-from raddle.plan.plan import Plan
-from raddle.plan.tiling import Grid
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import Grid
 
 SMALL = 64 * 1024  # bytes: partial results up to this size are merged wherever they are needed
 EVERYWHERE = 8  # devices: every part goes to every device, so their number is squared

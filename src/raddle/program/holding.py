@@ -8,7 +8,7 @@ from itertools import product
 
 from raddle.graph.box import Box, merge, subtract
 from raddle.graph.space import Access, Space
-from raddle.plan.tiling import Grid, Tiling
+from raddle.plans.tiling import Grid, Tiling
 
 
 class Holding:

@@ -15,8 +15,8 @@ from functools import cached_property
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
-from raddle.plan.adapting import resize
-from raddle.plan.pipelining import (
+from raddle.plans.adapting import resize
+from raddle.plans.pipelining import (
     is_asynchronous,
     is_greedy,
     is_threaded,
@@ -26,8 +26,8 @@ from raddle.plan.pipelining import (
     schedule_of,
     threads_of,
 )
-from raddle.plan.plan import Plan, validate
-from raddle.plan.schedule import Action, Schedule, order
+from raddle.plans.plan import Plan, validate
+from raddle.plans.schedule import Action, Schedule, order
 from raddle.program.blocks import blocks_of, pulls_of
 from raddle.program.collective import recognise
 from raddle.program.micro import Micro

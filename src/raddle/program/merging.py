@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from raddle.errors import InputError
 from raddle.graph.box import Box, cells, grid, merge
 from raddle.graph.graph import Op
-from raddle.plan.tiling import Grid, Tiling
+from raddle.plans.tiling import Grid, Tiling
 from raddle.program.closing import SMALL
 from raddle.program.program import Cell, Message
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from raddle.graph.graph import Graph
-from raddle.plan.plan import Plan
+from raddle.plans.plan import Plan
 from raddle.program.program import Instruction, Merge, Move, Reduce, Run, Update
 
 SPEED = 1e12  # operations a second

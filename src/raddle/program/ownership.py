@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint
-from raddle.plan.pipelining import is_asynchronous
+from raddle.plans.pipelining import is_asynchronous
 from raddle.program.agreement import check_slices
 from raddle.program.describe import PHASES, Boxes, describe
 from raddle.program.program import (

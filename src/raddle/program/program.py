@@ -16,10 +16,10 @@ from typing import NamedTuple
 from raddle.errors import never
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
-from raddle.plan.pipelining import micro_sizes
-from raddle.plan.plan import Plan
-from raddle.plan.syncing import Sync
-from raddle.plan.tiling import Tiling
+from raddle.plans.pipelining import micro_sizes
+from raddle.plans.plan import Plan
+from raddle.plans.syncing import Sync
+from raddle.plans.tiling import Tiling
 
 
 class Key(NamedTuple):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from raddle.graph.graph import Op
-from raddle.plan.pipelining import is_threaded, stage_of
+from raddle.plans.pipelining import is_threaded, stage_of
 from raddle.program.program import (
     Instruction,
     Key,

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from raddle.errors import InputError
 from raddle.graph.box import Box, merge
 from raddle.graph.graph import Graph, Op
-from raddle.plan.pipelining import stage_of
-from raddle.plan.plan import Plan
-from raddle.plan.tiling import Tiling
+from raddle.plans.pipelining import stage_of
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import Tiling
 from raddle.program.closing import closing
 from raddle.program.holding import Holding, always_local, fetch, holding_of
 from raddle.program.merging import is_local_statistics, is_partial, place_merge

@@ -8,8 +8,8 @@ from functools import lru_cache
 from raddle.graph.box import Box, cells, merge, subtract
 from raddle.graph.graph import Op
 from raddle.graph.space import Space
-from raddle.plan.plan import Plan
-from raddle.plan.tiling import Grid, Tiling
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import Grid, Tiling
 from raddle.program.program import Share
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from raddle.graph.box import Box
-from raddle.plan.schedule import Action, Schedule, predecessors
+from raddle.plans.schedule import Action, Schedule, predecessors
 from raddle.program.program import Instruction, Merge, Message, Run
 
 CONTENT = (Box((), ()),)  # one element, which nobody reads

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from raddle.errors import InputError
 from raddle.graph.box import Box
-from raddle.plan.syncing import Sync, homes_of, rows_of
+from raddle.plans.syncing import Sync, homes_of, rows_of
 from raddle.program.program import Share
 
 

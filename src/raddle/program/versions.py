@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from raddle.graph.graph import Graph
-from raddle.plan.plan import Plan
-from raddle.plan.schedules import ASYNCHRONOUS
+from raddle.plans.plan import Plan
+from raddle.plans.schedules import ASYNCHRONOUS
 from raddle.program.program import (
     Instruction,
     MessageKind,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from raddle.errors import InputError
-from raddle.plan.pipelining import is_asynchronous, schedule_of, stage_of
-from raddle.plan.schedule import Action, Schedule, order
+from raddle.plans.pipelining import is_asynchronous, schedule_of, stage_of
+from raddle.plans.schedule import Action, Schedule, order
 from raddle.program.describe import describe
 from raddle.program.program import Merge, Move, Program, Run
 from raddle.program.signals import Ends

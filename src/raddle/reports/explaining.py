@@ -40,7 +40,7 @@ SMALL = 0.01  # a change of less than this share is not worth a word
 
 
 def show_plan(result: Mapping[str, Any]) -> None:
-    """Print what `raddle.explanation.whole.explain_plan` says."""
+    """Print what `raddle.searches.explanation.whole.explain_plan` says."""
     console = stdout()
     console.print(_heading(result), style="bold")
     for sentence in sentences(result):
@@ -266,7 +266,7 @@ def _verdict(row: Mapping[str, Any], memory: Sequence[int]) -> str:
 
 
 def show_op(result: Mapping[str, Any]) -> None:
-    """Print what `raddle.explanation.operator.explain_op` says."""
+    """Print what `raddle.searches.explanation.operator.explain_op` says."""
     console = stdout()
     console.print(_heading(result), style="bold")
     console.print(f"{result['op']} ({result['kind']}): {result['tiles']}")

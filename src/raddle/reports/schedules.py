@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raddle.plan.schedule import Schedule, alive, bubble, rows, wait_lines
-from raddle.plan.schedules import ASYNCHRONOUS, NAMES, stashed
+from raddle.plans.schedule import Schedule, alive, bubble, rows, wait_lines
+from raddle.plans.schedules import ASYNCHRONOUS, NAMES, stashed
 
 WHAT = {
     "sequential": "plain model parallelism: one micro-batch after the other",

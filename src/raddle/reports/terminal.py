@@ -213,7 +213,7 @@ HANDLED = {
 
 
 def show_probe(measured: Mapping[str, Any]) -> None:
-    """Print what `raddle.clusters.probe.probe` measured, and where it was written."""
+    """Print what `raddle.probe.probe` measured, and where it was written."""
     console = stdout()
     ranks, gpu = measured["ranks"], measured["gpu"]
     console.print(

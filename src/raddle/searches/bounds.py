@@ -23,8 +23,8 @@ from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
 from raddle.graph.space import Access, Space
-from raddle.plan.pipelining import is_asynchronous
-from raddle.plan.plan import Plan
+from raddle.plans.pipelining import is_asynchronous
+from raddle.plans.plan import Plan
 from raddle.program.lower import active_values
 from raddle.simulation.tasks import OPTIMIZER_PASSES
 

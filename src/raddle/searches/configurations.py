@@ -19,7 +19,7 @@ import numpy as np
 
 from raddle.graph.box import Box
 from raddle.graph.graph import Op
-from raddle.plan.tiling import Grid, Tiling, even_cuts
+from raddle.plans.tiling import Grid, Tiling, even_cuts
 from raddle.program.closing import EVERYWHERE
 from raddle.program.merging import longest, slices
 from raddle.searches.groups import AFTER, BEFORE, OWN, Group, Member

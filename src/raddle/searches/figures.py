@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.memory import peak_bytes
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.plan.pipelining import flat, is_asynchronous, is_threaded, steps_to_simulate
-from raddle.plan.plan import BUCKET, Plan
+from raddle.plans.pipelining import flat, is_asynchronous, is_threaded, steps_to_simulate
+from raddle.plans.plan import BUCKET, Plan
 from raddle.program.lower import lower
 from raddle.program.program import Move, Reduce
 from raddle.searches.attempts import Attempts
@@ -23,6 +22,7 @@ from raddle.searches.bounds import lower_bound, unbounded
 from raddle.searches.placing import Tiles
 from raddle.searches.planning import find, plan_of
 from raddle.searches.settings import Found, Settings
+from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline, simulate
 
 STEPS = 3  # simulated: the last one's period is the steady state

@@ -7,12 +7,10 @@ from dataclasses import replace
 
 from raddle.clusters import Cluster
 from raddle.errors import InputError
-from raddle.evaluation.coverage import unsupported
-from raddle.evaluation.evaluator import Evaluator
 from raddle.graph.graph import Graph
-from raddle.plan.plan import Plan
+from raddle.plans.plan import Plan
 from raddle.searches.attempts import Attempts
-from raddle.searches.auto import MOST_DEVICES, Auto
+from raddle.searches.auto.method import MOST_DEVICES, Auto
 from raddle.searches.configurations import Configuration
 from raddle.searches.flexflow.method import flexflow
 from raddle.searches.groups import Group
@@ -29,6 +27,8 @@ from raddle.searches.starts import (
     shifted,
 )
 from raddle.searches.stepping import simulated_step
+from raddle.simulation.fast.coverage import unsupported
+from raddle.simulation.fast.evaluator import Evaluator
 
 MOST_SUMS = (
     64  # devices up to which OptCNN's tables have splits of sums: there are many more of them

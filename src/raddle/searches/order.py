@@ -14,7 +14,7 @@ import numpy as np
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
-from raddle.plan.plan import Plan
+from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.program import Reduce
 from raddle.program.slicing import numbered

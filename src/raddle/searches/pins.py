@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from raddle.errors import InputError
-from raddle.plan.notation import read_devices
+from raddle.plans.notation import read_devices
 from raddle.searches.configurations import Configuration
 from raddle.searches.groups import Group
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph, Op
-from raddle.plan.tiling import Grid, Tiling, whole
+from raddle.plans.tiling import Grid, Tiling, whole
 
 Tiles = dict[str, Tiling]
 Cuts = tuple[int, ...]

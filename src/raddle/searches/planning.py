@@ -11,17 +11,17 @@ from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.plan.file import DTYPES
-from raddle.plan.plan import (
+from raddle.plans.file import DTYPES
+from raddle.plans.plan import (
     STATISTICS,
     Plan,
     describe_inputs,
     parameter_shapes,
     validate,
 )
-from raddle.plan.schedule import read
-from raddle.plan.schedules import NAMES
-from raddle.plan.syncing import read_sync
+from raddle.plans.schedule import read
+from raddle.plans.schedules import NAMES
+from raddle.plans.syncing import read_sync
 from raddle.searches.attempts import Attempts
 from raddle.searches.baselines import METHODS
 from raddle.searches.pins import read_pin
@@ -57,7 +57,7 @@ def plan_for(
     `model` is the name to load it by again; `batch` is the global batch, the graph's where none is given.
     `recompute` keeps values for the backward only at the borders of so many blocks. A search takes about
     `budget` seconds and leaves alone what is pinned; `reduction` says whether sums may be split, which
-    `flexflow` and `auto` otherwise do, and `optcnn` does not. `sync` is a way of plan/syncing.py; by
+    `flexflow` and `auto` otherwise do, and `optcnn` does not. `sync` is a way of plans/syncing.py; by
     itself `auto` takes P3 where that is faster, and everything else all-reduces. The order in which
     `p3:collective` sums is part of the plan:
 
@@ -87,7 +87,7 @@ def find(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> Fou
 
 def _searched(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> Found:
     if method in PARTITIONS:
-        from raddle.hypergraph.searching import search as partition
+        from raddle.searches.hypergraph.searching import search as partition
 
         return partition(graph, cluster, method, settings)
     if method == "pipeline":

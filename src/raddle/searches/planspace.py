@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph
-from raddle.plan.tiling import Grid, Tiling, even_cuts
+from raddle.plans.tiling import Grid, Tiling, even_cuts
 from raddle.searches.configurations import Configuration, degrees, tiles
 from raddle.searches.groups import Group, groups
 from raddle.searches.pins import pinned

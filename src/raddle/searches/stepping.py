@@ -14,10 +14,10 @@ import numpy as np
 
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
-from raddle.evaluation.coverage import unsupported
 from raddle.graph.graph import Graph
-from raddle.plan.plan import Plan
+from raddle.plans.plan import Plan
 from raddle.program.lower import lower
+from raddle.simulation.fast.coverage import unsupported
 from raddle.simulation.timeline import simulate
 
 STAND_IN = "allreduce"

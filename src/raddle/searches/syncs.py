@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from raddle.clusters import Cluster
 from raddle.costs.handling import handles
-from raddle.plan.pipelining import is_asynchronous
-from raddle.plan.plan import Plan
-from raddle.plan.syncing import SLICE
+from raddle.plans.pipelining import is_asynchronous
+from raddle.plans.plan import Plan
+from raddle.plans.syncing import SLICE
 from raddle.program.program import Move, Reduce
 from raddle.simulation.timeline import Timeline
 

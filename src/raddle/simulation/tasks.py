@@ -23,7 +23,7 @@ from raddle.costs.natives import tiled_alike
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Op
-from raddle.plan.tiling import Grid
+from raddle.plans.tiling import Grid
 from raddle.program.program import (
     Merge,
     Move,

@@ -10,7 +10,7 @@ import numpy as np
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
-from raddle.plan.pipelining import is_asynchronous
+from raddle.plans.pipelining import is_asynchronous
 from raddle.program.program import Program, Update
 from raddle.simulation.engine import run_tasks
 from raddle.simulation.tasks import LONGEST, Tasks, build_tasks

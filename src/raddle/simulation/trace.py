@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from raddle.costs.memory import memory_curves
 from raddle.program.describe import PHASES
 from raddle.program.program import Instruction, Merge, Move, Reduce, Run
 from raddle.program.tracing import COMPUTE, Event, arrow, lane_names, write_events
+from raddle.simulation.memory.peaks import memory_curves
 from raddle.simulation.timeline import Timeline
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raddle.run.transports.base import Pending, Transport
 from raddle.sync.lateness import Lateness
 from raddle.sync.matching import check_same
+from raddle.transport.base import Pending, Transport
 
 BUCKET = 25 * 2**20  # bytes
 Note = Callable[[str, str, float, float], None]  # name, lane, start, end

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from raddle.plan.syncing import Sync
-from raddle.run.transports.processes import Processes
+from raddle.plans.syncing import Sync
 from raddle.sync.homing import Exchange, Homing, Note, Part
 from raddle.sync.item import Item
 from raddle.sync.lateness import Lateness
@@ -20,6 +19,7 @@ from raddle.sync.measuring import Rate
 from raddle.sync.scheduling import urgent_first
 from raddle.sync.states import State
 from raddle.sync.summing import Summing
+from raddle.transport.processes import Processes
 
 
 class Everywhere(Homing):

@@ -28,7 +28,7 @@ from torch import Tensor
 from raddle.sync.failure import Failure
 from raddle.sync.item import Event, Item
 from raddle.sync.stalls import Waiting
-from raddle.sync.wire import PULL, Frame
+from raddle.transport.wire import PULL, Frame
 
 Apply = Callable[[int, int, Tensor], None]  # item, clock, gradient (read only): updates the rows
 Record = Callable[[int, str, float, float], None]  # item, what, start, end (time.perf_counter)

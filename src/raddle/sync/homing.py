@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from raddle.plan.syncing import Sync, homes_of, rows_of
-from raddle.run.transports.processes import Processes
+from raddle.plans.syncing import Sync, homes_of, rows_of
 from raddle.sync.applying import Applying
 from raddle.sync.item import Item
 from raddle.sync.states import State, cut, gather, join
 from raddle.sync.summing import Summing
 from raddle.sync.synchroniser import Synchroniser
+from raddle.transport.processes import Processes
 
 Exchange = Callable[[Any], list[Any]]
 Note = Callable[[str, str, float, float], None]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from raddle.sync.stalls import logger
-from raddle.sync.wire import name_ranks
+from raddle.transport.wire import name_ranks
 
 
 class Lateness:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from raddle.run.transports.base import Transport
+from raddle.transport.base import Transport
 
 TRIES = 3
 SMALL, LARGE = 1, 250_000  # elements: a latency, and a slice

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from raddle.run.exchange import exchange_over
-from raddle.run.transports.processes import Processes
 from raddle.sync.timeline import Timeline
+from raddle.transport.exchange import exchange_over
+from raddle.transport.processes import Processes
 
 CPU = torch.device("cpu")
 

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from raddle.program.turns import Turns
-from raddle.run.transports.base import DONE, Pending, Transport
 from raddle.sync.home import Apply, Record
 from raddle.sync.item import Event, Item, check_items, check_rows, names
 from raddle.sync.matching import SAME, Line, check_orders, check_same
-from raddle.sync.wire import name_ranks
+from raddle.transport.base import DONE, Pending, Transport
+from raddle.transport.wire import name_ranks
 
 Late = Callable[[str, int], AbstractContextManager[None]]  # what is waited for, and its number
 

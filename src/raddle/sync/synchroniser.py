@@ -23,7 +23,7 @@ from raddle.sync.failure import Failure
 from raddle.sync.home import Apply, Home, Record
 from raddle.sync.item import Event, Item, check_items, check_rows, names, read_payload
 from raddle.sync.stalls import Watcher, logger, sentence, tick, unanswered
-from raddle.sync.wire import PULL, PUSH, Frame, Wire
+from raddle.transport.wire import PULL, PUSH, Frame, Wire
 
 POLL = 0.0002  # seconds between two looks at what has left
 

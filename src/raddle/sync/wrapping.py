@@ -26,8 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raddle.errors import InputError
-from raddle.plan.syncing import Sync, check_width, read_sync
-from raddle.run.exchange import exchange_over
+from raddle.plans.syncing import Sync, check_width, read_sync
 from raddle.sync.allreduce import BUCKET, Buckets, check_dense
 from raddle.sync.applying import needs_barrier
 from raddle.sync.everywhere import Everywhere, turns_of
@@ -39,6 +38,7 @@ from raddle.sync.matching import check_same, describe
 from raddle.sync.measuring import Moments, rate_of
 from raddle.sync.session import session
 from raddle.sync.stalls import logger
+from raddle.transport.exchange import exchange_over
 
 CPU = torch.device("cpu")
 WORST = 5  # parameters that a report names

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from raddle.graph.box import Box
-from raddle.plan.pipelining import is_asynchronous
-from raddle.run.actions import Source
-from raddle.run.job import Job, optimizer_for
-from raddle.run.spans import Spans
-from raddle.run.trainer import Trainer
-from raddle.run.transports.base import Transport
+from raddle.plans.pipelining import is_asynchronous
+from raddle.runtime.actions import Source
+from raddle.runtime.job import Job, optimizer_for
+from raddle.runtime.spans import Spans
+from raddle.runtime.trainer import Trainer
+from raddle.transport.base import Transport
 from raddle.verification.plain import Plain, batch_of_step
 from raddle.verification.replaying import Line, replay
 
@@ -32,7 +32,7 @@ class Findings:
     sent: list[tuple[int, int]] = field(default_factory=list)  # target, bytes
     reduced: list[tuple[list[int], int]] = field(default_factory=list)  # devices, bytes
     staleness: dict[str, tuple[int, int]] = field(default_factory=dict)  # where steps overlap
-    spans: list[tuple[int, str, float, float]] = field(default_factory=list)  # run/spans.py
+    spans: list[tuple[int, str, float, float]] = field(default_factory=list)  # runtime/spans.py
 
     def note(self, what: str, deviation: float, where: str) -> None:
         """Keeps the worst; what is no number is worse than any."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from raddle.errors import InputError
 from raddle.graph.dtypes import in_double
 from raddle.program.program import Run
-from raddle.run.job import Job, optimizer_for
+from raddle.runtime.job import Job, optimizer_for
 from raddle.verification.precision import Raising
 from raddle.verification.replicas import Replicas
 from raddle.verification.statistics import LocalStatistics

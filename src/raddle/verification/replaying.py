@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from raddle.graph.box import Box
-from raddle.run.job import Job, optimizer_for
+from raddle.runtime.job import Job, optimizer_for
 from raddle.verification.plain import backward, batch_of_step, micro_batches, micro_loss
 
 Piece = tuple[str, Box]  # a parameter's name, and the box of it

@@ -19,9 +19,9 @@ import torch
 from raddle.clusters.catalogue import cores
 from raddle.errors import InputError
 from raddle.files import read_scratch, replacing, write_scratch
-from raddle.run.job import Job
-from raddle.run.orphans import marked
-from raddle.run.transports.threads import Hub
+from raddle.runtime.job import Job
+from raddle.transport.orphans import marked
+from raddle.transport.threads import Hub
 from raddle.verification.comparing import Findings, compare
 from raddle.verification.plain import Plain
 
@@ -82,7 +82,7 @@ def _torchrun(
     folder: pathlib.Path, devices: int, threads: int
 ) -> Iterator[subprocess.Popen[bytes]]:
     """torchrun ends with the body, and so do its ranks."""
-    torchrun = [sys.executable, "-m", "raddle.run.torchrun", "--standalone"]
+    torchrun = [sys.executable, "-m", "raddle.transport.torchrun", "--standalone"]
     ranks = ["--nproc-per-node", str(devices), "-m", "raddle.verification.rank", str(folder)]
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(

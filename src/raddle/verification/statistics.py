@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
-from raddle.plan.plan import Plan
+from raddle.plans.plan import Plan
 
 
 class _Tile(NamedTuple):

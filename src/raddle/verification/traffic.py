@@ -8,10 +8,10 @@ from typing import Any
 
 from raddle.clusters import Cluster, cluster
 from raddle.costs.collectives import all_reduce_bytes
-from raddle.plan.plan import Plan
+from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.program import Move, Program, Reduce, message_bytes
-from raddle.run.job import Job
+from raddle.runtime.job import Job
 from raddle.simulation.timeline import Timeline, simulate
 from raddle.verification.comparing import Findings
 

@@ -20,11 +20,11 @@ from torch import nn
 from raddle.errors import InputError
 from raddle.graph.graph import Fused, Graph, Op, Value
 from raddle.graph.resizing import ONE_AT_A_TIME
-from raddle.plan.pipelining import for_running
-from raddle.plan.plan import describe_inputs
+from raddle.plans.pipelining import for_running
+from raddle.plans.plan import describe_inputs
 from raddle.program.check import check
 from raddle.program.lower import lower
-from raddle.run.job import Job, capture_work, load_work
+from raddle.runtime.job import Job, capture_work, load_work
 from raddle.verification.precision import Raising, raise_all, raise_module, raised
 from raddle.zoo.loading import default_dtype
 from raddle.zoo.workload import Workload
@@ -39,7 +39,7 @@ class Twin:
 
 
 def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twin:
-    """Reads a plan file and makes the float64 twin of what it trains; see `raddle.run.job.load_job`."""
+    """Reads a plan file and makes the float64 twin of what it trains; see `raddle.runtime.job.load_job`."""
     work, graph, plan = load_work(path, model=model, seed=seed)
     wide = _wide_work(work)
     with default_dtype(torch.float64), Raising():

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from raddle.clusters.catalogue import memory
-from raddle.costs.memory import peak_bytes
 from raddle.errors import InputError
-from raddle.plan.pipelining import is_asynchronous, schedule_of
+from raddle.plans.pipelining import is_asynchronous, schedule_of
 from raddle.program.program import Program
-from raddle.run.job import Job
-from raddle.run.spans import Span, early
+from raddle.runtime.job import Job
+from raddle.runtime.spans import Span, early
+from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline
 from raddle.verification import starting, traffic
 from raddle.verification.comparing import Findings

@@ -11,23 +11,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from experiments.gems_unet import nets
 from raddle import zoo
+from raddle.api.loading import capture_model
 from raddle.clusters import Cluster, cluster
 from raddle.clusters.topology import build
-from raddle.commands.loading import capture_model
-from raddle.costs.memory import peak_bytes
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plan import file
-from raddle.plan.schedule import write
-from raddle.plan.schedules import named
-from raddle.reproduce.gems_unet import nets
+from raddle.plans import file
+from raddle.plans.schedule import write
+from raddle.plans.schedules import named
 from raddle.searches.figures import planned
 from raddle.searches.pipeline.method import pipeline
 from raddle.searches.pipeline.nodes import nodes_of
 from raddle.searches.planning import METHODS, check_pipeline
 from raddle.searches.settings import Settings
+from raddle.simulation.memory.peaks import peak_bytes
 from raddle.verification.verdict import verify
 
 pytestmark = pytest.mark.usefixtures("own_seconds")

@@ -2,7 +2,7 @@
 
 A proposal is accepted with probability min(1, exp(beta · (old − new))). The number that decides is drawn
 first, so that the longest time that would still be accepted is known: what is certain to take longer is not
-simulated to its end (evaluation/kernel.py). The decisions are exactly those of a full simulation.
+simulated to its end (simulation/fast/kernel.py). The decisions are exactly those of a full simulation.
 
 Differs from the paper: guided moves beside the uniform ones (moves.py); no incremental simulation, which
 the benchmark (bench/search) found to be slower than the shortened full one.
@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from raddle.errors import InputError
-from raddle.evaluation.evaluator import Evaluator
-from raddle.plan.tiling import Tiling
+from raddle.plans.tiling import Tiling
 from raddle.searches.configurations import Configuration
 from raddle.searches.flexflow.moves import Mover
 from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
+from raddle.simulation.fast.evaluator import Evaluator
 
 TEMPERATURE = 0.003  # of the time of a step: what is that much longer is accepted once in e times
 

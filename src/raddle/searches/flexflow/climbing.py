@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raddle.errors import InputError
-from raddle.evaluation.evaluator import Evaluator
-from raddle.plan.tiling import Tiling
+from raddle.plans.tiling import Tiling
 from raddle.searches.flexflow.chain import TEMPERATURE, Chain, chain
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Clock, Progress, Settings
+from raddle.simulation.fast.evaluator import Evaluator
 
 ROUND = 64  # proposals of a chain before another has its turn, at first
 PATIENCE = 3000  # proposals of the last chain without an improvement

@@ -16,15 +16,15 @@ from dataclasses import replace
 
 from raddle.clusters import Cluster
 from raddle.errors import InputError
-from raddle.evaluation.evaluator import Evaluator
 from raddle.graph.graph import Graph
-from raddle.plan.plan import Plan
+from raddle.plans.plan import Plan
 from raddle.searches.flexflow.climbing import Climb
 from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Clock, Found, Settings
 from raddle.searches.starts import random_start
 from raddle.searches.stepping import proposed, simulated_step
+from raddle.simulation.fast.evaluator import Evaluator
 
 
 def flexflow(

@@ -18,7 +18,7 @@ import numpy as np
 
 from raddle.graph.index import Index
 from raddle.graph.space import Space
-from raddle.plan.tiling import even_cuts
+from raddle.plans.tiling import even_cuts
 from raddle.searches.configurations import degrees, followers, meeting, most_copies
 from raddle.searches.groups import AFTER, OWN, Group, Member
 from raddle.searches.optcnn.ranges import Array, Cuts, Lattice, Ranges, by_axis, constant, indexed

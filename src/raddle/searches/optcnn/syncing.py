@@ -18,7 +18,7 @@ import numpy as np
 
 from raddle.clusters import Cluster
 from raddle.costs.collectives import all_reduce_seconds, server_bytes
-from raddle.plan.plan import BUCKET
+from raddle.plans.plan import BUCKET
 from raddle.searches.optcnn.layouts import Layout, present
 from raddle.searches.optcnn.ranges import Ranges, numbered, volume
 

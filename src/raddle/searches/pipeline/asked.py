@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raddle.errors import InputError
-from raddle.plan.pipelining import is_schedule
-from raddle.plan.schedule import read
-from raddle.plan.schedules import ASYNCHRONOUS, NAMES
+from raddle.plans.pipelining import is_schedule
+from raddle.plans.schedule import read
+from raddle.plans.schedules import ASYNCHRONOUS, NAMES
 from raddle.searches.pipeline.layers import Layers, Line, Work, topological_order
 from raddle.searches.pipeline.partition import partition
 from raddle.searches.pipeline.stages import Pipeline, Stage, stages_for

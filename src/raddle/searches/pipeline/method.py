@@ -17,13 +17,11 @@ from math import ceil
 
 from raddle.clusters import Cluster
 from raddle.costs.compute import Compute
-from raddle.costs.layout import OPTIMIZER_STATE
-from raddle.costs.memory import peak_bytes
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.plan.pipelining import schedule_splits, steps_to_simulate
-from raddle.plan.plan import Plan
-from raddle.plan.tiling import Grid, Irregular, Tile, Tiling
+from raddle.plans.pipelining import schedule_splits, steps_to_simulate
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import Grid, Irregular, Tile, Tiling
 from raddle.program.lower import active_values, lower
 from raddle.searches.pipeline.asked import Asked, pipeline_of
 from raddle.searches.pipeline.layers import Line
@@ -32,6 +30,8 @@ from raddle.searches.pipeline.stages import Pipeline, stages_for
 from raddle.searches.placing import Tiles, copies, everywhere, standing
 from raddle.searches.settings import Clock, Found, Settings, Staged
 from raddle.searches.starts import Method, first_devices
+from raddle.simulation.memory.layout import OPTIMIZER_STATE
+from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
 
 MOST = 64  # micro-batches

@@ -1,0 +1,59 @@
+"""Which cost model ranks plans best? Four of them against plans that were measured.
+
+The question of those who read OptCNN (Jia et al., arXiv 1802.04924): its plans were judged by its own cost
+model. Beside it stand what is simpler, flops and volume, and what is less so, a simulation (FlexFlow,
+arXiv 1807.05358).
+"""
+
+from __future__ import annotations
+
+from experiments.cost_models.measuring import Found, measured
+from experiments.cost_models.plans import FULL, QUICK, RATE
+from experiments.cost_models.sections import section
+from experiments.experiment import Asked, Part
+from raddle.errors import InputError
+from raddle.reports.experiments.result import Section
+
+TITLE = "Which cost model ranks plans best?"
+CLAIMS = (
+    "OptCNN adds up computing, synchronisation and transfers, nothing at the same time, and predicts its "
+    "steps within -5 to +9 % of what was measured.",
+    "FlexFlow simulates tasks on devices and links that work at the same time: less than 30 % off, and the "
+    "order of plans is always as measured.",
+    "Readers ask how OptCNN's cost model compares with others, which the paper does not say.",
+)
+DIFFERS = (
+    "CPU ranks of one machine and networks of a tenth of a second a step, not GPUs and ImageNet.",
+    "Plans of every method, pipelines and random tiles, not only those of one search.",
+    "OptCNN's sum is counted for any plan, operator by operator, not only for those of its own tables.",
+    "Links are as ranks find them that compute nothing meanwhile, not as `raddle probe` describes them.",
+    "Where there are more ranks than cores, measured operators count ranks / cores times as long.",
+)
+
+
+def local(asked: Asked) -> Section:
+    return section("Ranks of one machine", _all(asked, None))
+
+
+def lab(asked: Asked) -> Section:
+    title = f"Hosts of the lab, {RATE} each"
+    try:
+        return section(title, _all(asked, RATE))
+    except InputError as error:
+        return Section(title, skipped=str(error))
+
+
+def _all(asked: Asked, rate: str | None) -> list[Found]:
+    groups = QUICK if asked.quick else FULL
+    found: list[Found] = []
+    for done, group in enumerate(groups):
+        where = f" at {rate}" if rate else ""
+        asked.say(f"{group.name}{where}", done / len(groups))
+        found += measured(group, rate, quick=asked.quick)
+    return found
+
+
+PARTS = (
+    Part("local", "Plans measured on ranks of this machine", local),
+    Part("lab", f"The same plans in the lab at {RATE}", lab),
+)

@@ -1,0 +1,159 @@
+"""What each cost model says of a plan, from one lowered program.
+
+    flops       of the busiest device in a step, forward and backward
+    volume      bytes that cross devices in a step
+    OptCNN      seconds, all one after the other: t_C + t_S + t_X (arXiv 1802.04924, section 4)
+    additive    the same, but parameters synchronised as the plan does it
+    simulator   seconds of a step on links and devices that work at the same time
+
+Differs from the paper: OptCNN has these costs in tables by configuration (searches/optcnn/tables.py), for
+plans of its own space on the first devices; here they are counted for any plan. A node is an operator, not
+a group. A plan of micro-batches costs the sum over them: the model knows nothing that happens at the same
+time but the tiles of an operator.
+"""
+
+# d: device; durations of tasks are in nanoseconds
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+
+from raddle.clusters import Cluster
+from raddle.costs.collectives import server_bytes
+from raddle.costs.compute import Compute
+from raddle.costs.profile import Profile
+from raddle.graph.graph import Graph
+from raddle.graph.ops import work
+from raddle.plans.plan import Plan
+from raddle.program.program import Merge, Move, Program, Reduce, Run, Update
+from raddle.searches.figures import judge
+from raddle.simulation.timeline import Timeline
+
+Array = np.ndarray
+
+
+class Costs(NamedTuple):
+    """What the models say of one plan; in the order of MODELS."""
+
+    flops: float
+    volume: float  # bytes
+    optcnn: float  # seconds
+    additive: float
+    simulator: float
+
+
+MODELS = {
+    "flops": "flops only", "volume": "volume only", "optcnn": "OptCNN's additive",
+    "additive": "additive, sync as run", "simulator": "raddle's simulator",
+}  # fmt: skip
+IN_SECONDS = ("optcnn", "additive", "simulator")
+
+
+def costs(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Costs:
+    """`graph` is of a micro-batch, where the plan divides the batch."""
+    timeline = judge(graph, plan, cluster, profile)
+    sums = added(timeline)
+    return Costs(
+        flops=float(busiest_flops(timeline.program)),
+        volume=float(timeline.comm_bytes),
+        optcnn=float(sums.compute + sums.transfer + served(timeline.program, cluster)),
+        additive=float(sum(sums)),
+        simulator=timeline.step_seconds,
+    )
+
+
+# -- flops only ------------------------------------------------------------------------------------
+
+
+def busiest_flops(program: Program) -> float:
+    """In a step, of the device that has most; what is computed again counts again."""
+    compute = Compute(program.graph, program.active, split=program.plan.split_backward)
+    by_device: dict[int, float] = defaultdict(float)
+    for run in program.instructions:
+        if not isinstance(run, Run) or run.key.step:
+            continue
+        variant = program.variant(run.key)
+        op, wanted = variant.ops[run.op], compute.wanted.get((run.op, run.phase))
+        operands = (None,) if wanted is None else wanted
+        for tile in variant.tiles[run.op].tiles:
+            by_device[tile.device] += sum(work(op, tile.box, i).flops for i in operands)
+    return max(by_device.values())
+
+
+# -- one after the other ---------------------------------------------------------------------------
+
+
+class Added(NamedTuple):
+    """Seconds of a step, each thing after the other."""
+
+    compute: float  # t_C: the device that takes longest, operator by operator
+    transfer: float  # t_X: the link that takes longest, value by value
+    sync: float  # of parameters, as the plan does it, with their update
+
+
+def added(timeline: Timeline) -> Added:
+    """From the tasks of the last step: what each instruction takes by itself."""
+    program, tasks = timeline.program, timeline.tasks
+    instructions, last = program.instructions, program.plan.steps - 1
+    longest = _longest(timeline)
+    operators: dict[tuple[object, ...], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    transfer = sync = 0.0
+    for number, instruction in enumerate(instructions):
+        if instruction.key.step != last:
+            continue
+        if isinstance(instruction, Run):  # forward and backward of a device go together
+            key = (instruction.op, instruction.key.micro, instruction.key.replica)
+            chosen = slice(*np.searchsorted(tasks.instruction, [number, number + 1]))
+            for d, t in zip(tasks.device[chosen], tasks.duration[chosen], strict=True):
+                operators[key][int(d)] += float(t)
+        elif isinstance(instruction, Merge):
+            operators["merge", number][0] = longest[number]
+        elif isinstance(instruction, Move) and not instruction.what.of_parameters:
+            transfer += longest[number]
+        else:
+            assert isinstance(instruction, Move | Reduce | Update)
+            sync += longest[number]
+    compute = sum(max(own.values()) for own in operators.values())
+    return Added(compute / 1e9, transfer / 1e9, sync / 1e9)
+
+
+def _longest(timeline: Timeline) -> Array:
+    """By instruction, nanoseconds of the resource that has most to do for it; one latency a link."""
+    tasks, longest = timeline.tasks, np.zeros(len(timeline.program.instructions))
+    latency = _latencies(timeline)
+    columns: list[tuple[Array, ...]] = []
+    for resource in (tasks.first, tasks.second):
+        real = resource >= 0
+        place = tasks.instruction[real] * tasks.resources + resource[real]
+        columns.append((place, (tasks.duration - latency)[real], latency[real]))
+    place, duration, late = (np.concatenate(own) for own in zip(*columns, strict=True))
+    places, inverse = np.unique(place, return_inverse=True)
+    total, once = np.bincount(inverse, weights=duration), np.zeros(len(places))
+    np.maximum.at(once, inverse, late)
+    np.maximum.at(longest, places // tasks.resources, total + once)
+    return longest
+
+
+def _latencies(timeline: Timeline) -> Array:
+    """Of tasks that are messages, what their way takes however short they are; 0 of all else."""
+    tasks, cluster = timeline.tasks, timeline.cluster
+    found = np.zeros(len(tasks.duration))
+    for task in np.flatnonzero(tasks.source != tasks.device):
+        route = cluster.route(int(tasks.source[task]), int(tasks.device[task]))
+        found[task] = 1e9 * route.latency
+    return found
+
+
+def served(program: Program, cluster: Cluster) -> float:
+    """t_S as the paper has it: every holder sends its gradient to a server and receives the parameter,
+    all through one link."""
+    nbytes = sum(
+        server_bytes(len(share.devices), share.box.volume * program.width(name))
+        for name, shares in program.shares.items()
+        for share in shares
+    )
+    way = cluster.between[0] if cluster.nodes > 1 else cluster.inside[0]
+    return nbytes / way.bandwidth if way is not None else 0.0

@@ -1,0 +1,75 @@
+"""This machine as a cluster, and what the plans' operators take on it: what predictions are made from.
+
+Operators are measured by as many ranks at once as there are cores. Where there are more ranks than cores,
+each gets its share of them: what was measured is multiplied by ranks / cores.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from experiments.cost_models.plans import Group, micro_graph
+from experiments.timing import start
+from raddle.clusters import Cluster, Device, Link, Network
+from raddle.clusters.catalogue import cores
+from raddle.clusters.topology import build
+from raddle.costs.profile import Profile
+from raddle.files import read_scratch, write_scratch
+from raddle.graph.graph import Graph
+from raddle.plans.file import save
+from raddle.plans.plan import Plan
+from raddle.probe import describe, probe
+
+
+def devices_here(ranks: int, *, quick: bool) -> tuple[Device, ...]:
+    """One of so many ranks, while all of them compute, measured now."""
+    return Cluster.from_dict(describe(probe(ranks, quick=quick, fresh=True))).devices
+
+
+def cluster_here(devices: Sequence[Device], rate: str | None, *, quick: bool) -> Cluster:
+    """The devices and the messages between them as the ranks find them: of this machine or of the lab.
+
+    The probe's own link is that of ranks which compute meanwhile; a rank that waits for a message does not.
+    """
+    ranks = len(devices)
+    found = _asked({"what": "messages", "repeats": 3 if quick else 7}, ranks, rate)
+    bandwidth, latency = found["bandwidth"], found["latency"]
+    devices = [replace(d, handling=found["handling"]) for d in devices]
+    if rate is None:
+        own = [replace(d, node=0) for d in devices]
+        return build(f"{ranks} ranks here", [(own, Link(bandwidth, latency), None)])
+    network = Network(bandwidth, latency)
+    hosts = [([replace(d, node=a)], None, network) for a, d in enumerate(devices)]
+    return build(f"{ranks} hosts at {rate}", hosts)
+
+
+def measured_profile(
+    group: Group, graph: Graph, plans: Mapping[str, Plan], kind: str, *, quick: bool
+) -> Profile:
+    """Seconds of every distinct tile of the plans."""
+    busy = min(group.ranks, cores())
+    with tempfile.TemporaryDirectory() as name:
+        paths = [pathlib.Path(name) / f"{number}.json" for number in range(len(plans))]
+        for path, plan in zip(paths, plans.values(), strict=True):
+            save(plan, micro_graph(graph, plan), path)
+        asked = {
+            "what": "profile", "spec": group.spec, "batch": group.batch, "kind": kind,
+            "plans": list(map(str, paths)), "repeats": 3 if quick else 5,
+        }  # fmt: skip
+        seconds = _asked(asked, busy, None)
+    return Profile({key: own * group.ranks / busy for key, own in seconds.items()})
+
+
+def _asked(asked: Mapping[str, Any], ranks: int, rate: str | None) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        out = folder / "found.json"
+        write_scratch(folder / "asked.json", {**asked, "out": str(out)})
+        words = ["-m", "experiments.cost_models.here_rank", str(folder / "asked.json")]
+        start(ranks, rate, words)
+        found: dict[str, Any] = read_scratch(out)
+    return found

@@ -1,0 +1,61 @@
+"""One rank of `here`: python -m experiments.cost_models.here_rank asked.json, under torchrun."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from experiments.messages import measure_messages
+from raddle.api.loading import capture_model
+from raddle.costs.compute import Compute
+from raddle.costs.profile import Profile, measure
+from raddle.files import read_scratch, write_scratch
+from raddle.graph.graph import Graph
+from raddle.plans.file import from_dict, read
+from raddle.plans.plan import Plan
+from raddle.program.lower import active_values
+from raddle.transport.orphans import end_with_parent
+
+
+def main(asked: dict[str, Any]) -> None:
+    end_with_parent()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = measure_messages(asked["repeats"]) if asked["what"] == "messages" else profile(asked)
+    if dist.get_rank() == 0:
+        write_scratch(asked["out"], found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def profile(asked: dict[str, Any]) -> dict[str, float]:
+    """Seconds of the tiles of all plans, while the other ranks measure the same; the ranks' median."""
+    graph = capture_model(asked["spec"], asked["batch"])
+    found = Profile()
+    for path in asked["plans"]:
+        data = read(path)
+        own = graph.at(-(-data["batch"] // data["microbatches"]))
+        plan = from_dict(data, own)
+        for phase in ("B", "W") if plan.split_backward else ("B",):
+            found = _measured(own, plan, phase, asked, found)
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, found.seconds)
+    return {key: statistics.median(own[key] for own in ranks) for key in found.seconds}
+
+
+def _measured(
+    graph: Graph, plan: Plan, phase: str, asked: dict[str, Any], known: Profile
+) -> Profile:
+    compute = Compute(graph, frozenset(active_values(graph)), split=plan.split_backward)
+    wanted = {op.name: compute.wanted[op.name, phase] for op in graph.ops}
+    boxes = [(op, box) for op in graph.ops for box in plan.tiles[op.name].boxes]
+    kind, repeats = asked["kind"], asked["repeats"]
+    return measure(graph, boxes, wanted, kind, known=known, repeats=repeats)
+
+
+if __name__ == "__main__":
+    main(read_scratch(sys.argv[1]))

@@ -1,0 +1,139 @@
+"""The plans that are measured: of every method, pipelines, ways to synchronise, and random ones.
+
+All are made for devices of assumed speed at the lab's rate, so that they do not depend on a measurement
+and are the same with and without the lab; the random ones draw a configuration for every group of layers,
+as FlexFlow's search does (arXiv 1807.05358, section 6).
+"""
+
+from __future__ import annotations
+
+import pathlib
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from raddle.api.loading import capture_model
+from raddle.clusters import Cluster, Network, cluster
+from raddle.clusters.catalogue import cores
+from raddle.clusters.topology import build
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.lab.rates import parse_rate
+from raddle.plans.notation import write_tiles
+from raddle.plans.plan import Plan, validate
+from raddle.program.lower import lower
+from raddle.searches.baselines import METHODS
+from raddle.searches.planning import SEARCHES, find, plan_of
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.settings import Found, Settings
+
+RATE = "500mbit"
+LATENCY = 3e-4  # seconds; assumed for plans alone
+BUDGET = 2.0  # seconds of a search
+SYNCS = ("ps", "p3", "sharded")
+SCHEDULES = (("gpipe", 2), ("gpipe", 4), ("1f1b", 4))
+FEW = ("data", "owt", "layerwise", "spatial", "filter-horizontal", "optcnn")
+
+
+class Group(NamedTuple):
+    """One model on so many ranks: its plans are compared with each other."""
+
+    function: str  # of models.py
+    batch: int
+    ranks: int
+    randoms: int  # plans drawn
+
+    @property
+    def name(self) -> str:
+        return f"{self.function}-like, {self.ranks} ranks"
+
+    @property
+    def spec(self) -> str:
+        return f"{pathlib.Path(__file__).with_name('models.py')}:{self.function}"
+
+    def graph(self) -> Graph:
+        return capture_model(self.spec, self.batch)
+
+
+# A rank has a core of its own: what ranks take that share one depends on who waits when.
+MORE = max(2, min(4, cores()))
+QUICK = (Group("alexnet", 16, 2, 2),)
+FULL = (
+    Group("alexnet", 16, 2, 3),
+    Group("vgg", 8, MORE, 3),
+    Group("resnet", 16, 2, 3),
+    Group("unet", 4, MORE, 3),
+)
+
+
+def assumed(ranks: int) -> Cluster:
+    """Hosts with one device each, as the lab has them."""
+    device = cluster(f"local:{ranks}").devices[0]
+    network = Network(parse_rate(RATE) / 8, LATENCY)
+    hosts = [([replace(device, node=a)], None, network) for a in range(ranks)]
+    return build(f"{ranks} hosts at {RATE}", hosts)
+
+
+def micro_graph(graph: Graph, plan: Plan) -> Graph:
+    """What a plan's tiles are of: a micro-batch, where it divides the batch."""
+    return graph.at(-(-graph.batch // plan.microbatches))
+
+
+def plans_of(group: Group, graph: Graph, *, quick: bool = False) -> dict[str, Plan]:
+    """By name, those that can be applied and that are not the same as one before."""
+    on = assumed(group.ranks)
+    found: dict[str, Plan] = {}
+    seen: set[tuple[object, ...]] = set()
+    for name, plan in _all(group, graph, on, quick=quick):
+        tiles = write_tiles(micro_graph(graph, plan), plan.tiles)
+        key = (tiles, plan.sync, plan.bucket, plan.schedule, plan.workers)
+        if key not in seen:
+            seen.add(key)
+            found[name] = replace(plan, optimizer="momentum")
+    return found
+
+
+def _all(group: Group, graph: Graph, on: Cluster, *, quick: bool) -> Iterator[tuple[str, Plan]]:
+    settings = Settings(budget=BUDGET, bn="local", sync="allreduce")
+    for method in FEW if quick else (*METHODS, *SEARCHES):
+        plan = _of_method(graph, on, method, settings)
+        if plan is not None:
+            yield method, plan
+    data = _of_method(graph, on, "data", settings)
+    if data is not None:
+        for sync in SYNCS[:2] if quick else SYNCS:
+            yield f"data, {sync}", replace(data, sync=sync)
+        yield "data, a bucket a parameter", replace(data, bucket=0)
+    for schedule, count in SCHEDULES[1:] if quick else SCHEDULES:
+        asked = replace(settings, schedule=schedule, microbatches=count, stages=group.ranks)
+        plan = _of_method(graph, on, "pipeline", asked)
+        if plan is not None:
+            yield f"{schedule}, {count} micro-batches", plan
+    yield from random_plans(group, graph, on, settings)
+
+
+def _of_method(graph: Graph, on: Cluster, method: str, settings: Settings) -> Plan | None:
+    try:
+        found = find(graph, on, method, settings)
+        return plan_of(graph, on, method, found, settings)
+    except InputError:
+        return None  # too few samples for so many stages, say
+
+
+def random_plans(
+    group: Group, graph: Graph, on: Cluster, settings: Settings
+) -> Iterator[tuple[str, Plan]]:
+    space = PlanSpace(graph, on, settings)
+    for seed in range(group.randoms):
+        rng = random.Random(seed)
+        chosen = [
+            space.anywhere(rng.choice(space.degrees(g)), rng) for g in range(len(space.groups))
+        ]
+        plan = plan_of(graph, on, "random", Found(space.tiles(chosen)), settings)
+        try:
+            validate(plan, graph)
+            lower(graph, plan)
+        except InputError:
+            continue
+        yield f"random {seed}", plan

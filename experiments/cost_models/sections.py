@@ -1,0 +1,250 @@
+"""Tables, charts and sentences of what was found."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from experiments.cost_models.costs import IN_SECONDS, MODELS
+from experiments.cost_models.judging import Verdict, errors, verdict
+from experiments.cost_models.measuring import Found
+from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+
+Groups = Mapping[str, Sequence[Found]]
+Verdicts = Mapping[tuple[str, str], Verdict]  # by group and cost model
+
+# What the papers say of their models: relative error, from and to.
+PRINTED = {
+    "optcnn": ("OptCNN", -0.05, 0.09),
+    "simulator": ("FlexFlow", -0.30, 0.30),
+}
+
+
+def section(title: str, found: Sequence[Found]) -> Section:
+    groups = {name: list(own) for name, own in groupby(found, key=lambda f: f.group)}
+    verdicts = {
+        (name, model): verdict(predicted(own, model), seconds(own))
+        for name, own in groups.items()
+        for model in MODELS
+    }
+    tables = (
+        over_all(groups, verdicts), by_group(groups, verdicts), scatter(groups, verdicts),
+        by_kind(found), beside(found), all_plans(found),
+    )  # fmt: skip
+    return Section(title, text(groups, verdicts), tables)
+
+
+def predicted(found: Sequence[Found], model: str) -> list[float]:
+    return [float(getattr(f.costs, model)) for f in found]
+
+
+def seconds(found: Sequence[Found]) -> list[float]:
+    return [f.timed.seconds for f in found]
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def over_all(groups: Groups, verdicts: Verdicts) -> Table:
+    every = [f for own in groups.values() for f in own]
+    rows: list[list[Cell]] = []
+    for model, title in MODELS.items():
+        own = [verdicts[name, model] for name in groups]
+        together = verdict(predicted(every, model), seconds(every))
+        fitted = [
+            abs(e)
+            for name, some in groups.items()
+            for e in _fitted_errors(some, model, verdicts[name, model].factor)
+        ]
+        plain = [abs(e) for e in errors(predicted(every, model), seconds(every))]
+        rows.append([
+            title,
+            mean([v.spearman for v in own]), mean([v.kendall for v in own]),
+            together.spearman, together.kendall,
+            percent(statistics.median(fitted)), percent(max(fitted)),
+            *([percent(statistics.median(plain)), percent(max(plain))]
+              if model in IN_SECONDS else [None, None]),
+            percent(mean([v.regret for v in own])), percent(max(v.regret for v in own)),
+        ])  # fmt: skip
+    heads = (
+        ("Spearman, mean of groups", 2), ("Kendall, mean of groups", 2),
+        ("Spearman, all plans", 2), ("Kendall, all plans", 2),
+        ("median error, %", 0), ("worst error, %", 0),
+        ("median error without fit, %", 0), ("worst error without fit, %", 0),
+        ("mean regret, %", 1), ("worst regret, %", 1),
+    )  # fmt: skip
+    columns = [Column("cost model"), *(Column(name, "measured", digits) for name, digits in heads)]
+    note = (
+        f"{len(every)} plans in {len(groups)} groups; a group is one model on so many ranks. Errors are "
+        "relative to the measured time, after one factor a group was fitted (the median of measured over "
+        "predicted) and, for models in seconds, as predicted. Regret: how much slower the plan that is "
+        "predicted to be best in a group is than the best. All plans together are ranked more easily than "
+        "those of a group, for the groups themselves take different times."
+    )
+    return Table("Which cost model ranks best", columns, rows, note)
+
+
+def by_group(groups: Groups, verdicts: Verdicts) -> Table:
+    rows: list[list[Cell]] = []
+    for name, own in groups.items():
+        best = min(own, key=lambda f: f.timed.seconds)
+        for model, title in MODELS.items():
+            v = verdicts[name, model]
+            plain = errors(predicted(own, model), seconds(own))
+            rows.append([
+                name, title, v.spearman, v.kendall, percent(v.median), percent(v.worst),
+                percent(statistics.median(map(abs, plain))) if model in IN_SECONDS else None,
+                own[v.first].name, best.name, percent(v.regret),
+            ])  # fmt: skip
+    columns = (
+        Column("group"), Column("cost model"), Column("Spearman", "measured", 2),
+        Column("Kendall", "measured", 2), Column("median error, %", "measured", 0),
+        Column("worst error, %", "measured", 0), Column("median error without fit, %", "measured", 0),
+        Column("ranked first"), Column("best", "measured"), Column("regret, %", "measured", 1),
+    )  # fmt: skip
+    return Table("Group by group", columns, rows, "Errors after one factor a group, as above.")
+
+
+def by_kind(found: Sequence[Found]) -> Table:
+    kinds: dict[str, list[Found]] = {}
+    for f in found:
+        kinds.setdefault(f.kind, []).append(f)
+    rows: list[list[Cell]] = []
+    for kind, own in kinds.items():
+        off = [errors(predicted(own, model), seconds(own)) for model in IN_SECONDS]
+        worst = max(off[-1], key=abs)
+        middle: list[Cell] = [percent(statistics.median(each)) for each in off]
+        rows.append([kind, len(own), *middle, percent(worst), own[off[-1].index(worst)].name])
+    columns = (
+        Column("kind of plan"), Column("plans"),
+        *(Column(f"{MODELS[model]}: median error, %", "measured", 0) for model in IN_SECONDS),
+        Column("simulator's worst, %", "measured", 0), Column("of plan"),
+    )  # fmt: skip
+    note = "Without a fit; negative: the plan took longer than predicted."
+    return Table("Where predictions are off", columns, rows, note)
+
+
+def beside(found: Sequence[Found]) -> Table:
+    rows: list[list[Cell]] = []
+    for model, (claim, low, high) in PRINTED.items():
+        off = errors(predicted(found, model), seconds(found))
+        inside = sum(low <= e <= high for e in off) / len(off)
+        printed, own = [percent(low), percent(high)], [percent(min(off)), percent(max(off))]
+        rows.append([MODELS[model], claim, *printed, *own, percent(inside)])
+    columns = (
+        Column("cost model"), Column("claim of"), Column("from, %", "printed", 0),
+        Column("to, %", "printed", 0), Column("from, % ", "measured", 0),
+        Column("to, % ", "measured", 0), Column("plans inside of the printed, %", "measured", 0),
+    )  # fmt: skip
+    note = (
+        "Errors without a fit. The papers' are of other plans, on GPUs that computed nothing else."
+    )
+    return Table("Beside what is printed", columns, rows, note)
+
+
+def all_plans(found: Sequence[Found]) -> Table:
+    rows: list[list[Cell]] = []
+    for f in found:
+        c, t = f.costs, f.timed
+        rows.append([
+            f.group, f.name, 1e3 * t.seconds, percent((t.most - t.least) / t.seconds), c.flops / 1e9,
+            c.volume / 1e6, 1e3 * c.optcnn, 1e3 * c.additive, 1e3 * c.simulator,
+            percent(c.simulator / t.seconds - 1),
+        ])  # fmt: skip
+    columns = (
+        Column("group"), Column("plan"), Column("step, ms", "measured", 1),
+        Column("least to most, %", "measured", 0), Column("busiest device, GFLOP", "counted", 2),
+        Column("volume, MB", "counted", 2), Column("OptCNN, ms", "simulated", 1),
+        Column("additive, ms", "simulated", 1), Column("simulator, ms", "simulated", 1),
+        Column("simulator off, %", "measured", 0),
+    )  # fmt: skip
+    note = (
+        "MB are 10^6 bytes that cross devices in a step. Least to most: the range of the blocks of "
+        "steps over their median, which is what was measured."
+    )
+    return Table("All plans", columns, rows, note)
+
+
+def scatter(groups: Groups, verdicts: Verdicts) -> Chart:
+    lines = []
+    for model, title in MODELS.items():
+        points = [
+            (1e3 * f.timed.seconds, 1e3 * verdicts[name, model].factor * p)
+            for name, own in groups.items()
+            for f, p in zip(own, predicted(own, model), strict=True)
+            if p > 0
+        ]
+        source = "simulated" if model in IN_SECONDS else "counted"
+        lines.append(Line(title, sorted(points), source))
+    return Chart(
+        "Predicted over measured", "measured step, ms", "predicted step, ms", lines,
+        log_x=True, log_y=True,
+        note="After one factor a group. A perfect model has all points on the diagonal; plans without "
+        "volume are not drawn.",
+    )  # fmt: skip
+
+
+# -- sentences -------------------------------------------------------------------------------------
+
+
+def text(groups: Groups, verdicts: Verdicts) -> str:
+    return "\n\n".join([_winners(groups, verdicts), _losses(groups, verdicts), _noise(groups)])
+
+
+def _winners(groups: Groups, verdicts: Verdicts) -> str:
+    order = {m: mean([verdicts[name, m].spearman for name in groups]) for m in MODELS}
+    regret = {m: mean([verdicts[name, m].regret for name in groups]) for m in MODELS}
+    ranked = sorted(order, key=lambda m: -order[m] if order[m] == order[m] else 2.0)
+    cheap = min(regret, key=regret.__getitem__)
+    words = ", ".join(f"{MODELS[m]} {order[m]:.2f}" for m in ranked)
+    return (
+        f"Spearman's rank correlation with the measured order, mean of groups: {words}. Whoever takes the "
+        f"plan that is ranked first loses least with {MODELS[cheap]} ({regret[cheap]:.1%} on average; "
+        f"{MODELS['simulator']}: {regret['simulator']:.1%})."
+    )
+
+
+def _losses(groups: Groups, verdicts: Verdicts) -> str:
+    """Where another model ranks or chooses better than the simulator."""
+    lost = []
+    for name in groups:
+        own = verdicts[name, "simulator"]
+        better = [
+            f"{title} ranks better ({verdicts[name, m].spearman:.2f} against {own.spearman:.2f})"
+            for m, title in MODELS.items()
+            if verdicts[name, m].spearman > own.spearman + 0.005
+        ] + [
+            f"{title} chooses better (regret {verdicts[name, m].regret:.1%} against {own.regret:.1%})"
+            for m, title in MODELS.items()
+            if verdicts[name, m].regret < own.regret - 0.0005
+        ]  # fmt: skip
+        if better:
+            lost.append(f"{name}: {'; '.join(better)}")
+    if not lost:
+        return "In no group does another model rank or choose better than the simulator."
+    return f"The simulator loses in {len(lost)} of {len(groups)} groups. " + ". ".join(lost) + "."
+
+
+def _noise(groups: Groups) -> str:
+    every = [f.timed for own in groups.values() for f in own]
+    spread = statistics.median((t.most - t.least) / t.seconds for t in every)
+    return (
+        f"Half of the plans differ by more than {spread:.0%} of their time between their fastest and their "
+        "slowest block of steps: what is closer together than that cannot be ranked by anyone."
+    )
+
+
+def _fitted_errors(found: Sequence[Found], model: str, factor: float) -> list[float]:
+    return errors([factor * p for p in predicted(found, model)], seconds(found))
+
+
+def mean(values: Sequence[float]) -> float:
+    """Of those that are numbers: all plans of a group may be predicted to be equal."""
+    real = [v for v in values if not math.isnan(v)]
+    return statistics.fmean(real) if real else math.nan
+
+
+def percent(share: float) -> float:
+    return 100 * share

@@ -1,0 +1,38 @@
+"""The six networks, the clusters they are planned for, and how long a search may take."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from experiments.experiment import Asked
+from experiments.scaling import Case
+
+RECURRENT = ("rnntc", "rnnlm", "nmt")
+MODELS = ("alexnet", "inception_v3", "resnet101", *RECURRENT)
+SAMPLES = {"alexnet": 256}  # a GPU; 64 of all others
+
+
+class Size(NamedTuple):
+    """Of an experiment."""
+
+    models: tuple[str, ...]
+    counts: tuple[int, ...]  # GPUs
+    served: tuple[int, ...]  # of these with servers, too
+    budget: float  # seconds of the chains
+
+
+QUICK = Size(("alexnet", "inception_v3", "rnntc", "nmt"), (4,), (4,), 2.0)
+FULL = Size(MODELS, (4, 16, 64), (4, 16), 10.0)
+
+
+def size(asked: Asked) -> Size:
+    return QUICK if asked.quick else FULL
+
+
+def case(model: str, count: int) -> Case:
+    return Case(model, "k80", count, SAMPLES.get(model, 64))
+
+
+def expert(model: str) -> str:
+    """OWT for convolutional networks; for recurrent ones a GPU a depth, and copies on every node."""
+    return "expert" if model in RECURRENT else "owt"

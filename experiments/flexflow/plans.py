@@ -1,0 +1,99 @@
+"""NMT on 4 GPUs: which layers are on which of them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from experiments.experiment import Asked
+from experiments.flexflow.cases import case, size
+from experiments.scaling import step
+from raddle.graph.graph import Graph, Op
+from raddle.plans.notation import write_tiling
+from raddle.plans.plan import Plan
+from raddle.reports.experiments.result import Cell, Column, Drawing, Section, Table
+
+TITLE = "NMT on 4 GPUs"
+GPUS = 4
+HEAVY = ("linear", "embedding", "matmul")  # kinds of operators that decide where a layer is
+ATTENTION = ("score", "matmul", "matmul_1", "combine")
+WIDTH = 10  # of a bar
+_STEP = re.compile(r"(?P<layer>.+\.l\d+r?)\.t\d+\.")
+
+Shares = Mapping[str, Sequence[float]]  # by layer, of each device
+
+
+def plans(asked: Asked) -> Section:
+    own = case("nmt", GPUS)
+    asked.say("searching", 0.2)
+    found = step(own, "flexflow", "allreduce", size(asked).budget)
+    if found is None:
+        return Section(TITLE, skipped="no plan that was found for NMT fits 4 K80.")
+    placed = shares(own.graph, found.plan)
+    drawing = Drawing(
+        "Layers and GPUs", draw(placed),
+        "The part of a layer's work that each GPU has, in %: all steps of a layer together.",
+    )  # fmt: skip
+    return Section(TITLE, _text(placed), [drawing, _splits(own.graph, found.plan)])
+
+
+def layer_of(op: Op) -> str:
+    """Steps of a recurrent layer are one layer, and so is what attends."""
+    found = _STEP.match(op.name)
+    if found:
+        return found["layer"]
+    return "attention" if op.name in ATTENTION else op.name
+
+
+def _heavy(graph: Graph) -> Iterator[tuple[str, Op]]:
+    return ((layer_of(op), op) for op in graph.ops if op.kind in HEAVY)
+
+
+def shares(graph: Graph, plan: Plan) -> Shares:
+    """By layer, the part of its multiplications (of an embedding: of its elements) on each device."""
+    points: dict[str, list[float]] = defaultdict(lambda: [0.0] * plan.devices)
+    for layer, op in _heavy(graph):
+        for tile in plan.tiles[op.name].tiles:
+            points[layer][tile.device] += tile.box.volume
+    return {layer: [own / sum(every) for own in every] for layer, every in points.items()}
+
+
+def draw(placed: Shares) -> list[str]:
+    """A line a layer, a bar a device."""
+    width = max(len(layer) for layer in placed)
+    count = len(next(iter(placed.values())))
+    lines = [(" " * width + "".join(f"  GPU {d:<{WIDTH}}" for d in range(count))).rstrip()]
+    for layer, own in placed.items():
+        bars = "".join(f"  {_bar(share)} {100 * share:3.0f}" for share in own)
+        lines.append(f"{layer:<{width}}{bars}")
+    return lines
+
+
+def _bar(share: float) -> str:
+    """As long as the share; what is there at all has a mark."""
+    filled = max(round(WIDTH * share), int(share > 0))
+    return "#" * filled + "." * (WIDTH - filled)
+
+
+def _text(placed: Shares) -> str:
+    alone = [layer for layer, own in placed.items() if max(own) > 0.999]
+    everywhere = [layer for layer, own in placed.items() if min(own) > 0]
+    return (
+        f"Of {len(placed)} layers, {len(alone)} are on one GPU ({', '.join(alone) or 'none'}) and "
+        f"{len(everywhere)} on all ({', '.join(everywhere) or 'none'})."
+    )
+
+
+def _splits(graph: Graph, plan: Plan) -> Table:
+    """How often each split occurs in a layer."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for layer, op in _heavy(graph):
+        found[layer][write_tiling(op, plan.tiles[op.name])] += 1
+    rows: list[list[Cell]] = [
+        [layer, "; ".join(f"{split} ({times})" for split, times in own.most_common(3))]
+        for layer, own in found.items()
+    ]
+    columns = (Column("layer"), Column("splits, and of how many operators", "counted"))
+    note = "n: samples, c: output channels, k: summed channels; n/2 @0-1: in two parts on GPUs 0 and 1."
+    return Table("How the layers are split", columns, rows, note)

@@ -1,0 +1,27 @@
+"""Are random plans simulated in the order in which they are measured? An LSTM on two ranks."""
+
+from __future__ import annotations
+
+from experiments import nets, ten_plans
+from experiments.cost_models.plans import Group
+from experiments.experiment import Asked
+from raddle.reports.experiments.result import Section
+
+TITLE = "Simulated and measured order"
+PRINTED = (
+    "The paper's simulator is 8.5 % off on average and 25 % at most, and keeps the order (GPUs)."
+)
+
+
+class Small(Group):
+    """One of the networks for one core."""
+
+    @property
+    def spec(self) -> str:
+        return nets.spec(self.function)
+
+
+def ranking(asked: Asked) -> Section:
+    group = Small("lstm", 16, 2, 0)
+    found = ten_plans.rank(group, ("data", "optcnn", "layerwise"), None, asked)
+    return ten_plans.section(TITLE, group, found, PRINTED)

@@ -1,0 +1,139 @@
+"""Proposals of a chain judged in full and shortened, and the least that a delta simulation would cost.
+
+No delta can do less than visit once every task whose time changes.
+"""
+
+from __future__ import annotations
+
+import random
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.scaling import Case
+from raddle.plans.plan import Plan
+from raddle.program.lower import lower
+from raddle.program.program import Merge, Move, Reduce, Run
+from raddle.searches.baselines import METHODS
+from raddle.searches.flexflow.chain import Chain, chain
+from raddle.searches.placing import Tiles
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.settings import Settings
+from raddle.simulation.engine import run_tasks
+from raddle.simulation.fast.evaluator import Evaluator
+from raddle.simulation.tasks import Tasks
+from raddle.simulation.timeline import Timeline, simulate
+
+MOVES = 6  # whose timelines are compared
+
+
+class Judged(NamedTuple):
+    tasks: int
+    shortened_rate: float  # proposals a second
+    full_rate: float
+    changed: float  # share of the tasks whose time a move changes
+    ideal_delta_s: float
+    shortened_s: float
+
+
+def judged(case: Case, proposals: int) -> Judged:
+    """Both judge the same draws; that they decide alike is asserted."""
+    rates, ends = {}, {}
+    for full in (False, True):
+        own = _chain(case, full=full)
+        begun = perf_counter()
+        for _ in range(proposals):
+            own.step()
+        rates[full] = proposals / (perf_counter() - begun)
+        ends[full] = (own.time, own.accepted)
+    assert ends[False] == ends[True], ends
+    return Judged(*_delta(case, rates[False], rates[True]))
+
+
+def _chain(case: Case, *, full: bool) -> Chain:
+    """Uniform moves from data parallelism."""
+    graph, on = case.graph, case.cluster
+    tiles = METHODS["data"](graph, on)
+    own = Evaluator(graph, on, Plan(tiles, case.gpus, bn="local"))
+    if full:
+        never_shortened(own)
+    return chain(PlanSpace(graph, on, Settings()), own, "data", tiles, seed=0, guided=0.0)
+
+
+def never_shortened(own: Evaluator) -> None:
+    """Every task is simulated, to the end."""
+    judge = own.time
+
+    def in_full(limit: int | None = None) -> int | None:
+        found = judge(fold=False)
+        return found if limit is None or (found is not None and found <= limit) else None
+
+    own.time = in_full  # type: ignore[method-assign, assignment]
+
+
+def _delta(case: Case, shortened_rate: float, full_rate: float) -> tuple[Any, ...]:
+    graph, on = case.graph, case.cluster
+    space, rng = PlanSpace(graph, on, Settings()), random.Random(0)
+    tiles = METHODS["data"](graph, on)
+    plan = Plan(tiles, case.gpus, bn="local")
+    before = simulate(lower(graph, plan), on)
+    own = Evaluator(graph, on, plan)
+    base = own.time()
+    assert base is not None
+    known = times(before)
+    changed, seconds = [], []
+    for _ in range(MOVES):
+        g = rng.choice(space.free)
+        move = space.changes(tiles, {g: space.anywhere(rng.choice(space.degrees(g)), rng)})
+        after = times(simulate(lower(graph, Plan({**tiles, **move}, case.gpus, bn="local")), on))
+        changed.append(sum(known.get(key) != when for key, when in after.items()) / len(after))
+        seconds.append(shortened(own, move, int(1.01 * base)))
+    engine = min(engine_seconds(before.tasks) for _ in range(5))
+    share = float(np.mean(changed))
+    return (
+        len(before.start), shortened_rate, full_rate, share, share * engine, float(np.mean(seconds))
+    )  # fmt: skip
+
+
+def shortened(own: Evaluator, move: Tiles, limit: int) -> float:
+    """Seconds to judge a move: the best of three."""
+    undo = own.move(move)
+    found = []
+    for _ in range(3):
+        begun = perf_counter()
+        own.time(limit)
+        found.append(perf_counter() - begun)
+    own.restore(undo)
+    return min(found)
+
+
+def engine_seconds(tasks: Tasks) -> float:
+    """Of the event loop on all tasks."""
+    begun = perf_counter()
+    run_tasks(
+        tasks.duration, tasks.first, tasks.second, tasks.waits, tasks.pointer, tasks.successor,
+        tasks.resources, tasks.urgency,
+    )  # fmt: skip
+    return perf_counter() - begun
+
+
+def times(timeline: Timeline) -> dict[Any, tuple[int, int]]:
+    """Start and end by what a task is: it may have another number in another plan."""
+    found: dict[Any, tuple[int, int]] = {}
+    names = [_name(i) for i in timeline.program.instructions]
+    t = timeline.tasks
+    for task in range(len(timeline.start)):
+        key: Any = (names[t.instruction[task]], int(t.source[task]), int(t.device[task]))
+        while key in found:
+            key = (key, "again")
+        found[key] = (int(timeline.start[task]), int(timeline.end[task]))
+    return found
+
+
+def _name(i: Any) -> tuple[str, ...]:
+    if isinstance(i, Run | Merge):
+        return (type(i).__name__, i.op, i.phase)
+    if isinstance(i, Move):
+        return ("Move", i.value, i.what)
+    return ("Reduce", *i.parameters) if isinstance(i, Reduce) else ("Update", i.parameter)

@@ -1,0 +1,80 @@
+"""Time to a target loss: a narrow U-Net learns to find digits, by several methods on the same batches."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+
+from experiments.experiment import Asked
+from experiments.gems_unet import nets
+from experiments.gems_unet.methods import DEVICES, METHODS, plans
+from experiments.gems_unet.training import Curve, train
+from raddle.api.loading import capture_model
+from raddle.clusters import cluster
+from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+
+NARROW, BATCH = 8, 4
+TARGET = 0.10  # cross entropy of a pixel
+NAMES = ("one device", "1F1B", "GEMS MASTER", "spatial", "1F1B x data")
+SLOW = "spatial by image"  # of which --quick has none
+TITLE = "Time to a loss on a segmentation task"
+
+
+def make(asked: Asked) -> Section:
+    if importlib.util.find_spec("sklearn") is None:
+        return Section(TITLE, skipped="scikit-learn, whose digits are the data, is not installed.")
+    side, blocks, steps = (64, 9, 5) if asked.quick else (128, 12, 10)
+    spec = nets.spec("unet", side, narrow=NARROW)
+    asked.say("planning")
+    graph = capture_model(spec, BATCH)
+    chosen = [m for m in METHODS if m.name in NAMES or (m.name == SLOW and not asked.quick)]
+    made = plans(chosen, graph, cluster(f"local:{DEVICES}"), batch=BATCH, model=spec)
+    asked.say("training", 0.1)
+    curves = train(spec, made, ranks=DEVICES, side=side, blocks=blocks, steps=steps)
+    return section(curves, side, blocks, steps)
+
+
+def section(curves: Mapping[str, Curve], side: int, blocks: int, steps: int) -> Section:
+    lines = [
+        Line(name, list(zip(own.seconds, own.losses, strict=True)), "measured")
+        for name, own in curves.items()
+    ]
+    chart = Chart("Loss over time", "seconds of training", "mean cross entropy of a pixel", lines)
+    rows: list[list[Cell]] = [
+        [
+            name, own.reaches(TARGET), 1e3 * own.seconds[-1] / (blocks * steps),
+            own.losses[0], own.losses[-1], apart(own, curves["one device"]),
+        ]
+        for name, own in curves.items()
+    ]  # fmt: skip
+    columns = [
+        Column("method"), Column(f"seconds to {TARGET}", "measured", 1), Column("step, ms", "measured", 0),
+        Column("first block's loss", "measured", 4), Column("last block's loss", "measured", 4),
+        Column("largest distance from one device's", "measured"),
+    ]  # fmt: skip
+    note = (
+        f"U-Net of 1/{NARROW} of the widths, {side}² canvases of digits, batches of {BATCH}, Adam; "
+        f"{blocks} blocks of {steps} steps, methods in turn block by block; drawing the data is not "
+        f"timed. One thread a rank, {DEVICES} ranks; one device leaves three of them idle."
+    )
+    return Section(
+        TITLE, _sentence(curves), [chart, Table("Time to the loss", columns, rows, note)]
+    )
+
+
+def apart(own: Curve, other: Curve) -> float:
+    return max(abs(a - b) for a, b in zip(own.losses, other.losses, strict=True))
+
+
+def _sentence(curves: Mapping[str, Curve]) -> str:
+    reached = {n: s for n, c in curves.items() if (s := c.reaches(TARGET)) is not None}
+    missed = [name for name in curves if name not in reached]
+    words = []
+    if reached:
+        order = sorted(reached, key=reached.__getitem__)
+        words.append(
+            f"To a loss of {TARGET}: " + ", ".join(f"{n} {reached[n]:.1f} s" for n in order) + "."
+        )
+    if missed:
+        words.append(f"Not reached in the steps that were run: {', '.join(missed)}.")
+    return " ".join(words)

@@ -1,0 +1,51 @@
+"""This machine as a cluster of ranks, and its operators measured one by one: what predictions are made of.
+
+A rank is predicted with a core of its own. Where ranks share cores, a step takes at least what all of them
+compute together over the cores: `shared` is the larger of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from experiments.gems_unet.methods import Planned, Predicted
+from raddle.clusters import Cluster
+from raddle.clusters.catalogue import cores
+from raddle.costs.compute import Compute
+from raddle.costs.profile import Profile, measure
+from raddle.probe import describe, probe
+from raddle.program.lower import active_values
+
+PROBED = 2  # ranks that are measured at a time: no more than there are cores
+
+
+def here(ranks: int, *, quick: bool) -> Cluster:
+    """As many devices as ranks, each as fast as one of the few that were measured together."""
+    data = Cluster.from_dict(
+        describe(probe(min(PROBED, cores()), quick=quick, fresh=True))
+    ).to_dict()
+    kind = next(iter(data["devices"]))
+    (node,) = data["nodes"]
+    return Cluster.from_dict({**data, "nodes": [{**node, "devices": [kind] * ranks}]})
+
+
+def profiled(plans: Iterable[Planned], kind: str, known: Profile, repeats: int) -> Profile:
+    """Seconds of every distinct tile of the plans with one thread; what is known is not measured again."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for graph, plan in plans:
+            compute = Compute(graph, frozenset(active_values(graph)))
+            wanted = {op.name: compute.wanted[op.name, "B"] for op in graph.ops}
+            boxes = [(op, box) for op in graph.ops for box in plan.tiles[op.name].boxes]
+            known = measure(graph, boxes, wanted, kind, "cpu", known=known, repeats=repeats)
+    finally:
+        torch.set_num_threads(threads)
+    return known
+
+
+def shared(predicted: Predicted) -> float:
+    """Seconds of a step where the ranks have the cores of this machine between them."""
+    return max(predicted.seconds, predicted.busy / cores())

@@ -1,0 +1,160 @@
+"""The ways to train that are compared, as plans for one batch: pipelines, mirrored ones, tiles of images.
+
+Jain et al. 2020 (SC20), "GEMS: GPU-enabled memory-aware model-parallelism system for distributed DNN
+training": MAST has one pair of micro-batches, MASTER several, and GEMS-Hybrid is data parallel besides.
+
+Differs from the paper: all methods train on the same batch, where MAST there doubles it; micro-batches have
+one image where the batch has as many images as there are micro-batches.
+"""
+
+# m: micro-batches, P: stages, D: pipelines side by side
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from raddle.clusters import Cluster
+from raddle.costs.compute import Compute
+from raddle.costs.profile import Profile
+from raddle.graph.graph import Graph
+from raddle.plans.plan import Plan, describe_inputs, parameter_shapes, validate
+from raddle.plans.schedule import Action, Schedule, write
+from raddle.plans.schedules import MAKERS
+from raddle.program.lower import active_values
+from raddle.searches.baselines.spatial import spatial
+from raddle.searches.figures import judge
+from raddle.searches.pipeline.asked import Asked
+from raddle.searches.pipeline.nodes import Costs, line_of, nodes_of, stage_names
+from raddle.searches.placing import copies
+from raddle.simulation.memory.peaks import peak_bytes
+
+Stages = tuple[tuple[str, ...], ...]
+SPATIAL = "spatial"  # in place of a schedule
+OPTIMIZER = "momentum"
+STATIC = 3.0  # weights, gradients and momentum, for cutting
+
+
+@dataclass(frozen=True)
+class Method:
+    """D pipelines of P stages, each with m / D of the micro-batches; or tiles of height and width."""
+
+    name: str
+    schedule: str
+    microbatches: int
+    stages: int = 1
+    pipelines: int = 1
+
+
+METHODS = (
+    Method("one device", "", 4),
+    Method("model parallel", "sequential", 4, stages=4),
+    Method("GPipe", "gpipe", 4, stages=4),
+    Method("1F1B", "1f1b", 4, stages=4),
+    Method("GEMS MAST", "gems", 2, stages=4),
+    Method("GEMS MASTER", "gems", 4, stages=4),
+    Method("spatial", SPATIAL, 1),
+    Method("spatial by image", SPATIAL, 4),
+    Method("data parallel", "1f1b", 4, stages=1, pipelines=4),
+    Method("1F1B x data", "1f1b", 4, stages=2, pipelines=2),
+    Method("GEMS x data", "gems", 4, stages=2, pipelines=2),
+)
+DEVICES = 4
+
+
+class Planned(NamedTuple):
+    graph: Graph  # of a micro-batch
+    plan: Plan
+
+
+class Predicted(NamedTuple):
+    seconds: float  # of a step
+    busy: float  # seconds that all devices compute in a step, together
+    peaks: tuple[int, ...]  # bytes by device
+
+
+def plans(
+    methods: Sequence[Method],
+    graph: Graph,
+    cluster: Cluster,
+    *,
+    batch: int,
+    model: str = "",
+    profile: Profile | None = None,
+) -> dict[str, Planned]:
+    """Plans by name of a method; `graph` may be of any batch, stages are cut once for all schedules."""
+    cuts: dict[tuple[int, int], Stages] = {}
+    found = {}
+    for own in methods:
+        micro = graph.at(batch // own.microbatches)
+        stages: Stages = ()
+        if own.stages * own.pipelines > 1:
+            key = (micro.batch, own.stages)
+            if key not in cuts:
+                cuts[key] = cut(micro, cluster, own.stages, own.microbatches, profile)
+            stages = cuts[key]
+        plan = replace(_plan(own, micro, cluster, stages), batch=batch, model=model)
+        validate(plan, micro)
+        found[own.name] = Planned(micro, plan)
+    return found
+
+
+def predict(planned: Planned, cluster: Cluster, profile: Profile | None = None) -> Predicted:
+    timeline = judge(planned.graph, planned.plan, cluster, profile)
+    busy = float(timeline.compute_seconds.sum())
+    return Predicted(timeline.step_seconds, busy, tuple(peak_bytes(timeline)))
+
+
+def cut(
+    graph: Graph, cluster: Cluster, count: int, microbatches: int, profile: Profile | None = None
+) -> Stages:
+    """As raddle's search cuts, with room enough: nothing is computed again to save memory."""
+    if count == 1:
+        return (tuple(op.name for op in graph.ops),)
+    nodes = nodes_of(graph)
+    compute = Compute(graph, frozenset(active_values(graph)), profile, bn="local")
+    line = line_of(cluster)
+    line = replace(line, capacity=(float("inf"),) * len(line.kinds))
+    work = Costs(nodes, cluster, compute).work(graph.batch)
+    found = Asked("gems", count).cut(work, line, microbatches, STATIC)
+    assert found is not None
+    return stage_names(nodes, [stage.layers for stage in found.stages])
+
+
+def side_by_side(schedule: str, stages: int, microbatches: int, pipelines: int) -> str:
+    """Rows of D pipelines, each with its share of the micro-batches, one after the other.
+
+    F0.0 B0.0 F1.0 B1.0        of two pipelines of one stage, with two micro-batches each
+    F2.0 B2.0 F3.0 B3.0
+    """
+    share = microbatches // pipelines
+    own = MAKERS[schedule](stages, share)
+    rows, waits = list[tuple[Action, ...]](), list[tuple[Action, Action]]()
+    for first in range(0, pipelines * share, share):
+        rows += [tuple(_later(action, first) for action in row) for row in own.rows]
+        waits += [(_later(a, first), _later(b, first)) for a, b in own.waits]
+    return write(Schedule(tuple(rows), tuple(waits)))
+
+
+def _later(action: Action, micros: int) -> Action:
+    return action._replace(micro=action.micro + micros)
+
+
+def _plan(own: Method, graph: Graph, cluster: Cluster, stages: Stages) -> Plan:
+    count = len(cluster.devices)
+    of = {name: s for s, names in enumerate(stages) for name in names}
+    plan = Plan(
+        {op.name: copies(op, [of.get(op.name, 0)]) for op in graph.ops}, count,
+        bn="microbatch" if own.microbatches > 1 else "global", microbatches=own.microbatches,
+        stages=stages, optimizer=OPTIMIZER, cluster=cluster.to_dict(), method=own.name,
+        fingerprint=graph.fingerprint(), inputs=describe_inputs(graph),
+        parameters=parameter_shapes(graph),
+    )  # fmt: skip
+    if own.schedule == SPATIAL:
+        return replace(plan, tiles=spatial(graph, cluster))
+    if own.pipelines == 1:
+        return replace(plan, schedule=own.schedule)
+    rows = side_by_side(own.schedule, own.stages, own.microbatches, own.pipelines)
+    workers = tuple((device,) for device in range(own.stages * own.pipelines))
+    return replace(plan, schedule=rows, workers=workers)

@@ -1,0 +1,204 @@
+"""Images a second and peaks for real, on ranks of this machine, beside what is predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from experiments.experiment import Asked
+from experiments.gems_unet import nets
+from experiments.gems_unet.machine import here, profiled, shared
+from experiments.gems_unet.methods import (
+    DEVICES,
+    METHODS,
+    OPTIMIZER,
+    SPATIAL,
+    Planned,
+    Predicted,
+    plans,
+    predict,
+)
+from experiments.gems_unet.words import MIB, between, by_device, gems_sentence
+from experiments.ranking import spearman
+from experiments.timing import Timed, time_plans
+from raddle.api.loading import capture_model
+from raddle.clusters import Cluster
+from raddle.costs.profile import Profile
+from raddle.graph.graph import Graph
+from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+from raddle.searches.planning import plan_for
+
+BATCH = 4
+AUTO = "auto"
+
+
+class Case(NamedTuple):
+    net: str
+    narrow: int  # divisor of the widths
+    side: int
+    rounds: int  # blocks of steps that are timed
+
+    @property
+    def title(self) -> str:
+        return f"{self.net}/{self.narrow}, {self.side}²"
+
+
+QUICK = tuple(Case("unet", 8, side, 2) for side in (64, 128))  # resnet110 takes minutes to plan
+FULL = (
+    *(Case("unet", 8, side, 5 if side < 256 else 2) for side in (64, 128, 256, 512)),
+    *(Case("resnet110", 4, side, 4 if side < 256 else 2) for side in (64, 128, 256, 512)),
+    Case("resnet1001", 4, 64, 2),  # not in tiles: ten times the halos of resnet110
+)
+
+
+class Found(NamedTuple):
+    case: Case
+    timed: Mapping[str, Timed]
+    predicted: Mapping[str, Predicted]
+    chosen: str  # what `auto` took
+
+    def rates(self) -> dict[str, float]:
+        return {name: BATCH / own.seconds for name, own in self.timed.items()}
+
+
+def make(asked: Asked) -> Section:
+    asked.say("probing this machine")
+    cluster = here(DEVICES, quick=asked.quick)
+    cases, found = QUICK if asked.quick else FULL, []
+    weights = [_weight(case) for case in cases]
+    for number, case in enumerate(cases):
+        asked.say(case.title, sum(weights[:number]) / sum(weights))
+        found.append(_measured(case, cluster, budget=3.0 if asked.quick else 10.0))
+    return section(found)
+
+
+def section(found: Sequence[Found]) -> Section:
+    text = [f"{DEVICES} ranks, a batch of {BATCH}, one thread each."]
+    for net in dict.fromkeys(own.case.net for own in found):
+        text.append(_sentence([own for own in found if own.case.net == net]))
+    title = "Images per second and memory, for real"
+    return Section(title, "\n\n".join(text), [*_charts(found), _table(found)])
+
+
+def _measured(case: Case, cluster: Cluster, budget: float) -> Found:
+    spec = nets.spec(case.net, case.side, narrow=case.narrow)
+    graph = capture_model(spec, BATCH)
+    methods = [m for m in METHODS if case.net != "resnet1001" or m.schedule != SPATIAL]
+    first = plans(methods, graph, cluster, batch=BATCH, model=spec)
+    kind, repeats = cluster.devices[0].kind, 2 if case.side >= 256 else 3
+    profile = profiled(first.values(), kind, Profile(), repeats)
+    # cut again, now that the operators are measured
+    made = plans(methods, graph, cluster, batch=BATCH, model=spec, profile=profile)
+    made[AUTO] = _auto(graph, cluster, spec, profile, budget)
+    profile = profiled(made.values(), kind, profile, repeats)
+    predicted = {name: predict(own, cluster, profile) for name, own in made.items()}
+    timed = time_plans(
+        spec, graph, {name: own.plan for name, own in made.items()}, ranks=DEVICES,
+        rounds=case.rounds, steps=1, peaks=True,
+    )  # fmt: skip
+    return Found(case, timed, predicted, describe(made[AUTO]))
+
+
+def _auto(graph: Graph, cluster: Cluster, spec: str, profile: Profile, budget: float) -> Planned:
+    plan = plan_for(
+        graph, cluster, AUTO, model=spec, optimizer=OPTIMIZER, profile=profile, budget=budget
+    )
+    return Planned(graph.at(-(-plan.batch // plan.microbatches)), plan)
+
+
+def describe(planned: Planned) -> str:
+    """What `auto` took: stages and micro-batches, and the splits that most operators have."""
+    graph, plan = planned
+    words = [f"{len(plan.stages)} stages by {plan.schedule}"] if plan.stages else []
+    words += [f"{plan.microbatches} micro-batches"] if plan.microbatches > 1 else []
+    splits: dict[str, int] = {}
+    for op in graph.ops:
+        parts = getattr(plan.tiles[op.name], "parts", ())
+        word = " ".join(
+            f"{dim.name}/{n}" for dim, n in zip(op.space.dims, parts, strict=False) if n > 1
+        )
+        splits[word or "whole"] = splits.get(word or "whole", 0) + 1
+    common = sorted(splits, key=lambda word: -splits[word])[:2]
+    words += [f"{splits[word]} of {len(graph.ops)} operators {word}" for word in common]
+    return ", ".join([*words, "recomputed"] if plan.recompute else words)
+
+
+def _sentence(found: Sequence[Found]) -> str:
+    """Of one network at several sizes."""
+    sides = " to ".join(dict.fromkeys(f"{own.case.side}²" for own in (found[0], found[-1])))
+    cases = [(own.rates(), {n: float(max(t.peaks)) for n, t in own.timed.items()}) for own in found]
+    said = gems_sentence(f"{found[0].case.net}/{found[0].case.narrow}, {sides}", cases)
+    order = (
+        f"Predicted and measured steps have rank correlation {between([_order(f) for f in found])}."
+    )
+    losses = (
+        "First losses of the methods with micro-batches of one image are within "
+        f"{max(_apart(own) for own in found):.0e} of one device's."
+    )
+    chosen = "; ".join(f"{own.case.side}²: {own.chosen}" for own in found)
+    return " ".join([said, order, losses, f"`auto` took, at {chosen}."])
+
+
+def _order(found: Found) -> float:
+    names = list(found.timed)
+    return spearman(
+        [found.timed[n].seconds for n in names], [shared(found.predicted[n]) for n in names]
+    )
+
+
+def _apart(found: Found) -> float:
+    """How far first losses are from one device's, at most."""
+    one = found.timed["one device"].losses[0]
+    return max(
+        abs(own.losses[0] - one)
+        for name, own in found.timed.items()
+        if name not in ("GEMS MAST", "spatial", AUTO)
+    )
+
+
+def _charts(found: Sequence[Found]) -> list[Chart]:
+    charts = []
+    for net in dict.fromkeys(own.case.net for own in found):
+        own = [f for f in found if f.case.net == net]
+        lines = [
+            Line(name, [(f.case.side, f.rates()[name]) for f in own], "measured")
+            for name in own[0].timed
+        ]
+        title = f"{net}, widths / {own[0].case.narrow}"
+        charts.append(
+            Chart(title, "side of an image, pixels", "images/s", lines, log_x=True, log_y=True)
+        )
+    return charts
+
+
+def _table(found: Sequence[Found]) -> Table:
+    columns = [
+        Column("net"), Column("side"), Column("method"), Column("images/s", "measured"),
+        Column("step, ms", "measured", 0), Column("least – most, ms", "measured"),
+        Column("step, ms, a core each", "simulated", 0),
+        Column("step, ms, cores shared", "simulated", 0),
+        Column("peak by rank, MiB", "measured"), Column("peak by rank, MiB", "simulated"),
+    ]  # fmt: skip
+    rows: list[list[Cell]] = []
+    for case, timed, predicted, _ in found:
+        for name, own in timed.items():
+            said = predicted[name]
+            rows.append([
+                f"{case.net}/{case.narrow}", case.side, name, BATCH / own.seconds, 1e3 * own.seconds,
+                f"{1e3 * own.least:.0f} – {1e3 * own.most:.0f}", 1e3 * said.seconds, 1e3 * shared(said),
+                by_device(own.peaks, MIB), by_device(said.peaks, MIB),
+            ])  # fmt: skip
+    note = (
+        f"A batch of {BATCH} on {DEVICES} ranks of this machine, one thread each; widths divided by the "
+        "number after the slash. Predicted from operators measured one by one, on links as probed; with "
+        "cores shared, no step is shorter than what all ranks compute over the cores. Measured peaks are "
+        "what torch's allocator gave out at once, with what lasts (parameters, gradients, momentum); the "
+        "batch is not in them. MAST has two micro-batches of two images, spatial and auto see the batch at "
+        "once where not said otherwise: their batch statistics are of more images."
+    )
+    return Table("Steps and peaks", columns, rows, note)
+
+
+def _weight(case: Case) -> float:
+    """About how long it takes beside others, for the bar."""
+    return case.rounds + 3 + case.side**2 / 128**2

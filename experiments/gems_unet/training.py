@@ -1,0 +1,47 @@
+"""Trains a U-Net by several plans for real, block of steps by block in turn: loss over seconds."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from experiments.gems_unet.methods import Planned
+from experiments.timing import start
+from raddle.files import read_scratch, write_scratch
+from raddle.plans.file import save
+
+
+class Curve(NamedTuple):
+    """By block of steps: seconds of training until its end, and its mean loss."""
+
+    seconds: Sequence[float]
+    losses: Sequence[float]
+
+    def reaches(self, target: float) -> float | None:
+        """Seconds until a block's mean loss is at the target or below."""
+        pairs = zip(self.seconds, self.losses, strict=True)
+        return next((seconds for seconds, loss in pairs if loss <= target), None)
+
+
+def train(
+    spec: str, plans: Mapping[str, Planned], *, ranks: int, side: int, blocks: int, steps: int
+) -> dict[str, Curve]:
+    """All plans see the same batches of segmentation.py in the same order."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        files = {}
+        for number, (label, (graph, plan)) in enumerate(plans.items()):
+            files[label] = str(folder / f"{number}.json")
+            save(plan, graph, files[label])
+        batch = next(iter(plans.values())).plan.batch
+        asked = {
+            "spec": spec, "plans": files, "batch": batch, "side": side, "blocks": blocks,
+            "steps": steps, "out": str(folder / "found.json"),
+        }  # fmt: skip
+        write_scratch(folder / "asked.json", asked)
+        rank = "experiments.gems_unet.training_rank"
+        start(ranks, None, ["-m", rank, str(folder / "asked.json")])
+        found = read_scratch(folder / "found.json")
+    return {label: Curve(**own) for label, own in found.items()}

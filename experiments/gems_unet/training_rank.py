@@ -1,0 +1,74 @@
+"""One rank of `training`: python -m experiments.gems_unet.training_rank asked.json, under torchrun."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import raddle
+from experiments.gems_unet.segmentation import batch
+from raddle import zoo
+from raddle.files import read_scratch, write_scratch
+from raddle.runtime.trainer import Trainer
+from raddle.transport.orphans import end_with_parent
+
+RATE = 1e-2  # of Adam
+WARM = 10**6  # the seed of a batch that no block has
+
+
+def main(asked: dict[str, Any]) -> None:
+    end_with_parent()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    work = zoo.load(asked["spec"], batch=asked["batch"], device="cpu")
+    trainers = {
+        label: raddle.parallelize(
+            copy.deepcopy(work.model), path, _adam, loss=work.loss, device="cpu"
+        )
+        for label, path in asked["plans"].items()
+    }
+    for trainer in trainers.values():  # the first step makes buffers, and counts for all alike
+        trainer.step(*trainer.part(*batch(asked["batch"], asked["side"], WARM)))
+    found: dict[str, dict[str, list[float]]] = {
+        label: {"seconds": [], "losses": []} for label in trainers
+    }
+    order = list(trainers)
+    for block in range(asked["blocks"]):
+        for label in order[block % len(order) :] + order[: block % len(order)]:
+            seconds, loss = _block(trainers[label], asked, block)
+            before = found[label]["seconds"][-1] if found[label]["seconds"] else 0.0
+            found[label]["seconds"].append(before + seconds)
+            found[label]["losses"].append(loss)
+    if dist.get_rank() == 0:
+        write_scratch(asked["out"], found)
+    dist.barrier()
+    for trainer in trainers.values():
+        trainer.close()
+    dist.destroy_process_group()
+
+
+def _adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=RATE)
+
+
+def _block(trainer: Trainer, asked: dict[str, Any], block: int) -> tuple[float, float]:
+    """Seconds of the slowest rank, without drawing the batches, and the mean loss."""
+    steps = asked["steps"]
+    seeds = range(block * steps, (block + 1) * steps)
+    batches = [trainer.part(*batch(asked["batch"], asked["side"], seed)) for seed in seeds]
+    dist.barrier()
+    begin = time.perf_counter()
+    losses = [float(trainer.step(*own)) for own in batches]
+    trainer.synchronize()
+    spent = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
+    dist.all_reduce(spent, dist.ReduceOp.MAX)
+    return float(spent), sum(losses) / len(losses)
+
+
+if __name__ == "__main__":
+    main(read_scratch(sys.argv[1]))

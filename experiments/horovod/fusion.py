@@ -1,0 +1,110 @@
+"""Fusion on and off, for networks of many small tensors (the paper's section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from experiments import nets
+from experiments.experiment import Asked
+from experiments.links import NoLab
+from experiments.syncing import DDP, Job, Kind, measure, predict
+from raddle.reports.experiments.result import Cell, Column, Section, Table
+
+QUICK = ((2, "1gbit"),)
+FULL = ((2, "250mbit"), (2, "1gbit"), (4, "1gbit"))  # hosts and their links
+PER_RANK = {"resnet50": 8, "inception": 4}  # samples
+TITLES = {"resnet50": "ResNet-50-like", "inception": "Inception-like"}
+PRINTED = 1.65  # throughput over that without fusion, at most: section 7
+
+# What sums: with fusion, and each tensor by itself.
+PAIRS = {
+    "DDP": (DDP, Kind("ddp", bucket=0)),
+    "plan": (Kind("plan"), Kind("plan", bucket=0)),
+    "raddle.sync": (Kind("wrapped"), Kind("wrapped", bucket=0)),
+}
+
+
+class Pair(NamedTuple):
+    """Seconds of a step with fusion and without."""
+
+    net: str
+    hosts: int
+    rate: str
+    by: str
+    fused: float
+    apart: float
+    fused_said: float
+    apart_said: float
+
+    @property
+    def gain(self) -> float:
+        return self.apart / self.fused
+
+
+def make(asked: Asked) -> Section:
+    title = "Fusion on and off"
+    places = QUICK if asked.quick else FULL
+    found: list[Pair] = []
+    try:
+        for done, (hosts, rate) in enumerate(places):
+            asked.say(f"{hosts} hosts at {rate}", done / len(places))
+            found += measured(hosts, rate, quick=asked.quick)
+    except NoLab as reason:
+        return Section(title, skipped=str(reason))
+    return Section(title, told(found), [table(found)])
+
+
+def measured(hosts: int, rate: str, *, quick: bool) -> list[Pair]:
+    kinds = {}
+    for by, (fused, apart) in PAIRS.items():
+        kinds[f"{by}, fused"], kinds[f"{by}, apart"] = fused, apart
+    jobs = [Job(net, hosts * samples, kinds) for net, samples in PER_RANK.items()]
+    rounds, steps = (2, 3) if quick else (3, 4)
+    found = measure(jobs, ranks=hosts, rate=rate, rounds=rounds, steps=steps)
+    rows = []
+    for job, own, said in zip(jobs, found.jobs, predict(found), strict=True):
+        for by in PAIRS:
+            labels = (f"{by}, fused", f"{by}, apart")
+            seconds = [own.seconds[label] for label in labels]
+            rows.append(
+                Pair(job.net, hosts, rate, by, *seconds, *(said[label] for label in labels))
+            )
+    return rows
+
+
+def table(found: Sequence[Pair]) -> Table:
+    columns = (
+        Column("network"), Column("tensors", "counted"), Column("hosts"), Column("rate"),
+        Column("by"), Column("fused, ms", "measured"), Column("predicted", "simulated"),
+        Column("apart, ms", "measured"), Column("predicted", "simulated"),
+        Column("gain", "measured", 2), Column("predicted", "simulated", 2),
+        Column("at most", "printed", 2),
+    )  # fmt: skip
+    rows: list[list[Cell]] = [
+        [
+            TITLES[pair.net], len(nets.sizes(nets.built(pair.net))), pair.hosts, pair.rate, pair.by,
+            1e3 * pair.fused, 1e3 * pair.fused_said, 1e3 * pair.apart, 1e3 * pair.apart_said,
+            pair.gain, pair.apart_said / pair.fused_said, PRINTED,
+        ]
+        for pair in found
+    ]  # fmt: skip
+    note = (
+        "Milliseconds a step, and how much longer it takes where each tensor is summed by itself. Fused: "
+        "buckets of 25 MiB (DDP) or 16 MiB; Horovod's have 64 MiB, and its gain is on another network. "
+        "Predictions have the latency of a small sum while nothing computes; beside compute it is longer."
+    )
+    return Table("Steps with fusion and without", columns, rows, note)
+
+
+def told(found: Sequence[Pair]) -> str:
+    most = max(found, key=lambda pair: pair.gain)
+    least = min(found, key=lambda pair: pair.gain)
+    hurt = sum(pair.gain < 1 for pair in found)
+    return (
+        f"Fused steps are at most {most.gain:.2f} x as fast ({most.by}, {TITLES[most.net]}, {most.hosts} "
+        f"hosts at {most.rate}) and at least {least.gain:.2f} x ({least.by}, {TITLES[least.net]}, "
+        f"{least.hosts} hosts at {least.rate}); they are slower in {hurt} of {len(found)} cases. The paper "
+        f"prints up to {PRINTED:.2f} x. A tensor by itself leaves as soon as it is there, and costs a "
+        "message; a bucket leaves when it is full."
+    )

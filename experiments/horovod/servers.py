@@ -1,0 +1,119 @@
+"""The ring against one server and distributed ones, on 1 to 8 ranks (the paper's section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from experiments.experiment import Asked
+from experiments.links import NoLab
+from experiments.syncing import ALONE, DDP, Job, Kind, measure, predict
+from raddle.clusters.catalogue import cores
+from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+
+NET, PER_RANK, RATE = "small", 4, "500mbit"
+QUICK, FULL = (1, 2, 4), (1, 2, 4, 8)
+NOTHING = "compute alone"
+RING, RING_WRAPPED, DISTRIBUTED = "all-reduce", "raddle.sync", "DDP"
+ONE, WHOLE, SLICED = "ps:one", "ps", "ps:sliced,greedy"
+KINDS = {
+    DISTRIBUTED: DDP,
+    RING: Kind("plan"),
+    RING_WRAPPED: Kind("wrapped"),
+    ONE: Kind("plan", ONE),
+    WHOLE: Kind("plan", WHOLE),
+    SLICED: Kind("plan", SLICED),
+    f"raddle.sync, {SLICED}": Kind("wrapped", SLICED),
+}
+
+
+class Row(NamedTuple):
+    """Milliseconds of a step, by label."""
+
+    ranks: int
+    measured: Mapping[str, float]
+    simulated: Mapping[str, float]
+
+
+def make(asked: Asked) -> Section:
+    title = "The ring against servers"
+    sizes = QUICK if asked.quick else FULL
+    rows = []
+    try:
+        for done, ranks in enumerate(sizes):
+            asked.say(f"{ranks} ranks", done / len(sizes))
+            rows.append(at(ranks, quick=asked.quick))
+    except NoLab as reason:
+        return Section(title, skipped=str(reason))
+    return Section(title, told(rows), [table(rows), images(rows), chart(rows)])
+
+
+def at(ranks: int, *, quick: bool) -> Row:
+    """One rank has nobody to agree with: DDP and compute say all there is."""
+    kinds = {NOTHING: ALONE, **(KINDS if ranks > 1 else {DISTRIBUTED: DDP})}
+    jobs = [Job(NET, PER_RANK * ranks, kinds)]
+    rounds, steps = (2, 2) if quick else (3, 3)
+    found = measure(jobs, ranks=ranks, rate=RATE, rounds=rounds, steps=steps)
+    own, said = found.jobs[0].seconds, predict(found)[0]
+    return Row(
+        ranks,
+        {label: 1e3 * seconds for label, seconds in own.items()},
+        {label: 1e3 * seconds for label, seconds in said.items()},
+    )
+
+
+def table(rows: Sequence[Row]) -> Table:
+    columns = [Column("kind")]
+    for row in rows:
+        columns.append(Column(f"{row.ranks} ranks, ms", "measured"))
+        columns.append(Column("predicted", "simulated"))
+    cells: list[list[Cell]] = []
+    for label in (NOTHING, *KINDS):
+        line: list[Cell] = [label]
+        for row in rows:
+            line += [row.measured.get(label), row.simulated.get(label)]
+        cells.append(line)
+    return Table(
+        "Milliseconds a step", columns, cells,
+        f"VGG-19-like for 32 x 32 pixels (2.2 M parameters), {PER_RANK} samples a rank, a host each at "
+        f"{RATE}, all on {cores()} cores: compute alone shows what ranks take from each other.",
+    )  # fmt: skip
+
+
+def images(rows: Sequence[Row]) -> Table:
+    columns = [Column("kind"), *(Column(f"{row.ranks} ranks", "measured") for row in rows)]
+    cells: list[list[Cell]] = [
+        [label, *(_rate(row, label) for row in rows)] for label in (NOTHING, *KINDS)
+    ]
+    return Table("Samples a second, all ranks together", columns, cells)
+
+
+def chart(rows: Sequence[Row]) -> Chart:
+    lines = []
+    for label in KINDS:
+        own = [(float(row.ranks), row.measured[label]) for row in rows if label in row.measured]
+        lines.append(Line(label, own, "measured"))
+    return Chart("A step over the number of ranks", "ranks", "ms", lines, log_x=True, log_y=True)
+
+
+def told(rows: Sequence[Row]) -> str:
+    """What was found at the most ranks."""
+    last = rows[-1]
+    own = last.measured
+    ratios = {label: own[label] / own[RING] for label in (ONE, WHOLE, SLICED)}
+    errors = sorted(
+        abs(said / row.measured[label] - 1) for row in rows for label, said in row.simulated.items()
+    )
+    return (
+        f"On {last.ranks} ranks one server takes {ratios[ONE]:.2f} x the ring's step, distributed servers "
+        f"of whole tensors {ratios[WHOLE]:.2f} x, of slices {ratios[SLICED]:.2f} x. raddle.sync, which a "
+        f"script uses as it would Horovod, takes {own[RING_WRAPPED] / own[DISTRIBUTED]:.2f} x DDP's step."
+        f"\n\nOf {len(errors)} predictions {sum(e <= 0.15 for e in errors)} are within 15 %; the worst is "
+        f"off by {errors[-1]:.0%}."
+    )
+
+
+def _rate(row: Row, label: str) -> Cell:
+    if label not in row.measured:
+        return None
+    return 1e3 * PER_RANK * row.ranks / row.measured[label]

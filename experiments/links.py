@@ -1,0 +1,140 @@
+"""The links of a lab: measured by the ranks that talk over them, and as a cluster to simulate on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from raddle.clusters import Cluster
+from raddle.errors import InputError
+from raddle.lab import Lab
+from raddle.transport.sockets import SocketWire
+from raddle.transport.wire import PUSH, Frame
+
+MEGABYTE = torch.zeros(2**18)
+FRAMES = 24  # of a megabyte, to measure a link
+SUMS = 50  # to measure what a small one takes
+TIMEOUT = 60.0  # seconds until all ranks have met
+
+# A core of the machine; operators are measured, so this counts for updates and searches alone.
+DEVICE = {
+    "flops": {"float32": "60 GFLOP/s"}, "bandwidth": "8 GB/s", "memory": "8 GB", "overhead": "10 us",
+}  # fmt: skip
+
+
+class NoLab(Exception):
+    """This machine cannot make one; the text says why."""
+
+
+@contextmanager
+def lab_of(hosts: int, rate: str) -> Iterator[Lab]:
+    """A lab under a name of its own, removed at the end."""
+    try:
+        lab = Lab.up(hosts=hosts, rate=rate, name="reproduce-sync")
+    except InputError as error:
+        raise NoLab(str(error)) from None
+    with lab:
+        yield lab
+
+
+def hosts(
+    count: int, bandwidth: float, latency: float = 2e-4, handling: Mapping[str, float] | None = None
+) -> Cluster:
+    """The lab as a cluster; bandwidth in bytes/s."""
+    return Cluster.from_dict(
+        {
+            "name": "lab",
+            "devices": {"core": {**DEVICE, "handling": dict(handling or {})}},
+            "nodes": [{"count": count, "devices": ["core"]}],
+            "network": {
+                "bandwidth": bandwidth, "latency": latency, "duplex": True, "per_device": False,
+            },
+        }
+    )  # fmt: skip
+
+
+def measure_link(rank: int, size: int) -> dict[str, float]:
+    """Bandwidth and latency to the next rank while all talk at once; all ranks call it."""
+    wire = SocketWire(rank, size, _share(size), timeout=TIMEOUT)
+    there = threading.Event()
+    left = [0]
+
+    def arrive(source: int, frame: Frame, payload: Tensor) -> None:
+        left[0] -= 1
+        if not left[0]:
+            there.set()
+
+    wire.expect({0: MEGABYTE.nbytes})
+    wire.start(arrive, lambda reason: None)
+    found: dict[int, list[float]] = {1: [], FRAMES: []}
+    for count in (1, 1, 1, 1, 1, 1, FRAMES, FRAMES, FRAMES):
+        left[0] = count
+        there.clear()
+        payload = MEGABYTE if count > 1 else MEGABYTE[:1024]
+        dist.barrier()
+        start = time.perf_counter()
+        for clock in range(count):
+            wire.send((rank + 1) % size, Frame(PUSH, 0, clock + 1), payload, 0)
+        there.wait(120)
+        found[count].append(time.perf_counter() - start)
+    dist.barrier()
+    wire.close()
+    latency = min(found[1])
+    return {
+        "bandwidth": FRAMES * MEGABYTE.nbytes / (min(found[FRAMES]) - latency),
+        "latency": latency,
+    }
+
+
+def measure_sum(size: int) -> float:
+    """Seconds that a message of a ring takes when next to nothing is summed; all ranks call it."""
+    small = torch.zeros(256)
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(SUMS):
+        dist.all_reduce(small)
+    return (time.perf_counter() - start) / SUMS / (2 * (size - 1))
+
+
+@contextmanager
+def traffic(rank: int, size: int, rate: float) -> Iterator[None]:
+    """Sends so many bytes a second to the next rank: what a step sends, spread over it."""
+    wire, over = SocketWire(rank, size, _share(size), timeout=TIMEOUT), threading.Event()
+    wire.expect({0: MEGABYTE.nbytes})
+    wire.start(lambda source, frame, payload: None, lambda reason: None)
+
+    def talk() -> None:
+        sent, begun = 0, time.perf_counter()
+        while not over.is_set():
+            due = sent * MEGABYTE.nbytes < rate * (time.perf_counter() - begun)
+            if due and sent - wire.counters.messages < 3:
+                wire.send((rank + 1) % size, Frame(PUSH, 0, sent + 1), MEGABYTE, 0)
+                sent += 1
+            else:
+                time.sleep(0.001)
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        dist.barrier()
+        wire.close()
+
+
+def _share(size: int) -> Callable[[Any], list[Any]]:
+    def share(address: Any) -> list[Any]:
+        every: list[Any] = [None] * size
+        dist.all_gather_object(every, address)
+        return every
+
+    return share

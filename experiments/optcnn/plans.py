@@ -1,0 +1,107 @@
+"""VGG-16 on 4 GPUs of a node, layer by layer, beside the plan that the paper prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from experiments.experiment import Asked
+from experiments.optcnn.additive import baselines, configured, cost_of, parts
+from experiments.scaling import Case
+from raddle.graph.graph import Op
+from raddle.reports.experiments.result import Cell, Column, Drawing, Section, Table
+from raddle.searches.configurations import Configuration
+from raddle.searches.groups import Group
+from raddle.searches.optcnn.method import choose
+from raddle.searches.optcnn.tables import Tables, tables
+
+TITLE = "VGG-16 on 4 GPUs"
+CASE = Case("vgg16", "p100", 4, 32)
+LAST_CONVOLUTIONS = 24  # features.24 begins the fifth group of them
+FULLY_CONNECTED = {"classifier.0": 4, "classifier.3": 4, "classifier.6": 2}  # parts of channels
+WORDS = {"n": "samples", "h": "rows", "w": "columns", "c": "channels"}
+
+
+def printed(group: Group) -> dict[str, int]:
+    """The paper's: n=4 for four groups of convolutions, h=2 w=2 for the fifth, c=4, 4, 2 at the end."""
+    for name, count in FULLY_CONNECTED.items():
+        if group.name.startswith(name):
+            return {"c": count}
+    kind, _, number = group.name.partition(".")
+    last = kind != "features" or int(number.split(".")[0]) >= LAST_CONVOLUTIONS
+    return {"h": 2, "w": 2} if last else {"n": 4}
+
+
+def plans(asked: Asked) -> Section:
+    graph, on = CASE.graph, CASE.cluster
+    asked.say("servers", 0.3)
+    paper = tables(graph, on, paper=True)
+    asked.say("all-reduce", 0.6)
+    today = tables(graph, on)
+    chosen = [choose(paper)[0], choose(today)[0]]
+    alike = sum(
+        parts(group, own) == printed(group)
+        for group, own in zip(paper.groups, chosen[0], strict=True)
+    )
+    text = (
+        f"Counted as the paper does, {alike} of {len(paper.groups)} groups are split as printed. "
+        + _cost_text(paper, chosen[0])
+    )
+    lines = draw(paper.groups, [*chosen, configured(paper, printed)])
+    drawing = Drawing(
+        "Splits by layer",
+        lines,
+        "x=4: in four parts; 'one GPU': not split. Printed: by groups of layers.",
+    )
+    return Section(TITLE, text, [drawing, _costs(paper, chosen[0])])
+
+
+def _cost_text(found: Tables, chosen: Sequence[Configuration]) -> str:
+    own, theirs = cost_of(found, chosen), configured(found, printed)
+    if theirs is None:
+        return "The printed plan is not in the tables."
+    other = cost_of(found, theirs)
+    return (
+        f"By these costs the printed plan takes {1e3 * other:.1f} ms and the optimum {1e3 * own:.1f} ms, "
+        f"{100 * (1 - own / other):.1f} % less."
+    )
+
+
+def _costs(found: Tables, chosen: Sequence[Configuration]) -> Table:
+    every = {**baselines(found), "printed": configured(found, printed), "optimum": list(chosen)}
+    rows: list[list[Cell]] = [
+        [name, 1e3 * cost_of(found, own)] for name, own in every.items() if own is not None
+    ]
+    columns = (Column("plan"), Column("a step by OptCNN's cost, ms", "counted"))
+    note = "Batch 128; a server a layer, nothing overlaps, links at their nominal rates."
+    return Table("What the plans cost", columns, rows, note)
+
+
+# -- drawing ---------------------------------------------------------------------------------------
+
+
+def draw(groups: Sequence[Group], columns: Sequence[Sequence[Configuration] | None]) -> list[str]:
+    """A line a group: the layer, its output, and how each plan splits it."""
+    heads = ("as the paper counts", "all-reduce", "printed")
+    rows: list[tuple[str, ...]] = [("layer", "output of a sample", *heads)]
+    for g, group in enumerate(groups):
+        splits = ("–" if own is None else split(parts(group, own[g])) for own in columns)
+        rows.append((group.name, _shape(group.members[0].op), *splits))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [_padded(row, widths) for row in rows]
+
+
+def split(given: Mapping[str, int]) -> str:
+    """{"n": 2, "c": 2} -> "n=2 c=2  samples x channels"."""
+    if not given:
+        return "one GPU"
+    letters = " ".join(f"{letter}={count}" for letter, count in given.items())
+    return f"{letters}  {' x '.join(WORDS.get(letter, letter) for letter in given)}"
+
+
+def _shape(op: Op) -> str:
+    dims = [op.space.dims[d] for d in op.space.outputs[0]]
+    return " x ".join(str(dim.size) for dim in dims if dim.name != "n")
+
+
+def _padded(row: Iterable[str], widths: Sequence[int]) -> str:
+    return "   ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()

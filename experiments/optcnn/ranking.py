@@ -1,0 +1,19 @@
+"""Are plans simulated in the order in which they are measured? A network shaped as AlexNet on two ranks."""
+
+from __future__ import annotations
+
+from experiments import ten_plans
+from experiments.cost_models.plans import Group
+from experiments.experiment import Asked
+from raddle.reports.experiments.result import Section
+from raddle.searches.baselines import METHODS
+
+TITLE = "Simulated and measured order"
+PRINTED = "The paper's cost model is -5 to +9 % off its measurements, on GPUs."
+CHANGES = 4  # groups of data parallelism that a drawn plan has otherwise
+
+
+def ranking(asked: Asked) -> Section:
+    group = Group("alexnet", 16, 2, 0)
+    found = ten_plans.rank(group, (*METHODS, "optcnn"), CHANGES, asked)
+    return ten_plans.section(TITLE, group, found, PRINTED)

@@ -1,0 +1,185 @@
+"""Images a second and bytes a step of layer-wise plans, beside data, model and OWT parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from experiments.experiment import Asked
+from experiments.optcnn.additive import baselines, cost_of
+from experiments.scaling import SYNCS, Case, Step, Steps, best, chart, ratio, step
+from raddle.reports.experiments.result import Cell, Chart, Column, Section, Table
+from raddle.searches.optcnn.method import choose
+from raddle.searches.optcnn.tables import tables
+
+TITLE = "Throughput and communication"
+OTHERS = ("data", "model", "owt")
+NAMES = {
+    "data": "data", "model": "model", "owt": "OWT", "optcnn-paper": "OptCNN, as the paper counts",
+    "optcnn": "OptCNN", "auto": "auto",
+}  # fmt: skip
+SAMPLES = 32  # a GPU
+
+
+class Printed(NamedTuple):
+    over_best: float  # times the throughput of the best of data, model and OWT, at most
+    scaling: float  # 16 GPUs over one
+
+
+PRINTED = {
+    "alexnet": Printed(2.2, 12.2), "vgg16": Printed(1.5, 14.8), "inception_v3": Printed(1.4, 15.5)
+}  # fmt: skip
+PRINTED_LESS = "1.3–23"  # times less is communicated, over all networks and baselines
+
+
+class Measured(NamedTuple):
+    """One network with one way to synchronise."""
+
+    model: str
+    sync: str
+    found: Steps
+    most: int  # GPUs
+
+    @property
+    def own(self) -> str:
+        """Servers are what the paper's costs are of."""
+        return "optcnn-paper" if self.sync == "server" else "optcnn"
+
+
+def throughput(asked: Asked) -> Section:
+    counts = (1, 4, 16) if asked.quick else (1, 2, 4, 8, 16)
+    every = []
+    for number, model in enumerate(PRINTED):
+        for at, sync in enumerate(SYNCS):
+            asked.say(f"{model}, {SYNCS[sync]}", (number + at / 2) / len(PRINTED))
+            every.append(_measured(model, sync, counts, budget=2.0 if asked.quick else 10.0))
+    added = {model: _added(model, counts[-1]) for model in PRINTED}
+    return Section(
+        TITLE,
+        _text(every),
+        [_claims(every, added), _bytes(every), *(_chart(own) for own in every)],
+    )
+
+
+def _measured(model: str, sync: str, counts: Sequence[int], budget: float) -> Measured:
+    """`auto` on the most devices alone: it takes longest."""
+    found: dict[tuple[str, int], Step | None] = {}
+    for count in counts:
+        case = Case(model, "p100", count, SAMPLES)
+        own = "optcnn-paper" if sync == "server" else "optcnn"
+        for method in (*OTHERS, own):
+            found[method, count] = step(case, method, sync, budget)
+        if count == counts[-1] and sync == "allreduce":
+            found["auto", count] = step(case, "auto", "auto", budget)
+    return Measured(model, sync, found, counts[-1])
+
+
+def _added(model: str, count: int) -> float:
+    """The gain over the best baseline by the paper's own cost, where nothing overlaps."""
+    case = Case(model, "p100", count, SAMPLES)
+    found = tables(case.graph, case.cluster, paper=True)
+    optimum = choose(found)[1].cost
+    return min(cost_of(found, own) for own in baselines(found).values()) / optimum
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def _claims(every: Sequence[Measured], added: dict[str, float]) -> Table:
+    most = every[0].most
+    columns = (
+        Column("network"), Column("synchronised by"), Column("best other"),
+        Column("its images/s", "simulated"), Column("OptCNN's", "simulated"),
+        Column("times the best other", "simulated"), Column("by OptCNN's cost", "counted"),
+        Column("in the paper, up to", "printed"),
+        Column(f"1 to {most} GPUs, times", "simulated"), Column("in the paper", "printed"),
+    )  # fmt: skip
+    rows = [list(_claim(own, added[own.model])) for own in every]
+    note = (
+        f"{SAMPLES} images a GPU, {most} P100 in nodes of 4. By OptCNN's cost: the sum of its tables with "
+        "a server a layer and nothing overlapped, of the best other plan over that of the optimum."
+    )
+    return Table(f"Against the best other on {most} GPUs", columns, rows, note)
+
+
+def _claim(own: Measured, added: float) -> Iterator[Cell]:
+    printed, other = PRINTED[own.model], best(own.found, OTHERS, own.most)
+    here = own.found[own.own, own.most]
+    yield from (own.model, SYNCS[own.sync])
+    yield from (NAMES[other[0]], other[1].samples_per_s) if other else (None, None)
+    yield here.samples_per_s if here else None
+    yield ratio(own.found, own.own, OTHERS, own.most)
+    yield from (added if own.sync == "server" else None, printed.over_best)
+    yield from (grown(own), printed.scaling)
+
+
+def grown(own: Measured) -> float | None:
+    """Throughput on the most GPUs over that on one."""
+    one, all_of = own.found[own.own, 1], own.found[own.own, own.most]
+    return all_of.samples_per_s / one.samples_per_s if one and all_of else None
+
+
+def _bytes(every: Sequence[Measured]) -> Table:
+    most = every[0].most
+    columns = (
+        Column("network"), Column("synchronised by"),
+        *(Column(f"{NAMES[m]}, GB", "counted") for m in OTHERS),
+        Column("OptCNN, GB", "counted"), Column("least of the others, times"),
+        Column("most, times"), Column("in the paper, times", "printed"),
+    )  # fmt: skip
+    rows: list[list[Cell]] = []
+    for own in every:
+        given = [own.found[m, most] for m in (*OTHERS, own.own)]
+        gigabytes = [s.comm_bytes / 1e9 if s else None for s in given]
+        less = less_bytes(own)
+        rows.append(
+            [own.model, SYNCS[own.sync], *gigabytes, *((less[0], less[-1]) if less else (None, None)),
+             PRINTED_LESS]
+        )  # fmt: skip
+    note = (
+        f"Bytes between devices in a step on {most} GPUs; times: the others' over OptCNN's. A dash: the "
+        "plan does not fit the memory of a card."
+    )
+    return Table(f"Communication of a step on {most} GPUs", columns, rows, note)
+
+
+def less_bytes(own: Measured) -> list[float]:
+    """How many times as much each of the others communicates, the least first."""
+    here = own.found[own.own, own.most]
+    given = (own.found[m, own.most] for m in OTHERS)
+    return sorted(s.comm_bytes / here.comm_bytes for s in given if s and here and here.comm_bytes)
+
+
+def _chart(own: Measured) -> Chart:
+    title = f"{own.model}, synchronised by {SYNCS[own.sync]}: images a second"
+    names = {m: name for m, name in NAMES.items() if any(key[0] == m for key in own.found)}
+    return chart(title, own.found, names)
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+def _text(every: Sequence[Measured]) -> str:
+    said = []
+    for own in every:
+        gain, scaling = ratio(own.found, own.own, OTHERS, own.most), grown(own)
+        if gain is None or scaling is None:
+            said.append(f"{own.model} with {SYNCS[own.sync]}: a plan is missing.")
+            continue
+        printed = PRINTED[own.model]
+        said.append(
+            f"{own.model} with {SYNCS[own.sync]}: {gain:.2f} x the best other (the paper: up to "
+            f"{printed.over_best}), {scaling:.1f} x one GPU (the paper: {printed.scaling})."
+        )
+    behind = [
+        f"{own.model} with {SYNCS[own.sync]}"
+        for own in every
+        if (ratio(own.found, own.own, OTHERS, own.most) or 0) < PRINTED[own.model].over_best
+    ]
+    if behind:
+        said.append(f"Less than the paper's gain over the best other: {'; '.join(behind)}.")
+    autos = [(own.model, g) for own in every if (g := ratio(own.found, "auto", OTHERS, own.most))]
+    if autos:
+        gains = ", ".join(f"{model} {gain:.2f} x" for model, gain in autos)
+        said.append(f"raddle's auto over the best other, with all-reduce: {gains}.")
+    return "\n\n".join(said)

@@ -1,0 +1,191 @@
+"""Throughput against bandwidth: baseline, sliced, sliced with priority."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from experiments.experiment import Asked
+from experiments.links import NoLab
+from experiments.syncing import DDP, Found, Job, Kind, measure, predict
+from raddle.lab.rates import parse_rate
+from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+
+QUICK = ("500mbit", "1gbit", "4gbit")
+FULL = ("100mbit", "250mbit", "500mbit", "1gbit", "2gbit", "4gbit")
+SLOW = 300e6  # bit/s: below it fewer steps say as much, and take long
+HOSTS = 2
+
+DISTRIBUTED, ALLREDUCE, WHOLE, SLICED, P3 = "DDP", "all-reduce", "ps", "ps:sliced", "p3"
+KINDS = {
+    DISTRIBUTED: DDP,
+    ALLREDUCE: Kind("plan"),
+    WHOLE: Kind("plan", "ps"),
+    SLICED: Kind("plan", "ps:sliced"),
+    P3: Kind("plan", "p3"),
+}
+
+
+class Printed(NamedTuple):
+    """Abstract and evaluation: throughput over the baseline's, at most, and at which rate."""
+
+    model: str
+    p3: float | None = None
+    at: str = ""
+    sliced: float | None = None
+    sliced_at: str = ""
+
+
+@dataclass(frozen=True)
+class Net:
+    name: str  # of nets.py
+    title: str
+    batch: int  # global
+    printed: Printed
+
+
+NETS = (
+    Net("resnet50", "ResNet-50-like", 16, Printed("ResNet-50", 1.26, "4 Gbit/s")),
+    Net("vgg19", "VGG-19-like", 20,
+        Printed("VGG-19", 1.66, "15 Gbit/s", 1.49, "30 Gbit/s")),
+    Net("inception", "Inception-like", 8, Printed("InceptionV3")),
+    Net("lstm", "LSTM-like", 16, Printed("Sockeye", 1.38, "")),
+)  # fmt: skip
+
+
+class Point(NamedTuple):
+    """One network at one rate: samples a second by label."""
+
+    bits: float  # bit/s of the link
+    measured: Mapping[str, float]
+    simulated: Mapping[str, float]
+
+    def gain(self, label: str, over: str) -> float:
+        return self.measured[label] / self.measured[over]
+
+
+def make(asked: Asked) -> Section:
+    title = "Throughput against bandwidth"
+    rates = QUICK if asked.quick else FULL
+    jobs = [Job(net.name, net.batch, KINDS) for net in NETS]
+    curves: dict[str, list[Point]] = {net.name: [] for net in NETS}
+    try:
+        for done, rate in enumerate(rates):
+            asked.say(f"four networks at {rate}", done / len(rates))
+            short = asked.quick or parse_rate(rate) < SLOW
+            rounds, steps = (2, 2) if short else (3, 3)
+            found = measure(jobs, ranks=HOSTS, rate=rate, rounds=rounds, steps=steps)
+            for net, point in zip(NETS, points(found), strict=True):
+                curves[net.name].append(point)
+    except NoLab as reason:
+        return Section(title, skipped=str(reason))
+    parts: list[Table | Chart] = [gains(curves)]
+    for net in NETS:
+        parts += [throughput(net, curves[net.name]), chart(net, curves[net.name])]
+    return Section(title, told(curves), parts)
+
+
+def points(found: Found) -> list[Point]:
+    """By network, samples a second."""
+    bits = parse_rate(found.rate)
+    return [
+        Point(
+            bits,
+            {label: job.batch / seconds for label, seconds in own.seconds.items()},
+            {label: job.batch / seconds for label, seconds in said.items()},
+        )
+        for job, own, said in zip(found.asked, found.jobs, predict(found), strict=True)
+    ]
+
+
+def best(curve: Sequence[Point], label: str, over: str) -> tuple[float, float]:
+    """The largest gain, and the bit/s where it is."""
+    return max((point.gain(label, over), point.bits) for point in curve)
+
+
+def gains(curves: Mapping[str, Sequence[Point]]) -> Table:
+    columns = (
+        Column("network"), Column("p3 / ps", "measured", 2), Column("at Mbit/s"),
+        Column("ps:sliced / ps", "measured", 2), Column("at Mbit/s"),
+        Column("p3 / DDP", "measured", 2), Column("at Mbit/s"),
+        Column("paper's network"), Column("P3 / baseline", "printed", 2), Column("at"),
+        Column("slices / baseline", "printed", 2), Column("at"),
+    )  # fmt: skip
+    rows: list[list[Cell]] = []
+    for net in NETS:
+        cells: list[Cell] = [net.title]
+        for label, over in ((P3, WHOLE), (SLICED, WHOLE), (P3, DISTRIBUTED)):
+            gain, bits = best(curves[net.name], label, over)
+            cells += [gain, round(bits / 1e6)]
+        printed = net.printed
+        cells += [printed.model, printed.p3, printed.at or None]
+        rows.append([*cells, printed.sliced, printed.sliced_at or None])
+    return Table(
+        "The largest gain of each network over its rates", columns, rows,
+        "Throughput over throughput. A dash is where the paper's text, as it is known here, has no figure.",
+    )  # fmt: skip
+
+
+def throughput(net: Net, curve: Sequence[Point]) -> Table:
+    columns = [Column("Mbit/s")]
+    columns += [Column(label, "measured") for label in KINDS]
+    columns += [Column(f"{label}, predicted", "simulated") for label in KINDS]
+    columns += [Column("p3 / ps", "measured", 2), Column("p3 / DDP", "measured", 2)]
+    rows: list[list[Cell]] = [
+        [
+            round(point.bits / 1e6),
+            *(point.measured[label] for label in KINDS),
+            *(point.simulated[label] for label in KINDS),
+            point.gain(P3, WHOLE),
+            point.gain(P3, DISTRIBUTED),
+        ]
+        for point in curve
+    ]
+    note = (
+        f"Samples a second, batch {net.batch} over {HOSTS} hosts. Predictions are simulated with the link "
+        "and the operators as measured beside a step's traffic, plus what small messages cost the cores."
+    )
+    return Table(f"{net.title}: samples a second", columns, rows, note)
+
+
+def chart(net: Net, curve: Sequence[Point]) -> Chart:
+    lines = []
+    for label in KINDS:
+        lines.append(Line(label, [(p.bits / 1e6, p.measured[label]) for p in curve], "measured"))
+    for label in (WHOLE, P3):
+        own = [(p.bits / 1e6, p.simulated[label]) for p in curve]
+        lines.append(Line(f"{label}, predicted", own, "simulated"))
+    return Chart(f"{net.title} over the bandwidth", "Mbit/s", "samples/s", lines, log_x=True)
+
+
+def told(curves: Mapping[str, Sequence[Point]]) -> str:
+    """What was found, in words that follow from the figures."""
+    sentences = []
+    for net in NETS:
+        curve = curves[net.name]
+        (gain, bits), (over, at) = best(curve, P3, WHOLE), best(curve, P3, DISTRIBUTED)
+        printed = net.printed.p3
+        beside = f" ({net.printed.model} in the paper: {printed:.2f})" if printed else ""
+        sentences.append(
+            f"{net.title}: P3 is at most {gain:.2f} x servers of whole parameters, at {_mbit(bits)}"
+            f"{beside}, and at most {over:.2f} x DDP, at {_mbit(at)}."
+        )
+    every = [point for curve in curves.values() for point in curve]
+    lost = sum(point.gain(P3, DISTRIBUTED) < 1 for point in every)
+    errors = sorted(
+        abs(point.simulated[label] / point.measured[label] - 1)
+        for point in every
+        for label in KINDS
+    )
+    near = sum(error <= 0.15 for error in errors)
+    sentences.append(
+        f"P3 is slower than DDP at {lost} of {len(every)} points. Of {len(errors)} predictions {near} "
+        f"are within 15 %; half are within {errors[len(errors) // 2]:.0%}, the worst is off by "
+        f"{errors[-1]:.0%}."
+    )
+    return "\n\n".join(sentences)
+
+
+def _mbit(bits: float) -> str:
+    return f"{bits / 1e6:.0f} Mbit/s"

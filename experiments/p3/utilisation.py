@@ -1,0 +1,112 @@
+"""The link over time, from the counters of a host's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from experiments.counters import on_grid
+from experiments.experiment import Asked
+from experiments.links import NoLab
+from experiments.p3.bandwidth import DISTRIBUTED, HOSTS, KINDS, P3, SLICED, WHOLE
+from experiments.syncing import Found, Job, measure
+from raddle.lab.rates import parse_rate
+from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+
+NET, BATCH, RATE = "vgg19", 20, "1gbit"
+SLOT = 0.025  # seconds
+SHOWN = 1.0  # seconds of a chart
+IDLE = 0.05  # of the rate: below it a slot counts as idle
+LABELS = (DISTRIBUTED, WHOLE, SLICED, P3)
+
+
+class Use(NamedTuple):
+    """A link while one kind trains; `slots` have seconds, and the share of the rate each way."""
+
+    label: str
+    slots: Sequence[tuple[float, float, float]]
+
+    @property
+    def sent(self) -> float:
+        return sum(out for _, out, _ in self.slots) / len(self.slots)
+
+    @property
+    def received(self) -> float:
+        return sum(back for _, _, back in self.slots) / len(self.slots)
+
+    @property
+    def idle(self) -> float:
+        """Of the time, nothing goes either way."""
+        return sum(max(out, back) < IDLE for _, out, back in self.slots) / len(self.slots)
+
+    @property
+    def both(self) -> float:
+        """Of the time, both directions are at least half full."""
+        return sum(min(out, back) >= 0.5 for _, out, back in self.slots) / len(self.slots)
+
+
+def make(asked: Asked) -> Section:
+    title = "The link over time"
+    asked.say(f"{NET} at {RATE}")
+    jobs = [Job(NET, BATCH, {label: KINDS[label] for label in LABELS})]
+    try:
+        found = measure(jobs, ranks=HOSTS, rate=RATE, rounds=2, steps=4, sampled=True)
+    except NoLab as reason:
+        return Section(title, skipped=str(reason))
+    found_uses = uses(found, parse_rate(RATE) / 8)
+    return Section(title, told(found_uses), [table(found_uses), *charts(found_uses)])
+
+
+def uses(found: Found, bytes_per_s: float) -> list[Use]:
+    """Of each kind's last block, which has warmed up."""
+    windows = {label: (begin, end) for label, begin, end in found.jobs[0].windows}
+    result = []
+    for label in found.asked[0].kinds:
+        slots = on_grid(found.samples, *windows[label], SLOT)
+        result.append(
+            Use(label, [(t, out / bytes_per_s, back / bytes_per_s) for t, out, back in slots])
+        )
+    return result
+
+
+def table(found: Sequence[Use]) -> Table:
+    columns = (
+        Column("kind"), Column("sent, % of the rate", "measured", 0),
+        Column("received, %", "measured", 0), Column("idle, % of the time", "measured", 0),
+        Column("both ways half full, %", "measured", 0),
+    )  # fmt: skip
+    rows: list[list[Cell]] = [
+        [use.label, *(100 * share for share in (use.sent, use.received, use.idle, use.both))]
+        for use in found
+    ]
+    return Table(
+        f"Host 0's link, VGG-19-like at {RATE}", columns, rows,
+        f"Four steps of each, in slots of {1e3 * SLOT:.0f} ms; headers count, and a burst of 256 kB may "
+        "exceed the rate. Idle: less than 5 % of the rate each way. The paper draws this, and gives no "
+        "figures.",
+    )  # fmt: skip
+
+
+def charts(found: Sequence[Use]) -> list[Chart]:
+    """One of each direction; all kinds begin with a forward."""
+    gbit = parse_rate(RATE) / 1e9
+    result = []
+    for way, name in enumerate(("sent", "received")):
+        lines = []
+        for use in found:
+            shown = [(t, shares[way]) for t, *shares in use.slots if t < SHOWN]
+            points = [(round(1e3 * t, 1), round(gbit * share, 3)) for t, share in shown]
+            lines.append(Line(use.label, points, "measured"))
+        result.append(Chart(f"Host 0, {name}", "ms", "Gbit/s", lines))
+    return result
+
+
+def told(found: Sequence[Use]) -> str:
+    of = {use.label: use for use in found}
+    whole, urgent = of[WHOLE], of[P3]
+    return (
+        f"With servers of whole parameters the link is idle for {whole.idle:.0%} of the time and busy both "
+        f"ways for {whole.both:.0%}; with P3 it is idle for {urgent.idle:.0%} and busy both ways for "
+        f"{urgent.both:.0%}. DDP uses {of[DISTRIBUTED].sent:.0%} of what the host could send, slices "
+        f"without priority {of[SLICED].sent:.0%}, P3 {urgent.sent:.0%}."
+    )

@@ -1,0 +1,134 @@
+"""Methods on clusters of growing size: a step of each, simulated, and how long its plan was looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
+from time import perf_counter
+from typing import NamedTuple
+
+from raddle.api.loading import capture_model
+from raddle.clusters import Cluster, cluster
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.plans.plan import Plan
+from raddle.reports.experiments.result import Chart, Line
+from raddle.searches.figures import planned
+from raddle.searches.optcnn.method import optcnn_paper
+from raddle.searches.placing import Tiles
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.settings import Found, Settings
+from raddle.searches.starts import one_letter, stages_of
+
+PER_NODE = 4  # GPUs of a node in both papers
+SYNCS = {"server": "servers", "allreduce": "all-reduce"}
+
+
+class Case(NamedTuple):
+    """A model on so many devices; the batch grows with them."""
+
+    model: str
+    kind: str  # of device
+    gpus: int
+    samples: int  # a device
+
+    @property
+    def graph(self) -> Graph:
+        return _graph(self.model, self.samples * self.gpus)
+
+    @property
+    def cluster(self) -> Cluster:
+        return cluster(f"{self.kind}:{-(-self.gpus // PER_NODE)}x{min(PER_NODE, self.gpus)}")
+
+
+class Step(NamedTuple):
+    """What the simulator says of a method's plan."""
+
+    plan: Plan
+    seconds: float
+    samples_per_s: float
+    comm_bytes: int
+    fits: bool
+    search_s: float
+    proposals: int  # of chains, where there are any
+    improved_s: float  # after so many seconds of the chains for the last time
+
+
+@lru_cache(maxsize=3)
+def _graph(model: str, batch: int) -> Graph:
+    return capture_model(model, batch)
+
+
+@cache
+def step(case: Case, method: str, sync: str, budget: float) -> Step | None:
+    """None where the method cannot be applied, or its plan does not fit; remembered, for other parts."""
+    graph, on = case.graph, case.cluster
+    settings = Settings(sync=sync, budget=budget)
+    begun = perf_counter()
+    try:
+        own = Found(OWN[method](graph, on)) if method in OWN else None
+        prepared = perf_counter() - begun
+        plan, row, _ = planned(graph, on, method, model=case.model, settings=settings, found=own)
+    except InputError:
+        return None
+    history = row.get("history") or [[0.0, 0, 0.0]]
+    found = Step(
+        plan, row["step_ms"] / 1e3, row["samples_per_s"], row["comm_bytes"], row["fits"],
+        row["search_s"] + prepared, row.get("proposals", 0), history[-1][0],
+    )  # fmt: skip
+    return found if found.fits else None
+
+
+# -- methods that are not raddle's own -------------------------------------------------------------
+
+
+def _optcnn_paper(graph: Graph, on: Cluster) -> Tiles:
+    return optcnn_paper(graph, on)[0]
+
+
+def recurrent_expert(graph: Graph, on: Cluster) -> Tiles:
+    """Samples over the nodes, and on each node a GPU for every depth of the network."""
+    space = PlanSpace(graph, on, Settings())
+    nodes = [on.members(a) for a in range(on.nodes)]
+    chosen = [
+        one_letter(space, g, "n", [node[at] for node in nodes])
+        for g, at in enumerate(stages_of(space, len(nodes[0])))
+    ]
+    return space.tiles(chosen)
+
+
+OWN: dict[str, Callable[[Graph, Cluster], Tiles]] = {
+    "optcnn-paper": _optcnn_paper,
+    "expert": recurrent_expert,
+}
+
+
+# -- what is said of several -----------------------------------------------------------------------
+
+Steps = Mapping[tuple[str, int], Step | None]  # by method and number of devices
+
+
+def best(found: Steps, methods: Sequence[str], count: int) -> tuple[str, Step] | None:
+    """The fastest of some methods."""
+    able = [(m, s) for m in methods if (s := found.get((m, count))) is not None]
+    return min(able, key=lambda own: own[1].seconds) if able else None
+
+
+def ratio(found: Steps, method: str, others: Sequence[str], count: int) -> float | None:
+    """How many times as many samples a second as the best of the others."""
+    own, other = found.get((method, count)), best(found, others, count)
+    return own.samples_per_s / other[1].samples_per_s if own and other else None
+
+
+def chart(title: str, found: Steps, names: Mapping[str, str], note: str = "") -> Chart:
+    """Samples a second against devices, a line a method."""
+    lines = []
+    for method, name in names.items():
+        points = [
+            (count, s.samples_per_s)
+            for (m, count), s in sorted(found.items())
+            if m == method and s is not None
+        ]
+        if points:
+            lines.append(Line(name, points, "simulated"))
+    return Chart(title, "GPUs", "samples/s", lines, log_x=True, log_y=True, note=note)

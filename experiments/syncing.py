@@ -1,0 +1,156 @@
+"""Ways to synchronise, measured in a lab and predicted for it: `timing` for what agrees on parameters.
+
+    found = measure([Job("vgg19", 20, kinds)], ranks=2, rate="1gbit")
+    found.jobs[0].seconds["p3"], predict(found)[0]["p3"]
+
+Differs from `timing`: a block's first step is not counted, because with P3 it has nothing to wait for; the
+link and the operators (beside a step's traffic) are measured in the same run, which predictions need.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from experiments import counters, nets
+from experiments.links import hosts, lab_of
+from experiments.timing import THREADS, TIMEOUT
+from raddle.api.loading import capture_model
+from raddle.costs.profile import Profile
+from raddle.files import read_scratch, write_scratch
+from raddle.graph.graph import Graph
+from raddle.lab import launch
+from raddle.lab.torchrun import lines
+from raddle.plans.plan import BUCKET, Plan
+from raddle.program.lower import lower
+from raddle.program.program import Program
+from raddle.searches.figures import STEPS
+from raddle.searches.planning import plan_for
+from raddle.simulation.timeline import simulate
+
+MIB = 2**20
+RANK = "experiments.syncing_rank"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`how`: a plan, torch's DistributedDataParallel, raddle.sync's wrapper, or nothing at all."""
+
+    how: str  # plan, ddp, wrapped or alone
+    sync: str = "allreduce"
+    bucket: int = BUCKET  # bytes that are summed at once; 0: each tensor by itself
+
+
+DDP = Kind("ddp", bucket=25 * MIB)  # as torch has it by itself
+ALONE = Kind("alone")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One network of `nets`, its global batch, and what is measured of it, by label."""
+
+    net: str
+    batch: int
+    kinds: Mapping[str, Kind]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of a job, by label: seconds of a step in each block, of the slowest rank; and when that was."""
+
+    blocks: Mapping[str, Sequence[float]]
+    windows: Sequence[tuple[str, float, float]] = ()  # label, begin, end
+    profile: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return {label: statistics.median(own) for label, own in self.blocks.items()}
+
+
+@dataclass(frozen=True)
+class Found:
+    ranks: int
+    rate: str
+    # bandwidth in bytes/s; in seconds latency, that of a `sum`, and what a message takes (`handling`)
+    link: Mapping[str, Any]
+    asked: Sequence[Job]
+    jobs: Sequence[Measured]
+    samples: Sequence[counters.Sample] = ()
+
+
+def measure(
+    jobs: Sequence[Job],
+    *,
+    ranks: int,
+    rate: str,
+    rounds: int,
+    steps: int,
+    sampled: bool = False,
+) -> Found:
+    """All jobs in one run on hosts of the lab; NoLab where there can be none."""
+    with ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        asked = {
+            "jobs": [asdict(job) for job in jobs], "rounds": rounds, "steps": steps,
+            "out": str(folder / "found.json"),
+        }  # fmt: skip
+        write_scratch(folder / "asked.json", asked)
+        lab = stack.enter_context(lab_of(ranks, rate))
+        with ExitStack() as inner:
+            if sampled:
+                inner.enter_context(counters.sampled(lab, 0, folder / "samples"))
+            argv = ["-m", RANK, str(folder / "asked.json")]
+            launch(lab, lines(lab, argv).__getitem__, TIMEOUT, env=THREADS)
+        found = read_scratch(folder / "found.json")
+        samples = counters.read(folder / "samples") if sampled else []
+    own = [Measured(**job) for job in found["jobs"]]
+    return Found(ranks, rate, found["link"], jobs, own, samples)
+
+
+def predict(found: Found) -> list[dict[str, float]]:
+    """Seconds of a step by job and label, from the operators and the link as they were measured.
+
+    Sums have the latency of gloo's, all else that of the lines that slices travel on. Operators were
+    measured beside a step's bytes, which therefore take nothing more from a core; messages do.
+    """
+    link, result = found.link, []
+    handling = {**link["handling"], "byte": 0.0} if link["handling"] else {}
+    for job, own in zip(found.asked, found.jobs, strict=True):
+        seconds = {}
+        for label, kind in job.kinds.items():
+            if kind.how != "alone":
+                program = _program(job.net, job.batch, kind, found.ranks)
+                late = link["sum" if kind.sync.startswith("allreduce") else "latency"]
+                on = hosts(found.ranks, link["bandwidth"], late, handling)
+                seconds[label] = simulate(program, on, Profile(own.profile)).step_seconds
+        result.append(seconds)
+    return result
+
+
+def plan_of(graph: Graph, ranks: int, kind: Kind) -> Plan:
+    """Data parallelism, its parameters synchronised so; for DistributedDataParallel what is the same."""
+    plan = plan_for(graph, hosts(ranks, 1e8), "data", bn="local", sync=kind.sync)
+    return replace(plan, bucket=kind.bucket)
+
+
+@lru_cache(maxsize=64)
+def _program(net: str, batch: int, kind: Kind, ranks: int) -> Program:
+    graph = _graph(net, batch)
+    return lower(graph, replace(plan_of(graph, ranks, kind), steps=STEPS))
+
+
+@lru_cache(maxsize=16)
+def _graph(net: str, batch: int) -> Graph:
+    return capture_model(nets.spec(net), batch)
+
+
+def read_job(data: Mapping[str, Any]) -> Job:
+    """What `measure` wrote for its ranks."""
+    kinds = {label: Kind(**kind) for label, kind in data["kinds"].items()}
+    return Job(data["net"], data["batch"], kinds)

@@ -1,0 +1,183 @@
+"""One rank of `syncing`: python -m experiments.syncing_rank asked.json, under torchrun in the lab.
+
+A block of steps runs without a barrier inside, so that steps may overlap as they do in training; blocks of
+different kinds take turns, so that what disturbs the machine disturbs all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import raddle
+from experiments import nets
+from experiments.links import measure_link, measure_sum, traffic
+from experiments.messages import measure_messages
+from experiments.syncing import ALONE, DDP, MIB, Job, Kind, plan_of, read_job
+from experiments.timing_rank import sgd
+from raddle import sync, zoo
+from raddle.costs.profile import measure
+from raddle.files import read_scratch, write_scratch
+from raddle.graph.capture import capture
+from raddle.program.lower import active_values
+from raddle.transport.orphans import end_with_parent
+
+REPEATS = 5  # of an operator that is measured
+NO_LINK = {"bandwidth": 1e9, "latency": 1e-4, "sum": 1e-4, "handling": {}}  # of one rank
+MESSAGES = 5  # of each size, to measure what they take
+
+Call = Callable[[], None]
+
+
+def main(asked: dict[str, Any]) -> None:
+    end_with_parent()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    sync.init()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    link: dict[str, Any] = NO_LINK
+    if size > 1:
+        handling = measure_messages(MESSAGES)["handling"]
+        link = {**measure_link(rank, size), "sum": measure_sum(size), "handling": handling}
+    jobs = [Contest(read_job(job), asked, link).run() for job in asked["jobs"]]
+    if rank == 0:
+        write_scratch(asked["out"], {"link": link, "jobs": jobs})
+    sync.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class Contest:
+    """The kinds of one job beside each other."""
+
+    def __init__(self, job: Job, asked: dict[str, Any], link: dict[str, Any]) -> None:
+        self.job, self.asked, self.link = job, asked, link
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.work = zoo.load(nets.spec(job.net), batch=job.batch, device="cpu")
+        self.graph = capture(
+            self.work.model, self.work.inputs, targets=self.work.targets, loss=self.work.loss,
+            name=job.net,
+        )  # fmt: skip
+        self.settle: dict[str, Call] = {}  # by label, waits for what is under way
+        self.ends: list[Call] = []
+        self.windows: list[tuple[str, float, float]] = []
+
+    def run(self) -> dict[str, Any]:
+        profile = self._profile()
+        self.windows.clear()
+        steps = {label: self._step(label, kind) for label, kind in self.job.kinds.items()}
+        for step in steps.values():
+            step()  # warms up
+        blocks: dict[str, list[float]] = {label: [] for label in steps}
+        order = list(steps)
+        for turn in range(self.asked["rounds"]):
+            for label in order[turn % len(order) :] + order[: turn % len(order)]:
+                blocks[label].append(self._block(label, steps[label], self.asked["steps"]))
+        dist.barrier()
+        for end in self.ends:
+            end()
+        return {"blocks": blocks, "windows": self.windows, "profile": profile}
+
+    def _block(self, label: str, step: Call, count: int) -> float:
+        """Seconds of a step of the slowest rank.
+
+        What is under way at the end belongs to the last step: it would have overlapped with the next.
+        """
+        settle = self.settle.get(label, _nothing)
+        settle()
+        dist.barrier()
+        step()  # the first has nothing to wait for
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        end = time.perf_counter()
+        settle()
+        self.windows.append((label, start, end))
+        spent = torch.tensor((end - start) / count, dtype=torch.float64)
+        dist.all_reduce(spent, dist.ReduceOp.MAX)
+        return float(spent)
+
+    def _step(self, label: str, kind: Kind) -> Call:
+        model = copy.deepcopy(self.work.model)
+        if kind.how == "ddp":
+            # Said aloud, even torch's own size changes what it does: its first bucket then is no smaller.
+            size = None if kind == DDP else max(kind.bucket, 1) / MIB
+            module = DistributedDataParallel(model, bucket_cap_mb=size)
+            return self._plain(module, sgd(module.parameters()))
+        if kind.how == "alone":
+            return self._plain(model, sgd(model.parameters()))
+        if kind.how == "wrapped":
+            optimizer = sync.Optimizer(
+                sgd(model.parameters()), model, sync=kind.sync, bucket=kind.bucket
+            )
+            self.settle[label] = optimizer.synchronize
+            self.ends.append(optimizer.close)
+            return self._plain(model, optimizer)
+        plan = plan_of(self.graph, self.size, kind)
+        trainer = raddle.parallelize(
+            model, plan, sgd, loss=self.work.loss, graph=self.graph, device="cpu"
+        )
+        self.settle[label] = trainer.synchronize
+        self.ends.append(trainer.close)
+        part = trainer.part(*self.work.inputs, *self.work.targets)
+        return lambda: _void(trainer.step(*part))
+
+    def _plain(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
+        inputs, targets = (
+            [t.tensor_split(self.size)[self.rank] for t in own]
+            for own in (self.work.inputs, self.work.targets)
+        )
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss: Tensor = self.work.loss(module(*inputs), *targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            float(loss.detach())
+
+        return step
+
+    def _profile(self) -> dict[str, float]:
+        """Operators of a rank's share, on all ranks at the same time, beside a step's traffic."""
+        alone = self._step("", ALONE)
+        alone()
+        compute = self._block("", alone, 2)
+        plan = plan_of(self.graph, self.size, DDP)
+        active = active_values(self.graph)
+        wanted = {
+            op.name: [i for i, name in enumerate(op.inputs) if name in active]
+            for op in self.graph.ops
+        }
+        boxes = [(op, tile.box) for op in self.graph.ops for tile in plan.tiles[op.name].tiles]
+        with self._beside(compute):
+            return measure(self.graph, boxes, wanted, "core", repeats=REPEATS).seconds
+
+    def _beside(self, compute: float) -> AbstractContextManager[None]:
+        """What data parallelism sends in a step, spread over the step."""
+        if self.size == 1:
+            return nullcontext()
+        weights = sum(p.nbytes for p in self.work.model.parameters())
+        sent = 2 * (self.size - 1) / self.size * weights
+        rate = sent / max(compute, sent / self.link["bandwidth"])
+        return traffic(self.rank, self.size, rate)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _void(_: object) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    main(read_scratch(sys.argv[1]))

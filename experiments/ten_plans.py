@@ -1,0 +1,128 @@
+"""Plans of one small network on ranks of this machine: in which order are they simulated and measured?"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from experiments.cost_models.here import cluster_here, devices_here, measured_profile
+from experiments.cost_models.plans import Group, assumed
+from experiments.experiment import Asked
+from experiments.ranking import kendall, spearman
+from experiments.timing import Timed, time_plans
+from raddle.clusters import Cluster
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.plans.notation import write_tiles
+from raddle.plans.plan import Plan
+from raddle.program.lower import lower
+from raddle.reports.experiments.result import Cell, Column, Section, Table
+from raddle.searches.figures import judge
+from raddle.searches.planning import find, plan_of
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.settings import Found, Settings
+from raddle.searches.starts import random_start
+
+TEN = 10
+PATIENCE = 50  # draws, until ten different plans are there
+COLUMNS = (
+    Column("plan"), Column("a step, ms", "measured"), Column("least", "measured"),
+    Column("most", "measured"), Column("simulated, ms", "simulated"), Column("error, %", digits=1),
+    Column("place", "measured"), Column("place, simulated", "simulated"),
+)  # fmt: skip
+
+
+class Ranked(NamedTuple):
+    name: str
+    measured: Timed
+    simulated: float  # seconds
+
+    @property
+    def error(self) -> float:
+        """Of the simulation, relative; negative where it is too short."""
+        return self.simulated / self.measured.seconds - 1
+
+
+def ten(group: Group, graph: Graph, methods: Sequence[str], changes: int | None) -> dict[str, Plan]:
+    """Ten different plans: of methods, then drawn; `changes` groups of data parallelism, or all."""
+    on = assumed(group.ranks)
+    found: dict[str, Plan] = {}
+    seen = set()
+    for name, plan in _candidates(graph, on, methods, changes):
+        key = write_tiles(graph, plan.tiles)
+        if key not in seen:
+            seen.add(key)
+            found[name] = plan
+        if len(found) == TEN:
+            break
+    return found
+
+
+def _candidates(
+    graph: Graph, on: Cluster, methods: Sequence[str], changes: int | None
+) -> Iterator[tuple[str, Plan]]:
+    settings = Settings(sync="allreduce", optimizer="momentum", budget=2.0)
+    for method in methods:
+        try:
+            yield method, plan_of(graph, on, method, find(graph, on, method, settings), settings)
+        except InputError:
+            continue  # a method that does not apply
+    space, rng = PlanSpace(graph, on, settings), random.Random(0)
+    for seed in range(PATIENCE):
+        tiles = random_start(space, seed)
+        if changes is not None:
+            data = find(graph, on, "data", settings).tiles
+            drawn = rng.sample(space.free, min(changes, len(space.free)))
+            moves = {g: space.anywhere(rng.choice(space.degrees(g)), rng) for g in drawn}
+            tiles = {**data, **space.changes(data, moves)}
+        try:
+            plan = plan_of(graph, on, "random", Found(tiles), settings)
+            lower(graph, plan)
+        except InputError:
+            continue  # no plan can be so
+        yield f"random {seed}", plan
+
+
+def rank(group: Group, methods: Sequence[str], changes: int | None, asked: Asked) -> list[Ranked]:
+    """The plans by measured time; operators and links are measured on the same ranks."""
+    graph = group.graph()
+    plans = ten(group, graph, methods, changes)
+    asked.say("measuring operators and links", 0.1)
+    devices = devices_here(group.ranks, quick=asked.quick)
+    profile = measured_profile(group, graph, plans, devices[0].kind, quick=asked.quick)
+    on = cluster_here(devices, None, quick=asked.quick)
+    asked.say(f"running {len(plans)} plans", 0.5)
+    timed = time_plans(group.spec, graph, plans, ranks=group.ranks, rounds=5 if asked.quick else 9)
+    found = [
+        Ranked(name, timed[name], judge(graph, plan, on, profile).step_seconds)
+        for name, plan in plans.items()
+    ]
+    return sorted(found, key=lambda own: own.measured.seconds)
+
+
+def section(title: str, group: Group, found: Sequence[Ranked], printed: str) -> Section:
+    real, guess = [r.measured.seconds for r in found], [r.simulated for r in found]
+    off = [abs(r.error) for r in found]
+    first = min(found, key=lambda r: r.simulated)
+    text = (
+        f"{len(found)} plans of a network shaped as {group.function} at batch {group.batch}, on "
+        f"{group.ranks} ranks of this machine. Spearman's correlation is {spearman(real, guess):.2f}, "
+        f"Kendall's {kendall(real, guess):.2f}; the simulation is {100 * sum(off) / len(off):.0f} % off on "
+        f"average, {100 * max(off):.0f} % at most. The plan that is simulated to be fastest, "
+        f"{first.name}, takes {first.measured.seconds / min(real):.2f} x the fastest. {printed}"
+    )
+    order = sorted(range(len(found)), key=guess.__getitem__)
+    place = {at: number + 1 for number, at in enumerate(order)}
+    rows: list[list[Cell]] = [
+        [
+            r.name, 1e3 * r.measured.seconds, 1e3 * r.measured.least, 1e3 * r.measured.most,
+            1e3 * r.simulated, 100 * r.error, at + 1, place[at],
+        ]
+        for at, r in enumerate(found)
+    ]  # fmt: skip
+    note = (
+        "Measured: the median over blocks of steps, plans in turn, of the slowest rank. Simulated: from "
+        "operators and links measured on the same ranks just before."
+    )
+    return Section(title, text, [Table("Ten plans, the fastest first", COLUMNS, rows, note)])

@@ -1,0 +1,46 @@
+"""The thesis's Tables A.1 to A.12: coarse and fine partitions under other bounds of imbalance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from experiments.experiment import Asked as Wanted
+from experiments.thesis.partitions import MI, allowed, heaviest
+from experiments.thesis.printed import COARSE_BOUNDED, FINE_BOUNDED, Bounded
+from raddle.reports.experiments.result import Cell, Column, Table
+from raddle.searches.hypergraph.answers import Asked, Partitioner
+
+COLUMNS = (
+    Column("tables"), Column("imbalance asked", digits=2), Column("N"),
+    Column("largest/average", "printed", 2), Column("largest/average", "counted", 2),
+    Column("volume", "printed", 1), Column("volume", "counted", 1),
+    Column("at least", "counted", 1),
+    Column("heaviest layer", "printed", 1), Column("heaviest layer", "counted", 1),
+)  # fmt: skip
+NOTE = (
+    "Volumes of a forward in Mi elements. Ours may be as uneven as the printed partition is. At least: no "
+    "partition of filters that is as even has less."
+)
+
+
+def tables(own: Partitioner, counts: Sequence[int], budget: float, asked: Wanted) -> list[Table]:
+    found = []
+    for method, bounded in (("coarse", COARSE_BOUNDED), ("fine", FINE_BOUNDED)):
+        rows = []
+        for one in bounded:
+            for parts in counts:
+                asked.say(f"{method}, imbalance {one.epsilon:g}, {parts} parts", 0.7)
+                rows.append(row(own, method, one, parts, budget))
+        numbers = "A.1 to A.3, A.7 to A.9" if method == "coarse" else "A.4 to A.6, A.10 to A.12"
+        found.append(Table(f"Tables {numbers}: {method}-grain", COLUMNS, rows, NOTE))
+    return found
+
+
+def row(own: Partitioner, method: str, one: Bounded, parts: int, budget: float) -> list[Cell]:
+    theirs = one.rows[parts]
+    ours = own.answer(method, Asked(parts, epsilon=allowed(theirs), budget=budget))
+    least = None if ours.lower_bound is None else ours.lower_bound / MI
+    return [
+        one.tables, one.epsilon, parts, theirs.imbalance, ours.imbalance,
+        theirs.volume, ours.volume / MI, least, theirs.heaviest, heaviest(ours),
+    ]  # fmt: skip

@@ -1,0 +1,163 @@
+"""Part `gpus`: does the gap between partitions and data parallelism grow on GPUs, as expected (6.1)?
+
+The gap is the time of data parallelism over that of the coarse partition with steps under way, at one batch
+as Table 5.15 has it. Differs from the thesis: simulated, not trained; VGG-16 in float32 and, on H100, in
+bfloat16 too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from experiments.experiment import Asked, Part
+from experiments.thesis.grid import fastest, printed
+from experiments.thesis.lab_kinds import DDP
+from experiments.thesis.lab_table import COARSE
+from experiments.thesis.simulated import SERVERS, simulated
+from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+
+TITLE = "The thesis's prediction: a larger gap on GPUs (section 6.1)"
+
+
+class Place(NamedTuple):
+    name: str
+    spec: str  # of a cluster; N is the number of devices
+    gpu: bool
+    dtype: str = "float32"
+
+
+PLACES = (
+    Place("Xeon, 10 Gbit/s", "skylake-10gbe:{n}x1", False),
+    Place("Xeon, Omni-Path", "skylake-opa:{n}x1", False),
+    Place("V100, 100 Gbit/s", "v100:{n}x1", True),
+    Place("V100, NVLink", "v100:1x{n}", True),
+    Place("H100, 400 Gbit/s", "h100:{n}x1", True),
+    Place("H100, NVLink", "h100:1x{n}", True),
+    Place("H100, 400 Gbit/s, bfloat16", "h100:{n}x1", True, "bfloat16"),
+    Place("H100, NVLink, bfloat16", "h100:1x{n}", True, "bfloat16"),
+)
+
+
+class Gap(NamedTuple):
+    """Seconds of ten epochs; None where nothing fits."""
+
+    place: Place
+    n: int
+    batch: int
+    coarse: float | None
+    servers: float | None  # the fastest of four
+    allreduce: float | None
+
+    @property
+    def of_servers(self) -> float | None:
+        return self.servers / self.coarse if self.servers and self.coarse else None
+
+    @property
+    def of_allreduce(self) -> float | None:
+        return self.allreduce / self.coarse if self.allreduce and self.coarse else None
+
+
+def make(asked: Asked) -> Section:
+    counts, batches = ((4,), (32,)) if asked.quick else ((2, 4, 8), (32, 128))
+    wanted = [(n, batch, place) for n in counts for batch in batches for place in PLACES]
+    found = []
+    for i, (n, batch, place) in enumerate(wanted):
+        asked.say(f"{place.name}, N = {n}, batch {batch}", i / len(wanted))
+        found.append(gap(place, n, batch))
+    parts: list[Table | Chart] = [table(found)]
+    if len(counts) > 1:
+        parts += [chart(found, batch) for batch in batches]
+    return Section(TITLE, text(found), parts)
+
+
+def gap(place: Place, n: int, batch: int) -> Gap:
+    on = place.spec.format(n=n)
+
+    def time(row: str) -> float | None:
+        return simulated(on, row, batch, dtype=place.dtype).seconds
+
+    servers = [own for own in map(time, SERVERS) if own is not None]
+    return Gap(place, n, batch, time(COARSE), min(servers, default=None), time(DDP))
+
+
+def table(found: Sequence[Gap]) -> Table:
+    columns = [
+        Column("N"), Column("batch"), Column("cluster"),
+        Column("coarse, s", "simulated"), Column("fastest servers, s", "simulated"),
+        Column("all-reduce, s", "simulated"), Column("servers/coarse", "simulated", 2),
+        Column("all-reduce/coarse", "simulated", 2), Column("servers/coarse", "printed", 2),
+    ]  # fmt: skip
+    rows: list[list[Cell]] = [
+        [
+            own.n, own.batch, own.place.name, own.coarse, own.servers, own.allreduce,
+            own.of_servers, own.of_allreduce, _printed(own),
+        ]
+        for own in found
+    ]  # fmt: skip
+    note = (
+        "Seconds of ten epochs of 10,240 images. A ratio above 1: the coarse partition is ahead. "
+        "Batches as in Table 5.15: of a step, and of a worker. A dash: does not fit the "
+        "memory, or is not printed."
+    )
+    return Table("Data parallelism over the coarse partition", columns, rows, note)
+
+
+def _printed(own: Gap) -> float | None:
+    if own.place.gpu or own.n not in (2, 4):
+        return None
+    best = fastest([printed(own.n, row) for row in SERVERS])
+    return best[own.batch] / printed(own.n, COARSE)[own.batch]
+
+
+def chart(found: Sequence[Gap], batch: int) -> Chart:
+    lines = [
+        Line(
+            place.name,
+            [
+                (own.n, own.of_servers)
+                for own in found
+                if (own.place, own.batch) == (place, batch) and own.of_servers is not None
+            ],
+            "simulated",
+        )
+        for place in PLACES
+    ]
+    return Chart(
+        f"Fastest servers over the coarse partition, batch {batch}", "N", "ratio of times", lines
+    )
+
+
+def text(found: Sequence[Gap]) -> str:
+    """For how many GPU clusters the gap is larger than on the thesis's nodes, by either network."""
+    texts = [
+        _compared(found, "servers", [(own, own.of_servers) for own in found]),
+        _compared(found, "all-reduce", [(own, own.of_allreduce) for own in found]),
+    ]
+    return "\n\n".join(texts)
+
+
+def _compared(found: Sequence[Gap], what: str, gaps: Sequence[tuple[Gap, float | None]]) -> str:
+    known = {(own.place.name, own.n, own.batch): value for own, value in gaps if value is not None}
+    texts = []
+    for base in (place for place in PLACES if not place.gpu):
+        ratios = [
+            value / known[base.name, own.n, own.batch]
+            for own, value in gaps
+            if own.place.gpu and value is not None and (base.name, own.n, own.batch) in known
+        ]
+        larger = sum(ratio > 1 for ratio in ratios)
+        if ratios:
+            texts.append(
+                f"than with {base.name} in {larger} of {len(ratios)} cases "
+                f"({min(ratios):.2f} to {max(ratios):.2f} x)"
+            )
+    ahead = sum(value > 1 for own, value in gaps if own.place.gpu and value is not None)
+    of = sum(value is not None for own, value in gaps if own.place.gpu)
+    return (
+        f"Against {what}, the gap on GPUs is larger {' and '.join(texts)}; the coarse partition is ahead "
+        f"in {ahead} of {of} cases on GPUs."
+    )
+
+
+PART = Part("gpus", TITLE, make)

@@ -1,0 +1,188 @@
+"""Part `grid`: Table 5.15 simulated at full size on the thesis's nodes, with both of their networks.
+
+Differs from the thesis: see simulated.py; which of the two networks it used is not said.
+`hypergraph-mixed` and `auto` update after every step, with what a single processor computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from experiments.experiment import Asked, Part
+from experiments.thesis.lab_kinds import DDP
+from experiments.thesis.lab_table import BATCHES, COARSE, IMAGES, SECONDS, SINGLE
+from experiments.thesis.simulated import (
+    DATA,
+    FURTHER,
+    MODEL,
+    SERVERS,
+    Simulated,
+    crossover,
+    simulated,
+)
+from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+
+TITLE = "Run times simulated at full size (Table 5.15)"
+NETWORKS = ("skylake-10gbe", "skylake-opa")
+QUICK = (16, 64, 128)  # of which 2 and 4 workers have batches in common
+ALSO_QUICK = (64,)  # batches that are searched, where it must be quick
+Cells = Mapping[tuple[int, str, int], Simulated]  # by parts, row and batch
+
+
+def make(asked: Asked) -> Section:
+    batches = QUICK if asked.quick else BATCHES
+    searched = ALSO_QUICK if asked.quick else BATCHES
+    found: dict[str, Cells] = {}
+    for i, network in enumerate(NETWORKS):
+        found[network] = _cells(network, batches, searched, asked, i)
+    parts: list[Table | Chart] = []
+    for network, cells in found.items():
+        parts.append(table(network, cells, batches))
+        parts += [chart(network, cells, batches, n) for n in (2, 4)]
+    texts = [_printed_text(), *(network_text(name, cells) for name, cells in found.items())]
+    return Section(TITLE, "\n\n".join(texts), parts)
+
+
+def _cells(
+    network: str, batches: Sequence[int], searched: Sequence[int], asked: Asked, done: int
+) -> Cells:
+    found: dict[tuple[int, str, int], Simulated] = {}
+    wanted = [(1, SINGLE, batch) for batch in batches]
+    for n in (2, 4):
+        wanted += [(n, row, batch) for row in (*MODEL, *DATA) for batch in batches]
+        wanted += [(n, row, batch) for row in FURTHER for batch in searched]
+    for i, (n, row, batch) in enumerate(wanted):
+        asked.say(f"{network}, N = {n}, {row}, batch {batch}", (done + i / len(wanted)) / 2)
+        budget, times = (0.5, (2,)) if asked.quick else (2.0, (1, 2, 4))
+        on = f"{network}:{n}x1"
+        found[n, row, batch] = simulated(on, row, batch, budget=budget, times=times)
+    return found
+
+
+def table(network: str, cells: Cells, batches: Sequence[int]) -> Table:
+    columns = [Column("N"), Column("row")]
+    for batch in batches:
+        columns += [Column(f"{batch}", "printed", 0), Column(f"{batch}", "simulated", 0)]
+    columns.append(Column("steps under way"))
+    rows = [_row(cells, n, row, batches) for n, row in dict.fromkeys((n, r) for n, r, _ in cells)]
+    note = (
+        f"Seconds of {IMAGES} images, by batch. Model parallelism: of a step, with as many steps under way "
+        "as are given (at the largest batch), the fastest of N, 2 N and 4 N in the full table. "
+        "Data parallelism: of a worker. hypergraph-mixed, auto: of a step, one at a time."
+    )
+    return Table(f"Table 5.15 on {network}", columns, rows, note)
+
+
+def _row(cells: Cells, n: int, row: str, batches: Sequence[int]) -> list[Cell]:
+    values: list[Cell] = [n, row]
+    for batch in batches:
+        own = cells.get((n, row, batch))
+        values += [printed(n, row).get(batch), None if own is None else own.seconds]
+    last = cells.get((n, row, batches[-1]))
+    return [*values, last.under_way if last is not None and row in MODEL else None]
+
+
+def printed(n: int, row: str) -> dict[int, float]:
+    """Seconds by batch; none where the thesis has no such row."""
+    return dict(zip(BATCHES, map(float, SECONDS[n].get(row, ())), strict=False))
+
+
+def seconds(cells: Cells, n: int, row: str) -> dict[int, float]:
+    return {
+        batch: own.seconds
+        for (count, name, batch), own in cells.items()
+        if (count, name) == (n, row) and own.seconds is not None
+    }
+
+
+def fastest(rows: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """By batch, the least of several rows."""
+    every = {batch for row in rows for batch in row}
+    return {b: min(row[b] for row in rows if b in row) for b in sorted(every)}
+
+
+def as_updates(row: Mapping[int, float], n: int) -> dict[int, float]:
+    """By images of an update, where every one of n workers has a batch."""
+    return {n * batch: own for batch, own in row.items()}
+
+
+def chart(network: str, cells: Cells, batches: Sequence[int], n: int) -> Chart:
+    model, servers = printed(n, COARSE), fastest([printed(n, row) for row in SERVERS])
+    lines = [
+        Line("coarse, printed", [(b, model[b]) for b in batches], "printed"),
+        Line("fastest servers, printed", [(b, servers[b]) for b in batches], "printed"),
+    ]
+    ours = {
+        "coarse": seconds(cells, n, COARSE),
+        "fastest servers": fastest([seconds(cells, n, row) for row in SERVERS]),
+        "all-reduce": seconds(cells, n, DDP),
+        **{row: seconds(cells, n, row) for row in FURTHER},
+    }
+    lines += [Line(name, sorted(row.items()), "simulated") for name, row in ours.items() if row]
+    return Chart(f"N = {n} on {network}", "batch", "seconds", lines, log_x=True, log_y=True)
+
+
+def _printed_text() -> str:
+    halves = [
+        printed(2, name)[batch] / printed(4, name)[batch] for name in SERVERS for batch in BATCHES
+    ]
+    found = [crossing(n, {name: printed(n, name) for name in (COARSE, *SERVERS)}) for n in (2, 4)]
+    return (
+        f"Printed: with servers, 2 workers take {min(halves):.2f} to {max(halves):.2f} x as long as 4 do, "
+        "at the same batch, so the batch is taken as a worker's. " + " ".join(found)
+    )
+
+
+def network_text(network: str, cells: Cells) -> str:
+    """The crossovers, and how the further rows stand to the best of the table's."""
+    texts = [f"Simulated on {network}:"]
+    for n in (2, 4):
+        own = {name: seconds(cells, n, name) for name in (COARSE, *SERVERS)}
+        texts += [crossing(n, own), *_further(n, cells)]
+    return " ".join(texts)
+
+
+def crossing(n: int, rows: Mapping[str, Mapping[int, float]]) -> str:
+    """Where data parallelism overtakes, by the table's batches and by images of an update."""
+    model = rows[COARSE]
+    by_batch = fastest([rows[name] for name in SERVERS])
+    synchronous = [rows[name] for name in SERVERS if name.endswith(" synchronous")]
+    by_update = as_updates(fastest(synchronous), n)
+    return (
+        f"At N = {n} the fastest servers are ahead of the coarse partition {_since(model, by_batch)}; at "
+        f"equal images an update, synchronous ones are so {_since(model, by_update)}."
+    )
+
+
+def _since(model: Mapping[int, float], data: Mapping[int, float]) -> str:
+    common = sorted(set(model) & set(data))
+    batch = crossover(model, data)
+    if batch is not None:
+        return f"from batch {batch} on"
+    return (
+        f"at none of the batches {', '.join(map(str, common))}" if common else "at no common batch"
+    )
+
+
+def _further(n: int, cells: Cells) -> list[str]:
+    """Against the best model parallelism of the thesis, and all-reduce with as many images a step."""
+    others = {
+        "the table's fastest model parallelism": fastest([seconds(cells, n, own) for own in MODEL]),
+        "all-reduce of as many images a step": as_updates(seconds(cells, n, DDP), n),
+    }
+    texts = []
+    for row in FURTHER:
+        own = seconds(cells, n, row)
+        for name, theirs in others.items():
+            ratios = [own[b] / theirs[b] for b in own if b in theirs]
+            if ratios:
+                texts.append(f"{row} takes {_span(ratios)} of the time of {name}.")
+    return texts
+
+
+def _span(ratios: Sequence[float]) -> str:
+    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+PART = Part("grid", TITLE, make)

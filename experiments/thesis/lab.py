@@ -1,0 +1,200 @@
+"""Table 5.15 for real: a small VGG-16 on hosts of the lab, images a second measured beside simulated.
+
+Differs from the thesis: images of 32² and an eighth of the filters; a host is a thread of this machine, and
+hosts may share its cores; steps of servers meet in their common loss.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from experiments.experiment import Asked, Part
+from experiments.ranking import spearman
+from experiments.thesis.lab_grid import Grid, Size, run_grid
+from experiments.thesis.lab_model import SIDE
+from experiments.thesis.lab_table import BATCHES, COARSE, SINGLE, SYNC_ALL, images_per_second
+from raddle.clusters.catalogue import cores
+from raddle.errors import InputError
+from raddle.lab.commands import check_system
+from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+
+TITLE = "Every kind of parallelism in the lab (Table 5.15)"
+RANKS = (1, 2, 4)
+# VGG-16's parameters take as long at the thesis's 10 Gbit/s as 5 to 9 of its images take to compute on
+# one node; these take as long as 11 to 15 on a core with 60 GFLOP/s.
+RATE = "2gbit"
+QUICK_BATCHES = (16, 128)
+QUICK, FULL = Size(images=128, rounds=2, budget=2.0), Size(images=256, rounds=3, budget=5.0)
+
+
+def make(asked: Asked) -> Section:
+    batches = QUICK_BATCHES if asked.quick else BATCHES
+    size = QUICK if asked.quick else FULL
+    grids = []
+    try:
+        check_system()
+        for done, ranks in enumerate(RANKS):
+
+            def say(step: str, done: int = done) -> None:
+                asked.say(step, done / len(RANKS))
+
+            grids.append(run_grid(ranks, batches, RATE, size, say))
+    except InputError as error:
+        return Section(TITLE, skipped=str(error))
+    return section(grids, batches)
+
+
+def section(grids: Sequence[Grid], batches: Sequence[int]) -> Section:
+    text = "\n\n".join([_setting(grids), _accuracy(grids), _crossover(grids, batches)])
+    tables = [_rates(grid, batches) for grid in grids]
+    return Section(TITLE, text, [*tables, _speedups(grids, batches), _chart(grids, batches)])
+
+
+def rows_of(grid: Grid) -> list[str]:
+    return list(dict.fromkeys(label for label, _ in grid.cells))
+
+
+def _rates(grid: Grid, batches: Sequence[int]) -> Table:
+    columns = [Column("kind")]
+    for batch in batches:
+        columns += [Column(f"{batch}", "measured", 0), Column(f"{batch}", "simulated", 0)]
+    rows: list[list[Cell]] = []
+    for label in rows_of(grid):
+        row: list[Cell] = [label]
+        for batch in batches:
+            row += grid.cells[label, batch]
+        rows.append(row)
+    note = (
+        "By global batch. Model parallel rows have four batches under way (threaded:4:greedy), as the "
+        "thesis has it, unless they say step by step; gradients are computed where their parameters are. "
+        "They are simulated in an order that is settled before."
+    )
+    if grid.ranks > cores():
+        note += (
+            f" {grid.ranks} ranks share {cores()} cores: simulated operators take as much longer as ranks "
+            "compute at the same time."
+        )
+    return Table(f"Images a second, N = {grid.ranks}", columns, rows, note)
+
+
+def speedup(grids: Sequence[Grid], ranks: int, label: str, batch: int) -> float | None:
+    """Measured images a second over those of a single rank at the same batch."""
+    by_ranks = {grid.ranks: grid.cells for grid in grids}
+    cell, single = by_ranks[ranks].get((label, batch)), by_ranks[1].get((SINGLE, batch))
+    return cell.measured / single.measured if cell and single else None
+
+
+def printed_speedup(ranks: int, label: str, batch: int) -> float | None:
+    own, single = images_per_second(ranks, label, batch), images_per_second(1, SINGLE, batch)
+    return own / single if own and single else None
+
+
+def _speedups(grids: Sequence[Grid], batches: Sequence[int]) -> Table:
+    columns = [Column("N"), Column("kind")]
+    for batch in batches:
+        columns += [Column(f"{batch}", "measured", 2), Column(f"{batch}", "printed", 2)]
+    rows: list[list[Cell]] = []
+    for grid in grids[1:]:
+        for label in rows_of(grid):
+            row: list[Cell] = [grid.ranks, label]
+            for batch in batches:
+                row += [speedup(grids, grid.ranks, label, batch)]
+                row += [printed_speedup(grid.ranks, label, batch)]
+            rows.append(row)
+    note = (
+        f"Times a single rank, by global batch. All ranks here have {cores()} cores between "
+        "them; a node of the thesis has 56. Its seconds are of ten epochs of 10,240 images."
+    )
+    return Table("Faster than a single rank", columns, rows, note)
+
+
+def _chart(grids: Sequence[Grid], batches: Sequence[int]) -> Chart:
+    """Where data parallelism overtakes: model over data parallel, above 1 the model parallel is faster."""
+    lines = []
+    for grid in grids[1:]:
+        model, data = (
+            [grid.cells[label, batch] for batch in batches] for label in (COARSE, SYNC_ALL)
+        )
+        pairs = list(zip(batches, model, data, strict=True))
+        printed = [(batch, printed_ratio(grid.ranks, batch)) for batch in batches]
+        name = f"N = {grid.ranks}"
+        lines += [
+            Line(f"{name}, here", [(b, m.measured / d.measured) for b, m, d in pairs], "measured"),
+            Line(
+                f"{name}, simulated",
+                [(b, m.simulated / d.simulated) for b, m, d in pairs],
+                "simulated",
+            ),
+            Line(f"{name}, thesis", [(b, r) for b, r in printed if r], "printed"),
+        ]
+    return Chart(
+        "Model over data parallel", "global batch", f"{COARSE} over {SYNC_ALL}", lines, log_x=True,
+        note="Images a second over images a second: below 1 the data parallel is faster.",
+    )  # fmt: skip
+
+
+def printed_ratio(ranks: int, batch: int) -> float | None:
+    model, data = (images_per_second(ranks, label, batch) for label in (COARSE, SYNC_ALL))
+    return model / data if model and data else None
+
+
+# -- what it says ----------------------------------------------------------------------------------
+
+
+def _setting(grids: Sequence[Grid]) -> str:
+    links = [
+        f"{1e-6 * grid.link['bandwidth']:.0f} MB/s and {1e3 * grid.link['latency']:.2f} ms "
+        f"at N = {grid.ranks}"
+        for grid in grids
+        if grid.link
+    ]
+    return (
+        f"VGG-16 with an eighth of the filters on images of {SIDE}², float32, SGD with momentum; hosts "
+        f"of the lab behind links of {RATE}, with one thread each. Measured there: {', '.join(links)}. "
+        "The simulation has that link and the operators as they were measured, and nothing that is "
+        "fitted to the rows."
+    )
+
+
+def _accuracy(grids: Sequence[Grid]) -> str:
+    said = []
+    for grid in grids:
+        cells = list(grid.cells.values())
+        errors = [abs(cell.simulated / cell.measured - 1) for cell in cells]
+        sentence = (
+            f"N = {grid.ranks}: the simulation is off by {statistics.median(errors):.0%} (median of "
+            f"{len(cells)}), at most {max(errors):.0%}"
+        )
+        if len(cells) > len({batch for _, batch in grid.cells}):
+            rank = spearman([c.measured for c in cells], [c.simulated for c in cells])
+            sentence += f", and ranks them with a correlation of {rank:.2f}"
+        said.append(sentence + ".")
+    return " ".join(said)
+
+
+def _crossover(grids: Sequence[Grid], batches: Sequence[int]) -> str:
+    said = []
+    for grid in grids[1:]:
+        here = {
+            b: grid.cells[COARSE, b].measured / grid.cells[SYNC_ALL, b].measured for b in batches
+        }
+        there = {b: ratio for b in batches if (ratio := printed_ratio(grid.ranks, b))}
+        best = max(grid.cells, key=lambda cell: grid.cells[cell].measured)
+        said.append(
+            f"N = {grid.ranks}: the coarse hypergraph is faster than distributed synchronous servers "
+            f"{wins(here)} (thesis: {wins(there)}); the fastest of all is {best[0]} at batch {best[1]}, "
+            f"{grid.cells[best].measured:.0f} images/s."
+        )
+    return " ".join(said)
+
+
+def wins(ratios: dict[int, float]) -> str:
+    """At which batches a ratio is above 1."""
+    won = [str(batch) for batch, ratio in ratios.items() if ratio > 1]
+    if not won:
+        return "at no batch"
+    return "at every batch" if len(won) == len(ratios) else f"at batch {', '.join(won)}"
+
+
+PART = Part("lab", TITLE, make)

@@ -1,0 +1,121 @@
+"""Measures and simulates the rows of Table 5.15 for one number of ranks."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from experiments.thesis import lab_model
+from experiments.thesis.lab_kinds import as_run, plans
+from experiments.thesis.lab_sharing import step_seconds
+from experiments.timing import Ddp, start
+from raddle.api.loading import capture_model
+from raddle.clusters import Cluster
+from raddle.clusters.catalogue import cores
+from raddle.costs.profile import Profile
+from raddle.files import read_scratch, write_scratch
+from raddle.graph.graph import Graph
+from raddle.lab.rates import parse_rate
+from raddle.plans.file import save
+from raddle.plans.plan import Plan
+from raddle.probe import describe, probe
+
+SPEC = f"{lab_model.__file__}:vgg"
+LATENCY = 2e-4  # seconds, until the link is measured
+
+
+class Cell(NamedTuple):
+    """Images a second."""
+
+    measured: float
+    simulated: float
+
+
+class Grid(NamedTuple):
+    """`cells` by row and batch."""
+
+    ranks: int
+    cells: Mapping[tuple[str, int], Cell]
+    link: Mapping[str, Any] | None  # bytes/s and seconds, as measured there
+
+
+class Size(NamedTuple):
+    """How much is measured: images in a block of steps at least two long, blocks, seconds of a search."""
+
+    images: int
+    rounds: int
+    budget: float
+
+
+def run_grid(
+    ranks: int, batches: Sequence[int], rate: str, size: Size, say: Callable[[str], None]
+) -> Grid:
+    """Raises InputError where there can be no lab. One rank needs none."""
+    devices = describe(probe(max(2, ranks), quick=True))["devices"]
+    device = next(iter(devices))
+    planned = _hosts(ranks, devices, {"bandwidth": parse_rate(rate) / 8, "latency": LATENCY})
+    graphs: dict[int, Graph] = {}
+    chosen: dict[int, dict[str, Plan]] = {}
+    for batch in batches:
+        say(f"{ranks} ranks, batch {batch}: planning")
+        graphs[batch] = capture_model(SPEC, batch)
+        chosen[batch] = plans(graphs[batch], planned, budget=size.budget)
+    say(f"{ranks} ranks: measuring")
+    found = _measure(ranks, rate if ranks > 1 else None, device, graphs, chosen, size)
+    on = _hosts(ranks, devices, found["link"]) if found["link"] else planned
+    cells = {}
+    for batch, own in chosen.items():
+        say(f"{ranks} ranks, batch {batch}: simulating")
+        there = found["batches"][str(batch)]
+        for label, plan in own.items():
+            graph = of_microbatch(graphs[batch], plan)
+            seconds = step_seconds(graph, plan, on, Profile(there["profile"]), cores())
+            cells[label, batch] = Cell(there["images_per_s"][label], batch / seconds)
+    return Grid(ranks, cells, found["link"])
+
+
+def of_microbatch(graph: Graph, plan: Plan) -> Graph:
+    """What a plan's tiles are of: `auto` may have found a pipeline."""
+    return graph if plan.microbatches == 1 else graph.at(-(-plan.batch // plan.microbatches))
+
+
+def _hosts(ranks: int, devices: Mapping[str, Any], link: Mapping[str, Any]) -> Cluster:
+    """The lab as a cluster: a probed device on each host, and messages as measured between them."""
+    kind = next(iter(devices))
+    figures: dict[str, Any] = {**devices[kind], "handling": link.get("handling", {})}
+    network: dict[str, Any] = {"duplex": True, "per_device": False}
+    network |= {key: link[key] for key in ("bandwidth", "latency")}
+    return Cluster.from_dict(
+        {
+            "name": "lab",
+            "devices": {kind: figures},
+            "nodes": [{"count": ranks, "devices": [kind]}],
+            "network": network,
+        }
+    )
+
+
+def _measure(
+    ranks: int, rate: str | None, device: str, graphs: Mapping[int, Graph],
+    chosen: Mapping[int, Mapping[str, Plan]], size: Size,
+) -> dict[str, Any]:  # fmt: skip
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        batches: dict[int, dict[str, float | str | None]] = {}
+        for batch, own in chosen.items():
+            batches[batch] = {}
+            for number, (label, plan) in enumerate(own.items()):
+                run = as_run(label, plan)
+                path = folder / f"{batch}.{number}.json"
+                batches[batch][label] = run.bucket_mb if isinstance(run, Ddp) else str(path)
+                save(plan, of_microbatch(graphs[batch], plan), path)
+        asked = {
+            "spec": SPEC, "batches": batches, "device": device, "images": size.images,
+            "rounds": size.rounds, "out": str(folder / "found.json"),
+        }  # fmt: skip
+        write_scratch(folder / "asked.json", asked)
+        start(ranks, rate, ["-m", "experiments.thesis.lab_rank", str(folder / "asked.json")])
+        result: dict[str, Any] = read_scratch(folder / "found.json")
+    return result

@@ -1,0 +1,124 @@
+"""One rank in the lab: the link, the plans' operators, then all rows of the table in turn.
+
+python -m experiments.thesis.lab_rank asked.json, under torchrun
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from experiments.messages import measure_messages
+from experiments.timing_rank import Graphs, Step, ddp_step, step_of
+from raddle import zoo
+from raddle.clusters.catalogue import cores
+from raddle.costs.profile import distinct, measure
+from raddle.files import read_scratch, write_scratch
+from raddle.plans.pipelining import OVERLAPPED, is_asynchronous
+from raddle.program.lower import active_values
+from raddle.runtime.trainer import Trainer
+from raddle.transport.orphans import end_with_parent
+from raddle.zoo.workload import Workload
+
+REPEATS = 3  # of an operator
+SIZES = (4 * 2**10, 2**20, 8 * 2**20)  # bytes of messages
+
+
+def main(asked: dict[str, Any]) -> None:
+    end_with_parent()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    link = measure_messages(5) if dist.get_world_size() > 1 else None
+    found: dict[str, Any] = {"link": link, "batches": {}}
+    for batch, kinds in asked["batches"].items():
+        found["batches"][batch] = _batch(asked, int(batch), kinds)
+        if dist.get_rank() == 0:  # what there is, if a later batch fails
+            write_scratch(asked["out"], found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _batch(asked: dict[str, Any], batch: int, kinds: dict[str, float | str]) -> dict[str, Any]:
+    """Images a second of every row, and seconds of every operator that they have."""
+    work = zoo.load(asked["spec"], batch=batch, device="cpu")
+    trainers: dict[str, Trainer] = {}
+    graphs = Graphs(work)
+    steps = {label: step_of(work, kind, label, trainers, graphs) for label, kind in kinds.items()}
+    if dist.get_world_size() == 1:  # plain torch, whatever the plan that its operators are from
+        steps = {label: ddp_step(work, work.model) for label in steps}  # type: ignore[arg-type]
+    profile = _profile(list(trainers.values()), asked["device"])
+    times: dict[str, list[float]] = {label: [] for label in steps}
+    count = max(2, min(8, asked["images"] // batch))
+    for _ in range(asked["rounds"]):
+        for label, step in steps.items():
+            trainer = trainers.get(label)
+            if trainer is not None and is_asynchronous(trainer.plan):
+                if not times[label]:  # one run of many steps
+                    times[label].append(_overlapped(work, trainer))
+            else:
+                times[label].append(_block(step, trainer, count))
+    dist.barrier()
+    for trainer in trainers.values():
+        trainer.close()
+    rates = {label: batch / statistics.median(own) for label, own in times.items()}
+    return {"images_per_s": rates, "profile": profile}
+
+
+def _block(step: Step, trainer: Trainer | None, count: int) -> float:
+    """Seconds of a step; the first is not timed, so that what it leaves under way is waited for."""
+    if trainer is not None:
+        trainer.synchronize()
+    step()
+
+    def steps() -> None:
+        for _ in range(count):
+            step()
+
+    seconds = _slowest(steps) / count
+    if trainer is not None:
+        trainer.synchronize()
+    return seconds
+
+
+def _overlapped(work: Workload, trainer: Trainer) -> float:
+    """Seconds of a step, where as many follow each other as a trainer has under way without a pause."""
+    part = trainer.part(*work.inputs, *work.targets)
+    return _slowest(partial(trainer.train, [part] * OVERLAPPED)) / OVERLAPPED
+
+
+def _slowest(work: Callable[[], Any]) -> float:
+    dist.barrier()
+    start = time.perf_counter()
+    work()
+    spent = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+    dist.all_reduce(spent, dist.ReduceOp.MAX)
+    return float(spent)
+
+
+def _profile(trainers: Iterable[Trainer], kind: str) -> dict[str, float]:
+    """Seconds of every distinct tile; as many ranks measure some at the same time as have a core."""
+    rank, share = dist.get_rank(), min(cores(), dist.get_world_size())
+    known: set[str] = set()
+    mine: dict[str, float] = {}
+    for trainer in trainers:
+        graph, active = trainer.graph, active_values(trainer.graph)
+        fresh = distinct(graph, trainer.plan.tiles, kind)
+        own = [tile for name, tile in fresh.items() if name not in known]
+        known |= fresh.keys()
+        wanted = {op.name: [i for i, n in enumerate(op.inputs) if n in active] for op in graph.ops}
+        if rank < share:
+            mine |= measure(graph, own[rank::share], wanted, kind, repeats=REPEATS).seconds
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return {name: seconds for some in every for name, seconds in some.items()}
+
+
+if __name__ == "__main__":
+    main(read_scratch(sys.argv[1]))

@@ -1,0 +1,47 @@
+"""Ranks that share cores: how much longer operators take while more ranks compute than there are cores.
+
+The simulator gives every device a core of its own. In the lab four ranks may have two, and then a row whose
+ranks all compute at once takes twice as long, but one whose ranks wait for each other does not.
+"""
+
+# k: devices that compute at a moment
+
+from __future__ import annotations
+
+import numpy as np
+
+from raddle.clusters import Cluster
+from raddle.costs.profile import Profile
+from raddle.graph.graph import Graph
+from raddle.plans.plan import Plan
+from raddle.searches.figures import judge
+from raddle.simulation.timeline import Timeline
+
+Array = np.ndarray
+
+
+def step_seconds(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile, cores: int) -> float:
+    """Simulated once with a core for each rank, and again with operators that share them."""
+    alone = judge(graph, plan, cluster, profile)
+    slower = _crowding_of(alone, cores)
+    if slower == 1.0:
+        return alone.step_seconds
+    crowded = Profile({name: slower * seconds for name, seconds in profile.seconds.items()})
+    return judge(graph, plan, cluster, crowded).step_seconds
+
+
+def _crowding_of(timeline: Timeline, cores: int) -> float:
+    first = timeline.tasks.first
+    computes = (first >= 0) & (first < timeline.program.plan.devices)
+    return crowding(timeline.start[computes], timeline.end[computes], cores)
+
+
+def crowding(start: Array, end: Array, cores: int) -> float:
+    """Of intervals in which something computes, the mean of max(1, k / cores), each counted by its time."""
+    times = np.concatenate([start, end])
+    change = np.concatenate([np.ones(len(start), np.int64), -np.ones(len(end), np.int64)])
+    order = np.argsort(times, kind="stable")
+    k = np.cumsum(change[order])[:-1]
+    spent = k * np.diff(times[order])  # by all that compute
+    total = float(spent.sum())
+    return float((spent * np.maximum(1.0, k / cores)).sum()) / total if total else 1.0

@@ -1,0 +1,164 @@
+"""VGG-16 partitioned as in the thesis's Tables 5.1 to 5.12, method by method, and beyond them.
+
+Work is in the thesis's unit (reconstructed weights, fully connected layers as one vertex) where its tables
+have it; `operations` are FLOP of a forward with fully connected layers by neuron. Volumes are of a
+forward in Mi elements, MiB are of a whole step: forward, backward and parameters' sums, in float32.
+
+Differs from the thesis: coarse and fine partitions may be as uneven as the printed ones are, which are at
+times more even than asked for and at times break the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.thesis.printed import ALL, DEFAULT, PARTS, RECONSTRUCTED, Printed
+from raddle.api.loading import capture_model
+from raddle.clusters import cluster
+from raddle.graph.graph import Graph
+from raddle.reports.experiments.result import Cell, Column, Table
+from raddle.searches.figures import planned
+from raddle.searches.hypergraph.answers import Answer, Asked, Partitioner
+from raddle.searches.settings import Settings
+
+MI = 2**20
+CLUSTER = "skylake-10gbe"  # that plans are found for
+MIXED, AUTO = "hypergraph-mixed", "auto"
+
+
+class Weighed(NamedTuple):
+    """One network under three kinds of weights."""
+
+    thesis: Partitioner
+    operations: Partitioner
+    profiled: Partitioner
+
+    @property
+    def graph(self) -> Graph:
+        return self.operations.graph
+
+    @property
+    def parameters(self) -> int:
+        return sum(layer.parameters for layer in self.operations.network.layers)
+
+
+class Counted(NamedTuple):
+    """What a plan of any method sends and how even it is, where there is no table to compare it with."""
+
+    nbytes: int  # a step
+    imbalance: float | None = None  # largest part's work over the average
+    answer: Answer | None = None
+
+
+def weighed(graph: Graph, profiled: np.ndarray) -> Weighed:
+    return Weighed(
+        Partitioner(graph, np.array(RECONSTRUCTED, float), connected_as_one=True),
+        Partitioner(graph),
+        Partitioner(graph, profiled),
+    )
+
+
+def allowed(printed: Printed) -> float:
+    """How uneven ours may be: as the printed partition is, whatever PaToH was asked for."""
+    return printed.imbalance - 1
+
+
+def as_printed(own: Weighed, parts: int, budget: float) -> dict[str, Answer]:
+    """Ours by the name of the thesis's method, for those that it has at so many parts."""
+    found = {}
+    for theirs in ALL:
+        if parts in theirs.rows:
+            asked = Asked(parts, epsilon=allowed(theirs.rows[parts]), budget=budget)
+            found[theirs.name] = own.thesis.answer(theirs.method, asked)
+    return found
+
+
+def beyond(own: Weighed, parts: int, budget: float, most_plans: int) -> dict[str, Counted]:
+    """What the thesis's tables do not have; plans for as many parts as `most_plans`."""
+    asked = Asked(parts, epsilon=DEFAULT, budget=budget)
+    found = {
+        "coarse-grain, operations": _counted(own.operations.answer("coarse", asked)),
+        "fine-grain, operations": _counted(own.operations.answer("fine", asked)),
+        "coarse-grain, profiled here": _counted(own.profiled.answer("coarse", asked)),
+        "data parallelism": Counted(data_bytes(own.parameters, parts), 1.0),
+    }
+    found["mixed, least bytes"] = _counted(own.operations.answer("mixed", asked))
+    if parts <= most_plans:
+        for method in (MIXED, AUTO):
+            found[method] = of_plan(own.graph, method, parts, budget)
+    return found
+
+
+def data_bytes(parameters: int, parts: int) -> int:
+    """A step of data parallelism, by the thesis's formula: 2 (N - 1) parameters, of 4 bytes."""
+    return 2 * (parts - 1) * 4 * parameters
+
+
+def of_plan(graph: Graph, method: str, parts: int, budget: float) -> Counted:
+    """Of a search for the shortest step, not for the fewest bytes."""
+    on = cluster(f"{CLUSTER}:{parts}x1")
+    judged = planned(graph, on, method, settings=Settings(budget=budget))
+    return Counted(judged.timeline.comm_bytes, judged.timeline.imbalance)
+
+
+def _counted(answer: Answer) -> Counted:
+    return Counted(answer.volume_bytes, answer.imbalance, answer)
+
+
+def heaviest(answer: Answer) -> float:
+    """Mi elements of the map that most is sent of."""
+    return max(answer.of.values(), default=0) / MI
+
+
+COLUMNS = (
+    Column("method"), Column("tables"),
+    Column("largest part", "printed", 0), Column("largest part", "counted", 0),
+    Column("smallest part", "printed", 0), Column("smallest part", "counted", 0),
+    Column("largest/average", "printed", 2), Column("largest/average", "counted", 2),
+    Column("volume", "printed", 1), Column("volume", "counted", 1),
+    Column("heaviest layer", "printed", 1), Column("heaviest layer", "counted", 1),
+    Column("MiB a step", "counted", 1),
+)  # fmt: skip
+NOTE = (
+    "Work in the thesis's unit, on the reconstructed weights; coarse and fine are at most as uneven as "
+    "printed. Rows without a table balance FLOP, or what is profiled here, within 0.1. Volumes of a "
+    "forward in Mi elements, which the thesis prints as MB. MiB a step: forward, backward and parameters' "
+    "sums in float32, 8 x the volume where no parameter has copies. hypergraph-mixed and auto search the "
+    f"shortest step on {CLUSTER}, not the fewest bytes; their largest/average is of simulated compute time."
+)
+
+
+def table(parts: int, ours: Mapping[str, Answer], further: Mapping[str, Counted]) -> Table:
+    rows = [
+        printed_row(theirs.name, theirs.tables, theirs.rows[parts], ours[theirs.name])
+        for theirs in ALL
+        if parts in theirs.rows
+    ]
+    rows += [_further_row(name, counted) for name, counted in further.items()]
+    return Table(
+        f"Tables 5.1 to 5.12 at N = {parts}", COLUMNS, rows, NOTE if parts == PARTS[0] else ""
+    )
+
+
+def printed_row(name: str, tables: str, theirs: Printed, ours: Answer) -> list[Cell]:
+    return [
+        name, tables,
+        theirs.most, float(ours.work.max()), theirs.least, float(ours.work.min()),
+        theirs.imbalance, ours.imbalance, theirs.volume, ours.volume / MI,
+        theirs.heaviest, heaviest(ours), ours.volume_bytes / MI,
+    ]  # fmt: skip
+
+
+def _further_row(name: str, counted: Counted) -> list[Cell]:
+    known = counted.answer
+    volume: Sequence[Cell] = [None, None, None, None]
+    if known is not None:
+        volume = [None, known.volume / MI, None, heaviest(known)]
+    return [name, "", *[None] * 5, counted.imbalance, *volume, counted.nbytes / MI]
+
+
+def vgg16(batch: int = 32) -> Graph:
+    return capture_model("vgg16", batch)

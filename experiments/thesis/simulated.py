@@ -1,0 +1,128 @@
+"""The rows of Table 5.15 as plans for any cluster, and the seconds that they take in simulation.
+
+Model parallelism overlaps steps, as the thesis trains: as many are under way as are fastest and fit. Its
+batch is a step's. Data parallelism has the batch on every worker, so a step is of N times as many images:
+the printed times say so, for from 2 workers to 4 they halve at every batch.
+
+Differs from the thesis: the one server is on a worker's node, not said there; efficiency does not depend on
+the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.thesis.lab_kinds import DDP, FOUND, KINDS, MIXED
+from experiments.thesis.lab_table import (
+    ASYNC_ALL,
+    ASYNC_ONE,
+    COARSE,
+    FILTERS,
+    IMAGES,
+    LAYERS,
+    SYNC_ALL,
+    SYNC_ONE,
+)
+from raddle.api.loading import capture_model
+from raddle.clusters import Cluster, cluster
+from raddle.graph.graph import Graph
+from raddle.plans.plan import Plan
+from raddle.searches.figures import judge, planned
+from raddle.searches.hypergraph import coarse
+from raddle.searches.hypergraph.answers import Partitioner
+from raddle.searches.planning import plan_for, plan_of
+from raddle.searches.settings import Found, Settings
+from raddle.simulation.memory.peaks import peak_bytes
+from raddle.simulation.timeline import Timeline
+
+MODEL = (LAYERS, FILTERS, COARSE)
+SERVERS = (ASYNC_ONE, SYNC_ONE, ASYNC_ALL, SYNC_ALL)
+DATA = (*SERVERS, DDP)
+FURTHER = (MIXED, FOUND)
+BUDGET = 5.0  # seconds of a coarse partition; two parts and four are proven earlier
+
+
+class Simulated(NamedTuple):
+    """`seconds` of ten epochs; None where no plan fits the devices' memory."""
+
+    seconds: float | None
+    under_way: int = 1  # steps
+
+
+def simulated(
+    name: str,
+    row: str,
+    batch: int,
+    *,
+    budget: float = 1.0,
+    dtype: str = "float32",
+    times: Sequence[int] = (1, 2, 4),
+) -> Simulated:
+    """A row of the table at a batch on a cluster; `budget` is of a search, `times` x N steps overlap."""
+    on = cluster(name)
+    if row in MODEL:
+        return threaded(vgg16(batch, dtype), on, row, times)
+    if row in FURTHER:
+        return _searched(vgg16(batch, dtype), on, KINDS[row].method, budget)
+    graph = vgg16(batch * len(on.devices), dtype)
+    plan = plan_for(graph, on, "data", sync=KINDS[row].sync if row in KINDS else "allreduce")
+    return Simulated(_ten_epochs(judge(graph, plan, on), graph))
+
+
+def threaded(graph: Graph, on: Cluster, row: str, times: Sequence[int]) -> Simulated:
+    """With the fastest number of steps under way, of some times N, that fits."""
+    plan, count = _model_plan(graph, on, row), len(on.devices)
+    found = Simulated(None)
+    for under_way in (count * more for more in times):
+        timeline = judge(graph, replace(plan, schedule=f"threaded:{under_way}"), on)
+        seconds = _ten_epochs(timeline, graph)
+        if seconds is not None and (found.seconds is None or seconds < found.seconds):
+            found = Simulated(seconds, under_way)
+    return found
+
+
+def _model_plan(graph: Graph, on: Cluster, row: str) -> Plan:
+    if row != COARSE:
+        return plan_for(graph, on, KINDS[row].method, sync="allreduce")
+    answer = Partitioner(graph).counted("coarse", _counts(len(on.devices)))
+    return plan_of(graph, on, KINDS[row].method, Found(answer.tiles), Settings(sync="allreduce"))
+
+
+@cache
+def _counts(parts: int) -> np.ndarray:
+    """Filters of each layer in each part: the same at every batch, as work and volume grow alike."""
+    return coarse.solve(Partitioner(vgg16(32)).model, parts, budget=BUDGET).x
+
+
+def _searched(graph: Graph, on: Cluster, method: str, budget: float) -> Simulated:
+    judged = planned(graph, on, method, settings=Settings(budget=budget))
+    if not judged.row["fits"]:
+        return Simulated(None)
+    return Simulated(IMAGES / judged.row["samples_per_s"])
+
+
+def _ten_epochs(timeline: Timeline, graph: Graph) -> float | None:
+    devices = timeline.cluster.devices
+    if any(peak > devices[d].memory for d, peak in enumerate(peak_bytes(timeline))):
+        return None
+    return timeline.step_seconds * IMAGES / graph.batch
+
+
+@cache
+def vgg16(batch: int, dtype: str = "float32") -> Graph:
+    return capture_model("vgg16", batch, dtype)
+
+
+def crossover(model: Mapping[int, float], data: Mapping[int, float]) -> int | None:
+    """The batch from which on data parallelism is never slower, of those that both have."""
+    found = None
+    for batch in sorted(set(model) & set(data), reverse=True):
+        if data[batch] > model[batch]:
+            break
+        found = batch
+    return found

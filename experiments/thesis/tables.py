@@ -1,0 +1,123 @@
+"""Part `tables`: VGG-16 weighed, as a hypergraph, and partitioned, beside the printed tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from experiments.experiment import Asked, Part
+from experiments.thesis import appendix, epoch, weights
+from experiments.thesis.partitions import (
+    AUTO,
+    MI,
+    MIXED,
+    Counted,
+    Weighed,
+    as_printed,
+    beyond,
+    of_plan,
+    table,
+    vgg16,
+    weighed,
+)
+from experiments.thesis.printed import COARSE, FINE, LAYERWISE, PARTS, Partitions
+from experiments.thesis.printed_epoch import EPOCH_BATCHES, EPOCH_HYPERGRAPH
+from raddle.reports.experiments.result import Chart, Drawing, Line, Section, Table
+from raddle.searches.hypergraph.answers import Answer
+
+TITLE = "Work and communication of partitions (Tables 5.1 to 5.12, A.1 to A.12, 5.14)"
+Ours = Mapping[int, Mapping[str, Answer]]
+Further = Mapping[int, Mapping[str, Counted]]
+
+
+def make(asked: Asked) -> Section:
+    counts = PARTS[:4] if asked.quick else PARTS
+    budget, most_plans = (0.5, 4) if asked.quick else (3.0, 128)
+    batch, repeats = (1, 1) if asked.quick else (4, 3)
+    asked.say(f"profiling VGG-16 at batch {batch}")
+    measured = weights.profiled(batch, repeats)
+    own = weighed(vgg16(), measured)
+    ours: dict[int, Mapping[str, Answer]] = {}
+    further: dict[int, Mapping[str, Counted]] = {}
+    for i, parts in enumerate(counts):
+        asked.say(f"VGG-16 in {parts} parts", 0.1 + 0.6 * i / len(counts))
+        ours[parts] = as_printed(own, parts, budget)
+        further[parts] = beyond(own, parts, budget, most_plans)
+    shown: list[Table | Chart | Drawing] = [
+        weights.weight_table(own.operations, measured, batch), weights.file_table(own.thesis),
+    ]  # fmt: skip
+    shown += [table(n, ours[n], further[n]) for n in counts]
+    shown.append(chart(own, ours, further))
+    shown += appendix.tables(own.thesis, counts, budget, asked)
+    asked.say("an epoch", 0.9)
+    found = _epoch(own, further, 0.0 if asked.quick else budget)
+    return Section(TITLE, text(ours, further, found), [*shown, found.table])
+
+
+def _epoch(own: Weighed, further: Further, budget: float) -> epoch.Epoch:
+    """Other batches than 32 are searched where there is a budget."""
+    coarse = {n: further[n]["coarse-grain, operations"].nbytes for n in EPOCH_HYPERGRAPH}
+    nbytes: dict[str, dict[tuple[int, int], int]] = {MIXED: {}, AUTO: {}}
+    for batch in EPOCH_BATCHES if budget else (32,):
+        graph = own.graph if batch == 32 else vgg16(batch)
+        for n in EPOCH_HYPERGRAPH:
+            for method, own_bytes in nbytes.items():
+                if batch != 32:
+                    own_bytes[n, batch] = of_plan(graph, method, n, budget).nbytes
+                elif method in further[n]:
+                    own_bytes[n, batch] = further[n][method].nbytes
+    return epoch.epoch(own.parameters, coarse, nbytes)
+
+
+def chart(own: Weighed, ours: Ours, further: Further) -> Chart:
+    """Everything in MiB of a step."""
+    lines = []
+    for theirs in (COARSE, FINE):
+        points = [(n, 8 * theirs.rows[n].volume) for n in ours]
+        lines.append(Line(f"{theirs.name}, printed", points, "printed"))
+        points = [(n, ours[n][theirs.name].volume_bytes / MI) for n in ours]
+        lines.append(Line(theirs.name, points, "counted"))
+    for name in ("data parallelism", "mixed, least bytes", MIXED, AUTO):
+        points = [(n, own[name].nbytes / MI) for n, own in further.items() if name in own]
+        lines.append(Line(name, points, "counted"))
+    return Chart(
+        "Communication by number of parts", "parts", "MiB a step", lines, log_x=True, log_y=True,
+        note="Printed volumes are of a forward in Mi elements: here x 8, as float32 both ways.",
+    )  # fmt: skip
+
+
+def text(ours: Ours, further: Further, found: epoch.Epoch) -> str:
+    """What the figures say, from the figures."""
+    first = (
+        "Volumes in Mi elements over the printed ones, on the reconstructed weights: "
+        f"layer-wise, {_ratios(ours, LAYERWISE)}; coarse, at most as uneven as printed, "
+        f"{_ratios(ours, COARSE)}; fine, {_ratios(ours, FINE)}."
+    )
+    saved = "; ".join(f"{name}: {share}" for name, share in found.saved.items())
+    second = (
+        f"Of data parallelism's bytes in Table 5.14, the printed partitions save "
+        f"{found.saved_printed:.0%} on average in equal units. Ours: {saved}."
+    )
+    return "\n\n".join([first, _mixed_text(further), second])
+
+
+def _ratios(ours: Ours, theirs: Partitions) -> str:
+    return ", ".join(
+        f"{own[theirs.name].volume / MI / theirs.rows[n].volume:.3g} (N = {n})"
+        for n, own in ours.items()
+        if n in theirs.rows
+    )
+
+
+def _mixed_text(further: Further) -> str:
+    """How many bytes are left where layers choose their axis."""
+    parts: Sequence[str] = [
+        f"{own['mixed, least bytes'].nbytes / own['coarse-grain, operations'].nbytes:.2f} of the coarse "
+        f"partition's and {own['mixed, least bytes'].nbytes / own['data parallelism'].nbytes:.3f} of "
+        f"data parallelism's at N = {n}"
+        for n, own in further.items()
+        if "mixed, least bytes" in own
+    ]
+    return "Where every layer chooses its axis, a step sends " + "; ".join(parts) + "."
+
+
+PART = Part("tables", TITLE, make)

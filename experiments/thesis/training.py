@@ -1,0 +1,225 @@
+"""Accuracy and loss over time until 90 % of the training images are right: the thesis's Figure 5.2."""
+
+from __future__ import annotations
+
+import pathlib
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch.nn import functional as F
+
+from experiments.experiment import Asked, Part
+from experiments.thesis.training_runs import DDP, PLAIN, SERVERS
+from experiments.thesis.training_task import BATCH, RATE, TARGET, digits, network
+from experiments.timing import start
+from raddle.clusters import cluster
+from raddle.errors import InputError
+from raddle.files import read_scratch, write_scratch
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.plans.file import save
+from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+from raddle.searches.planning import plan_for
+
+TITLE = "Accuracy and loss over time (Figure 5.2)"
+RANKS = (1, 2, 4)
+SINGLE, COARSE = "single", "coarse hypergraph, asynchronous"
+SERIAL, SYNC, ASYNC, TORCH = (
+    "coarse hypergraph, synchronous",
+    "servers, synchronous",
+    "servers, asynchronous",
+    "DDP",
+)
+SERVED = "ps:distributed,greedy"
+THREADED = "threaded:4:greedy"
+
+# Figure 5.2 as its text has it, in hours: 122 on one, 44 on four by the coarse hypergraph; how many times
+# as long the others take as the coarse hypergraph.
+HOURS = {(1, SINGLE): 122.0, (4, COARSE): 44.0}
+LONGER = {(2, ASYNC): 1.2, (2, SYNC): 2.25, (4, ASYNC): 1.5, (4, SYNC): 3.5}
+
+
+class Size(NamedTuple):
+    width: int  # filters of the first layer
+    blocks: int  # of 32 steps at most
+    seeds: int
+
+
+QUICK, FULL = Size(16, 24, 1), Size(32, 40, 3)
+
+
+class Trained(NamedTuple):
+    """A run: (seconds, accuracy, loss) after each block, and the least and most staleness."""
+
+    curve: Sequence[tuple[float, float, float]]
+    staleness: Sequence[int]
+
+    @property
+    def seconds(self) -> float | None:
+        """To the target, on the line between two looks; None where it was not reached."""
+        return reached(self.curve)
+
+
+def make(asked: Asked) -> Section:
+    size = QUICK if asked.quick else FULL
+    try:
+        images, labels = digits()
+    except InputError as error:
+        return Section(TITLE, skipped=str(error))
+    graph = capture(
+        network(size.width, 0), [images[:BATCH]], targets=[labels[:BATCH]], loss=F.cross_entropy
+    )
+    found: dict[tuple[int, str], list[Trained]] = {}
+    for done, ranks in enumerate(RANKS):
+        asked.say(f"{ranks} ranks train until {TARGET:.0%} is right", done / len(RANKS))
+        for label, runs in _run(graph, ranks, size).items():
+            found[ranks, label] = [Trained(**run) for run in runs]
+    return section(found, size, len(images))
+
+
+def _run(graph: Graph, ranks: int, size: Size) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        asked = {
+            "kinds": _kinds(graph, ranks, folder), "width": size.width, "blocks": size.blocks,
+            "seeds": size.seeds, "out": str(folder / "found.json"),
+        }  # fmt: skip
+        write_scratch(folder / "asked.json", asked)
+        argv = ["-m", "experiments.thesis.training_rank", str(folder / "asked.json")]
+        start(ranks, None, argv)
+        result: dict[str, Any] = read_scratch(folder / "found.json")
+    return result
+
+
+def _kinds(graph: Graph, ranks: int, folder: pathlib.Path) -> dict[str, str]:
+    """By label, how a rank trains; plans are written into the folder."""
+    if ranks == 1:
+        return {SINGLE: PLAIN}
+    here = cluster(f"local:{ranks}")
+    coarse = plan_for(graph, here, "hypergraph-coarse", sync="allreduce", budget=3.0)
+    plans = {
+        COARSE: replace(coarse, schedule=THREADED),
+        SERIAL: coarse,
+        SYNC: plan_for(graph, here, "data", sync=SERVED),
+    }
+    kinds = {}
+    for number, (label, plan) in enumerate(plans.items()):
+        kinds[label] = str(folder / f"{number}.json")
+        save(plan, graph, folder / f"{number}.json")
+    return kinds | {ASYNC: f"{SERVERS}{SERVED},async", TORCH: DDP}
+
+
+# -- what was found --------------------------------------------------------------------------------
+
+
+def reached(curve: Sequence[tuple[float, float, float]], target: float = TARGET) -> float | None:
+    """When the line through the points of a curve first is at the target."""
+    before = curve[0]
+    for point in curve:
+        if point[1] >= target:
+            rise = point[1] - before[1]
+            share = (target - before[1]) / rise if rise else 1.0
+            return before[0] + share * (point[0] - before[0])
+        before = point
+    return None
+
+
+def middle(runs: Sequence[Trained]) -> float | None:
+    """The median over seeds; None where one of them did not get there."""
+    seconds = [run.seconds for run in runs]
+    there = [s for s in seconds if s is not None]
+    return statistics.median(there) if len(there) == len(seconds) else None
+
+
+Found = Mapping[tuple[int, str], Sequence[Trained]]
+
+
+def section(found: Found, size: Size, images: int) -> Section:
+    seeds = f"the median of {size.seeds} seeds" if size.seeds > 1 else "one seed"
+    text = (
+        f"{images} digits of scikit-learn, 16 x 16, a network like VGG with {size.width} to "
+        f"{4 * size.width} filters, SGD with rate {RATE:g} and momentum 0.9, batches of {BATCH} in all, "
+        f"the same weights and the same order for every kind; {seeds}. {_verdict(found)}"
+    )
+    charts = [
+        _chart(found, 1, "accuracy", "of the training images right"),
+        _chart(found, 2, "loss", "loss"),
+    ]
+    return Section(TITLE, text, [_table(found), *charts])
+
+
+def _table(found: Found) -> Table:
+    single = middle(found[1, SINGLE])
+    rows: list[list[Cell]] = []
+    for (ranks, label), runs in found.items():
+        seconds = middle(runs)
+        coarse = middle(found.get((ranks, COARSE), ()) or [Trained([(0.0, 0.0, 0.0)], ())])
+        blocks = statistics.median(len(run.curve) - 1 for run in runs)
+        stale = [number for run in runs for number in run.staleness]
+        rows.append([
+            ranks, label, seconds, 32 * blocks, _over(single, seconds), _over(seconds, coarse),
+            LONGER.get((ranks, label)), HOURS.get((ranks, label)),
+            f"{min(stale)} to {max(stale)}" if stale else None,
+        ])  # fmt: skip
+    columns = [
+        Column("N"), Column("kind"), Column(f"s to {TARGET:.0%}", "measured"),
+        Column("steps", "measured", 0), Column("x faster than single", "measured", 2),
+        Column("x as long as coarse", "measured", 2), Column("x as long as coarse there", "printed", 2),
+        Column("hours there", "printed", 0), Column("staleness", "measured"),
+    ]  # fmt: skip
+    note = (
+        "Ranks are processes of this machine with a thread each. Steps are looked at in blocks of 32, in "
+        "which asynchronous steps overlap, and seconds are read between two looks. Staleness of the "
+        "hypergraph: the step less the updates that its weights had had (negative: a later step's were "
+        "there already); of asynchronous servers: updates of others since a worker's last. The thesis: "
+        "VGG-16, 50 classes of ImageNet, nodes of 56 cores; it names no seconds of the others."
+    )
+    return Table(
+        f"Seconds until {TARGET:.0%} of the training images are right", columns, rows, note
+    )
+
+
+def _over(a: float | None, b: float | None) -> float | None:
+    return a / b if a is not None and b else None
+
+
+def _chart(found: Found, at: int, title: str, y: str) -> Chart:
+    """Of the first seed."""
+    lines = [
+        Line(
+            f"{label}, N = {ranks}", [(point[0], point[at]) for point in runs[0].curve], "measured"
+        )
+        for (ranks, label), runs in found.items()
+    ]
+    return Chart(f"Training {title} over time", "seconds", y, lines, note="The first seed.")
+
+
+def _verdict(found: Found) -> str:
+    """Who was first, and whether the thesis's order of kinds is seen here."""
+    said = []
+    for ranks in sorted({ranks for ranks, _ in found if ranks > 1}):
+        own = {label: middle(runs) for (n, label), runs in found.items() if n == ranks}
+        there = {label: s for label, s in own.items() if s is not None}
+        if not there:
+            said.append(f"With N = {ranks} no kind got there.")
+            continue
+        first = min(there, key=there.__getitem__)
+        sentence = f"With N = {ranks} {first} is first ({there[first]:.1f} s)"
+        if COARSE not in there:
+            sentence += ", and the asynchronous coarse hypergraph does not get there"
+        else:
+            others = [
+                f"{label} take {there[label] / there[COARSE]:.2f} x (thesis: {LONGER[ranks, label]:g} x)"
+                for label in (ASYNC, SYNC)
+                if label in there and (ranks, label) in LONGER
+            ]
+            sentence += f"; of the asynchronous coarse hypergraph's {there[COARSE]:.1f} s "
+            sentence += ", ".join(others) if others else "no printed kind got there"
+        said.append(sentence + ".")
+    return " ".join(said)
+
+
+PART = Part("accuracy", TITLE, make)

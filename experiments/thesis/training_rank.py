@@ -1,0 +1,83 @@
+"""One rank that trains by every kind in turn, each until 90 % of the images are right.
+
+    python -m experiments.thesis.training_rank asked.json, under torchrun
+
+Time stands still while accuracy is looked at.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from experiments.thesis.training_runs import Run, begin
+from experiments.thesis.training_task import TARGET, batches, digits
+from raddle import sync
+from raddle.files import read_scratch, write_scratch
+from raddle.transport.orphans import end_with_parent
+
+BLOCK = 32  # steps between two looks: as many as overlap before all is finished
+
+
+def main(asked: dict[str, Any]) -> None:
+    end_with_parent()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    sync.init()
+    data = digits()
+    found: dict[str, list[Any]] = {label: [] for label in asked["kinds"]}
+    for seed in range(asked["seeds"]):
+        for label, kind in asked["kinds"].items():
+            run = begin(kind, asked["width"], seed)
+            curve = train(run, data, seed, asked["blocks"])
+            found[label].append({"curve": curve, "staleness": _staleness(run)})
+            run.close()
+    if dist.get_rank() == 0:
+        write_scratch(asked["out"], found)
+    dist.barrier()
+    sync.close()
+
+
+def train(
+    run: Run, data: tuple[Tensor, Tensor], seed: int, blocks: int
+) -> list[tuple[float, float, float]]:
+    """Seconds, accuracy and loss after each block of steps, until the target is reached."""
+    images, labels = data
+    order, spent = batches(len(images), seed), 0.0
+    loss, right = run.look(images, labels)
+    curve = [(0.0, right, loss)]
+    while right < TARGET and len(curve) <= blocks:
+        chosen = [(images[some], labels[some]) for some in islice(order, BLOCK)]
+        spent += _seconds(run, chosen)
+        loss, right = run.look(images, labels)
+        curve.append((spent, right, loss))
+    return curve
+
+
+def _seconds(run: Run, chosen: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Of the slowest rank, until its parameters are up to date."""
+    dist.barrier()
+    start = time.perf_counter()
+    run.train(chosen)
+    spent = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+    dist.all_reduce(spent, dist.ReduceOp.MAX)
+    return float(spent)
+
+
+def _staleness(run: Run) -> list[int]:
+    """The least and the most over all ranks; empty where nothing is stale."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, run.staleness())
+    own = [number for some in every for number in some]
+    return [min(own), max(own)] if own else []
+
+
+if __name__ == "__main__":
+    main(read_scratch(sys.argv[1]))

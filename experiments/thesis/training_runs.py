@@ -1,0 +1,126 @@
+"""Ways to train, each with the same three verbs: train on batches, look how good it is, close."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import raddle
+from experiments.thesis.training_task import network, sgd
+from raddle import sync
+from raddle.plans.pipelining import is_asynchronous
+from raddle.sync.item import Event
+
+Batches = Sequence[tuple[Tensor, Tensor]]
+PLAIN, DDP, SERVERS = "plain", "ddp", "servers:"  # other kinds are files of plans
+
+
+class Run(Protocol):
+    def train(self, batches: Batches) -> None: ...
+
+    def look(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
+        """The loss, and which share of the images is right."""
+
+    def staleness(self) -> Sequence[int]:
+        """Updates that were not seen, of every use."""
+
+    def close(self) -> None: ...
+
+
+def begin(kind: str, width: int, seed: int) -> Run:
+    """`plain`, `ddp`, `servers:` and a way of raddle.sync, or the file of a plan."""
+    model = network(width, seed)
+    if kind == PLAIN:
+        return Whole(model, model, sgd(list(model.parameters())))
+    if kind == DDP:
+        return Whole(model, DistributedDataParallel(model), sgd(list(model.parameters())))
+    if kind.startswith(SERVERS):
+        wrapped = sync.Optimizer(
+            sgd(list(model.parameters())), model, sync=kind.removeprefix(SERVERS)
+        )
+        return Whole(model, model, wrapped)
+    return Planned(model, kind)
+
+
+class Planned:
+    """By a plan, as `raddle.parallelize` runs it."""
+
+    def __init__(self, model: nn.Module, plan: str) -> None:
+        self.trainer = raddle.parallelize(model, plan, sgd, loss=F.cross_entropy, device="cpu")
+        if is_asynchronous(self.trainer.plan):
+            self.trainer.log = []
+
+    def train(self, batches: Batches) -> None:
+        self.trainer.train(batches)
+        self.trainer.synchronize()
+
+    def look(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
+        loss, (scores,) = self.trainer.evaluate(images, labels, outputs=True)
+        return float(loss), _right(scores, labels)
+
+    def staleness(self) -> Sequence[int]:
+        """A forward's step less the updates that its weights had had."""
+        return [used.step - used.version for used in self.trainer.log or () if used.phase == "F"]
+
+    def close(self) -> None:
+        self.trainer.close()
+
+
+class Whole:
+    """Every rank has the whole model, and a part of each batch."""
+
+    def __init__(self, model: nn.Module, called: nn.Module, optimizer: Any) -> None:
+        self.model, self.called, self.optimizer = model, called, optimizer
+
+    def train(self, batches: Batches) -> None:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        for images, labels in batches:
+            own = (tensor.tensor_split(size)[rank] for tensor in (images, labels))
+            loss = F.cross_entropy(self.called(next(own)), next(own))
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        self._settle()
+
+    def look(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
+        """Rank 0's copy: with asynchronous servers others may differ a little."""
+        found = torch.zeros(2, dtype=torch.float64)
+        if dist.get_rank() == 0:
+            with torch.no_grad():
+                scores = self.model(images)
+                found[0], found[1] = F.cross_entropy(scores, labels), _right(scores, labels)
+        dist.broadcast(found, 0)
+        return float(found[0]), float(found[1])
+
+    def staleness(self) -> Sequence[int]:
+        return between(self.optimizer.log) if isinstance(self.optimizer, sync.Optimizer) else ()
+
+    def close(self) -> None:
+        if isinstance(self.optimizer, sync.Optimizer):
+            self.optimizer.close()
+
+    def _settle(self) -> None:
+        if isinstance(self.optimizer, sync.Optimizer):
+            self.optimizer.synchronize()
+
+
+def between(log: Sequence[Event]) -> list[int]:
+    """Updates of others at a server since the same worker's last one."""
+    last: dict[tuple[int, int], int] = {}
+    found = []
+    for event in log:
+        if event.worker >= 0:
+            own = (event.item, event.worker)
+            found.append(event.version - last.get(own, 0) - 1)
+            last[own] = event.version
+    return found
+
+
+def _right(scores: Tensor, labels: Tensor) -> float:
+    return float((scores.argmax(1) == labels).double().mean())

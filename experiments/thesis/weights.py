@@ -1,0 +1,85 @@
+"""The work of VGG-16's layers that partitions balance, from three sources, and the file for PaToH.
+
+Thesis, chapter 5: a profiler's seconds of forward and backward, and the operations, give a layer's weight.
+Differs from it: how it combines them is not said (here: the mean of both shares), nor are its weights.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import tempfile
+
+import numpy as np
+
+from experiments.thesis.printed import RECONSTRUCTED
+from raddle.api.loading import capture_model
+from raddle.clusters import cluster
+from raddle.costs.compute import Compute
+from raddle.costs.profile import measure
+from raddle.graph.graph import Graph
+from raddle.program.lower import active_values
+from raddle.reports.experiments.result import Cell, Column, Table
+from raddle.searches.hypergraph import explicit, files
+from raddle.searches.hypergraph.answers import Partitioner
+from raddle.searches.hypergraph.weights import layer_work
+
+Array = np.ndarray
+HERE = "local:1"
+GRAINS = ("coarse", "fine")
+
+
+def profiled(batch: int, repeats: int) -> Array:
+    """By layer, as the thesis combines them: operations, and seconds that are measured here."""
+    graph = capture_model("vgg16", batch)
+    network, device = Partitioner(graph).network, cluster(HERE).devices[0]
+    layers = {name for layer in network.layers for name in layer.ops}
+    own = [(op, op.space.full) for op in graph.ops if op.name in layers]
+    found = measure(graph, own, _wanted(graph), device.kind, repeats=repeats)
+    return layer_work(graph, network, "both", device, found)
+
+
+def _wanted(graph: Graph) -> dict[str, tuple[int, ...]]:
+    """By operator, which operands have gradients."""
+    compute = Compute(graph, frozenset(active_values(graph)))
+    return {op.name: tuple(compute.wanted[op.name, "B"]) for op in graph.ops}
+
+
+def weight_table(plain: Partitioner, measured: Array, batch: int) -> Table:
+    """Shares of all work in percent."""
+    flops = np.array([layer.flops for layer in plain.network.layers], float)
+    given = np.array(RECONSTRUCTED, float)
+    shares = [100 * w / w.sum() for w in (given, flops, measured)]
+    names = [layer.name for layer in plain.network.layers]
+    columns = [
+        Column("layer"), Column("filters", "counted"),
+        Column("reconstructed, %", "counted", 1), Column("operations, %", "counted", 1),
+        Column("profiled here, %", "measured", 1),
+    ]  # fmt: skip
+    rows: list[list[Cell]] = [
+        [name, layer.units, *(float(share[l]) for share in shares)]
+        for l, (name, layer) in enumerate(zip(names, plain.network.layers, strict=True))
+    ]
+    note = (
+        "The thesis does not print its weights; the reconstruction is from its Tables 5.1 and 5.5. "
+        f"Profiled: the mean of the shares of operations and of seconds at batch {batch} on this machine."
+    )
+    return Table("Weights of layers", columns, rows, note)
+
+
+def file_table(own: Partitioner) -> Table:
+    """PaToH files of both grains, written and left again."""
+    rows: list[list[Cell]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for grain in GRAINS:
+            spelt = getattr(explicit, grain)(own.network, own.model)
+            path = pathlib.Path(folder) / f"vgg16.{grain}.patoh"
+            files.write_hypergraph(spelt, path, "patoh")
+            size = os.path.getsize(path) / 2**20
+            rows.append([grain, len(spelt.weight), len(spelt.cost), len(spelt.pins), size])
+    columns = [
+        Column("grain"), Column("vertices", "counted"), Column("nets", "counted"),
+        Column("pins", "counted"), Column("file, MiB", "measured", 1),
+    ]  # fmt: skip
+    note = "`raddle export vgg16 --to patoh --connected-as-one` writes them."
+    return Table("Hypergraphs, fully connected layers as one vertex", columns, rows, note)

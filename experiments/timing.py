@@ -1,0 +1,103 @@
+"""Times plans for real: all of them in one run, block of steps by block in turn, on ranks of this machine.
+
+    found = time_plans("alexnet", graph, {"ddp": Ddp(), "owt": plan}, ranks=4, rate="1gbit")
+    found["owt"].seconds
+
+With a rate the ranks are hosts of the lab, each behind a link of that rate; without, they share this
+machine. Every rank has one thread.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from raddle.errors import InputError
+from raddle.files import read_scratch, write_scratch
+from raddle.graph.graph import Graph
+from raddle.lab import Lab, launch
+from raddle.lab.torchrun import lines
+from raddle.plans.file import save
+from raddle.plans.plan import Plan
+from raddle.transport.orphans import marked
+
+TIMEOUT = 1800.0  # seconds
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Ddp(NamedTuple):
+    """torch's DistributedDataParallel, beside which plans are measured."""
+
+    bucket_mb: float | None = None  # None: as it is by default, 25 MiB and a first bucket of one
+
+
+class Timed(NamedTuple):
+    seconds: float  # of a step: the median over blocks of the slowest rank's
+    least: float
+    most: float
+    losses: Sequence[float]  # of the first steps
+    peaks: Sequence[int]  # bytes by rank, where asked for
+
+
+def time_plans(
+    spec: str,
+    graph: Graph,
+    plans: Mapping[str, Plan | Ddp],
+    *,
+    ranks: int,
+    rate: str | None = None,
+    rounds: int = 5,
+    steps: int = 2,
+    peaks: bool = False,
+) -> dict[str, Timed]:
+    """`spec`: of the zoo, or file.py:function, at the batch of the graph; the lab raises InputError
+    where it cannot be."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        kinds: dict[str, float | str | None] = {}
+        for number, (label, plan) in enumerate(plans.items()):
+            if isinstance(plan, Ddp):
+                kinds[label] = plan.bucket_mb
+            else:
+                kinds[label] = str(folder / f"{number}.json")
+                own = graph.at(-(-graph.batch // plan.microbatches))  # a plan is of a micro-batch
+                save(plan, own, folder / f"{number}.json")
+        asked = {
+            "spec": spec, "batch": graph.batch, "kinds": kinds, "rounds": rounds, "steps": steps,
+            "peaks": peaks, "out": str(folder / "found.json"),
+        }  # fmt: skip
+        write_scratch(folder / "asked.json", asked)
+        start(ranks, rate, ["-m", "experiments.timing_rank", str(folder / "asked.json")])
+        found = read_scratch(folder / "found.json")
+    return {label: Timed(**own) for label, own in found.items()}
+
+
+def start(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
+    """Runs a script on so many ranks, until it ends; `argv` as torchrun has it."""
+    if rate is not None:
+        with Lab.up(hosts=ranks, rate=rate, name="reproduce") as lab:
+            launch(lab, lines(lab, argv).__getitem__, TIMEOUT, env=THREADS)
+        return
+    import os
+
+    words = ["--standalone", "--nproc-per-node", str(ranks), *argv]
+    done = subprocess.run(
+        [sys.executable, "-m", "raddle.transport.torchrun", *words],
+        env={**os.environ, **THREADS, **marked()}, capture_output=True, text=True, timeout=TIMEOUT,
+        check=False,
+    )  # fmt: skip
+    if done.returncode:
+        said = _traceback(done.stderr)
+        print(said, file=sys.stderr, flush=True)
+        last = (said.strip().splitlines() or ["they said nothing"])[-1]
+        raise InputError(f"{ranks} ranks of this machine failed: {last}")
+
+
+def _traceback(said: str) -> str:
+    """What a rank said, before what torchrun says of it."""
+    start = said.find("Traceback")
+    return said[start : start + 4000] if start >= 0 else said[-2000:]

@@ -1,0 +1,161 @@
+"""One rank of `timing`: python -m experiments.timing_rank asked.json, under torchrun."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+
+import raddle
+from raddle import zoo
+from raddle.files import read_scratch, write_scratch
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.plans import file
+from raddle.runtime.trainer import Trainer
+from raddle.transport.orphans import end_with_parent
+from raddle.zoo.workload import Workload
+
+WARM_UP = 2
+Step = Callable[[], float]
+
+
+def main(asked: dict[str, Any]) -> None:
+    end_with_parent()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    work = zoo.load(asked["spec"], batch=asked["batch"], device="cpu")
+    trainers: dict[str, Trainer] = {}
+    graphs = Graphs(work)
+    steps = {
+        label: step_of(work, kind, label, trainers, graphs)
+        for label, kind in asked["kinds"].items()
+    }
+    losses = {label: [step() for _ in range(WARM_UP)] for label, step in steps.items()}
+    times: dict[str, list[float]] = {label: [] for label in steps}
+    order = list(steps)
+    for turn in range(asked["rounds"]):
+        for label in order[turn % len(order) :] + order[: turn % len(order)]:
+            times[label].append(_block(steps[label], trainers.get(label), asked["steps"]))
+    found = {}
+    for label, own in times.items():
+        found[label] = {
+            "seconds": statistics.median(own), "least": min(own), "most": max(own),
+            "losses": losses[label],
+            "peaks": _peaks(steps[label], trainers.get(label)) if asked["peaks"] else [],
+        }  # fmt: skip
+    if dist.get_rank() == 0:
+        write_scratch(asked["out"], found)
+    dist.barrier()
+    for trainer in trainers.values():
+        trainer.close()
+    dist.destroy_process_group()
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+
+
+class Graphs:
+    """Of a workload, by the size of a micro-batch, each captured once."""
+
+    def __init__(self, work: Workload) -> None:
+        self.whole = capture(
+            work.model, work.inputs, targets=work.targets, loss=work.loss, name=work.name
+        )
+        self.of: dict[int, Graph] = {}
+
+    def of_plan(self, path: str) -> Graph:
+        plan = file.read(path)
+        size = -(-plan["batch"] // plan["microbatches"]) if plan["microbatches"] > 1 else 0
+        if size not in self.of:
+            self.of[size] = self.whole.at(size) if size else self.whole
+        return self.of[size]
+
+
+def step_of(
+    work: Workload, kind: float | str | None, label: str, trainers: dict[str, Trainer],
+    graphs: Graphs,
+) -> Step:  # fmt: skip
+    model = copy.deepcopy(work.model)
+    if isinstance(kind, str):
+        trainer = raddle.parallelize(
+            model, kind, sgd, loss=work.loss, graph=graphs.of_plan(kind), device="cpu"
+        )
+        trainers[label] = trainer
+        part = trainer.part(*work.inputs, *work.targets)
+        return lambda: float(trainer.step(*part))
+    return ddp_step(work, DistributedDataParallel(model, bucket_cap_mb=kind))
+
+
+def ddp_step(work: Workload, module: DistributedDataParallel) -> Step:
+    optimizer = sgd(module.parameters())
+    size, rank = dist.get_world_size(), dist.get_rank()
+    inputs, targets = (
+        [tensor.tensor_split(size)[rank] for tensor in own] for own in (work.inputs, work.targets)
+    )
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = work.loss(module(*inputs), *targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return float(loss.detach())
+
+    return step
+
+
+def _block(step: Step, trainer: Trainer | None, count: int) -> float:
+    """Seconds of a step of the slowest rank; steps of a block may overlap, as they do in training.
+
+    The first has nothing to wait for, and is not counted: what it leaves under way, the next waits for.
+    """
+    if trainer is not None:
+        trainer.synchronize()
+    step()
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    spent = torch.tensor((time.perf_counter() - start) / count, dtype=torch.float64)
+    dist.all_reduce(spent, dist.ReduceOp.MAX)
+    return float(spent)
+
+
+def _peaks(step: Step, trainer: Trainer | None) -> list[int]:
+    """By rank, the most that was allocated at once: what lasts, and what torch gave out in a step."""
+    dist.barrier()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        step()
+    level = peak = 0
+    for event in seen.profiler.kineto_results.events():  # every allocation, every return
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            peak = max(peak, level)
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, peak + (_lasting(trainer) if trainer else 0))
+    return ranks
+
+
+def _lasting(trainer: Trainer) -> int:
+    """Bytes of parameters, buffers, buckets of gradients and what the optimizer keeps."""
+    executor = trainer.executor
+    tensors = [t for t in executor.slots if isinstance(t, Tensor)] + list(executor.flat)
+    if trainer.optimizer is not None:
+        for state in trainer.optimizer.state.values():
+            tensors += [t for t in state.values() if isinstance(t, Tensor)]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+if __name__ == "__main__":
+    main(read_scratch(sys.argv[1]))

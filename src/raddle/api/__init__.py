@@ -1,0 +1,1 @@
+"""What raddle offers to its command line, to experiments and to scripts."""

@@ -1,0 +1,68 @@
+"""Models, profiles and plans by name, for all verbs; torch is imported when it is needed."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from raddle.errors import InputError
+
+if TYPE_CHECKING:
+    from raddle.clusters import Cluster
+    from raddle.costs.profile import Profile
+    from raddle.graph.graph import Graph
+    from raddle.plans.plan import Plan
+
+MOST_SAMPLES = 2**31
+
+
+def capture_model(name: str, batch: int | None, dtype: str = "float32") -> "Graph":
+    import torch
+
+    from raddle import zoo
+    from raddle.graph.capture import capture
+
+    if batch is not None and batch > MOST_SAMPLES:
+        raise InputError(
+            f"a batch of {batch} is too large: ask for at most {MOST_SAMPLES} samples."
+        )
+    w = zoo.load(name, batch=batch, dtype=getattr(torch, dtype))
+    return capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)
+
+
+def load_measured(path: str | None) -> "Profile | None":
+    from raddle.costs.profile import load_profile
+
+    return None if path is None else load_profile(path)
+
+
+class Loaded(NamedTuple):
+    """A plan with the model that it is for, and a cluster to simulate it on."""
+
+    graph: "Graph"
+    plan: "Plan"
+    cluster: "Cluster"
+
+
+def load_plan(path: str, *, cluster: str | None, model: str | None) -> Loaded:
+    """The plan of a file; its model is captured, and a cluster or model that is given replaces its own."""
+    from raddle.plans import file
+    from raddle.reports import terminal
+    from raddle.runtime.job import takes_batch
+
+    data = file.read(path)
+    on = _cluster_for(path, data, cluster)
+    name = model or data["model"]
+    if not name:
+        raise InputError(f"'{path}' names no model: add --model file.py:function.")
+    batch = -(-data["batch"] // data["microbatches"]) if takes_batch(name) else None
+    with terminal.progress(f"capturing {name}"):
+        graph = capture_model(name, batch, data["dtype"])
+    return Loaded(graph, file.from_dict(data, graph), on)
+
+
+def _cluster_for(path: str, data: dict[str, Any], wanted: str | None) -> "Cluster":
+    from raddle import clusters
+
+    if wanted is not None:
+        return clusters.cluster(wanted)
+    if data["cluster"] is None:
+        raise InputError(f"'{path}' names no cluster: add --cluster p100:1x4, say.")
+    return clusters.Cluster.from_dict(data["cluster"], f"the cluster in '{path}'")

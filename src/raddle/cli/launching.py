@@ -1,0 +1,99 @@
+"""The torchrun line of `raddle run`, and what it needs of this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, replace
+
+from raddle.errors import InputError
+from raddle.runtime.options import Options
+from raddle.transport.orphans import marked
+
+
+@dataclass(frozen=True)
+class Machines:
+    """How many there are, which one this is, and where they meet."""
+
+    count: int | None = None  # None: this one alone
+    number: int | None = None
+    address: str | None = None
+    port: int | None = None
+
+    def __post_init__(self) -> None:
+        given = {
+            "--node-rank": self.number,
+            "--master-addr": self.address,
+            "--master-port": self.port,
+        }
+        named = [flag for flag, value in given.items() if value is not None]
+        if self.count is None and named:
+            raise InputError(f"{named[0]} is for several machines: say how many with --nnodes.")
+        if self.count is not None and self.count < 1:
+            raise InputError(f"--nnodes is {self.count}: there is at least this machine.")
+        if (self.count or 1) > 1 and (self.number is None or self.address is None):
+            raise InputError(
+                "several machines meet at one of them: say where with --master-addr, "
+                "and which one this is with --node-rank."
+            )
+
+    def share(self, devices: int) -> int:
+        """How many of a plan's devices are on this machine."""
+        if devices % (self.count or 1):
+            raise InputError(
+                f"{self.count} machines cannot have equal shares of the plan's {devices} devices: "
+                "give --nnodes a divisor of it."
+            )
+        return devices // (self.count or 1)
+
+    def flags(self) -> list[str]:
+        if self.count is None:
+            return ["--standalone"]  # a free port of its own
+        flags = ["--nnodes", str(self.count), "--node-rank", str(self.number or 0)]
+        flags += ["--master-addr", self.address or "localhost"]
+        return flags if self.port is None else [*flags, "--master-port", str(self.port)]
+
+
+def placed(options: Options, devices: int, *, local: bool, alone: bool, gpus: int) -> Options:
+    """The options with a device and a backend for so many ranks of this machine."""
+    if options.device != "cpu" and gpus >= devices:
+        return replace(options, device="cuda")
+    if options.device == "cuda" and not gpus:
+        raise InputError("there is no GPU that torch can use here: run with --device cpu.")
+    if gpus and not local and options.device != "cpu":
+        raise InputError(
+            f"the plan needs {devices} GPUs of this machine, which has {gpus}: add --local to try it "
+            f"with {devices} processes on the CPU, or --nnodes for several machines."
+        )
+    if options.device == "cuda":
+        return replace(options, backend=options.backend or "gloo")  # NCCL wants a GPU for each rank
+    if devices > 1 and alone and not local:
+        raise InputError(
+            f"the plan needs {devices} ranks, and on the CPU of one machine they only share it: "
+            "add --local to try it so, or --nnodes for several machines."
+        )
+    return replace(options, device="cpu")
+
+
+def torchrun(options: Options, devices: int, machines: Machines) -> list[str]:
+    """The words after `torchrun`."""
+    ranks = ["--nproc-per-node", str(devices)]
+    return [*machines.flags(), *ranks, "-m", "raddle.runtime", *options.arguments()]
+
+
+def environment(options: Options, devices: int) -> dict[str, str]:
+    """With the threads of a rank, else torchrun gives it one and says so at length."""
+    from raddle.clusters.catalogue import cores
+
+    threads = options.threads or max(1, cores() // devices)
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        **os.environ,
+        **marked(),
+    }  # this process becomes torchrun
+
+
+def start(words: list[str], env: dict[str, str]) -> None:
+    """Becomes torchrun."""
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", "torch.distributed.run", *words], env)

@@ -1,0 +1,96 @@
+"""The verb `reproduce`."""
+
+import os
+import pathlib
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raddle.cli.options import Json
+from raddle.cli.output import check_folder, show
+from raddle.errors import InputError
+from raddle.files import write_atomically
+
+if TYPE_CHECKING:
+    from raddle.reports.experiments.result import Result
+
+FACES = (".html", ".md", ".json")
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="An experiment; without one, the list.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Minutes on two cores: fewer sizes.")
+    ] = False,
+    part: Annotated[
+        list[str] | None, typer.Option(metavar="PART", help="Only this part. Repeatable.")
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="A page (.html), tables (.md) or JSON (.json)."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Do the experiments of a paper again: its figures beside raddle's, measured or simulated."""
+    from raddle.reports import terminal
+    from raddle.reports.experiments import terminal as results
+    from raddle.reports.experiments.result import plain
+
+    found = experiments()
+    if name is None:
+        show(dict(found.EXPERIMENTS), results.show_experiments, as_json=as_json)
+        return
+    if output is not None:
+        if pathlib.Path(output).suffix not in FACES:
+            raise InputError(f"'{output}' is to end in {', '.join(FACES)}: name another file.")
+        check_folder(output)
+    experiment = found.choose(found.load(name), part or [])
+    with terminal.progress_bar(f"reproduce {name}") as heard:
+        result = found.reproduce(experiment, quick=quick, heard=heard)
+    if output is not None:
+        write_atomically(output, _face(result, output))
+    if as_json:
+        show(plain(result), _nothing, as_json=True)
+    else:
+        results.show_result(result)
+
+
+def experiments() -> Any:
+    """The module that lists experiments; they are in a checkout of raddle, and in no package."""
+    for root in (pathlib.Path(__file__).resolve().parents[3], pathlib.Path.cwd()):
+        if (root / "experiments" / "experiment.py").is_file():
+            break
+    else:
+        raise InputError(
+            "the papers' experiments are not installed: clone raddle's repository and run "
+            "`raddle reproduce` in its folder."
+        )
+    others = os.environ.get("PYTHONPATH", "")
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+        # Ranks that an experiment starts find it too.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), others]))
+    return import_module("experiments.experiment")
+
+
+def _face(result: "Result", output: str) -> str:
+    import json
+
+    from raddle.reports.experiments.markdown import markdown
+    from raddle.reports.experiments.result import plain
+    from raddle.reports.page.paper import paper_page
+
+    suffix = pathlib.Path(output).suffix
+    if suffix == ".md":
+        return markdown(result)
+    return json.dumps(plain(result), indent=1) + "\n" if suffix == ".json" else paper_page(result)
+
+
+def _nothing(value: Any) -> None:
+    pass

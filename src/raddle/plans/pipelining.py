@@ -1,0 +1,294 @@
+"""What a plan's stages, schedule and workers mean: who runs which stage of which micro-batch, and where.
+
+A *worker* is a row of the schedule: some devices that go through stages in its order. The tiles say where a
+stage is for the worker whose devices those are; a row with other devices has a replica there: the same
+tiles, device by device. So GEMS and Chimera (mirrored pairs), replicated stages and pipelines side by side
+are one thing.
+"""
+
+# s: stage, m: micro-batch, w: worker
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from raddle.errors import InputError, quote, shorten
+from raddle.graph.graph import Graph
+from raddle.plans.schedule import Schedule, read
+from raddle.plans.schedules import ASYNCHRONOUS, NAMES, named
+from raddle.plans.tiling import Grid, Irregular, Tile, Tiling
+
+if TYPE_CHECKING:
+    from raddle.plans.plan import Plan
+
+THREADED = "threaded"
+OVERLAPPED = 32  # steps that follow each other without a pause, where they overlap
+
+
+def micro_sizes(plan: Plan, graph: Graph) -> list[int]:
+    """Samples of each micro-batch. The graph is of the largest; the last ones may have one less."""
+    lacking = graph.batch * plan.microbatches - plan.batch
+    short = lacking if 0 < lacking < plan.microbatches else 0
+    full = plan.microbatches - short
+    return [graph.batch] * full + [graph.batch - 1] * short
+
+
+def micro_graph(graph: Graph, plan: Plan | Mapping[str, Any]) -> Graph:
+    """The graph that a plan, or what a file says of it, is for: that of its largest micro-batch.
+
+    `graph` is that one already, or the graph of the plan's whole batch.
+    """
+    fields = plan if isinstance(plan, Mapping) else vars(plan)
+    batch, count = fields["batch"], fields["microbatches"]
+    whole = count > 1 and graph.batch == batch and fields["fingerprint"] != graph.fingerprint()
+    return graph.at(-(-batch // count)) if whole else graph
+
+
+def is_asynchronous(plan: Plan) -> bool:
+    """Whether a step begins before the one before has updated the parameters."""
+    return plan.schedule in ASYNCHRONOUS or is_threaded(plan)
+
+
+def flat(plan: Plan) -> Plan:
+    """The same tiles without stages: micro-batches follow each other."""
+    bn = "global" if plan.bn == "microbatch" else plan.bn
+    return replace(plan, stages=(), schedule="", workers=(), bn=bn)
+
+
+def is_schedule(text: str) -> bool:
+    """Whether a text is a name of a schedule, or rows of actions."""
+    if text in NAMES:
+        return True
+    try:
+        return bool(read(text).microbatches)
+    except InputError:
+        return False
+
+
+def schedule_splits(schedule: str) -> bool:
+    """Whether a schedule has the gradients of parameters apart."""
+    if schedule in NAMES or not schedule:
+        return schedule.startswith("zb")
+    return read(schedule).split
+
+
+def for_running(plan: Plan) -> Plan:
+    """The plan whose program is run again and again: of one step, or of those that overlap."""
+    return replace(plan, steps=max(plan.steps, OVERLAPPED) if is_asynchronous(plan) else 1)
+
+
+def is_threaded(plan: Plan) -> bool:
+    return plan.schedule.split(":")[0] == THREADED
+
+
+def threads_of(plan: Plan) -> int:
+    """How many steps a threaded plan has under way at once."""
+    words = plan.schedule.split(":")
+    return int(words[1]) if len(words) > 1 and words[1].isdigit() else 2
+
+
+def workers_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """The devices of each row; unless the plan says so, those of the stages, in their order."""
+    if plan.workers:
+        return plan.workers
+    found = [stage_devices(plan, s) for s in range(len(plan.stages))]
+    return tuple(dict.fromkeys(found))
+
+
+def stage_devices(plan: Plan, s: int) -> tuple[int, ...]:
+    return tuple(sorted({d for name in plan.stages[s] for d in plan.tiles[name].devices}))
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """The schedule of a step; of all steps, where they overlap."""
+    count = plan.microbatches
+    stages, rows = len(plan.stages), len(workers_of(plan))
+    if plan.schedule in ASYNCHRONOUS:
+        return named(plan.schedule, stages, rows, count * plan.steps, per_step=count)
+    if plan.schedule in NAMES or not plan.schedule:
+        return named(plan.schedule or "sequential", stages, rows, count)
+    found = read(plan.schedule)
+    if len(found.rows) != rows or found.stages != stages or found.microbatches != count:
+        raise InputError(
+            f"the schedule has {len(found.rows)} rows for {found.stages} stages of "
+            f"{found.microbatches} micro-batches, but the plan has {rows} workers, {stages} stages and "
+            f"{count} micro-batches."
+        )
+    return found
+
+
+def stage_of(plan: Plan) -> dict[str, int]:
+    return {name: s for s, names in enumerate(plan.stages) for name in names}
+
+
+def validate_stages(plan: Plan, graph: Graph) -> None:
+    """Raises InputError unless stages are a pipeline of the graph, and every device is in one row."""
+    if not plan.schedule and not plan.stages:
+        return
+    if is_asynchronous(plan) and plan.sync != "allreduce":
+        raise InputError(
+            f"the schedule {quote(plan.schedule)} updates parameters where they are: use sync allreduce, "
+            f"not {quote(plan.sync)}."
+        )
+    if is_threaded(plan):
+        _validate_threaded(plan)
+        return
+    if plan.schedule and not plan.stages:
+        raise InputError(f"the schedule is '{_first(plan.schedule)}', but the plan has no stages.")
+    of = stage_of(plan)
+    known = {op.name for op in graph.ops}
+    for name in of:
+        if name not in known:
+            raise InputError(f"a stage has {quote(name)}, which '{graph.name}' does not have.")
+    if sum(map(len, plan.stages)) > len(of):
+        raise InputError("an operator is in two stages: leave it in one.")
+    made = {o: op.name for op in graph.ops for o in op.outputs}
+    for op in graph.ops:
+        if op.name not in of:
+            raise InputError(f"'{op.name}' is in no stage.")
+        for name in op.inputs:
+            if name in made and of[made[name]] > of[op.name]:
+                raise InputError(
+                    f"'{op.name}' of stage {of[op.name]} reads '{name}', which stage "
+                    f"{of[made[name]]} gives: stages follow the graph."
+                )
+    _validate_workers(plan)
+    _validate_sums(plan, of)
+    _validate_buffers(plan, graph, of)
+
+
+def _validate_sums(plan: Plan, of: Mapping[str, int]) -> None:
+    """Replicas move a stage device by device: its sums are on the same ones."""
+    workers = workers_of(plan)
+    for name, tiling in plan.sums.items():
+        own = workers[home_of(plan, of[name])]
+        if not set(tiling.devices) <= set(own):
+            raise InputError(
+                f"'{name}' of stage {of[name]} is summed on devices {sorted(set(tiling.devices))}, but "
+                f"its worker has {list(own)}."
+            )
+
+
+def _validate_buffers(plan: Plan, graph: Graph, of: Mapping[str, int]) -> None:
+    """A micro-batch finds what the one before has written, unless another stage writes it too late."""
+    if plan.microbatches == 1 and not is_asynchronous(plan):
+        return
+    made = {o: op.name for op in graph.ops for o in op.outputs}
+    schedule = schedule_of(plan)
+    counts = range(min(schedule.microbatches, plan.microbatches))
+    replicas = len({places(plan, schedule, m) for m in counts}) > 1
+    for buffer, value in graph.updates.items():
+        for op in graph.readers.get(buffer, ()):
+            late = of[op.name] != of[made[value]] and plan.schedule not in ("", "sequential")
+            apart = replicas and value not in op.outputs
+            if late or apart:
+                raise InputError(
+                    f"'{op.name}' of stage {of[op.name]} reads buffer '{buffer}', which stage "
+                    f"{of[made[value]]} writes for the next micro-batch"
+                    f"{', on other devices' if apart else ''}: put both into one stage, or use "
+                    "--schedule sequential."
+                )
+
+
+def _validate_threaded(plan: Plan) -> None:
+    if plan.stages or not re.fullmatch(rf"{THREADED}(:[1-9]\d{{0,3}})?(:greedy)?", plan.schedule):
+        raise InputError(
+            f"the schedule is '{_first(plan.schedule)}': write threaded:4 for four steps under way at once "
+            "(threaded:4:greedy to let each device choose what is next), without stages."
+        )
+
+
+def is_greedy(plan: Plan) -> bool:
+    """Whether a device takes what is ready when it runs, and not what was ready when it was planned."""
+    return is_threaded(plan) and plan.schedule.endswith(":greedy")
+
+
+def steps_to_simulate(plan: Plan, otherwise: int) -> int:
+    """Where steps overlap, enough for a steady state between filling and draining."""
+    if not is_asynchronous(plan):
+        return otherwise
+    return 6 * max(threads_of(plan) if is_threaded(plan) else len(plan.stages), 1)
+
+
+def _validate_workers(plan: Plan) -> None:
+    workers = workers_of(plan)
+    seen: dict[int, int] = {}
+    for w, devices in enumerate(workers):
+        for d in devices:
+            if not 0 <= d < plan.devices:
+                raise InputError(
+                    f"worker {w} has device {d}, but the plan has devices 0 to {plan.devices - 1}."
+                )
+            if seen.setdefault(d, w) != w:
+                raise InputError(
+                    f"device {d} belongs to workers {seen[d]} and {w}: stages on some of the same "
+                    "devices share a worker; give all of its devices to each."
+                )
+    for s in range(len(plan.stages)):
+        home_of(plan, s)
+    schedule = schedule_of(plan)
+    if schedule.split and not plan.split_backward:
+        raise InputError(
+            f"the schedule '{_first(plan.schedule)}' splits the backward: set split_backward."
+        )
+    for m in range(min(schedule.microbatches, plan.microbatches)):
+        places(plan, schedule, m)
+
+
+def home_of(plan: Plan, s: int) -> int:
+    """The worker whose devices a stage's tiles are on."""
+    devices = set(stage_devices(plan, s))
+    for w, own in enumerate(workers_of(plan)):
+        if devices <= set(own):
+            return w
+    raise InputError(f"stage {s} is on devices {sorted(devices)}, which no worker has together.")
+
+
+def places(plan: Plan, schedule: Schedule, m: int) -> tuple[int, ...]:
+    """By stage, the worker that runs a micro-batch."""
+    found = tuple(schedule.worker(s, m) for s in range(len(plan.stages)))
+    workers = workers_of(plan)
+    for s, w in enumerate(found):
+        own = workers[home_of(plan, s)]
+        if len(workers[w]) != len(own):
+            raise InputError(
+                f"stage {s} has {len(own)} devices, but worker {w}, which runs micro-batch {m} of it, "
+                f"has {len(workers[w])}."
+            )
+    return found
+
+
+def placed(plan: Plan, at: Sequence[int], tiles: Mapping[str, Tiling]) -> dict[str, Tiling]:
+    """Tiles where the workers have them that run the stages: the same, device by device."""
+    workers, of = workers_of(plan), stage_of(plan)
+    to = []
+    for s, w in enumerate(at):
+        own = workers[home_of(plan, s)]
+        to.append({} if workers[w] == own else dict(zip(own, workers[w], strict=True)))
+    return {name: _moved(tiling, to[of[name]]) for name, tiling in tiles.items()}
+
+
+def _moved(tiling: Tiling, to: Mapping[int, int]) -> Tiling:
+    if not to:
+        return tiling
+    if isinstance(tiling, Grid):
+        return replace(tiling, devices=tuple(to[d] for d in tiling.devices))
+    return Irregular(tuple(Tile(t.box, to[t.device]) for t in tiling.tiles))
+
+
+def cut_stages(graph: Graph, ends: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Stages of consecutive operators, each up to and with one of `ends`; the last goes to the end."""
+    names = [op.name for op in graph.ops]
+    unknown = [name for name in ends if name not in names]
+    if unknown:
+        raise InputError(f"'{graph.name}' has no operator '{unknown[0]}' to cut after.")
+    points = [0, *sorted(names.index(name) + 1 for name in ends), len(names)]
+    return tuple(tuple(names[a:b]) for a, b in pairwise(points) if a < b)
+
+
+def _first(text: str) -> str:
+    return shorten(text.splitlines()[0]) if text.strip() else text

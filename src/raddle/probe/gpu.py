@@ -1,0 +1,35 @@
+"""What the first GPU of this machine computes; started by `launch.py`, answers as `rank.py` does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+from raddle.probe.kernels import kernels, rate
+from raddle.probe.launch import end_in_time
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    end_in_time(settings["seconds"])
+    print(json.dumps({"result": measure(settings["window"])}), flush=True)
+
+
+def measure(window: float) -> dict[str, Any]:
+    """Rates of the kernels on the first GPU, float32 being float32 and not TF32."""
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "count": torch.cuda.device_count(),
+        "memory": properties.total_memory,
+        **{kernel.name: rate(kernel, window, "cuda") for kernel in kernels("cuda")},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Processes that answer in JSON lines and that always end.
+
+A process ends when it is done, when its time is over, when another one fails, when the user interrupts, and
+when the one that started it disappears without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import Thread, Timer
+from typing import IO, Any
+
+import raddle
+from raddle.errors import InputError
+from raddle.transport.orphans import end_with_parent, marked
+
+Message = dict[str, Any]
+Lines = queue.SimpleQueue[tuple[int, str | None]]
+
+
+def run(
+    module: str,
+    settings: Sequence[Mapping[str, Any]],
+    *,
+    threads: int,
+    seconds: float,
+    heard: Callable[[Message], None] = lambda message: None,
+) -> list[Message]:
+    """Run `module` once for each settings, all at the same time; return what each gave as its result."""
+    deadline = time.monotonic() + seconds
+    lines: Lines = queue.SimpleQueue()
+    results: dict[int, Message] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="raddle-probe-")))
+        for i, setting in enumerate(settings):
+            arguments = {**setting, "seconds": seconds, "store": str(folder / "store")}
+            command = [sys.executable, "-m", module, json.dumps(arguments)]
+            process = stack.enter_context(
+                _process(command, folder, folder / f"errors{i}", _environment(threads))
+            )
+            Thread(target=_listen, args=(i, process.stdout, lines), daemon=True).start()
+        while len(results) < len(settings):
+            try:
+                i, line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise InputError(
+                    f"the probe did not end within {seconds:.0f} s: "
+                    "try again when the machine is less busy, or with fewer ranks."
+                ) from None
+            message = _message(line)
+            if "result" in message:
+                results[i] = message["result"]
+            elif line is None and i not in results:
+                raise InputError(
+                    f"process {i} of the probe failed ({_last_line(folder / f'errors{i}')}): "
+                    "mend that, or try with fewer ranks."
+                )
+            elif message:
+                heard(message)
+    return [results[i] for i in range(len(settings))]
+
+
+def end_in_time(seconds: float) -> None:
+    """End this process when the one that started it does, or when its time is over."""
+    end_with_parent()
+    timer = Timer(seconds, os._exit, args=(1,))
+    timer.daemon = True
+    timer.start()
+
+
+@contextmanager
+def _process(
+    command: list[str], folder: Path, errors: Path, environment: dict[str, str]
+) -> Iterator[subprocess.Popen[str]]:
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,  # empty: no torch.py of the user's is imported from there
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,  # Ctrl-C comes here, and here alone
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    source = str(Path(raddle.__file__).parents[1])
+    paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": str(threads),
+        "GLOO_SOCKET_IFNAME": _loopback(),  # else gloo listens on the address of the host's name
+        "MASTER_ADDR": "127.0.0.1",  # else raddle's own lines listen everywhere
+        **marked(),
+    }
+
+
+def _loopback() -> str:
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name.startswith("lo")), "lo")
+
+
+def _listen(i: int, stdout: IO[str], lines: Lines) -> None:
+    with stdout:
+        for line in stdout:
+            lines.put((i, line))
+    lines.put((i, None))
+
+
+def _message(line: str | None) -> Message:
+    """What a line says; gloo prints lines of its own."""
+    try:
+        message = json.loads(line or "")
+    except json.JSONDecodeError:
+        return {}
+    return message if isinstance(message, dict) else {}
+
+
+def _last_line(file: Path) -> str:
+    lines = [line.strip() for line in file.read_text(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "it said nothing")

@@ -1,0 +1,193 @@
+"""Measure this machine as N ranks, or remember it, and describe it as a cluster."""
+
+from __future__ import annotations
+
+import platform
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from importlib.metadata import version
+from typing import Any
+
+from raddle.clusters import catalogue
+from raddle.clusters.topology import HANDLING, Cluster, Device, Link, build
+from raddle.errors import InputError
+from raddle.probe import cache
+from raddle.probe.fit import fit
+from raddle.probe.launch import Message, run
+from raddle.probe.load import busy_cores
+
+FORMAT = 2  # of what is remembered: a change of the figures' meaning changes it
+MOST_RANKS = 64
+FAMILIES = ("matmul", "conv", "attention")
+
+
+def probe(
+    ranks: int = 2,
+    *,
+    quick: bool = False,
+    fresh: bool = False,
+    heard: Callable[[Message], None] = lambda message: None,
+) -> dict[str, Any]:
+    """Measure one of `ranks` processes while all of them compute, and messages between two of them.
+
+    What was measured before is remembered, for a host, its cores, the version of torch and `ranks`, and
+    `fresh` ignores it. `quick` takes a few seconds and gives rough figures. `heard` gets
+    {"step", "done", "of"} as it goes on.
+    """
+    if not 1 <= ranks <= MOST_RANKS:
+        raise InputError(f"{ranks} ranks cannot be probed: ask for 1 to {MOST_RANKS}.")
+    key = _key(ranks, quick)
+    if not fresh and (known := cache.recall(key)) is not None:
+        return {**known, "cached": True}
+    measured = _measure(ranks, quick=quick, heard=heard)
+    cache.remember(key, measured)
+    return {**measured, "cached": False}
+
+
+def describe(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """The cluster of the ranks, as `Cluster.to_dict` has it; a GPU stands among the kinds of device."""
+    description = _cluster(measured).to_dict()
+    gpu = measured["gpu"]
+    if gpu is not None:
+        device = _device(_slug(gpu["name"]), gpu)
+        description["devices"].update(build("gpu", [([device], None, None)]).to_dict()["devices"])
+    return description
+
+
+def _key(ranks: int, quick: bool) -> str:
+    pace = "quick" if quick else "full"
+    cores = catalogue.cores()
+    return f"{platform.node()}, {cores} cores, torch {version('torch')}, {ranks} ranks, {pace}, {FORMAT}"
+
+
+def _measure(ranks: int, *, quick: bool, heard: Callable[[Message], None]) -> dict[str, Any]:
+    threads = max(1, catalogue.cores() // ranks)
+    busy = busy_cores()
+    common = {"ranks": ranks, "threads": threads, "quick": quick, "window": 0.1 if quick else 0.6}
+    results = run(
+        "raddle.probe.rank",
+        [{**common, "rank": rank} for rank in range(ranks)],
+        threads=threads,
+        seconds=60 + 10 * ranks,
+        heard=heard,
+    )
+    gpu = None
+    if results[0]["gpus"]:
+        heard({"step": "GPU", "done": 1, "of": 1})
+        [gpu] = run("raddle.probe.gpu", [common], threads=catalogue.cores(), seconds=120)
+        gpu = {key: gpu[key] for key in ("name", "count", "memory")} | _figures([gpu])
+    return {
+        "ranks": ranks,
+        "cores": catalogue.cores(),
+        "threads": threads,
+        "torch": version("torch"),
+        "busy_cores": busy,  # with other work
+        "measured": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "memory": catalogue.memory() // ranks,
+        **_figures(results),
+        **_links(results[0], ranks),
+        "handling": _handling(results) if ranks > 1 else {},
+        "gpu": gpu,
+    }
+
+
+def _figures(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The middle of the ranks' rates, under the names that people see."""
+    rates = {}
+    for name in ("copy", "operators", *(name for name in results[0] if _is_rate(name))):
+        values = [result[name] for result in results]
+        if None not in values:
+            rates[name] = _round(statistics.median(values))
+    memory_bandwidth, operators = rates.pop("copy"), rates.pop("operators")
+    return {
+        "flops": rates,
+        "memory_bandwidth": memory_bandwidth,
+        "overhead": _round(1 / operators),
+    }
+
+
+def _handling(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The middle of what communication takes from the ranks."""
+    return {
+        name: _round(statistics.median(result["handling"][name] for result in results))
+        for name in HANDLING
+    }
+
+
+def _is_rate(name: str) -> bool:
+    return name.split()[0] in FAMILIES
+
+
+def _links(times: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """Latency and bandwidth, idle and under load, and what goes on at the same time."""
+    if ranks == 1:
+        return {"idle": None, "loaded": None, "duplex": True, "shared": False}
+    _, alone = times["messages"][-1]
+    _, both = times["messages both ways"][-1]
+    _, together = times["messages of all"][-1]
+    pairs = ranks // 2
+    return {
+        "idle": _link(times["messages"]),
+        "loaded": _link(times["messages under load"]),
+        "duplex": both < 1.5 * alone,  # a link that takes turns needs twice the time
+        "shared": pairs > 1 and together > (1 + pairs) / 2 * alone,  # a bus needs `pairs` times it
+    }
+
+
+def _link(samples: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    link = fit(samples)
+    return {
+        "latency": _round(link.latency),
+        "bandwidth": _round(link.bandwidth),
+        "samples": [[nbytes, _round(seconds)] for nbytes, seconds in samples],
+    }
+
+
+def _cluster(measured: Mapping[str, Any]) -> Cluster:
+    ranks = measured["ranks"]
+    device = _device(catalogue.local_kind(measured["cores"], ranks), measured)
+    link = None
+    if ranks > 1:
+        # Messages that go on while the ranks compute are what a plan is made of.
+        loaded = measured["loaded"]
+        link = Link(
+            loaded["bandwidth"],
+            loaded["latency"],
+            duplex=measured["duplex"],
+            shared=measured["shared"],
+        )
+    return build(f"{catalogue.LOCAL}:{ranks}", [([device] * ranks, link, None)])
+
+
+def _device(kind: str, figures: Mapping[str, Any]) -> Device:
+    """The best rate in float32 counts as the peak, so that peak × efficiency is what was measured."""
+    rates = figures["flops"]
+    peak = max(rates[f"{family} float32"] for family in FAMILIES)
+    shares = {family: rates[f"{family} float32"] / peak for family in FAMILIES}
+    flops = {
+        name.removeprefix("matmul "): _round(value / shares["matmul"])
+        for name, value in rates.items()
+        if name.startswith("matmul ")
+    }
+    return Device(
+        kind=kind,
+        node=0,
+        flops=flops,
+        memory=figures["memory"],
+        bandwidth=figures["memory_bandwidth"],
+        overhead=figures["overhead"],
+        efficiency={**{family: _round(share) for family, share in shares.items()}, "memory": 1.0},
+        handling=figures.get("handling", {}),
+    )
+
+
+def _slug(name: str) -> str:
+    """ "NVIDIA H200" -> "nvidia-h200"."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _round(value: float) -> float:
+    """Four digits: more would be noise."""
+    return float(f"{value:.4g}")

@@ -1,0 +1,156 @@
+"""One rank of a probe: it computes while the others do, then talks to them over loopback.
+
+Started by `launch.py` with its settings as JSON; what it prints in JSON lines is read there:
+
+    {"step": "conv float32", "done": 2, "of": 12}      rank 0, before a step
+    {"result": {...}}                                  every rank, at the end
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from threading import Event, Thread
+
+import torch
+import torch.distributed as dist
+
+from raddle.probe.kernels import kernels, rate
+from raddle.probe.launch import end_in_time
+from raddle.runtime.handling import handling
+from raddle.transport.base import Transport
+from raddle.transport.processes import Processes
+
+# bytes of a message: how often it is sent
+SIZES = {2**10: 100, 2**14: 100, 2**17: 60, 2**20: 40, 2**22: 20, 2**24: 10}
+QUICK_SIZES = {2**10: 20, 2**17: 20, 2**21: 8}
+
+Samples = list[tuple[int, float]]  # bytes, seconds
+Pairs = list[tuple[int, int]]
+Step = Callable[[], object]
+Exchange = Callable[[Transport, int, torch.Tensor], float]
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    end_in_time(settings["seconds"])
+    torch.set_num_threads(settings["threads"])
+    rank, ranks = settings["rank"], settings["ranks"]
+    limit = timedelta(seconds=settings["seconds"])
+    store = dist.FileStore(settings["store"], ranks)  # type: ignore[attr-defined]  # it is public
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
+    transport = Processes(torch.device("cpu"), "gloo", settings["seconds"])  # what plans run on
+    transport.prepare([])
+    steps = {**_compute(settings["window"]), **_talk(transport, quick=settings["quick"])}
+    result = {}
+    for i, (name, step) in enumerate(steps.items()):
+        if rank == 0:
+            print(json.dumps({"step": name, "done": i, "of": len(steps)}), flush=True)
+        dist.barrier()  # all of them do it at the same time
+        result[name] = step()
+    result["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    print(json.dumps({"result": result}), flush=True)
+    dist.barrier()  # nobody leaves while a neighbour still talks
+    transport.close()
+    dist.destroy_process_group()
+
+
+def _compute(window: float) -> dict[str, Step]:
+    """The rates of kernels, each for a window of seconds: the ranks start and end together."""
+    return {kernel.name: partial(rate, kernel, window, "cpu") for kernel in kernels("cpu")}
+
+
+def _talk(transport: Transport, *, quick: bool) -> dict[str, Step]:
+    """The times of messages: between ranks 0 and 1, and between all pairs of neighbours at once; and what
+    they take from ranks that compute."""
+    ranks = transport.size
+    if ranks == 1:
+        return {}
+    sizes = QUICK_SIZES if quick else SIZES
+    largest = {max(sizes): sizes[max(sizes)]}
+    pairs = [(a, a + 1) for a in range(0, ranks - 1, 2)]
+    first = pairs[:1]
+    return {
+        "messages": partial(_messages, transport, first, sizes),
+        "messages both ways": partial(_messages, transport, first, largest, exchange=_both_ways),
+        "messages of all": partial(_messages, transport, pairs, largest),
+        "messages under load": partial(_loaded, transport, first, sizes),
+        "handling": partial(handling, transport, rounds=3 if quick else 9),
+    }
+
+
+def _loaded(transport: Transport, pairs: Pairs, sizes: dict[int, int]) -> Samples:
+    """The mean: under load a few messages take a hundred times as long, and they count."""
+    with _load():
+        times = _messages(transport, pairs, sizes, typical=statistics.mean)
+        dist.barrier()  # the others stay busy until the last message has come
+    return times
+
+
+def _messages(
+    transport: Transport,
+    pairs: Pairs,
+    sizes: dict[int, int],
+    *,
+    exchange: Exchange | None = None,
+    typical: Callable[[Sequence[float]], float] = statistics.median,
+) -> Samples:
+    """Seconds that a message takes one way, by its size, if this rank is in a pair."""
+    peers, rank = dict(pairs) | {b: a for a, b in pairs}, transport.rank
+    if rank not in peers:
+        return []
+    exchange = exchange or _there_and_back
+    times = []
+    for nbytes, repeats in sizes.items():
+        buffer = torch.zeros(nbytes, dtype=torch.uint8)
+        taken = [exchange(transport, peers[rank], buffer) for _ in range(repeats + 1)]
+        times.append((nbytes, typical(taken[1:])))  # the first one warms up
+    return times
+
+
+def _there_and_back(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
+    start = time.perf_counter()
+    if transport.rank < peer:
+        transport.post(peer, 0, buffer).wait()
+        transport.expect(peer, 0, buffer, len(buffer)).wait()
+    else:
+        transport.expect(peer, 0, buffer, len(buffer)).wait()
+        transport.post(peer, 0, buffer).wait()
+    return (time.perf_counter() - start) / 2
+
+
+def _both_ways(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
+    start = time.perf_counter()
+    sent = transport.post(peer, 0, buffer)
+    transport.expect(peer, 0, buffer, len(buffer)).wait()
+    sent.wait()
+    return time.perf_counter() - start
+
+
+@contextmanager
+def _load() -> Iterator[None]:
+    """Compute in a second thread meanwhile."""
+    stop = Event()
+    x = torch.randn(512, 512)
+
+    def work() -> None:
+        while not stop.is_set():
+            x @ x
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()

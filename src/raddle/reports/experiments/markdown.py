@@ -1,0 +1,77 @@
+"""A result as Markdown, for the READMEs of bench/."""
+
+from __future__ import annotations
+
+from raddle.reports.experiments.result import (
+    Cell,
+    Chart,
+    Column,
+    Drawing,
+    Result,
+    Section,
+    Table,
+    cell_text,
+)
+
+
+def markdown(result: Result) -> str:
+    size = "quick" if result.quick else "full"
+    lines = [f"# {result.title}", "", f"{result.machine}; {size}, {result.seconds:.0f} s.", ""]
+    for section in result.sections:
+        lines += section_lines(section)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def section_lines(section: Section) -> list[str]:
+    lines = [f"## {section.title}", ""]
+    if section.skipped:
+        lines += [f"Skipped: {section.skipped}", ""]
+    if section.text:
+        lines += [section.text, ""]
+    for part in section.parts:
+        lines += [f"### {part.title}", ""]
+        if isinstance(part, Table):
+            lines += _table(part)
+        elif isinstance(part, Chart):
+            lines += _table(as_table(part))
+        else:
+            lines += _drawing(part)
+        lines.append("")
+        if part.note:
+            lines += [part.note, ""]
+    return lines
+
+
+def _table(table: Table) -> list[str]:
+    heads = [_escape(f"{c.name} ({c.source})" if c.source else c.name) for c in table.columns]
+    lines = [_row(heads), "|---" * len(heads) + "|"]
+    for row in table.rows:
+        cells = [
+            _escape(cell_text(value, column))
+            for value, column in zip(row, table.columns, strict=True)
+        ]
+        lines.append(_row(cells))
+    return lines
+
+
+def as_table(chart: Chart) -> Table:
+    """A line is a column, where its points share their x."""
+    every = sorted({x for line in chart.lines for x, _ in line.points})
+    found = [dict(line.points) for line in chart.lines]
+    rows: list[list[Cell]] = [
+        [int(x) if float(x).is_integer() else x, *(own.get(x) for own in found)] for x in every
+    ]
+    columns = [Column(chart.x), *(Column(line.name, line.source) for line in chart.lines)]
+    return Table(f"{chart.title} ({chart.y})", columns, rows)
+
+
+def _drawing(drawing: Drawing) -> list[str]:
+    return ["```", *drawing.lines, "```"]
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,194 @@
+"""All that the page shows, collected plan by plan: one piece of JSON, and columns of numbers beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raddle.clusters import Cluster
+from raddle.costs.profile import Profile
+from raddle.graph.graph import Graph
+from raddle.plans.file import to_dict
+from raddle.plans.notation import write_tiles
+from raddle.plans.plan import Plan
+from raddle.reports.explaining import BINDING, sentences
+from raddle.reports.page.columns import Columns
+from raddle.reports.page.curves import describe_memory
+from raddle.reports.page.groups import describe_alternatives
+from raddle.reports.page.measured import describe_run
+from raddle.reports.page.network import describe_network, describe_tiles
+from raddle.reports.page.slices import describe_timeline, operator_of
+from raddle.reports.page.traffic import describe_traffic, describe_work
+from raddle.searches.explanation.whole import explain_timeline
+from raddle.searches.figures import FIGURES, add_speedups
+from raddle.simulation.timeline import Timeline
+from raddle.version import __version__
+
+FORMAT = 1
+
+Heard = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A plan that was simulated, or a method that could not be applied, with its row of figures."""
+
+    label: str
+    row: dict[str, Any]
+    plan: Plan | None = None
+    timeline: Timeline | None = None
+    run: Mapping[str, Any] | None = None  # what was measured of it
+    given: bool = False  # whether it is a plan that the user brought: the first such one opens
+
+
+@dataclass(frozen=True)
+class PageData:
+    """What the page is given: plain data, and the columns that it refers to."""
+
+    plain: dict[str, Any]
+    columns: bytes
+
+
+def collect(
+    graph: Graph,
+    cluster: Cluster,
+    entries: Iterable[Entry],
+    *,
+    model: str = "",
+    profile: Profile | None = None,
+    alternatives: float = 0.0,
+    heard: Heard = lambda step: None,
+) -> PageData:
+    """Entries are looked at one by one: one timeline is held at a time, and that of the plan that opens.
+
+    That is the first plan that the user brought, or else the fastest of those that fit. `alternatives` is
+    how many seconds may be spent on other ways to split each of its layers.
+    """
+    columns = Columns()
+    ops = operator_of(graph)
+    data: Timeline | None = None
+    best: int | None = None
+    opens: tuple[int, Plan, Timeline, bool] | None = None
+    methods: list[dict[str, Any]] = []
+    for number, entry in enumerate(entries):
+        found = _plain_entry(entry)
+        if entry.plan is not None and entry.timeline is not None:
+            if entry.label == "data":
+                data = entry.timeline
+            found |= _describe_plan(graph, entry.plan, entry.timeline, columns, profile, data)
+            if entry.run is not None:
+                found["measured"] = describe_run(entry.run, ops, columns)
+            if entry.row["fits"] and (best is None or _faster(found, methods[best])):
+                best = number
+            brought = opens is not None and opens[3]
+            if not brought and (entry.given or best == number):
+                opens = number, entry.plan, entry.timeline, entry.given
+        methods.append(found)
+    # A plan of several micro-batches has another batch, and the speedup that its sentences say.
+    add_speedups([m for m in methods if m.get("batch", graph.batch) == graph.batch])
+    if opens is not None:
+        number, plan, timeline, _ = opens
+        found_groups = describe_alternatives(plan, timeline, profile, alternatives, heard)
+        methods[number]["groups"] = found_groups
+    plain = {
+        "raddle": __version__,
+        "format": FORMAT,
+        "model": model or graph.name,
+        "batch": graph.batch,
+        "cluster": _describe_cluster(cluster),
+        "network": describe_network(graph),
+        "best": _first_shown(methods) if best is None else best,
+        "opens": _first_shown(methods) if opens is None else opens[0],
+        "methods": methods,
+    }
+    return PageData(plain, columns.tobytes())
+
+
+def _faster(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return bool(one["samples_per_s"] > other["samples_per_s"])
+
+
+def _first_shown(methods: list[dict[str, Any]]) -> int:
+    """Of plans that do not fit the fastest, else the first row."""
+    timed = [m for m in range(len(methods)) if methods[m]["step_ms"] is not None]
+    return max(timed, key=lambda m: methods[m]["samples_per_s"], default=0)
+
+
+def _plain_entry(entry: Entry) -> dict[str, Any]:
+    row = entry.row
+    return {
+        "label": entry.label,
+        **{
+            key: row.get(key)
+            for key in ("method", *FIGURES, "bn", "sync", "lower_bound_ms", "error")
+        },
+        "measured": None,
+        "groups": [],
+    }
+
+
+def _describe_plan(
+    graph: Graph,
+    plan: Plan,
+    timeline: Timeline,
+    columns: Columns,
+    profile: Profile | None,
+    data: Timeline | None,
+) -> dict[str, Any]:
+    own = timeline.program.graph  # of a micro-batch, where a plan divides the batch
+    explained = explain_timeline(plan, timeline, profile, data)
+    bound, history = explained["bound"], plan.predicted.get("history")
+    return {
+        "batch": plan.batch,
+        "speedup": explained["speedup"] if plan.batch != graph.batch else None,
+        "devices": [
+            {f"{name}_ms": 1e3 * seconds for name, seconds in shares.items()}
+            for shares in timeline.breakdown()
+        ],
+        "average": explained["plan"]["average"],
+        "bytes": explained["plan"]["bytes"],
+        "fullest": explained["plan"]["fullest"],
+        "sentences": sentences(explained),
+        "bound": bound and {"ms": bound["ms"], "why": BINDING[bound["binding"]]},
+        "path": explained["path"],
+        "path_ms": explained["path_ms"],
+        "path_doing": explained["path_doing"],
+        "search": explained["search"] and {**explained["search"], "history": history or []},
+        "tiles": describe_tiles(own, plan.tiles),
+        "timeline": describe_timeline(timeline, columns),
+        "memory": describe_memory(timeline, columns),
+        "traffic": describe_traffic(timeline, columns),
+        "work": describe_work(timeline, columns),
+        "plan": to_dict(plan, own),
+        "text": write_tiles(own, plan.tiles),
+        "file": plan_file(plan),
+        "torchrun": torchrun_line(plan, timeline.cluster),
+    }
+
+
+def _describe_cluster(cluster: Cluster) -> dict[str, Any]:
+    return {
+        "name": cluster.name,
+        "nodes": cluster.nodes,
+        "devices": [[d.kind, d.node, d.memory] for d in cluster.devices],
+        "links": len(cluster.links),
+    }
+
+
+def plan_file(plan: Plan) -> str:
+    """What the page saves a plan as, and calls it in lines for a shell: a plan's method may be any text."""
+    return f"{re.sub(r'[^A-Za-z0-9_.]+', '-', plan.method)[:80].strip('-.') or 'plan'}.json"
+
+
+def torchrun_line(plan: Plan, cluster: Cluster) -> str:
+    """What runs a plan that was saved from the page; on several machines, on each of them."""
+    name = plan_file(plan)
+    sizes = {len(cluster.members(a)) for a in range(cluster.nodes)}
+    if cluster.nodes == 1 or len(sizes) > 1:
+        return f"torchrun --standalone --nproc-per-node {plan.devices} -m raddle.runtime {name}"
+    return (
+        f"torchrun --nnodes {cluster.nodes} --node-rank $NODE_RANK --master-addr $MASTER_ADDR "
+        f"--nproc-per-node {sizes.pop()} -m raddle.runtime {name}"
+    )

@@ -1,0 +1,123 @@
+"""From plans, runs and methods to the entries of a page."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from raddle.clusters import Cluster
+from raddle.costs.profile import Profile
+from raddle.files import write_atomically
+from raddle.graph.graph import Graph
+from raddle.plans.pipelining import micro_graph
+from raddle.plans.plan import Plan
+from raddle.reports.page.data import Entry, PageData, collect
+from raddle.reports.page.html import page
+from raddle.searches.explanation.whole import used
+from raddle.searches.figures import contest, figures, judge
+from raddle.searches.settings import Settings
+
+ALTERNATIVES = 10.0  # seconds for other ways to split each layer of the plan that opens
+
+Heard = Callable[[Mapping[str, Any]], None]
+
+
+class Given(NamedTuple):
+    """A plan that is there already, and what was measured of it."""
+
+    plan: Plan
+    name: str = ""  # of its file
+    run: Mapping[str, Any] | None = None
+
+
+def report(
+    graph: Graph,
+    plans: Sequence[Plan],
+    path: str | pathlib.Path,
+    *,
+    cluster: Cluster | None = None,
+    alternatives: float = ALTERNATIVES,
+) -> None:
+    """Write a page that shows plans of a graph, on the cluster that they were made for or another.
+
+        graph = raddle.capture(model, [x], targets=[y], loss=loss)
+        plans = [raddle.search(graph, raddle.cluster("p100:4x4"), method) for method in ("data", "auto")]
+        raddle.report(graph, plans, "plans.html")
+
+    The page opens with the first of them. `alternatives` is how many seconds may be spent on other ways to
+    split each of its layers.
+    """
+    from raddle.errors import InputError
+
+    if not plans:
+        raise InputError("there is no plan to report: make one with raddle.search.")
+    if cluster is None:
+        if plans[0].cluster is None:
+            raise InputError("the plan names no cluster: give raddle.report one.")
+        cluster = Cluster.from_dict(plans[0].cluster, "the plan's cluster")
+    data = gather(graph, cluster, [Given(plan) for plan in plans], (), alternatives=alternatives)
+    write_atomically(path, page(data))
+
+
+def gather(
+    graph: Graph,
+    cluster: Cluster,
+    given: Sequence[Given],
+    methods: Sequence[str],
+    *,
+    model: str = "",
+    settings: Settings | None = None,
+    alternatives: float = ALTERNATIVES,
+    heard: Heard = lambda step: None,
+) -> PageData:
+    """What a page shows of methods and of given plans."""
+    settings = settings or Settings()
+    entries = _entries(graph, cluster, given, methods, model, settings, heard)
+    return collect(
+        graph, cluster, _labelled(entries), model=model, profile=settings.profile,
+        alternatives=alternatives, heard=heard,
+    )  # fmt: skip
+
+
+def _entries(
+    graph: Graph,
+    cluster: Cluster,
+    given: Sequence[Given],
+    methods: Sequence[str],
+    model: str,
+    settings: Settings,
+    heard: Heard,
+) -> Iterator[Entry]:
+    for judged, row in contest(
+        graph, cluster, methods, model=model, settings=settings, heard=heard
+    ):
+        label = row["method"]
+        yield Entry(label, row, judged.plan, judged.timeline) if judged else Entry(label, row)
+    for number, own in enumerate(given):
+        label = own.plan.method or pathlib.PurePath(own.name).stem or "plan"
+        heard({"step": f"simulating {label}", "done": number, "of": len(given)})
+        yield _judged(graph, cluster, own, label, settings.profile)
+
+
+def _judged(
+    graph: Graph, cluster: Cluster, given: Given, label: str, profile: Profile | None
+) -> Entry:
+    own = micro_graph(graph, given.plan)
+    timeline = judge(own, given.plan, used(given.plan, cluster), profile)
+    known = ("search_s", "lower_bound_ms")
+    row = figures(timeline) | {k: given.plan.predicted.get(k) for k in known}
+    return Entry(label, row, given.plan, timeline, given.run, given=True)
+
+
+def _labelled(entries: Iterator[Entry]) -> Iterator[Entry]:
+    """Each with a label of its own."""
+    seen: set[str] = set()
+    for entry in entries:
+        label, number = entry.label, 1
+        while label in seen:
+            number += 1
+            label = f"{entry.label} ({number})"
+        seen.add(label)
+        yield replace(entry, label=label)

@@ -1,0 +1,88 @@
+"""Puts the page together: scripts and styles of `web/`, and the data, in one file that needs nothing else.
+
+Nothing of the data stands in the page as text: it is compressed and in base64, and the scripts put names
+into the page as text nodes. A content security policy lets the page's own script and style in, by their
+hashes, and nothing else: no other script would run, and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the server puts the page together too, and needs no torch
+    from raddle.reports.page.data import PageData
+
+# In the order in which they are read: what stands above is known below.
+SCRIPTS = (
+    "basics.js", "data.js", "colours.js",
+    "headline.js", "bars.js",
+    "span.js", "lanes.js", "lanepaint.js", "lanedraw.js", "timeline.js", "memory.js",
+    "splits.js", "blocks.js", "layers.js", "nodes.js", "network.js", "strips.js",
+    "traffic.js", "search.js", "operator.js", "copying.js",
+    "page.js", "start.js",
+)  # fmt: skip
+STYLES = ("page.css", "timeline.css", "network.css", "charts.css")
+LIVE = ("live.js", "live.css")  # what the page of `raddle serve` has besides
+
+
+def page(data: PageData) -> str:
+    """The HTML of a report."""
+    return assemble(pack(data.plain, data.columns))
+
+
+def live_page() -> str:
+    """The page without data, which asks the server that it comes from."""
+    return assemble(None, live=True)
+
+
+def pack(plain: Mapping[str, Any], columns: bytes = b"") -> bytes:
+    """The length of the JSON in four bytes, the JSON, and the columns; compressed."""
+    text = json.dumps(plain, separators=(",", ":")).encode()
+    # Without the time of writing: the same data gives the same page.
+    return gzip.compress(len(text).to_bytes(4, "little") + text + columns, 9, mtime=0)
+
+
+def assemble(
+    packed: bytes | None,
+    *,
+    scripts: Sequence[str] = SCRIPTS,
+    styles: Sequence[str] = STYLES,
+    live: bool = False,
+) -> str:
+    """The page around packed data; without any, it waits for some."""
+    scripts, styles = (*scripts, *LIVE[:live]), (*styles, *LIVE[1 : 1 + live])
+    style = "\n".join(read(name) for name in styles)
+    script = '"use strict";\n(() => {\n' + "\n".join(read(name) for name in scripts) + "\n})();\n"
+    connect = "'self'" if live else "'none'"
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src '{_hash(script)}'",
+            f"style-src '{_hash(style)}'",
+            "img-src data: blob:",
+            f"connect-src {connect}",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+    return Template(read("page.html")).substitute(
+        policy=policy,
+        style=style,
+        script=script,
+        data="" if packed is None else base64.b64encode(packed).decode(),
+    )
+
+
+def read(name: str) -> str:
+    return files("raddle.reports.page").joinpath("web", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,0 +1,85 @@
+"""The model for the page: operators, the values between them, and how they are split."""
+
+# v: value; d: dimension
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from raddle.graph.graph import Graph
+from raddle.plans.notation import write_tiling
+from raddle.plans.tiling import Grid, Tiling
+from raddle.reports.models import split_text
+
+
+def describe_network(graph: Graph) -> dict[str, Any]:
+    """Operators in the order in which they run; `edges` are producer, consumer and value, by number."""
+    number = {op.name: i for i, op in enumerate(graph.ops)}
+    producer = {value: number[op.name] for op in graph.ops for value in op.outputs}
+    values = {name: v for v, name in enumerate(producer)}
+    parameters = {p.name for p in graph.parameters}
+    return {
+        "ops": [
+            {
+                "name": op.name,
+                "kind": op.label,
+                "line": op.line,
+                "module": op.module,
+                "layer": op.layer,
+                "composite": op.composite,
+                "dims": [[dim.name, dim.size] for dim in op.space.dims],
+                "kinds": graph.kinds(op),
+                "can": split_text(graph, op),
+                "shape": list(graph.values[op.outputs[0]].shape),
+                "params": sum(_elements(graph, v) for v in op.inputs if v in parameters),
+            }
+            for op in graph.ops
+        ],
+        "values": [
+            {
+                "name": name,
+                "shape": list(graph.values[name].shape),
+                "bytes": graph.values[name].nbytes,
+            }
+            for name in values
+        ],
+        "edges": [
+            [producer[v], number[op.name], values[v]]
+            for op in graph.ops
+            for v in dict.fromkeys(op.inputs)
+            if v in producer
+        ],
+        "params": sum(_elements(graph, p.name) for p in graph.parameters),
+    }
+
+
+def _elements(graph: Graph, value: str) -> int:
+    return graph.values[value].nbytes // graph.values[value].dtype.itemsize
+
+
+def describe_tiles(graph: Graph, tiles: Mapping[str, Tiling]) -> dict[str, Any]:
+    """Each distinct tiling once, as cuts and devices or as boxes; by operator its number and its text."""
+    found: dict[Tiling, int] = {}
+    texts: dict[str, int] = {}
+    tiling_of, text_of = [], []
+    for op in graph.ops:
+        own = tiles[op.name]
+        tiling_of.append(found.setdefault(own, len(found)))
+        text_of.append(texts.setdefault(write_tiling(op, own), len(texts)))
+    return {
+        "tilings": [_tiling(own) for own in found],
+        "tiling_of": tiling_of,
+        "texts": list(texts),
+        "text_of": text_of,
+    }
+
+
+def _tiling(tiling: Tiling) -> dict[str, Any]:
+    if isinstance(tiling, Grid):
+        return {
+            "cuts": [list(cuts) for cuts in tiling.cuts],
+            "devices": list(tiling.devices),
+            "copies": tiling.copies,
+        }
+    return {"boxes": [[list(t.box.lo), list(t.box.hi), t.device] for t in tiling.tiles]}

@@ -1,0 +1,103 @@
+"""The page of `raddle reproduce`: what an experiment has found, as one file that needs nothing else.
+
+Figures are put into words here, by `cell_text`, so that the page says what the terminal and the
+Markdown say; scripts sort and draw by the numbers beside them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from raddle.reports.experiments.markdown import as_table
+from raddle.reports.experiments.result import (
+    Cell,
+    Chart,
+    Column,
+    Drawing,
+    Line,
+    Result,
+    Section,
+    Table,
+    cell_text,
+    plain,
+)
+from raddle.reports.page.html import assemble, pack
+
+SCRIPTS = (
+    "basics.js", "data.js", "colours.js", "tables.js", "axes.js", "plots.js", "paper.js", "start.js",
+)  # fmt: skip
+STYLES = ("page.css", "charts.css", "paper.css")
+LARGEST = sys.float_info.max
+
+
+def paper_page(result: Result) -> str:
+    """The HTML of a result."""
+    return assemble(pack(paper_data(result)), scripts=SCRIPTS, styles=STYLES)
+
+
+def paper_data(result: Result) -> dict[str, Any]:
+    """As `plain` has it, but for sections, whose paragraphs are apart and whose figures are words."""
+    return {**plain(result), "sections": [_section(section) for section in result.sections]}
+
+
+def _section(section: Section) -> dict[str, Any]:
+    return {
+        "title": section.title,
+        "text": [text for text in re.split(r"\n\s*\n", section.text.strip()) if text],
+        "skipped": section.skipped,
+        "parts": [_part(part) for part in section.parts],
+    }
+
+
+def _part(part: Table | Chart | Drawing) -> dict[str, Any]:
+    named = {"title": part.title, "note": part.note}
+    if isinstance(part, Table):
+        return {"is": "table", **named, "table": _table(part)}
+    if isinstance(part, Drawing):
+        return {"is": "drawing", **named, "lines": list(part.lines)}
+    return {
+        "is": "chart", **named, "x": part.x, "y": part.y, "log_x": part.log_x, "log_y": part.log_y,
+        "lines": [_line(line, part) for line in part.lines], "table": _table(as_table(part)),
+    }  # fmt: skip
+
+
+def _table(table: Table) -> Mapping[str, Any]:
+    """Columns that have any number stand to the right."""
+    columns = [
+        {
+            "name": column.name,
+            "source": column.source,
+            "number": any(isinstance(row[i], int | float) for row in table.rows),
+        }
+        for i, column in enumerate(table.columns)
+    ]
+    rows = [
+        [_cell(value, column) for value, column in zip(row, table.columns, strict=True)]
+        for row in table.rows
+    ]
+    return {"columns": columns, "rows": rows}
+
+
+def _cell(value: Cell, column: Column) -> list[Any]:
+    """[text], [text, number], or [text, None] of what is missing: it is sorted after all else."""
+    text = cell_text(value, column)
+    if isinstance(value, str):
+        return [text]
+    if value is None or math.isnan(value):
+        return [text, None]
+    return [text, max(-LARGEST, min(LARGEST, value))]  # JSON knows no infinity
+
+
+def _line(line: Line, chart: Chart) -> dict[str, Any]:
+    """Points as [x, y, x in words, y in words]; what is no number cannot be drawn."""
+    across, up = Column(chart.x), Column(line.name)
+    points = [
+        [x, y, cell_text(x, across), cell_text(y, up)]
+        for x, y in line.points
+        if math.isfinite(x) and math.isfinite(y)
+    ]
+    return {"name": line.name, "source": line.source, "points": points}

@@ -1,0 +1,118 @@
+"""A simulated timeline for the page: what is busy when, in the period of one step.
+
+The window is the last step's period, so it begins when the last update of the step before it ends. What
+runs across its beginning is kept whole: its start is negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from raddle.graph.graph import Graph
+from raddle.program.describe import PHASES
+from raddle.program.program import Instruction, Merge, Move, Reduce, Run
+from raddle.reports.page.columns import Columns
+from raddle.simulation.timeline import Timeline
+
+MOST_SLICES = 100_000  # of one timeline; beyond that its first devices are drawn
+
+Title = tuple[str, str, str, int, int]
+
+
+def describe_timeline(timeline: Timeline, columns: Columns) -> dict[str, Any]:
+    """Lanes (devices, then links), titles, and columns over slices; times in ns since the window began."""
+    tasks, devices = timeline.tasks, timeline.program.plan.devices
+    begin, end = ([0, *timeline.step_ends])[-2:]
+    chosen = (tasks.first >= 0) & (timeline.end > begin) & (timeline.start < end)
+    drawn = _most_devices(tasks.device[chosen], devices)
+    chosen &= tasks.device < drawn
+    index = np.flatnonzero(chosen)
+    first, second = tasks.first[index], tasks.second[index]
+    used = np.unique(np.concatenate([first, second[second >= 0], np.arange(drawn)]))
+    lane = np.full(tasks.resources + 1, -1)  # the last stands for no second link
+    lane[used] = np.arange(len(used))
+    title_of, titles = _titles(timeline, tasks.instruction[index])
+    critical = np.isin(index, timeline.critical_path())
+    return {
+        "period_ns": end - begin,
+        "lanes": [_lane(timeline, int(r)) for r in used],
+        "titles": titles,
+        "devices": drawn,
+        "count": len(index),
+        "start": columns.add(timeline.start[index] - begin, delta=True),
+        "duration": columns.add(timeline.end[index] - timeline.start[index]),
+        "lane": columns.add(lane[first]),
+        "lane2": columns.add(lane[second]),
+        "title": columns.add(title_of, delta=True),
+        "source": columns.add(tasks.source[index]),
+        "target": columns.add(tasks.device[index]),
+        "bytes": columns.add(tasks.nbytes[index]),
+        "critical": columns.add(np.flatnonzero(critical), delta=True),
+    }
+
+
+def _most_devices(of: np.ndarray, devices: int) -> int:
+    """How many devices, from the first, have no more slices than a page can draw."""
+    total = np.cumsum(np.bincount(of, minlength=devices))
+    return max(1, int(np.searchsorted(total, MOST_SLICES, side="right")))
+
+
+def _lane(timeline: Timeline, resource: int) -> dict[str, Any]:
+    devices = timeline.program.plan.devices
+    if resource < devices:
+        return {
+            "name": f"device {resource}",
+            "device": resource,
+            "kind": timeline.cluster.devices[resource].kind,
+        }
+    return {"name": timeline.cluster.links[resource - devices], "device": -1, "kind": "link"}
+
+
+def _titles(timeline: Timeline, instructions: np.ndarray) -> tuple[np.ndarray, list[list[Any]]]:
+    """By slice the number of its title: kind, name, phase, operator (or -1), micro-batch."""
+    titles: dict[Title, int] = {}
+    number = np.zeros(len(timeline.program.instructions), np.int64)
+    ops = operator_of(timeline.program.graph)
+    for i in np.unique(instructions):
+        title = _title(timeline.program.instructions[i], ops)
+        number[i] = titles.setdefault(title, len(titles))
+    return number[instructions], [list(title) for title in titles]
+
+
+def operator_of(graph: Graph) -> dict[str, int]:
+    """Operators, values and parameters -> the operator that a click on them means."""
+    found: dict[str, int] = {}
+    for i, op in enumerate(graph.ops):
+        for name in op.inputs:  # a parameter belongs to the first that reads it
+            found.setdefault(name, i)
+    for i, op in enumerate(graph.ops):
+        found.update(dict.fromkeys(op.outputs, i))
+    found.update({op.name: i for i, op in enumerate(graph.ops)})
+    return found
+
+
+def _title(i: Instruction, ops: dict[str, int]) -> Title:
+    if isinstance(i, Run | Merge):
+        kind = "run" if isinstance(i, Run) else "merge"
+        return kind, i.op, PHASES[i.phase], ops[i.op], i.key.micro
+    if isinstance(i, Move):
+        return "move", i.value, str(i.what), ops.get(i.value, -1), i.key.micro
+    if isinstance(i, Reduce):
+        return (
+            "reduce",
+            names_text(i.parameters),
+            "sum of gradients",
+            ops.get(i.parameters[0], -1),
+            i.key.micro,
+        )
+    return "update", i.parameter, "update", ops.get(i.parameter, -1), i.key.micro
+
+
+def names_text(names: Sequence[str]) -> str:
+    """Of a bucket of parameters, the first few."""
+    return (
+        ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} more"
+    )

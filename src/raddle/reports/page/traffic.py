@@ -1,0 +1,93 @@
+"""Bytes of a step for the page: between devices, and of every operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from raddle.costs.collectives import all_reduce_bytes
+from raddle.program.program import Content, Merge, Move, Program, Reduce, Run, message_bytes
+from raddle.reports.page.columns import Columns
+from raddle.reports.page.slices import operator_of
+from raddle.simulation.timeline import Timeline
+
+
+def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
+    """Pairs of devices with their bytes in the last step; a ring sends from each device to the next.
+
+    `values` are bytes of each value forward and backward, by its number in the network.
+    """
+    program, last = timeline.program, timeline.program.plan.steps - 1
+    pairs: Counter[tuple[int, int]] = Counter()
+    producers = [value for op in program.graph.ops for value in op.outputs]
+    number = {name: v for v, name in enumerate(producers)}
+    forward, backward = np.zeros(len(number), np.int64), np.zeros(len(number), np.int64)
+    for i in program.instructions:
+        if i.key.step != last:
+            continue
+        if isinstance(i, Move):
+            for m in i.messages:
+                nbytes = message_bytes(program, i, m)
+                pairs[m.source, m.target] += nbytes
+                if i.value in number and i.what.content != Content.NOTHING:
+                    back = i.what.content == Content.GRADIENT
+                    (backward if back else forward)[number[i.value]] += nbytes
+        elif isinstance(i, Reduce):
+            for (source, target), nbytes in _ring_pairs(program, i).items():
+                pairs[source, target] += nbytes
+    ordered = sorted(pairs)
+    return {
+        "source": columns.add([s for s, _ in ordered]),
+        "target": columns.add([t for _, t in ordered]),
+        "bytes": columns.add([pairs[pair] for pair in ordered]),
+        "values": {"forward": columns.add(forward), "backward": columns.add(backward)},
+    }
+
+
+def _ring_pairs(program: Program, reduce: Reduce) -> Counter[tuple[int, int]]:
+    amounts: Counter[tuple[int, ...]] = Counter()
+    for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
+        for share in shares:
+            amounts[share.devices] += share.box.volume * program.sum_width(name)
+    pairs: Counter[tuple[int, int]] = Counter()
+    for ring, amount in amounts.items():
+        sent, p = all_reduce_bytes(len(ring), amount), len(ring)
+        for at, (source, target) in enumerate(zip(ring, (*ring[1:], ring[0]), strict=True)):
+            pairs[source, target] += sent * (at + 1) // p - sent * at // p
+    return pairs
+
+
+def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
+    """By operator, in the last step: ns on its busiest device, bytes of its parameters' sums, and its ns on
+    the critical path of an average step."""
+    program, tasks = timeline.program, timeline.tasks
+    ops, steps, count = operator_of(program.graph), program.plan.steps, len(program.graph.ops)
+    busy = {phase: np.zeros((count, program.plan.devices), np.int64) for phase in "FB"}
+    synced, path = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    op_of = np.full(len(program.instructions), -1)
+    phase_of = np.full(len(program.instructions), -1)
+    for number, i in enumerate(program.instructions):
+        if isinstance(i, Run | Merge):
+            op_of[number] = ops[i.op]
+            phase_of[number] = int(i.phase != "F") if i.key.step == steps - 1 else -1
+        elif isinstance(i, Reduce) and i.key.step == steps - 1:
+            for name, shares in zip(i.parameters, i.shares, strict=True):
+                nbytes = (all_reduce_bytes(len(s.devices), s.box.volume) for s in shares)
+                synced[ops[name]] += sum(nbytes) * program.sum_width(name)
+        elif isinstance(i, Move) and i.what.of_parameters and i.key.step == steps - 1:
+            synced[ops[i.value]] += sum(message_bytes(program, i, m) for m in i.messages)
+    for number, phase in enumerate("FB"):
+        chosen = np.flatnonzero(phase_of[tasks.instruction] == number)
+        at = (op_of[tasks.instruction[chosen]], tasks.device[chosen])
+        np.add.at(busy[phase], at, tasks.duration[chosen])
+    on_path = np.array(timeline.critical_path())
+    owner = op_of[tasks.instruction[on_path]]
+    np.add.at(path, owner[owner >= 0], tasks.duration[on_path][owner >= 0])
+    return {
+        "forward_ns": columns.add(busy["F"].max(axis=1)),
+        "backward_ns": columns.add(busy["B"].max(axis=1)),
+        "synced_bytes": columns.add(synced),
+        "path_ns": columns.add(path // steps),
+    }

@@ -1,0 +1,186 @@
+"""A report in the making: a child, what it has told so far, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import deque
+from contextlib import suppress
+from tempfile import TemporaryFile
+from threading import Lock, Thread
+from time import monotonic
+from typing import IO, Any
+
+from raddle.errors import InputError
+from raddle.reports.server.children import Children, printed_json, sentence
+from raddle.reports.server.shelf import Shelf
+from raddle.reports.server.wanted import Wanted
+
+MESSAGES = 20  # of the child's last lines on stderr that are no progress
+
+
+class Job:
+    """`state` is running, then done, failed or cancelled."""
+
+    def __init__(self, number: int, wanted: Wanted, shelf: Shelf, children: Children) -> None:
+        self.wanted, self.shelf, self.children = wanted, shelf, children
+        self.name = shelf.new_name(wanted)
+        self._begun = monotonic()
+        self._lock = Lock()
+        self._messages = deque[str](maxlen=MESSAGES)
+        self._interrupted = set[str]()  # methods whose search was told to stop
+        self._seen: dict[str, Any] = {
+            "number": number,
+            "state": "running",
+            "model": wanted.model,
+            "cluster": wanted.cluster,
+            "step": f"capturing {wanted.model}",
+            "done": 0,
+            "of": 0,
+            "stoppable": bool(wanted.searches),
+            "history": [],  # [seconds, best_ms, method], where one of them changes
+            "stopping": False,
+            "cancelled": False,
+            "error": None,
+            "report": None,
+            "lower_bound_ms": None,
+            "seconds": 0.0,
+        }
+        # A file and not a pipe, which would have to be emptied; the thread closes it.
+        output: IO[str] = TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        arguments = wanted.arguments(str(shelf.page(self.name)))
+        self.child = children.start("raddle", *arguments, output=output)
+        self.thread = Thread(target=self._watch, args=(output,), daemon=True)
+        self.thread.start()
+
+    @property
+    def running(self) -> bool:
+        return bool(self._seen["state"] == "running")
+
+    def seen(self) -> dict[str, Any]:
+        """What the page shows of it."""
+        with self._lock:
+            seconds = monotonic() - self._begun if self.running else self._seen["seconds"]
+            return {**self._seen, "history": list(self._seen["history"]), "seconds": seconds}
+
+    def stop(self) -> None:
+        """End the searches with the best that they have; the report is written nevertheless.
+
+        An interrupt is a search's to handle and would end all else, so it is sent when a search tells
+        of its best, also to those that follow.
+        """
+        with self._lock:
+            if not self.running or not self.wanted.searches:
+                raise InputError("no search is running: wait, or cancel it without a report.")
+            self._seen["stopping"] = True
+
+    def cancel(self) -> None:
+        """End it without a report."""
+        with self._lock:
+            if not self.running:
+                raise InputError("nothing is running any more.")
+            self._seen["cancelled"] = True
+            self.child.kill()
+
+    def _watch(self, output: IO[str]) -> None:
+        """Until the child has ended; its figures are on stdout, progress and messages on stderr."""
+        assert self.child.stderr is not None
+        with self.child.stderr as lines, output:
+            for line in lines:
+                self._hear(line.strip())
+            self.child.wait()
+            self.children.done(self.child)
+            output.seek(0)
+            ended = self._ended(output.read())
+        with self._lock:
+            self._seen |= {**ended, "seconds": monotonic() - self._begun}
+
+    def _hear(self, line: str) -> None:
+        step = _progress(line)
+        if step is None:
+            if line:
+                self._messages.append(line)
+            return
+        with self._lock:
+            method, best = step.get("method"), step.get("best_ms")
+            self._seen |= {"step": step["step"], "done": step["done"], "of": step["of"]}
+            if best is None or method is None:
+                return
+            history = self._seen["history"]
+            if not history or history[-1][1:] != [best, method]:
+                history.append([monotonic() - self._begun, best, method])
+            if self._seen["stopping"] and method not in self._interrupted:
+                self._interrupted.add(method)
+                self.child.send_signal(signal.SIGINT)
+
+    def _ended(self, printed: str) -> dict[str, Any]:
+        """What is kept, or why nothing is."""
+        code = self.child.returncode
+        try:
+            if code == 0:
+                summary = printed_json(printed)
+                self.shelf.keep(self.name, summary)
+                return {
+                    "state": "done",
+                    "report": self.name,
+                    "lower_bound_ms": max(
+                        (m.get("lower_bound_ms") or 0.0 for m in summary["methods"]), default=0.0
+                    ),
+                }
+            error = self._why(code)
+        except Exception as problem:  # whatever it is, the page must not wait for ever
+            error = (
+                f"the report could not be kept ({problem}): look at the folder {self.shelf.folder}."
+            )
+        with suppress(OSError):
+            os.unlink(self.shelf.page(self.name))
+        return {"state": "cancelled" if self._seen["cancelled"] else "failed", "error": error}
+
+    def _why(self, code: int) -> str:
+        if self._seen["cancelled"]:
+            return "it was cancelled, nothing is kept."
+        if self._interrupted and code in (1, 130, -signal.SIGINT):
+            return "it was stopped between two searches, nothing is kept: start it again."
+        return sentence(code, list(self._messages))
+
+
+def _progress(line: str) -> dict[str, Any] | None:
+    """A line of progress, or None: whatever else is written there."""
+    if not line.startswith('{"progress"'):
+        return None
+    try:
+        step = json.loads(line)
+        return {**step, "done": float(step["done"]), "of": float(step["of"])}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+class Jobs:
+    """One at a time, and the last one."""
+
+    def __init__(self, shelf: Shelf, children: Children) -> None:
+        self._shelf, self._children = shelf, children
+        self._lock = Lock()
+        self._number = 0
+        self.last: Job | None = None
+
+    def start(self, wanted: Wanted) -> Job:
+        with self._lock:
+            if self.last is not None and self.last.running:
+                running = self.last.wanted
+                raise Busy(
+                    f"{running.model} on {running.cluster} is running: wait for it, stop it or cancel it."
+                )
+            self._number += 1
+            self.last = Job(self._number, wanted, self._shelf, self._children)
+            return self.last
+
+    def current(self) -> Job:
+        if self.last is None:
+            raise InputError("nothing is running.")
+        return self.last
+
+
+class Busy(InputError):
+    """Something else is running."""

@@ -1,0 +1,31 @@
+"""The data of a page that was written, without torch: see `raddle.reports.page.html.pack`."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import zlib
+from typing import Any
+
+from raddle.errors import InputError, quote
+from raddle.files import MOST_BYTES, Path, parse_json, read_text
+
+OPEN = '<script type="application/octet-stream" id="data">'
+CLOSE = "</script>"
+
+
+def read_page(path: Path) -> dict[str, Any]:
+    """The JSON; the columns of numbers behind it are left alone."""
+    text = read_text(path, "page of raddle")
+    try:
+        start = text.index(OPEN) + len(OPEN)
+        packed = base64.b64decode(text[start : text.index(CLOSE, start)])
+        with gzip.GzipFile(fileobj=io.BytesIO(packed)) as block:
+            length = int.from_bytes(block.read(4), "little")
+            data = parse_json(block.read(min(length, MOST_BYTES)))
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise InputError(f"{quote(path)} is no page of raddle: {error}.") from None
+    if not isinstance(data, dict) or not isinstance(data.get("methods"), list):
+        raise InputError(f"{quote(path)} is no page of raddle: it has no methods.")
+    return data

@@ -1,0 +1,183 @@
+"""HTTP on the loopback: who may ask, and in which form.
+
+Other pages in the same browser can send requests here, and names on the web can be made to point here. So
+the Host must be this server's, other sites are refused, and what changes something is a POST of JSON with
+the key that stands in the address which is printed. Other users of the machine do not have it: a model's
+file is code, which would run as the server's user.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from errno import EADDRINUSE
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from secrets import compare_digest
+from typing import Any
+
+from raddle.errors import InputError, shorten
+from raddle.files import parse_json
+from raddle.reports.server.answers import HTML, Answers
+from raddle.reports.server.job import Busy
+
+LOOPBACK = "127.0.0.1"
+LARGEST = 16 * 1024  # bytes of a body
+DRAINED = 1024 * 1024  # bytes of a refused body that are read, so that the answer arrives
+
+
+class Server(ThreadingHTTPServer):
+    """Bound to the loopback, and to nothing else."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int, folder: str) -> None:
+        try:
+            super().__init__((LOOPBACK, port), Handler)
+        except (OSError, OverflowError) as error:
+            after = port + 1 if 0 < port < 65535 else 8008
+            reason = (
+                "is taken"
+                if isinstance(error, OSError) and error.errno == EADDRINUSE
+                else "cannot be used"
+            )
+            raise InputError(f"port {port} {reason}: choose another with --port {after}.") from None
+        try:
+            self.answers = Answers(folder)
+        except InputError:
+            self.server_close()
+            raise
+        names = (LOOPBACK, "localhost")
+        self.hosts = {f"{name}:{self.server_port}" for name in names}
+        if self.server_port == 80:
+            self.hosts.update(names)
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self.server_port}"
+
+    @property
+    def address(self) -> str:
+        """What opens the page with the key; what stands behind # is never sent."""
+        return f"{self.url}/#key={self.answers.key}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of an answer is nothing to report."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class Refused(Exception):
+    """A request that is not answered, and why."""
+
+    def __init__(self, status: HTTPStatus, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: Server
+    timeout = 30.0  # seconds that a sender may be silent
+    server_version = "raddle"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def _answer(self, answer: Any) -> None:
+        try:
+            self._check_sender()
+            answer()
+        except Refused as refused:
+            self._send_json(refused.status, {"error": str(refused)})
+        except Busy as busy:
+            self._send_json(HTTPStatus.CONFLICT, {"error": str(busy)})
+        except InputError as error:
+            self._send_json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+
+    def _get(self) -> None:
+        if self.path in self.server.answers.get:
+            self._send_json(HTTPStatus.OK, self.server.answers.get[self.path]())
+            return
+        page = self.server.answers.page(self.path)
+        if page is None:
+            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of this name.")
+        self._send(HTTPStatus.OK, HTML, page.body, {"Content-Security-Policy": page.policy})
+
+    def _post(self) -> None:
+        body = self._read_body()
+        if self.path not in self.server.answers.post:
+            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of this name.")
+        if self.headers.get_content_type() != "application/json":
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be application/json.")
+        key = self.headers.get("X-Raddle-Key", "")
+        if not compare_digest(key.encode(), self.server.answers.key.encode()):
+            raise Refused(
+                HTTPStatus.FORBIDDEN,
+                "this page has not the server's key: open the address that `raddle serve` printed.",
+            )
+        try:
+            given = parse_json(body)
+        except ValueError as error:
+            reason = f"the body is no JSON: {shorten(str(error))}."
+            raise Refused(HTTPStatus.BAD_REQUEST, reason) from None
+        if not isinstance(given, dict):
+            raise Refused(HTTPStatus.BAD_REQUEST, "the body is not an object of JSON.")
+        self._send_json(HTTPStatus.OK, self.server.answers.post[self.path](given))
+
+    def _check_sender(self) -> None:
+        if self.headers.get("Host", "").lower() not in self.server.hosts:
+            raise Refused(HTTPStatus.FORBIDDEN, f"this server is {self.server.url} and no other.")
+        # A link from elsewhere may open the page; only the page itself may ask further.
+        site = self.headers.get("Sec-Fetch-Site", "same-origin")
+        if self.path != "/" and site not in ("same-origin", "none"):
+            raise Refused(HTTPStatus.FORBIDDEN, "other sites cannot ask here.")
+        origin = self.headers.get("Origin")
+        if origin is not None and origin.lower().removeprefix("http://") not in self.server.hosts:
+            raise Refused(HTTPStatus.FORBIDDEN, "other sites cannot ask here.")
+
+    def _read_body(self) -> bytes:
+        text = self.headers.get("Content-Length", "")
+        if not (text.isascii() and text.isdigit()) or "Transfer-Encoding" in self.headers:
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "the body must say its length.")
+        length = int(text[:12])
+        if length > LARGEST:
+            self.rfile.read(min(length, DRAINED))
+            raise Refused(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"the body has {length} bytes of {LARGEST} at most.",
+            )
+        return self.rfile.read(length)
+
+    def _send_json(self, status: HTTPStatus, value: dict[str, Any]) -> None:
+        self._send(status, "application/json", json.dumps(value).encode(), {})
+
+    def _send(self, status: int, kind: str, body: bytes, more: dict[str, str]) -> None:
+        self.send_response(status)
+        headers = {
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-store",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            **more,
+        }
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What http.server refuses by itself, in the same form."""
+        self._send(
+            code, "application/json", json.dumps({"error": message or str(code)}).encode(), {}
+        )
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """The terminal is for what people should know."""

@@ -1,0 +1,111 @@
+"""The folder in which reports are kept; nothing else on disk is read, written or deleted.
+
+NAME.html           the page, which opens on its own
+NAME.json           its figures, as `raddle report --json` prints them; written last
+NAME/METHOD.json    its plans
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from raddle.errors import InputError, quote
+from raddle.files import Fields, read_json, write_atomically
+from raddle.reports.server.names import is_name, report_name, safe
+from raddle.reports.server.packed import read_page
+from raddle.reports.server.wanted import Wanted
+
+
+class Shelf:
+    """Reports by name. A report is known once its NAME.json is there."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder).resolve()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"'{folder}' cannot be a folder ({error.strerror}): name another with --folder."
+            ) from None
+
+    def new_name(self, wanted: Wanted) -> str:
+        """One that is not taken."""
+        base = report_name(wanted.model, wanted.cluster, wanted.batch, datetime.now())
+        name, number = base, 1
+        while any(path.exists() for path in self._paths(name)):
+            number += 1
+            name = f"{base}-{number}"
+        return name
+
+    def page(self, name: str) -> Path:
+        """Where the page of a report lies, or will lie."""
+        return self._paths(name)[0]
+
+    def keep(self, name: str, summary: Mapping[str, Any]) -> None:
+        """Write the plans of a page, and its figures."""
+        page, figures, plans = self._paths(name)
+        plans.mkdir(exist_ok=True)
+        for method in read_page(page)["methods"]:
+            if method.get("plan"):
+                path = plans / f"{safe(method['label'])}.json"
+                write_atomically(path, json.dumps(method["plan"], indent=1))
+        write_atomically(figures, json.dumps(summary, indent=2))
+
+    def reports(self) -> list[dict[str, Any]]:
+        """The kept ones, the newest first."""
+        names = [path.stem for path in self.folder.glob("*.json") if self.has(path.stem)]
+        found = [row for row in map(self._row, names) if row is not None]
+        return sorted(found, key=lambda row: (row["time"], row["name"]), reverse=True)
+
+    def has(self, name: object) -> bool:
+        """Whether a report of this name is kept: both files, and neither a link to elsewhere."""
+        if not isinstance(name, str) or not is_name(name):
+            return False
+        return all(p.is_file() and not p.is_symlink() for p in self._paths(name)[:2])
+
+    def plan(self, name: str, method: str) -> Path:
+        """The file of a method's plan."""
+        path = self._paths(name)[2] / f"{safe(method)}.json"
+        if not self.has(name) or not path.is_file() or path.is_symlink():
+            raise InputError(f"no plan of '{method}' is kept with '{name}': show another report.")
+        return path
+
+    def delete(self, name: str) -> None:
+        """A report and its plans."""
+        page, figures, plans = self._paths(name)
+        for path in (figures, page):  # from here on it is not known
+            path.unlink(missing_ok=True)
+        if plans.is_dir() and not plans.is_symlink():
+            for path in plans.glob("*.json"):
+                path.unlink()
+            if not any(plans.iterdir()):
+                plans.rmdir()
+
+    def _paths(self, name: str) -> tuple[Path, Path, Path]:
+        if not is_name(name):
+            raise InputError(f"'{name}' is no name of a report: letters, digits, '.', '_' and '-'.")
+        return self.folder / f"{name}.html", self.folder / f"{name}.json", self.folder / name
+
+    def _row(self, name: str) -> dict[str, Any] | None:
+        """What the list shows; None for a file that is not a summary."""
+        path = self._paths(name)[1]
+        try:
+            summary = Fields.of(read_json(path, "summary"), quote(path))
+            rows = [Fields.of(row, quote(path)) for row in summary.list("methods")]
+            best = next(row for row in rows if row.data.get("label") == summary.text("best"))
+            return {
+                "name": name,
+                "model": summary.text("model"),
+                "cluster": summary.text("cluster"),
+                "batch": summary.count("batch"),
+                "best": summary.text("best"),
+                "step_ms": best.number("step_ms"),
+                "speedup": None if best.data.get("speedup") is None else best.number("speedup"),
+                "time": path.stat().st_mtime,
+            }
+        except (OSError, InputError, StopIteration):
+            return None

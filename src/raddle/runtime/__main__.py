@@ -1,0 +1,12 @@
+"""`torchrun --nproc-per-node N -m raddle.runtime plan.json`: one rank of a plan."""
+
+import sys
+
+from raddle.transport.orphans import end_with_parent
+
+if __name__ == "__main__":
+    end_with_parent()  # before torch is imported, which takes seconds
+
+    from raddle.runtime.session import main
+
+    sys.exit(main(sys.argv[1:]))

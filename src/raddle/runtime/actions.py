@@ -1,0 +1,272 @@
+"""What a rank does in a step: a program's instructions for one device, settled down to numbered slots.
+
+A slot holds one piece: a box of a value, of a parameter, of a partial result. Everything that depends on
+boxes is decided here, once, so that a step only moves tensors between slots and calls functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from raddle.graph.box import Box
+from raddle.program.program import (
+    Key,
+    MessageKind,
+    Share,
+)
+from raddle.runtime.code import Code
+
+
+class Source(NamedTuple):
+    """A box of a value that is there before a step: a parameter, a buffer, a part of the batch."""
+
+    name: str
+    role: str
+    box: Box
+    slot: int
+    key: Key = Key()  # of inputs and seeds: the micro-batch
+
+
+@dataclass
+class Call:
+    """Runs a function of pieces forward; what its backward needs is kept under its number."""
+
+    number: int
+    label: str
+    code: Code
+    key: Key
+    graded: list[int] = field(default_factory=list)  # slots of arguments that get a gradient
+    weights: list[int] = field(default_factory=list)  # slots of parameters
+    plain: list[int] = field(default_factory=list)
+    results: list[int] = field(default_factory=list)
+    dtypes: list[torch.dtype] = field(default_factory=list)  # of the results
+    backward: bool = False
+    recompute: bool = False
+    split: bool = False
+    stage: int = 0  # of a pipeline
+
+
+@dataclass
+class Feed:
+    """Takes a part of the batch, where it is first read."""
+
+    source: Source
+    key: Key
+
+
+@dataclass
+class Forward:
+    """Runs a call; `again` for a backward that found nothing kept.
+
+    Where steps overlap, `versions` says which version of each weight it uses, and `spent` which of them
+    nobody uses after it.
+    """
+
+    call: Call
+    again: bool = False
+    versions: tuple[int, ...] = ()
+    spent: list[tuple[int, int]] = field(default_factory=list)  # slot, version
+    drop: list[int] = field(default_factory=list)  # slots that nobody reads any more
+    lay_down: list[int] = field(default_factory=list)  # divided parameters, until they come again
+
+
+@dataclass
+class Backward:
+    """Hands gradients of a call's results back to what it read ("W": to parameters alone)."""
+
+    call: Call
+    phase: str = "B"
+    lay_down: list[int] = field(default_factory=list)
+
+
+class Part(NamedTuple):
+    """A box inside a message: which slots it is made of, and how; or which it is added to, and where."""
+
+    shape: tuple[int, ...]
+    slots: tuple[int, ...]
+    make: Callable[..., Tensor] | None = None
+    places: tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...] = ()  # in the slot, in the box
+
+
+@dataclass
+class Send:
+    """Packs boxes of slots (or of their gradients) into a buffer and sends it."""
+
+    peer: int
+    tag: int
+    what: MessageKind
+    label: str
+    parts: list[Part]
+    dtype: torch.dtype
+    key: Key
+    rows: bool = False  # of a divided parameter: pulled in every step, whether it updates or not
+    number: int = 0  # among the sends of a rank
+    drop: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Receive:
+    """Posts a buffer early; `Arrive` waits for it and hands its boxes on."""
+
+    peer: int
+    tag: int
+    what: MessageKind
+    label: str
+    parts: list[Part]
+    dtype: torch.dtype
+    elements: int
+    value: str
+    key: Key
+    rows: bool = False  # of a divided parameter
+    number: int = 0  # in the order in which a rank posts them
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+
+@dataclass
+class Arrive:
+    """Waits for a message where it is first needed."""
+
+    receive: Receive
+    answers: list[int] = field(default_factory=list)  # sends that its sender must have received
+    drop: list[int] = field(default_factory=list)
+
+
+class Sliced(NamedTuple):
+    """A slice of a parameter that is updated by itself, and where it is on this rank."""
+
+    name: str
+    share: Share
+    dtype: torch.dtype
+    priority: int
+    slot: int  # that holds it; -1: not on this rank
+    rows: slice  # in the slot
+    own: int = -1  # where parameters are divided: the slot of its rows at home
+
+
+class Whole(NamedTuple):
+    """A divided parameter (or a box of one) as segments use it, while they do."""
+
+    slot: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    own: int  # the slot of this rank's rows of it; -1: it is the home of none
+    rows: tuple[slice, ...]  # where these are in it
+
+
+class Bucket(NamedTuple):
+    """Gradients that are all-reduced together: slots of parameters, one after the other in a buffer."""
+
+    devices: tuple[int, ...]
+    slots: tuple[int, ...]
+    dtype: torch.dtype
+    elements: int
+
+
+@dataclass
+class Sum:
+    """Starts the all-reduce of a bucket."""
+
+    bucket: int
+    tag: int
+    label: str
+    key: Key
+
+
+@dataclass
+class Give:
+    """Hands in the gradients of parameters: slices of them go to their homes, or wait for their turn."""
+
+    key: Key
+    slots: tuple[int, ...]
+
+
+@dataclass
+class Leave:
+    """Starts the sum of a slice whose gradient was handed in: on all ranks at this place of the program."""
+
+    key: Key
+    number: int  # of the slice
+    label: str
+
+
+@dataclass
+class Keep:
+    """Buffers take the pieces of their new values."""
+
+    key: Key
+    whole: list[tuple[int, int]] = field(default_factory=list)  # slots of a buffer and of its value
+    pieces: list[tuple[int, list[tuple[Box, int]]]] = field(default_factory=list)
+    drop: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Note:
+    """The loss of a micro-batch; its gradient starts here."""
+
+    slot: int
+    seeds: bool  # of several copies, one counts, unless all devices start their own gradients
+    counts: bool  # whether this device tells it
+    key: Key
+    drop: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Step:
+    """Updates parameters of this rank: all of them or, where steps overlap, those whose turn it is.
+
+    `kept` are those among them whose old weights a later forward uses.
+    """
+
+    key: Key
+    slots: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
+
+
+Action = (
+    Feed | Forward | Backward | Send | Receive | Arrive | Sum | Give | Leave | Keep | Note | Step
+)
+
+
+@dataclass
+class Actions:
+    """A step of one rank."""
+
+    device: int
+    actions: list[Action]
+    slots: int
+    shapes: list[tuple[int, ...]]  # by slot
+    sources: list[Source]
+    updated: list[int]  # slots of parameters that are updated here
+    buckets: list[Bucket]
+    outputs: dict[str, list[tuple[Box, int]]]  # of the graph, on this device
+    fresh: dict[str, list[Box]]  # buffers that this rank keeps up to date
+    groups: list[tuple[int, ...]]  # that sum gradients, in the same order on every rank
+    links: list[tuple[int, int]]  # source and target of messages, likewise
+    slices: list[Sliced]  # of all parameters, likewise
+    wholes: list[Whole]  # parameters of which this rank keeps its own rows alone
+    order: list[int]  # their numbers, as their sums leave, likewise; empty where they have homes
+
+    def by_step(self) -> dict[int, list[Action]]:
+        """The actions of each step, in their order."""
+        steps: dict[int, list[Action]] = {}
+        for action in self.actions:
+            steps.setdefault(key_of(action).step, []).append(action)
+        return steps
+
+    def of(self, role: str) -> Iterable[Source]:
+        return (s for s in self.sources if s.role == role)
+
+
+def key_of(action: Action) -> Key:
+    """Which step and micro-batch an action belongs to."""
+    if isinstance(action, Forward | Backward):
+        return action.call.key
+    return action.receive.key if isinstance(action, Arrive) else action.key

@@ -1,0 +1,186 @@
+"""The part of a batch that a rank reads: settled once, taken from whole batches or from the rank's own."""
+
+# m: micro-batches, that follow each other along the sample dimension of a batch
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from raddle.errors import InputError
+from raddle.graph.box import Box, hull
+from raddle.program.program import Program, Run
+from raddle.runtime.actions import Actions, Source
+
+
+class Input(NamedTuple):
+    """One tensor of a batch: its shape in each micro-batch, and the box of it that this rank reads."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]  # by micro-batch
+    dtype: torch.dtype
+    samples: int | None  # the dimension that counts samples
+    boxes: tuple[Box | None, ...]  # by micro-batch; None: this rank reads nothing of it
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        return _joined(self.shapes, self.samples)
+
+    @property
+    def part(self) -> tuple[int, ...] | None:
+        """The shape of all that this rank reads, where that is a box of every micro-batch."""
+        shapes = [box.shape for box in self.boxes if box is not None]
+        if not shapes or (self.samples is None and len(set(shapes)) > 1):
+            return None
+        rest = {tuple(s for d, s in enumerate(shape) if d != self.samples) for shape in shapes}
+        return _joined(shapes, self.samples) if len(rest) == 1 else None
+
+
+class Batches:
+    """Cuts batches for one rank."""
+
+    def __init__(self, program: Program, actions: Actions) -> None:
+        boxes = {(s.name, s.key.micro): s.box for s in actions.of("input") if not s.key.step}
+        self.program = program
+        micros = range(program.plan.microbatches)
+        graph = program.graph
+        names = [n for n in graph.inputs if graph.values[n].role == "input"]
+        self.inputs = {
+            name: Input(
+                name,
+                tuple(_shape(program, name, m) for m in micros),
+                graph.values[name].dtype,
+                _samples(graph.values[name].letters),
+                tuple(boxes.get((name, m)) for m in micros),
+            )
+            for name in names
+        }
+
+    def check(self, batch: Sequence[Tensor], rank: int) -> dict[str, Tensor]:
+        """The tensors by name; each is the whole batch's, or this rank's part of it."""
+        if len(batch) != len(self.inputs):
+            names = ", ".join(self.inputs)
+            raise InputError(
+                f"a step takes {len(self.inputs)} tensors ({names}), not {len(batch)}."
+            )
+        for given, tensor in zip(self.inputs.values(), batch, strict=True):
+            self._check(given, tensor, rank)
+        return dict(zip(self.inputs, batch, strict=True))
+
+    def _check(self, given: Input, tensor: Tensor, rank: int) -> None:
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"'{given.name}' is a {type(tensor).__name__}: give a tensor.")
+        whole, part = given.whole, given.part
+        read = any(box is not None for box in given.boxes)
+        if read and tuple(tensor.shape) not in (whole, part):
+            own = "" if part in (whole, None) else f" (or {part}, the part of rank {rank} alone)"
+            raise InputError(
+                f"'{given.name}' has shape {tuple(tensor.shape)}, but the plan is for {whole}{own}: "
+                "drop a last, smaller batch, or plan for this size."
+            )
+        if tensor.dtype != given.dtype:
+            raise InputError(
+                f"'{given.name}' is {tensor.dtype}, but was captured as {given.dtype}."
+            )
+
+    def samples(self, batch: Sequence[Tensor]) -> int | None:
+        """How many samples a whole batch of another size has; None: it is none, or the planned one."""
+        counts = set()
+        for given, tensor in zip(self.inputs.values(), batch, strict=False):
+            shape, dim = tuple(getattr(tensor, "shape", ())), given.samples
+            if dim is None or len(shape) != len(given.whole) or shape == given.part:
+                continue
+            pairs = enumerate(zip(shape, given.whole, strict=True))
+            if any(a != b for d, (a, b) in pairs if d != dim):
+                return None
+            if shape != given.whole and shape[dim]:  # an empty one: a rank that reads nothing of it
+                self._refuse_ambiguous(given, shape[dim])
+                counts.add(shape[dim])
+        return counts.pop() if len(counts) == 1 else None
+
+    def _refuse_ambiguous(self, given: Input, samples: int) -> None:
+        """Another rank would take the same batch for its part of a planned one."""
+        assert given.samples is not None
+        for device in range(self.program.plan.devices):
+            parts = [
+                box.shape[given.samples]
+                for micro in range(len(given.shapes))
+                if (box := _read_by(self.program, device, given.name, micro)) is not None
+            ]
+            if parts and sum(parts) == samples:
+                raise InputError(
+                    f"a batch of {samples} samples is as large as rank {device}'s part of a planned one: "
+                    "drop it, or plan for its size."
+                )
+
+    def take(self, source: Source, tensors: Mapping[str, Tensor]) -> Tensor:
+        """What a source stands for, out of a whole batch or of this rank's part."""
+        given, m = self.inputs[source.name], source.key.micro
+        tensor, whole = tensors[source.name], tuple(tensors[source.name].shape) == given.whole
+        shapes = given.shapes if whole else [box.shape if box else () for box in given.boxes]
+        shape, box = shapes[m], source.box if whole else Box.full(source.box.shape)
+        if given.samples is not None and len(shapes) > 1:
+            before = sum(s[given.samples] for s in shapes[:m] if s)
+            tensor = tensor.narrow(given.samples, before, shape[given.samples])
+        return tensor[box.within(Box.full(shape))]
+
+    def part(self, batch: Sequence[Tensor]) -> list[Tensor]:
+        """This rank's part of a whole batch, tensor by tensor."""
+        parts = []
+        for given, tensor in zip(self.inputs.values(), batch, strict=True):
+            if all(box is None for box in given.boxes):
+                parts.append(tensor[:0] if tensor.dim() else tensor)
+            elif given.part is None:  # of every micro-batch another box: all of it
+                parts.append(tensor)
+            else:
+                parts.append(_cut(given, tensor))
+        return parts
+
+
+def _cut(given: Input, tensor: Tensor) -> Tensor:
+    micros = [tensor] * len(given.shapes)
+    if given.samples is not None:
+        sizes = [shape[given.samples] for shape in given.shapes]
+        micros = list(torch.split(tensor, sizes, given.samples))
+    own = [
+        t[box.within(Box.full(shape))]
+        for t, box, shape in zip(micros, given.boxes, given.shapes, strict=True)
+        if box is not None
+    ]
+    if len(own) == 1 or given.samples is None:
+        return own[0]
+    return torch.cat(own, given.samples)
+
+
+def _read_by(program: Program, device: int, name: str, micro: int) -> Box | None:
+    """The box of an input that a device reads of a micro-batch."""
+    key = next(i.key for i in program.instructions if isinstance(i, Run) and i.key.micro == micro)
+    variant = program.variant(key)
+    found: Box | None = None
+    for op in variant.graph.readers.get(name, ()):
+        for tile in variant.tiles[op.name].tiles:
+            if tile.device == device:
+                region = op.space.regions(tile.box)[op.inputs.index(name)]
+                if region is not None:
+                    found = region if found is None else hull([found, region])
+    return found
+
+
+def _shape(program: Program, name: str, m: int) -> tuple[int, ...]:
+    value = program.graph.values[name]
+    dim = _samples(value.letters)
+    return tuple(program.sizes[m] if d == dim else s for d, s in enumerate(value.shape))
+
+
+def _samples(letters: str) -> int | None:
+    return letters.index("n") if "n" in letters else None
+
+
+def _joined(shapes: Sequence[tuple[int, ...]], dim: int | None) -> tuple[int, ...]:
+    """Pieces one after the other along a dimension."""
+    return tuple(
+        sum(shape[d] for shape in shapes) if d == dim else s for d, s in enumerate(shapes[0])
+    )

@@ -1,0 +1,155 @@
+"""What communication takes from a rank that computes meanwhile: messages, slices of parameters, and sums.
+
+A rank starts one of a kind between two pieces of computing, again and again; how much longer that takes
+than to compute alone is what they took from it. On a CPU that is most of what they cost: whoever copies,
+adds and wakes up needs a core, and takes it from what computes there. How much depends on how long the
+pieces are: between those of half a millisecond, a sum takes half of what it takes between those of three.
+Pieces are long enough for one of each kind to arrive meanwhile: what a slow line takes is no rank's time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from raddle.sync.applying import Applying
+from raddle.sync.item import Item
+from raddle.sync.synchroniser import Synchroniser
+from raddle.transport.base import Pending, Transport
+
+COUNT = 16  # of a kind, one after the other
+SMALL, LARGE = 1024, 2**19  # bytes
+PIECE, LONGEST = 3e-3, 15e-3  # seconds of computing
+Work = Callable[[], None]
+
+
+def handling(transport: Transport, *, rounds: int = 7) -> dict[str, float]:
+    """By name (clusters/topology.py, HANDLING), seconds; all ranks call it."""
+    slices = _Slices(transport)
+    kinds: dict[str, Callable[[Work], None]] = {
+        "alone": _alone,
+        "messages": lambda work: _messages(transport, SMALL, work),
+        "sums": lambda work: _sums(transport, work),
+        "slices": slices.agree,
+    }
+    piece = min(max(PIECE, 2 * max(_arriving(transport, kind) for kind in kinds.values())), LONGEST)
+    much = _fitting(transport, piece / 2)
+    kinds["large"] = lambda work: _messages(transport, much, work)
+    work = _work(piece)
+    seconds: dict[str, list[float]] = {name: [] for name in kinds}
+    for turn in range(rounds + 1):
+        for name, kind in kinds.items():
+            transport.barrier()
+            begin = time.perf_counter()
+            kind(work)
+            if turn:  # the first one warms up
+                seconds[name].append(time.perf_counter() - begin)
+    slices.close(transport)
+    alone, messages, sums, sliced, large = (statistics.median(own) for own in seconds.values())
+    ends = 2 * COUNT  # as many are sent as received
+    found = {
+        "message": (messages - alone) / ends,
+        "byte": (large - messages) / ends / (much - SMALL),
+        "sum": (sums - alone) / COUNT,
+        "slice": (sliced - alone) / ends,
+    }
+    return {name: max(0.0, figure) for name, figure in found.items()}
+
+
+def _arriving(transport: Transport, kind: Callable[[Work], None]) -> float:
+    """Seconds that one of a kind takes where nobody computes: on all ranks the same figure."""
+    kind(lambda: None)  # warms up
+    transport.barrier()
+    begin = time.perf_counter()
+    kind(lambda: None)
+    taken = torch.tensor([(time.perf_counter() - begin) / COUNT], dtype=torch.float64)
+    transport.all_reduce(tuple(range(transport.size)), COUNT, taken).wait()
+    return float(taken) / transport.size
+
+
+def _fitting(transport: Transport, seconds: float) -> int:
+    """Bytes of a message that arrives in so much time."""
+    taken = _arriving(transport, lambda work: _messages(transport, LARGE, work))
+    return LARGE if taken <= seconds else max(2 * SMALL, int(LARGE * seconds / taken))
+
+
+def _work(piece: float) -> Work:
+    """Computes for about so many seconds, always as much."""
+    x = torch.randn(192, 192)
+    begin, count = time.perf_counter(), 0
+    while time.perf_counter() - begin < 10 * piece:
+        x @ x
+        count += 1
+
+    def work() -> None:
+        for _ in range(max(1, count // 10)):
+            x @ x
+
+    return work
+
+
+def _alone(work: Work) -> None:
+    for _ in range(COUNT):
+        work()
+
+
+def _messages(transport: Transport, nbytes: int, work: Work) -> None:
+    """To the next rank, and from the one before."""
+    rank, size = transport.rank, transport.size
+    buffer = torch.zeros(nbytes, dtype=torch.uint8)
+    for tag in range(COUNT):
+        sent = transport.post((rank + 1) % size, tag, buffer)
+        arriving = transport.expect((rank - 1) % size, tag, buffer, nbytes)
+        work()
+        arriving.wait()
+        sent.wait()
+
+
+def _sums(transport: Transport, work: Work) -> None:
+    everyone = tuple(range(transport.size))
+    summing: list[Pending] = []
+    for number in range(COUNT):
+        summing.append(transport.all_reduce(everyone, number, torch.zeros(SMALL // 4)))
+        work()
+    for pending in summing:
+        pending.wait()
+
+
+class _Slices:
+    """Small parameters, whose homes are spread over the ranks and update them by a stock optimizer."""
+
+    def __init__(self, transport: Transport) -> None:
+        everyone = tuple(range(transport.size))
+        items = [
+            Item(n, f"slice {n}", everyone, n % transport.size, SMALL // 4, torch.float32, n)
+            for n in range(COUNT)
+        ]
+        rows = [nn.Parameter(torch.zeros(SMALL // 4)) for _ in items]
+        own = {n: p for n, p in enumerate(rows) if items[n].home == transport.rank}
+        optimizer = torch.optim.SGD(rows, lr=0.1, momentum=0.9)
+        self._applying = Applying(optimizer, own)
+        self._applying.snapshot(1)  # holds for all steps
+        self._synchroniser = Synchroniser(
+            items, transport.wire(), self._applying, timeout=transport.timeout, fail=transport.fail
+        )
+        transport.on_failure(self._synchroniser.stop)
+        for number, p in enumerate(rows):
+            self._synchroniser.bind(number, p.detach())
+        self._synchroniser.start()
+        transport.barrier()  # nobody pushes before all listen
+
+    def agree(self, work: Work) -> None:
+        for number in range(COUNT):
+            self._synchroniser.ready(number, torch.zeros(SMALL // 4))
+            work()
+        for number in range(COUNT):
+            self._synchroniser.wait(number)
+
+    def close(self, transport: Transport) -> None:
+        self._synchroniser.synchronize()
+        transport.barrier()
+        self._synchroniser.close()

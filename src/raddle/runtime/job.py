@@ -1,0 +1,145 @@
+"""A job: a plan file together with the model, the batch and the program that it stands for."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raddle import zoo
+from raddle.errors import InputError
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.plans import file
+from raddle.plans.pipelining import for_running
+from raddle.plans.plan import Plan, describe_inputs, validate
+from raddle.program.check import check
+from raddle.program.lower import lower
+from raddle.program.program import Program
+from raddle.runtime.trainer import Optimizer
+from raddle.zoo.placement import place
+from raddle.zoo.user_file import find, names_file
+from raddle.zoo.workload import Workload
+
+RATES = {"sgd": 0.01, "momentum": 0.01, "adam": 0.001}  # what a step moves, if nobody says
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank needs to train; the workload's batch is the global one."""
+
+    work: Workload
+    plan: Plan
+    program: Program  # of one step
+
+    @property
+    def graph(self) -> Graph:
+        return self.program.graph
+
+    @property
+    def batch(self) -> tuple[Tensor, ...]:
+        return (*self.work.inputs, *self.work.targets)
+
+
+def load_job(
+    path: str,
+    *,
+    model: str = "",
+    dtype: str = "",
+    bn: str = "",
+    seed: int = 0,
+    device: str = "cpu",
+) -> Job:
+    """Reads a plan file, loads and captures its model, lowers and checks the program.
+
+    `model` is for plans that name none, `dtype` and `bn` are for another precision, or other batch
+    statistics, than the plan's. The weights and the batch depend on the seed alone, so every rank that
+    loads a job has the same. On the device "meta" nothing is allocated: that is enough to see whether a
+    plan can run.
+    """
+    work, graph, plan = load_work(path, model=model, dtype=dtype, seed=seed, device=device)
+    plan = replace(plan, bn=bn or plan.bn)
+    program = lower(graph, for_running(plan))
+    check(program)
+    return Job(work, plan, program)
+
+
+def load_work(
+    path: str, *, model: str = "", dtype: str = "", seed: int = 0, device: str = "cpu"
+) -> tuple[Workload, Graph, Plan]:
+    """What `load_job` loads before it lowers: the workload, its graph, and the plan for that."""
+    data = file.read(path)
+    name = model or data["model"]
+    if not name:
+        raise InputError(f"'{path}' names no model: add --model file.py:function.")
+    own, wanted = data["dtype"], dtype or data["dtype"]
+    work = _workload(name, data, wanted, device, seed)
+    graph = capture_work(work, data["microbatches"])
+    if wanted == own:
+        return work, graph, file.from_dict(data, graph)
+    return work, graph, _converted(name, data, wanted, graph)
+
+
+def takes_batch(name: str) -> bool:
+    """Whether a model can be asked for with any batch: a user's function may have its own."""
+    return not names_file(name) or "batch" in inspect.signature(find(name).function).parameters
+
+
+def optimizer_for(name: str, rate: float | None = None) -> Optimizer:
+    """The optimizer that a plan names."""
+    if name not in RATES:
+        raise InputError(f"the plan's optimizer is '{name}': choose {', '.join(RATES)}.")
+    lr = RATES[name] if rate is None else rate
+    if name == "adam":
+        return lambda parameters: torch.optim.Adam(parameters, lr=lr)
+    momentum = 0.9 if name == "momentum" else 0.0
+    return lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=momentum)
+
+
+def _workload(name: str, data: dict[str, Any], dtype: str, device: str, seed: int) -> Workload:
+    """The model, and its example at the global batch."""
+    chosen, count = getattr(torch, dtype), data["microbatches"]
+    if takes_batch(name):
+        batch = data["batch"] or None
+        work = zoo.load(name, batch=batch, device=device, dtype=chosen, seed=seed)
+    else:  # its example is that of a micro-batch, and all micro-batches are alike
+        work = zoo.load(name, device=device, dtype=chosen, seed=seed)
+        inputs, targets = (
+            tuple(t.repeat(count, *[1] * (t.ndim - 1)) if t.ndim else t for t in tensors)
+            for tensors in (work.inputs, work.targets)
+        )
+        work = replace(work, inputs=inputs, targets=targets)
+    if dtype != data["dtype"]:
+        work = place(work, device, chosen)  # also what a user's function has made in a fixed type
+    return work
+
+
+def capture_work(work: Workload, microbatches: int) -> Graph:
+    """The graph of a micro-batch, the largest one."""
+    inputs, targets = (
+        [t[: -(-len(t) // microbatches)] if t.ndim else t for t in tensors]
+        for tensors in (work.inputs, work.targets)
+    )
+    return capture(work.model, inputs, targets=targets, loss=work.loss, name=work.name)
+
+
+def _converted(name: str, data: dict[str, Any], dtype: str, graph: Graph) -> Plan:
+    """The plan for the same model in another precision, whose graph has another fingerprint."""
+    own = capture_work(_workload(name, data, data["dtype"], "meta", 0), data["microbatches"])
+    spaces = [{op.name: (op.label, op.space.dims) for op in g.ops} for g in (own, graph)]
+    if spaces[0] != spaces[1]:
+        raise InputError(
+            f"'{name}' has other operators in {dtype} than in {data['dtype']}, which the plan is for: it "
+            f"casts, or asks for the type of its inputs; run it in {data['dtype']}, or plan in {dtype}."
+        )
+    plan = replace(
+        file.from_dict(data, own),
+        dtype=dtype,
+        fingerprint=graph.fingerprint(),
+        inputs=describe_inputs(graph),
+    )
+    validate(plan, graph)
+    return plan

@@ -1,0 +1,97 @@
+"""What can be asked of a run: the same for `raddle run` and for each of its ranks."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NoReturn
+
+from raddle.errors import InputError
+
+WARM_UP = 3  # steps that are not counted, where nobody says how many
+
+
+@dataclass(frozen=True)
+class Options:
+    """What stands behind `python -m raddle.runtime`; an option that is None or False is not given."""
+
+    plan: str
+    steps: int = 20
+    warmup: int | None = None
+    seed: int = 0
+    lr: float | None = None
+    clip_norm: float | None = None
+    check_finite: bool = False
+    model: str | None = None
+    device: str | None = None
+    backend: str | None = None
+    dtype: str | None = None
+    threads: int | None = None
+    timeout: float = 300.0
+    trace: str | None = None
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise InputError(f"--steps is {self.steps}: take at least one.")
+        if not 0 <= (self.warmup or 0) < self.steps:
+            raise InputError(
+                f"--warmup {self.warmup} leaves none of {self.steps} steps to measure: ask for more steps."
+            )
+        for name in ("lr", "clip_norm", "timeout", "threads"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise InputError(f"--{name.replace('_', '-')} is {value}: give a positive number.")
+
+    @property
+    def uncounted(self) -> int:
+        """How many steps warm up."""
+        return min(WARM_UP, self.steps - 1) if self.warmup is None else self.warmup
+
+    def arguments(self) -> list[str]:
+        """The words of a command line that give these options."""
+        words = [self.plan]
+        for option in fields(self)[1:]:
+            value, flag = getattr(self, option.name), f"--{option.name.replace('_', '-')}"
+            if value is True:
+                words.append(flag)
+            elif value is not False and value != option.default:
+                words += [flag, str(value)]
+        return words
+
+
+def parse(argv: Sequence[str]) -> Options:
+    return Options(**vars(_parser().parse_args(argv)))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}: see python -m raddle.runtime --help.")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m raddle.runtime",
+        description="One rank of a plan: start as many as it has devices, with torchrun.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("plan", metavar="PLAN", help="a plan file")
+    add("--steps", type=int, metavar="K", help="steps to take (20)")
+    add("--warmup", type=int, metavar="W", help="first steps that are not measured (3)")
+    add("--seed", type=int, metavar="S", help="of weights, batch and dropout (0)")
+    add("--lr", type=float, metavar="X", help="learning rate of the plan's optimizer")
+    add("--clip-norm", type=float, metavar="X", help="limit of the gradients' global norm")
+    add("--check-finite", action="store_true", help="stop where the loss is no number")
+    add("--model", metavar="FILE.PY:FUNCTION", help="the model, if the plan names none")
+    add("--device", choices=("cpu", "cuda"), help="what ranks compute on")
+    add("--backend", choices=("gloo", "nccl"), help="of torch.distributed")
+    add("--dtype", choices=("float32", "float64"), help="another precision than the plan's")
+    add("--threads", type=int, metavar="N", help="of each rank (its share of the cores)")
+    add("--timeout", type=float, metavar="S", help="seconds that a rank waits for another (300)")
+    add("--trace", metavar="FILE", help="write what was measured for Perfetto, as t.json.gz")
+    add("--json", action="store_true", help="JSON alone on stdout")
+    return parser

@@ -1,0 +1,98 @@
+"""What a rank did when: its executor's actions, as slices of time.
+
+The host's clock is read. On a GPU the host waits for what it has launched, action by action, while it
+records: times are those of the device, but launches no longer overlap what is computed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import NamedTuple
+
+import torch
+
+from raddle.program.describe import PHASES
+from raddle.runtime.actions import Action, Arrive, Backward, Forward, Leave, Send, Step, Sum
+from raddle.runtime.trainer import Trainer
+
+
+class Slice(NamedTuple):
+    """A stretch of one rank's time, in seconds of its clock."""
+
+    kind: str  # run or update; send, wait or sum
+    name: str
+    phase: str
+    step: int
+    micro: int
+    start: float
+    end: float
+    nbytes: int = 0
+    peers: tuple[int, ...] = ()  # of a message the other end, of a sum all that take part
+    tag: int = -1
+
+    def shift(self, seconds: float) -> Slice:
+        return self._replace(start=self.start + seconds, end=self.end + seconds)
+
+
+class Recorder:
+    """Listens to a trainer from `start` on."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.slices: list[Slice] = []
+
+    def start(self) -> None:
+        executor = self.trainer.executor
+        update = executor.update
+
+        def timed() -> None:
+            begun = time.perf_counter()
+            update()
+            self._add("update", "parameters", "update", 0, begun, self._now())
+
+        executor.update = timed
+        executor.record = self._record
+
+    def _now(self) -> float:
+        if self.trainer.place.type == "cuda":
+            torch.cuda.current_stream(self.trainer.place).synchronize()
+        return time.perf_counter()
+
+    def _record(self, action: Action, start: float, end: float) -> None:
+        ends: tuple[int, tuple[int, ...], int]  # bytes, who, tag
+        if isinstance(action, Forward | Backward):
+            phase = action.phase if isinstance(action, Backward) else "R" if action.again else "F"
+            call = action.call
+            self._add("run", call.label, PHASES[phase], call.key.micro, start, self._now())
+        elif isinstance(action, Send):
+            nbytes = sum(math.prod(p.shape) for p in action.parts) * action.dtype.itemsize
+            ends = (nbytes, (action.peer,), action.tag)
+            self._add("send", action.label, str(action.what), -1, start, end, *ends)
+        elif isinstance(action, Arrive):
+            r = action.receive
+            ends = (r.elements * r.dtype.itemsize, (r.peer,), r.tag)
+            self._add("wait", r.value, str(r.what), r.key.micro, start, self._now(), *ends)
+        elif isinstance(action, Sum):
+            bucket = self.trainer.executor.plan.buckets[action.bucket]
+            ends = (bucket.elements * bucket.dtype.itemsize, bucket.devices, action.tag)
+            self._add("sum", action.label, "reduce", -1, start, end, *ends)
+        elif isinstance(action, Leave):
+            own = self.trainer.executor.plan.slices[action.number]
+            ends = (own.share.box.volume * own.dtype.itemsize, own.share.devices, action.number)
+            if len(own.share.devices) > 1:
+                self._add("sum", action.label, "reduce", -1, start, end, *ends)
+        elif isinstance(action, Step) and self.trainer.executor.plan.buckets:
+            self._add("wait", "sums of gradients", "reduce", -1, start, self._update_start(start))
+
+    def _update_start(self, otherwise: float) -> float:
+        """When the update that has just ended began: by then all sums were there."""
+        last = self.slices[-1] if self.slices else None
+        return last.start if last is not None and last.kind == "update" else otherwise
+
+    def _add(
+        self, kind: str, name: str, phase: str, micro: int, start: float, end: float,
+        nbytes: int = 0, peers: tuple[int, ...] = (), tag: int = -1,
+    ) -> None:  # fmt: skip
+        at = (self.trainer.steps, micro, start, end)
+        self.slices.append(Slice(kind, name, phase, *at, nbytes, peers, tag))

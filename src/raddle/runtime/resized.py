@@ -1,0 +1,99 @@
+"""A step on a batch of another size than planned: an epoch's last batch, say.
+
+The module is captured for it and takes the plan's tiles, in proportion; parameters, optimizer and buffers
+are the trainer's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from raddle.errors import InputError
+from raddle.plans.adapting import resize
+from raddle.program.check import check
+from raddle.program.lower import lower
+from raddle.runtime.actions import Source
+from raddle.runtime.batches import Batches
+from raddle.runtime.executor import Executor
+
+if TYPE_CHECKING:
+    from raddle.runtime.trainer import Trainer
+
+
+class Resized:
+    """The trainer's plan for another number of samples."""
+
+    def __init__(self, trainer: Trainer, samples: int) -> None:
+        self.trainer = trainer
+        plan = trainer.plan
+        count = min(plan.microbatches, samples)
+        if count != plan.microbatches and plan.schedule and "\n" in plan.schedule:
+            raise InputError(
+                f"the schedule is written for {plan.microbatches} micro-batches, a batch of {samples} "
+                f"gives {count}: drop it."
+            )
+        size = -(-samples // count)
+        graph, chosen = resize(plan, trainer.graph, trainer.graph.at(size))
+        chosen = replace(
+            chosen, microbatches=count, batch=samples, fingerprint=graph.fingerprint(), steps=1
+        )
+        program = lower(graph, replace(chosen, order=()))
+        if program.shares != trainer.program.shares:
+            raise InputError(
+                f"with {samples} samples some devices have none, and their parameters would not be "
+                "updated: drop this batch, or plan for its size."
+            )
+        if chosen.order:  # of the same slices, as shares are the same
+            program = lower(graph, chosen)
+        check(program)
+        self.executor = Executor(
+            program,
+            trainer.transport,
+            place=trainer.place,
+            seed=trainer.executor.seed,
+            autocast=trainer.executor.autocast,
+        )
+        self.loan = Loan(trainer.executor, self.executor)
+        self.executor.update = trainer.executor.update
+        self.batches = Batches(program, self.executor.plan)
+
+    def step(self, batch: Sequence[Tensor], step: int) -> Tensor:
+        trainer = self.trainer
+        tensors = self.batches.check(batch, trainer.rank)
+        self.loan.lend()
+        loss = self.executor.run(
+            lambda s: self.batches.take(s, tensors).to(trainer.place, non_blocking=True), step
+        )
+        self.loan.give_back()
+        return loss
+
+
+class Loan:
+    """What lasts, lent by one executor to another of the same rank."""
+
+    def __init__(self, own: Executor, other: Executor) -> None:
+        self.own, self.other = own, other
+        slots = {(s.name, s.box): s.slot for s in own.plan.sources if _lasts(s)}
+        self.pairs = [
+            (s, slots[s.name, s.box]) for s in other.plan.sources if _lasts(s)
+        ]  # fmt: skip
+        other.agreeing = own.agreeing  # the slots of parameters are the same
+        other.load(lambda s: own.slots[slots[s.name, s.box]])
+
+    def lend(self) -> None:
+        """Parameters are the same objects, so the optimizer's state is theirs; buffers as they are."""
+        for source, slot in self.pairs:
+            self.other.slots[source.slot] = self.own.slots[slot]
+
+    def give_back(self) -> None:
+        for source, slot in self.pairs:
+            if source.role == "buffer":
+                self.own.slots[slot] = self.other.slots[source.slot]
+
+
+def _lasts(source: Source) -> bool:
+    return source.role in ("parameter", "buffer", "frozen")

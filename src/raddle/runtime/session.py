@@ -1,0 +1,267 @@
+"""What one rank does behind `python -m raddle.runtime`: join, load, agree, train, tell.
+
+Nothing is sent before all ranks agree that they can run the plan: a rank that cannot says why, and all end.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TextIO
+
+import torch
+
+from raddle.errors import InputError
+from raddle.plans.pipelining import is_asynchronous
+from raddle.program.tracing import write_events
+from raddle.runtime.clocks import behind
+from raddle.runtime.job import Job, load_job, optimizer_for
+from raddle.runtime.options import Options, parse
+from raddle.runtime.progress import Progress
+from raddle.runtime.recording import Recorder
+from raddle.runtime.summary import Told, show, summarise
+from raddle.runtime.tracing import trace_events
+from raddle.runtime.trainer import Trainer
+from raddle.transport.base import Transport
+from raddle.transport.exchange import exchange_over
+from raddle.transport.joining import join
+
+TRACED = 3  # steps of a trace, the last ones
+LAST_WORDS = 0.5  # seconds
+# A rank that stops so has said all there is to say; anything else is a mistake, and shown in full.
+EXPECTED = (
+    InputError,
+    FloatingPointError,
+    TimeoutError,
+    MemoryError,
+    torch.OutOfMemoryError,
+    KeyboardInterrupt,
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit code: 0 done, 1 a step failed, 2 the plan cannot be run so."""
+    try:
+        options = parse(argv)
+        place = choose_place(options.device, options.backend)
+        torch.set_num_threads(options.threads or threads_of_a_rank())
+    except InputError as error:  # the same on all ranks
+        if os.environ.get("RANK", "0") == "0":
+            _say(error)
+        return 2
+    with _stdout_for_us() as out:
+        return _rank(options, place, out)
+
+
+def _rank(options: Options, place: torch.device, out: TextIO) -> int:
+    try:
+        transport = join(place, options.backend, options.timeout)
+    except (InputError, RuntimeError, TimeoutError) as error:
+        _say(f"rank {os.environ.get('RANK', '0')} cannot join: {str(error).splitlines()[0]}")
+        return 2 if isinstance(error, InputError) else 1
+    try:
+        job = _agreed(options, transport, place)
+        if job is None:
+            return 2
+        _train(job, options, transport, place, out)
+    except BaseException as error:
+        transport.fail(f"{type(error).__name__}: {error}")
+        _explain(error, transport)
+        return 1
+    finally:
+        transport.close()
+    return 0
+
+
+# -- before the first step ---------------------------------------------------------------------------
+
+
+def choose_place(device: str | None, backend: str | None = None) -> torch.device:
+    """This rank's device: a GPU of its own where there are GPUs, or a share of one."""
+    available = torch.cuda.is_available()
+    if device == "cpu" or (device is None and not available):
+        return torch.device("cpu")
+    if not available:
+        raise InputError("there is no GPU that torch can use here: run with --device cpu.")
+    gpus, ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if ranks > gpus and backend != "gloo":
+        raise InputError(
+            f"{ranks} ranks would share {gpus} GPUs here, which NCCL cannot: add --backend gloo, "
+            "or --device cpu."
+        )
+    place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % gpus)
+    torch.cuda.set_device(place)
+    return place
+
+
+def threads_of_a_rank() -> int:
+    """Its share of the cores, as the probe measures; or what the user has set.
+
+    torchrun sets OMP_NUM_THREADS to 1 for several ranks if the user has not: a 1 may come from either,
+    and counts as torchrun's. --threads 1 says what is meant.
+    """
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdigit() and int(given) > 0 and not (given == "1" and ranks > 1):
+        return int(given)
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, cores // ranks)
+
+
+def _agreed(options: Options, transport: Transport, place: torch.device) -> Job | None:
+    """The job, if all ranks can do it; else who cannot says so, rank 0 for all that say the same."""
+    job, sentence = None, ""
+    try:
+        job = _load(options, transport)
+    except InputError as error:
+        sentence = str(error)
+    said: list[str] = exchange_over(transport, place, sentence)
+    if not any(said):
+        return job
+    if sentence and (transport.rank == 0 or sentence != said[0]):
+        name = "" if transport.rank == 0 else f"rank {transport.rank}: "
+        _say(f"{name}{sentence}")
+    return None
+
+
+def _load(options: Options, transport: Transport) -> Job:
+    job = load_job(
+        options.plan, model=options.model or "", dtype=options.dtype or "", seed=options.seed
+    )
+    if job.plan.devices != transport.size:
+        raise InputError(
+            f"the plan needs {job.plan.devices} ranks, this job has {transport.size}: "
+            f"re-plan with --cluster local:{transport.size}, or launch {job.plan.devices}."
+        )
+    optimizer_for(job.plan.optimizer, options.lr)
+    if options.trace is not None and not pathlib.Path(options.trace).resolve().parent.is_dir():
+        raise InputError(
+            f"there is no folder for '{options.trace}': make it, or name another file."
+        )
+    return job
+
+
+# -- training ----------------------------------------------------------------------------------------
+
+
+def _train(
+    job: Job, options: Options, transport: Transport, place: torch.device, out: TextIO
+) -> None:
+    trainer = Trainer(
+        job.work.model,
+        job.program,
+        optimizer_for(job.plan.optimizer, options.lr),
+        transport,
+        place,
+        loss=job.work.loss,
+        seed=options.seed,
+        clip_norm=options.clip_norm,
+        check_finite=options.check_finite,
+    )
+    recorder = Recorder(trainer)
+    losses, seconds = _steps(trainer, job, options, recorder)
+    trainer.synchronize()
+    told = _told(trainer)
+    if options.trace is not None:
+        _trace(trainer, recorder, [rank.kind for rank in told], options.trace)
+    if trainer.rank == 0:
+        result = summarise(job, options, losses, seconds, told)
+        show(result, out, as_json=options.json)
+
+
+def _steps(
+    trainer: Trainer, job: Job, options: Options, recorder: Recorder
+) -> tuple[list[float], list[float]]:
+    """The loss of each step, and the seconds from the end of the one before to its own."""
+    batch = [tensor.to(trainer.place) for tensor in trainer.part(*job.batch)]
+    samples = sum(job.program.sizes)
+    progress = Progress(options.steps, samples, shown=trainer.rank == 0)
+    losses: list[float] = []
+    seconds: list[float] = []
+    traced = options.steps - min(TRACED, options.steps - options.uncounted)
+    trainer.transport.barrier()
+    if is_asynchronous(job.plan):
+        return _overlapped(trainer, batch, options, recorder)
+    before = time.perf_counter()
+    for number in range(options.steps):
+        if options.trace is not None and number == traced:
+            recorder.start()
+        losses.append(float(trainer.step(*batch)))
+        now = time.perf_counter()
+        seconds.append(now - before)
+        before = now
+        progress.step(number + 1, seconds, losses[-1])
+    return losses, seconds
+
+
+def _overlapped(
+    trainer: Trainer, batch: Sequence[torch.Tensor], options: Options, recorder: Recorder
+) -> tuple[list[float], list[float]]:
+    """Where steps overlap, none has a time of its own: each takes its share of all that were timed."""
+    losses, seconds = list[float](), list[float]()
+    for count in (options.uncounted, options.steps - options.uncounted):
+        if options.trace is not None and losses:
+            recorder.start()
+        begun = time.perf_counter()
+        losses += [float(loss) for loss in trainer.train([batch] * count)]
+        seconds += [(time.perf_counter() - begun) / max(1, count)] * count
+    return losses, seconds
+
+
+# -- the end -----------------------------------------------------------------------------------------
+
+
+def _told(trainer: Trainer) -> list[Told]:
+    transport, place = trainer.transport, trainer.place
+    kind = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
+    counts = (transport.sent_in_all(), dict(transport.reduced))
+    slices = (0, 0)
+    if trainer.plan.syncing.homes and trainer.executor.agreeing is not None:
+        counters = transport.wire().counters
+        slices = counters.messages, counters.overtaken
+    return trainer._exchange(Told(kind, torch.get_num_threads(), *counts, slices))
+
+
+def _trace(trainer: Trainer, recorder: Recorder, kinds: Sequence[str], path: str) -> None:
+    seconds = behind(trainer.transport, trainer._exchange)
+    slices = trainer._exchange([s.shift(seconds) for s in recorder.slices])
+    if trainer.rank == 0:
+        write_events(trace_events(kinds, slices), path)
+
+
+def _explain(error: BaseException, transport: Transport) -> None:
+    """One sentence by the rank that failed, and one on each machine by its first rank."""
+    failed, reason = transport.news or (-1, "")
+    if failed == transport.rank:
+        if not isinstance(error, EXPECTED):
+            traceback.print_exception(error)
+        _say(f"rank {failed} failed: {reason}")
+        return
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        _say(error)
+    time.sleep(LAST_WORDS)  # torchrun takes the first that ends for the cause
+
+
+def _say(sentence: object) -> None:
+    print(f"raddle: {sentence}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _stdout_for_us() -> Iterator[TextIO]:
+    """What libraries print goes to stderr meanwhile: gloo, for one, tells whom it has met."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with os.fdopen(os.dup(kept), "w") as out:
+            yield out
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

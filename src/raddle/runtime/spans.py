@@ -1,0 +1,69 @@
+"""When the actions of a schedule started and ended in a run, and which of them started too early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from raddle.plans import schedule as schedules
+from raddle.plans.pipelining import is_asynchronous, schedule_of
+from raddle.plans.schedule import Schedule
+from raddle.program.program import Program
+from raddle.program.waiting import phase_in
+from raddle.runtime.actions import Action, Backward, Forward
+
+
+class Span(NamedTuple):
+    """What a rank has computed for an action of the schedule in a step, in seconds of the host's clock."""
+
+    step: int
+    action: str  # as F1.0
+    start: float
+    end: float
+
+
+class Early(NamedTuple):
+    """An action that started before one that it waits for had ended."""
+
+    step: int
+    first: str
+    second: str
+    seconds: float
+
+
+class Spans:
+    """Listens to an executor (`executor.record`) for the actions that wait or are awaited."""
+
+    def __init__(self, program: Program, step: Callable[[], int]) -> None:
+        plan = program.plan
+        self._schedule = schedule_of(plan) if plan.stages else Schedule(())
+        self._per_step = plan.microbatches if is_asynchronous(plan) else 0
+        self._step = step
+        self._named = {action for wait in self._schedule.waits for action in wait}
+        self.found: list[Span] = []
+
+    def record(self, action: Action, start: float, end: float) -> None:
+        if not self._named or not isinstance(action, Forward | Backward):
+            return
+        phase = "R" if isinstance(action, Forward) and action.again else "F"
+        phase = action.phase if isinstance(action, Backward) else phase
+        key = action.call.key
+        micro = key.step * self._per_step + key.micro
+        own = schedules.Action(phase_in(self._schedule, phase), action.call.stage, micro)
+        if own in self._named:
+            self.found.append(Span(self._step(), str(own), start, end))
+
+
+def early(schedule: Schedule, spans: Iterable[Span]) -> Iterator[Early]:
+    """Of all ranks' spans, whose clocks agree, those that contradict the schedule."""
+    starts: dict[tuple[int, str], float] = {}
+    ends: dict[tuple[int, str], float] = {}
+    for step, action, start, end in spans:
+        at = (step, action)
+        starts[at] = min(start, starts.get(at, start))
+        ends[at] = max(end, ends.get(at, end))
+    waits: Sequence[tuple[str, str]] = [(str(a), str(b)) for a, b in schedule.waits]
+    for (step, action), start in starts.items():
+        for first, second in waits:
+            if first == action and ends.get((step, second), start) > start:
+                yield Early(step, first, second, ends[step, second] - start)

@@ -1,0 +1,115 @@
+"""What a run measured, beside what was predicted: one piece of data, as lines or as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple, TextIO
+
+from raddle.runtime.job import Job
+from raddle.runtime.options import Options
+
+
+class Told(NamedTuple):
+    """What each rank tells at the end."""
+
+    kind: str  # of its device
+    threads: int
+    sent: dict[int, int]  # bytes by target, in all steps
+    reduced: dict[tuple[int, ...], int]  # bytes by group
+    slices: tuple[int, int] = (
+        0,
+        0,
+    )  # messages with slices of parameters, and those that overtook one
+
+
+def summarise(
+    job: Job,
+    options: Options,
+    losses: Sequence[float],
+    seconds: Sequence[float],
+    told: Sequence[Told],
+) -> dict[str, Any]:
+    """Bytes are those of a step; of an all-reduce, what each of its devices hands over."""
+    plan, steps = job.plan, len(losses)
+    counted = seconds[options.uncounted :]
+    step = median(counted)
+    batch = plan.batch or sum(job.program.sizes)
+    return {
+        "plan": options.plan,
+        "model": job.work.name,
+        "method": plan.method,
+        "batch": batch,
+        "devices": plan.devices,
+        "device": told[0].kind,
+        "threads": told[0].threads,
+        "dtype": plan.dtype,
+        "optimizer": plan.optimizer,
+        "steps": steps,
+        "warmup": options.uncounted,
+        "step_ms": 1e3 * step,
+        "fastest_ms": 1e3 * min(counted),
+        "slowest_ms": 1e3 * max(counted),
+        "predicted_ms": plan.predicted.get("step_ms"),
+        "cluster": plan.cluster["name"] if plan.cluster else None,
+        "samples_per_s": batch / step,
+        "loss_first": losses[0],
+        "loss_last": losses[-1],
+        "sent": [
+            {"source": source, "target": target, "bytes": nbytes // steps}
+            for source, rank in enumerate(told)
+            for target, nbytes in sorted(rank.sent.items())
+            if nbytes
+        ],
+        "reduced": [
+            {"devices": list(group), "bytes": nbytes // steps}
+            for source, rank in enumerate(told)
+            for group, nbytes in sorted(rank.reduced.items())
+            if nbytes and source == group[0]
+        ],
+        "sync": plan.sync,
+        "slices": sum(rank.slices[0] for rank in told) // steps,
+        "overtaken": sum(rank.slices[1] for rank in told) // steps,
+        "trace": options.trace,
+    }
+
+
+def show(result: Mapping[str, Any], out: TextIO, *, as_json: bool) -> None:
+    text = json.dumps(_finite(result), indent=2) if as_json else "\n".join(_lines(result))
+    print(text, file=out, flush=True)
+
+
+def _finite(result: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN and no infinity: a loss that is none of its numbers is null."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in result.items()
+    }
+
+
+def _lines(r: Mapping[str, Any]) -> Iterator[str]:
+    method = f", {r['method']}" if r["method"] else ""
+    ranks = f"{r['devices']} rank{'s' if r['devices'] > 1 else ''}"
+    yield f"{r['model']}, batch {r['batch']}{method} on {ranks} ({r['device']}, {r['dtype']})"
+    yield (
+        f"measured   {r['step_ms']:.3f} ms a step ({r['fastest_ms']:.3f} to {r['slowest_ms']:.3f}), "
+        f"{r['samples_per_s']:.4g} samples/s, median of {r['steps'] - r['warmup']} steps"
+    )
+    if r["predicted_ms"] is not None:
+        ratio = r["step_ms"] / r["predicted_ms"]
+        yield f"predicted  {r['predicted_ms']:.3f} ms on {r['cluster']}: measured is {ratio:.2f}x of it"
+    yield f"loss       {r['loss_first']:.6g} -> {r['loss_last']:.6g}"
+    for row in r["sent"]:
+        yield f"sent       {row['source']} -> {row['target']}  {row['bytes']:,} bytes a step"
+    for row in r["reduced"]:
+        members = ", ".join(map(str, row["devices"]))
+        yield f"summed     over {members}  {row['bytes']:,} bytes of each a step"
+    if r["slices"]:
+        yield (
+            f"{r['sync'].partition(':')[0]:10} {r['slices']:,} messages a step with slices of parameters, "
+            f"{r['overtaken']:,} of which overtook another"
+        )
+    if r["trace"] is not None:
+        yield f"trace      {r['trace']}: open it at ui.perfetto.dev"

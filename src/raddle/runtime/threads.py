@@ -1,0 +1,165 @@
+"""Runs a program with all ranks as threads of this process: for tests, and for trying out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from raddle.graph.box import Box
+from raddle.graph.interpret import Pieces, whole
+from raddle.plans.pipelining import is_asynchronous
+from raddle.program.program import Key, Program
+from raddle.runtime.actions import Source
+from raddle.runtime.executor import Executor
+from raddle.runtime.spans import Span, Spans
+from raddle.transport.threads import Hub
+
+Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+Batches = Callable[[Key], Mapping[str, Tensor]]  # the inputs of a micro-batch, by name
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run leaves: the loss of each step, parameters and buffers put together, bytes by pair."""
+
+    losses: list[float]
+    state: dict[str, Tensor]
+    sent: dict[tuple[int, int], int]
+    gradients: dict[str, Tensor]  # of the last step
+
+
+def run_threads(
+    program: Program,
+    state: Mapping[str, Tensor],
+    optimizer: Optimizer,
+    batches: Batches,
+    seed: int = 0,
+    spans: list[Span] | None = None,
+) -> Result:
+    """Executes a program's steps on as many threads as it has devices.
+
+    `state` holds parameters and buffers; `batches(key)` gives the inputs of a micro-batch by name. `spans`
+    takes when the actions of the schedule that wait, or are awaited, were computed.
+    """
+    hub = Hub(program.plan.devices)
+    ranks = [_Rank(program, hub, d, state, optimizer, batches, seed) for d in range(hub.size)]
+    failures: list[tuple[int, BaseException]] = []
+
+    def work(rank: _Rank) -> None:
+        try:
+            rank.run()
+        except BaseException as error:
+            failures.append((rank.number, error))
+            rank.executor.transport.fail(str(error))
+
+    threads = [threading.Thread(target=work, args=(r,), name=f"rank {r.number}") for r in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank in ranks:
+        rank.executor.close()
+    if failures:
+        number, error = failures[0]
+        raise RuntimeError(f"rank {number} failed: {error}") from error
+    sent = {
+        (r.number, target): nbytes
+        for r in ranks
+        for target, nbytes in r.executor.transport.sent_in_all().items()
+        if nbytes
+    }
+    if spans is not None:
+        spans += [span for rank in ranks for span in rank.spans.found]
+    gradients = _together(program, [r.gradients for r in ranks])
+    return Result(ranks[0].losses, _state(program, ranks), sent, gradients)
+
+
+class _Rank:
+    """One thread's part of a run."""
+
+    def __init__(
+        self, program: Program, hub: Hub, number: int, state: Mapping[str, Tensor],
+        optimizer: Optimizer, batches: Batches, seed: int,
+    ) -> None:  # fmt: skip
+        self.program, self.number, self.batches = program, number, batches
+        self.executor = Executor(program, hub.transport(number), seed=seed)
+        self.executor.load(lambda s: state[s.name].detach()[_within(program, s)].clone())
+        updated: list[Tensor] = [p for _, p in self.executor.updated()]
+        self.optimizer = optimizer(updated) if updated else None
+        self.executor.update = self._update
+        self.losses: list[float] = []
+        self.gradients: dict[str, Pieces] = {}
+        self.spans = Spans(program, lambda: len(self.losses))
+        self.executor.record = self.spans.record
+        if self.executor.agreeing is not None:
+            self.executor.agreeing.heard = self._hear
+
+    def _hear(self, source: Source, clock: int, gradient: Tensor) -> None:
+        if clock == self.program.plan.steps:
+            own = self.gradients.setdefault(source.name, [])
+            own.append((source.box, gradient.clone()))
+
+    def _update(self) -> None:
+        self.gradients = {}
+        for source, parameter in self.executor.parameters():
+            if parameter.grad is not None:
+                own = self.gradients.setdefault(source.name, [])
+                own.append((source.box, parameter.grad.detach().clone()))
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+    def run(self) -> None:
+        if is_asynchronous(self.program.plan):
+            self.losses = self.executor.run_steps(partial(self._feed, 0), 0).tolist()
+            return
+        if self.executor.agreeing is not None:
+            self.executor.agreeing.start(self.optimizer)
+        for step in range(self.program.plan.steps):
+            loss = self.executor.run(partial(self._feed, step), step)
+            self.losses.append(float(loss))
+        self.executor.synchronize()
+
+    def _feed(self, step: int, source: Source) -> Tensor:
+        key = source.key
+        tensor = self.batches(Key(step + key.step, key.micro))[source.name]
+        return tensor[_within(self.program, source)]
+
+
+def _within(program: Program, source: Source) -> tuple[slice, ...]:
+    graph = program.variant(source.key).graph
+    return source.box.within(Box.full(graph.values[source.name].shape))
+
+
+def _state(program: Program, ranks: list[_Rank]) -> dict[str, Tensor]:
+    """Parameters and buffers put together from the ranks' pieces."""
+    held: list[dict[str, Pieces]] = []
+    for rank in ranks:
+        own: dict[str, Pieces] = {}
+        plan, slots = rank.executor.plan, rank.executor.slots
+        for source in plan.of("parameter"):
+            own.setdefault(source.name, []).append((source.box, slots[source.slot].detach()))
+        for source in plan.of("buffer"):
+            fresh = plan.fresh.get(source.name, [])
+            if source.name not in program.graph.updates:
+                fresh = [source.box]
+            own[source.name] = [(box, slots[source.slot][box.within(source.box)]) for box in fresh]
+        held.append(own)
+    return _together(program, held)
+
+
+def _together(program: Program, held: list[dict[str, Pieces]]) -> dict[str, Tensor]:
+    result = {}
+    for value in [*program.graph.parameters, *program.graph.buffers]:
+        found: Pieces = []
+        for own in held:
+            found += [
+                p for p in own.get(value.name, []) if not any(p[0] == box for box, _ in found)
+            ]
+        if found:
+            result[value.name] = whole(found, Box.full(value.shape)).clone()
+    return result

@@ -1,0 +1,1 @@
+"""`auto`: the best of all methods, improved from the best of them."""

@@ -1,0 +1,40 @@
+"""Data parallelism: every device has all parameters and an equal share of the samples."""
+
+from __future__ import annotations
+
+from raddle.clusters import Cluster
+from raddle.errors import InputError
+from raddle.graph.graph import Graph, Op
+from raddle.plans.tiling import Tiling, even_cuts
+from raddle.program.closing import EVERYWHERE
+from raddle.searches.placing import Cuts, Tiles, all_devices, copies, dim_of, place_standing, split
+
+
+def data(graph: Graph, cluster: Cluster) -> Tiles:
+    """Every operator n/N; what comes after the sum over the samples, on all of up to eight devices."""
+    devices = all_devices(cluster)
+    cuts = sample_cuts(graph, len(devices))
+    tiles: Tiles = {op.name: by_sample(op, cuts, devices) for op in graph.ops}
+    place_standing(graph, tiles, lambda op: copies(op, devices))
+    return tiles
+
+
+def sample_cuts(graph: Graph, parts: int) -> Cuts:
+    if graph.batch < parts:
+        raise InputError(
+            f"a batch of {graph.batch} cannot be split over {parts} devices: "
+            f"ask for --batch {parts} or more, or for fewer devices."
+        )
+    return even_cuts(graph.batch, parts)
+
+
+def by_sample(op: Op, cuts: Cuts, devices: tuple[int, ...]) -> Tiling:
+    """n/N; without samples a copy on each device, or, of all but running statistics, on the first."""
+    n = dim_of(op, "n")
+    if n is not None and op.space.dims[n].size % cuts[-1] == 0:
+        each = op.space.dims[n].size // cuts[-1]  # n of a reshape counts a sample's tokens, too
+        return split(op, {n: tuple(each * cut for cut in cuts)}, devices)
+    if n is not None and op.space.dims[n].size >= len(devices):
+        return split(op, {n: even_cuts(op.space.dims[n].size, len(devices))}, devices)
+    everywhere = op.kind == "running" or (len(devices) <= EVERYWHERE and not op.opaque)
+    return copies(op, devices if everywhere else devices[:1])

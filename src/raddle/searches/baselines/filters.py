@@ -1,0 +1,256 @@
+"""The thesis's naive partitions of filters and channels (its sections 5.1.2 to 5.1.4).
+
+    horizontal    the filters of each layer, divided equally over the parts
+    incremental   filters, layer by layer, go to a part until its work reaches the average, then to the next
+    channels      the same with pairs of filter and channel, so that a filter may lie in two parts
+
+Differs from the thesis: work is the simulator's seconds, forward and backward; parts are weighted by the
+speed of their devices; operators without filters, whose place it does not say, go with the channels that
+they read.
+"""
+
+# c: filters (channels of the output), k: channels of the input, p: part, which is a device
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from raddle.clusters import Cluster, Device
+from raddle.graph.box import Box
+from raddle.graph.graph import Graph, Op
+from raddle.plans.tiling import Irregular, Tile, Tiling
+from raddle.searches.baselines.model import model
+from raddle.searches.placing import (
+    Tiles,
+    copies,
+    dim_of,
+    place_standing,
+    size_of,
+    split,
+    standing,
+)
+from raddle.searches.work import whole_seconds
+
+
+def horizontal(graph: Graph, cluster: Cluster) -> Tiles:
+    """The filters of every layer divided equally: the same as model parallelism inside of layers."""
+    return model(graph, cluster)
+
+
+def incremental(graph: Graph, cluster: Cluster) -> Tiles:
+    """Filters in order, a part after the other."""
+    return _partition(graph, cluster, channels=False)
+
+
+def channel_incremental(graph: Graph, cluster: Cluster) -> Tiles:
+    """Pairs of filter and channel in order, a part after the other."""
+    return _partition(graph, cluster, channels=True)
+
+
+# -- layers and parts ----------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """Consecutive filters, or pairs of filter and channel, that are in one part."""
+
+    part: int
+    first: int
+    last: int  # one after
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Operators that share a weight, so that their filters have to lie together."""
+
+    ops: tuple[Op, ...]
+    filters: int
+    channels: int  # that a filter can be cut into
+    work: float
+
+
+Seconds = Callable[[Op, Device], float]
+
+
+def _layers(graph: Graph, cluster: Cluster, seconds: Seconds) -> list[Layer]:
+    """Every layer with filters, in the order in which they are used first."""
+    found: dict[tuple[str, int], list[Op]] = {}
+    for op in graph.ops:
+        c = dim_of(op, "c")
+        if c is not None and graph.kinds(op)[c] == "P" and op.space.reduced:
+            weight = next(i for i in op.inputs if graph.values[i].role in ("parameter", "frozen"))
+            found.setdefault((weight, op.space.dims[c].size), []).append(op)
+    return [
+        Layer(
+            tuple(ops),
+            filters,
+            min(size_of(op, "k") for op in ops),
+            sum(seconds(op, cluster.devices[0]) for op in ops),
+        )
+        for (_, filters), ops in found.items()
+    ]
+
+
+def _shares(graph: Graph, cluster: Cluster, seconds: Seconds, total: float) -> list[float]:
+    """The work of each part: the average, or by speed where devices differ."""
+    kinds = {device.kind: device for device in cluster.devices}
+    speed = {
+        kind: 1 / sum(seconds(op, device) for op in graph.ops) for kind, device in kinds.items()
+    }
+    every = sum(speed[device.kind] for device in cluster.devices)
+    return [total * speed[device.kind] / every for device in cluster.devices]
+
+
+def fill(layers: Sequence[tuple[int, float]], shares: Sequence[float]) -> list[list[Run]]:
+    """Puts the units of layers, given as (count, work), into parts, a part after the other.
+
+    >>> fill([(4, 4.0), (2, 4.0)], [3.0, 5.0])
+    [[Run(part=0, first=0, last=3), Run(part=1, first=3, last=4)], [Run(part=1, first=0, last=2)]]
+    """
+    result = []
+    part, room = 0, shares[0]
+    for count, work in layers:
+        each, at, runs = work / count, 0, []
+        while at < count:
+            if room <= 1e-9 * shares[part] and part < len(shares) - 1:
+                part, room = part + 1, shares[part + 1]
+            fit = count if part == len(shares) - 1 else max(1, math.ceil(room / each - 1e-9))
+            last = min(count, at + fit)
+            runs.append(Run(part, at, last))
+            room -= (last - at) * each
+            at = last
+        result.append(runs)
+    return result
+
+
+# -- tiles ---------------------------------------------------------------------------------------
+
+
+class Layout(NamedTuple):
+    """Where the channels of a value are: cut points, and the part between each two of them."""
+
+    cuts: tuple[int, ...]
+    parts: tuple[int, ...]
+
+
+def _partition(graph: Graph, cluster: Cluster, *, channels: bool) -> Tiles:
+    seconds = whole_seconds(graph)
+    layers = _layers(graph, cluster, seconds)
+    shares = _shares(graph, cluster, seconds, sum(layer.work for layer in layers))
+    units = [layer.channels if channels else 1 for layer in layers]  # of a filter
+    filled = fill(
+        [(layer.filters * u, layer.work) for layer, u in zip(layers, units, strict=True)], shares
+    )
+    runs = {
+        op.name: (own, u)
+        for layer, own, u in zip(layers, filled, units, strict=True)
+        for op in layer.ops
+    }
+    return _follow(graph, runs)
+
+
+def _follow(graph: Graph, runs: Mapping[str, tuple[list[Run], int]]) -> Tiles:
+    """Tiles for layers with filters, and for all other operators after those that they read."""
+    tiles: Tiles = {}
+    layouts: dict[str, Layout] = {}  # of values
+    fixed = standing(graph)
+    last = 0  # where the previous operator is
+    for op in graph.ops:
+        if op.name in fixed:
+            continue
+        if op.name in runs:
+            own, units = runs[op.name]
+            tiles[op.name], layout = _filter_tiles(op, own, units), _layout(own, units)
+        else:
+            layout = _read_layout(op, layouts) or Layout((0, size_of(op, "c")), (last,))
+            tiles[op.name] = _channel_tiles(op, layout)
+        last = layout.parts[-1]
+        layouts.update(dict.fromkeys(op.outputs, layout))
+    place_standing(graph, tiles, lambda op: copies(op, [0]))
+    return tiles
+
+
+def _channel_tiles(op: Op, layout: Layout) -> Tiling:
+    c = dim_of(op, "c")
+    if c is None:
+        return copies(op, layout.parts[-1:])
+    return split(op, {c: layout.cuts}, layout.parts)
+
+
+def _filter_tiles(op: Op, runs: Sequence[Run], units: int) -> Tiling:
+    """Runs of pairs as boxes: the end of a filter, whole filters, the beginning of a filter."""
+    c, k = dim_of(op, "c"), dim_of(op, "k")
+    assert c is not None
+    if all(run.first % units == 0 for run in runs):
+        cuts = (0, *(run.last // units for run in runs))
+        return split(op, {c: cuts}, [run.part for run in runs])
+    assert k is not None
+    tiles = []
+    for run in runs:
+        for (c0, c1), (k0, k1) in _rectangles(run.first, run.last, units):
+            lo, hi = list(op.space.full.lo), list(op.space.full.hi)
+            lo[c], hi[c], lo[k], hi[k] = c0, c1, k0, k1
+            tiles.append(Tile(Box(tuple(lo), tuple(hi)), run.part))
+    return Irregular(tuple(tiles))
+
+
+def _rectangles(first: int, last: int, width: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """A run of the pairs (c, k) in row-major order as ranges of c and of k.
+
+    >>> _rectangles(2, 9, 4)
+    [((0, 1), (2, 4)), ((1, 2), (0, 4)), ((2, 3), (0, 1))]
+    """
+    (c0, k0), (c1, k1) = divmod(first, width), divmod(last, width)
+    if c0 == c1:
+        return [((c0, c0 + 1), (k0, k1))]
+    found = []
+    if k0:
+        found.append(((c0, c0 + 1), (k0, width)))
+        c0 += 1
+    if c0 < c1:
+        found.append(((c0, c1), (0, width)))
+    if k1:
+        found.append(((c1, c1 + 1), (0, k1)))
+    return found
+
+
+# -- channels of what follows --------------------------------------------------------------------
+
+
+def _layout(runs: Sequence[Run], units: int) -> Layout:
+    """Whole filters: one that is cut counts to the part that has more of it."""
+    cuts = [0, *(round(run.last / units) for run in runs)]
+    return without_gaps(cuts, [run.part for run in runs])
+
+
+def _read_layout(op: Op, layouts: Mapping[str, Layout]) -> Layout | None:
+    """The channels of what an operator reads, as channels of its own."""
+    read = [layouts[i] for i in op.inputs if i in layouts]
+    size = size_of(op, "c")
+    if not read or dim_of(op, "c") is None:
+        return read[0] if read else None
+    if op.kind == "cat" and sum(layout.cuts[-1] for layout in read) == size:
+        cuts, parts = [0], list[int]()
+        for layout in read:
+            cuts += [cuts[-1] + cut for cut in layout.cuts[1:]]
+            parts += layout.parts
+        return without_gaps(cuts, parts)
+    scale = size / read[0].cuts[-1]  # a flattened image has several features a channel
+    return without_gaps([round(cut * scale) for cut in read[0].cuts], read[0].parts)
+
+
+def without_gaps(cuts: Sequence[int], parts: Sequence[int]) -> Layout:
+    """Without empty ranges, and with neighbours in the same part joined."""
+    points, kept = [0], list[int]()
+    for (a, b), part in zip(pairwise(cuts), parts, strict=True):
+        if a == b:
+            continue
+        if kept and kept[-1] == part:
+            points[-1] = b
+        else:
+            points.append(b)
+            kept.append(part)
+    return Layout(tuple(points), tuple(kept))

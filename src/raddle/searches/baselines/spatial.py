@@ -1,0 +1,38 @@
+"""Spatial parallelism: images are cut into a grid of height and width, and halos travel."""
+
+from __future__ import annotations
+
+import math
+
+from raddle.clusters import Cluster
+from raddle.graph.graph import Graph, Op
+from raddle.plans.tiling import Tiling, even_cuts
+from raddle.searches.baselines.data import by_sample
+from raddle.searches.placing import Tiles, all_devices, copies, dim_of, place_standing, split
+
+
+def spatial(graph: Graph, cluster: Cluster) -> Tiles:
+    """h/A w/B with A x B as square as it goes; what has no or too small images n/N, or on device 0."""
+    devices = all_devices(cluster)
+    tiles: Tiles = {op.name: _tiles(graph, op, devices) for op in graph.ops}
+    place_standing(graph, tiles, lambda op: copies(op, devices))
+    return tiles
+
+
+def _tiles(graph: Graph, op: Op, devices: tuple[int, ...]) -> Tiling:
+    rows, columns = _square(len(devices))
+    h, w = dim_of(op, "h"), dim_of(op, "w")
+    if h is not None and w is not None:
+        height, width = op.space.dims[h].size, op.space.dims[w].size
+        if height >= rows and width >= columns:
+            cuts = {h: even_cuts(height, rows), w: even_cuts(width, columns)}
+            return split(op, cuts, devices)
+    if graph.batch >= len(devices):
+        return by_sample(op, even_cuts(graph.batch, len(devices)), devices)
+    return copies(op, devices if op.kind == "running" else devices[:1])
+
+
+def _square(count: int) -> tuple[int, int]:
+    """Two factors, the larger first, that lie as close together as can be."""
+    small = next(a for a in range(math.isqrt(count), 0, -1) if count % a == 0)
+    return count // small, small

@@ -1,0 +1,187 @@
+"""How one operator is split, what it is split together with, and what else could be done with it."""
+
+# g: group; d: dimension
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from reprlib import repr as short
+from typing import Any
+
+from raddle.clusters import Cluster
+from raddle.costs.profile import Profile
+from raddle.errors import InputError
+from raddle.graph.graph import Graph, Op
+from raddle.plans.notation import write_tiling
+from raddle.plans.pipelining import flat
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import Grid, Tiling
+from raddle.searches.auto.method import MOST_DEVICES
+from raddle.searches.configurations import tiles
+from raddle.searches.explanation.alternatives import Alternatives
+from raddle.searches.explanation.timing import timer
+from raddle.searches.explanation.whole import heading, used
+from raddle.searches.figures import judge
+from raddle.searches.groups import OWN, Group, Member, group_of
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.settings import Settings
+
+KINDS = {"S": "sample", "A": "attribute", "P": "parameter", "R": "reduction"}
+
+
+def explain_op(
+    graph: Graph, plan: Plan, cluster: Cluster, name: str, profile: Profile | None = None
+) -> dict[str, Any]:
+    """The group of an operator, how it is split, and what it would cost to split it otherwise.
+
+    `name` is an operator's, or the beginning of one's. `step_ms` is the period of several steps; `base`
+    and `alternatives` are of one step on its own, or of the period where steps overlap, and None where
+    nothing is timed: `notes` say why. `simulated` says what the evaluator does not time, so that all of
+    them were simulated.
+    """
+    op, *more = find_ops(graph, name)
+    cluster = used(plan, cluster)
+    space = space_of(graph, plan, cluster, profile)
+    of = group_of(space.groups)
+    g = of.get(op.name)
+    found = {
+        **heading(plan, cluster),
+        "op": op.name,
+        "kind": op.label,
+        "tiles": write_tiling(op, plan.tiles[op.name]),
+        "others": _others(space.groups, [of[o.name] for o in more if o.name in of], g),
+    }
+    nothing = {
+        "step_ms": None,
+        "simulated": None,
+        "overlapping": False,
+        "base": None,
+        "alternatives": None,
+        "timed": 0,
+        "faster": 0,
+        "excluded": None,
+    }
+    if g is None:
+        readers = [r.name for o in op.outputs for r, _ in space.standing.readers.get(o, ())]
+        note = "it depends on no sample, so it is computed where it is read and has no split of its own"
+        return {**found, "group": None, "read_by": readers, **nothing, "notes": [note]}
+    found["group"] = _group(graph, space, g, plan)
+    if plan.devices > MOST_DEVICES:
+        note = (
+            f"alternatives are timed on up to {MOST_DEVICES} devices, the plan has {plan.devices}"
+        )
+        return {**found, **nothing, "notes": [note]}
+    judged = judge(graph, plan, cluster, profile)
+    own = timer(space, plan, judged)
+    return {
+        **found,
+        "step_ms": 1e3 * judged.step_seconds,
+        **Alternatives(space, own, g).explained(),
+        "notes": _notes(plan, found["group"], own.simulated),
+    }
+
+
+def space_of(
+    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
+) -> PlanSpace:
+    """Where a plan's alternatives lie."""
+    settings = Settings(
+        bn=flat(plan).bn, sync=plan.sync, optimizer=plan.optimizer, profile=profile, reduction=True
+    )
+    return PlanSpace(graph, cluster, settings)
+
+
+def find_ops(graph: Graph, name: str) -> list[Op]:
+    """The operator of this name, else all of the module of this name, else all whose names start so."""
+    exact = [op for op in graph.ops if op.name == name]
+    inside = [op for op in graph.ops if name and op.name.startswith(f"{name}.")]
+    found = exact or inside or [op for op in graph.ops if name and op.name.startswith(name)]
+    if found:
+        return found
+    names = [op.name for op in graph.ops]
+    close = get_close_matches(name, names, n=3, cutoff=0.5)
+    if close:
+        raise InputError(
+            f"no operator {short(name)} in '{graph.name}': did you mean {' or '.join(close)}?"
+        )
+    raise InputError(
+        f"no operator {short(name)} in '{graph.name}', which has {len(names)}, as "
+        f"{', '.join(names[:3])}: `raddle plan --text` lists them."
+    )
+
+
+def _others(groups: Sequence[Group], found: Iterable[int], g: int | None) -> list[str]:
+    """The anchors of the other groups that a name means."""
+    return [groups[other].name for other in dict.fromkeys(found) if other != g]
+
+
+def _notes(plan: Plan, group: Mapping[str, Any], simulated: str | None) -> list[str]:
+    """What a reader has to know of the times."""
+    notes = []
+    if group["configuration"] is None:
+        notes.append("the tiles of the group are no configuration, as a search would give it")
+    unlike = [m["name"] for m in group["members"] if not m["follows"]]
+    if unlike and group["configuration"] is not None:
+        names = ", ".join(unlike[:3]) + (f" and {len(unlike) - 3} more" if unlike[3:] else "")
+        notes.append(f"not as a search would have it, but so in the alternatives: {names}")
+    if simulated:
+        notes.append(f"all times are simulated: the evaluator does not time {simulated}")
+    if plan.order:
+        notes.append("each alternative sums its slices in the order that is best for them")
+    return notes
+
+
+def _group(graph: Graph, space: PlanSpace, g: int, plan: Plan) -> dict[str, Any]:
+    group, given = space.groups[g], space.configuration_of(g, plan.tiles)
+    expected = tiles(group, given) if given else {}
+    anchor = group.members[0].op
+    return {
+        "anchor": anchor.name,
+        "notation": anchor.line,
+        "tiles": write_tiling(anchor, plan.tiles[anchor.name]),
+        "configuration": given and dict(zip(group.letters, given.degrees, strict=True)),
+        "letters": _letters(graph, group, plan.tiles),
+        "members": [
+            {
+                "name": m.op.name,
+                "kind": m.op.label,
+                "how": "anchor" if m.op is anchor else m.how,
+                "ref": m.ref,
+                "tiles": write_tiling(m.op, plan.tiles[m.op.name]),
+                "follows": plan.tiles[m.op.name] == expected.get(m.op.name),
+            }
+            for m in group.members
+        ],
+    }
+
+
+def _letters(graph: Graph, group: Group, now: Mapping[str, Tiling]) -> list[dict[str, Any]]:
+    """The dimensions of the anchor and of those beside it that follow nobody, each letter once."""
+    can = dict(zip(group.letters, group.sizes, strict=True))
+    rows: dict[str, dict[str, Any]] = {}
+    for member in group.members:
+        for d, (dim, kind) in enumerate(
+            zip(member.op.space.dims, graph.kinds(member.op), strict=True)
+        ):
+            new = dim.name not in rows or (rows[dim.name]["kind"] is None and kind != "-")
+            if member.how == OWN and new:
+                rows[dim.name] = {
+                    "letter": dim.name,
+                    "size": can.get(dim.name, dim.size),
+                    "kind": KINDS.get(kind),
+                    "of": member.op.name,
+                    "parts": _parts(now[member.op.name], d),
+                    "why_not": None if kind != "-" else _why_whole(member, d),
+                }
+    return list(rows.values())
+
+
+def _why_whole(member: Member, d: int) -> str:
+    if member.op.opaque:
+        return "the operator is opaque"
+    return "it is taken whole" if member.op.space.dims[d].whole else "it has extent 1"
+
+
+def _parts(tiling: Tiling, d: int) -> int | None:
+    return len(tiling.cuts[d]) - 1 if isinstance(tiling, Grid) else None

@@ -1,0 +1,338 @@
+"""Why a plan is as fast as it is: held against data parallelism with the same settings, and against the
+bound that no plan can go below."""
+
+# d: device; times of tasks are in nanoseconds
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from raddle.clusters import Cluster
+from raddle.costs.collectives import all_reduce_bytes
+from raddle.costs.profile import Profile
+from raddle.errors import InputError, never
+from raddle.graph.graph import Graph
+from raddle.plans.pipelining import (
+    schedule_of,
+    workers_of,
+)
+from raddle.plans.plan import Plan
+from raddle.plans.schedule import alive, bubble, rows
+from raddle.plans.schedules import ASYNCHRONOUS, stashed
+from raddle.program.program import (
+    Instruction,
+    Merge,
+    MessageKind,
+    Move,
+    Program,
+    Reduce,
+    Run,
+    message_bytes,
+)
+from raddle.searches.bounds import lower_bound, unbounded
+from raddle.searches.figures import data_parallel, details, judge
+from raddle.simulation.timeline import Timeline
+
+LONGEST = 5  # entries of the critical path that are shown
+
+
+class Purpose(str, Enum):
+    """What the bytes that cross devices are for, in the order in which they are shown."""
+
+    ACTIVATIONS = "activations"
+    GRADIENTS = "gradients"
+    PARTIAL_RESULTS = "partial results"
+    PARAMETERS = "parameters"
+    SIGNALS = "signals"
+
+
+def purpose(kind: MessageKind) -> Purpose:
+    match kind:
+        case MessageKind.ACTIVATION:
+            return Purpose.ACTIVATIONS
+        case MessageKind.GRADIENT:
+            return Purpose.GRADIENTS
+        case MessageKind.PARTIAL | MessageKind.PARTIAL_GRADIENT:
+            return Purpose.PARTIAL_RESULTS
+        case MessageKind.PUSH | MessageKind.PULL:
+            return Purpose.PARAMETERS
+        case MessageKind.SIGNAL:
+            return Purpose.SIGNALS
+        case _:
+            return never(kind)
+
+
+def explain_plan(
+    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
+) -> dict[str, Any]:
+    """Where the time of a step goes, beside data parallelism and the lower bound.
+
+    Times of `plan` and `data` are those of `figures`; `path` is the critical path of an average step.
+    """
+    timeline = judge(graph, plan, used(plan, cluster), profile)
+    return explain_timeline(plan, timeline, profile)
+
+
+def explain_timeline(
+    plan: Plan, timeline: Timeline, profile: Profile | None = None, data: Timeline | None = None
+) -> dict[str, Any]:
+    """`explain_plan` of what was simulated already; `data` is data parallelism, if that was, too."""
+    graph, cluster = timeline.program.graph, timeline.cluster
+    own = _side(timeline)
+    if data is not None and _alike(data.program.plan, plan):
+        same = dict(data.program.plan.tiles) == dict(plan.tiles)
+        beside: dict[str, Any] | None = {**_side(data), "same": same}
+        reason = None
+    else:
+        beside, reason = _data_parallel(graph, plan, cluster, profile, own)
+    bound, unbound = _bound(graph, plan, cluster, profile)
+    return {
+        **heading(plan, cluster),
+        "plan": own,
+        "data": beside,
+        "data_error": reason,
+        "speedup": beside["step_ms"] / own["step_ms"] if beside else None,
+        "bound": bound,
+        "bound_error": unbound,
+        "gap_ms": own["step_ms"] - bound["ms"] if bound else None,
+        **_critical(timeline),
+        "search": _search(plan, cluster),
+    }
+
+
+def _alike(one: Plan, other: Plan) -> bool:
+    """Whether two plans differ in their tiles alone."""
+    settings = (
+        "devices", "bn", "sync", "bucket", "microbatches", "recompute", "split_backward", "optimizer",
+        "schedule",
+    )  # fmt: skip
+    return all(getattr(one, name) == getattr(other, name) for name in settings)
+
+
+def heading(plan: Plan, cluster: Cluster) -> dict[str, Any]:
+    return {
+        "model": plan.model,
+        "batch": plan.batch,
+        "method": plan.method,
+        "cluster": cluster.name,
+        "devices": plan.devices,
+        "bn": plan.bn,
+        "sync": plan.sync,
+        "microbatches": plan.microbatches,
+        "recompute": len(plan.recompute),
+        "split_backward": plan.split_backward,
+        "schedule": schedule_figures(plan),
+    }
+
+
+def schedule_figures(plan: Plan) -> dict[str, Any] | None:
+    """Of a pipeline: its schedule, what is alive on each worker, and versions of weights."""
+    if not plan.stages:
+        return {"name": plan.schedule} if plan.schedule else None
+    count = plan.microbatches
+    chosen = schedule_of(replace(plan, steps=4 * len(plan.stages)))
+    found: dict[str, Any] = {
+        "name": plan.schedule.splitlines()[0] if plan.schedule else "sequential",
+        "stages": len(plan.stages),
+        "workers": [list(devices) for devices in workers_of(plan)],
+        "alive": alive(chosen),
+        "bubble": float(bubble(chosen, backward=2)),
+        "picture": rows(schedule_of(replace(plan, steps=2))),
+    }
+    if plan.schedule in ASYNCHRONOUS:
+        found["versions"] = stashed(chosen, count, ASYNCHRONOUS[plan.schedule])
+    return found
+
+
+def used(plan: Plan, cluster: Cluster) -> Cluster:
+    """The devices of a cluster that a plan has, which are the first."""
+    if plan.devices > len(cluster.devices):
+        raise InputError(
+            f"the plan needs {plan.devices} devices, '{cluster.name}' has {len(cluster.devices)}."
+        )
+    if plan.devices == len(cluster.devices):
+        return cluster
+    devices = cluster.devices[: plan.devices]
+    nodes = devices[-1].node + 1
+    return replace(
+        cluster, devices=devices, inside=cluster.inside[:nodes], between=cluster.between[:nodes]
+    )
+
+
+def _side(timeline: Timeline) -> dict[str, Any]:
+    """The figures of one plan, its devices' average, and what it sends."""
+    found = details(timeline, largest=0)
+    rows, devices = found["devices"], timeline.cluster.devices
+    fullest = max(rows, key=lambda row: row["peak_bytes"] / devices[row["device"]].memory)
+    keys = ("step_ms", "samples_per_s", "comm_bytes", "peak_bytes", "imbalance", "fits")
+    return {
+        **{key: found[key] for key in keys},
+        "average": average(timeline.breakdown()),
+        "bytes": bytes_by_purpose(timeline.program),
+        "fullest": {
+            "device": fullest["device"],
+            "peak_bytes": fullest["peak_bytes"],
+            "memory_bytes": devices[fullest["device"]].memory,
+        },
+    }
+
+
+def average(breakdown: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Over devices: computing, waiting for data, idle otherwise."""
+    return {
+        f"{name}_ms": 1e3 * math.fsum(shares[name] for shares in breakdown) / len(breakdown)
+        for name in breakdown[0]
+    }
+
+
+def bytes_by_purpose(program: Program) -> dict[str, int]:
+    """What crosses devices in an average step, by what it is for; they add up to `comm_bytes`."""
+    totals = dict.fromkeys(Purpose, 0)
+    known: dict[tuple[str, int], int] = {}  # repetitions have the same messages
+    for instruction in program.instructions:
+        if isinstance(instruction, Move):
+            key = (instruction.value, id(instruction.messages))
+            if key not in known:
+                known[key] = sum(
+                    message_bytes(program, instruction, m) for m in instruction.messages
+                )
+            totals[purpose(instruction.what)] += known[key]
+        elif isinstance(instruction, Reduce):
+            totals[Purpose.PARAMETERS] += _reduced_bytes(program, instruction)
+    found, before, steps = dict[str, int](), 0, program.plan.steps
+    for each, total in totals.items():  # what is rounded off one is not lost to the sum
+        found[each.value] = (before + total) // steps - before // steps
+        before += total
+    return found
+
+
+def _reduced_bytes(program: Program, reduce: Reduce) -> int:
+    amounts: Counter[tuple[int, ...]] = Counter()
+    for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
+        for share in shares:
+            amounts[share.devices] += share.box.volume * program.sum_width(name)
+    return sum(all_reduce_bytes(len(devices), amount) for devices, amount in amounts.items())
+
+
+def _data_parallel(
+    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None, own: Mapping[str, Any]
+) -> tuple[dict[str, Any] | None, str | None]:
+    """Data parallelism with a plan's settings, and whether it is the plan itself; or why it cannot be."""
+    try:
+        timeline = data_parallel(graph, plan, cluster, profile)
+    except InputError as error:
+        return None, str(error)
+    if timeline is None:
+        return {**own, "same": True}, None
+    return {**_side(timeline), "same": False}, None
+
+
+def _bound(
+    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None
+) -> tuple[dict[str, Any] | None, str | None]:
+    """What no plan can go below and what makes it so; or why nothing is known."""
+    if reason := unbounded(plan, profile):
+        return None, reason
+    if plan.microbatches > 1:
+        return None, f"with {plan.microbatches} micro-batches there is no lower bound"
+    found = lower_bound(graph, cluster, optimizer=plan.optimizer)
+    parts = {
+        "work": found.work,
+        "path": found.path,
+        "message": found.message,
+        "alone": found.alone,
+    }
+    binding = next(name for name in parts if parts[name] == found.seconds)
+    return {
+        "ms": 1e3 * found.seconds,
+        **{f"{name}_ms": 1e3 * seconds for name, seconds in parts.items()},
+        "binding": binding,
+    }, None
+
+
+def _critical(timeline: Timeline) -> dict[str, Any]:
+    """Of the critical path, which has no gaps, what is done and for whom longest, in an average step."""
+    longest: Counter[tuple[str, str]] = Counter()
+    doing: Counter[str] = Counter()
+    program = timeline.program
+    for task in timeline.critical_path():
+        instruction = program.instructions[int(timeline.tasks.instruction[task])]
+        subject = _subject(instruction)
+        longest[subject] += int(timeline.tasks.duration[task])
+        doing[subject[1]] += int(timeline.tasks.duration[task])
+    total, each = sum(longest.values()), 1e6 * program.plan.steps
+    return {
+        "path_ms": total / each,
+        "path_doing": {what: ns / each for what, ns in doing.most_common() if ns},
+        "path": [
+            {"name": name, "what": what, "ms": ns / each, "share": ns / total}
+            for (name, what), ns in longest.most_common(LONGEST)
+        ],
+    }
+
+
+def _subject(instruction: Instruction) -> tuple[str, str]:
+    """Of what an instruction is, and what it does: an operator's phases count together."""
+    if isinstance(instruction, Run):
+        return instruction.op, "computing"
+    if isinstance(instruction, Merge):
+        return instruction.op, "merging"
+    if isinstance(instruction, Move):
+        own = purpose(instruction.what)
+        what = "synchronising" if own == Purpose.PARAMETERS else f"sending {own.value}"
+        return instruction.value, what
+    if isinstance(instruction, Reduce):
+        return ", ".join(instruction.parameters), "synchronising"
+    return instruction.parameter, "updating"
+
+
+# -- how it was found ------------------------------------------------------------------------------
+
+
+def _search(plan: Plan, cluster: Cluster) -> dict[str, Any] | None:
+    """What a search left in the plan's file; what is not as a search writes it is left out."""
+    predicted = plan.predicted
+    start, stopped = predicted.get("start"), predicted.get("stopped")
+    if not isinstance(stopped, str) or not isinstance(start, str):
+        return None
+    best, proposals = predicted.get("step_ms"), predicted.get("proposals")
+    tried, searched_as = predicted.get("tried"), predicted.get("searched_as")
+    rows = [row for row in tried if _is_tried(row)] if isinstance(tried, list) else []
+    memory = [device.memory for device in cluster.devices]
+    return {
+        "start": start,
+        "stopped": stopped,
+        "proposals": proposals if type(proposals) is int else None,
+        "memory_bytes": [min(memory), max(memory)],
+        "searched_as": searched_as if isinstance(searched_as, str) else None,
+        "tried": [_tried(row, start, best) for row in rows],
+    }
+
+
+def _is_tried(row: Any) -> bool:
+    return (
+        isinstance(row, dict) and isinstance(row.get("name"), str) and _is_time(row.get("step_ms"))
+    )
+
+
+def _is_time(ms: Any) -> bool:
+    return type(ms) in (int, float) and math.isfinite(ms) and ms > 0
+
+
+def _tried(row: Mapping[str, Any], start: str, best: Any) -> dict[str, Any]:
+    """`difference` is against the predicted step of the plan; without `simulated`, of a step on its own."""
+    peak = row.get("peak_bytes")
+    return {
+        "name": row["name"],
+        "taken": row["name"] == start,
+        "step_ms": row["step_ms"],
+        "difference": row["step_ms"] / best - 1 if _is_time(best) else None,
+        "simulated": row.get("simulated") is True,
+        "fits": row["fits"] if type(row.get("fits")) is bool else None,
+        "peak_bytes": peak if type(peak) is int else None,
+    }

@@ -1,0 +1,118 @@
+"""Hypergraphs as files of other partitioners, and their answers: PaToH's and hMETIS's formats.
+
+PaToH    base, vertices, nets, pins, 3 for both weights; then the nets; the vertices' weights in a line
+hMETIS   nets, vertices, 11 for both weights; then the nets; the vertices' weights, one a line
+
+A net is a line: its cost, and its pins, which count from 1 here. An answer has the part of each vertex, in
+order, separated by white space.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from raddle.errors import InputError, quote
+from raddle.files import read_text, replacing, write_atomically
+from raddle.searches.hypergraph.explicit import Hypergraph
+
+Array = np.ndarray
+MOST_WEIGHT = 2**31 - 1  # of all vertices together: both read 32 bits
+FORMATS = ("patoh", "hmetis")
+MOST_BYTES = 4 * 2**30
+MOST_PARTS = 65_536
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
+
+
+def write_hypergraph(h: Hypergraph, path: str | pathlib.Path, form: str) -> None:
+    with replacing(path) as file:
+        file.writelines(f"{line}\n".encode() for line in _lines(h, form))
+
+
+def _lines(h: Hypergraph, form: str) -> Iterator[str]:
+    weight = whole_weights(h.weight)
+    vertices, nets = len(weight), len(h.cost)
+    yield f"1 {vertices} {nets} {len(h.pins)} 3" if form == "patoh" else f"{nets} {vertices} 11"
+    for net in range(nets):
+        own = h.pins[h.at[net] : h.at[net + 1]] + 1
+        yield f"{h.cost[net]} {' '.join(map(str, own.tolist()))}"
+    if form == "patoh":
+        yield " ".join(map(str, weight.tolist()))
+    else:
+        yield from map(str, weight.tolist())
+
+
+def whole_weights(weight: Array) -> Array:
+    """Weights as whole numbers that partitioners can add up; what has work does not lose all of it."""
+    scale = min(1.0, MOST_WEIGHT / 2 / max(1.0, float(weight.sum())))
+    found = np.rint(weight * scale).astype(np.int64)
+    found[(weight > 0) & (found == 0)] = 1
+    return found
+
+
+def read_hypergraph(path: str | pathlib.Path) -> Hypergraph:
+    """A file of either format: their first lines have five and three numbers."""
+    lines = _numbers(path)
+    head = lines[0] if lines else []
+    if len(head) == 5 and head[4] == 3:
+        base, vertices, nets = head[:3]
+    elif len(head) == 3 and head[2] == 11:
+        base, (nets, vertices) = 1, head[:2]
+    else:
+        raise InputError(f"{quote(path)} is no hypergraph with both weights, of PaToH or hMETIS.")
+    rows, weights = (
+        lines[1 : 1 + max(0, nets)],
+        [n for row in lines[1 + max(0, nets) :] for n in row],
+    )
+    if len(rows) != nets or len(weights) != vertices or not all(rows):
+        raise InputError(
+            f"{quote(path)} is damaged: it has {len(rows)} of {nets} nets, and weights of {len(weights)} "
+            f"of {vertices} vertices."
+        )
+    cost = np.array([row[0] for row in rows], np.int64)
+    pins = np.array([pin for row in rows for pin in row[1:]], np.int64) - base
+    if min([0, *weights, *cost.tolist()]) < 0 or base not in (0, 1):
+        raise InputError(f"{quote(path)} is damaged: a weight or a cost in it is below 0.")
+    if len(pins) and not 0 <= pins.min() <= pins.max() < vertices:
+        raise InputError(
+            f"{quote(path)} is damaged: a net has a vertex that is none of {vertices}."
+        )
+    at = np.cumsum([0, *(len(row) - 1 for row in rows)], dtype=np.int64)
+    return Hypergraph(np.array(weights, float), cost, at, pins)
+
+
+def read_partition(path: str | pathlib.Path) -> Array:
+    """The part of each vertex, from 0 on."""
+    parts = np.array([n for row in _numbers(path) for n in row], np.int64)
+    if not len(parts) or parts.min() < 0 or parts.max() >= MOST_PARTS:
+        raise InputError(
+            f"{quote(path)} is no partition: it lists the part of each vertex, from 0 to "
+            f"{MOST_PARTS - 1:,}."
+        )
+    return parts
+
+
+def write_partition(parts: Array, path: str | pathlib.Path) -> None:
+    write_atomically(path, "".join(f"{p}\n" for p in parts.tolist()))
+
+
+def _numbers(path: str | pathlib.Path) -> list[list[int]]:
+    """The numbers of every line; lines that begin with % are comments."""
+    text = read_text(path, "file of numbers", most=MOST_BYTES)
+    return [
+        [_number(word, path) for word in line.split()]
+        for line in text.splitlines()
+        if line.strip() and not line.startswith("%")
+    ]
+
+
+def _number(word: str, path: str | pathlib.Path) -> int:
+    if not _NUMBER.fullmatch(word):
+        raise InputError(
+            f"{quote(path)} has something other than numbers: {quote(word, 40)} is no whole number of "
+            "up to 18 digits."
+        )
+    return int(word)

@@ -1,0 +1,162 @@
+"""Fine partitions: starts from chains of layers and from coarse ones, annealed.
+
+Short runs from every start, longer ones from those that are best then, and index sets at the end. What is
+returned is counted on index sets, and never worse than a start.
+"""
+
+# r: round
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raddle.searches.hypergraph.counts import Model
+from raddle.searches.hypergraph.finechain import chained
+from raddle.searches.hypergraph.finemodel import FinePartition, fine_volume, fine_work, spelt_out
+from raddle.searches.hypergraph.finemoves import LEAST, OVER, VOLUME, Problem, anneal, problem, walk
+from raddle.searches.hypergraph.finerows import Rows, coarse_rows, laid_out
+from raddle.searches.hypergraph.network import Network
+
+__all__ = ["FinePartition", "FineSolution", "fine_volume", "fine_work", "solve", "spelt_out"]
+
+Array = np.ndarray
+Heard = Callable[[Mapping[str, Any]], None]
+
+MARGINS = (1.0, 0.99, 0.98, 0.97, 0.95, 0.92)  # of the capacity: cuts are in whole units
+ROUNDS = 4  # starts are halved after each
+CHUNK = 1 << 14  # moves between two looks at the clock
+HOT = 0.02  # temperature, of a part's volume
+COLD = 0.0002
+PRICE = 3.0  # of a part's capacity too much, in a part's volume
+
+
+class FineSolution(NamedTuple):
+    """What was found; `start` says where the walk began."""
+
+    partition: FinePartition
+    volume: int  # elements of a forward
+    seconds: float
+    feasible: bool
+    start: str
+
+
+class _Candidate(NamedTuple):
+    start: str
+    rows: Rows
+    over: float  # overload, in parts' capacity
+    volume: float
+
+
+def solve(
+    network: Network,
+    m: Model,
+    parts: int,
+    *,
+    epsilon: float = 0.1,
+    budget: float = 10.0,
+    seed: int = 0,
+    starts: Sequence[Array] = (),
+    shares: Sequence[float] | None = None,
+    iterations: int | None = None,
+    heard: Heard = lambda step: None,
+) -> FineSolution:
+    """The best partition in so many seconds, or, so that it can be repeated, so many moves.
+
+    `starts` are counts of coarse partitions; `shares` the parts' shares of the work.
+    """
+    pb = problem(network, m)
+    share = np.full(parts, 1 / parts) if shares is None else np.asarray(shares) / sum(shares)
+    capacity = m.total * share * (1 + epsilon)
+    _compiled(pb, coarse_rows(network, _even(m, parts)), capacity)
+    begun = time.perf_counter()
+    given = [(f"coarse {i}", coarse_rows(network, x)) for i, x in enumerate(starts)]
+    own = [(f"chain {g}", chained(network, pb, parts, capacity.mean() * g)) for g in MARGINS]
+    even = [("even", coarse_rows(network, _even(m, parts)))]
+    known = [_candidate(pb, name, rows, capacity) for name, rows in given]
+    pool = _distinct(
+        [_candidate(pb, name, rows, capacity) for name, rows in own + even if rows is not None]
+    )
+    pool = sorted([*known, *pool], key=_key)[: 1 << ROUNDS - 1]
+    ends = [begun + budget * 0.9 * (r + 1) / ROUNDS for r in range(ROUNDS)]  # the rest lays out
+    for r, end in enumerate(ends):
+        pool = sorted(pool, key=_key if r < 2 else _feasible_first)
+        pool = pool[: max(1, len(pool) >> (r > 0))]
+        for i, candidate in enumerate(pool):
+            now = time.perf_counter()
+            seconds = (end - now) / (len(pool) - i)
+            moves = None if iterations is None else iterations // (ROUNDS * len(pool))
+            pool[i] = _annealed(pb, candidate, capacity, seconds, moves, seed + r)
+            told = f"from {candidate.start}, {int(pool[i].volume)} elements"
+            heard({"step": told, "done": r * len(pool) + i, "of": ROUNDS * len(pool)})
+    found = [
+        _solution(network, m, candidate, capacity, seed)
+        for candidate in [*sorted(pool, key=_feasible_first)[:2], *known]
+    ]
+    _, best = min(found, key=lambda own: (own[0], own[1].volume))
+    return best._replace(seconds=time.perf_counter() - begun)
+
+
+def _compiled(pb: Problem, rows: Rows, capacity: Array) -> None:
+    """Machine code before the clock starts."""
+    anneal(pb, walk(pb, rows, capacity, 0), capacity, 1, 1.0, 1.0, 1.0)
+
+
+def _even(m: Model, parts: int) -> Array:
+    """The units of every layer, divided equally."""
+    share = m.units[:, None] * np.arange(parts + 1) // parts
+    return np.diff(share, axis=1)
+
+
+def _candidate(pb: Problem, start: str, rows: Rows, capacity: Array) -> _Candidate:
+    figures = walk(pb, rows, capacity, 0).figures
+    return _Candidate(start, rows, figures[OVER], figures[VOLUME])
+
+
+def _distinct(found: Sequence[_Candidate]) -> list[_Candidate]:
+    return list({(own.over, own.volume): own for own in found}.values())
+
+
+def _key(own: _Candidate) -> float:
+    """A little overload can be repaired, at a price."""
+    parts = own.rows.own.shape[1]
+    return float(own.volume * (1 + PRICE * own.over / parts))
+
+
+def _feasible_first(own: _Candidate) -> tuple[bool, float]:
+    return own.over > 0, own.volume
+
+
+def _annealed(
+    pb: Problem, own: _Candidate, capacity: Array, seconds: float, moves: int | None, seed: int
+) -> _Candidate:
+    """A run within so many seconds, or of so many moves."""
+    w = walk(pb, own.rows, capacity, seed)
+    each = own.volume / own.rows.own.shape[1] + 1e-9  # elements a part
+    begun, done, chunk, at = time.perf_counter(), 0, CHUNK // 8, 0.0
+    while at < 1:
+        if moves is None:
+            pace = (time.perf_counter() - begun) / done if done else 0.0
+            after = at + pace * chunk / max(seconds, 1e-9)
+        else:
+            chunk = max(1, min(CHUNK, moves - done))
+            after = (done + chunk) / max(1, moves)
+        hot, cold = (each * HOT * (COLD / HOT) ** min(1.0, part) for part in (at, after))
+        anneal(pb, w, capacity, chunk, hot, cold, each * PRICE * (1 + 30 * at))
+        done, chunk = done + chunk, CHUNK
+        at = after if moves is not None else (time.perf_counter() - begun) / max(seconds, 1e-9)
+    return _Candidate(own.start, w.best, w.figures[OVER], w.figures[LEAST])
+
+
+def _solution(
+    network: Network, m: Model, own: _Candidate, capacity: Array, seed: int
+) -> tuple[float, FineSolution]:
+    """A candidate as index sets, and how much work is above the capacity."""
+    partition = laid_out(network, own.rows, seed)
+    work = fine_work(network, partition, (m.work * m.units).tolist())
+    over = float(np.maximum(0, work / capacity - 1 - 1e-9).sum())
+    volume = fine_volume(network, partition)
+    return over, FineSolution(partition, volume, 0.0, over == 0, own.start)

@@ -1,0 +1,117 @@
+"""From counts to plans: which units of a layer lie in which part, and the tiles of every operator.
+
+Units that are read alike (the operands of an add) lie together as far as their counts allow: the later
+layer keeps, of each part's units, as many as it has there, and the rest fill up. So a part may have several
+ranges of a layer's filters, and no filter has to be renumbered.
+"""
+
+# l: layer; p: part
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from raddle.costs.compute import VIEWS
+from raddle.graph.graph import Graph, Op
+from raddle.plans.tiling import Tiling
+from raddle.searches.baselines.filters import Layout, without_gaps
+from raddle.searches.hypergraph.network import Form, Network
+from raddle.searches.placing import (
+    Standing,
+    Tiles,
+    copies,
+    dim_of,
+    place_standing,
+    split,
+)
+
+Array = np.ndarray
+
+
+def layouts(network: Network, x: Array) -> list[Layout]:
+    """By layer, the parts of its units, in order; x[l, p] are how many."""
+    owners: dict[int, Array] = {}
+    for l, layer in enumerate(network.layers):
+        near = next((owners[t] for t in partners(network, l) if t in owners), None)
+        in_order = np.repeat(np.arange(x.shape[1]), x[l])
+        owners[l] = in_order if near is None else kept(near, x[l])
+        assert len(owners[l]) == layer.units
+    return [layout_of(owners[l]) for l in range(len(network.layers))]
+
+
+def partners(network: Network, l: int) -> list[int]:
+    """Layers whose units are read with those of a layer, those of most elements first."""
+    found: dict[int, int] = {}
+    for v in network.maps:
+        for form in v.alike:
+            for own, theirs in zip(v.form, form, strict=True):
+                if own.units == theirs.units and l in (own.layer, theirs.layer):
+                    other = theirs.layer if own.layer == l else own.layer
+                    found[other] = found.get(other, 0) + v.elements
+    return sorted(found, key=lambda t: (-found[t], t))
+
+
+def kept(near: Array, counts: Array) -> Array:
+    """The owners of another layer's units as far as counts allow, and parts that lack some for the rest."""
+    own, left = np.full(len(near), -1), counts.copy()
+    for p in range(len(counts)):
+        at = np.flatnonzero(near == p)[: counts[p]]
+        own[at] = p
+        left[p] -= len(at)
+    own[own < 0] = np.repeat(np.arange(len(counts)), left)
+    return own
+
+
+def layout_of(owners: Array) -> Layout:
+    """The ranges of parts, given the part of every unit."""
+    cuts = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
+    return Layout(tuple(cuts), tuple(int(owners[a]) for a in cuts[:-1]))
+
+
+def follow(
+    graph: Graph, network: Network, parts: Sequence[Layout], own: Mapping[str, Tiling] | None = None
+) -> Tiles:
+    """Tiles of all operators: those given, and what has channels where its units are.
+
+    Views without a form are computed as they are read; what else has none, where the operator before it
+    ended.
+    """
+    tiles: Tiles = dict(own or {})
+    known = Standing(graph)
+    views: list[Op] = []
+    last = parts[0].parts[0]
+    for op in graph.ops:
+        if op.name in known.chosen:
+            continue
+        form = network.forms.get(op.name)
+        if form is not None:
+            tiles.setdefault(op.name, channel_tiles(op, form, parts))
+            last = parts[form[-1].layer].parts[-1]
+        elif op.kind in VIEWS and any(known.readers.get(o) for o in op.outputs):
+            views.append(op)
+        else:
+            tiles[op.name] = copies(op, [last])
+    tiles.update(known.place(reversed(views), tiles))
+    place_standing(graph, tiles, lambda op: copies(op, [0]))
+    return tiles
+
+
+def _formed(form: Form, parts: Sequence[Layout], channels: int) -> Layout:
+    """The layout of a form, scaled to so many channels."""
+    scale = channels // sum(piece.units for piece in form)
+    cuts, owners = [0], list[int]()
+    for piece in form:
+        start = cuts[-1]
+        cuts += [start + scale * cut for cut in parts[piece.layer].cuts[1:]]
+        owners += parts[piece.layer].parts
+    return without_gaps(cuts, owners)
+
+
+def channel_tiles(op: Op, form: Form, parts: Sequence[Layout]) -> Tiling:
+    """An operator's channels where the units of its form are."""
+    c = dim_of(op, "c")
+    assert c is not None
+    layout = _formed(form, parts, op.space.dims[c].size)
+    return split(op, {c: layout.cuts}, layout.parts)

@@ -1,0 +1,186 @@
+"""Mixed partitions: every layer chooses its axis, its parts and their shares, so that few bytes travel.
+
+The thesis partitions filters. Here a layer is split by sample, filter, channel, height or width, unevenly
+and over any parts; what is minimised is all that crosses devices in a step: activations, their gradients,
+partial sums and the synchronisation of parameters, while no part has more than (1 + epsilon) of its share
+of the work. A compressed model (mixedcosts.py) is annealed (mixedanneal.py); what is reported is counted
+from the lowered program. No plan that was given or that a baseline makes, and that is in balance, has less.
+"""
+
+# p: part, which is a device
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raddle.clusters import cluster
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import Tiling
+from raddle.program.lower import lower
+from raddle.searches.baselines import METHODS
+from raddle.searches.explanation.whole import bytes_by_purpose
+from raddle.searches.hypergraph.mixedanneal import Schedule, anneal
+from raddle.searches.hypergraph.mixedblocks import Blocks, blocks_of
+from raddle.searches.hypergraph.mixedcosts import Array, Model, model
+from raddle.searches.hypergraph.mixedsearch import rounds
+from raddle.searches.hypergraph.mixedstates import State, first_starts, settled, state_of, tiles_of
+from raddle.searches.placing import Tiles
+from raddle.searches.settings import Clock
+
+Heard = Callable[[Mapping[str, Any]], None]
+
+
+class Choice(NamedTuple):
+    """How a layer, and what follows it, is split."""
+
+    layer: str
+    axis: str
+    shares: tuple[int, ...]  # units by part
+
+    def __str__(self) -> str:
+        own = {p: units for p, units in enumerate(self.shares) if units}
+        if len(own) == 1:
+            return f"{self.layer}: @{next(iter(own))}"
+        return f"{self.layer}: {self.axis} " + " ".join(f"{n}@{p}" for p, n in own.items())
+
+
+@dataclass(frozen=True)
+class MixedSolution:
+    """A plan's tiles, and what is counted from its program."""
+
+    tiles: Tiles
+    volume_bytes: int  # that cross devices in a step
+    bytes: Mapping[str, int]  # the same by purpose (searches/explanation/whole.py)
+    work: tuple[int, ...]  # operations of a forward by part
+    imbalance: float  # the largest work over its share
+    seconds: float
+    start: str  # what the search started from, or the plan that was not improved on
+    choices: tuple[
+        Choice, ...
+    ]  # by layer; none where the plan is a baseline that is no mixed partition
+
+
+def solve(
+    graph: Graph,
+    parts: int,
+    *,
+    epsilon: float = 0.1,
+    budget: float = 10.0,
+    seed: int = 0,
+    shares: Sequence[float] | None = None,
+    starts: Mapping[str, Mapping[str, Tiling]] | None = None,
+    heard: Heard = lambda step: None,
+) -> MixedSolution:
+    """The partition of least volume that was found in about `budget` seconds.
+
+    `shares` are those of the work by part, in any unit, where devices differ in speed; `starts` are tiles
+    by name that the search knows besides its own.
+    """
+    if parts < 1:
+        raise InputError(f"a graph cannot have {parts} parts: ask for one or more.")
+    own = np.ones(parts) if shares is None else np.asarray(shares, np.float64)
+    if len(own) != parts or not (own > 0).all():
+        raise InputError(f"shares are {list(own)}: give {parts} numbers above 0.")
+    problem = Problem(graph, own / own.sum(), epsilon)
+    problem.compile()
+    clock = Clock(budget)
+    found: Candidate | None = None
+    for candidate in problem.candidates(clock, seed, starts or {}, heard):
+        if found is None or candidate.rank < found.rank:
+            found = candidate
+    assert found is not None, "all parts on one device is a plan"
+    return MixedSolution(
+        found.tiles, found.volume, found.bytes, tuple(found.work), found.imbalance, clock.seconds,
+        found.name, () if found.state is None else choices(problem.blocks, found.state),
+    )  # fmt: skip
+
+
+def choices(blocks: Blocks, state: State) -> tuple[Choice, ...]:
+    return tuple(
+        Choice(block.name, block.axes[a], tuple(int(units) for units in row))
+        for block, a, row in zip(blocks.blocks, state.axis, state.x, strict=True)
+    )
+
+
+class Candidate(NamedTuple):
+    """A plan, counted."""
+
+    rank: tuple[float, int]  # how far it is out of balance, then its bytes
+    name: str
+    tiles: Tiles
+    bytes: Mapping[str, int]
+    work: list[int]
+    imbalance: float
+    state: State | None
+
+    @property
+    def volume(self) -> int:
+        return self.rank[1]
+
+
+class Problem:
+    """A graph, its model, and the balance that is asked for."""
+
+    def __init__(self, graph: Graph, shares: Array, epsilon: float) -> None:
+        self.graph, self.shares, self.epsilon = graph, shares, epsilon
+        self.parts = len(shares)
+        self.blocks = blocks_of(graph)
+        self.model: Model = model(self.blocks)
+        self.most = (1 + epsilon) * float(self.model.work.sum()) * shares
+
+    def candidates(
+        self, clock: Clock, seed: int, given: Mapping[str, Mapping[str, Tiling]], heard: Heard
+    ) -> Iterator[Candidate]:
+        """Baselines, what was given, the search's own starts, and what each round found."""
+        begin = first_starts(self.blocks, self.model, self.shares)
+        for name, state in begin.items():
+            yield from self._counted(name, state)
+        for name, tiles in {**self._baselines(), **given}.items():
+            near = state_of(self.blocks, tiles, self.parts)
+            if near is not None:
+                begin[name] = near
+            yield from self._judged(name, dict(tiles), None)
+        if self.parts == 1 or not self.model.work.sum():
+            return
+        own = self.blocks, self.model, self.most
+        for name, state in rounds(*own, begin, clock, seed, heard):
+            yield from self._counted(name, settled(self.blocks, state, self.shares))
+
+    def _baselines(self) -> dict[str, Tiles]:
+        found = {}
+        alike = cluster(f"p100:1x{self.parts}")  # the kind of device does not change a tile
+        for name, method in METHODS.items():
+            try:
+                found[name] = method(self.graph, alike)
+            except InputError:
+                continue  # too few samples, say
+        return found
+
+    def _counted(self, name: str, state: State) -> Iterator[Candidate]:
+        return self._judged(name, tiles_of(self.blocks, self.model, state), state)
+
+    def _judged(self, name: str, tiles: Tiles, state: State | None) -> Iterator[Candidate]:
+        """A plan with its bytes and its balance; nothing where no program can be so."""
+        try:
+            program = lower(self.graph, Plan(tiles, self.parts, bn="local"))
+        except InputError:
+            return
+        found = bytes_by_purpose(program)
+        work = self.blocks.work(tiles, self.parts)
+        total = sum(work) or 1
+        imbalance = max(w / (total * s) for w, s in zip(work, self.shares, strict=True))
+        excess = max(0.0, imbalance - (1 + self.epsilon) - 1e-9)
+        rank = (excess, sum(found.values()))
+        yield Candidate(rank, name, tiles, found, work, imbalance, state)
+
+    def compile(self) -> None:
+        """A step of the annealing, so that no clock counts the compiler."""
+        own = first_starts(self.blocks, self.model, self.shares)["sample"]
+        every = np.ones(self.model.letter.shape, np.bool_)
+        anneal(self.model, own.axis, own.x, self.most, every, Schedule(1, 1.0, 1.0, 1.0), 0)

@@ -1,0 +1,199 @@
+"""Blocks of a graph that are split alike, and how parts of a block become tiles.
+
+A block is a layer (all groups of operators that share its weights) with what follows it: pools, reshapes, a
+loss. So the pooled map travels, and not the one before it. Splits are by one axis, a letter of the layer;
+a part may have several ranges of it, and any parts may have none:
+
+    n: 0:8@0 8:20@1 20:24@0      eight samples, then twelve, then four more on the first device
+"""
+
+# b: block; g: group of searches/groups.py; a: axis, by its position in Block.axes
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from raddle.graph.graph import Graph
+from raddle.graph.ops import work
+from raddle.plans.tiling import Grid, Tiling
+from raddle.searches.configurations import Configuration, tiles
+from raddle.searches.groups import Group, groups
+from raddle.searches.hypergraph.network import network
+from raddle.searches.placing import Standing, Tiles, copies
+
+NESTED = "nck"  # axes whose units are interchangeable, so that a part may have several ranges
+
+
+class Run(NamedTuple):
+    """Consecutive units of an axis on a device."""
+
+    device: int
+    units: int
+
+
+Runs = tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Groups that share a split; the first is the layer, where there is one."""
+
+    groups: tuple[Group, ...]
+    axes: tuple[str, ...]
+    units: tuple[int, ...]  # by axis: what there is to share out
+    work: int  # operations of its layers in a forward
+    contiguous: tuple[bool, ...]  # by axis: whether a part has one range, in the order of the parts
+
+    @property
+    def name(self) -> str:
+        return self.groups[0].name
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """All blocks of a graph in the order in which they run."""
+
+    graph: Graph
+    blocks: tuple[Block, ...]
+    of: Mapping[str, int]  # by operator
+    standing: Standing
+    layers: frozenset[str]  # operators whose work is balanced
+
+    def tiles(self, chosen: Sequence[tuple[str, Runs]], parts: int) -> Tiles:
+        """The tiles of a plan, given an axis and its ranges by block."""
+        found: Tiles = {}
+        for block, (axis, runs) in zip(self.blocks, chosen, strict=True):
+            found.update(block_tiles(block, axis, runs))
+        for op in (op for op in reversed(self.graph.ops) if op.name in self.standing.chosen):
+            found.update(self.standing.place([op], found) or {op.name: copies(op, range(parts))})
+        return found
+
+    def work(self, given: Mapping[str, Tiling], parts: int) -> list[int]:
+        """By part, operations of the layers in a forward."""
+        found = [0] * parts
+        for op in self.graph.ops:
+            if op.name in self.layers:
+                for tile in given[op.name].tiles:
+                    found[tile.device] += work(op, tile.box).flops
+        return found
+
+
+def blocks_of(graph: Graph) -> Blocks:
+    """The blocks of a graph."""
+    known = groups(graph)
+    flops = {
+        name: work(op, op.space.full).flops
+        for layer in network(graph).layers
+        for op in graph.ops
+        if (name := op.name) in layer.ops
+    }
+    together = _together(graph, known, flops)
+    local = any(op.kind == "moments" and op.composite == "batch_norm" for op in graph.ops)
+    found = tuple(_block([known[g] for g in own], flops, local) for own in together)
+    of = {name: b for b, block in enumerate(found) for group in block.groups for name in group.ops}
+    return Blocks(graph, found, of, Standing(graph), frozenset(flops))
+
+
+# -- what belongs together -------------------------------------------------------------------------
+
+
+def _together(graph: Graph, known: Sequence[Group], flops: Mapping[str, int]) -> list[list[int]]:
+    """Groups by block: those that share a weight, and those without one after what they read."""
+    of = {name: g for g, group in enumerate(known) for name in group.ops}
+    made = {o: of[op.name] for op in graph.ops if op.name in of for o in op.outputs}
+    root = list(range(len(known)))
+
+    def find(g: int) -> int:
+        while root[g] != g:
+            g = root[g]
+        return g
+
+    by_weight: dict[str, int] = {}
+    for g, group in enumerate(known):
+        for name in _weights(graph, group):
+            root[find(g)] = find(by_weight.setdefault(name, g))
+    weighted = {find(g) for g in by_weight.values()}
+    for g, group in enumerate(known):
+        follows = not any(m.op.space.product for m in group.members) and find(g) not in weighted
+        read = {
+            name: made[name]
+            for member in group.members
+            for name in member.op.inputs
+            if name in made and made[name] != g
+        }
+        if follows and read and "cat" not in {m.op.kind for m in group.members}:
+            most = max(read, key=lambda name: (graph.values[name].nbytes, read[name]))
+            root[g] = find(read[most])
+    found: dict[int, list[int]] = {}
+    for g in range(len(known)):
+        found.setdefault(find(g), []).append(g)
+    # The layer stands first: its letters are the axes.
+    return [sorted(own, key=lambda g: not known[g].ops & flops.keys()) for own in found.values()]
+
+
+def _weights(graph: Graph, group: Group) -> Iterable[str]:
+    for member in group.members:
+        for name in member.op.inputs:
+            if graph.values[name].role in ("parameter", "frozen"):
+                yield name
+
+
+def _block(own: Sequence[Group], flops: Mapping[str, int], local: bool) -> Block:
+    first = own[0]
+    layers = [g for g in own if g.ops & flops.keys()]
+    axes, units = [], []
+    for letter, size in zip(first.letters, first.sizes, strict=True):
+        if all(letter in g.letters for g in layers):
+            sizes = [g.sizes[g.letters.index(letter)] for g in own if letter in g.letters]
+            axes.append(letter)
+            units.append(size if letter in "ck" else min(sizes))
+    work = sum(flops.get(name, 0) for g in own for name in g.ops)
+    # Local statistics of a batch are those of one tile, so samples of a part lie together.
+    apart = [letter not in NESTED or (local and letter == "n") for letter in axes]
+    return Block(tuple(own), tuple(axes), tuple(units), work, tuple(apart))
+
+
+# -- from parts to tiles ---------------------------------------------------------------------------
+
+
+def block_tiles(block: Block, axis: str, runs: Runs) -> Tiles:
+    """The tiles of all operators of a block."""
+    found: Tiles = {}
+    for group in block.groups:
+        given = tiles(group, configuration(group, axis, runs))
+        found.update({name: _once_a_device(tiling) for name, tiling in given.items()})
+    return found
+
+
+def configuration(group: Group, axis: str, runs: Runs) -> Configuration:
+    """A group's configuration; one that lacks the axis is shared out equally by channel or sample."""
+    devices = tuple(dict.fromkeys(run.device for run in runs))
+    if len(devices) == 1:
+        return Configuration((1,) * len(group.letters), devices)
+    sizes = dict(zip(group.letters, group.sizes, strict=True))
+    if sizes.get(axis, 0) >= len(runs):
+        return Configuration(
+            _degrees(group, axis, len(runs)),
+            tuple(run.device for run in runs),
+            tuple(run.units for run in runs),
+        )
+    for other in "cn":
+        if sizes.get(other, 0) >= len(devices) and other not in group.reduced:
+            return Configuration(_degrees(group, other, len(devices)), devices)
+    return Configuration((1,) * len(group.letters), devices[:1])
+
+
+def _degrees(group: Group, axis: str, parts: int) -> tuple[int, ...]:
+    return tuple(parts if letter == axis else 1 for letter in group.letters)
+
+
+def _once_a_device(tiling: Tiling) -> Tiling:
+    """A device that has several ranges of what is split has one copy of what is not."""
+    assert isinstance(tiling, Grid)
+    devices = tuple(dict.fromkeys(tiling.devices))
+    if tiling.copies == 1 or len(devices) == len(tiling.devices):
+        return tiling
+    assert len(tiling.boxes) == 1, "one axis is split, so what has copies is whole"
+    return Grid(tiling.cuts, devices, len(devices))

@@ -1,0 +1,143 @@
+"""Moves between mixed partitions, compiled. They change a run of blocks: neighbours like to be alike.
+
+shift      units go from a part to another one
+exchange   the same, and as much work comes back in another run
+copy       a run takes over what a neighbour has
+turn       another axis, with the same shares
+gather     all units of a part, or of all parts, go to one
+swap       two parts change places, so that a stage that is filled differently fits its neighbours
+"""
+
+# b: block, of a run lo to hi (excluded); a: axis; p, q: parts
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from raddle.searches.hypergraph.mixedcosts import Array, Model
+from raddle.searches.hypergraph.mixedvolume import active_parts
+
+SHIFT, COPY, TURN, GATHER, SWAP = range(5)
+KINDS = 7  # what is above SWAP is a shift, too
+
+
+@njit(cache=True)
+def shared_out(fractions: Array, units: int, row: Array) -> None:
+    """Whole numbers of units next to fractions of them; those cut off most are the first to get more."""
+    left = units
+    for p in range(len(row)):
+        row[p] = int(fractions[p] * units + 1e-9)
+        left -= row[p]
+    while left > 0:
+        best, most = 0, -1.0
+        for p in range(len(row)):
+            lacking = fractions[p] * units - row[p]
+            if lacking > most:
+                best, most = p, lacking
+        row[best] += 1
+        left -= 1
+
+
+@njit(cache=True)
+def _turn(
+    m: Model, axis: Array, x: Array, lo: int, hi: int, letter: int, fractions: Array, allowed: Array
+) -> None:
+    """Gives a run an axis and shares; blocks that may not have the axis stay as they are."""
+    for b in range(lo, hi):
+        for a in range(m.axes[b]):
+            if m.letter[b, a] == letter and m.units[b, a] > 1 and allowed[b, a]:
+                axis[b] = a
+                shared_out(fractions, m.units[b, a], x[b])
+
+
+@njit(cache=True)
+def _shift(
+    m: Model, axis: Array, x: Array, lo: int, hi: int, p: int, q: int, fraction: float
+) -> float:
+    """A fraction of every block of a run, at least a unit, from p to q; the work that goes with it."""
+    gone = 0.0
+    for b in range(lo, hi):
+        units = m.units[b, axis[b]]
+        count = min(x[b, p], max(1, int(fraction * units + 0.5)))
+        x[b, p] -= count
+        x[b, q] += count
+        gone += m.work[b] * count / units
+    return gone
+
+
+@njit(cache=True)
+def _amount() -> float:
+    """A fraction to shift: often the smallest, seldom much."""
+    return 0.0 if np.random.random() < 0.5 else np.random.random() ** 2
+
+
+@njit(cache=True)
+def _pick(row: Array) -> int:
+    """One of the parts that have units."""
+    at = np.random.randint(active_parts(row))
+    for p in range(len(row)):
+        if row[p] > 0:
+            if at == 0:
+                return p
+            at -= 1
+    return 0
+
+
+@njit(cache=True)
+def propose(m: Model, axis: Array, x: Array, lo: int, hi: int, allowed: Array) -> None:
+    """Changes a run in one of the ways above, but for an exchange; `allowed` says which axes, by block."""
+    kind = np.random.randint(KINDS)
+    p, q = _pick(x[lo]), np.random.randint(x.shape[1])
+    if kind == COPY:
+        other = lo - 1 if np.random.random() < 0.5 else hi
+        if 0 <= other < len(x):
+            letter = m.letter[other, axis[other]]
+            _turn(m, axis, x, lo, hi, letter, x[other] / m.units[other, axis[other]], allowed)
+    elif kind == TURN:
+        letter = m.letter[lo, np.random.randint(m.axes[lo])]
+        for b in range(lo, hi):
+            _turn(m, axis, x, b, b + 1, letter, x[b] / m.units[b, axis[b]], allowed)
+    elif kind == GATHER:
+        every = np.random.random() < 0.3
+        for b in range(lo, hi):
+            for other in range(x.shape[1]):
+                if other != q and (every or other == p):
+                    x[b, q] += x[b, other]
+                    x[b, other] = 0
+    elif kind == SWAP:
+        for b in range(lo, hi):
+            x[b, p], x[b, q] = x[b, q], x[b, p]
+    else:
+        _shift(m, axis, x, lo, hi, p, q, _amount())
+
+
+@njit(cache=True)
+def exchange(m: Model, axis: Array, x: Array, lo: int, hi: int) -> tuple[int, int]:
+    """Shifts units of a run, and as much work of another one back; which one that is, if there is."""
+    p, q = _pick(x[lo]), np.random.randint(x.shape[1])
+    low = np.random.randint(len(x))
+    high = min(len(x), low + 1 + int(np.random.random() ** 2 * 4))
+    if low < hi and lo < high:
+        return 0, 0
+    gone = _shift(m, axis, x, lo, hi, p, q, _amount())
+    there = m.work[low:high].sum()
+    if there > 0:
+        _shift(m, axis, x, low, high, q, p, gone / there)
+    return low, high
+
+
+@njit(cache=True)
+def draw_run(blocks: int) -> tuple[int, int]:
+    """A block, or a run of them: the first, and one after the last."""
+    lo = np.random.randint(blocks)
+    hi = lo + 1
+    if np.random.random() < 0.6:
+        hi = min(blocks, lo + 1 + int(np.random.random() ** 2 * blocks))
+    return lo, hi
+
+
+@njit(cache=True)
+def seeded(seed: int) -> None:
+    """What is drawn from now on, in compiled functions, depends on the seed alone."""
+    np.random.seed(seed)

@@ -1,0 +1,246 @@
+"""Mixed partitions by the simulator's step time, from the partition of least volume on.
+
+Few bytes are not a short step: a chain of stages waits for itself. So the moves of mixedmoves.py are made
+again, and what decides is the time of a step on a cluster (simulation/fast/evaluator.py). Walks begin at
+the partition of least volume and at others; after each round the slower half is given up.
+"""
+
+# b: block
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raddle.clusters import Cluster
+from raddle.costs.profile import Profile
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import Tiling
+from raddle.searches.baselines import METHODS
+from raddle.searches.figures import judge
+from raddle.searches.hypergraph.mixed import Choice, MixedSolution, choices
+from raddle.searches.hypergraph.mixedblocks import Blocks, Runs, block_tiles, blocks_of
+from raddle.searches.hypergraph.mixedcosts import Model, model
+from raddle.searches.hypergraph.mixedlayouts import layouts
+from raddle.searches.hypergraph.mixedmoves import draw_run, propose, seeded
+from raddle.searches.hypergraph.mixedstates import State, first_starts, state_of, tiles_of
+from raddle.searches.placing import Tiles
+from raddle.searches.settings import Clock
+from raddle.searches.stepping import proposed
+from raddle.simulation.fast.evaluator import Evaluator
+from raddle.simulation.memory.peaks import peak_bytes
+from raddle.simulation.timeline import Timeline
+
+ROUND = 64  # proposals of a walk before another has its turn, at first
+TEMPERATURE = 0.003  # of the time of a step
+FINALISTS = 3  # that are simulated for several steps
+
+
+@dataclass(frozen=True)
+class Improved:
+    """A plan's tiles, and what the simulator says of them and of where it began."""
+
+    tiles: Tiles
+    step_seconds: float
+    before_seconds: float  # of the partition that was given
+    volume_bytes: int
+    fits: bool  # all devices' memory
+    start: str
+    proposals: int
+    seconds: float
+    choices: tuple[Choice, ...]  # none where the partition that was given is the best, and has none
+
+
+def improve(
+    graph: Graph,
+    cluster: Cluster,
+    solution: MixedSolution,
+    *,
+    budget: float = 10.0,
+    seed: int = 0,
+    starts: Mapping[str, Mapping[str, Tiling]] | None = None,
+    profile: Profile | None = None,
+    heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
+    **settings: str,
+) -> Improved:
+    """The fastest plan that was found in about `budget` seconds; never slower than the solution.
+
+    If the solution fits the devices' memory, so does the plan. `settings` are bn, sync and optimizer.
+    """
+    plan: dict[str, str] = {"bn": "local", **settings}
+    clock = Clock(budget)
+    search = _Search(graph, cluster, solution, profile, plan)
+    search.begin({"volume": solution.tiles, **_baselines(graph, cluster), **(starts or {})}, seed)
+    search.run(clock, heard)
+    given = search.judged(solution.tiles)
+    best, start, state = given, "volume", None
+    for walk in search.ranked()[:FINALISTS]:
+        timeline = search.judged(walk.best_tiles)
+        if _rank(timeline) < _rank(best):
+            best, start, state = timeline, walk.name, walk.best
+    return Improved(
+        dict(best.program.plan.tiles), best.step_seconds, given.step_seconds, best.comm_bytes,
+        _fits(best), start, search.proposals, clock.seconds,
+        solution.choices if state is None else choices(search.blocks, state),
+    )  # fmt: skip
+
+
+def _baselines(graph: Graph, cluster: Cluster) -> dict[str, Tiles]:
+    """Those that are short where volumes are not: stages, and weights that need not be synchronised."""
+    found = {}
+    for name in ("owt", "layerwise"):
+        try:
+            found[name] = METHODS[name](graph, cluster)
+        except InputError:
+            continue  # too few samples, say
+    return found
+
+
+def _fits(timeline: Timeline) -> bool:
+    devices = timeline.cluster.devices
+    return all(peak <= devices[d].memory for d, peak in enumerate(peak_bytes(timeline)))
+
+
+def _rank(timeline: Timeline) -> tuple[bool, float]:
+    return not _fits(timeline), timeline.step_seconds
+
+
+@dataclass
+class _Walk:
+    """Where a walk is, and the best that it has seen."""
+
+    name: str
+    state: State
+    ranges: list[tuple[str, Runs]]
+    tiles: Tiles
+    time: int  # nanoseconds
+    best: State
+    best_tiles: Tiles
+    best_time: int
+
+
+class _Search:
+    def __init__(
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        solution: MixedSolution,
+        profile: Profile | None,
+        plan: dict[str, str],
+    ) -> None:
+        self.graph, self.cluster, self.profile, self.plan = graph, cluster, profile, plan
+        self.parts = len(cluster.devices)
+        self.blocks: Blocks = blocks_of(graph)
+        self.model: Model = model(self.blocks)
+        # Walks move by another sync's times where the evaluator refuses the plan's; `judged` simulates.
+        given = self._plan(solution.tiles)
+        timed = proposed(given)
+        self.said = "" if timed is given else f" with {timed.sync}"
+        self.evaluator = Evaluator(graph, cluster, timed, profile)
+        self.feeding = [
+            self.blocks.standing.feeding([name for group in block.groups for name in group.ops])
+            for block in self.blocks.blocks
+        ]
+        self.allowed = np.ones(self.model.letter.shape, np.bool_)
+        self.memory = np.array([device.memory for device in cluster.devices])
+        self.walks: list[_Walk] = []
+        self.given_up: list[_Walk] = []
+        self.proposals = 0
+
+    def begin(self, known: Mapping[str, Mapping[str, Tiling]], seed: int) -> None:
+        """A walk from every start that is a state; the others are left to those who judge."""
+        self.rng = random.Random(seed)
+        seeded(seed)
+        states = {name: state_of(self.blocks, tiles, self.parts) for name, tiles in known.items()}
+        states |= first_starts(self.blocks, self.model, np.full(self.parts, 1 / self.parts))
+        for name, state in states.items():
+            walk = None if state is None else self._walk(name, state)
+            if walk is not None:
+                self.walks.append(walk)
+
+    def _walk(self, name: str, state: State) -> _Walk | None:
+        tiles = tiles_of(self.blocks, self.model, state)
+        try:
+            self.evaluator.move(tiles)
+        except InputError:
+            return None
+        time = self.evaluator.time()
+        assert time is not None
+        ranges = layouts(self.blocks, self.model, *state)
+        return _Walk(name, state, ranges, tiles, time, state.copy(), dict(tiles), time)
+
+    def run(self, clock: Clock, heard: Callable[[Mapping[str, Any]], None]) -> None:
+        length = ROUND
+        while self.walks and not clock.over:
+            for walk in self.walks:
+                self.evaluator.move(walk.tiles)
+                for _ in range(length):
+                    if clock.over:
+                        break
+                    self._step(walk)
+                best = min(w.best_time for w in self.walks)
+                heard(
+                    {
+                        "step": f"from {walk.name}, best {best / 1e6:.4g} ms{self.said}",
+                        "done": min(clock.seconds, clock.budget),
+                        "of": clock.budget,
+                    }
+                )
+            if len(self.walks) > 1:
+                self.walks.sort(key=lambda walk: walk.best_time)
+                keep = (len(self.walks) + 1) // 2
+                self.given_up += self.walks[keep:]
+                self.walks = self.walks[:keep]
+                length *= 2
+
+    def ranked(self) -> list[_Walk]:
+        return sorted([*self.walks, *self.given_up], key=lambda walk: walk.best_time)
+
+    def _step(self, walk: _Walk) -> None:
+        """One proposal, accepted with probability min(1, exp((old - new) / temperature))."""
+        self.proposals += 1
+        new = walk.state.copy()
+        lo, hi = draw_run(len(new.axis))
+        propose(self.model, new.axis, new.x, lo, hi, self.allowed)
+        ranges = layouts(self.blocks, self.model, *new)
+        changes = self._changes(walk, ranges)
+        if not changes:
+            return
+        try:
+            undo = self.evaluator.move(changes)
+        except InputError:
+            return  # no plan can be so
+        more = -math.log(max(self.rng.random(), 1e-300)) * TEMPERATURE * walk.best_time
+        time = self.evaluator.time(walk.time + int(more))
+        if time is None or bool((self.evaluator.memory > self.memory).any()):
+            self.evaluator.restore(undo)
+            return
+        walk.state, walk.ranges, walk.time = new, ranges, time
+        walk.tiles.update(changes)
+        if time < walk.best_time:
+            walk.best, walk.best_tiles, walk.best_time = new.copy(), dict(walk.tiles), time
+
+    def _changes(self, walk: _Walk, ranges: list[tuple[str, Runs]]) -> Tiles:
+        """The tiles that differ: of blocks whose ranges do, and of what feeds them."""
+        found: Tiles = {}
+        feeding: dict[str, Any] = {}
+        for b, (old, new) in enumerate(zip(walk.ranges, ranges, strict=True)):
+            if old != new:
+                found.update(block_tiles(self.blocks.blocks[b], *new))
+                feeding.update((op.name, op) for op in self.feeding[b])
+        ordered = [op for op in reversed(self.graph.ops) if op.name in feeding]
+        found.update(self.blocks.standing.place(ordered, {**walk.tiles, **found}))
+        return found
+
+    def judged(self, tiles: Mapping[str, Tiling]) -> Timeline:
+        return judge(self.graph, self._plan(tiles), self.cluster, self.profile)
+
+    def _plan(self, tiles: Mapping[str, Tiling]) -> Plan:
+        return Plan(tiles, self.parts, **self.plan)  # type: ignore[arg-type]

@@ -1,0 +1,81 @@
+"""Partitions as methods of a search, and the answers of other partitioners, as plans."""
+
+from __future__ import annotations
+
+import pathlib
+
+from raddle.clusters import Cluster
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.searches.hypergraph.answers import Answer, Asked, Partitioner
+from raddle.searches.hypergraph.cells import Cells, from_vector
+from raddle.searches.hypergraph.files import read_partition
+from raddle.searches.settings import Clock, Found, Settings
+from raddle.searches.work import whole_seconds
+
+PREFIX = "hypergraph-"
+
+
+def search(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> Found:
+    """A part a device; parts are as large as their devices are fast."""
+    if settings.pins:
+        raise InputError(f"{method} leaves nothing pinned: use optcnn, flexflow or auto.")
+    asked = Asked(
+        len(cluster.devices), epsilon=settings.epsilon, budget=settings.budget, seed=settings.seed,
+        shares=device_shares(graph, cluster), heard=settings.heard,
+    )  # fmt: skip
+    if method == f"{PREFIX}mixed":
+        return _mixed(graph, cluster, asked, settings)
+    return _found(Partitioner(graph).answer(method.removeprefix(PREFIX), asked))
+
+
+def _mixed(graph: Graph, cluster: Cluster, asked: Asked, settings: Settings) -> Found:
+    """First few bytes, and from there a short step."""
+    from raddle.searches.hypergraph.mixed import solve
+    from raddle.searches.hypergraph.mixedtime import improve
+
+    clock = Clock(settings.budget, settings.watch)
+    few = solve(
+        graph, asked.parts, epsilon=asked.epsilon, budget=0.5 * asked.budget, seed=asked.seed,
+        shares=asked.shares, heard=asked.heard,
+    )  # fmt: skip
+    left = max(0.0, settings.budget - clock.seconds)
+    found = improve(
+        graph, cluster, few, budget=left, seed=asked.seed, profile=settings.profile,
+        heard=asked.heard, **settings.plan,
+    )  # fmt: skip
+    return Found(found.tiles)
+
+
+def device_shares(graph: Graph, cluster: Cluster) -> list[float] | None:
+    """The speeds of devices, where they differ."""
+    if cluster.homogeneous:
+        return None
+    seconds = whole_seconds(graph)
+    kinds = {device.kind: device for device in cluster.devices}
+    speed = {k: 1 / sum(seconds(op, device) for op in graph.ops) for k, device in kinds.items()}
+    return [speed[device.kind] for device in cluster.devices]
+
+
+def given(graph: Graph, cluster: Cluster, path: str | pathlib.Path) -> Found:
+    """The plan of another partitioner's answer for a hypergraph that `raddle export` wrote."""
+    part, own = read_partition(path), Partitioner(graph)
+    parts = int(part.max()) + 1
+    if parts > len(cluster.devices):
+        raise InputError(
+            f"'{path}' has {parts} parts, '{cluster.name}' {len(cluster.devices)} devices: "
+            "partition for as many, or name another cluster."
+        )
+    found = from_vector(own.network, part)
+    if found is None:
+        raise InputError(
+            f"'{path}' has the parts of {len(part)} vertices, which are neither the filters nor the "
+            f"channels of '{graph.name}': take a file that `raddle export` wrote for it."
+        )
+    if isinstance(found, Cells):
+        return _found(own.spelt("partition", found, parts))
+    return _found(own.filters("partition", found, parts))
+
+
+def _found(answer: Answer) -> Found:
+    return Found(answer.tiles, sums=answer.sums)

@@ -1,0 +1,70 @@
+"""The work of layers that a partition balances: operations, measured or predicted time, both, or given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from raddle.clusters import Device
+from raddle.costs.compute import Compute
+from raddle.costs.profile import Profile
+from raddle.errors import InputError, quote
+from raddle.files import read_json
+from raddle.graph.graph import Graph
+from raddle.program.lower import active_values
+from raddle.searches.hypergraph.network import Network
+
+Array = np.ndarray
+KINDS = ("flops", "time", "both")
+MOST_WORK = 1e30  # of a layer, in whatever it is measured
+
+
+def layer_work(
+    graph: Graph, network: Network, kind: str, device: Device, profile: Profile | None = None
+) -> Array:
+    """By layer. `time` is of forward and backward on a device, measured where a profile has it; `both` is
+    the mean of the shares of operations and of time, as the thesis combines them; else it is a file."""
+    flops = np.array([layer.flops for layer in network.layers], float)
+    if kind == "flops":
+        return flops
+    if kind not in KINDS:
+        return _given(network, kind)
+    active = frozenset(active_values(graph))
+    compute, ops = Compute(graph, active, profile), {op.name: op for op in graph.ops}
+    time = np.array(
+        [
+            sum(
+                compute.seconds(ops[name], ops[name].space.full, phase, device)
+                for name in layer.ops
+                for phase in "FB"
+                if phase == "F" or ops[name].outputs[0] in active
+            )
+            for layer in network.layers
+        ]
+    )
+    return time if kind == "time" else (flops / flops.sum() + time / time.sum()) / 2
+
+
+def _given(network: Network, path: str) -> Array:
+    """A list of numbers in the order of layers, or numbers by their names."""
+    data: Any = read_json(
+        path, "file of weights", missing=f"give {', '.join(KINDS)}, or a file of JSON"
+    )
+    names = [layer.name for layer in network.layers]
+    if isinstance(data, dict):
+        missing = [name for name in names if name not in data]
+        if missing:
+            raise InputError(
+                f"{quote(path)} has no weight of '{missing[0]}': give one for each layer."
+            )
+        data = [data[name] for name in names]
+    numbers = isinstance(data, list) and all(
+        type(n) in (int, float) and 0 <= n <= MOST_WORK for n in data
+    )
+    if not numbers or len(data) != len(names) or not sum(data):
+        raise InputError(
+            f"{quote(path)} has no weights of {len(names)} layers: list a number up to {MOST_WORK:g} for "
+            f"each, from '{names[0]}' to '{names[-1]}', or give them by name."
+        )
+    return np.array(data, float)

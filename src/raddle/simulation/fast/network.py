@@ -1,0 +1,120 @@
+"""Routes between devices, rings of them, and what communication takes from them, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from raddle.clusters import Cluster
+from raddle.costs.collectives import slowest_hop
+from raddle.costs.handling import handles
+from raddle.simulation.fast.kernel import Handling, Rings
+from raddle.simulation.tasks import held_once
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Routes:
+    """By source and target; links are numbered after the devices, as resources are."""
+
+    latency: Array
+    bandwidth: Array
+    first: Array
+    second: Array
+
+
+def routes(cluster: Cluster) -> Routes:
+    count = len(cluster.devices)
+    latency, bandwidth = np.zeros((count, count)), np.ones((count, count))
+    first, second = np.full((count, count), -1), np.full((count, count), -1)
+    for s in range(count):
+        for t in range(count):
+            if s != t:
+                route = cluster.route(s, t)
+                latency[s, t], bandwidth[s, t] = route.latency, route.bandwidth
+                held = [count + r for r in route.resources] + [-1]
+                first[s, t], second[s, t] = held[:2]
+    return Routes(latency, bandwidth, first, second)
+
+
+def handling(cluster: Cluster) -> Handling:
+    """costs/handling.py by device."""
+    figures = {
+        name: np.array([d.handling[name] for d in cluster.devices])
+        for name in ("message", "byte", "sum")
+    }
+    return Handling(handles(cluster), **figures)
+
+
+def of_messages(own: Handling, devices: Array, nbytes: Array) -> Array:
+    """Nanoseconds of one end of each message."""
+    seconds: Array = own.message[devices] + own.byte[devices] * nbytes
+    return np.rint(seconds * 1e9).astype(np.int64)
+
+
+@dataclass
+class RingBook:
+    """Rings and sets of rings, numbered as they are met."""
+
+    cluster: Cluster
+    rings: dict[tuple[int, ...], int] = field(default_factory=dict)
+    sets: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
+    _arrays: Rings | None = None
+    _columns: dict[tuple[int, ...], tuple[list[int], list[int], list[float], list[list[float]]]] = (
+        field(default_factory=dict)
+    )
+
+    def number(self, together: tuple[tuple[int, ...], ...]) -> int:
+        """Of a set of rings."""
+        if together not in self.sets:
+            self.sets[together] = len(self.sets)
+            for ring in together:
+                if ring not in self.rings:
+                    self.rings[ring] = len(self.rings)
+                    self._columns[ring] = self._describe(ring)
+            self._arrays = None
+        return self.sets[together]
+
+    def _describe(
+        self, ring: tuple[int, ...]
+    ) -> tuple[list[int], list[int], list[float], list[list[float]]]:
+        base = len(self.cluster.devices)
+        hops = list(zip(ring, [*ring[1:], ring[0]], strict=True))
+        links = [[base + r for r in self.cluster.route(a, b).resources] + [-1] for a, b in hops]
+        held = held_once([link for pair in links for link in pair[:2]])
+        nodes: dict[int, list[int]] = {}
+        for d in ring:
+            nodes.setdefault(self.cluster.devices[d].node, []).append(d)
+        inner = [
+            [float(len(own)), *slowest_hop(self.cluster, own)]
+            for own in nodes.values()
+            if len(own) > 1
+        ]
+        heads = [own[0] for own in nodes.values()]
+        between = slowest_hop(self.cluster, heads) if len(heads) > 1 else (1.0, 0.0)
+        figures = [float(len(ring)), *slowest_hop(self.cluster, ring), float(len(heads)), *between]
+        return held[::2], held[1::2], figures, inner
+
+    def arrays(self) -> Rings:
+        if self._arrays is None:
+            rings = list(self.rings)
+            columns = [self._columns[ring] for ring in rings]
+            inner = [row for c in columns for row in c[3]]
+            self._arrays = Rings(
+                _at([len(s) for s in self.sets]),
+                np.array([self.rings[r] for s in self.sets for r in s], np.int64),
+                _at([len(r) for r in rings]),
+                np.array([d for r in rings for d in r], np.int64),
+                np.array([x for c in columns for x in c[0]], np.int64),
+                np.array([x for c in columns for x in c[1]], np.int64),
+                np.array([c[2] for c in columns], np.float64).reshape(-1, 6),
+                _at([len(c[3]) for c in columns]),
+                np.array(inner, np.float64).reshape(-1, 3),
+            )
+        return self._arrays
+
+
+def _at(lengths: list[int]) -> Array:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

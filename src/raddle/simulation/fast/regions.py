@@ -1,0 +1,120 @@
+"""Regions of the operands of all tiles of a tiling at once: what `Space.regions` says of each tile."""
+
+# t: tile (row-major), p: dimension of an operand, d: dimension of the iteration space
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise, product
+from typing import NamedTuple
+
+import numpy as np
+
+from raddle.graph.index import Index
+from raddle.graph.space import Space
+from raddle.plans.tiling import Grid, Tiling
+
+Array = np.ndarray
+Cuts = tuple[tuple[int, ...], ...]
+
+
+class Regions(NamedTuple):
+    """Of one operand: by tile its box [t, p, (from, to)], and whether the tile needs it at all."""
+
+    boxes: Array
+    needed: Array
+
+    @property
+    def volumes(self) -> Array:
+        sizes = self.boxes[:, :, 1] - self.boxes[:, :, 0]
+        return np.where(self.needed, sizes.prod(axis=1), 0)
+
+
+def regions(space: Space, tiling: Tiling) -> tuple[Regions, ...]:
+    """The regions of every operand; a tile of a grid stands for all of its copies."""
+    if isinstance(tiling, Grid):
+        return _grid_regions(space, tiling.cuts)
+    found = [space.regions(tile.box) for tile in tiling.tiles]
+    result = []
+    for operand, access in enumerate(space.operands):
+        own = [regions[operand] for regions in found]
+        boxes = np.zeros((len(own), len(access.indices), 2), np.int64)
+        for t, region in enumerate(own):
+            if region is not None:
+                boxes[t, :, 0], boxes[t, :, 1] = region.lo, region.hi
+        result.append(Regions(boxes, np.array([r is not None for r in own], bool)))
+    return tuple(result)
+
+
+def boxes_of(tiling: Tiling, dims: Sequence[int]) -> Array:
+    """By tile, its box in the given dimensions [t, d, (from, to)]; of a grid without copies."""
+    if not isinstance(tiling, Grid):
+        found = np.zeros((len(tiling.tiles), len(dims), 2), np.int64)
+        for t, tile in enumerate(tiling.tiles):
+            found[t, :, 0] = [tile.box.lo[d] for d in dims]
+            found[t, :, 1] = [tile.box.hi[d] for d in dims]
+        return found
+    shape = tiling.parts
+    boxes = np.zeros((*shape, len(dims), 2), np.int64)
+    for k, d in enumerate(dims):
+        along = [1] * len(shape)
+        along[d] = shape[d]
+        boxes[..., k, 0] = np.asarray(tiling.cuts[d][:-1]).reshape(along)
+        boxes[..., k, 1] = np.asarray(tiling.cuts[d][1:]).reshape(along)
+    return boxes.reshape(math.prod(shape), len(dims), 2)
+
+
+def _grid_regions(space: Space, cuts: Cuts) -> tuple[Regions, ...]:
+    shape = tuple(len(c) - 1 for c in cuts)
+    count = math.prod(shape)
+    first = _first(space, shape)
+    boxes, needed = [], []
+    for access in space.operands:
+        region = np.zeros((count, len(access.indices), 2), np.int64)
+        for p, index in enumerate(access.indices):
+            region[:, p] = _spread(index, cuts, shape)
+        full = (region[:, :, 0] < region[:, :, 1]).all(axis=1)
+        boxes.append(region)
+        needed.append(np.asarray(full & first if access.once else full))
+    # One factor lies wholly in the padding: the product is zero, whatever the others are.
+    factors = [n for a, n in zip(space.operands, needed, strict=True) if a.factor]
+    if factors:
+        some = np.logical_and.reduce(factors)
+        needed = [
+            np.asarray(n & some) if a.factor else n
+            for a, n in zip(space.operands, needed, strict=True)
+        ]
+    return tuple(Regions(b, n) for b, n in zip(boxes, needed, strict=True))
+
+
+def _spread(index: Index, cuts: Cuts, shape: tuple[int, ...]) -> Array:
+    """The ranges of one index expression for all tiles: it depends on few dimensions."""
+    dims = tuple(sorted({term.dim for term in index.terms}))
+    few = _ranges(index, dims, tuple(cuts[d] for d in dims), len(cuts))
+    along = [shape[d] if d in dims else 1 for d in range(len(shape))]
+    return np.broadcast_to(few.reshape(*along, 2), (*shape, 2)).reshape(-1, 2)
+
+
+@lru_cache(maxsize=100_000)
+def _ranges(index: Index, dims: tuple[int, ...], cuts: Cuts, rank: int) -> Array:
+    if index.plain is not None and cuts[0][-1] <= index.extent:
+        return np.array(list(pairwise(cuts[0])), np.int64)
+    box = [(0, 1)] * rank
+    found = []
+    for spans in product(*(pairwise(c) for c in cuts)):
+        for d, span in zip(dims, spans, strict=True):
+            box[d] = span
+        found.append(index.range(box))
+    return np.array(found, np.int64)
+
+
+def _first(space: Space, shape: tuple[int, ...]) -> Array:
+    """By tile, whether it holds the origin of the summed dimensions."""
+    first = np.ones(shape, bool)
+    for d in space.reduced:
+        along = [1] * len(shape)
+        along[d] = shape[d]
+        first = first & (np.arange(shape[d]) == 0).reshape(along)
+    return first.reshape(-1)

@@ -1,0 +1,1 @@
+"""Bytes on devices over time: what a timeline keeps, layout by layout, and the largest of it."""

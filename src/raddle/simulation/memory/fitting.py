@@ -1,0 +1,20 @@
+"""Whether a program fits into the memory of a cluster's devices."""
+
+from __future__ import annotations
+
+from raddle.clusters import Cluster
+from raddle.errors import InputError
+from raddle.program.program import Program
+from raddle.simulation.memory.peaks import peak_bytes
+from raddle.simulation.timeline import simulate
+
+
+def check_memory(program: Program, cluster: Cluster) -> None:
+    """Raises InputError with the first device that would need more memory than it has."""
+    for d, peak in enumerate(peak_bytes(simulate(program, cluster))):
+        device = cluster.devices[d]
+        if peak > device.memory:
+            raise InputError(
+                f"device {d} would need {peak:,} bytes at its fullest, a {device.kind} has "
+                f"{device.memory:,}: split more, or use smaller micro-batches."
+            )

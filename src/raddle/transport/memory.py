@@ -1,0 +1,143 @@
+"""A wire between ranks that are threads of one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from raddle.transport.wire import (
+    Arrive,
+    Counters,
+    Fail,
+    Frame,
+    Letter,
+    Outbox,
+    Wire,
+    check_payload,
+    name_ranks,
+    refusal,
+)
+
+
+def memory_wires(size: int, *, timeout: float = 300.0) -> list[Wire]:
+    """One end for each rank."""
+    wires: list[MemoryWire] = []
+    for rank in range(size):
+        wires.append(MemoryWire(rank, size, wires, timeout))
+    return list(wires)
+
+
+class MemoryWire:
+    """One rank's end. A thread for each peer copies what leaves and hands it to that peer's `arrive`."""
+
+    def __init__(
+        self, rank: int, size: int, wires: Sequence[MemoryWire], timeout: float = 300.0
+    ) -> None:
+        self.rank, self.size = rank, size
+        self.sent = {peer: 0 for peer in range(size) if peer != rank}
+        self._wires, self._timeout = wires, timeout
+        self._limits: Mapping[int, int] | None = None
+        self._boxes = {peer: Outbox() for peer in self.sent}
+        self._threads: dict[threading.Thread, int] = {}  # each with its peer
+        self._lock = threading.Lock()
+        self._open = threading.Event()  # `arrive` is there
+        self._failed = self._closed = False
+
+    @property
+    def counters(self) -> Counters:
+        return sum((box.counters for box in self._boxes.values()), Counters())
+
+    def expect(self, limits: Mapping[int, int]) -> None:
+        self._limits = dict(limits)
+
+    def start(self, arrive: Arrive, fail: Fail) -> None:
+        self._arrive, self._fail = arrive, fail
+        self._open.set()
+        for peer in self._boxes:
+            name = f"raddle wire {self.rank} to {peer}"
+            thread = threading.Thread(target=self._carry, args=(peer,), name=name, daemon=True)
+            self._threads[thread] = peer
+            thread.start()
+
+    def send(self, target: int, frame: Frame, payload: Tensor, priority: int) -> None:
+        check_payload(self.rank, self.size, target, payload)
+        gone = self._wires[target]._closed
+        if gone or not self._boxes[target].put(priority, frame, payload):
+            who = f"rank {target} has" if gone else "it has itself"
+            raise RuntimeError(
+                f"rank {self.rank} cannot send the {frame} to rank {target}: {who} closed the line: "
+                "close after all have synchronised"
+            )
+        with self._lock:
+            self.sent[target] += payload.nbytes
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for box in self._boxes.values():
+            box.close()
+        deadline = time.monotonic() + self._timeout
+        own = threading.current_thread()
+        for thread in self._threads:
+            if thread is not own:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        slow = {p for t, p in self._threads.items() if t.is_alive() and t is not own}
+        for box in self._boxes.values():
+            box.close(drop=True)
+        if slow:
+            self._report(
+                f"rank {self.rank} has waited {self._timeout:.1f} s for {name_ranks(slow)} to take what "
+                "is queued: see what the other side does, or set a longer time-out"
+            )
+
+    def _carry(self, peer: int) -> None:
+        box, other = self._boxes[peer], self._wires[peer]
+        while (letter := box.take()) is not None:
+            if not other._open.wait(self._timeout):
+                self._report(
+                    f"rank {self.rank} has waited {self._timeout:.1f} s for rank {peer} to start its "
+                    "wire: see what it does, or set a longer time-out"
+                )
+                box.close(drop=True)
+                return
+            begin = time.perf_counter()
+            payload = flat_copy(letter.payload)
+            box.left(letter, time.perf_counter() - begin)
+            other._take(self.rank, letter, payload)
+            del payload, letter  # not kept while the next is waited for
+
+    def _take(self, source: int, letter: Letter, payload: Tensor) -> None:
+        frame = letter.frame
+        wrong = refusal(frame, payload.nbytes, self._limits)
+        if wrong:
+            self._report(
+                f"rank {self.rank} got the {frame} from rank {source}, which it did not expect: "
+                f"{wrong}: see whether all ranks have the same plan"
+            )
+            return
+        try:
+            self._arrive(source, frame, payload)
+        except Exception as error:
+            self._report(
+                f"rank {self.rank} could not take the {frame} from rank {source}: {error!r}"
+            )
+
+    def _report(self, reason: str) -> None:
+        with self._lock:
+            if self._failed:
+                return
+            self._failed = True
+        self._fail(reason)
+
+
+def flat_copy(payload: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor, in memory of their own."""
+    if not payload.numel():
+        return torch.empty(0, dtype=torch.uint8)
+    return payload.detach().reshape(-1).view(torch.uint8).clone()

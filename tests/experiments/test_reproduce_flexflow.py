@@ -1,0 +1,133 @@
+"""FlexFlow done again: the expert's plan, where layers are, proposals judged in full and shortened."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from experiments.cost_models.plans import Group
+from experiments.flexflow import PARTS
+from experiments.flexflow.cases import FULL, MODELS, QUICK, case, expert
+from experiments.flexflow.plans import draw, layer_of, shares
+from experiments.flexflow.ranking import Small
+from experiments.flexflow.search import PRINTED, seconds_text
+from experiments.flexflow.simulators import judged
+from experiments.flexflow.throughput import Measured, gains_table, gains_text
+from experiments.scaling import Case, recurrent_expert, step
+from raddle.api.loading import capture_model
+from raddle.clusters import cluster
+from raddle.plans.plan import Plan
+from raddle.reports.experiments.result import Column, Table
+from raddle.searches.baselines import METHODS
+
+# -- the expert's plan -----------------------------------------------------------------------------
+
+
+def test_expert_has_a_gpu_a_depth_and_samples_over_nodes() -> None:
+    graph, on = capture_model("rnntc-tiny", 8), cluster("k80:2x4")
+    tiles = recurrent_expert(graph, on)
+    of_layer: dict[str, set[int]] = {}
+    for op in graph.ops:
+        if op.kind == "linear" and ".t" in op.name:
+            of_layer.setdefault(layer_of(op), set()).update(tiles[op.name].devices)
+            assert len(tiles[op.name].boxes) == 2, "a part of the samples a node"
+    for layer, devices in of_layer.items():
+        one, other = sorted(devices)
+        assert other == one + 4, (layer, "the same place of both nodes")
+    assert len({min(devices) for devices in of_layer.values()}) > 1, "layers are beside each other"
+
+
+def test_expert_by_model() -> None:
+    assert [expert(model) for model in MODELS] == ["owt"] * 3 + ["expert"] * 3
+
+
+def test_full_has_all_models_and_what_quick_has() -> None:
+    assert set(QUICK.models) <= set(FULL.models) == set(PRINTED)
+    assert set(QUICK.counts) <= set(FULL.counts) == {4, 16, 64}
+    assert case("alexnet", 16).samples == 256
+    assert case("nmt", 64).cluster.nodes == 16
+
+
+# -- where layers are ------------------------------------------------------------------------------
+
+
+def test_shares_of_data_parallelism_are_equal_and_of_one_gpu_whole() -> None:
+    graph, on = capture_model("nmt-tiny", 8), cluster("k80:1x4")
+    found = shares(graph, Plan(METHODS["data"](graph, on), 4))
+    expected = {"source_embedding", "target_embedding", "attention", "output"}
+    expected |= {f"{part}coder.l{number}" for part in ("en", "de") for number in (0, 1)}
+    assert set(found) == expected
+    for layer, own in found.items():
+        assert own == pytest.approx([0.25] * 4), layer
+    alone = shares(graph, Plan(METHODS["data"](graph, cluster("k80:1x1")), 4))
+    assert all(own == [1, 0, 0, 0] for own in alone.values())
+
+
+def test_drawing() -> None:
+    assert draw({"a": [1.0, 0.0], "long": [0.25, 0.75]}) == [
+        "      GPU 0           GPU 1",
+        "a     ########## 100  ..........   0",
+        "long  ##........  25  ########..  75",
+    ]
+
+
+# -- proposals -------------------------------------------------------------------------------------
+
+
+def test_both_ways_to_judge_decide_alike_and_a_move_changes_a_part() -> None:
+    found = judged(Case("lenet-tiny", "k80", 2, 4), proposals=20)  # asserts that they do
+    assert 0 < found.changed <= 1
+    assert found.tasks > 0
+    assert min(found.shortened_rate, found.full_rate, found.shortened_s, found.ideal_delta_s) > 0
+
+
+def test_search_is_no_slower_than_what_it_starts_from() -> None:
+    found = step(Case("lenet-tiny", "k80", 2, 4), "flexflow", "allreduce", 0.3)
+    assert found is not None
+    assert 0 <= found.improved_s <= found.search_s
+    data = step(Case("lenet-tiny", "k80", 2, 4), "data", "allreduce", 0.3)
+    assert data is not None
+    assert found.seconds <= data.seconds
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def _step(rate: float) -> Any:
+    return SimpleNamespace(seconds=1 / rate, samples_per_s=rate, comm_bytes=10**9)
+
+
+FOUND: Any = {
+    ("data", 4): _step(10), ("expert", 4): _step(20), ("flexflow", 4): _step(30),
+    ("auto", 4): _step(40), ("data", 16): _step(50), ("expert", 16): None, ("flexflow", 16): _step(50),
+}  # fmt: skip
+
+
+def test_rows_and_words_of_throughput() -> None:
+    own = Measured("nmt", "allreduce", FOUND)
+    assert own.counts == [4, 16]
+    table = gains_table([own])
+    assert list(table.rows[0][3:9]) == [10, 20, 30, 40, 3, 1.5]
+    assert list(table.rows[1][3:9]) == [50, None, 50, None, 1, 1]
+    text = gains_text([own])
+    assert "1.00 (nmt on 16) to 1.50 x (nmt on 4)" in text
+    assert "1 of 2 gain less than 1 %" in text
+
+
+def test_words_of_the_search_count_what_is_longer() -> None:
+    rows = [["a", 4, 1.0, 0, 0, 2.0], ["b", 4, 3.0, 0, 0, 2.0], ["c", 4, None, None, None, 2.0]]
+    text = seconds_text(Table("", [Column(name) for name in "abcdef"], rows))
+    assert text == "1 of 2 searches take less than the paper's, 1 longer."
+
+
+def test_small_network_is_a_group_of_its_own_file() -> None:
+    own = Small("lstm", 4, 2, 0)
+    assert isinstance(own, Group)
+    assert own.spec.endswith("nets.py:lstm")
+    assert own.graph().batch == 4
+
+
+def test_parts_have_names_of_their_own() -> None:
+    assert [part.name for part in PARTS] == ["throughput", "search", "plans", "ranking"]

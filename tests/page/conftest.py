@@ -1,6 +1,0 @@
-"""Random plans are those of tests/program."""
-
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "program"))

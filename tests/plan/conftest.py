@@ -1,6 +1,0 @@
-"""Random plans and small models are shared with the tests of programs."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "program"))

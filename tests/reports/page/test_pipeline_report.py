@@ -1,0 +1,112 @@
+"""`raddle report --plan` of a pipeline: the page is of the plan's whole batch, and the plan opens."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+import pytest
+
+from raddle import cli, zoo
+from raddle.clusters import cluster
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.plans import file
+from raddle.plans.plan import Plan
+from raddle.plans.schedules import NAMES
+from raddle.reports.page.gathering import Given, gather
+from raddle.searches.planning import find, plan_of
+from raddle.searches.settings import Settings
+
+ON, BATCH, MICROBATCHES = "p100:1x2", 10, 4
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    work = zoo.load("mlp-tiny", batch=BATCH)
+    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=work.name)
+
+
+def planned(graph: Graph, schedule: str) -> tuple[Plan, Graph]:
+    """Two micro-batches of 3 samples and two of 2, and the graph of the largest."""
+    stages = 4 if schedule == "interleaved" else 2
+    chosen = Settings(schedule=schedule, stages=stages, microbatches=MICROBATCHES, budget=0.1)
+    found = find(graph, cluster(ON), "pipeline", chosen)
+    assert found.staged is not None
+    plan = plan_of(graph, cluster(ON), "pipeline", found, chosen, model="mlp-tiny")
+    return plan, found.staged.graph
+
+
+def raddle(capsys: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
+    monkeypatch.setattr(sys, "argv", ["raddle", *words, "--json"])
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("schedule", NAMES)
+def test_every_row_is_of_the_plans_whole_batch(
+    graph: Graph,
+    schedule: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
+    plan, micro = planned(graph, schedule)
+    assert (plan.batch, plan.microbatches, micro.batch) == (BATCH, MICROBATCHES, 3)
+    path, page = tmp_path / "mine.json", tmp_path / "page.html"
+    file.save(plan, micro, path)
+    words = ("--plan", str(path), "--alternatives", "0", "-o", str(page))
+    said = raddle(capsys, monkeypatch, "report", *words)
+    assert said["batch"] == BATCH
+    data, own = said["methods"]
+    assert (data["method"], own["method"]) == ("data", "pipeline")
+    for row in (data, own):
+        assert row["samples_per_s"] * row["step_ms"] / 1e3 == pytest.approx(BATCH)
+    assert own["speedup"] == pytest.approx(data["step_ms"] / own["step_ms"])
+    assert said["opens"] == "pipeline"
+
+
+def test_the_page_says_the_same_as_the_other_verbs(
+    graph: Graph, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    plan, micro = planned(graph, "1f1b")
+    path = tmp_path / "mine.json"
+    file.save(plan, micro, path)
+    page = str(tmp_path / "page.html")
+    data, own = raddle(capsys, monkeypatch, "report", "--plan", str(path), "-o", page)["methods"]
+    compared = raddle(
+        capsys, monkeypatch, "compare", "mlp-tiny", "--batch", str(BATCH), "--cluster", ON,
+        "--methods", "data",
+    )  # fmt: skip
+    assert compared[0]["step_ms"] == data["step_ms"]
+    assert compared[0]["lower_bound_ms"] == data["lower_bound_ms"]
+    simulated = raddle(capsys, monkeypatch, "simulate", str(path))
+    assert (simulated["batch"], simulated["step_ms"]) == (BATCH, own["step_ms"])
+    explained = raddle(capsys, monkeypatch, "explain", str(path))
+    assert explained["batch"] == BATCH
+    assert explained["speedup"] == pytest.approx(own["speedup"])
+    verified = raddle(capsys, monkeypatch, "verify", str(path), "--threads", "--steps", "1")
+    assert verified["batch"] == BATCH
+
+
+def test_a_given_plan_opens_though_others_are_faster(graph: Graph) -> None:
+    slow, _ = planned(graph, "sequential")
+    for order in ([slow], [slow, slow]):
+        shown = gather(
+            graph, cluster(ON), [Given(plan) for plan in order], ("data",), alternatives=0
+        ).plain
+        opened = shown["methods"][shown["opens"]]
+        assert (opened["label"], opened["plan"]["schedule"]) == ("pipeline", "sequential")
+        assert opened["torchrun"].endswith("-m raddle.runtime pipeline.json")
+        assert [m["batch"] for m in shown["methods"]] == [BATCH] * len(shown["methods"])
+        fastest = max(shown["methods"], key=lambda method: method["samples_per_s"])
+        assert shown["methods"][shown["best"]] is fastest
+        assert file.from_dict(opened["plan"], graph.at(3)) == slow  # what the page saves runs
+
+
+def test_without_given_plans_the_best_opens(graph: Graph) -> None:
+    shown = gather(graph, cluster(ON), (), ("data", "model"), alternatives=0).plain
+    assert shown["opens"] == shown["best"]

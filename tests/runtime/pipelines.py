@@ -1,0 +1,284 @@
+"""Pipeline plans written by hand, and the plain module run micro-batch by micro-batch to compare with.
+
+A micro-batch's loss counts by its share of the samples. Where replicas of a stage keep running statistics
+each, those of the worker that runs micro-batch 0 count.
+"""
+
+# s: stage, m: micro-batch, w: worker; P stages (workers), M micro-batches
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+from equality import (
+    Batch,
+    Different,
+    Trained,
+    _Rounding,
+    compare,
+    compare_gradients,
+    sent,
+    without_dropout,
+)
+from torch import Tensor, nn
+
+from raddle import zoo
+from raddle.clusters import cluster
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph, Op
+from raddle.plans.pipelining import places, schedule_of, stage_of
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import Grid, Tiling, even_cuts, whole
+from raddle.program.check import check
+from raddle.program.lower import lower
+from raddle.program.program import Key, Program
+from raddle.runtime.threads import run_threads
+from raddle.simulation.memory.peaks import peak_bytes
+from raddle.simulation.timeline import simulate
+
+# Micro-batches in the order in which they update running statistics, with the buffers that they update.
+Updates = tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]
+
+
+class Piped:
+    """A module with its loss, captured for a micro-batch."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        targets: Batch = (),
+        loss: Callable[..., Tensor] | None = None,
+        *,
+        steps: int = 2,
+        lr: float = 0.05,
+    ) -> None:
+        self.model, self.loss, self.lr, self.steps = model.train(), loss, lr, steps
+        self.inputs, self.example = len(inputs), [*inputs, *targets]
+        self.graph: Graph = capture(self.model, inputs, targets=targets, loss=loss)
+        self._plain: dict[tuple[tuple[int, ...], Updates], Trained] = {}
+        self._batches: dict[tuple[int, ...], list[list[list[Tensor]]]] = {}
+
+    def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=0.9, weight_decay=0.01)
+
+    def batches(self, sizes: tuple[int, ...]) -> list[list[list[Tensor]]]:
+        """By step and micro-batch, of these sizes: numbers vary, integers are rearranged among samples."""
+        if sizes not in self._batches:
+            generator = torch.Generator().manual_seed(len(sizes))
+
+            def another(name: str, x: Tensor, size: int) -> Tensor:
+                if x.is_floating_point():
+                    x = x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+                elif x.ndim:
+                    x = x[torch.randperm(len(x), generator=generator)]
+                letters = self.graph.values[name].letters
+                return x.narrow(letters.index("n"), 0, size) if "n" in letters else x
+
+            named = list(zip(self.graph.inputs, self.example, strict=True))
+            self._batches[sizes] = [
+                [[another(name, x, size) for name, x in named] for size in sizes]
+                for _ in range(self.steps)
+            ]
+        return self._batches[sizes]
+
+    def plain(self, sizes: tuple[int, ...], updates: Updates = ()) -> Trained:
+        """What the unmodified module does, computed once."""
+        if (sizes, updates) not in self._plain:
+            self._plain[sizes, updates] = self._train(sizes, updates)
+        return self._plain[sizes, updates]
+
+    def _train(self, sizes: tuple[int, ...], updates: Updates) -> Trained:
+        model = copy.deepcopy(self.model)
+        optimizer = self.optimizer(model.parameters())
+        losses, norms = [], []
+        for micros in self.batches(sizes):
+            optimizer.zero_grad()
+            buffers = self._buffers(model, micros, updates)
+            total = 0.0
+            for batch, size in zip(micros, sizes, strict=True):
+                value = model(*batch[: self.inputs])
+                if self.loss is not None:
+                    value = self.loss(value, *batch[self.inputs :])
+                value = value * (size / sum(sizes))
+                value.backward()
+                total += value.item()
+            losses.append(total)
+            gradients = {
+                n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
+            }
+            norms.append(float(torch.cat([g.flatten() for g in gradients.values()]).norm()))
+            optimizer.step()
+            for name, buffer in buffers.items():
+                model.get_buffer(name).copy_(buffer)
+        before, state = self.model.state_dict(), model.state_dict()
+        changed = frozenset(k for k, v in state.items() if not torch.equal(v, before[k]))
+        return Trained(losses, state, gradients, changed, max(*norms, 1e-6))
+
+    def _buffers(
+        self, model: nn.Module, micros: Sequence[Batch], updates: Updates
+    ) -> dict[str, Tensor]:
+        """Buffers after a step in which others than all micro-batches in their order update them."""
+        found: dict[str, Tensor] = {}
+        for sequence, names in updates:
+            if sequence != tuple(range(len(micros))):
+                other = copy.deepcopy(model)
+                with torch.no_grad():
+                    for m in sequence:
+                        other(*micros[m][: self.inputs])
+                found.update((name, other.get_buffer(name)) for name in names)
+        return found
+
+    def is_fragile(self, plan: Plan) -> bool:
+        """Whether rounding alone changes the result: a kink exactly at zero, a constant normalised."""
+        plain, key = self._expected(lower(self.graph, plan))
+        with _Rounding():
+            rounded = self._train(*key)
+        try:
+            compare(self.graph, plain, rounded.losses, rounded.state)
+            compare_gradients(plain, rounded.gradients)
+        except Different:
+            return True
+        return False
+
+    def _expected(self, program: Program) -> tuple[Trained, Any]:
+        plan = program.plan
+        key = tuple(program.sizes), updates_of(plan, self.graph)
+        return self.plain(*key), key
+
+    def verify(self, plan: Plan) -> Program:
+        """Lowers, checks, simulates and runs a plan; raises where anything is not as it must be."""
+        assert plan.steps == self.steps
+        program = lower(self.graph, plan)
+        check(program)
+        timeline = simulate(program, cluster(f"local:{plan.devices}"))
+        assert all(nbytes >= 0 for nbytes in peak_bytes(timeline))
+        batches = self.batches(tuple(program.sizes))
+
+        def feed(key: Key) -> dict[str, Tensor]:
+            return dict(zip(self.graph.inputs, batches[key.step][key.micro], strict=True))
+
+        state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        result = run_threads(program, state, self.optimizer, feed)
+        plain, _ = self._expected(program)
+        compare(self.graph, plain, result.losses, result.state)
+        compare_gradients(plain, result.gradients)
+        said = sent(program)
+        assert result.sent == said, f"sent {result.sent}, the program says {said}"
+        simulated = timeline.bytes_by_pair()
+        assert simulated == said, f"simulated {simulated}, the program says {said}"
+        return program
+
+
+# -- whose running statistics count ------------------------------------------------------------------
+
+
+def updates_of(plan: Plan, graph: Graph) -> Updates:
+    """A stage's forwards on the worker that runs micro-batch 0 of it: others' are in no checkpoint."""
+    if not plan.stages:
+        return ()
+    schedule, of = schedule_of(plan), stage_of(plan)
+    at = [places(plan, schedule, m) for m in range(plan.microbatches)]
+    made = {o: of[op.name] for op in graph.ops for o in op.outputs}
+    found: dict[tuple[int, ...], list[str]] = {}
+    for buffer, value in graph.updates.items():
+        s = made[value]
+        row = schedule.rows[at[0][s]]
+        sequence = tuple(a.micro for a in row if (a.phase, a.stage) == ("F", s))
+        found.setdefault(sequence, []).append(buffer)
+    return tuple((sequence, tuple(names)) for sequence, names in found.items())
+
+
+# -- plans ---------------------------------------------------------------------------------------------
+
+
+def cut_evenly(graph: Graph, count: int) -> tuple[tuple[str, ...], ...]:
+    """Stages of as many operators each."""
+    names = [op.name for op in graph.ops]
+    cuts = even_cuts(len(names), count)
+    return tuple(tuple(names[a:b]) for a, b in pairwise(cuts))
+
+
+def split(op: Op, letters: Mapping[str, int], devices: Sequence[int]) -> Tiling:
+    """An operator split along those of the letters that it has; a copy on each device if it has none."""
+    cuts, count = [], 1
+    for dim in op.space.dims:
+        parts = letters.get(dim.name, 1)
+        able = not dim.whole and dim.size >= parts and count * parts <= len(devices)
+        cuts.append(even_cuts(dim.size, parts if able else 1))
+        count *= len(cuts[-1]) - 1
+    if count < len(devices) and count > 1:
+        return Grid(tuple(cuts), tuple(devices[:count]))
+    return Grid(tuple(cuts), tuple(devices), len(devices) // count)
+
+
+def staged(
+    graph: Graph,
+    stages: Sequence[Sequence[str]],
+    devices: Sequence[Sequence[int]],
+    splits: Sequence[Mapping[str, int]] = (),
+) -> dict[str, Tiling]:
+    """Tiles of stages, each on its devices and split along its letters."""
+    tiles: dict[str, Tiling] = {}
+    for s, (names, own) in enumerate(zip(stages, devices, strict=True)):
+        letters = splits[s] if splits else {}
+        for name in names:
+            op = graph.op(name)
+            shape = [d.size for d in op.space.dims]
+            tiles[name] = split(op, letters, own) if len(own) > 1 else whole(shape, own)
+    return tiles
+
+
+def pipeline(
+    piped: Piped,
+    workers: int,
+    microbatches: int,
+    schedule: str,
+    *,
+    chunks: int = 1,
+    stages: Sequence[Sequence[str]] = (),
+    **more: Any,
+) -> Plan:
+    """One device a worker; stage s is on worker s mod P."""
+    graph = piped.graph
+    stages = tuple(map(tuple, stages)) or cut_evenly(graph, workers * chunks)
+    tiles = staged(graph, stages, [[s % workers] for s in range(len(stages))])
+    return planned(piped, tiles, workers, microbatches, stages, schedule, **more)
+
+
+def planned(
+    piped: Piped,
+    tiles: Mapping[str, Tiling],
+    devices: int,
+    microbatches: int,
+    stages: Sequence[Sequence[str]],
+    schedule: str,
+    **more: Any,
+) -> Plan:
+    more.setdefault("bn", "microbatch" if microbatches > 1 else "global")
+    more.setdefault("split_backward", schedule.startswith("zb"))
+    return Plan(
+        tiles,
+        devices,
+        microbatches=microbatches,
+        stages=tuple(map(tuple, stages)),
+        schedule=schedule,
+        steps=piped.steps,
+        **more,
+    )
+
+
+# -- the zoo -------------------------------------------------------------------------------------------
+
+
+@cache
+def tiny(name: str, size: int) -> Piped:
+    """A model of the zoo in float64, without dropout, for micro-batches of so many samples."""
+    work = zoo.load(name, device="cpu", dtype=torch.float64, batch=size)
+    model = without_dropout(work.model)
+    return Piped(model, list(work.inputs), list(work.targets), work.loss)

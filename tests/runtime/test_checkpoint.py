@@ -1,0 +1,414 @@
+"""What ranks hold, put together, is what the plain module has; and it comes apart for any other layout."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from patience import HANG
+from torch import Tensor, nn
+
+from raddle import zoo
+from raddle.errors import InputError
+from raddle.graph.box import Box
+from raddle.graph.capture import capture
+from raddle.graph.interpret import Pieces
+from raddle.runtime.checkpoint import (
+    Exchange,
+    assemble,
+    cut,
+    cut_optimizer,
+    cut_state,
+    gather_optimizer,
+    gather_state,
+    local_state,
+)
+from raddle.transport.exchange import exchange_over
+from raddle.transport.processes import Processes
+
+Shapes = dict[str, tuple[int, ...]]
+Layout = list[dict[str, list[Box]]]  # the boxes of each rank
+seeds = st.integers(0, 10_000)
+
+
+# -- layouts, and ranks that are threads -----------------------------------------------------------
+
+
+def random_cuts(shape: tuple[int, ...], rng: random.Random) -> list[Box]:
+    """A partition by up to three random cuts, each of a random box of those there are."""
+    boxes = [Box.full(shape)]
+    for _ in range(rng.randint(0, 3)):
+        box = boxes.pop(rng.randrange(len(boxes)))
+        able = [d for d, size in enumerate(box.shape) if size > 1]
+        if not able:
+            boxes.append(box)
+            continue
+        d = rng.choice(able)
+        at = rng.randrange(box.lo[d] + 1, box.hi[d])
+        boxes.append(Box(box.lo, (*box.hi[:d], at, *box.hi[d + 1 :])))
+        boxes.append(Box((*box.lo[:d], at, *box.lo[d + 1 :]), box.hi))
+    return boxes
+
+
+def random_layout(shapes: Shapes, ranks: int, seed: int) -> Layout:
+    """Every box on one rank, or on two."""
+    rng = random.Random(seed)
+    layout: Layout = [{} for _ in range(ranks)]
+    for name, shape in shapes.items():
+        for box in random_cuts(shape, rng):
+            for rank in rng.sample(range(ranks), k=rng.randint(1, min(2, ranks))):
+                layout[rank].setdefault(name, []).append(box)
+    return layout
+
+
+def on_threads(ranks: int, work: Callable[[int, Exchange], Any]) -> list[Any]:
+    """What each rank returns; `exchange` gathers an object of each."""
+    results: list[Any] = [None] * ranks
+    posted: list[Any] = [None] * ranks
+    barrier = threading.Barrier(ranks, timeout=HANG)
+
+    def exchange_of(rank: int) -> Exchange:
+        def exchange(mine: Any) -> list[Any]:
+            posted[rank] = mine
+            barrier.wait()
+            everyone = list(posted)
+            barrier.wait()  # nobody posts again before all have read
+            return everyone
+
+        return exchange
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(rank, exchange_of(rank))
+        except BaseException as error:
+            results[rank] = error
+            barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    failures = [r for r in results if isinstance(r, BaseException)]
+    for failure in failures:
+        if not isinstance(failure, threading.BrokenBarrierError):  # it waited for one that failed
+            raise failure
+    assert not failures
+    return results
+
+
+def held(layout: dict[str, list[Box]], tensors: dict[str, list[Tensor]]) -> dict[str, Pieces]:
+    return {name: list(zip(boxes, tensors[name], strict=True)) for name, boxes in layout.items()}
+
+
+def gathered(layout: Layout, state: dict[str, Tensor], shapes: Shapes, aliases: Any) -> list[Any]:
+    """On each rank of a layout, what it gets after cutting its boxes out of a state."""
+
+    def work(rank: int, exchange: Exchange) -> dict[str, Tensor]:
+        pieces = held(layout[rank], cut_state(state, layout[rank], shapes, aliases))
+        return gather_state(exchange, pieces, shapes, aliases)
+
+    return on_threads(len(layout), work)
+
+
+@cache
+def saved(name: str) -> tuple[dict[str, Tensor], Shapes, dict[str, str]]:
+    """The state of a plain model, the shapes of its tensors, and its aliases as the graph has them."""
+    work = zoo.load(name, device="cpu")
+    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+    shapes = {v.name: v.shape for v in [*graph.parameters, *graph.buffers]}
+    return dict(work.model.state_dict()), shapes, dict(graph.aliases)
+
+
+def assert_same(a: Any, b: Any) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+# -- one tensor ------------------------------------------------------------------------------------
+
+
+@given(shape=st.lists(st.integers(1, 6), max_size=3).map(tuple), seed=seeds)
+def test_a_tensor_comes_apart_and_together(shape: tuple[int, ...], seed: int) -> None:
+    rng = random.Random(seed)
+    tensor = torch.randn(shape, requires_grad=True)
+    boxes = random_cuts(shape, rng)
+    boxes += rng.choices(boxes, k=2)
+    pieces = cut(tensor, boxes)
+    assert all(not p.requires_grad and p.is_contiguous() for p in pieces)
+    assert len({p.data_ptr() for p in pieces} | {tensor.data_ptr()}) == len(pieces) + 1
+    assert_same(assemble(shape, tensor.dtype, zip(boxes, pieces, strict=True)), tensor.detach())
+
+
+def test_gaps_are_found() -> None:
+    with pytest.raises(AssertionError, match=r"\[\[0:2\]\] leave gaps in \[0:3\]"):
+        assemble((3,), torch.float32, [(Box((0,), (2,)), torch.zeros(2))])
+
+
+def test_a_box_outside_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"\[2:5\] is not in a tensor of shape \(4,\)"):
+        cut(torch.zeros(4), [Box((2,), (5,))])
+
+
+# -- parameters and buffers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "resnet110-tiny", "rnntc-tiny"])
+@settings(max_examples=8)
+@given(ranks=st.tuples(st.integers(1, 4), st.integers(1, 4)), seed=seeds)
+def test_any_layout_loads_what_any_other_has_saved(
+    name: str, ranks: tuple[int, int], seed: int
+) -> None:
+    state, shapes, aliases = saved(name)
+    first, second = (random_layout(shapes, n, seed + i) for i, n in enumerate(ranks))
+    (once, *others) = gathered(first, state, shapes, aliases)
+    assert all(other.keys() == once.keys() for other in others)
+    (twice, *_) = gathered(second, once, shapes, aliases)
+    assert twice.keys() == state.keys()
+    assert_same(twice, state)
+
+
+def test_a_tied_weight_has_all_its_names_and_is_one_tensor() -> None:
+    state, shapes, aliases = saved("gpt-tiny")
+    (full,) = gathered(random_layout(shapes, 1, 0), state, shapes, aliases)
+    assert full["lm_head.weight"] is full["wte.weight"]
+    work = zoo.load("gpt-tiny", device="cpu", seed=1)
+    work.model.load_state_dict(full)  # strict
+    assert_same(work.model.lm_head.weight.detach(), state["wte.weight"])
+
+
+@pytest.mark.parametrize("dropped", ["lm_head.weight", "wte.weight"])
+def test_one_name_of_a_tied_weight_will_do(dropped: str) -> None:
+    state, shapes, aliases = saved("gpt-tiny")
+    rest = {n: t for n, t in state.items() if n != dropped}
+    (full,) = gathered(random_layout(shapes, 1, 0), rest, shapes, aliases)
+    assert_same(full, state)
+
+
+def test_only_ranks_that_keep_the_state_have_it() -> None:
+    shapes, layout = {"w": (4,)}, [{"w": [Box((0,), (3,))]}, {"w": [Box((3,), (4,))]}]
+
+    def work(rank: int, exchange: Exchange) -> dict[str, Tensor]:
+        pieces = held(layout[rank], cut_state({"w": torch.arange(4)}, layout[rank], shapes, {}))
+        return gather_state(exchange, pieces, shapes, {"v": "w"}, keep=rank == 1)
+
+    nothing, full = on_threads(2, work)
+    assert nothing == {}
+    assert {name: t.tolist() for name, t in full.items()} == {n: [0, 1, 2, 3] for n in "wv"}
+
+
+def test_local_state_is_a_copy_under_all_names() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    pieces = {"w": [(Box((1,), (3,)), weight)]}
+    state = local_state(pieces, {"v": "w", "other": "elsewhere"})
+    weight.data.zero_()
+    assert state.keys() == {"w", "v"}
+    ((box, tensor),) = state["v"]
+    assert (box, tensor.tolist(), tensor.requires_grad) == (Box((1,), (3,)), [1, 1], False)
+
+
+# -- optimizers ------------------------------------------------------------------------------------
+
+OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+}
+SHAPES: Shapes = {"fc.weight": (4, 5), "fc.bias": (4,), "scale": ()}
+
+
+def gradient(name: str, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(step * 100 + len(name))
+    return torch.randn(SHAPES[name], generator=generator, dtype=torch.float64)
+
+
+def update(
+    make: Any, held: dict[str, Pieces], entries: dict[str, list[dict[str, Any]]], steps: range
+) -> dict[str, list[tuple[Box, dict[str, Any]]]]:
+    """Some steps of an optimizer on a rank's boxes, and what it keeps afterwards."""
+    optimizer = make([t for pieces in held.values() for _, t in pieces])
+    for name, kept in entries.items():
+        for (_, tensor), entry in zip(held[name], kept, strict=True):
+            optimizer.state[tensor] = entry
+    for step in steps:
+        for name, pieces in held.items():
+            for box, tensor in pieces:
+                tensor.grad = gradient(name, step)[box.within(Box.full(SHAPES[name]))].clone()
+        optimizer.step()
+    return {n: [(box, optimizer.state[t]) for box, t in pieces] for n, pieces in held.items()}
+
+
+def trained(make: Any, layout: Layout, state: Any, entries: Any, steps: range) -> tuple[Any, Any]:
+    """State and optimizer state after some steps on a layout, starting from those of another."""
+
+    def work(rank: int, exchange: Exchange) -> tuple[Any, Any]:
+        if not layout[rank]:
+            return gather_state(exchange, {}, SHAPES, {}), gather_optimizer(exchange, {}, SHAPES)
+        pieces = held(layout[rank], cut_state(state, layout[rank], SHAPES, {}))
+        kept = cut_optimizer(entries, layout[rank], SHAPES) if entries else {}
+        after = update(make, pieces, kept, steps)
+        return gather_state(exchange, pieces, SHAPES, {}), gather_optimizer(exchange, after, SHAPES)
+
+    results = on_threads(len(layout), work)
+    for other in results[1:]:
+        assert_same(other, results[0])
+    return results[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@settings(max_examples=12)
+@given(ranks=st.tuples(st.integers(1, 3), st.integers(1, 3)), seed=seeds)
+def test_training_goes_on_in_another_layout(kind: str, ranks: tuple[int, int], seed: int) -> None:
+    make, start = OPTIMIZERS[kind], {n: gradient(n, 99) for n in SHAPES}
+    first, second = (random_layout(SHAPES, n, seed + i) for i, n in enumerate(ranks))
+    moved = trained(make, second, *trained(make, first, start, {}, range(2)), range(2, 4))
+    plain = trained(make, [{n: [Box.full(s)] for n, s in SHAPES.items()}], start, {}, range(4))
+    torch.testing.assert_close(moved, plain, rtol=1e-12, atol=1e-12)
+
+
+def test_the_state_is_that_of_the_plain_optimizer() -> None:
+    start = {n: gradient(n, 99) for n in SHAPES}
+    parameters = {n: nn.Parameter(t.clone()) for n, t in start.items()}
+    optimizer = OPTIMIZERS["adam"](list(parameters.values()))
+    for step in range(2):
+        for name, p in parameters.items():
+            p.grad = gradient(name, step)
+        optimizer.step()
+    _, entries = trained(OPTIMIZERS["adam"], random_layout(SHAPES, 3, 1), start, {}, steps=range(2))
+    assert list(entries["fc.weight"]) == ["step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
+    for name, p in parameters.items():
+        torch.testing.assert_close(entries[name], dict(optimizer.state[p]), rtol=1e-12, atol=1e-12)
+
+
+def test_every_box_counts_its_own_steps() -> None:
+    entries = {"w": {"step": torch.tensor(2.0), "kind": None, "seen": 7}}
+    boxes = {"w": [Box((0,), (1,)), Box((1,), (2,))]}
+    one, other = cut_optimizer(entries, boxes, {"w": (2,)})["w"]
+    one["step"] += 1
+    assert other == {"step": torch.tensor(2.0), "kind": None, "seen": 7}
+    assert entries["w"]["step"] == 2
+
+
+def test_before_the_first_step_there_is_nothing() -> None:
+    shapes = {"w": (2,)}
+    (entries,) = on_threads(
+        1, lambda _, exchange: gather_optimizer(exchange, {"w": [(Box((0,), (2,)), {})]}, shapes)
+    )
+    assert entries == {"w": {}}
+    assert cut_optimizer(entries, {"w": [Box((0,), (2,))]}, shapes) == {"w": [{}]}
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+FITS = {n: torch.zeros(s) for n, s in SHAPES.items()}
+ADVICE = "; load one that was saved from this model."
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        ({n: FITS[n] for n in ("fc.weight", "scale")}, "'fc.bias' is missing"),
+        ({**FITS, "head": torch.zeros(2)}, "'head' is unexpected"),
+        ({**FITS, "fc.bias": torch.zeros(3)}, "'fc.bias' is (3,) instead of (4,)"),
+        ({**FITS, "tied": torch.zeros(3)}, "'tied' is (3,) instead of (4, 5)"),
+        ({**FITS, "scale": 2.0}, "'scale' is float instead of ()"),
+        (
+            {"a": FITS["scale"], "b": FITS["scale"], "scale": torch.zeros(1)},
+            "'fc.weight' is missing, 'fc.bias' is missing, 'a' is unexpected and 2 more",
+        ),
+    ],
+    ids=["missing", "unexpected", "shape", "alias", "type", "many"],
+)
+def test_a_state_that_does_not_fit_is_refused(state: Any, sentence: str) -> None:
+    with pytest.raises(InputError) as raised:
+        cut_state(state, {}, SHAPES, {"tied": "fc.weight"})
+    assert str(raised.value) == f"the state does not fit the model: {sentence}{ADVICE}"
+
+
+def test_an_optimizer_state_that_does_not_fit_is_refused() -> None:
+    entries: Any = {"fc.weight": {"exp_avg": torch.zeros(4), "step": torch.tensor(1)}, "scale": {}}
+    with pytest.raises(InputError) as raised:
+        cut_optimizer({**entries, "a": {}}, {}, SHAPES)
+    assert str(raised.value) == (
+        "the optimizer's state does not fit the model: 'fc.bias' is missing, 'a' is unexpected, "
+        f"'exp_avg' of 'fc.weight' is (4,) instead of (4, 5){ADVICE}"
+    )
+
+
+def test_an_optimizer_that_keeps_other_shapes_is_refused_by_all_ranks() -> None:
+    def work(rank: int, exchange: Exchange) -> str:
+        parameter = nn.Parameter(torch.ones(2, 5))
+        parameter.grad = torch.ones(2, 5)
+        optimizer = torch.optim.Adafactor([parameter])
+        optimizer.step()
+        box = Box((2 * rank, 0), (2 * rank + 2, 5))
+        with pytest.raises(InputError) as raised:
+            gather_optimizer(
+                exchange, {"w": [(box, optimizer.state[parameter])]}, {"w": (4, 5)}, keep=rank == 0
+            )
+        return str(raised.value)
+
+    assert on_threads(2, work) == 2 * [
+        "the optimizer keeps 'row_var' of shape (2, 1) for the box [0:2 0:5] of 'w': "
+        "only what has the shape of its parameter, or is a scalar, can be saved."
+    ]
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+def process(rank: int, store: str, out: str) -> None:
+    """Two ranks exchange with each other over a transport."""
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback()
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    place = torch.device("cpu")
+    transport = Processes(place)
+    found = exchanged(rank, lambda mine: exchange_over(transport, place, mine))
+    torch.save(found, f"{out}/{rank}")
+    transport.close()
+    dist.destroy_process_group()
+
+
+def loopback() -> str:
+    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+
+
+def exchanged(me: int, exchange: Exchange) -> Any:
+    shapes = {"w": (4, 3), "flag": (), "half": (2,)}
+    state = {
+        "w": torch.arange(12.0).view(4, 3).t().contiguous().t(),  # columns first
+        "flag": torch.tensor(True),
+        "half": torch.tensor([0.5, 2.0], dtype=torch.bfloat16),
+    }
+    boxes = [
+        {"w": [Box((0, 0), (4, 1))], "half": [Box((0,), (2,))]},
+        {"w": [Box((0, 1), (4, 3))], "flag": [Box((), ())]},
+    ]
+    pieces = held(boxes[me], cut_state(state, boxes[me], shapes, {}))
+    entries = {
+        name: [(box, {"step": torch.tensor(3.0), "m": tensor, "n": 1}) for box, tensor in own]
+        for name, own in pieces.items()
+    }
+    full = gather_state(exchange, pieces, shapes, {"v": "w"})
+    return state, full, gather_optimizer(exchange, entries, shapes), exchange((me, torch.empty(0)))
+
+
+def test_processes_exchange(tmp_path: Path) -> None:
+    mp.spawn(process, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)
+    for rank in (0, 1):
+        state, full, entries, last = torch.load(tmp_path / str(rank))
+        assert_same(full, {**state, "v": state["w"]})
+        expected = {n: {"step": torch.tensor(3.0), "m": t, "n": 1} for n, t in state.items()}
+        assert_same(entries, expected)
+        assert [(me, tuple(t.shape)) for me, t in last] == [(0, (0,)), (1, (0,))]

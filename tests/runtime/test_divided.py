@@ -1,0 +1,178 @@
+"""Divided parameters (`sharded:parameters`): the same numbers, and a rank keeps its own rows alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from equality import Task, tiny
+from patience import HANG
+from ranks import on_threads
+from torch import Tensor, nn
+
+from raddle.clusters import cluster
+from raddle.graph.capture import capture
+from raddle.plans.plan import Plan
+from raddle.program.lower import lower
+from raddle.runtime.actions import Action
+from raddle.runtime.trainer import Trainer
+from raddle.searches.planning import plan_for
+from raddle.simulation.memory.peaks import peak_bytes
+from raddle.simulation.timeline import simulate
+
+SCRIPT = Path(__file__).with_name("verify_all.py")
+KINDS = ("sharded", "sharded:parameters")
+
+
+def planned(task: Task, ranks: int, sync: str) -> Plan:
+    return plan_for(task.graph, cluster(f"local:{ranks}"), "data", bn="global", sync=sync)
+
+
+@pytest.mark.parametrize("model", ["vgg16-tiny", "resnet50-tiny", "gpt-tiny", "lenet-tiny"])
+def test_gives_the_same_bits_as_whole_parameters(model: str) -> None:
+    """And the plain module's numbers, and the bytes that were simulated."""
+    task = tiny(model)
+    for ranks in (2, 3):  # together: to capture takes longer than to train
+        plans = [planned(task, ranks, kind) for kind in KINDS]
+        task.verify(replace(plans[1], steps=2))
+        (losses, state), (others, other) = (trained(task, plan) for plan in plans)
+        assert losses == others
+        assert [name for name in state if not torch.equal(state[name], other[name])] == []
+
+
+def trained(task: Task, plan: Plan) -> tuple[list[float], dict[str, Tensor]]:
+    def work(trainer: Trainer) -> tuple[list[float], dict[str, Tensor]]:
+        given = [task.batches[step % 2][0] for step in range(3)]
+        return [float(trainer.step(*batch)) for batch in given], trainer.state_dict()
+
+    more = {"loss": task.loss, "graph": task.graph}
+    found = on_threads(plan.devices, work, task.model, plan, task.optimizer, **more)
+    first: tuple[list[float], dict[str, Tensor]] = found[0]
+    return first
+
+
+def test_ranks_that_are_processes() -> None:
+    models = ["vgg16-tiny", "gpt-tiny", "lenet-tiny"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--ranks", "2", "--models", ",".join(models), "--methods", "data",
+         "--sync", "sharded:parameters", "--json"],
+        capture_output=True, text=True, timeout=HANG, check=False,
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    assert json.loads(done.stdout) == {"ok": 3, "skipped": 0, "failed": 0, "failures": []}
+
+
+# -- memory -------------------------------------------------------------------------------------------
+
+
+def wide() -> nn.Module:
+    """Parameters take more than all else."""
+    torch.manual_seed(0)
+    layers = [module for _ in range(8) for module in (nn.Linear(64, 64), nn.ReLU())]
+    return nn.Sequential(*layers)
+
+
+def square(y: Tensor) -> Tensor:
+    return y.square().mean()
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def held(trainer: Trainer, *more: Any) -> int:
+    """Bytes of all tensors of a rank: slots, gradients, optimizer, and what calls keep."""
+    executor = trainer.executor
+    state = [t for kept in trainer.optimizer.state.values() for t in kept.values()]
+    saved = [t for leaves, weights, *_ in executor.saved.values() for t in (*leaves, *weights)]
+    every = [*executor.slots, *executor.grads, *state, *saved, *more]
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage() for t in every if isinstance(t, Tensor)
+    }
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_keeps_its_share_and_has_two_blocks_whole(ranks: int) -> None:
+    model, x = wide(), torch.randn(8, 64)
+    graph = capture(model, [x], loss=square)
+    total = sum(p.numel() * p.element_size() for p in model.parameters())
+    peaks, rows, predicted = {}, {}, {}
+    for kind in KINDS:
+        plan = plan_for(graph, cluster(f"local:{ranks}"), "data", sync=kind, optimizer="adam")
+        timeline = simulate(lower(graph, plan), cluster(f"local:{ranks}"))
+        predicted[kind] = max(peak_bytes(timeline))
+
+        def work(trainer: Trainer) -> tuple[int, int]:
+            peak = 0
+
+            def look(action: Action, start: float, end: float) -> None:
+                nonlocal peak
+                peak = max(peak, held(trainer))
+
+            trainer.executor.record = look
+            for _ in range(3):
+                trainer.step(x)
+            trainer.synchronize()
+            slots = [trainer.executor.slots[s.slot] for s in trainer.executor.plan.sources
+                     if s.role in ("parameter", "whole")]  # fmt: skip
+            return peak, sum(t.untyped_storage().nbytes() for t in slots)
+
+        found = on_threads(ranks, work, model, plan, adam, loss=square, graph=graph)
+        peaks[kind], rows[kind] = max(p for p, _ in found), [r for _, r in found]
+    assert rows["sharded"] == [total] * ranks
+    assert sum(rows["sharded:parameters"]) == total
+    assert max(rows["sharded:parameters"]) <= 1.05 * total / ranks
+    state = 2 * total / ranks
+    # All rows but one's own go, and two blocks of eight come, with a block's gradients.
+    assert peaks["sharded:parameters"] < peaks["sharded"] - total / 4
+    assert peaks["sharded:parameters"] < state + total / ranks + total / 2
+    assert predicted["sharded:parameters"] < predicted["sharded"] - total / 4
+
+
+class Positions(nn.Module):
+    """A view of a parameter is a value that another block reads, when the parameter has no memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(9, 6))
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.table[:5]
+        return self.last(torch.tanh(self.first(x))) * seen
+
+
+@pytest.mark.parametrize("more", [{}, {"microbatches": 2}, {"recompute": (("first", "tanh"),)}])
+def test_views_of_parameters_and_what_is_computed_again(more: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 5, 6).double()
+    task = Task(Positions().double(), [x], loss=square, steps=2, microbatches=2)
+    task.verify(replace(planned(task, 2, "sharded:parameters"), steps=2, **more))
+
+
+def test_evaluates_and_keeps_nothing_of_it() -> None:
+    task = tiny("lenet-tiny")
+    x, y = task.batches[0][0]
+    plan = plan_for(task.graph, cluster("local:2"), "data", sync="sharded:parameters")
+
+    def work(trainer: Trainer) -> tuple[float, list[Any]]:
+        loss = float(trainer.evaluate(x, y))
+        assert trainer._evaluation is not None
+        executor = trainer._evaluation.executor
+        return loss, [executor.slots[s.slot] for s in executor.plan.of("parameter")]
+
+    assert task.loss is not None
+    expected = task.loss(task.model.eval()(x), y).item()
+    task.model.train()
+    for loss, left in on_threads(
+        2, work, task.model, plan, task.optimizer, loss=task.loss, graph=task.graph
+    ):
+        assert loss == pytest.approx(expected, rel=1e-9)
+        assert set(left) == {None}

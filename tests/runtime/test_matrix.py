@@ -1,0 +1,65 @@
+"""Every model of the zoo, by every baseline, on 2, 3 and 4 ranks: the plain module's training.
+
+Ranks are threads; two steps (of large models one) in float64 with global batch statistics. Losses,
+gradients, parameters and buffers are compared, and bytes by pair of ranks: at the transport, in the program
+and in the simulation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from equality import TINY, tiny
+
+from raddle.clusters import cluster
+from raddle.errors import InputError
+from raddle.plans.plan import Plan
+from raddle.searches.baselines import METHODS
+from raddle.searches.planning import plan_for
+
+RANKS = (2, 3, 4)
+LARGE = ("inception_v3-tiny", "resnet101-tiny", "resnet1001-tiny")
+SKIPPED: dict[tuple[str, str, int], str] = {}  # (model, method, ranks): why it cannot be planned
+
+
+def planned(model: str, method: str, ranks: int) -> Plan | None:
+    """The plan, or None where the method has none and the list above says why."""
+    key = model, method, ranks
+    try:
+        plan = plan_for(tiny(model).graph, cluster(f"local:{ranks}"), method, bn="global")
+    except InputError as error:
+        if key not in SKIPPED or SKIPPED[key] not in str(error):
+            raise
+        return None
+    assert key not in SKIPPED, f"{key} can be planned: take it off the list"
+    return replace(plan, steps=1 if model in LARGE else 2)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("model", TINY)
+def test_trains_as_the_plain_module_does(model: str, ranks: int, record_property: Any) -> None:
+    done: list[Plan] = []
+    same = skipped = 0
+    for method in METHODS:
+        plan = planned(model, method, ranks)
+        if plan is None:
+            skipped += 1
+            continue
+        if any(plan.tiles == other.tiles for other in done):
+            same += 1  # some methods agree: on a model without convolutions, `owt` and `model`
+            continue
+        try:
+            tiny(model).verify(plan)
+        except Exception as error:
+            raise AssertionError(f"{method} on {ranks} ranks: {error}") from error
+        done.append(plan)
+    record_property("plans on threads: run", len(done))
+    record_property("plans on threads: the same as another", same)
+    record_property("plans on threads: skipped", skipped)
+
+
+def test_the_matrix_is_whole() -> None:
+    run = len(TINY) * len(METHODS) * len(RANKS) - len(SKIPPED)
+    assert (run, len(SKIPPED)) == (360, 0)

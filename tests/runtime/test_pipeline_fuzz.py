@@ -1,0 +1,202 @@
+"""Random modules in random stages by random schedules are refused, or train as the plain module does.
+
+Stages are any that follow the graph, not only runs of operators; workers have one to three devices, with
+random tiles on them; schedules are named, or written action by action, with replicas and waits.
+"""
+
+# s: stage, m: micro-batch, w: worker
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from equality import Different
+from hypothesis import Phase, event, given, note, reject, settings
+from hypothesis import strategies as st
+from modules import random_case
+from pipelines import Piped, updates_of
+from plans import random_blocks, random_sums, random_tiling, some_sync
+from test_random_graphs import scattered_blocks, written
+
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.plans.pipelining import _moved, stage_of
+from raddle.plans.plan import Plan
+from raddle.plans.schedule import Action, Schedule, write
+from raddle.plans.schedules import ASYNCHRONOUS, MAKERS
+from raddle.plans.tiling import Tiling
+from raddle.program.lower import lower
+
+STEPS = 2
+NAMED = tuple(name for name in MAKERS if name not in ASYNCHRONOUS)
+
+Stages = tuple[tuple[str, ...], ...]
+
+
+def random_stages(graph: Graph, count: int, rng: random.Random) -> Stages:
+    """At most so many; an operator is in no earlier stage than what it reads."""
+    made: dict[str, int] = {}
+    found: list[list[str]] = [[] for _ in range(count)]
+    contiguous = rng.random() < 0.5
+    last = 0
+    for i, op in enumerate(graph.ops):
+        low = max([made.get(name, 0) for name in op.inputs], default=0)
+        if contiguous:
+            last = max(last, min(count - 1, i * count // len(graph.ops) + rng.randint(0, 1)))
+            s = last
+        else:
+            s = low if rng.random() < 0.7 else rng.randint(low, count - 1)
+        found[s].append(op.name)
+        made.update((o, s) for o in op.outputs)
+    return tuple(tuple(names) for names in found if names)
+
+
+def random_schedule(
+    stages: int, microbatches: int, able: Sequence[Sequence[int]], rng: random.Random
+) -> Schedule:
+    """Actions one after the other, each as soon as its turn comes; `able` are the workers of a stage."""
+    phases = "FBW" if rng.random() < 0.3 else "FB"
+    fixed = rng.random() < 0.5
+    worker = {
+        (s, m): able[s][0] if fixed else rng.choice(able[s])
+        for s in range(stages)
+        for m in range(microbatches)
+    }
+    count = 1 + max(w for own in able for w in own)
+    rows: list[list[Action]] = [[] for _ in range(count)]
+    done: list[Action] = []
+    left = [Action(p, s, m) for p in phases for s in range(stages) for m in range(microbatches)]
+    eager = rng.choice([0.2, 0.5, 0.8])
+    while left:
+        ready = [a for a in left if _is_ready(a, stages, done)]
+        backward = [a for a in ready if a.phase != "F"]
+        action = rng.choice(backward if backward and rng.random() < eager else ready)
+        rows[worker[action.stage, action.micro]].append(action)
+        done.append(action)
+        left.remove(action)
+    waits = []
+    for _ in range(rng.choice([0, 0, 1, 3])):
+        a, b = sorted(rng.sample(range(len(done)), 2))
+        waits.append((done[b], done[a]))
+    return Schedule(tuple(map(tuple, rows)), tuple(dict.fromkeys(waits)))
+
+
+def _is_ready(action: Action, stages: int, done: Sequence[Action]) -> bool:
+    phase, s, m = action
+    if phase == "F":
+        return s == 0 or Action("F", s - 1, m) in done
+    if phase == "W":
+        return Action("B", s, m) in done
+    return Action("F", s, m) in done and (s + 1 == stages or Action("B", s + 1, m) in done)
+
+
+def some_plan(graph: Graph, rng: random.Random) -> Plan:
+    stages = random_stages(graph, rng.randint(2, 4), rng)
+    count, microbatches = len(stages), rng.choice([1, 2, 2, 3, 4, 5])
+    kind = rng.choice(["named", "named", "interleaved", "text", "text"])
+    rows = rng.randint(1, count) if kind != "named" else count
+    widths = [rng.choice([1, 1, 2, 3])] * rows
+    if rng.random() < 0.4:
+        widths = [rng.choice([1, 1, 2, 3]) for _ in range(rows)]
+    starts = [sum(widths[:w]) for w in range(rows)]
+    workers = [tuple(range(a, a + k)) for a, k in zip(starts, widths, strict=True)]
+    home = [s % rows if kind != "text" else rng.randrange(rows) for s in range(count)]
+    if kind == "text":
+        able = [
+            [home[s]] + [w for w in range(rows) if widths[w] == widths[home[s]]]
+            for s in range(count)
+        ]
+        made = random_schedule(count, microbatches, able, rng)
+        schedule, is_split = write(made), made.split
+        workers = workers[: len(made.rows)]
+    else:
+        schedule = "interleaved" if kind == "interleaved" else rng.choice(NAMED)
+        is_split = schedule.startswith("zb")
+    devices = sum(map(len, workers))
+    tiles: dict[str, Tiling] = {}
+    for s, names in enumerate(stages):
+        own = workers[home[s]]
+        for name in names:
+            tiling = random_tiling(graph.op(name), len(own), rng)
+            tiles[name] = _moved(tiling, dict(enumerate(own)))
+    sums: dict[str, Tiling] = {}
+    if rng.random() < 0.3:
+        for s, names in enumerate(stages):
+            own = workers[home[s]]
+            found = random_sums(graph, tiles, len(own), rng)
+            sums |= {n: _moved(found[n], dict(enumerate(own))) for n in names if n in found}
+    recompute: Any = ()
+    if rng.random() < 0.5:
+        makers = (random_blocks, scattered_blocks, lambda *_: tuple(rng.sample(stages, 1)))
+        recompute = rng.choice(makers)(graph, rng)
+    lacking = rng.randrange(microbatches) if graph.batch > 1 and rng.random() < 0.5 else 0
+    return Plan(
+        tiles,
+        devices,
+        bn="microbatch" if microbatches > 1 else "global",
+        sync=some_sync(devices, rng),
+        bucket=rng.choice([0, 1000, 10**6]),
+        microbatches=microbatches,
+        recompute=recompute,
+        split_backward=is_split or rng.random() < 0.2,
+        sums=sums,
+        stages=stages,
+        schedule=schedule,
+        workers=tuple(workers) if rng.random() < 0.8 else (),
+        steps=STEPS,
+        batch=graph.batch * microbatches - lacking if lacking else 0,
+    )
+
+
+def depends_on_the_order(graph: Graph, plan: Plan) -> bool:
+    """Whether micro-batches see each other: by a buffer that the loss sees, or that stages share."""
+    of, every = stage_of(plan), tuple(range(plan.microbatches))
+    moved = any(sequence != every for sequence, _ in updates_of(plan, graph))
+    made = {o: of[op.name] for op in graph.ops for o in op.outputs}
+    for buffer, value in graph.updates.items():
+        reached, stages = {buffer}, {made[value]}
+        for op in graph.ops:
+            if not reached.isdisjoint(op.inputs):
+                reached.update(op.outputs)
+            if buffer in op.inputs:
+                stages.add(of[op.name])
+        if (graph.loss in reached and moved) or len(stages) > 1:
+            return plan.microbatches > 1
+    return False
+
+
+def verify(seed: int) -> str:
+    rng = random.Random(seed)
+    case = random_case(rng.randrange(10**9))
+    note(repr(case))
+    piped = Piped(case.model, case.inputs, case.targets, case.loss, steps=STEPS, lr=0.01)
+    plan = some_plan(piped.graph, rng)
+    note(written(piped.graph, plan))
+    names = ("stages", "workers", "batch", "schedule")
+    note("\n".join(f"{name} = {getattr(plan, name)!r}" for name in names))
+    try:
+        program = lower(piped.graph, plan)
+    except InputError as error:
+        return f"refused: {str(error)[:40]}"
+    if depends_on_the_order(piped.graph, plan):
+        return "depends on the order"
+    try:
+        sizes = tuple(program.sizes)
+        piped.plain(sizes)
+    except (ValueError, RuntimeError, IndexError):  # a module that wants more samples
+        return "the module refuses"
+    try:
+        piped.verify(plan)
+    except Different:
+        if piped.is_fragile(plan):
+            reject()
+        raise
+    return "equal"
+
+
+@settings(phases=[Phase.explicit, Phase.generate])  # a smaller seed is not a smaller module
+@given(seed=st.integers(0, 2**40))
+def test_is_refused_or_trains_as_the_plain_module_does(seed: int) -> None:
+    event(verify(seed))

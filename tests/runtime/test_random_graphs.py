@@ -1,0 +1,98 @@
+"""Random modules under random legal plans train as they do plainly, and send what was simulated.
+
+Plans are random through and through (uneven cuts, reductions, irregular boxes, copies, any device map), or
+a baseline's with some operators tiled anew: those leave long segments and native composites in between.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from equality import Different, Task
+from hypothesis import Phase, given, note, reject, settings
+from hypothesis import strategies as st
+from modules import random_case
+from plans import random_plan, random_tiling, some_sync, with_any_order
+
+from raddle.clusters import cluster
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.plans.notation import write_tiling
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import Irregular, Tile, Tiling
+from raddle.searches.baselines import METHODS
+from raddle.searches.planning import plan_for
+
+STEPS = 3
+SHARDS = 5  # of as many examples as the profile says; processes of pytest-xdist share them
+
+
+def some_plan(graph: Graph, rng: random.Random) -> Plan:
+    devices = rng.randint(2, 4)
+    more: dict[str, Any] = {
+        "sync": some_sync(devices, rng),
+        "microbatches": rng.randint(1, 2),
+        "steps": STEPS,
+    }
+    if rng.random() < 0.15:
+        more["recompute"] = scattered_blocks(graph, rng)
+    plan = random_plan(graph, devices, rng.randrange(10**9), **more)
+    tiles, share = dict(plan.tiles), rng.choice([0, 0, 0.2])
+    if rng.random() < 0.5:
+        try:
+            method = rng.choice(list(METHODS))
+            tiles = dict(plan_for(graph, cluster(f"local:{devices}"), method).tiles)
+        except InputError:  # fewer samples than devices
+            pass
+    for op in graph.ops:
+        if rng.random() < share:
+            tiles[op.name] = random_tiling(op, devices, rng)
+        if rng.random() < share:
+            tiles[op.name] = with_copies(tiles[op.name], devices, rng)
+    return with_any_order(graph, replace(plan, tiles=tiles), rng)
+
+
+def scattered_blocks(graph: Graph, rng: random.Random) -> tuple[tuple[str, ...], ...]:
+    blocks: list[list[str]] = [[], [], []]
+    for op in graph.ops:
+        rng.choice(blocks).append(op.name)
+    return tuple(tuple(block) for block in blocks[1:] if block)
+
+
+def with_copies(tiling: Tiling, devices: int, rng: random.Random) -> Irregular:
+    """The same boxes, some of them on several devices."""
+    more = [Tile(t.box, d) for t in tiling.tiles for d in range(devices) if rng.random() < 0.3]
+    return Irregular(tuple(dict.fromkeys([*tiling.tiles, *more])))
+
+
+def written(graph: Graph, plan: Plan) -> str:
+    lines = [f"{op.name}: {write_tiling(op, plan.tiles[op.name])}" for op in graph.ops]
+    names = ("devices", "sync", "bucket", "microbatches", "split_backward", "recompute")
+    return "\n".join(lines + [f"{name} = {getattr(plan, name)!r}" for name in names])
+
+
+def verify(seed: int) -> None:
+    rng = random.Random(seed)
+    case = random_case(rng.randrange(10**9))
+    note(repr(case))
+    task = Task(
+        case.model, case.inputs, case.targets, case.loss, steps=STEPS, microbatches=2, lr=0.01
+    )
+    plan = some_plan(task.graph, rng)
+    note(written(task.graph, plan))
+    try:
+        task.verify(plan)
+    except Different:
+        if task.is_fragile(plan.steps, plan.microbatches):
+            reject()
+        raise
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+@settings(phases=[Phase.explicit, Phase.generate])  # a smaller seed is not a smaller module
+@given(seed=st.integers(0, 2**40))
+def test_trains_as_the_plain_module_does(shard: int, seed: int) -> None:
+    verify(seed * SHARDS + shard)

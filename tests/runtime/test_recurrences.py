@@ -1,0 +1,105 @@
+"""Recurrent layers run as one native call where a device has all of one, and as operators elsewhere."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from plans import train_plain
+from torch import Tensor, nn
+
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import Grid, even_cuts
+from raddle.program.lower import lower
+from raddle.program.program import Program
+from raddle.program.segments import segments
+from raddle.runtime.code import Writer
+from raddle.runtime.threads import run_threads
+
+KINDS = [nn.LSTM, nn.GRU, nn.RNN]
+
+
+class Net(nn.Module):
+    """Two layers, with states given or zero; the last states count as well."""
+
+    def __init__(self, kind: type[nn.RNNBase], both_ways: bool, states: bool) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.rnn = kind(3, 4, num_layers=2, bidirectional=both_ways, batch_first=True)
+        self.start = nn.Linear(3, 4) if states else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = None
+        if self.start is not None:
+            start = self.start(x[:, 0]).expand(4 if self.rnn.bidirectional else 2, -1, -1)
+            given = (start, start.tanh()) if isinstance(self.rnn, nn.LSTM) else start
+        out, last = self.rnn(x, given)
+        last = last[1] if isinstance(last, tuple) else last
+        return torch.cat([out.flatten(1), last.transpose(0, 1).flatten(1)], 1)
+
+
+def loss(y: Tensor) -> Tensor:
+    return (y * y).mean()
+
+
+def sgd(parameters: object) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)  # type: ignore[arg-type]
+
+
+def planned(graph: Graph, how: str) -> Plan:
+    """`samples`: two devices have half of them each; `layers`: a device each; `steps`: the second one.
+
+    Layers on devices of their own talk step by step, so that both compute at the same time.
+    """
+    tiles = {}
+    for op in graph.ops:
+        dims = [dim.name for dim in op.space.dims]
+        cuts = [(0, dim.size) for dim in op.space.dims]
+        second = ".l1" in op.name if how == "layers" else how == "steps" and ".t1." in op.name
+        devices: tuple[int, ...] = (int(second),)
+        if how == "samples" and "n" in dims:
+            d = dims.index("n")
+            cuts[d] = even_cuts(op.space.dims[d].size, 2)
+            devices = (0, 1)
+        tiles[op.name] = Grid(tuple(cuts), devices)
+    return Plan(tiles, 2, steps=2)
+
+
+def native_calls(program: Program) -> int:
+    variant, count = program.variants[0], 0
+    for device in (0, 1):
+        writer = Writer(program, variant, device, torch.device("cpu"), lambda of: [], str)
+        count += sum(len(writer.native(own)[0]) for own in segments(program, device))
+    return count
+
+
+@pytest.mark.parametrize("how", ["one", "samples", "layers", "steps"])
+@pytest.mark.parametrize("states", [False, True], ids=["zeros", "given"])
+@pytest.mark.parametrize("both_ways", [False, True], ids=["forward", "both ways"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_compute_what_the_module_does(
+    kind: type[nn.RNNBase], both_ways: bool, states: bool, how: str
+) -> None:
+    model = Net(kind, both_ways, states).double()
+    x = torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    graph = capture(model, [x], loss=loss)
+    program = lower(graph, planned(graph, how))
+    if not (both_ways and how == "layers"):  # then the first layer may be whole, but for its zeros
+        each = {"one": 2, "samples": 4, "layers": 0, "steps": 0}[how]
+        assert native_calls(program) == each * (1 + both_ways)
+    losses, state = train_plain(copy.deepcopy(model), loss, [[([x], [])]] * 2, sgd)
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    result = run_threads(program, held, sgd, lambda key: {graph.inputs[0]: x})
+    assert result.losses == pytest.approx(losses, rel=1e-9)
+    for name, tensor in result.state.items():
+        torch.testing.assert_close(tensor, state[name], rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_dropout_between_layers_leaves_them_whole() -> None:
+    """Its masks are not torch's, so that values are compared elsewhere (random graphs)."""
+    rnn = nn.LSTM(3, 4, num_layers=2, dropout=0.5, batch_first=True)
+    graph = capture(rnn, [torch.zeros(4, 3, 3)], loss=lambda out: out[0].sum())
+    assert native_calls(lower(graph, planned(graph, "one"))) == 2

@@ -1,0 +1,173 @@
+"""What `raddle explain` and the page say of another split is what simulating the plan with it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from plans import each_sync
+from small import small
+
+from raddle import zoo
+from raddle.clusters import Cluster, cluster
+from raddle.errors import InputError
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.plans.notation import write_tiling
+from raddle.plans.pipelining import THREADED, cut_stages, is_asynchronous, schedule_splits
+from raddle.plans.plan import Plan
+from raddle.plans.schedules import NAMES
+from raddle.plans.tiling import Grid, Tiling, even_cuts
+from raddle.program.lower import lower
+from raddle.reports.explaining import show_op
+from raddle.reports.page.groups import describe_alternatives
+from raddle.searches.explanation import timing
+from raddle.searches.explanation.alternatives import configurations
+from raddle.searches.explanation.operator import explain_op, space_of
+from raddle.searches.figures import judge
+from raddle.searches.order import with_order
+from raddle.searches.planning import plan_for
+from raddle.simulation.timeline import simulate
+
+MODEL, OP = "mlp-tiny", "layers.1"
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return small(MODEL)[1]
+
+
+@pytest.fixture(scope="module")
+def on() -> Cluster:
+    return cluster("p100:1x2")
+
+
+def step(graph: Graph, plan: Plan, on: Cluster) -> float:
+    """Milliseconds of one step on its own or, where steps overlap, of one among others."""
+    if is_asynchronous(plan):
+        return 1e3 * judge(graph, plan, on).step_seconds
+    return int(simulate(lower(graph, replace(plan, steps=1)), on).end.max()) / 1e6
+
+
+def other_steps(graph: Graph, plan: Plan, on: Cluster, g: int) -> dict[str, float]:
+    """By the tiles of a group's anchor, the step with them; those that no plan can have are left out."""
+    space = space_of(graph, plan, on)
+    anchor = space.groups[g].members[0].op
+    found: dict[str, float] = {}
+    for configuration in configurations(space, g, plan.tiles):
+        tiles: Mapping[str, Tiling] = {
+            **plan.tiles,
+            **space.changes(plan.tiles, {g: configuration}),
+        }
+        if tiles == dict(plan.tiles):
+            continue
+        try:
+            own = replace(plan, tiles=tiles, order=())
+            own = with_order(graph, own, on) if plan.order else own
+            found[write_tiling(anchor, tiles[anchor.name])] = step(graph, own, on)
+        except InputError:
+            continue
+    return found
+
+
+def explained_as_simulated(graph: Graph, plan: Plan, on: Cluster) -> dict[str, Any]:
+    found = explain_op(graph, plan, on, OP)
+    space = space_of(graph, plan, on)
+    g = next(g for g, group in enumerate(space.groups) if OP in group.ops)
+    expected = other_steps(graph, plan, on, g)
+    assert found["base"]["step_ms"] == pytest.approx(step(graph, plan, on), abs=1e-6)
+    assert found["timed"] == len(expected)
+    rows = found["alternatives"]
+    best = sorted(expected.values())[:5]
+    assert [row["step_ms"] for row in rows] == pytest.approx(best, abs=1e-6)
+    for row in rows:
+        assert row["step_ms"] == pytest.approx(expected[row["tiles"]], abs=1e-6)
+        difference = row["step_ms"] - found["base"]["step_ms"]
+        assert row["difference_ms"] == pytest.approx(difference, abs=2e-6)
+    return found
+
+
+@pytest.mark.parametrize("sync", each_sync())
+def test_every_way_to_synchronise(graph: Graph, on: Cluster, sync: str) -> None:
+    plan = plan_for(graph, on, "data", sync=sync)
+    found = explained_as_simulated(graph, plan, on)
+    assert found["timed"] > 2
+    assert bool(found["simulated"]) == any("simulated" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("sync", each_sync())
+def test_the_page_says_the_same(graph: Graph, on: Cluster, sync: str) -> None:
+    plan = plan_for(graph, on, "data", sync=sync)
+    timeline = judge(graph, plan, on)
+    space = space_of(graph, plan, on)
+    number = {op.name: i for i, op in enumerate(graph.ops)}
+    groups = describe_alternatives(plan, timeline, None, 1000.0, lambda step: None)
+    assert len(groups) == len(space.groups)
+    for own in groups:
+        g = next(g for g, x in enumerate(space.groups) if number[x.name] == own["anchor"])
+        expected, base = other_steps(graph, plan, on, g), step(graph, plan, on)
+        assert own["alone_ms"] == pytest.approx(base, abs=1e-6)
+        assert (" were simulated: " in own["sentence"]) == bool(own["simulated"])
+        for row in own["alternatives"]:
+            difference = expected[row["tiles"]] - base
+            assert row["difference_ms"] == pytest.approx(difference, abs=2e-6)
+
+
+@pytest.mark.parametrize("schedule", ["", *NAMES, f"{THREADED}:2"])
+def test_every_schedule(graph: Graph, schedule: str) -> None:
+    """Two stages of two devices each, which split samples; and steps that overlap on any tiles."""
+    on = cluster("p100:1x4")
+    plan = plan_for(graph, on, "data", sync="allreduce")
+    if schedule.startswith(THREADED):
+        plan = replace(plan, schedule=schedule)
+    else:
+        plan = staged(graph, plan, schedule)
+    found = explained_as_simulated(graph, plan, on)
+    assert found["timed"]
+    assert found["simulated"] is not None
+    assert found["overlapping"] == is_asynchronous(plan)
+
+
+def staged(graph: Graph, plan: Plan, schedule: str) -> Plan:
+    names = [op.name for op in graph.ops]
+    stages = cut_stages(graph, [names[len(names) // 2]])
+    tiles: dict[str, Tiling] = {}
+    for s, stage in enumerate(stages):
+        for name in stage:
+            dims = graph.op(name).space.dims
+            able = [d for d, dim in enumerate(dims) if dim.name == "n" and dim.size > 1]
+            cuts = tuple(even_cuts(dim.size, 1 + (d in able)) for d, dim in enumerate(dims))
+            tiles[name] = Grid(cuts, (2 * s, 2 * s + 1), 1 if able else 2)
+    return replace(
+        plan, tiles=tiles, stages=stages, schedule=schedule, microbatches=4, bn="microbatch",
+        batch=4 * graph.batch, split_backward=schedule_splits(schedule),
+    )  # fmt: skip
+
+
+def test_alexnet_with_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where copies agree by servers, the next best split is faster, and that is what is said."""
+    w = zoo.load("alexnet", batch=64)
+    graph = capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)
+    on = cluster("p100:1x4")
+    plan = plan_for(graph, on, "data", sync="ps")
+    found = explain_op(graph, plan, on, "classifier.1")
+    first = found["alternatives"][0]
+    assert found["base"]["step_ms"] == step(graph, plan, on)
+    assert first["difference_ms"] < -10
+    show_op(found)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "other ways to split this group were simulated" in said
+    assert "note: all times are simulated: the evaluator does not time sync 'ps'" in said
+
+
+def test_only_so_many_are_simulated(
+    graph: Graph, on: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_for(graph, on, "data", sync="ps")
+    every = explain_op(graph, plan, on, OP)
+    monkeypatch.setattr(timing.Simulated, "most", 2)
+    found = explain_op(graph, plan, on, OP)
+    assert found["timed"] == 2
+    assert found["excluded"]["untimed"] == every["timed"] - 2

@@ -1,0 +1,119 @@
+"""Chains decide as with full simulations; a seed gives the same plan; an interrupt keeps the best."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import small
+
+from raddle.clusters import cluster
+from raddle.plans.plan import Plan
+from raddle.program.lower import lower
+from raddle.searches.baselines import METHODS
+from raddle.searches.flexflow.chain import Chain, chain
+from raddle.searches.flexflow.climbing import Climb
+from raddle.searches.flexflow.method import flexflow
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.settings import Clock, Settings
+from raddle.simulation.fast.evaluator import Evaluator
+from raddle.simulation.timeline import simulate
+
+MODELS = ("lenet-tiny", "resnet110-tiny", "rnnlm-tiny", "gpt-tiny", "inception_v3-tiny")
+MACHINES = ("p100:1x4", "p100:2x2", "local:4")
+
+
+def begun(model: str, machine: str, seed: int, temperature: float) -> Chain:
+    graph, on = small(model)[1], cluster(machine)
+    space = PlanSpace(graph, on, Settings(reduction=True, powers=False))
+    tiles = METHODS["data"](graph, on)
+    return chain(
+        space,
+        Evaluator(graph, on, Plan(tiles, len(on.devices), bn="local")),
+        "data",
+        tiles,
+        seed=seed,
+        temperature=temperature,
+    )
+
+
+@settings(max_examples=15)
+@given(st.sampled_from(MODELS), st.sampled_from(MACHINES), st.integers(0, 2**20), st.booleans())
+def test_decisions_are_those_of_full_simulation(
+    model: str, machine: str, seed: int, hot: bool
+) -> None:
+    """The same draws, judged by simulating every task of every proposal to its end."""
+    short = begun(model, machine, seed, temperature=0.2 if hot else 0.003)
+    full = begun(model, machine, seed, temperature=short.temperature)
+    plain = full.evaluator
+    shortened = plain.time
+
+    def unlimited(limit: int | None = None) -> int | None:
+        time = shortened(fold=False)
+        assert time is not None
+        return time if limit is None or time <= limit else None
+
+    plain.time = unlimited  # type: ignore[method-assign]
+    for _ in range(60):
+        assert short.step() == full.step()
+        assert (short.time, short.best_time, short.accepted) == (
+            full.time,
+            full.best_time,
+            full.accepted,
+        )
+    assert short.tiles == full.tiles
+    program = lower(short.space.graph, Plan(short.tiles, 4, bn="local"))
+    assert short.time == simulate(program, short.space.cluster).end.max()
+
+
+def test_what_is_accepted_follows_the_temperature() -> None:
+    """As often as exp(-difference / temperature) says, which is Metropolis's rule."""
+    own = begun("lenet-tiny", "p100:1x4", 0, temperature=0.01)
+    rng = random.Random(0)
+    draws = [own._allowance(rng.random()) for _ in range(4000)]
+    scale = own.temperature * own.best_time
+    for times in (0.5, 1.0, 2.0):
+        share = sum(draw >= times * scale for draw in draws) / len(draws)
+        assert share == pytest.approx(math.exp(-times), abs=0.03)
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    graph, on = small("lenet-tiny")[1], cluster("p100:1x4")
+    starts = {"data": METHODS["data"](graph, on)}
+    first, again, other = (
+        flexflow(graph, on, Settings(budget=60, proposals=600, seed=seed), starts)
+        for seed in (1, 1, 2)
+    )
+    assert first.stopped == again.stopped == "proposals"
+    assert first.tiles == again.tiles
+    assert first.accepted == again.accepted
+    assert (first.accepted, first.tiles) != (other.accepted, other.tiles)
+    times = [p.best_ms for p in first.history]
+    assert times == sorted(times, reverse=True)
+
+
+def test_an_interrupt_keeps_the_best_so_far() -> None:
+    graph, on = small("lenet-tiny")[1], cluster("p100:1x4")
+    heard = []
+
+    def interrupt(step: object) -> None:
+        heard.append(step)
+        if len(heard) == 2:
+            raise KeyboardInterrupt
+
+    asked = Settings(budget=60, heard=interrupt)
+    found = flexflow(graph, on, asked, {"data": METHODS["data"](graph, on)})
+    assert found.stopped == "interrupt"
+    lower(graph, Plan(found.tiles, 4, bn="local"))
+
+
+def test_nothing_is_proposed_after_the_budget() -> None:
+    own = begun("lenet-tiny", "p100:1x4", 0, temperature=0.003)
+    climb = Climb(own.space, own.evaluator, Clock(0.0), Settings(budget=0.0))
+    climb.add("data", own.tiles)
+    climb.run(0.0)
+    assert climb.proposals == 0
+    assert climb.stopped == "budget"

@@ -1,0 +1,157 @@
+"""Fine partitions: cells = explicit hypergraph = lowered program, and files of other partitioners."""
+
+from __future__ import annotations
+
+import pathlib
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small import small
+
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.plans.plan import Plan
+from raddle.program.lower import lower
+from raddle.program.program import Move, message_bytes
+from raddle.searches.hypergraph import explicit, files, naive
+from raddle.searches.hypergraph.cells import Cells, cell_tiles, from_vector, traffic, work_of
+from raddle.searches.hypergraph.counts import model
+from raddle.searches.hypergraph.network import Network, network
+
+MODELS = ("lenet-tiny", "resnet110-tiny", "unet-tiny", "rnnlm-tiny")
+
+
+@cache
+def case(name: str) -> tuple[Graph, Network]:
+    graph = small(name)[1]
+    return graph, network(graph)
+
+
+def random_cells(found: Network, parts: int, seed: int) -> Cells:
+    """Blocks of cells in any parts, and sums in one of those that have a part of them."""
+    rng = np.random.default_rng(seed)
+    cells, owners = [], []
+    for l, layer in enumerate(found.layers):
+        shape = layer.units, explicit.channels(found, l)
+        grid = rng.integers(0, parts, [min(2, n) for n in shape])
+        at = [
+            np.minimum(np.arange(n) * len(g) // n, len(g) - 1)
+            for n, g in zip(shape, (grid, grid[0]), strict=True)
+        ]
+        cells.append(grid[np.ix_(*at)])
+        owners.append(cells[-1][np.arange(shape[0]), rng.integers(0, shape[1], shape[0])])
+    return Cells(cells, owners)
+
+
+def vector(partition: Cells) -> np.ndarray:
+    return np.concatenate([*(own.ravel() for own in partition.cells), *partition.owners])
+
+
+@given(st.sampled_from(MODELS), st.integers(2, 4), st.integers(0, 10**6))
+def test_cells_are_the_connectivity_of_the_explicit_hypergraph(
+    name: str, parts: int, seed: int
+) -> None:
+    _, found = case(name)
+    partition = random_cells(found, parts, seed)
+    sent = traffic(found, partition, parts)
+    m = model(found)
+    spelt = explicit.fine(found, m)
+    assert explicit.km1(spelt, vector(partition)) == sum(sent.of.values()) == sent.received.sum()
+    weight = np.bincount(vector(partition), weights=spelt.weight, minlength=parts)
+    assert work_of(found, m.work, partition, parts) == pytest.approx(weight)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("parts", [2, 3])
+def test_cells_are_the_bytes_of_the_lowered_program(name: str, parts: int) -> None:
+    """Maps and sums, forward and backward; what losses and norms sum up stands apart."""
+    graph, found = case(name)
+    partition = random_cells(found, parts, seed=parts)
+    tiles, sums = cell_tiles(graph, found, partition)
+    program = lower(graph, Plan(tiles, parts, bn="local", sums=sums))
+    maps = {v.name for v in found.maps}
+    sums = {
+        o for op in graph.ops for layer in found.layers if op.name in layer.ops for o in op.outputs
+    }
+    sent: Counter[str] = Counter()
+    for i in program.instructions:
+        if isinstance(i, Move) and i.value in maps | sums:
+            sent[i.what] += sum(message_bytes(program, i, m) for m in i.messages)
+    expected = sum(traffic(found, partition, parts).of.values()) * 8
+    assert sent["activation"] + sent["partial"] == expected
+    assert sent["gradient"] + sent["partial gradient"] == expected
+
+
+def test_channels_in_order_are_a_fine_partition() -> None:
+    _, found = case("lenet-tiny")
+    m = model(found)
+    partition = naive.channel_incremental(found, m, 3)
+    own = work_of(found, m.work, partition, 3)
+    assert own.sum() == pytest.approx(m.total)
+    assert (own > 0).all()
+
+
+@pytest.mark.parametrize("form", files.FORMATS)
+@pytest.mark.parametrize("grain", ["coarse", "fine"])
+def test_hypergraphs_come_back_from_files(tmp_path: pathlib.Path, form: str, grain: str) -> None:
+    _, found = case("lenet-tiny")
+    spelt = getattr(explicit, grain)(found, model(found))
+    files.write_hypergraph(spelt, tmp_path / "h", form)
+    read = files.read_hypergraph(tmp_path / "h")
+    assert (read.cost == spelt.cost).all()
+    assert (read.at == spelt.at).all()
+    assert (read.pins == spelt.pins).all()
+    assert read.weight / read.weight.sum() == pytest.approx(
+        spelt.weight / spelt.weight.sum(), abs=1e-6
+    )
+
+
+def test_the_first_lines_are_those_of_the_formats(tmp_path: pathlib.Path) -> None:
+    h = explicit.Hypergraph(np.array([3.0, 4.0]), np.array([9]), np.array([0, 2]), np.array([0, 1]))
+    for form, text in {
+        "patoh": "1 2 1 2 3\n9 1 2\n3 4\n",
+        "hmetis": "1 2 11\n9 1 2\n3\n4\n",
+    }.items():
+        files.write_hypergraph(h, tmp_path / form, form)
+        assert (tmp_path / form).read_text() == text
+
+
+def test_answers_are_of_filters_or_of_channels(tmp_path: pathlib.Path) -> None:
+    _, found = case("lenet-tiny")
+    partition = random_cells(found, 3, 0)
+    files.write_partition(vector(partition), tmp_path / "answer")
+    back = from_vector(found, files.read_partition(tmp_path / "answer"))
+    assert isinstance(back, Cells)
+    assert all((a == b).all() for a, b in zip(back.cells, partition.cells, strict=True))
+    filters = from_vector(found, np.zeros(sum(layer.units for layer in found.layers), int))
+    assert isinstance(filters, list)
+    assert [len(own) for own in filters] == [layer.units for layer in found.layers]
+    assert from_vector(found, np.zeros(3, int)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no hypergraph"),
+        ("1 2 11\n", "damaged"),
+        ("1 2 x", "other than numbers"),
+        ("1 1 1\n", "no hyper"),
+    ],
+)
+def test_damaged_hypergraphs(tmp_path: pathlib.Path, text: str, reason: str) -> None:
+    (tmp_path / "h").write_text(text)
+    with pytest.raises(InputError, match=reason):
+        files.read_hypergraph(tmp_path / "h")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("", "no partition"), ("0 -1", "no partition"), ("a", "numbers")]
+)
+def test_damaged_answers(tmp_path: pathlib.Path, text: str, reason: str) -> None:
+    (tmp_path / "p").write_text(text)
+    with pytest.raises(InputError, match=reason):
+        files.read_partition(tmp_path / "p")

@@ -1,0 +1,399 @@
+"""Fine partitions: volume = nets spelt out = lowered program; they train as the module; the search."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import train_plain
+from torch import Tensor, nn
+
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.plans.plan import Plan
+from raddle.program.check import check
+from raddle.program.lower import lower
+from raddle.program.program import Move, Program, message_bytes
+from raddle.runtime.threads import run_threads
+from raddle.searches.hypergraph import fine
+from raddle.searches.hypergraph.cells import Cells, cell_tiles, traffic
+from raddle.searches.hypergraph.counts import Model, model, volume
+from raddle.searches.hypergraph.explicit import channels
+from raddle.searches.hypergraph.finechain import chained
+from raddle.searches.hypergraph.finemodel import (
+    Block,
+    FineLayer,
+    FinePartition,
+    covers,
+    ranges,
+    reads_one,
+)
+from raddle.searches.hypergraph.finemoves import LEAST, VOLUME, anneal, count, problem, walk
+from raddle.searches.hypergraph.finerows import (
+    Rows,
+    apportioned,
+    coarse_rows,
+    into_windows,
+    laid_out,
+)
+from raddle.searches.hypergraph.layouts import layout_of
+from raddle.searches.hypergraph.network import Layer, Map, Network, Piece, network
+
+
+class Chain(nn.Module):
+    """As VGG: convolutions, a pool, and what is flattened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 8, 3, padding=1)
+        self.conv3 = nn.Conv2d(8, 5, 3, padding=1)
+        self.fc1, self.fc2 = nn.Linear(20, 7), nn.Linear(7, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.conv2(torch.relu(self.conv1(x))))
+        x = torch.relu(self.conv3(nn.functional.max_pool2d(x, 2)))
+        x = nn.functional.max_pool2d(x, 2).flatten(1)
+        return self.fc2(torch.relu(self.fc1(x)))
+
+
+class Residual(nn.Module):
+    """Two adds after each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, padding=1)
+        self.convs = nn.ModuleList(nn.Conv2d(6, 6, 3, padding=1) for _ in range(4))
+        self.fc = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        x = torch.relu(self.convs[1](torch.relu(self.convs[0](x))) + x)
+        x = torch.relu(self.convs[3](torch.relu(self.convs[2](x))) + x)
+        return self.fc(x.mean((2, 3)))
+
+
+class Branches(nn.Module):
+    """Three branches that are concatenated, and read by two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.a, self.b = nn.Conv2d(4, 3, 1), nn.Conv2d(4, 5, 3, padding=1)
+        self.left, self.right = nn.Conv2d(12, 4, 1), nn.Conv2d(12, 4, 3, padding=1)
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        x = torch.relu(torch.cat([self.a(x), self.b(x), x], 1))
+        return self.fc((self.left(x) * self.right(x)).mean((2, 3)))
+
+
+NETS = {"chain": Chain, "residual": Residual, "branches": Branches}
+
+
+class Case:
+    def __init__(self, name: str) -> None:
+        torch.manual_seed(0)
+        self.module = NETS[name]().double()
+        self.x, self.target = torch.randn(4, 3, 8, 8).double(), torch.arange(4) % 4
+        self.loss = nn.functional.cross_entropy
+        self.graph: Graph = capture(self.module, [self.x], targets=[self.target], loss=self.loss)
+        self.network: Network = network(self.graph)
+        self.model: Model = model(self.network)
+
+
+@cache
+def case(name: str) -> Case:
+    return Case(name)
+
+
+def random_rows(own: Network, parts: int, seed: int) -> Rows:
+    """Of each layer some parts, in some rows; all channels where it cannot be cut."""
+    rng = np.random.default_rng(seed)
+    shape = len(own.layers), parts
+    found = Rows(np.zeros(shape, int), np.full(shape, -1), np.zeros(shape, int))
+    for l, layer in enumerate(own.layers):
+        every = channels(own, l)
+        able = reads_one(own, l) is not None
+        members = rng.permutation(parts)[: rng.integers(1, parts + 1)]
+        rows = rng.integers(0, len(members), len(members)) if able else np.arange(len(members))
+        there = np.unique(rows)
+        for i, height in zip(
+            there, apportioned(layer.units, rng.random(len(there)), 1), strict=True
+        ):
+            inside = members[rows == i]
+            found.row[l, inside] = i
+            found.width[l, inside] = apportioned(every, rng.random(len(inside)), 1)
+            found.own[l, inside] = apportioned(height, rng.random(len(inside)), 0)
+    return found
+
+
+# -- the volume ----------------------------------------------------------------------------------
+
+#    0 --> 1 --> 2 (adds what 1 reads) --> 3, which also reads 1:   cat(2, 1)
+SMALL = Network(
+    (
+        Layer("a", ("a",), 4, 3, 60, 12, made=8),
+        Layer("b", ("b",), 3, 4, 70, 12, made=4),
+        Layer("c", ("c",), 4, 3, 90, 12, made=2),
+        Layer("d", ("d",), 2, 7, 50, 14, made=1),
+    ),
+    (
+        Map("a", (Piece(0, 4),), 2, (1,), ((Piece(2, 4),),)),
+        Map("b", (Piece(1, 3),), 3, (2,), ()),
+        Map("cb", (Piece(2, 4), Piece(1, 3)), 1, (3,), ()),
+    ),
+    {},
+)
+
+
+def random_partition(own: Network, parts: int, seed: int) -> FinePartition:
+    """Pairs and owners anywhere; a part has one block of each filter."""
+    rng = np.random.default_rng(seed)
+    layers = []
+    for l, layer in enumerate(own.layers):
+        cells = rng.integers(0, parts, (layer.units, channels(own, l)))
+        blocks = [
+            Block(p, ((j, j + 1),), ranges(row == p))
+            for j, row in enumerate(cells)
+            for p in set(row.tolist())
+        ]
+        layers.append(FineLayer(tuple(blocks), layout_of(rng.integers(0, parts, layer.units))))
+    return FinePartition(parts, tuple(layers))
+
+
+@given(st.integers(2, 4), st.integers(0, 10**6))
+def test_the_volume_is_the_connectivity_of_nets_that_are_spelt_out(parts: int, seed: int) -> None:
+    partition = random_partition(SMALL, parts, seed)
+    where = {}  # vertex -> part
+    for l, own in enumerate(partition.layers):
+        for part, filters, read in own.blocks:
+            for j in (j for a, b in filters for j in range(a, b)):
+                where.update({(l, j, k): part for a, b in read for k in range(a, b)})
+        for j, part in enumerate(fine.spelt_out(SMALL, partition).owners[l]):
+            where[l, j] = int(part)
+    nets = []  # (cost, vertices)
+    for j in range(4):  # the map of layer 0 is read by 1, and unit by unit by 2
+        nets.append((2, [(0, j), (2, j), *((1, i, j) for i in range(3))]))
+    for j in range(3):
+        nets.append((3, [(1, j), *((2, i, j) for i in range(4))]))
+    for k, vertex in enumerate([(2, 0), (2, 1), (2, 2), (2, 3), (1, 0), (1, 1), (1, 2)]):
+        nets.append((1, [vertex, *((3, i, k) for i in range(2))]))
+    for l, (made, units, every) in enumerate([(8, 4, 3), (4, 3, 4), (2, 4, 3), (1, 2, 7)]):
+        for j in range(units):
+            nets.append((made, [(l, j), *((l, j, k) for k in range(every))]))
+    km1 = sum(cost * (len({where[v] for v in net}) - 1) for cost, net in nets)
+
+    assert covers(SMALL, partition)
+    assert fine.fine_volume(SMALL, partition) == km1
+    work = fine.fine_work(SMALL, partition, [60, 70, 90, 50])
+    pairs = Counter(part for vertex, part in where.items() if len(vertex) == 3 and vertex[0] == 0)
+    assert work.sum() == pytest.approx(270)
+    alone = fine.fine_work(SMALL, partition, [60, 0, 0, 0])
+    assert alone == pytest.approx([5 * pairs[p] for p in range(parts)])
+
+
+def test_an_aligned_grid() -> None:
+    """Two rows, two columns, and owners inside: one map read and one map of partial results."""
+    two = Network(
+        (Layer("a", ("a",), 4, 3, 1, 1, made=5), Layer("b", ("b",), 4, 4, 1, 1, made=7)),
+        (Map("a", (Piece(0, 4),), 3, (1,), ()),),
+        {},
+    )
+    rows = Rows(
+        np.array([[1, 1, 1, 1], [1, 1, 1, 1]]),
+        np.array([[0, 1, 2, 3], [0, 0, 1, 1]]),
+        np.array([[3, 3, 3, 3], [2, 2, 2, 2]]),
+    )
+    partition = laid_out(two, rows)
+    assert covers(two, partition)
+    assert fine.fine_volume(two, partition) == 4 * 3 + 4 * 7
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("seed", range(4))
+def test_index_sets_have_the_counts_of_rows(name: str, seed: int) -> None:
+    own = case(name)
+    rows = random_rows(own.network, 4, seed)
+    partition = laid_out(own.network, rows)
+    assert covers(own.network, partition)
+    for l, layer in enumerate(partition.layers):
+        owners = np.repeat(layer.owners.parts, np.diff(layer.owners.cuts))
+        assert (np.bincount(owners, minlength=4) == rows.own[l]).all()
+    spelt = fine.spelt_out(own.network, partition)
+    assert fine.fine_volume(own.network, partition) == sum(
+        traffic(own.network, spelt, 4).of.values()
+    )
+
+
+@given(st.integers(1, 4), st.integers(0, 10**6))
+def test_as_many_units_as_possible_lie_in_windows(parts: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    units = int(rng.integers(1, 7))
+    own = rng.multinomial(units, rng.dirichlet(np.ones(parts)))
+    begin = rng.integers(0, units, parts)
+    end = begin + rng.integers(0, units, parts)
+    owner, left = np.full(units, -1), own.copy()
+    into_windows(owner, left, begin, end)
+
+    @cache
+    def most(unit: int, left: tuple[int, ...]) -> int:
+        if unit == units:
+            return 0
+        taken = [
+            1 + most(unit + 1, (*left[:p], left[p] - 1, *left[p + 1 :]))
+            for p in range(parts)
+            if left[p] and begin[p] <= unit < end[p]
+        ]
+        return max([most(unit + 1, left), *taken])
+
+    assert (owner >= 0).sum() == most(0, tuple(own.tolist()))
+    assert (np.bincount(owner[owner >= 0], minlength=parts) + left == own).all()
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("seed", range(6))
+def test_coarse_partitions_are_fine_ones(name: str, seed: int) -> None:
+    own, rng = case(name), np.random.default_rng(seed)
+    x = np.stack([rng.multinomial(n, rng.dirichlet(np.ones(3))) for n in own.model.units])
+    rows = coarse_rows(own.network, x)
+    assert fine.fine_volume(own.network, laid_out(own.network, rows)) == volume(own.model, x)
+    pb = problem(own.network, own.model)
+    w = walk(pb, rows, np.full(3, own.model.total), 0)
+    assert w.figures[VOLUME] == volume(own.model, x)
+
+
+# -- the program ---------------------------------------------------------------------------------
+
+
+def programmed(own: Case, spelt: Cells, parts: int) -> Program:
+    tiles, sums = cell_tiles(own.graph, own.network, spelt)
+    return lower(own.graph, Plan(tiles, parts, sums=sums, bucket=0))
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_volume_is_what_the_lowered_program_sends(name: str, parts: int, seed: int) -> None:
+    own = case(name)
+    partition = laid_out(own.network, random_rows(own.network, parts, seed))
+    program = programmed(own, fine.spelt_out(own.network, partition), parts)
+    layers = {name for layer in own.network.layers for name in layer.ops}
+    values = {o for op in own.graph.ops if op.name in layers for o in op.outputs}
+    values |= {v.name for v in own.network.maps}  # not what the loss sums up
+    sent = Counter[str]()
+    for i in program.instructions:
+        if isinstance(i, Move) and i.value in values:
+            sent[i.what] += sum(message_bytes(program, i, m) for m in i.messages)
+    assert sent["activation"] + sent["partial"] == 8 * fine.fine_volume(own.network, partition)
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("parts", [2, 3])
+def test_a_fine_partition_trains_as_the_module(name: str, parts: int) -> None:
+    own = case(name)
+    partition = laid_out(own.network, random_rows(own.network, parts, seed=parts))
+    program = programmed(own, fine.spelt_out(own.network, partition), parts)
+    check(program)
+    batch = dict(zip(own.graph.inputs, [own.x, own.target], strict=True))
+
+    def optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.05)
+
+    result = run_threads(program, dict(own.module.named_parameters()), optimizer, lambda key: batch)
+    losses, state = train_plain(own.module, own.loss, [[([own.x], [own.target])]], optimizer)
+    assert result.losses == pytest.approx(losses, rel=1e-9)
+    for key, tensor in result.state.items():
+        torch.testing.assert_close(tensor, state[key], rtol=1e-9, atol=1e-9)
+
+
+# -- the search ----------------------------------------------------------------------------------
+
+
+def even(m: Model, parts: int) -> np.ndarray:
+    return np.diff(m.units[:, None] * np.arange(parts + 1) // parts, axis=1)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_walk_keeps_its_count(name: str) -> None:
+    own = case(name)
+    pb = problem(own.network, own.model)
+    capacity = np.full(4, own.model.total / 4 * 1.3)
+    w = walk(pb, random_rows(own.network, 4, 1), capacity, 5)
+    anneal(pb, w, capacity, 3000, 50.0, 1.0, 1e4)
+    kept = w.figures.copy(), w.work.copy(), w.got.copy()
+    count(pb, w)
+    assert w.figures[VOLUME] == kept[0][VOLUME]
+    assert w.work == pytest.approx(kept[1])
+    assert (w.got == kept[2]).all()
+    assert walk(pb, w.best, capacity, 0).figures[VOLUME] == w.figures[LEAST]
+    assert covers(own.network, laid_out(own.network, w.best))
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("parts", [2, 5])
+def test_a_solution_is_within_the_balance_and_no_worse_than_a_start(name: str, parts: int) -> None:
+    own = case(name)
+    heard: list[object] = []
+    start = even(own.model, parts)
+    found = fine.solve(
+        own.network, own.model, parts, epsilon=0.5, iterations=20_000, starts=[start],
+        heard=heard.append,
+    )  # fmt: skip
+    assert found.volume == fine.fine_volume(own.network, found.partition)
+    assert found.volume <= volume(own.model, start)
+    assert covers(own.network, found.partition)
+    assert found.feasible
+    work = fine.fine_work(own.network, found.partition, own.model.work * own.model.units)
+    assert work.max() <= 1.5 * own.model.total / parts * (1 + 1e-9)
+    assert heard
+
+
+def test_a_start_is_kept_where_the_walk_loses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = case("chain")
+    alone = np.zeros((own.model.layers, 3), np.int64)
+    alone[:, 0] = own.model.units
+    lost = coarse_rows(own.network, even(own.model, 3))
+    monkeypatch.setattr(fine, "_annealed", lambda pb, own, *rest: own._replace(rows=lost))
+    found = fine.solve(own.network, own.model, 3, epsilon=2.0, starts=[alone], iterations=0)
+    assert (found.volume, found.start) == (0, "coarse 0")
+
+
+def test_so_many_moves_give_the_same_again() -> None:
+    own = case("residual")
+    found = [
+        fine.solve(own.network, own.model, 4, iterations=20_000, seed=3).partition for _ in range(2)
+    ]
+    assert found[0] == found[1]
+
+
+def test_shares_of_the_work() -> None:
+    own = case("chain")
+    found = fine.solve(
+        own.network, own.model, 3, epsilon=0.2, iterations=40_000, shares=[2.0, 1.0, 1.0]
+    )
+    work = fine.fine_work(own.network, found.partition, own.model.work * own.model.units)
+    assert (work <= own.model.total * np.array([0.6, 0.3, 0.3]) * (1 + 1e-9)).all()
+    assert found.feasible
+
+
+def test_without_time_a_start_comes_back() -> None:
+    own = case("chain")
+    found = fine.solve(own.network, own.model, 2, budget=0.0, starts=[even(own.model, 2)])
+    assert covers(own.network, found.partition)
+    assert found.volume <= volume(own.model, even(own.model, 2))
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(sorted(NETS)), st.integers(2, 40))
+def test_chains_are_partitions(name: str, parts: int) -> None:
+    own = case(name)
+    pb = problem(own.network, own.model)
+    rows = chained(own.network, pb, parts, own.model.total / parts * 1.3)
+    if rows is not None:
+        assert covers(own.network, laid_out(own.network, rows))

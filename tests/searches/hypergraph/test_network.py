@@ -1,0 +1,120 @@
+"""Compressed counts = explicit hypergraph = lowered program = wire, for random partitions of filters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small import small
+
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph
+from raddle.plans.plan import Plan
+from raddle.program.lower import lower
+from raddle.program.program import Move, message_bytes
+from raddle.searches.hypergraph import explicit
+from raddle.searches.hypergraph.counts import Model, model, volume
+from raddle.searches.hypergraph.layouts import follow, layouts
+from raddle.searches.hypergraph.network import Network, network
+
+# Chains, residual adds, concatenations, skips over a U, recurrent layers.
+MODELS = ("vgg16-tiny", "resnet110-tiny", "inception_v3-tiny", "unet-tiny", "rnnlm-tiny")
+
+
+class Case:
+    def __init__(self, name: str) -> None:
+        self.graph: Graph = small(name)[1]
+        self.network: Network = network(self.graph)
+        self.model: Model = model(self.network)
+
+
+@cache
+def case(name: str) -> Case:
+    return Case(name)
+
+
+def random_counts(m: Model, parts: int, seed: int) -> np.ndarray:
+    """Of each layer any number of units a part: even, uneven, or all in one."""
+    rng = np.random.default_rng(seed)
+    x = np.zeros((m.layers, parts), np.int64)
+    for l in range(m.layers):
+        x[l] = rng.multinomial(m.units[l], rng.dirichlet(np.full(parts, rng.choice([0.1, 1, 9]))))
+    return x
+
+
+def part_of_filters(case: Case, x: np.ndarray) -> np.ndarray:
+    """The part of each vertex of the coarse hypergraph, as the plan has it."""
+    return np.concatenate(
+        [np.repeat(own.parts, np.diff(own.cuts)) for own in layouts(case.network, x)]
+    )
+
+
+@given(st.sampled_from(MODELS), st.integers(2, 5), st.integers(0, 10**6))
+def test_counts_are_the_connectivity_of_the_explicit_hypergraph(
+    name: str, parts: int, seed: int
+) -> None:
+    own = case(name)
+    x = random_counts(own.model, parts, seed)
+    spelt = explicit.coarse(own.network, own.model)
+    assert explicit.km1(spelt, part_of_filters(own, x)) == volume(own.model, x)
+    assert spelt.weight.sum() == pytest.approx(own.model.total)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_counts_are_the_bytes_of_the_lowered_program(name: str, parts: int) -> None:
+    """Forward and backward; what losses and norms sum up stands apart."""
+    own = case(name)
+    x = random_counts(own.model, parts, seed=parts)
+    tiles = follow(own.graph, own.network, layouts(own.network, x))
+    program = lower(own.graph, Plan(tiles, parts, bn="local"))
+    sent: Counter[str] = Counter()
+    maps = {v.name for v in own.network.maps}
+    for i in program.instructions:
+        if isinstance(i, Move) and i.value in maps:
+            sent[i.what] += sum(message_bytes(program, i, m) for m in i.messages)
+    width = own.graph.values[own.network.maps[0].name].dtype.itemsize
+    expected = volume(own.model, x) * width
+    assert sent == Counter({"activation": expected, "gradient": expected})
+
+
+@given(st.integers(0, 10**6), st.integers(2, 4))
+def test_a_coarse_partition_is_a_fine_one(seed: int, parts: int) -> None:
+    """Whose channels and sums all lie where the filter does."""
+    own = case("resnet110-tiny")
+    x = random_counts(own.model, parts, seed)
+    filters = [np.repeat(lay.parts, np.diff(lay.cuts)) for lay in layouts(own.network, x)]
+    cells = [
+        np.repeat(owners, explicit.channels(own.network, l)) for l, owners in enumerate(filters)
+    ]
+    spelt = explicit.fine(own.network, own.model)
+    assert explicit.km1(spelt, np.concatenate([*cells, *filters])) == volume(own.model, x)
+    assert spelt.weight.sum() == pytest.approx(own.model.total)
+
+
+def test_connectivity_by_hand() -> None:
+    """Two nets over three vertices in two parts."""
+    h = explicit.Hypergraph(
+        np.ones(3), np.array([5, 7]), np.array([0, 2, 5]), np.array([0, 1, 0, 1, 2])
+    )
+    assert explicit.km1(h, np.array([0, 0, 1])) == 7
+    assert explicit.km1(h, np.array([0, 1, 2])) == 5 + 2 * 7
+    assert explicit.km1(h, np.array([1, 1, 1])) == 0
+
+
+def test_the_published_cuts_of_vgg16() -> None:
+    """The thesis's layer-wise volumes, in Mi elements: one cut in block 3, and every layer apart."""
+    import torch
+
+    from raddle import zoo
+
+    w = zoo.load("vgg16", batch=32, dtype=torch.float32)
+    found = model(network(capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)))
+    cut = np.zeros((16, 2), np.int64)
+    cut[:6, 0], cut[6:, 1] = found.units[:6], found.units[6:]
+    assert volume(found, cut) / 2**20 == 24.5
+    assert volume(found, np.diag(found.units)) / 2**20 == pytest.approx(273.58, abs=0.01)

@@ -1,0 +1,49 @@
+"""Plans from partitions train like the plain module: losses, gradients, parameters, bytes.
+
+python tests/searches/hypergraph/test_plans_hold.py       all of them with real processes
+"""
+
+from __future__ import annotations
+
+import pathlib
+from functools import cache
+
+import pytest
+
+from raddle.api.loading import capture_model
+from raddle.clusters import cluster
+from raddle.graph.graph import Graph
+from raddle.plans import file
+from raddle.searches.planning import PARTITIONS, plan_for
+from raddle.verification.verdict import verify
+
+MODELS = ("vgg16-tiny", "resnet110-tiny", "unet-tiny", "inception_v3-tiny", "rnnlm-tiny")
+RANKS = (2, 3, 4)
+
+
+@cache
+def captured(model: str) -> Graph:
+    return capture_model(model, None)
+
+
+def plan_file(model: str, method: str, ranks: int, folder: pathlib.Path) -> str:
+    graph = captured(model)
+    plan = plan_for(graph, cluster(f"local:{ranks}"), method, model=model, budget=0.4)
+    path = folder / f"{model}-{method}-{ranks}.json"
+    file.save(plan, graph, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("method", PARTITIONS)
+@pytest.mark.parametrize("model", MODELS)
+def test_partitions_train_like_the_plain_module(
+    model: str, method: str, ranks: int, tmp_path: pathlib.Path
+) -> None:
+    assert verify(plan_file(model, method, ranks, tmp_path), steps=2, threads=True)["holds"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", PARTITIONS)
+def test_on_real_processes(method: str, tmp_path: pathlib.Path) -> None:
+    assert verify(plan_file("vgg16-tiny", method, 2, tmp_path), steps=2)["holds"]

@@ -1,0 +1,543 @@
+"""OptCNN's tables against a slow recount, its choices against enumeration, and its plans as plans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from small import small
+from torch import Tensor, nn
+
+from raddle import zoo
+from raddle.clusters import Cluster, cluster
+from raddle.costs.collectives import all_reduce_seconds
+from raddle.costs.compute import Compute
+from raddle.costs.profile import Profile, entry
+from raddle.errors import InputError
+from raddle.graph.box import Box
+from raddle.graph.capture import capture
+from raddle.graph.graph import Graph, Op
+from raddle.plans.plan import BUCKET, Plan, validate
+from raddle.plans.tiling import Tiling
+from raddle.program.check import check
+from raddle.program.closing import SMALL
+from raddle.program.lower import active_values, lower
+from raddle.program.merging import is_local_statistics, longest
+from raddle.searches.configurations import Configuration, tiles
+from raddle.searches.groups import Group, group_of
+from raddle.searches.optcnn.method import OVERLAPS, choose, optcnn_paper, plan_tiles
+from raddle.searches.optcnn.tables import Tables, tables
+from raddle.searches.optcnn.transfers import looked_at
+from raddle.searches.planning import plan_for
+from raddle.simulation.fast.evaluator import Evaluator
+
+MODELS = ("lenet-tiny", "mlp-tiny", "gpt-tiny", "resnet110-tiny", "rnntc-tiny", "unet-tiny")
+CLUSTERS = ("p100:2x2", "p100:1x4", "mixed")
+
+
+def mixed() -> Cluster:
+    """Two devices on a bus, a slow one alone, and two with a NIC each."""
+
+    def kind(flops: float) -> dict[str, object]:
+        return {"flops": {"float32": flops}, "memory": "16 GiB", "bandwidth": "700 GB/s"}
+
+    def network(bandwidth: str, **more: object) -> dict[str, object]:
+        return {"bandwidth": bandwidth, "latency": "20 us", **more}
+
+    bus = {"bandwidth": "8 GB/s", "latency": "5 us", "shared": True}
+    ports = {"bandwidth": "20 GB/s", "latency": "7 us", "duplex": False}
+    return Cluster.from_dict(
+        {
+            "name": "mixed",
+            "devices": {"fast": kind(4e12), "slow": kind(1e12)},
+            "nodes": [
+                {"devices": ["fast"] * 2, "link": bus, "network": network("1 GB/s")},
+                {"devices": ["slow"], "network": network("2 GB/s")},
+                {"devices": ["fast", "slow"], "link": ports,
+                 "network": network("3 GB/s", per_device=True)},
+            ],
+        }
+    )  # fmt: skip
+
+
+@cache
+def machine(name: str) -> Cluster:
+    return mixed() if name == "mixed" else cluster(name)
+
+
+@cache
+def table(model: str, where: str, **options: bool) -> Tables:
+    return tables(small(model)[1], machine(where), **options)  # type: ignore[arg-type]
+
+
+# -- the recount ---------------------------------------------------------------------------------
+
+Pieces = dict[int, list[Box]]  # by device
+Messages = dict[int, list[float]]  # by device that receives them, their bytes
+
+
+class Recount:
+    """What tables say, box by box and device by device."""
+
+    def __init__(self, graph: Graph, cluster: Cluster) -> None:
+        self.graph, self.cluster = graph, cluster
+        self.active = frozenset(active_values(graph))
+        self.compute = Compute(graph, self.active)
+        self.made_by = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
+
+    def width(self, name: str) -> int:
+        return self.graph.values[name].dtype.itemsize
+
+    def received(self, inside: Messages, outside: Messages, *, each: bool) -> float:
+        """Seconds until all have what they need, link by link; the latency counts once, or for `each`."""
+        times = [0.0]
+        for a in range(self.cluster.nodes):
+            devices = self.cluster.members(a)
+            for link, messages, shared in (
+                (self.cluster.inside[a], inside, lambda link: link.shared),
+                (self.cluster.between[a], outside, lambda link: not link.per_device),
+            ):
+                queues = [messages.get(d, []) for d in devices]
+                together = link is not None and shared(link)
+                for queue in [list(chain(*queues))] if together else queues:
+                    if queue:
+                        assert link is not None
+                        ways = 1 if link.duplex else 2
+                        lags = link.latency * (len(queue) if each else 1)
+                        times.append(ways * sum(queue) / link.bandwidth + lags)
+        return max(times)
+
+    def held(self, op: Op, output: int, tiling: Tiling) -> Pieces:
+        """What each device has of an output, once partial sums are merged."""
+        pieces: Pieces = {}
+        for tile in tiling.tiles:
+            pieces.setdefault(tile.device, []).append(op.space.produces(tile.box)[output])
+        if not (op.space.product and self.partial(op, tiling)):
+            return pieces
+        first = pieces[0][0]
+        along = longest(first.shape)
+        found: Pieces = {}
+        for device, (box,) in pieces.items():
+            owners = [t.device for t in tiling.tiles if op.space.produces(t.box)[output] == box]
+            size, rank, count = box.shape[along], owners.index(device), len(owners)
+            lo, hi = list(box.lo), list(box.hi)
+            lo[along] = box.lo[along] + -(-size * rank // count)
+            hi[along] = box.lo[along] + -(-size * (rank + 1) // count)
+            found[device] = [Box(tuple(lo), tuple(hi))]
+        return found
+
+    def partial(self, op: Op, tiling: Tiling) -> bool:
+        return bool(op.space.combine) and any(op.space.partial(tile.box) for tile in tiling.tiles)
+
+    def moved(self, maker: Op, output: int, own: Tiling, op: Op, operand: int, to: Tiling) -> float:
+        """t_X of one reader."""
+        held = self.held(maker, output, own)
+        name = maker.outputs[output]
+        inside: Messages = {}
+        outside: Messages = {}
+        for tile in to.tiles:
+            region = op.space.regions(tile.box)[operand]
+            if region is None:
+                continue
+            node = self.cluster.members(self.cluster.devices[tile.device].node)
+            here = held.get(tile.device, [])
+            near = [box for d in node for box in held.get(d, [])]
+            for box in dict.fromkeys(box for boxes in held.values() for box in boxes):
+                amount = (box & region).volume * self.width(name)
+                if amount and box not in here:
+                    messages = inside if box in near else outside
+                    messages.setdefault(tile.device, []).append(amount)
+        back = name in self.active and any(o in self.active for o in op.outputs)
+        return (2 if back else 1) * self.received(inside, outside, each=False)
+
+    def merged(self, op: Op, tiling: Tiling, readers: set[int]) -> float:
+        """Small results go to all, large ones are divided among those that have parts of them."""
+        inside: Messages = {}
+        outside: Messages = {}
+        seen: dict[Box, int] = {}
+        copy = {}  # of equal tiles, which one
+        for tile in tiling.tiles:
+            copy[tile.device] = seen[tile.box] = seen.get(tile.box, -1) + 1
+        small = True
+        for tile in tiling.tiles:
+            out = op.space.produces(tile.box)
+            amount = sum(
+                box.volume * self.width(name) for box, name in zip(out, op.outputs, strict=True)
+            )
+            small = small and amount <= SMALL
+            partners = [
+                t.device
+                for t in tiling.tiles
+                if op.space.produces(t.box) == out and copy[t.device] == copy[tile.device]
+            ]
+            sources = [t.device for t in tiling.tiles if not copy[t.device]] if small else partners
+            node = self.cluster.members(self.cluster.devices[tile.device].node)
+            pair = 2 if op.space.combine == "lse" else 1
+            for source in sources if not small or tile.device in readers else []:
+                if source != tile.device:
+                    messages = inside if source in node else outside
+                    nbytes = pair * amount / (1 if small else len(partners))
+                    messages.setdefault(tile.device, []).append(nbytes)
+        times = 2 if op.outputs[0] in self.active else 1
+        return times * self.received(inside, outside, each=True)
+
+    def computing(self, group: Group, configuration: Configuration) -> float:
+        """t_C."""
+        found = tiles(group, configuration)
+        busy = dict.fromkeys(configuration.devices, 0.0)
+        more = 0.0
+        for member in group.members:
+            op, tiling = member.op, found[member.op.name]
+            phases = "FB" if any(o in self.active for o in op.outputs) else "F"
+            for tile in tiling.tiles:
+                device = self.cluster.devices[tile.device]
+                for phase in phases:
+                    busy[tile.device] += self.compute.seconds(op, tile.box, phase, device)
+            if self.partial(op, tiling) and not is_local_statistics(op, "local"):
+                readers = {
+                    d
+                    for m in group.members
+                    if set(m.op.inputs) & set(op.outputs)
+                    for d in found[m.op.name].devices
+                }
+                more += self.merged(op, tiling, readers or set(tiling.devices))
+            for operand, name in enumerate(op.inputs):
+                maker, output = self.made_by.get(name, (op, 0))
+                if name in self.made_by and maker.name in group.ops:
+                    more += self.moved(maker, output, found[maker.name], op, operand, tiling)
+        return max(busy.values()) + more
+
+    def shares(self, group: Group, configuration: Configuration) -> dict[str, dict[int, list[Box]]]:
+        """By parameter and device, what it holds."""
+        found = tiles(group, configuration)
+        held: dict[str, dict[int, list[Box]]] = {}
+        for member in group.members:
+            for operand, name in enumerate(member.op.inputs):
+                if name in self.active and self.graph.values[name].role == "parameter":
+                    for tile in found[member.op.name].tiles:
+                        region = member.op.space.regions(tile.box)[operand]
+                        boxes = held.setdefault(name, {}).setdefault(tile.device, [])
+                        if region is not None and region not in boxes:
+                            boxes.append(region)
+        return held
+
+    def users(self, name: str, groups: tuple[Group, ...]) -> int:
+        return sum(any(name in m.op.inputs for m in group.members) for group in groups)
+
+    def served(self, groups: tuple[Group, ...], g: int, configuration: Configuration) -> float:
+        """t_S as the paper has it."""
+        nodes = {self.cluster.devices[d].node for d in configuration.devices}
+        networks = [self.cluster.between[a] for a in nodes]
+        link = self.cluster.inside[0] if nodes == {0} else None
+        bandwidth = link.bandwidth if link else min(n.bandwidth for n in networks if n is not None)
+        return sum(
+            2 * box.volume * self.width(name) / self.users(name, groups) / bandwidth
+            for name, held in self.shares(groups[g], configuration).items()
+            for boxes in held.values()
+            for box in boxes
+        )
+
+    def reduced(self, groups: tuple[Group, ...], g: int, configuration: Configuration) -> float:
+        """t_S as it is run: small parameters take their part of a bucket."""
+        total = 0.0
+        for name, held in self.shares(groups[g], configuration).items():
+            rings: dict[tuple[Box, ...], list[int]] = {}
+            for d in sorted(held):
+                if held[d]:
+                    rings.setdefault(tuple(sorted(held[d])), []).append(d)
+            amount = sum(box.volume for box in held[0]) * self.width(name)
+            assert amount <= BUCKET
+            load: dict[int, float] = {}
+            for ring in rings.values():
+                if len(ring) > 1:
+                    pairs = zip(ring, [*ring[1:], ring[0]], strict=True)
+                    links = {r for a, b in pairs for r in self.cluster.route(a, b).resources}
+                    for link in links:
+                        seconds = all_reduce_seconds(self.cluster, ring, BUCKET)
+                        load[link] = load.get(link, 0.0) + seconds
+            part = amount / BUCKET / self.users(name, groups)
+            total += part * max(load.values(), default=0.0)
+        return total
+
+    def between(self, found: Tables, g: int, i: int, h: int, j: int) -> float:
+        """t_X of all that one group reads of another."""
+        own = tiles(found.groups[g], found.configurations[g][i])
+        to = tiles(found.groups[h], found.configurations[h][j])
+        total = 0.0
+        seen: set[object] = set()
+        for member in found.groups[h].members:
+            for operand, name in enumerate(member.op.inputs):
+                maker, output = self.made_by.get(name, (member.op, 0))
+                if name in self.made_by and maker.name in own:
+                    tiling = to[member.op.name]
+                    # Readers that need the same of a value fetch it once.
+                    wants = tuple(
+                        (t.device, member.op.space.regions(t.box)[operand]) for t in tiling.tiles
+                    )
+                    if (name, wants) not in seen:
+                        seen.add((name, wants))
+                        total += self.moved(
+                            maker, output, own[maker.name], member.op, operand, tiling
+                        )
+        return total
+
+
+OPTIONS = st.fixed_dictionaries({"powers": st.booleans(), "reduction": st.booleans()})
+
+
+@given(st.data(), st.sampled_from(MODELS), st.sampled_from(CLUSTERS), OPTIONS)
+def test_nodes_are_what_a_recount_finds(
+    data: st.DataObject, model: str, where: str, options: dict[str, bool]
+) -> None:
+    found = table(model, where, **options)
+    recount = Recount(small(model)[1], machine(where))
+    g = data.draw(st.integers(0, len(found.groups) - 1))
+    x = data.draw(st.integers(0, len(found.configurations[g]) - 1))
+    configuration = found.configurations[g][x]
+    group = found.groups[g]
+    assert found.compute[g][x] == pytest.approx(recount.computing(group, configuration), rel=1e-6)
+    assert found.sync[g][x] == pytest.approx(
+        recount.reduced(found.groups, g, configuration), rel=1e-9
+    )
+    assert found.nodes[g][x] == found.compute[g][x] + found.sync[g][x]
+    paper = table(model, where, paper=True, **options)
+    assert paper.sync[g][x] == pytest.approx(
+        recount.served(found.groups, g, configuration), rel=1e-9
+    )
+
+
+@given(st.data(), st.sampled_from(MODELS), st.sampled_from(CLUSTERS), OPTIONS)
+def test_edges_are_what_a_recount_finds(
+    data: st.DataObject, model: str, where: str, options: dict[str, bool]
+) -> None:
+    found = table(model, where, **options)
+    pairs = sorted({(e.source, e.target) for e in found.edges})
+    g, h = data.draw(st.sampled_from(pairs))
+    i = data.draw(st.integers(0, len(found.configurations[g]) - 1))
+    j = data.draw(st.integers(0, len(found.configurations[h]) - 1))
+    told = sum(float(e.cost[i, j]) for e in found.edges if (e.source, e.target) == (g, h))
+    recount = Recount(small(model)[1], machine(where))
+    assert told == pytest.approx(recount.between(found, g, i, h, j), rel=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_all_values_between_groups_are_in_the_tables(model: str) -> None:
+    graph, found = small(model)[1], table(model, "p100:2x2", powers=True, reduction=False)
+    of = group_of(found.groups)
+    made_by = {o: op.name for op in graph.ops for o in op.outputs}
+    pairs = {
+        (of[made_by[name]], of[op.name])
+        for op in graph.ops
+        for name in op.inputs
+        if op.name in of and name in made_by and made_by[name] in of
+    }
+    assert {(e.source, e.target) for e in found.edges} == {(g, h) for g, h in pairs if g != h}
+
+
+# -- choices -------------------------------------------------------------------------------------
+
+
+def exhaustive(found: Tables) -> float:
+    """The least cost of all choices, every one of them added up: the first node's in turn."""
+    rest = range(1, len(found.nodes))
+
+    def spread(values: np.ndarray, *axes: int) -> np.ndarray:
+        """Along the axes of the nodes after the first."""
+        turned = values if list(axes) == sorted(axes) else values.T
+        return turned.reshape([len(found.nodes[g]) if g in axes else 1 for g in rest])
+
+    shared = np.zeros([len(found.nodes[g]) for g in rest])
+    for g in rest:
+        shared += spread(found.nodes[g], g)
+    for g, h, cost in found.edges:
+        if 0 not in (g, h):
+            shared += spread(cost, g, h)
+    least = math.inf
+    for x, own in enumerate(found.nodes[0]):
+        total = shared + own
+        for g, h, cost in found.edges:
+            if 0 in (g, h):
+                total += spread(cost[x] if g == 0 else cost[:, x], g or h)
+        least = min(least, float(total.min()))
+    return least
+
+
+@pytest.mark.parametrize("paper", [False, True])
+@pytest.mark.parametrize(
+    ("model", "where"),
+    [("mlp-tiny", "p100:1x4"), ("mlp-tiny", "mixed"), ("lenet-tiny", "p100:1x2"),
+     ("lenet-tiny", "p100:2x1")],
+)  # fmt: skip
+def test_no_choice_costs_less(model: str, where: str, paper: bool) -> None:
+    found = table(model, where, paper=paper, powers=False)
+    choices = math.prod(len(own) for own in found.nodes)
+    assert 100 < choices <= 200_000
+    assert choose(found)[1].cost == pytest.approx(exhaustive(found), rel=1e-6)
+
+
+@pytest.mark.parametrize("paper", [False, True])
+def test_no_choice_for_lenet_on_four_devices_costs_less(paper: bool) -> None:
+    """All eleven million are added up."""
+    work = zoo.load("lenet", batch=64)
+    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+    found = tables(graph, cluster("p100:1x4"), paper=paper)
+    assert math.prod(len(own) for own in found.nodes) > 1e7
+    chosen, solution = choose(found)
+    assert solution.certified
+    assert solution.cost == pytest.approx(exhaustive(found), rel=1e-6)
+    assert [own[x] for own, x in zip(found.configurations, solution.choice, strict=True)] == chosen
+
+
+def test_layers_that_are_alike_share_their_tables() -> None:
+    found = table("resnet110-tiny", "p100:2x2")
+    assert len({id(e.cost) for e in found.edges}) < 0.7 * len(found.edges)
+
+
+def test_less_exposed_synchronisation_changes_the_nodes_alone() -> None:
+    found = table("lenet-tiny", "p100:2x2")
+    half = found.overlapped(0.5)
+    assert half.edges is found.edges
+    for all_, own, compute, sync in zip(
+        found.nodes, half.nodes, found.compute, found.sync, strict=True
+    ):
+        np.testing.assert_allclose(all_, compute + sync)
+        np.testing.assert_allclose(own, compute + sync / 2)
+
+
+def test_pins_leave_what_they_allow() -> None:
+    graph, where = small("lenet-tiny")[1], machine("p100:2x2")
+
+    def by_sample(group: Group, configuration: Configuration) -> bool:
+        return all(
+            q == 1 or x == "n" for x, q in zip(group.letters, configuration.degrees, strict=True)
+        )
+
+    free, pinned = tables(graph, where), tables(graph, where, allowed=by_sample)
+    for g, own in enumerate(pinned.configurations):
+        at = [free.configurations[g].index(c) for c in own]
+        assert all(by_sample(pinned.groups[g], c) for c in own)
+        np.testing.assert_array_equal(pinned.nodes[g], free.nodes[g][at])
+    for cut, edge in zip(pinned.edges, free.edges, strict=True):
+        rows = [
+            free.configurations[edge.source].index(c) for c in pinned.configurations[edge.source]
+        ]
+        columns = [
+            free.configurations[edge.target].index(c) for c in pinned.configurations[edge.target]
+        ]
+        np.testing.assert_array_equal(cut.cost, edge.cost[np.ix_(rows, columns)])
+    assert choose(pinned)[1].cost >= choose(free)[1].cost
+    with pytest.raises(InputError, match=r"no configuration of 'features\.0' is allowed"):
+        tables(graph, where, allowed=lambda group, configuration: False)
+
+
+def test_what_was_measured_comes_before_what_is_estimated() -> None:
+    graph, where = small("lenet-tiny")[1], machine("p100:1x4")
+    plain = tables(graph, where)
+    op = graph.op("classifier.4")
+    g = group_of(plain.groups)[op.name]
+    x = plain.configurations[g].index(Configuration((2, 1, 1), (0, 1)))
+    box = tiles(plain.groups[g], plain.configurations[g][x])[op.name].boxes[0]
+    compute = Compute(graph, frozenset(active_values(graph)))
+    seconds = compute.seconds(op, box, "F", where.devices[0])
+    profile = Profile({entry(op, box, "F", None, "p100"): seconds + 1.0})
+    measured = tables(graph, where, profile=profile)
+    assert measured.compute[g][x] == pytest.approx(plain.compute[g][x] + 1.0)
+    assert sum((a != b).sum() for a, b in zip(measured.compute, plain.compute, strict=True)) == 1
+
+
+# -- many devices --------------------------------------------------------------------------------
+
+
+def test_some_nodes_stand_for_many() -> None:
+    few, many = cluster("p100:16x4"), cluster("p100:64x4")
+    assert list(looked_at(few)) == list(range(64))
+    nodes = {many.devices[d].node for d in looked_at(many)}
+    assert len(looked_at(many)) == 64
+    assert {0, 63} < nodes
+    assert list(looked_at(many, every=True)) == list(range(256))
+
+
+def test_what_is_looked_at_takes_no_longer_than_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, where = small("mlp-tiny")[1], cluster("p100:32x4")
+    some = tables(graph, where)
+    monkeypatch.setattr("raddle.searches.optcnn.transfers.LOOKED_AT", 128)
+    every = tables(graph, where)
+    for a, b in zip([*some.nodes, *(e.cost for e in some.edges)],
+                    [*every.nodes, *(e.cost for e in every.edges)], strict=True):  # fmt: skip
+        assert (a <= b * (1 + 1e-6)).all()
+        assert (a >= b * (1 - 1e-6)).mean() > 0.95
+
+
+# -- plans ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", CLUSTERS)
+@pytest.mark.parametrize("model", MODELS)
+def test_plans_are_plans(model: str, where: str) -> None:
+    graph, machines = small(model)[1], machine(where)
+    for found in (
+        plan_for(graph, machines, "optcnn").tiles,
+        optcnn_paper(graph, machines, powers=False)[0],
+    ):
+        plan = Plan(found, len(machines.devices), bn="local")
+        validate(plan, graph)
+        check(lower(graph, plan))
+
+
+@given(st.data(), st.sampled_from(MODELS))
+def test_any_configurations_make_a_plan(data: st.DataObject, model: str) -> None:
+    graph, found = small(model)[1], table(model, "p100:2x2", powers=False, reduction=True)
+    chosen = [data.draw(st.sampled_from(own)) for own in found.configurations]
+    plan = Plan(plan_tiles(graph, machine("p100:2x2"), found.groups, chosen), 4, bn="local")
+    validate(plan, graph)
+    check(lower(graph, plan))
+
+
+def evaluated(graph: Graph, on: Cluster, tiles: Mapping[str, Tiling]) -> int | None:
+    return Evaluator(graph, on, Plan(tiles, len(on.devices), bn="local")).time()
+
+
+def test_the_fastest_plan_of_several_is_taken() -> None:
+    graph, where = small("mlp-tiny")[1], machine("p100:2x2")
+    found = tables(graph, where)
+    times = []
+    for overlap in OVERLAPS:
+        chosen, _ = choose(found.overlapped(overlap))
+        times.append(evaluated(graph, where, plan_tiles(graph, where, found.groups, chosen)))
+    assert evaluated(graph, where, plan_for(graph, where, "optcnn").tiles) == min(times)
+
+
+class Layer(nn.Module):
+    """One fully connected layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(640, 320, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(("where", "bandwidth"), [("p100:1x4", 40e9), ("p100:4x4", 12.5e9)])
+def test_a_server_moves_parameters_twice_for_every_copy(where: str, bandwidth: float) -> None:
+    graph = capture(Layer(), [torch.zeros(64, 640)], loss=lambda y: y.sum())
+    machines = cluster(where)
+    count = len(machines.devices)
+    found = tables(graph, machines, paper=True)
+    (group,), (own,) = found.groups[:1], found.configurations[:1]
+    nbytes = 640 * 320 * 4
+
+    def sync(**split: int) -> float:
+        degrees = tuple(split.get(letter, 1) for letter in group.letters)
+        return float(found.sync[0][[c.degrees for c in own].index(degrees)])
+
+    assert sync(n=count) == pytest.approx(2 * nbytes * count / bandwidth)  # data parallel
+    assert sync(c=count) == pytest.approx(2 * nbytes / bandwidth)
+    assert sync(n=2, c=count // 2) == pytest.approx(2 * nbytes * 2 / bandwidth)

@@ -1,0 +1,249 @@
+"""The array evaluator says what simulating says, or refuses: on random plans, clusters and moves."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import MISSING, Field, fields, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import machine_of, random_plan, random_tiling, sync_texts
+from small import small
+
+from raddle.clusters import cluster
+from raddle.costs.compute import Compute
+from raddle.costs.natives import natives_of
+from raddle.costs.profile import Profile, entry, native_entry
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.plans.file import DTYPES
+from raddle.plans.pipelining import THREADED, cut_stages
+from raddle.plans.plan import STATISTICS, Plan
+from raddle.plans.schedules import NAMES
+from raddle.plans.tiling import Tiling, whole
+from raddle.program.lower import active_values, lower
+from raddle.searches.planning import plan_for
+from raddle.simulation.fast.coverage import DESCRIBED, TIMED, unsupported
+from raddle.simulation.fast.evaluator import Evaluator
+from raddle.simulation.tasks import OPTIMIZER_PASSES
+from raddle.simulation.timeline import simulate
+
+MODELS = ("lenet-tiny", "gpt-tiny", "resnet110-tiny", "unet-tiny", "nmt-tiny", "inception_v3-tiny")
+MACHINES = ["p100:1x4", "p100:2x2", "k80:1x4", "local:4", "handling:4"]
+GRAPHS = [(name, "float64") for name in MODELS] + [("lenet-tiny", dtype) for dtype in DTYPES]
+
+
+def is_timed(sync: str) -> bool:
+    return unsupported(Plan({}, 4, sync=sync)) is None
+
+
+timed_syncs = sync_texts(4).filter(is_timed)
+plans = given(
+    model=st.sampled_from(MODELS),
+    machine=st.sampled_from(MACHINES),
+    seed=st.integers(0, 2**30),
+    bn=st.sampled_from(STATISTICS),
+    sync=timed_syncs,
+)
+
+
+def simulated(graph: Graph, plan: Plan, machine: str) -> int:
+    return int(simulate(lower(graph, plan), machine_of(machine)).end.max())
+
+
+def drawn(graph: Graph, seed: int, **more: Any) -> Plan:
+    """A random plan with nothing that is an option, unless it is given."""
+    nothing: dict[str, Any] = {"split_backward": False, "recompute": (), "sums": {}}
+    return random_plan(graph, 4, seed, **(nothing | more))
+
+
+@given(
+    of=st.sampled_from(GRAPHS),
+    machine=st.sampled_from(MACHINES),
+    seed=st.integers(0, 2**30),
+    sync=sync_texts(4) | timed_syncs,
+    bn=st.sampled_from(STATISTICS),
+    optimizer=st.sampled_from([*OPTIMIZER_PASSES, "another"]),
+    batch=st.integers(0, 9),
+)
+def test_a_step_takes_as_long_as_in_the_simulation_or_the_plan_is_refused(
+    of: tuple[str, str], machine: str, seed: int, sync: str, bn: str, optimizer: str, batch: int
+) -> None:
+    graph = small(of[0], getattr(torch, of[1]))[1]
+    plan = drawn(graph, seed, bn=bn, sync=sync, optimizer=optimizer, batch=batch)
+    reason = unsupported(plan)
+    if reason is not None:
+        assert f"sync '{sync}'" in reason
+        with pytest.raises(InputError, match=re.escape(reason)):
+            Evaluator(graph, machine_of(machine), plan)
+        return
+    try:
+        expected = simulated(graph, plan, machine)
+    except InputError:
+        with pytest.raises(InputError):
+            Evaluator(graph, machine_of(machine), plan)
+        return
+    own = Evaluator(graph, machine_of(machine), plan)
+    assert own.time() == expected
+    assert own.time(fold=False) == expected
+
+
+@given(
+    seed=st.integers(0, 2**30),
+    sync=sync_texts(4),
+    microbatches=st.integers(1, 3),
+    steps=st.integers(1, 2),
+    schedule=st.sampled_from(["", *NAMES, f"{THREADED}:2", f"{THREADED}:3:greedy"]),
+    cuts=st.lists(st.sampled_from([op.name for op in small("lenet-tiny")[1].ops]), max_size=2),
+)
+def test_options_are_timed_or_refused(
+    seed: int, sync: str, microbatches: int, steps: int, schedule: str, cuts: list[str]
+) -> None:
+    """Sums, recomputation and a split backward are as the seed has them."""
+    graph = small("lenet-tiny")[1]
+    plan = random_plan(graph, 4, seed, sync=sync, microbatches=microbatches, steps=steps)
+    stages = cut_stages(graph, cuts) if cuts else ()
+    plan = replace(plan, stages=stages, schedule=schedule)
+    if unsupported(plan) is None:
+        assert Evaluator(graph, machine_of("local:4"), plan).time() == simulated(
+            graph, plan, "local:4"
+        )
+        return
+    with pytest.raises(InputError, match=r"does not time|is '|orders"):
+        Evaluator(graph, machine_of("local:4"), plan)
+
+
+@pytest.mark.parametrize("field", fields(Plan), ids=lambda field: field.name)
+def test_every_field_of_a_plan_is_timed_described_or_refused(field: Field[Any]) -> None:
+    graph, on = small("mlp-tiny")[1], cluster("local:2")
+    plan = Plan(plan_for(graph, on, "data").tiles, 2)
+    assert unsupported(plan) is None
+    if field.name in TIMED | DESCRIBED:
+        return
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    other = {int: 2, bool: True, str: "gpipe", tuple: (0,), dict: {"a": 1}}[type(default)]
+    reason = unsupported(replace(plan, **{field.name: other}))
+    assert reason is not None
+    with pytest.raises(InputError, match="sums of slices" if field.name == "order" else reason):
+        Evaluator(graph, on, replace(plan, **{field.name: other}))
+
+
+@pytest.mark.parametrize(
+    "sync", ["allreduce", "allreduce:bf16", "allreduce:fp16", "server", "server:1"]
+)
+@pytest.mark.parametrize("bn", STATISTICS)
+def test_what_is_exact_is_not_refused(sync: str, bn: str) -> None:
+    for optimizer in OPTIMIZER_PASSES:
+        plan = Plan({}, 4, bn=bn, sync=sync, optimizer=optimizer, bucket=7, batch=3, method="data")
+        assert unsupported(plan) is None
+
+
+def test_settings_that_cannot_be() -> None:
+    graph, on = small("mlp-tiny")[1], cluster("local:2")
+    plan = Plan(plan_for(graph, on, "data").tiles, 2)
+    with pytest.raises(InputError, match="devices 0 to 1"):
+        Evaluator(graph, on, replace(plan, sync="server:2"))
+    with pytest.raises(InputError, match="choose one of global, local, microbatch"):
+        Evaluator(graph, on, replace(plan, bn="lokal"))
+    with pytest.raises(InputError, match="the plan has 2 devices, 'local:4' 4"):
+        Evaluator(graph, cluster("local:4"), plan)
+
+
+def made_up_profile(graph: Graph, plan: Plan, kind: str, seed: int, known: float = 0.8) -> Profile:
+    """Seconds of some tiles, of operators and of native calls."""
+    rng = random.Random(seed)
+    compute = Compute(graph, frozenset(active_values(graph)))
+    natives = natives_of(graph)
+    found: dict[str, float] = {}
+    for op in graph.ops:
+        for box in plan.tiles[op.name].boxes:
+            for phase, wanted in (("F", None), ("B", compute.wanted[op.name, "B"])):
+                names = [entry(op, box, phase, wanted, kind)]
+                if op.name in natives and op is natives[op.name].main:
+                    names.append(native_entry(natives[op.name], box, phase, wanted, kind))
+                found |= {name: rng.random() * 1e-3 for name in names if rng.random() < known}
+    return Profile(found)
+
+
+@settings(max_examples=10)
+@plans
+def test_it_does_with_measured_operators_and_native_calls(
+    model: str, machine: str, seed: int, bn: str, sync: str
+) -> None:
+    graph = small(model)[1]
+    plan, on = drawn(graph, seed, bn=bn, sync=sync), machine_of(machine)
+    profile = made_up_profile(graph, plan, on.devices[0].kind, seed)
+    try:
+        expected = int(simulate(lower(graph, plan), on, profile).end.max())
+    except InputError:
+        return
+    assert Evaluator(graph, on, plan, profile).time() == expected
+
+
+@settings(max_examples=25)
+@plans
+def test_moves_and_limits_change_no_time_and_no_decision(
+    model: str, machine: str, seed: int, bn: str, sync: str
+) -> None:
+    graph = small(model)[1]
+    plan = drawn(graph, seed, bn="global", sync=sync)
+    own = Evaluator(graph, machine_of(machine), plan)
+    rng = random.Random(seed)
+    tiles: dict[str, Tiling] = dict(plan.tiles)
+    now = own.time()
+    assert now is not None
+    for _ in range(50):
+        chosen = rng.sample(graph.ops, min(len(graph.ops), rng.randint(1, 3)))
+        changes = {op.name: random_tiling(op, 4, rng) for op in chosen}
+        undo = own.move(changes)
+        full = own.time(fold=False)
+        assert full is not None
+        limit = int(now * rng.uniform(0.8, 1.3))
+        assert own.time(limit) == (full if full <= limit else None)
+        if full <= limit:
+            tiles.update(changes)
+            now = full
+        else:
+            own.restore(undo)
+            assert own.time() == now
+    fresh = Plan(tiles, 4, bn="global", sync=sync, bucket=plan.bucket)
+    assert own.time() == simulated(graph, fresh, machine)
+
+
+@pytest.mark.parametrize("model", ["nmt-tiny", "rnnlm-tiny", "resnet110-tiny", "gpt-tiny"])
+def test_composites_fall_apart_and_come_together(model: str) -> None:
+    """From data parallelism, where all are native calls, and back again."""
+    graph, on = small(model)[1], machine_of("local:4")
+    plan = replace(plan_for(graph, on, method="data"), bn="global")
+    start: dict[str, Tiling] = dict(plan.tiles)
+    profile = made_up_profile(graph, plan, on.devices[0].kind, 1, known=1.0)
+    own = Evaluator(graph, on, plan, profile)
+    natives, rng = natives_of(graph), random.Random(2)
+    first = own.time()
+    assert all(own.together)
+    for name in rng.sample(sorted(natives), 5):
+        ops = {name, *natives[name].near[:1]}
+        moved = {i: whole(graph.op(i).space.full.shape, [rng.randrange(4)]) for i in ops}
+        undo = own.move(moved)
+        assert not all(own.together)
+        fresh = replace(plan, tiles={**start, **moved})
+        assert own.time() == int(simulate(lower(graph, fresh), on, profile).end.max())
+        own.restore(undo)
+        assert own.time() == first
+        own.move(moved)
+        own.move({i: start[i] for i in ops})
+        assert own.time() == first
+
+
+@pytest.mark.slow
+def test_forgetting_what_is_old_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = small(MODELS[0])[1]
+    own = Evaluator(graph, machine_of(MACHINES[0]), drawn(graph, 3, bn="global"))
+    before = own.time()
+    monkeypatch.setattr("raddle.simulation.fast.evaluator.STORE", 0)
+    own.move({})
+    assert own.time() == before

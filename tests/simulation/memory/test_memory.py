@@ -1,0 +1,623 @@
+"""Memory over time: by hand, against a replay with dictionaries, and against what PyTorch keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import SYNCS, machine_of, random_plan
+from small import MODELS, mlp, planned, small
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from raddle import zoo
+from raddle.clusters import cluster
+from raddle.costs.kept import kept
+from raddle.graph.capture import capture
+from raddle.graph.graph import Op
+from raddle.program.lower import lower
+from raddle.program.program import Merge, Move, Program, Run, Update, message_bytes, tensors_of_part
+from raddle.program.segments import segments
+from raddle.simulation.memory.peaks import memory_curve, peak_bytes
+from raddle.simulation.timeline import Timeline, simulate
+
+# -- by hand --------------------------------------------------------------------------------------
+
+#   x[2 4]      32 bytes     fc1, relu   64 bytes each     fc2   16 bytes     loss   4 bytes
+#   parameters and gradients: 2 × (128 + 32) of fc1, 2 × (64 + 8) of fc2
+
+
+def level(timeline: Timeline, device: int, op: str, phase: str) -> int:
+    """Bytes on a device while it runs an operator."""
+    number = next(
+        n
+        for n, i in enumerate(timeline.program.instructions)
+        if isinstance(i, Run) and (i.op, i.phase) == (op, phase)
+    )
+    mine = (timeline.tasks.instruction == number) & (timeline.tasks.device == device)
+    (task,) = np.flatnonzero(mine)
+    times, nbytes = memory_curve(timeline, device)
+    ends = (timeline.start[task], timeline.end[task] - 1)
+    found = {int(nbytes[np.searchsorted(times, t, "right") - 1]) for t in ends}
+    assert len(found) == 1
+    return found.pop()
+
+
+def test_one_device_by_hand() -> None:
+    timeline = simulate(lower(mlp(), planned(mlp(), {}, 1)), cluster("p100:1x1"))
+    always = 464
+    forward = [(op, "F") for op in ("fc1", "relu", "fc2", "sum")]
+    runs = [*forward, *((op, "B") for op, _ in reversed(forward))]
+    #  x is there until fc1's weight has its gradient; relu's output until relu's backward, fc1's no longer
+    assert [level(timeline, 0, *run) - always for run in runs] == [
+        32 + 64,  # x, fc1
+        32 + 64 + 64,  # x, fc1, relu
+        32 + 64 + 16,  # x, relu, fc2
+        32 + 64 + 16 + 4,  # x, relu, fc2, loss
+        32 + 64 + 16,  # x, relu, gradient of fc2
+        32 + 64 + 16 + 64,  # x, relu, gradients of fc2 and relu
+        32 + 64 + 64 + 64,  # x, relu, gradients of relu and fc1
+        32 + 64,  # x, gradient of fc1
+    ]
+    assert peak_bytes(timeline) == [always + 224]
+    assert memory_curve(timeline, 0)[1][-1] == always
+
+
+def test_two_devices_by_hand() -> None:
+    tiles = {"fc2": "@1", "sum": "@1"}
+    timeline = simulate(lower(mlp(), planned(mlp(), tiles, 2)), cluster("p100:1x2"))
+    assert level(timeline, 0, "relu", "F") == 320 + 32 + 64 + 64
+    assert level(timeline, 1, "fc2", "F") == 144 + 64 + 16  # relu's output as it was received
+    assert level(timeline, 1, "fc2", "B") == 144 + 64 + 16 + 64  # and its gradient, to be sent
+    assert level(timeline, 0, "relu", "B") == 320 + 32 + 64 + 64 + 64
+    ways = list(zip(timeline.tasks.source.tolist(), timeline.tasks.device.tolist(), strict=True))
+    there, back = ways.index((0, 1)), ways.index((1, 0))
+    times, nbytes = memory_curve(timeline, 1)
+    assert nbytes[np.searchsorted(times, timeline.start[there])] == 144 + 64  # still on its way
+    assert nbytes[-1] == 144
+    times, nbytes = memory_curve(timeline, 0)
+    # On its way back it is there twice: as it arrives, and where it is added up.
+    assert nbytes[np.searchsorted(times, timeline.start[back])] == 320 + 32 + 64 + 2 * 64
+
+
+@pytest.mark.parametrize(("optimizer", "state"), [("sgd", 0), ("momentum", 1), ("adam", 2)])
+@pytest.mark.parametrize("sync", SYNCS)
+def test_parameters_by_hand(optimizer: str, state: int, sync: str) -> None:
+    tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
+    program = lower(mlp(), planned(mlp(), tiles, 2, optimizer=optimizer, sync=sync))
+    timeline = simulate(program, cluster("p100:1x2"))
+    last = [int(memory_curve(timeline, d)[1][-1]) for d in (0, 1)]
+    everywhere = ("allreduce", "p3:collective")
+    first = {"server": 232, "ps:one": 232, "sharded": 116, "ps:sliced": 192}
+    first.update(dict.fromkeys(everywhere, 232))
+    if sync == "sharded:parameters":  # rows that are not one's own, and gradients, come and go
+        assert last == [116 * (1 + state)] * 2
+        return
+    kept = first.get(sync, 120)  # bytes of what is updated on device 0
+    other = 232 if sync in everywhere else 232 - kept
+    assert last == [2 * 232 + state * kept, 2 * 232 + state * other]
+
+
+class Convolved(nn.Module):
+    """x[2 3 4 4] (384 bytes) -> conv[2 5 4 4] (640) -> fc[2 2] (16)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 5, 3, padding=1, bias=False)
+        self.fc = nn.Linear(80, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.conv(x).flatten(1)).sum()
+
+
+def test_workspaces_by_hand() -> None:
+    """A library lays a convolution's input and output out anew, and keeps some memory for products."""
+    graph = capture(Convolved(), [torch.zeros(2, 3, 4, 4)])
+    program = lower(graph, planned(graph, {}, 1))
+    plain = cluster("p100:1x1")
+    taken = dataclasses.replace(plain.devices[0], workspace={"conv": 1.0, "matmul": 1000.0})
+    with_it = dataclasses.replace(plain, devices=(taken,))
+    before, after = simulate(program, plain), simulate(program, with_it)
+    more = {
+        (op, phase): level(after, 0, op, phase) - level(before, 0, op, phase)
+        for op in ("conv", "fc")
+        for phase in "FB"
+    }
+    assert more == {
+        ("conv", "F"): 1000 + 384 + 640, ("conv", "B"): 1000 + 384 + 640,
+        ("fc", "F"): 1000, ("fc", "B"): 1000,
+    }  # fmt: skip
+
+
+def test_a_stage_keeps_what_its_backward_starts_with() -> None:
+    """The gradient that a stage receives stays until the stage is done, not only its last operator."""
+    tiles = {"fc2": "@1", "sum": "@1"}
+    plan = planned(mlp(), tiles, 2)
+    staged = dataclasses.replace(plan, stages=(("fc1", "relu"), ("fc2", "sum")), schedule="gpipe")
+    levels = [
+        level(simulate(lower(mlp(), own), cluster("p100:1x2")), 0, "fc1", "B")
+        for own in (plan, staged)
+    ]
+    assert levels[1] - levels[0] == 64  # of relu's output
+
+
+class Early(nn.Module):
+    """What is sent early is used late: after x has gone through a chain elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.here = nn.Linear(4, 8, bias=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        wide = x.repeat(1, 64).exp().exp().sum(1, keepdim=True)
+        return (self.here(y) + wide).sum()
+
+
+def test_messages_through_the_host_take_no_room_before_they_are_used() -> None:
+    graph = capture(Early(), [torch.zeros(2, 8), torch.zeros(2, 4)])
+    late = {op.name: "@1" for op in graph.ops if op.name != "here"}
+    timeline = simulate(lower(graph, planned(graph, late, 2)), cluster("p100:1x2"))
+    direct, hosted = peak_bytes(timeline), peak_bytes(timeline, through_host=True)
+    assert direct[1] - hosted[1] == 2 * 8 * 4  # what `here` gives, beside the chain
+    assert direct[0] - hosted[0] == 2 * 8 * 4  # its gradient, which is not there twice
+
+
+# -- against a replay with dictionaries -----------------------------------------------------------
+
+
+class Replay:
+    """Every device and micro-batch on its own, every rule in its own words, element by element."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline, self.program = timeline, timeline.program
+        self.graph, self.plan = self.program.graph, self.program.plan
+        self.ops = {op.name: op for op in self.graph.ops}
+        self.alive: list[tuple[int, int, int, int]] = []  # device, bytes, from, until
+        self.runs: dict[Any, tuple[int, int]] = {}  # key, operator, phase, device
+        self.flights: dict[Any, list[tuple[int, int, int, int, int, Any]]] = {}  # key, value, what
+        self.divided = self.plan.sync == "sharded:parameters"
+        self._times()
+        for key in {i.key for i in self.program.instructions if isinstance(i, Run)}:
+            for device in range(self.plan.devices):
+                self._replay(key, device)
+        for (_, _, what), flights in self.flights.items():
+            if what == "pull" and self.divided:
+                continue
+            if what in ("gradient", "partial gradient", "push", "pull"):
+                self.alive += [(t, n, a, b) for _, t, n, a, b, _ in flights]
+        for name in self.program.slices if self.divided else ():
+            self._divided(name)
+
+    def _times(self) -> None:
+        tasks = self.timeline.tasks
+        self.of: dict[int, list[int]] = {}  # by instruction, its tasks
+        for task, number in enumerate(tasks.instruction):
+            self.of.setdefault(int(number), []).append(task)
+        of = self.of
+        self.waiting: dict[int, list[tuple[int, Run]]] = {}  # by instruction, runs that wait for it
+        for number, i in enumerate(self.program.instructions):
+            for dep in i.deps if isinstance(i, Run) else ():
+                self.waiting.setdefault(dep, []).append((number, i))
+        for number, i in enumerate(self.program.instructions):
+            spans = [(int(self.timeline.start[t]), int(self.timeline.end[t])) for t in of[number]]
+            if isinstance(i, Run | Merge):
+                phase = i.phase if isinstance(i, Run) else f"merge {i.phase}"
+                for t, span in zip(of[number], spans, strict=True):
+                    self.runs[i.key, i.op, phase, int(tasks.device[t])] = span
+            elif isinstance(i, Move):
+                self.flights.setdefault((i.key, i.value, i.what), []).extend(
+                    [
+                        (m.source, m.target, message_bytes(self.program, i, m), a, b, m)
+                        for m, (a, b) in zip(i.messages, spans, strict=False)
+                    ]
+                )
+
+    def boxes(self, op: Op, value: str, device: int) -> list[Any]:
+        """What a device holds of a value because it computed it."""
+        if op.name in self.program.variants[0].merges:
+            return [c.box for c in self.program.variants[0].merges[op.name] if device in c.devices]
+        k = op.outputs.index(value)
+        tiles = self.plan.tiles[op.name].tiles
+        return [op.space.produces(t.box)[k] for t in tiles if t.device == device]
+
+    def is_view(self, key: Any, op: Op, device: int) -> bool:
+        if op.kind not in ("reshape", "permute", "expand", "select", "slice"):
+            return False
+        base = op.inputs[0]
+        if self.graph.values[base].role != "op":
+            return True
+        held = self.boxes(self.program.producer(base), base, device)
+        for _, target, *_, m in self.flights.get((key, base, "activation"), []):
+            held += m.boxes if target == device else ()
+        regions = [
+            op.space.regions(t.box)[0] for t in self.plan.tiles[op.name].tiles if t.device == device
+        ]
+        return all(r is None or any(h.holds(r) for h in held) for r in regions)
+
+    def backward_end(self, key: Any, op: str, device: int) -> int:
+        return max(self.runs.get((key, op, phase, device), (-1, -1))[1] for phase in "BW")
+
+    def inside(self, value: str, reader: Op, device: int) -> bool:
+        """Whether a value and what reads it are computed again in one segment of the device."""
+        again = {name for block in self.plan.recompute for name in block}
+        if self.graph.values[value].role != "op":
+            return False
+        producer = self.program.producer(value)
+        return producer.name not in self.program.variants[0].merges and any(
+            {producer.name, reader.name} <= {op.name for op in ops} & again
+            for ops in segments(self.program, device)
+        )
+
+    def last_use(self, key: Any, value: str, device: int, copy: int = 1) -> int:
+        """Of a value as it was computed first, or (copy 2) again."""
+        ends = [-1]
+        rerun = None
+        if self.graph.values[value].role == "op":
+            op = self.program.producer(value)
+            rerun = self.runs.get((key, op.name, "R", device))
+            if copy == 2 and rerun is not None:
+                ends.append(rerun[1])
+            if kept(self.program.graph, self.program.active, op).output and (copy == 2) == (
+                rerun is not None
+            ):
+                ends.append(self.backward_end(key, op.name, device))
+        if copy == 1:
+            ends += [
+                b
+                for s, _, _, _, b, _ in self.flights.get((key, value, "activation"), [])
+                if s == device
+            ]
+            if self.graph.values[value].role == "op":
+                phase = "merge F" if op.name in self.program.variants[0].merges else "F"
+                ends.append(self.runs.get((key, op.name, phase, device), (-1, -1))[1])
+        for op in self.graph.ops:
+            if value not in op.inputs or (key, op.name, "F", device) not in self.runs:
+                continue
+            if copy == 1:
+                ends.append(self.runs[key, op.name, "F", device][1])
+            if self.inside(value, op, device) == (copy == 2):
+                ends.append(self.runs.get((key, op.name, "R", device), (-1, -1))[1])
+                if value in kept(self.program.graph, self.program.active, op).inputs:
+                    ends.append(self.backward_end(key, op.name, device))
+            if op.inputs[0] == value and self.is_view(key, op, device):
+                if copy == 1:
+                    ends.append(self.last_use(key, op.outputs[0], device))
+                again = (key, op.name, "R", device) in self.runs
+                if again and self.inside(value, op, device) == (copy == 2):
+                    ends.append(self.last_use(key, op.outputs[0], device, 2))
+        return max(ends)
+
+    def _replay(self, key: Any, device: int) -> None:
+        for op in self.graph.ops:
+            if op.name in self.program.variants[0].merges:
+                self._parts(key, op, device)
+            self._outputs(key, op, device)
+            if any((key, op.name, phase, device) in self.runs for phase in ("B", "W", "merge B")):
+                self._gradients(key, op, device)
+            self._contribution(key, op, device)
+        for op, value in itertools.product(self.graph.ops, self.graph.values):
+            if value in op.outputs:
+                for _, t, n, a, b, _ in self.flights.get((key, value, "activation"), []):
+                    if t == device:
+                        self.alive.append((t, n, a, max(b, self.last_use(key, value, t))))
+                for s, _, n, _, b, _ in self.flights.get((key, value, "gradient"), []):
+                    if s == device:
+                        self.alive.append((s, n, self.first_gradient(key, value, s, False), b))
+        for value in self.graph.inputs:
+            starts = [
+                self.runs[key, op.name, "F", device][0]
+                for op in self.graph.ops
+                if value in op.inputs and (key, op.name, "F", device) in self.runs
+            ]
+            if starts:
+                end = self.last_use(key, value, device)
+                self.alive.append((device, self.read(value, device), min(starts), end))
+
+    def _contribution(self, key: Any, op: Op, device: int) -> None:
+        """From the second micro-batch on, a gradient of a weight is there beside the sum it is added to."""
+        phase = "W" if self.plan.split_backward else "B"
+        span = self.runs.get((key, op.name, phase, device))
+        weights = [i for i in op.inputs if self.graph.values[i].role == "parameter"]
+        if span is None or not key.micro or not weights:
+            return
+        held = [
+            sum(s.box.volume for s in self.program.shares[name] if device in s.devices)
+            * self.program.width(name)
+            for name in weights
+        ]
+        self.alive.append((device, max(held), *span))
+
+    def read(self, value: str, device: int) -> int:
+        """Bytes of a value that a device reads, element by element."""
+        mask = np.zeros(self.graph.values[value].shape, bool)
+        for op in self.graph.ops:
+            for operand, name in enumerate(op.inputs):
+                for tile in self.plan.tiles[op.name].tiles if name == value else ():
+                    region = op.space.regions(tile.box)[operand]
+                    if tile.device == device and region is not None:
+                        mask[tuple(map(slice, *region))] = True
+        return int(mask.sum()) * self.program.width(value)
+
+    def _parts(self, key: Any, op: Op, device: int) -> None:
+        value = op.outputs[0]
+        used = [self.runs.get((key, op.name, "merge F", device), (-1, -1))[1]]
+        if op.space.combine != "sum":
+            used.append(self.runs.get((key, op.name, "merge B", device), (-1, -1))[1])
+        for _, t, n, a, b, _ in self.flights.get((key, value, "partial"), []):
+            if t == device:
+                self.alive.append((t, n, a, max(b, *used)))
+        if (key, op.name, "F", device) in self.runs:
+            start, end = self.runs[key, op.name, "F", device]
+            gone = [
+                b for s, *_, b, _ in self.flights.get((key, value, "partial"), []) if s == device
+            ]
+            self.alive.append((device, self.part(op, device), start, max(end, *used, *gone)))
+
+    def part(self, op: Op, device: int) -> int:
+        width = self.program.width(op.outputs[0])
+        return sum(
+            op.space.produces(t.box)[0].volume * tensors_of_part(op, t.box) * width
+            for t in self.plan.tiles[op.name].tiles
+            if t.device == device
+        )
+
+    def _outputs(self, key: Any, op: Op, device: int) -> None:
+        phase = "merge F" if op.name in self.program.variants[0].merges else "F"
+        if (key, op.name, phase, device) not in self.runs or self.is_view(key, op, device):
+            return
+        start = self.runs[key, op.name, phase, device][0]
+        again = self.runs.get((key, op.name, "R", device))
+        for value in op.outputs:
+            size = self.own(op, value, device)
+            self.alive.append((device, size, start, self.last_use(key, value, device)))
+            if again is not None and op.name not in self.program.variants[0].merges:
+                self.alive.append((device, size, again[0], self.last_use(key, value, device, 2)))
+        extra = kept(self.program.graph, self.program.active, op).extra
+        if extra:
+            count = self.own(op, op.outputs[0], device) // self.program.width(op.outputs[0])
+            if again is not None:
+                self.alive.append(
+                    (device, extra * count, start, self.runs[key, op.name, phase, device][1])
+                )
+                start = again[0]
+            end = self.backward_end(key, op.name, device)
+            self.alive.append((device, extra * count, start, end))
+
+    def own(self, op: Op, value: str, device: int) -> int:
+        return sum(b.volume for b in self.boxes(op, value, device)) * self.program.width(value)
+
+    def first_gradient(self, key: Any, value: str, device: int, arriving: bool) -> int:
+        starts = [2**62]
+        for op in self.graph.ops:
+            if value in op.inputs and (key, op.name, "B", device) in self.runs:
+                handed = op.kind in ("reshape", "permute") and self.is_view(key, op, device)
+                starts.append(self.runs[key, op.name, "B", device][handed])
+        if arriving:
+            flights = self.flights.get((key, value, "gradient"), [])
+            starts += [a for _, t, _, a, _, _ in flights if t == device]
+        return min(starts)
+
+    def _gradients(self, key: Any, op: Op, device: int) -> None:
+        end = self.backward_end(key, op.name, device)
+        if op.name in self.program.variants[0].merges:
+            flights = self.flights.get((key, op.outputs[0], "partial gradient"), [])
+            starts = [a for _, t, _, a, _, _ in flights if t == device]
+            starts.append(self.runs.get((key, op.name, "merge B", device), (2**62, 0))[0])
+            self.alive.append((device, self.part(op, device), min(starts), end))
+            end = self.runs.get((key, op.name, "merge B", device), (-1, -1))[1]
+            end = max([end, *(b for s, *_, b, _ in flights if s == device)])
+        for value in op.outputs:
+            if any(value in i.inputs for i in self.graph.ops) and value in self.program.active:
+                begin = self.first_gradient(key, value, device, True)
+                self.alive.append((device, self.own(op, value, device), begin, end))
+
+    def _divided(self, name: str) -> None:
+        """Rows of a parameter that are not at home, and its gradients, device by device."""
+        tasks, width = self.timeline.tasks, self.program.width(name)
+        read = {op.name for op in self.graph.ops if name in op.inputs}
+        spans: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by instruction and device
+        for t, number in enumerate(tasks.instruction):
+            span = (int(self.timeline.start[t]), int(self.timeline.end[t]))
+            spans.setdefault((int(number), int(tasks.device[t])), []).append(span)
+        of = [
+            (n, i) for n, i in enumerate(self.program.instructions)
+            if name in (getattr(i, "value", ""), getattr(i, "parameter", ""))
+            or getattr(i, "op", "") in read
+        ]  # fmt: skip
+        for device, (number, pull) in itertools.product(range(self.plan.devices), of):
+            if not isinstance(pull, Move) or pull.what != "pull":
+                continue
+            came = [m for m in pull.messages if m.target == device]
+            waiting = [(n, i) for n, i in self.waiting[number] if device in i.devices]
+            if not came:
+                continue
+            ends = [spans[n, device][0][1] for n, i in waiting if i.op in read]
+            for _, _, nbytes, a, b in (f for f in self._flown(number, pull) if f[1] == device):
+                self.alive.append((device, nbytes, a, max(b, *ends)))
+            boxes = [box for m in came for box in m.boxes]
+            mine = sum(
+                s.box.volume
+                for share in self.program.shares[name]
+                for s in self.program.slices[name]
+                if s.home == device and share.box.holds(s.box)
+                and any(not (box & share.box).empty for box in boxes)
+            )  # fmt: skip
+            begin = min(spans[n, device][0][0] for n, _ in waiting)
+            self.alive.append((device, mine * width, begin, max(ends)))
+        for step, device in itertools.product(range(self.plan.steps), range(self.plan.devices)):
+            now = [(n, i) for n, i in of if i.key.step == step]
+            begins = [
+                spans[n, device][0][0] for n, i in now
+                if isinstance(i, Run) and i.phase == "B" and device in i.devices
+            ]  # fmt: skip
+            gone = [
+                spans[n, device][0][1] for n, i in now
+                if isinstance(i, Update) and i.devices == (device,)
+            ]  # fmt: skip
+            for n, i in now:
+                if isinstance(i, Move) and i.what == "push":
+                    gone += [end for source, *_, end in self._flown(n, i) if source == device]
+            held = sum(s.box.volume for s in self.program.shares[name] if device in s.devices)
+            if begins and held:
+                self.alive.append((device, held * width, min(begins), max(gone)))
+
+    def _flown(self, number: int, move: Move) -> list[tuple[int, int, int, int, int]]:
+        """Source, target, bytes, start and end of each message."""
+        return [
+            (m.source, m.target, message_bytes(self.program, move, m),
+             int(self.timeline.start[t]), int(self.timeline.end[t]))
+            for m, t in zip(move.messages, self.of[number], strict=False)
+        ]  # fmt: skip
+
+    def always(self, device: int) -> int:
+        keeps = {"sgd": 0, "momentum": 1, "adam": 2}[self.plan.optimizer]
+        seen, total = set(), 0
+        for i in self.program.instructions:
+            if isinstance(i, Update) and i.parameter not in seen:
+                seen.add(i.parameter)
+                width = self.program.width(i.parameter)
+                for s in self.program.slices.get(i.parameter, i.shares):
+                    if self.divided:
+                        total += s.box.volume * width * (1 + keeps) * (s.home == device)
+                    elif device in (*s.devices, s.home):
+                        state = keeps if s.home in (-1, device) else 0
+                        total += s.box.volume * width * (2 + state)
+        for v in self.graph.values.values():
+            if v.role in ("buffer", "constant", "frozen", "parameter") and v.name not in seen:
+                total += self.read(v.name, device)
+        return total
+
+
+def check_against_replay(program: Program, machine: str) -> None:
+    timeline = simulate(program, machine_of(machine))
+    replay = Replay(timeline)
+    peaks = peak_bytes(timeline)
+    for device in range(program.plan.devices):
+        own = [e[1:] for e in replay.alive if e[0] == device and e[2] < e[3]]
+        always = replay.always(device)
+        change: dict[int, int] = {0: 0}
+        for nbytes, begin, end in own:
+            change[begin] = change.get(begin, 0) + nbytes
+            change[end] = change.get(end, 0) - nbytes
+        times = sorted(change)
+        levels = [always + s for s in itertools.accumulate(change[t] for t in times)]
+        found_times, found = memory_curve(timeline, device)
+        at = np.searchsorted(found_times, times, "right") - 1
+        assert found[at].tolist() == levels
+        assert set(found_times.tolist()) <= set(times)
+        assert peaks[device] == max(levels)
+
+
+@settings(max_examples=30)
+@given(
+    model=st.sampled_from(MODELS),
+    devices=st.integers(1, 4),
+    seed=st.integers(0, 10_000),
+    sync=st.sampled_from(
+        [
+            "allreduce",
+            "server",
+            "sharded",
+            "sharded:parameters",
+            "ps:one",
+            "ps:greedy,slice=9",
+            "p3:slice=7",
+            "p3:collective,slice=7",
+        ]
+    ),
+    optimizer=st.sampled_from(["sgd", "momentum", "adam"]),
+    microbatches=st.integers(1, 2),
+)
+def test_equals_a_replay(model: str, devices: int, seed: int, **more: Any) -> None:
+    graph = small(model)[1]
+    check_against_replay(lower(graph, random_plan(graph, devices, seed, **more)), "p100:1x4")
+
+
+# -- against what PyTorch keeps -------------------------------------------------------------------
+
+RULES: dict[str, tuple[Callable[..., Tensor], int]] = {  # and how many operands of [2 4 6 6] it has
+    "conv2d": (lambda x: F.conv2d(x, torch.ones(4, 4, 3, 3)), 1),
+    "linear": (lambda x: F.linear(x, torch.ones(3, 6)), 1),
+    "relu": (torch.relu, 1),
+    "sigmoid": (torch.sigmoid, 1),
+    "tanh": (torch.tanh, 1),
+    "exp": (torch.exp, 1),
+    "sqrt": (lambda x: torch.sqrt(x), 1),
+    "gelu": (F.gelu, 1),
+    "silu": (F.silu, 1),
+    "softplus": (F.softplus, 1),
+    "add": (torch.add, 2),
+    "sub": (torch.sub, 2),
+    "mul": (torch.mul, 2),
+    "div": (torch.div, 2),
+    "matmul": (torch.matmul, 2),
+    "cat": (lambda x, y: torch.cat([x, y]), 2),
+    "reshape": (lambda x: x.reshape(2, 4, 36), 1),
+    "permute": (lambda x: x.permute(0, 1, 3, 2), 1),
+    "slice": (lambda x: x[:, 1:3], 1),
+    "select": (lambda x: x[:, 1], 1),
+    "pad": (lambda x: F.pad(x, (1, 1)), 1),
+    "sum": (lambda x: x.sum(1), 1),
+    "max_pool2d": (lambda x: F.max_pool2d(x, 2), 1),
+    "avg_pool2d": (lambda x: F.avg_pool2d(x, 2), 1),
+}
+
+
+@pytest.mark.parametrize("label", RULES)
+def test_keeps_what_pytorch_keeps(label: str) -> None:
+    function, count = RULES[label]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scales = nn.Parameter(torch.rand(count, 1) + 0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return function(*(x * s for s in self.scales))
+
+    x = torch.rand(2, 4, 6, 6)
+    graph = capture(Model(), [x], loss=lambda y: y.sum())
+    program = lower(graph, planned(graph, {}, 1))
+    op = next(op for op in graph.ops if label in (op.label, op.kind) and "mul" in op.inputs[0])
+    rule = kept(program.graph, program.active, op)
+
+    inputs = [(x * (1 + i)).requires_grad_() * 1 for i in range(count)]
+    held: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t) or t, lambda t: t):
+        output = function(*inputs)
+    pointers = {t.data_ptr() for t in held}
+    kept_inputs = [t.data_ptr() in pointers for t in inputs]
+    assert [name in rule.inputs for name in op.inputs[:count]] == kept_inputs
+    assert rule.output == (output.data_ptr() in pointers and not any(kept_inputs))
+    beside = [t for t in held if t.dtype == torch.int64]
+    assert rule.extra == (8 if beside else 0)
+
+
+@pytest.mark.parametrize("name", ["lenet-tiny", "vgg16-tiny", "resnet50-tiny", "gpt-tiny"])
+def test_activations_are_what_pytorch_keeps(name: str) -> None:
+    """Between forward and backward, all that is alive is what autograd has saved."""
+    work = zoo.load(name, batch=16, device="cpu")
+    model = work.model.train()
+    graph = capture(model, work.inputs, targets=work.targets, loss=work.loss)
+    timeline = simulate(lower(graph, planned(graph, {}, 1)), cluster("p100:1x1"))
+    last = next(op.name for op in reversed(graph.ops) if graph.loss in op.outputs)
+    predicted = level(timeline, 0, last, "B") - memory_curve(timeline, 0)[1][-1]
+
+    always = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
+    saved: dict[int, Tensor] = {}
+
+    def pack(t: Tensor) -> Tensor:
+        saved[t.untyped_storage().data_ptr()] = t  # kept, or its address would be used again
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        work.loss(model(*work.inputs), *work.targets)
+    real = sum(t.untyped_storage().nbytes() for p, t in saved.items() if p not in always)
+    assert predicted == pytest.approx(real, rel=0.03)

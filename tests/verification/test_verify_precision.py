@@ -1,0 +1,158 @@
+"""`raddle verify` of modules that cast: it holds at the tolerance of float64, and it can fail."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import signal
+import sys
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from casting import TYPES, usable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raddle import cli, zoo
+from raddle.clusters import cluster
+from raddle.errors import InputError
+from raddle.graph.capture import capture
+from raddle.plans import file
+from raddle.runtime.executor import Executor
+from raddle.runtime.job import load_job
+from raddle.searches.planning import plan_for
+from raddle.verification.precision import Raising
+from raddle.verification.verdict import TOLERANCE, verify
+
+USABLE = usable()
+accumulate = Executor._accumulate
+
+
+def off_by_little(self: Any, weights: Any, found: Any) -> None:
+    accumulate(self, weights, [None if g is None else g * (1 + 1e-6) for g in found])
+
+
+def planned(folder: pathlib.Path, text: str, method: str = "data", **more: Any) -> str:
+    """The plan of what the function `build` in a user's file makes."""
+    (folder / "mine.py").write_text(text)
+    name = f"{folder}/mine.py:build"
+    work = zoo.load(name)
+    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=work.name)
+    made = plan_for(graph, cluster("local:2"), method, model=name, **more)
+    file.save(made, graph, folder / "plan.json")
+    return str(folder / "plan.json")
+
+
+def casting(blocks: list[tuple[str, str]]) -> str:
+    return f"import casting\n\ndef build():\n    return casting.build({blocks!r})\n"
+
+
+def wrong(result: dict[str, Any]) -> Any:
+    return result["failure"] or [check for check in result["checks"] if not check["holds"]]
+
+
+@settings(max_examples=6)
+@given(
+    st.lists(st.sampled_from(USABLE), min_size=1, max_size=4), st.sampled_from(["data", "model"])
+)
+def test_it_holds_and_can_fail_whatever_the_module_casts_to(
+    tmp_path_factory: pytest.TempPathFactory, blocks: list[tuple[str, str]], method: str
+) -> None:
+    path = planned(tmp_path_factory.mktemp("casts"), casting(blocks), method)
+    result = verify(path, threads=True, steps=1)
+    assert wrong(result) == []
+    assert result["tolerance"] == TOLERANCE == 1e-9
+    with mock.patch.object(Executor, "_accumulate", off_by_little):
+        result = verify(path, threads=True, steps=1)
+    assert "gradients" in [check["what"] for check in result["checks"] if not check["holds"]]
+
+
+def test_every_type_and_every_way_to_cast_in_one_module(tmp_path: pathlib.Path) -> None:
+    some = {
+        name: (way, name) for way, name in USABLE
+    }  # by type the last way, by way the first type
+    some |= {way: (way, name) for way, name in reversed(USABLE)}
+    assert len({name for _, name in USABLE}) > len(TYPES) / 2
+    result = verify(planned(tmp_path, casting([*some.values()])), threads=True, steps=1)
+    assert wrong(result) == []
+    assert result["casts"]["bfloat16"] > 1
+    said = result["precision"]
+    assert said.startswith("compared in float64: casts inside the model are neutralised (")
+    assert "to bfloat16" in said
+    assert "the tolerance of 1e-09 is one of float64" in said
+
+
+LLAMA = """
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class Logits(nn.Module):
+    def __init__(self):
+        super().__init__()
+        sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=1, vocab_size=23)
+        heads = dict(num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=16)
+        self.llama = LlamaForCausalLM(LlamaConfig(**sizes, **heads, use_cache=False))
+
+    def forward(self, ids):
+        return self.llama(input_ids=ids).logits
+
+def loss(y, targets):
+    return nn.functional.cross_entropy(y.flatten(0, 1), targets.flatten())
+
+def build(batch=4):
+    ids = torch.randint(0, 23, (batch, 6))
+    return Logits(), (ids[:, :-1],), (ids[:, 1:].contiguous(),), loss
+"""
+
+
+def test_llama_by_command(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    pytest.importorskip("transformers")
+    path = planned(tmp_path, LLAMA, "model")
+    monkeypatch.setattr(
+        sys, "argv", ["raddle", "verify", path, "--threads", "--steps", "1", "--json"]
+    )
+    monkeypatch.setattr(signal, "signal", lambda *args: None)
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    result = json.loads(capsys.readouterr().out)
+    assert wrong(result) == []
+    assert result["dtype"] == "float64"
+
+
+DEPENDS = """
+import torch
+from torch import nn
+
+class Depends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return (y.sin() if y.dtype == torch.float32 else y.cos()).sum()
+
+def build():
+    return Depends(), (torch.randn(4, 4),)
+"""
+
+
+def test_code_that_depends_on_the_precision_is_refused_by_name(tmp_path: pathlib.Path) -> None:
+    path = planned(tmp_path, DEPENDS)
+    with pytest.raises(InputError, match="has other operators in float64 than in float32"):
+        load_job(path, dtype="float64", device="meta")  # as `raddle run --dtype float64` does
+    with pytest.raises(InputError, match=r"computes 'sin' \(sin\) where it computes 'cos' \(cos\)"):
+        verify(path, threads=True, steps=1)
+
+
+@pytest.mark.parametrize("name", ["torch.HalfTensor", torch.HalfTensor, torch.float16])
+def test_old_names_of_types_are_raised_too(name: Any) -> None:
+    x = torch.tensor([0.1], dtype=torch.float64)
+    assert x.type(name).dtype == torch.float16
+    with Raising():
+        assert x.type(name).item() == 0.1

@@ -1,0 +1,266 @@
+"""Models of the zoo, by all methods, on real processes (gloo): is it the plain module's training?
+
+    python tests/verification/verify_all.py [--ranks 2,3,4] [--models a,b] [--methods c,d] [--sync kind]
+                                   [--some|--found] [--json]
+
+Losses, gradients, parameters, buffers and bytes by pair of ranks are compared, two steps of each. Models
+are captured once; then the ranks of all cases with the same number of ranks are forked, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from equality import TINY, Task, compare, compare_gradients, sent, tiny
+from torch import Tensor
+
+from raddle.clusters import cluster
+from raddle.errors import InputError
+from raddle.graph.box import Box
+from raddle.plans.plan import Plan
+from raddle.runtime.actions import Source
+from raddle.runtime.checkpoint import gather_state
+from raddle.runtime.trainer import Trainer, parallelize
+from raddle.searches import planning
+from raddle.searches.baselines import METHODS
+from raddle.searches.flexflow.method import flexflow
+from raddle.searches.planning import PARTITIONS, SEARCHES, find, plan_for
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.settings import Settings
+from raddle.searches.starts import random_start
+
+RANKS = (2, 3, 4)
+STEPS = 2
+PATIENCE = 300.0  # seconds for which a rank waits for another: it only ends a hang
+
+
+class Case(NamedTuple):
+    model: str
+    method: str
+    ranks: int
+
+
+class Outcome(NamedTuple):
+    case: Case
+    word: str  # ok, skipped, failed
+    reason: str = ""
+
+
+# Every model and every method with 2, 3 and 4 ranks, and half of their pairs.
+SOME = [
+    Case(model, method, RANKS[(i + k) % len(RANKS)])
+    for i, model in enumerate(TINY)
+    for k, method in enumerate(METHODS)
+    if (i + k) % 2 == 0
+]
+# What searches find: those with names, and FlexFlow's from a random start with sums split, which is wild.
+FOUND = [
+    Case(model, method, RANKS[(i + k) % len(RANKS)])
+    for i, model in enumerate(TINY)
+    for k, method in enumerate((*SEARCHES, "wild"))
+]
+# Half of them, every model and every method: the rest is for `make verify-all`.
+SOME_FOUND = [case for case in FOUND if TINY.index(case.model) % 2 == FOUND.index(case) % 2]
+ALL = [
+    Case(model, method, ranks)
+    for model in TINY
+    for ranks in RANKS
+    for method in (*METHODS, *PARTITIONS)
+]
+ALL += [case for case in FOUND if case not in ALL]
+
+
+def run(cases: Sequence[Case], sync: str = "") -> Iterator[Outcome]:
+    for size in sorted({case.ranks for case in cases}):
+        planned: list[tuple[Case, Plan]] = []
+        for case in cases:
+            if case.ranks == size:
+                try:
+                    plan = plan_of(case)
+                except InputError as error:
+                    yield Outcome(case, "skipped", str(error))
+                else:
+                    planned.append((case, replace(plan, cluster=None, sync=sync or plan.sync)))
+        yield from _start(size, planned)
+
+
+def plan_of(case: Case) -> Plan:
+    """Searched plans are for fast links: on local ones everything would be on one device."""
+    graph = tiny(case.model).graph
+    if case.method in METHODS:
+        return plan_for(graph, cluster(f"local:{case.ranks}"), case.method, bn="global")
+    on = cluster(f"p100:1x{case.ranks}")
+    asked = Settings(
+        bn="global", proposals=150, reduction=case.method == "wild", powers=False,
+        budget=0.4 if case.method in PARTITIONS else 20,  # these always take all of it
+        microbatches=1 if case.method == "pipeline" else None,  # exact batch statistics
+    )  # fmt: skip
+    if case.method != "wild":
+        return planning.plan_of(graph, on, case.method, find(graph, on, case.method, asked), asked)
+    space = PlanSpace(graph, on, asked)
+    found = flexflow(
+        graph, on, asked, {"random": random_start(space, case.ranks)}, random_too=False
+    )
+    return planning.plan_of(graph, on, "flexflow", found, asked)
+
+
+def _start(size: int, planned: Sequence[tuple[Case, Plan]]) -> Iterator[Outcome]:
+    """Forks ranks, which run all plans; a rank that dies fails what is left."""
+    fork = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, processes = [], []
+        for number in range(size):
+            here, there = fork.Pipe(duplex=False)
+            process = fork.Process(
+                target=_rank, args=(number, size, f"{folder}/store", planned, there), daemon=True
+            )
+            process.start()
+            there.close()
+            pipes.append(here)
+            processes.append(process)
+        dead = ""
+        for case, _ in planned:
+            errors = [dead]
+            for number, pipe in enumerate(pipes):
+                try:
+                    if not dead:
+                        errors.append(pipe.recv())
+                except EOFError:
+                    dead = f"rank {number} died"
+                    errors.append(dead)
+            reason = "; ".join(e for e in errors if e)
+            yield Outcome(case, "failed" if reason else "ok", reason)
+        for process in processes:
+            if dead:
+                process.terminate()
+            process.join()
+
+
+# -- one rank ----------------------------------------------------------------------------------------
+
+
+def _rank(
+    number: int, size: int, store: str, planned: Sequence[tuple[Case, Plan]], pipe: Connection
+) -> None:
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=PATIENCE)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=number, world_size=size, timeout=limit
+    )
+    for case, plan in planned:
+        try:
+            verify(tiny(case.model), plan)
+            pipe.send("")
+        except Exception as error:
+            pipe.send(f"rank {number}: {type(error).__name__}: {error}")
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def verify(task: Task, plan: Plan) -> None:
+    """Trains as this rank; rank 0 raises where it is not the plain module's training."""
+    trainer = parallelize(
+        task.model, plan, task.optimizer, loss=task.loss, graph=task.graph, device="cpu",
+        timeout=PATIENCE,
+    )  # fmt: skip
+    try:
+        gradients = _watched(trainer)
+        losses = [float(trainer.step(*micros[0])) for micros in task.batches[:STEPS]]
+        trainer.synchronize()
+        found = trainer._exchange(trainer.transport.sent_in_all())
+        shapes = {n: trainer.graph.values[n].shape for n in trainer.program.shares}
+        shapes = {n: s for n, s in shapes.items() if n in trainer.program.active}
+        state = trainer.state_dict()
+        whole = gather_state(trainer._exchange, gradients, shapes, {})
+    finally:
+        trainer.close()
+    if trainer.rank == 0:
+        plain = task.plain(STEPS, 1)
+        compare(task.graph, plain, losses, state)
+        compare_gradients(plain, whole)
+        total = {(r, t): n for r, own in enumerate(found) for t, n in own.items() if n}
+        said = {way: STEPS * nbytes for way, nbytes in sent(trainer.program).items()}
+        assert total == said, f"sent {total}, the program says {said}"
+
+
+def _watched(trainer: Trainer) -> dict[str, list[tuple[Box, Tensor]]]:
+    """Takes a copy of this rank's gradients before every update."""
+    gradients: dict[str, list[tuple[Box, Tensor]]] = {}
+    update = trainer.executor.update
+
+    def watch() -> None:
+        gradients.clear()
+        for source, parameter in trainer.executor.parameters():
+            if parameter.grad is not None and trainer._speaks_for(source):
+                own = gradients.setdefault(source.name, [])
+                own.append((source.box, parameter.grad.clone()))
+        update()
+
+    def heard(source: Source, clock: int, gradient: Tensor) -> None:
+        if clock == STEPS:
+            gradients.setdefault(source.name, []).append((source.box, gradient.clone()))
+
+    trainer.executor.update = watch
+    if trainer.executor.agreeing is not None:
+        trainer.executor.agreeing.heard = heard
+    return gradients
+
+
+# -- the command line --------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    cases = [
+        case
+        for case in (SOME_FOUND if options.found else SOME if options.some else ALL)
+        if case.ranks in options.ranks
+        and case.model in options.models
+        and case.method in options.methods
+    ]
+    torch.set_num_threads(1)
+    outcomes = []
+    for outcome in run(cases, options.sync):
+        outcomes.append(outcome)
+        if options.json:
+            continue
+        model, method, ranks = outcome.case
+        print(f"{model:18} {method:20} {ranks} ranks  {outcome.word}  {outcome.reason}", flush=True)
+    words = [outcome.word for outcome in outcomes]
+    counts = {word: words.count(word) for word in ("ok", "skipped", "failed")}
+    if options.json:
+        print(json.dumps({**counts, "failures": [o for o in outcomes if o.word == "failed"]}))
+    else:
+        print(", ".join(f"{count} {word}" for word, count in counts.items()))
+    return int(counts["failed"] > 0)
+
+
+def _options(arguments: Sequence[str] | None) -> Any:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+
+    def names(text: str) -> list[str]:
+        return text.split(",")
+
+    parser.add_argument("--ranks", type=lambda t: [int(r) for r in names(t)], default=RANKS)
+    parser.add_argument("--models", type=names, default=TINY)
+    parser.add_argument("--methods", type=names, default=(*METHODS, *SEARCHES, "wild"))
+    parser.add_argument("--sync", default="", help="how copies of a parameter agree")
+    parser.add_argument("--some", action="store_true", help="a covering selection")
+    parser.add_argument("--found", action="store_true", help="what the searches find")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
