@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from patience import HANG
 
-from raddle import cli
+from raddle.cli import main as cli
 
 
 class Done(NamedTuple):

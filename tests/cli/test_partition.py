@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raddle import cli
+from raddle.cli import main as cli
 from raddle.searches.hypergraph import files
 
 Raddle = Callable[..., Any]

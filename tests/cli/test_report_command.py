@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from patience import HANG
 
-from raddle import cli
+from raddle.cli import main as cli
 
 LENET = ("report", "lenet-tiny", "--cluster", "local:2")
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.experiment import EXPERIMENTS, Experiment, choose, load, reproduce
-from raddle import cli
+from raddle.cli import main as cli
 from raddle.errors import InputError
 from raddle.reports.experiments.markdown import as_table, markdown
 from raddle.reports.experiments.result import (
@@ -294,7 +294,7 @@ def test_a_part_that_fails_says_so_and_loses_no_other(
 
 IMPORTS = """
 import sys
-from raddle import cli
+from raddle.cli import main as cli
 
 for words in (["--help"], ["reproduce"]):
     sys.argv = ["raddle", *words]

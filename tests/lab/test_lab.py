@@ -357,7 +357,7 @@ def raddle(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 MAIN = """
-from raddle import cli
+from raddle.cli import main as cli
 from raddle.cli.lab import app
 if all(group.name != "lab" for group in cli.app.registered_groups):
     cli.app.add_typer(app, name="lab")

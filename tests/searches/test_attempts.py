@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from small import small
 
-from raddle import cli
+from raddle.cli import main as cli
 from raddle.clusters import cluster
 from raddle.errors import FailedCandidate, InputError
 from raddle.searches import auto
