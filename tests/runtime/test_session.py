@@ -23,7 +23,8 @@ import pytest
 import torch
 from patience import HANG
 
-from raddle import cli, zoo
+from raddle import zoo
+from raddle.cli import main as cli
 from raddle.cli.launching import Machines, placed, torchrun
 from raddle.clusters import cluster
 from raddle.errors import InputError

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from patience import HANG, wait_until
 
-from raddle import cli, zoo
+from raddle import zoo
+from raddle.cli import main as cli
 from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture

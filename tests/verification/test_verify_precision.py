@@ -15,7 +15,8 @@ from casting import TYPES, usable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raddle import cli, zoo
+from raddle import zoo
+from raddle.cli import main as cli
 from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from raddle import cli, zoo
+from raddle import zoo
+from raddle.cli import main as cli
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
