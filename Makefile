@@ -42,7 +42,7 @@ fuzz: $(READY)  ## 100,000 damaged files of every kind; the property tests, slow
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 -m hypothesis
 
 verify-all: $(READY)  ## every tiny model x every baseline x 2, 3, 4 ranks with real processes
-	$(BIN)/python tests/verification/verify_all.py
+	$(BIN)/python tests/runtime/verify_all.py
 
 check: $(READY)  ## format, lint and types, changing nothing
 	$(BIN)/ruff format --check .

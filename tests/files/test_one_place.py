@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-SRC = Path(__file__).parents[2] / "src" / "raddle"
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src" / "raddle"
 
 # Calls that read, write or run something, by the last two words of what is called.
 OPENING = {"open", "os.open", "io.open", "gzip.open", "os.fdopen"}
@@ -50,7 +51,9 @@ ALLOWED = {
 
 @cache
 def found() -> dict[str, list[tuple[int, str]]]:
-    return {str(path.relative_to(SRC)): list(calls(path)) for path in sorted(SRC.rglob("*.py"))}
+    paths = {str(path.relative_to(SRC)): path for path in sorted(SRC.rglob("*.py"))}
+    paths |= {str(p.relative_to(ROOT)): p for p in sorted((ROOT / "experiments").rglob("*.py"))}
+    return {name: list(calls(path)) for name, path in paths.items()}
 
 
 def calls(path: Path) -> Iterator[tuple[int, str]]:

@@ -30,6 +30,7 @@ from raddle.program.program import (
     Update,
 )
 from raddle.program.slicing import numbered
+from raddle.simulation.memory.fitting import check_memory
 
 # -- accepted -------------------------------------------------------------------------------------
 
@@ -62,7 +63,7 @@ def test_accepts_what_is_lowered(model: str, devices: int, seed: int, **more: An
 
 
 def test_accepts_what_fits() -> None:
-    check(sample(), cluster("p100:1x4"))
+    check_memory(sample(), cluster("p100:1x4"))
 
 
 # -- refused --------------------------------------------------------------------------------------
@@ -573,7 +574,7 @@ def test_refuses_what_does_not_fit() -> None:
     with pytest.raises(
         InputError, match=r"device 0 would need \d+ bytes at its fullest, a toy has 400:"
     ):
-        check(program, toy)
+        check_memory(program, toy)
 
 
 def test_refuses_ambiguous_local_statistics() -> None:

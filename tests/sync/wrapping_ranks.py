@@ -68,7 +68,7 @@ def _rank(rank: int, size: int, store: str, cases: dict[str, Case], pipe: Connec
         timeout=timedelta(seconds=HANG),
     )  # fmt: skip
     from raddle import sync
-    from raddle.sync import patience
+    from raddle.transport import patience
 
     patience.GRACE = HANG  # however long the news of a failure take
 

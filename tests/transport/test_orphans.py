@@ -36,7 +36,7 @@ def tidy(number, frame):
     note("tidied")
     sys.exit(0)
 rank = os.environ.get("RANK", "0")
-from raddle.runtime import orphans
+from raddle.transport import orphans
 orphans.INTERVAL, orphans.GRACE = 0.1, 1.0
 if kind == "tidies":
     signal.signal(signal.SIGTERM, tidy)

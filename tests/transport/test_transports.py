@@ -30,8 +30,10 @@ import torch.distributed as dist
 from patience import HANG, wait_until
 
 from raddle.errors import InputError
-from raddle.transport import Hub, Processes, Transport, alarm, processes
-from raddle.transport.threads import Threads
+from raddle.transport import alarm, processes
+from raddle.transport.base import Transport
+from raddle.transport.processes import Processes
+from raddle.transport.threads import Hub, Threads
 
 SIZE = 3
 EVERYONE = (0, 1, 2)
@@ -641,7 +643,7 @@ def test_a_rank_that_never_connects() -> None:
 
 SCRIPT = """
 import threading, torch, torch.distributed as dist
-from raddle.transport import Processes
+from raddle.transport.processes import Processes
 
 transport = Processes(torch.device("cpu"))
 buffer = torch.ones(1)

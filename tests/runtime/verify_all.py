@@ -1,6 +1,6 @@
 """Models of the zoo, by all methods, on real processes (gloo): is it the plain module's training?
 
-    python tests/verification/verify_all.py [--ranks 2,3,4] [--models a,b] [--methods c,d] [--sync kind]
+    python tests/runtime/verify_all.py [--ranks 2,3,4] [--models a,b] [--methods c,d] [--sync kind]
                                    [--some|--found] [--json]
 
 Losses, gradients, parameters, buffers and bytes by pair of ranks are compared, two steps of each. Models
