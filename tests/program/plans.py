@@ -18,7 +18,8 @@ from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import Plan
-from raddle.plans.syncing import NUMBER, WORDS, read_sync
+from raddle.plans.sync import KINDS, read_sync
+from raddle.plans.sync.way import NUMBER
 from raddle.plans.tiling import Grid, Irregular, Tile, Tiling, even_cuts, uneven_cuts
 from raddle.program.lower import lower
 from raddle.program.slicing import numbered
@@ -100,13 +101,13 @@ def some_sync(devices: int, rng: random.Random) -> str:
 
 def each_sync() -> list[str]:
     """Every kind alone and with each of its words."""
-    words = [(kind, word.replace(NUMBER, "1")) for kind, own in WORDS.items() for word in own]
-    return [*WORDS, *(f"{kind}:{word}".replace("slice=1", "slice=99") for kind, word in words)]
+    words = [(kind, word.replace(NUMBER, "1")) for kind, own in KINDS.items() for word in own.words]
+    return [*KINDS, *(f"{kind}:{word}".replace("slice=1", "slice=99") for kind, word in words)]
 
 
 def sync_texts(devices: int) -> st.SearchStrategy[str]:
     """Any way to synchronise that can be written: every kind, with any of its words."""
-    return st.sampled_from(sorted(WORDS)).flatmap(
+    return st.sampled_from(sorted(KINDS)).flatmap(
         lambda kind: st.lists(_words(kind, devices), max_size=2).map(
             lambda words: f"{kind}:{','.join(words)}".removesuffix(":")
         )
@@ -118,7 +119,7 @@ def _words(kind: str, devices: int) -> st.SearchStrategy[str]:
         least, most = {NUMBER: (0, devices - 1), f"ssp={NUMBER}": (0, 3)}.get(word, (50, 999))
         return st.integers(least, most).map(lambda number: word.replace(NUMBER, str(number)))
 
-    return st.sampled_from(WORDS[kind]).flatmap(written)
+    return st.sampled_from(KINDS[kind].words).flatmap(written)
 
 
 def _is_sync(text: str) -> bool:

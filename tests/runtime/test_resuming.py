@@ -20,13 +20,13 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.plans.schedules import ASYNCHRONOUS
-from raddle.plans.syncing import EXAMPLES, WORDS, read_sync
+from raddle.plans.sync import EXAMPLES, KINDS, read_sync
 from raddle.runtime.trainer import Trainer
 from raddle.searches.planning import find, plan_for, plan_of
 from raddle.searches.settings import Settings
 from raddle.sync.applying import ELEMENTWISE
 
-SYNCS = list(dict.fromkeys([*WORDS, *EXAMPLES.split(", ")]))
+SYNCS = list(dict.fromkeys([*KINDS, *EXAMPLES.split(", ")]))
 SAME = [sync for sync in SYNCS if read_sync(sync).synchronous]  # others depend on who comes first
 BATCH, WIDTH = 4, 6
 

@@ -17,7 +17,7 @@ from patience import HANG, LONG_HANG
 from wrapping_cases import KINDS, cases
 
 from raddle.errors import InputError
-from raddle.plans.syncing import read_sync
+from raddle.plans.sync import read_sync
 from raddle.sync.wrapping import _checked
 
 HERE = Path(__file__).parent

@@ -20,11 +20,11 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
-from raddle.plans.syncing import EXAMPLES, WORDS, read_sync
+from raddle.plans.sync import EXAMPLES, KINDS, read_sync
 from raddle.runtime.trainer import Trainer, parallelize
 from raddle.searches.planning import plan_for
 
-SYNCS = sorted({*WORDS, *EXAMPLES.split(", ")})
+SYNCS = sorted({*KINDS, *EXAMPLES.split(", ")})
 STEPS = 3
 
 

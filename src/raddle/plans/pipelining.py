@@ -129,7 +129,7 @@ def validate_stages(plan: Plan, graph: Graph) -> None:
     """Raises InputError unless stages are a pipeline of the graph, and every device is in one row."""
     if not plan.schedule and not plan.stages:
         return
-    if is_asynchronous(plan) and plan.sync != "allreduce":
+    if is_asynchronous(plan) and not plan.syncing.overlaps:
         raise InputError(
             f"the schedule {quote(plan.schedule)} updates parameters where they are: use sync allreduce, "
             f"not {quote(plan.sync)}."

@@ -12,7 +12,7 @@ from raddle.errors import InputError, quote, shorten
 from raddle.graph.box import covers, disjoint
 from raddle.graph.graph import Graph, Op
 from raddle.plans.pipelining import stage_of, validate_stages
-from raddle.plans.syncing import Sync, check_width, read_sync
+from raddle.plans.sync import Sync, check_width, read_sync
 from raddle.plans.tiling import Grid, Tiling
 
 BUCKET = 16 * 2**20  # bytes
@@ -25,7 +25,7 @@ class Plan:
 
     `bn` says which samples batch statistics are taken over: `global`, all of the batch (exact),
     `microbatch`, all of a micro-batch, or `local`, those of a tile (as DistributedDataParallel does).
-    `sync` says how copies of a parameter agree (plans/syncing.py). Gradients are all-reduced in buckets of
+    `sync` says how copies of a parameter agree (plans/sync/). Gradients are all-reduced in buckets of
     at least `bucket` bytes. With `p3:collective`, `order` are the numbers of all slices in the order in
     which their sums leave, on every device; without it they leave as gradients become complete.
     `recompute` lists blocks of operators whose values are not kept for the backward but computed again,

@@ -492,7 +492,7 @@ class _Lowering:
         assert not self.turns.left, "all gradients are complete at the end of a step"
         self.updated, self.fresh, self.reduced = self.fresh, {}, {}
         self.turns = self._turns()
-        if self.sync.kind == "p3":
+        if self.sync.urgent:
             return
         every = [i for own in self.updated.values() for i in own]
         if self.sync.divided:

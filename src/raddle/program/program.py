@@ -18,7 +18,7 @@ from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.plans.pipelining import micro_sizes
 from raddle.plans.plan import Plan
-from raddle.plans.syncing import Sync
+from raddle.plans.sync import Sync
 from raddle.plans.tiling import Tiling
 
 

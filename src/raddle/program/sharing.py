@@ -48,11 +48,10 @@ def shares_from(
             sorted({d for f in found for d in owners[f]}) if len(found) > 1 else owners[found[0]]
         )
         alike.setdefault(tuple(devices), []).append(box)
-    to_the_first, server = plan.syncing.assign == "first", plan.server
     shares = []
     for holders, boxes in alike.items():
-        home = holders[0] if to_the_first else -1
-        shares += [Share(box, holders, home if server is None else server) for box in merge(boxes)]
+        home = plan.syncing.home(holders)
+        shares += [Share(box, holders, home) for box in merge(boxes)]
     return tuple(sorted(shares))
 
 

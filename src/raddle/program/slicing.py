@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from raddle.errors import InputError
 from raddle.graph.box import Box
-from raddle.plans.syncing import Sync, homes_of, rows_of
+from raddle.plans.sync import Sync
 from raddle.program.program import Share
 
 
@@ -20,7 +20,7 @@ def slices_of(
         for share in shares[name]
         for box in _rows(share.box, sync, len(share.devices))
     ]
-    homes = homes_of([box.volume for _, box, _ in cut], [devices for *_, devices in cut], sync)
+    homes = sync.assign([box.volume for _, box, _ in cut], [devices for *_, devices in cut])
     found: dict[str, list[Share]] = {name: [] for name in names}
     for (name, box, devices), home in zip(cut, homes, strict=True):
         found[name].append(Share(box, devices, home))
@@ -43,7 +43,7 @@ def check_order(order: Sequence[int], slices: Mapping[str, Sequence[Share]]) -> 
 
 
 def _rows(box: Box, sync: Sync, holders: int) -> list[Box]:
-    rows = rows_of(box.shape, sync, holders)
+    rows = sync.rows(box.shape, holders)
     if len(rows) == 1:
         return [box]
     low = box.lo[0]

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from raddle.errors import InputError
 from raddle.graph.dtypes import settled
-from raddle.plans.syncing import Sync
+from raddle.plans.sync import Sync
 from raddle.runtime.actions import Sliced, Source
 from raddle.sync.applying import Applying, needs_barrier
 from raddle.sync.item import Item
@@ -205,7 +205,7 @@ class Agreeing:
             for rows in self._rows.values():
                 rows.grad = None
             self.synchroniser.publish()
-        if self.sync.kind != "p3":
+        if not self.sync.urgent:
             self.wait(list(self._due))
 
     def synchronize(self) -> None:

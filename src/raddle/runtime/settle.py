@@ -287,7 +287,7 @@ class _Settling:
 
     def _slices(self) -> list[Sliced]:
         """All slices of the program, numbered alike on every rank."""
-        priority = self.program.priority if self.plan.syncing.kind == "p3" else {}
+        priority = self.program.priority if self.plan.syncing.urgent else {}
         found = []
         for name, slices in self.program.slices.items():
             dtype = self.graph.values[name].dtype

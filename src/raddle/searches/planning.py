@@ -21,7 +21,7 @@ from raddle.plans.plan import (
 )
 from raddle.plans.schedule import read
 from raddle.plans.schedules import NAMES
-from raddle.plans.syncing import read_sync
+from raddle.plans.sync import read_sync
 from raddle.searches.attempts import Attempts
 from raddle.searches.baselines import METHODS
 from raddle.searches.pins import read_pin
@@ -57,7 +57,7 @@ def plan_for(
     `model` is the name to load it by again; `batch` is the global batch, the graph's where none is given.
     `recompute` keeps values for the backward only at the borders of so many blocks. A search takes about
     `budget` seconds and leaves alone what is pinned; `reduction` says whether sums may be split, which
-    `flexflow` and `auto` otherwise do, and `optcnn` does not. `sync` is a way of plans/syncing.py; by
+    `flexflow` and `auto` otherwise do, and `optcnn` does not. `sync` is a way of plans/sync/; by
     itself `auto` takes P3 where that is faster, and everything else all-reduces. The order in which
     `p3:collective` sums is part of the plan:
 

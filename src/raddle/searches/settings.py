@@ -8,6 +8,7 @@ from typing import Any
 
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
+from raddle.plans.sync import DEFAULT
 from raddle.searches.attempts import Failure
 from raddle.searches.pins import Pin
 from raddle.searches.placing import Tiles
@@ -42,7 +43,7 @@ class Settings:
     @property
     def plan(self) -> dict[str, Any]:
         """What a plan and its evaluation share; which sync is faster is seen when tiles are there."""
-        sync = "allreduce" if self.sync == AUTO else self.sync
+        sync = DEFAULT if self.sync == AUTO else self.sync
         return {"bn": self.bn, "sync": sync, "optimizer": self.optimizer}
 
 

@@ -13,7 +13,7 @@ from raddle.clusters import Cluster
 from raddle.costs.handling import handles
 from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.plan import Plan
-from raddle.plans.syncing import SLICE
+from raddle.plans.sync.servers import SLICE
 from raddle.program.program import Move, Reduce
 from raddle.simulation.timeline import Timeline
 

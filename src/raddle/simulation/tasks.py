@@ -86,7 +86,7 @@ class _Builder:
             natives=tiled_alike(program.graph, plan.tiles) if profile else None,
         )  # fmt: skip
         # Slices wait for a link without holding up others: the first first, or the most urgent.
-        urgent = program.plan.syncing.kind == "p3"
+        urgent = program.plan.syncing.urgent
         self.urgency = {
             name: 1 + at if urgent else 1
             for name, at in program.priority.items()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from raddle.plans.syncing import Sync
+from raddle.plans.sync import Sync
 from raddle.sync.homing import Exchange, Homing, Note, Part
 from raddle.sync.item import Item
 from raddle.sync.lateness import Lateness

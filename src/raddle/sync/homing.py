@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from raddle.plans.syncing import Sync, homes_of, rows_of
+from raddle.plans.sync import Sync
 from raddle.sync.applying import Applying
 from raddle.sync.item import Item
 from raddle.sync.states import State, cut, gather, join
@@ -278,11 +278,11 @@ def items_of(
     slices: list[Part] = []
     sizes = []
     for index, p in enumerate(parameters):
-        for first, last in rows_of(p.shape, sync, size):
+        for first, last in sync.rows(p.shape, size):
             slices.append((index, slice(first, last) if p.ndim else None))
             sizes.append((last - first) * p[0].numel() if p.ndim else 1)
     everyone = tuple(range(size))
-    homes = homes_of(sizes, [everyone] * len(sizes), sync)
+    homes = sync.assign(sizes, [everyone] * len(sizes))
     items = [
         Item(
             number, names[index] + (f"[{rows.start}:{rows.stop}]" if rows else ""), everyone,

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raddle.errors import InputError
-from raddle.plans.syncing import Sync, check_width, read_sync
+from raddle.plans.sync import Sync, check_width, read_sync
 from raddle.sync.allreduce import BUCKET, Buckets, check_dense
 from raddle.sync.applying import needs_barrier
 from raddle.sync.everywhere import Everywhere, turns_of
@@ -115,7 +115,7 @@ class Optimizer(torch.optim.Optimizer):
             raise
         if self._sums_for_sure:
             self._use_sums()
-        elif self._sync.kind == "p3":
+        elif self._sync.urgent:
             self._guards = Guards(model, self._numbers, self._wait)
         self._handles: list[Any] = [
             p.register_post_accumulate_grad_hook(partial(self._arrived, index))  # type: ignore[no-untyped-call]
@@ -358,11 +358,11 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def _sums_for_sure(self) -> bool:
-        return bool(self.barrier) or self._sync.kind == "allreduce"
+        return bool(self.barrier) or self._sync.bucketed
 
     def _needs_barrier(self, asked: bool) -> str:
         reason = "barrier=True" if asked else needs_barrier(self._inner) or ""
-        if reason or self._sync.kind == "allreduce":
+        if reason or self._sync.bucketed:
             return reason
         for name, p in zip(self._names, self._parameters, strict=True):
             if not p.is_contiguous() or p.is_complex():

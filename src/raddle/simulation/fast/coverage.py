@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 
 from raddle.plans.plan import Plan
-from raddle.plans.syncing import Sync
 
 TIMED = {"tiles", "devices", "bn", "sync", "bucket", "optimizer"}
 DESCRIBED = {  # the step takes as long, whatever these say
@@ -27,7 +26,8 @@ NAMED = {
 
 def unsupported(plan: Plan) -> str | None:
     """What of a plan the evaluator does not time, in words; None if it times the plan."""
-    found = [] if _is_timed(plan.syncing) else [f"sync '{plan.sync}'"]
+    # All-reduce in buckets, of any type, and servers in the program's order.
+    found = [f"sync '{plan.sync}'"] if plan.syncing.sliced else []
     for field in fields(plan):
         if field.name in TIMED | DESCRIBED:
             continue
@@ -35,12 +35,3 @@ def unsupported(plan: Plan) -> str | None:
         if getattr(plan, field.name) != default:
             found.append(NAMED.get(field.name, field.name))
     return " and ".join(found) or None
-
-
-def _is_timed(sync: Sync) -> bool:
-    """All-reduce in buckets, of any type, and servers in the program's order."""
-    return sync in (
-        Sync("allreduce", compressed=sync.compressed),
-        Sync("ps", assign="first", inline=True),
-        Sync("ps", server=sync.server, inline=True),
-    )

@@ -1,0 +1,71 @@
+"""How copies of a parameter agree: the kinds that `plan.sync` may name, one file each.
+
+    allreduce          summed in buckets on all holders, which update their copies; allreduce:bf16, :fp16
+    sharded            every holder is the home of an equal share of the rows
+    sharded:parameters the same, and only homes keep rows: all others pull them before each use
+    ps                 homes are servers, spread over the holders: ps:distributed,sliced,greedy,ssp=2
+    p3                 slices of ps, the most urgent first, without a barrier: p3:slice=50000
+    p3:collective      the same slices without homes: each is all-reduced, and updated on all holders
+    server, server:D   ps of whole parameters on their first holder, or on device D
+
+A new kind is a file with a `KIND`, and its name in `KINDS` below. Whoever needs to know how a way behaves
+asks a trait of `Sync`, never for its kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING
+
+from raddle.errors import InputError, quote
+from raddle.plans.sync.allreduce import KIND as ALLREDUCE
+from raddle.plans.sync.inline import KIND as INLINE
+from raddle.plans.sync.p3 import KIND as P3
+from raddle.plans.sync.servers import KIND as SERVERS
+from raddle.plans.sync.sharded import KIND as SHARDED
+from raddle.plans.sync.way import Sync, Unreadable
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DEFAULT", "EXAMPLES", "KINDS", "Sync", "check_width", "read_sync"]
+
+KINDS = {kind.name: kind for kind in (ALLREDUCE, SHARDED, SERVERS, P3, INLINE)}
+EXAMPLES = ", ".join(example for kind in KINDS.values() for example in kind.examples)
+DEFAULT = "allreduce"
+
+_files = {"way", "spreading", *(kind.read.__module__.rpartition(".")[2] for kind in KINDS.values())}
+for _file in iter_modules(__path__):
+    if _file.name not in _files:
+        raise ImportError(f"plans/sync has {_file.name}.py, whose kind is not among the KINDS")
+
+
+@lru_cache(maxsize=1024)
+def read_sync(text: str) -> Sync:
+    """Raises InputError for what is not a way to synchronise."""
+    name, _, rest = text.partition(":")
+    words = [w for w in rest.split(",") if w]
+    try:
+        if name not in KINDS:
+            raise Unreadable(name)
+        for word in words:
+            if not any(re.fullmatch(known, word) for known in KINDS[name].words):
+                raise Unreadable(word)
+        return KINDS[name].read(words)
+    except Unreadable as error:
+        strange = "" if error.word == text else f", which has {quote(error.word)}"
+        raise InputError(f"sync is {quote(text)}{strange}: choose as in {EXAMPLES}.") from None
+
+
+def check_width(text: str, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Raises InputError for parameters whose gradients cannot travel in a narrower type."""
+    narrow = read_sync(text).compressed
+    for name, dtype in dtypes.items() if narrow else ():
+        if dtype.is_complex:
+            raise InputError(
+                f"sync is {quote(text)}, but {quote(name)} is {str(dtype).removeprefix('torch.')}, which "
+                f"{narrow} cannot hold: use sync allreduce."
+            )

@@ -1,0 +1,150 @@
+"""What a text of `sync` says, slices of rows, and which device is the home of which."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raddle.errors import InputError
+from raddle.plans.sync import EXAMPLES, KINDS, Sync, read_sync
+from raddle.plans.sync.allreduce import AllReduce
+from raddle.plans.sync.inline import Inline
+from raddle.plans.sync.p3 import P3, Collective
+from raddle.plans.sync.servers import SLICE, Servers
+from raddle.plans.sync.sharded import Divided, Sharded
+from raddle.plans.sync.spreading import greedy
+from raddle.plans.sync.way import Kind
+
+# VGG-19's parameters: one tensor is 71.5 % of them.
+VGG19 = [
+    1728,
+    36864,
+    73728,
+    147456,
+    294912,
+    *[589824] * 3,
+    1179648,
+    *[2359296] * 7,
+    102760448,
+    16777216,
+    4096000,
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "sync"),
+    [
+        ("allreduce", AllReduce()),
+        ("allreduce:bf16", AllReduce(compressed="bfloat16")),
+        ("sharded", Sharded()),
+        ("sharded:parameters", Divided()),
+        ("ps", Servers()),
+        ("ps:one,async", Servers(server=0, staleness=None)),
+        ("ps:2,ssp=3", Servers(server=2, staleness=3)),
+        ("ps:distributed,sliced,greedy", Servers(spread=greedy, slice=SLICE)),
+        ("p3", P3(slice=SLICE, spread=greedy)),
+        ("p3:slice=50000,round-robin", P3(slice=50_000)),
+        ("p3:collective", Collective()),
+        ("p3:slice=9,collective", Collective(slice=9)),
+        ("server", Inline()),
+        ("server:3", Inline(server=3)),
+    ],
+)  # fmt: skip
+def test_reads(text: str, sync: Sync) -> None:
+    assert read_sync(text) == sync
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_a_kind_reads_its_name_alone_and_its_examples(kind: Kind) -> None:
+    for text in (kind.name, *kind.examples):
+        assert isinstance(read_sync(text), Sync)
+        assert text.partition(":")[0] == kind.name
+    assert all(example in EXAMPLES.split(", ") for example in kind.examples)
+
+
+def test_traits() -> None:
+    """What the rest of the program asks for, by way."""
+    traits = (
+        "bucketed",
+        "inline",
+        "divided",
+        "collective",
+        "urgent",
+        "homes",
+        "sliced",
+        "overlaps",
+    )
+    assert {
+        text: " ".join(t for t in traits if getattr(read_sync(text), t))
+        for text in (*KINDS, "allreduce:bf16", "sharded:parameters", "p3:collective")
+    } == {
+        "allreduce": "bucketed overlaps",
+        "allreduce:bf16": "bucketed",
+        "sharded": "homes sliced",
+        "sharded:parameters": "divided homes sliced",
+        "ps": "homes sliced",
+        "p3": "urgent homes sliced",
+        "p3:collective": "collective urgent sliced",
+        "server": "inline homes",
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "ring", "allreduce:int8", "p3:async", "ps:slice=0", "ps:ssp=-1", "server:a", "sharded:2"],
+)
+def test_refuses(text: str) -> None:
+    with pytest.raises(InputError, match="choose as in allreduce"):
+        read_sync(text)
+
+
+@pytest.mark.parametrize("word", ["one", "2", "distributed", "round-robin", "greedy", "async"])
+def test_what_has_no_homes_has_nothing_to_say_about_them(word: str) -> None:
+    for text in (f"p3:collective,{word}", f"p3:{word},slice=7,collective"):
+        with pytest.raises(InputError, match=f"which has '{word}': choose as in"):
+            read_sync(text)
+    with pytest.raises(InputError, match="which has 'collective'"):
+        read_sync("ps:collective")
+
+
+@given(
+    st.lists(st.integers(1, 40), max_size=3), st.integers(1, 50),
+    st.sampled_from(["sharded", "ps", "ps:slice=7", "p3", "p3:collective,slice=9"]), st.integers(1, 5),
+)  # fmt: skip
+def test_rows_cover_a_tensor_once(shape: list[int], size: int, text: str, holders: int) -> None:
+    rows = read_sync(text).rows(shape, holders)
+    assert [r for a, b in rows for r in range(a, b)] == list(range(shape[0] if shape else 1))
+
+
+@given(st.data())
+def test_every_home_is_a_holder(data: st.DataObject) -> None:
+    groups = data.draw(
+        st.lists(st.sets(st.integers(0, 4), min_size=1).map(sorted), min_size=1, max_size=9)
+    )
+    sizes = data.draw(st.lists(st.integers(1, 99), min_size=len(groups), max_size=len(groups)))
+    for text in ("ps", "ps:greedy", "server"):
+        assert all(
+            h in g for h, g in zip(read_sync(text).assign(sizes, groups), groups, strict=True)
+        )
+
+
+def test_there_may_be_no_home() -> None:
+    sync = read_sync("p3:collective")
+    assert sync.assign([3, 4], [[0, 1], [1]]) == [-1, -1]
+    assert sync.sliced
+    assert not sync.homes
+
+
+@pytest.mark.parametrize(
+    ("text", "worst"), [("ps", 5.9), ("ps:greedy", 5.8), ("ps:greedy,sliced", 1.01)]
+)
+def test_loads_of_vgg19_on_eight_servers(text: str, worst: float) -> None:
+    sync = read_sync(text)
+    sizes = [b - a for n in VGG19 for a, b in sync.rows([n], 8)]
+    loads: Counter[int] = Counter()
+    for size, home in zip(sizes, sync.assign(sizes, [range(8)] * len(sizes)), strict=True):
+        loads[home] += size
+    assert 8 * max(loads.values()) / loads.total() == pytest.approx(worst, rel=0.03)
