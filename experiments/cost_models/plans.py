@@ -21,7 +21,8 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.lab.rates import parse_rate
 from raddle.plans.notation import write_tiles
-from raddle.plans.plan import Plan, validate
+from raddle.plans.plan import Plan
+from raddle.plans.validation import validate
 from raddle.program.lower import lower
 from raddle.searches.baselines import METHODS
 from raddle.searches.planning import SEARCHES, find, plan_of

@@ -19,9 +19,10 @@ from raddle.clusters import Cluster
 from raddle.costs.compute import Compute
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
-from raddle.plans.plan import Plan, describe_inputs, parameter_shapes, validate
+from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
 from raddle.plans.schedule import Action, Schedule, write
 from raddle.plans.schedules import MAKERS
+from raddle.plans.validation import validate
 from raddle.program.lower import active_values
 from raddle.searches.baselines.spatial import spatial
 from raddle.searches.figures import judge

@@ -16,8 +16,9 @@ from torch import nn
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.plans.notation import read_tiling
-from raddle.plans.plan import Plan, validate, validate_tiling
+from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid
+from raddle.plans.validation import validate, validate_tiling
 
 FC1 = next(op for op in mlp().ops if op.name == "fc1")  # y[n c] += x[n k] * w[c k] + b[c]: 2 8 4
 

@@ -14,7 +14,8 @@ from small import small
 from raddle.clusters import cluster
 from raddle.graph.graph import Graph
 from raddle.plans.notation import write_tiling
-from raddle.plans.plan import Plan, validate
+from raddle.plans.plan import Plan
+from raddle.plans.validation import validate
 from raddle.program.lower import lower
 from raddle.program.program import Move
 from raddle.searches.configurations import Configuration, cut, degrees, tiles

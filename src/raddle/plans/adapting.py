@@ -18,8 +18,9 @@ from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
 from raddle.graph.graph import Graph, Op
 from raddle.graph.index import Term
-from raddle.plans.plan import Plan, validate, validate_tiling
+from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid, Irregular, Tile, Tiling, even_cuts, whole
+from raddle.plans.validation import validate, validate_tiling
 
 WEIGHTS = ("parameter", "frozen")
 

@@ -15,8 +15,9 @@ from raddle.errors import InputError, quote
 from raddle.files import read_json, write_json
 from raddle.graph.graph import Graph, Op
 from raddle.plans.notation import read_tiling, write_tiling
-from raddle.plans.plan import Plan, validate
+from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
+from raddle.plans.validation import validate
 
 VERSION = 1
 _PLAIN = (

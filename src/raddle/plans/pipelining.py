@@ -14,16 +14,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raddle.errors import InputError, quote, shorten
 from raddle.graph.graph import Graph
+from raddle.plans.plan import Plan
 from raddle.plans.schedule import Schedule, read
 from raddle.plans.schedules import ASYNCHRONOUS, NAMES, named
 from raddle.plans.tiling import Grid, Irregular, Tile, Tiling
-
-if TYPE_CHECKING:
-    from raddle.plans.plan import Plan
 
 THREADED = "threaded"
 OVERLAPPED = 32  # steps that follow each other without a pause, where they overlap

@@ -6,7 +6,7 @@ stays small. A box may have *copies* on several devices: each computes it, every
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
@@ -91,8 +91,3 @@ def uneven_cuts(sizes: Sequence[int]) -> tuple[int, ...]:
 def whole(shape: Sequence[int], devices: Sequence[int]) -> Grid:
     """Not split; with several devices, a copy on each."""
     return Grid(tuple((0, s) for s in shape), tuple(devices), len(devices))
-
-
-def on_device(tiling: Tiling, device: int) -> Iterator[Box]:
-    """The boxes that a device computes."""
-    return (tile.box for tile in tiling.tiles if tile.device == device)

@@ -26,8 +26,9 @@ from raddle.plans.pipelining import (
     schedule_of,
     threads_of,
 )
-from raddle.plans.plan import Plan, validate
+from raddle.plans.plan import Plan
 from raddle.plans.schedule import Action, Schedule, order
+from raddle.plans.validation import validate
 from raddle.program.blocks import blocks_of, pulls_of
 from raddle.program.collective import recognise
 from raddle.program.micro import Micro

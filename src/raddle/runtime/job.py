@@ -15,7 +15,8 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans import file
 from raddle.plans.pipelining import for_running
-from raddle.plans.plan import Plan, describe_inputs, validate
+from raddle.plans.plan import Plan, describe_inputs
+from raddle.plans.validation import validate
 from raddle.program.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Program

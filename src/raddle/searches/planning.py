@@ -12,16 +12,11 @@ from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plans.file import DTYPES
-from raddle.plans.plan import (
-    STATISTICS,
-    Plan,
-    describe_inputs,
-    parameter_shapes,
-    validate,
-)
+from raddle.plans.plan import STATISTICS, Plan, describe_inputs, parameter_shapes
 from raddle.plans.schedule import read
 from raddle.plans.schedules import NAMES
 from raddle.plans.sync import read_sync
+from raddle.plans.validation import validate
 from raddle.searches.attempts import Attempts
 from raddle.searches.baselines import METHODS
 from raddle.searches.pins import read_pin

@@ -18,7 +18,8 @@ from raddle.clusters import cluster
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plans.plan import Plan, validate
+from raddle.plans.plan import Plan
+from raddle.plans.validation import validate
 from raddle.program.check import check
 from raddle.program.lower import lower
 from raddle.searches.configurations import tiles

@@ -24,8 +24,9 @@ from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph, Op
-from raddle.plans.plan import BUCKET, Plan, validate
+from raddle.plans.plan import BUCKET, Plan
 from raddle.plans.tiling import Tiling
+from raddle.plans.validation import validate
 from raddle.program.check import check
 from raddle.program.closing import SMALL
 from raddle.program.lower import active_values, lower

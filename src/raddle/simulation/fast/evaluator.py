@@ -25,8 +25,9 @@ from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.plans.plan import Plan, validate_settings
+from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
+from raddle.plans.validation import validate_settings
 from raddle.program.closing import SMALL, closing
 from raddle.program.program import Cell
 from raddle.simulation.fast.coverage import unsupported

@@ -1,0 +1,194 @@
+"""Whether a plan fits a graph: tiles that cover every operator once, and settings that go together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from reprlib import repr as short
+
+from raddle.errors import InputError, quote, shorten
+from raddle.graph.box import covers, disjoint
+from raddle.graph.graph import Graph, Op
+from raddle.plans.pipelining import stage_of, validate_stages
+from raddle.plans.plan import STATISTICS, Plan, parameter_shapes
+from raddle.plans.sync import check_width
+from raddle.plans.tiling import Grid, Tiling
+
+
+def validate(plan: Plan, graph: Graph) -> None:
+    """Raises InputError with the reason if the plan does not fit the graph."""
+    if plan.fingerprint and plan.fingerprint != graph.fingerprint():
+        raise InputError(
+            f"the plan was made for {quote(plan.model)} at batch {plan.batch} (fingerprint "
+            f"{shorten(plan.fingerprint)}), not for '{graph.name}' at batch {graph.batch} "
+            f"({graph.fingerprint()}){_difference(plan, graph)}: plan again for this model."
+        )
+    validate_settings(plan)
+    check_width(plan.sync, {p.name: p.dtype for p in graph.parameters})
+    several = plan.microbatches > 1
+    if several and plan.bn == "global" and any(op.composite == "batch_norm" for op in graph.ops):
+        raise InputError(
+            f"bn is 'global', but the {plan.microbatches} micro-batches are normalised one by one: "
+            "use bn: microbatch, or one micro-batch."
+        )
+    known = {op.name for op in graph.ops}
+    _validate_recompute(plan, known, graph.name)
+    for name in plan.tiles:
+        if name not in known:
+            raise InputError(
+                f"the plan has tiles for {quote(name)}, which '{graph.name}' does not have."
+            )
+    for op in graph.ops:
+        if op.name not in plan.tiles:
+            raise InputError(f"the plan has no tiles for '{op.name}'.")
+        validate_tiling(op, plan.tiles[op.name], plan.devices)
+    _validate_sums(plan, graph)
+    validate_stages(plan, graph)
+    if plan.syncing.divided:
+        _validate_divided(plan)
+
+
+def validate_settings(plan: Plan) -> None:
+    """Raises InputError if what a plan says besides its tiles and stages cannot be."""
+    if plan.bn not in STATISTICS:
+        raise InputError(f"bn is {quote(plan.bn)}: choose one of {', '.join(STATISTICS)}.")
+    server = plan.server
+    if server is not None and server >= plan.devices:
+        raise InputError(
+            f"sync is {quote(plan.sync)}, but the plan has devices 0 to {plan.devices - 1}."
+        )
+    for name, count in (("microbatches", plan.microbatches), ("steps", plan.steps)):
+        if count < 1:
+            raise InputError(f"the plan has {count} {name}: it needs at least one.")
+    if plan.bucket < 0:
+        raise InputError(f"buckets have {plan.bucket} bytes: use 0 for one a parameter, or more.")
+    _validate_order(plan)
+
+
+def _difference(plan: Plan, graph: Graph) -> str:
+    """The first parameter in which a model differs from the one that was planned."""
+    if not plan.parameters:
+        return ""
+    own = parameter_shapes(graph)
+    for name, shape in own.items():
+        if name not in plan.parameters:
+            return f"; parameter '{name}' is new"
+        if list(plan.parameters[name]) != shape:
+            return f"; parameter '{name}' is {shape}, not {short(list(plan.parameters[name]))}"
+    gone = next((name for name in plan.parameters if name not in own), None)
+    return "; the parameters agree" if gone is None else f"; parameter {quote(gone)} is missing"
+
+
+def _validate_order(plan: Plan) -> None:
+    """Whether it names all slices is seen when the plan is lowered (program/slicing.py)."""
+    if plan.order and not plan.syncing.collective:
+        raise InputError(
+            f"the plan orders {len(plan.order)} sums of slices, and sync {quote(plan.sync)} has none: "
+            "leave the order out, or use p3:collective."
+        )
+    if sorted(plan.order) != list(range(len(plan.order))):
+        raise InputError(
+            f"the plan's order of {len(plan.order)} sums is no permutation of their numbers from 0 on: "
+            "name each slice once, or leave the order out."
+        )
+
+
+def _validate_recompute(plan: Plan, known: set[str], model: str) -> None:
+    seen: set[str] = set()
+    for name in (name for block in plan.recompute for name in block):
+        if name not in known:
+            raise InputError(f"the plan recomputes {quote(name)}, which '{model}' does not have.")
+        if name in seen:
+            raise InputError(f"the plan recomputes {quote(name)} in two blocks: leave it in one.")
+        seen.add(name)
+
+
+def _validate_divided(plan: Plan) -> None:
+    """Parameters are there while a block of a stage runs, so all of a block runs together."""
+    if plan.split_backward:
+        raise InputError(
+            f"sync is {quote(plan.sync)}, which drops parameters after their backward, and the plan gives "
+            "their gradients later: use sharded, or do not split the backward."
+        )
+    of = stage_of(plan)
+    for block in plan.recompute:
+        if len({of.get(name) for name in block}) > 1:
+            raise InputError(
+                f"sync is {quote(plan.sync)}, and the block of '{block[0]}', which is computed again, is "
+                "in several stages: use sharded, or cut it at the border of the stages."
+            )
+
+
+def _validate_sums(plan: Plan, graph: Graph) -> None:
+    ops = {op.name: op for op in graph.ops}
+    for name, tiling in plan.sums.items():
+        if name not in ops:
+            raise InputError(f"the plan sums {quote(name)}, which '{graph.name}' does not have.")
+        validate_tiling(ops[name], tiling, plan.devices)
+        if any(ops[name].space.partial(box) for box in tiling.boxes):
+            raise InputError(
+                f"the plan sums '{name}' in parts: leave summed dimensions whole there."
+            )
+
+
+def validate_tiling(op: Op, tiling: Tiling, devices: int) -> None:
+    """Raises InputError if tiles overlap, leave a hole, split what is whole, or lie on no device."""
+    for device in tiling.devices:
+        if not 0 <= device < devices:
+            raise InputError(
+                f"'{op.name}' has a tile on device {device}, but the plan has devices 0 to {devices - 1}."
+            )
+    sizes = [dim.size for dim in op.space.dims]
+    if isinstance(tiling, Grid):
+        _validate_grid(op, tiling, sizes)
+    else:
+        _validate_boxes(op, tiling, sizes)
+
+
+def _validate_grid(op: Op, grid: Grid, sizes: Sequence[int]) -> None:
+    if len(grid.cuts) != len(sizes):
+        raise InputError(f"'{op.name}' has {len(sizes)} dimensions, its tiles {len(grid.cuts)}.")
+    count = 1
+    for dim, cuts in zip(op.space.dims, grid.cuts, strict=True):
+        count *= len(cuts) - 1
+        if cuts[0] != 0 or cuts[-1] != dim.size:
+            raise InputError(
+                f"tiles of '{op.name}' cover {dim.name} from {cuts[0]} to {cuts[-1]}, not 0 to {dim.size}."
+            )
+        if any(a >= b for a, b in itertools.pairwise(cuts)):
+            raise InputError(
+                f"'{op.name}' cannot be cut at {cuts} along {dim.name}, which has {dim.size} elements: "
+                "a tile would be empty."
+            )
+        if dim.whole and len(cuts) > 2:
+            raise InputError(f"'{op.name}' cannot be split along {dim.name}: it is taken whole.")
+    if count * grid.copies != len(grid.devices):
+        raise InputError(
+            f"'{op.name}' has {count} tiles in {grid.copies} copies, but {len(grid.devices)} devices."
+        )
+    if grid.copies > 1:
+        for i in range(count):
+            own = grid.devices[i * grid.copies : (i + 1) * grid.copies]
+            if len(set(own)) < len(own):
+                raise InputError(f"'{op.name}' has two copies of a tile on one device.")
+
+
+def _validate_boxes(op: Op, tiling: Tiling, sizes: Sequence[int]) -> None:
+    if len(set(tiling.tiles)) < len(tiling.tiles):
+        raise InputError(f"'{op.name}' has two copies of a tile on one device.")
+    for box in tiling.boxes:
+        if len(box.lo) != len(sizes):
+            raise InputError(
+                f"'{op.name}' has {len(sizes)} dimensions, its tile {box} {len(box.lo)}."
+            )
+        if not op.space.full.holds(box) or box.empty:
+            raise InputError(f"tile {box} of '{op.name}' is not inside {op.space.full}.")
+        for dim, extent in zip(op.space.dims, box.shape, strict=True):
+            if dim.whole and extent < dim.size:
+                raise InputError(
+                    f"'{op.name}' cannot be split along {dim.name}: it is taken whole."
+                )
+    if not disjoint(tiling.boxes):
+        raise InputError(f"tiles of '{op.name}' overlap.")
+    if not covers(tiling.boxes, op.space.full):
+        raise InputError(f"tiles of '{op.name}' leave a hole in {op.space.full}.")
