@@ -324,7 +324,7 @@ def test_running_a_plan(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         seen.extend([where, [argv(host) for host in range(4)], timeout, show])
         return []
 
-    monkeypatch.setattr("raddle.lab.hosts.launch", record)
+    monkeypatch.setattr("raddle.lab.lab.launch", record)
     lab.run("p.json", "--json", "--lr", "0.1", steps=3, per_host=2, timeout=9)
     port = seen[1][0][seen[1][0].index("--master-port") + 1]
     assert (seen[0], seen[2], seen[3]) == (lab, 9, False)

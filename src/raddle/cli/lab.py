@@ -65,7 +65,7 @@ def status(
     """Show hosts, addresses, rates, and bytes sent and received."""
     from raddle.lab.commands import check_system
     from raddle.lab.reading import labs, rows
-    from raddle.lab.table import show_hosts
+    from raddle.reports.lab_hosts import show_hosts
 
     check_system()
     names = labs() if name is None else [name]
@@ -109,7 +109,7 @@ def down(name: Name = DEFAULT, as_json: Json = False) -> None:
     from raddle.lab.building import remove
     from raddle.lab.commands import check_system
     from raddle.lab.names import check_name
-    from raddle.lab.table import show_removed
+    from raddle.reports.lab_hosts import show_removed
 
     check_system()
     removed, ended = remove(check_name(name))

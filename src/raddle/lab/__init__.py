@@ -13,7 +13,7 @@
 No file keeps what there is: it is read from `ip` and `tc`, so a lab that a crash left behind is one too.
 """
 
-from raddle.lab.hosts import Lab, Traffic
+from raddle.lab.lab import Lab, Traffic
 from raddle.lab.launch import LaunchError, launch
 
 __all__ = ["Lab", "LaunchError", "Traffic", "launch"]

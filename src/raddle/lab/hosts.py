@@ -1,70 +1,23 @@
-"""A lab in Python: its hosts, what runs on them and what they have sent."""
+"""The hosts of a lab that is up: where they are, and how a command is run on one."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from raddle.errors import InputError
-from raddle.lab import building, names, reading, torchrun
-from raddle.lab.commands import check_system, path_of
-from raddle.lab.launch import launch
-from raddle.lab.rates import host_rates
-
-MOST_HOSTS = 64
-
-
-class Traffic(NamedTuple):
-    """Bytes through the interface of a host, headers included."""
-
-    sent: int
-    received: int
+from raddle.lab import names
+from raddle.lab.commands import path_of
 
 
 @dataclass(frozen=True)
-class Lab:
-    """Hosts 0, 1, … on a network of their own; as a context, removed at its end."""
+class Hosts:
+    """Hosts 0, 1, … of the lab with this name."""
 
     name: str
     addresses: tuple[str, ...]
-
-    @classmethod
-    def up(
-        cls,
-        *,
-        hosts: int,
-        rate: str = "1gbit",
-        rates: Mapping[int, str] | None = None,
-        name: str = names.DEFAULT,
-    ) -> Lab:
-        """Make a lab whose links have `rate`, but for the hosts that `rates` names."""
-        if not 1 <= hosts <= MOST_HOSTS:
-            raise InputError(f"a lab has 1 to {MOST_HOSTS} hosts, not {hosts}.")
-        per_host = host_rates(hosts, rate, rates or {})
-        names.check_name(name)
-        check_system()
-        building.build(name, per_host)
-        return cls.find(name)
-
-    @classmethod
-    def find(cls, name: str = names.DEFAULT) -> Lab:
-        """The lab of this name that is up."""
-        names.check_name(name)
-        check_system()
-        rows = reading.rows(name)
-        if not rows:
-            raise InputError(
-                f"there is no lab '{name}': make it with `{names.command('up', name)}`."
-            )
-        for i, row in enumerate(rows):
-            if row["host"] != i or row["address"] is None or row["rate"] is None:
-                raise InputError(
-                    f"the lab '{name}' is not whole at host {i}: "
-                    f"remove it with `{names.command('down', name)}`."
-                )
-        return cls(name=name, addresses=tuple(row["address"] for row in rows))
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -82,32 +35,3 @@ class Lab:
     def exec(self, host: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start `argv` on a host; the options are those of subprocess.Popen."""
         return subprocess.Popen(self.command(host, argv), **options)
-
-    def counters(self) -> list[Traffic]:
-        """What each host has sent and received since the lab is up."""
-        return [Traffic(*reading.traffic(namespace)) for namespace in self.namespaces]
-
-    def run(
-        self,
-        plan: str,
-        *options: str,
-        timeout: float,
-        steps: int | None = None,
-        per_host: int = 1,
-        show: bool = False,
-    ) -> list[str]:
-        """Run a plan with `per_host` ranks on every host; return what each host printed."""
-        given = [] if steps is None else ["--steps", str(steps)]
-        argv = ["-m", "raddle.runtime", plan, *given, *options]
-        lines = torchrun.lines(self, argv, per_host=per_host)
-        return launch(self, lines.__getitem__, timeout, show=show)
-
-    def down(self) -> None:
-        """End what runs on the hosts, and remove them."""
-        building.remove(self.name)
-
-    def __enter__(self) -> Lab:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.down()

@@ -14,14 +14,12 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from raddle.lab.hosts import Hosts
 from raddle.lab.names import INTERFACE
 from raddle.lab.processes import GRACE, POLL, end, inside, uninterrupted
 from raddle.transport.orphans import marked
-
-if TYPE_CHECKING:
-    from raddle.lab.hosts import Lab
 
 # torchrun is slower to say that its rank died than the neighbours are to notice: wait for the cause.
 LAST_WORDS = 1.5  # seconds
@@ -43,7 +41,7 @@ class LaunchError(RuntimeError):
 
 
 def launch(
-    lab: Lab,
+    lab: Hosts,
     argv_for_host: Callable[[int], Sequence[str]],
     timeout: float,
     *,
@@ -91,7 +89,7 @@ def _environment(token: str, extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def _start(
-    lab: Lab, host: int, argv: Sequence[str], output: IO[str] | None, environment: dict[str, str]
+    lab: Hosts, host: int, argv: Sequence[str], output: IO[str] | None, environment: dict[str, str]
 ) -> subprocess.Popen[Any]:
     return lab.exec(
         host,
@@ -114,7 +112,7 @@ def _wait(processes: Processes, timeout: float) -> None:
         time.sleep(POLL)
 
 
-def _end(lab: Lab, processes: Processes, token: str) -> None:
+def _end(lab: Hosts, processes: Processes, token: str) -> None:
     """Terminate the process groups that still run, kill them, and then what has left its group."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         running = [p for p in processes if p.poll() is None]

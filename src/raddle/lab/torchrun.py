@@ -5,12 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from raddle.errors import InputError
-
-if TYPE_CHECKING:
-    from raddle.lab.hosts import Lab
+from raddle.lab.hosts import Hosts
 
 # Below the range that the kernel gives to outgoing connections, which could take it before the store does.
 _FREE_PORT = """
@@ -25,7 +22,7 @@ for port in random.sample(range(20_000, 32_000), 100):
 """
 
 
-def lines(lab: Lab, argv: Sequence[str], *, per_host: int = 1) -> list[list[str]]:
+def lines(lab: Hosts, argv: Sequence[str], *, per_host: int = 1) -> list[list[str]]:
     """One torchrun a host, which meet at host 0; `argv` is a script or -m module, with its arguments."""
     if per_host < 1:
         raise InputError(f"a host runs 1 rank or more, not {per_host}.")
@@ -33,7 +30,7 @@ def lines(lab: Lab, argv: Sequence[str], *, per_host: int = 1) -> list[list[str]
     return [[*_torchrun(lab, host, port, per_host), *argv] for host in range(len(lab.addresses))]
 
 
-def free_port(lab: Lab, host: int) -> int:
+def free_port(lab: Hosts, host: int) -> int:
     """A port that nobody listens on, on this host."""
     command = lab.command(host, [sys.executable, "-I", "-S", "-c", _FREE_PORT, lab.addresses[host]])
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
@@ -42,7 +39,7 @@ def free_port(lab: Lab, host: int) -> int:
     return int(done.stdout)
 
 
-def _torchrun(lab: Lab, host: int, port: int, per_host: int) -> list[str]:
+def _torchrun(lab: Hosts, host: int, port: int, per_host: int) -> list[str]:
     flags = {
         "--nnodes": len(lab.addresses),
         "--nproc-per-node": per_host,
