@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from raddle.lab import Lab
+    from raddle.api.lab import Lab
 
 PERIOD = 0.005  # seconds
 Sample = tuple[float, int, int]  # seconds, bytes sent, bytes received
@@ -23,7 +23,7 @@ Sample = tuple[float, int, int]  # seconds, bytes sent, bytes received
 @contextmanager
 def sampled(lab: Lab, host: int, file: Path) -> Iterator[None]:
     """Samples a host until the end of the body; `read` has what was found."""
-    from raddle.lab.names import INTERFACE
+    from raddle.api.lab import INTERFACE
 
     argv = [sys.executable, "-I", "-S", __file__, INTERFACE, str(file)]
     process = lab.exec(host, argv)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+from raddle.api.results import Result, Section
 from raddle.errors import InputError
-from raddle.reports.experiments.result import Result, Section
 
 Heard = Callable[[Mapping[str, Any]], None]
 

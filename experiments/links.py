@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from raddle.clusters import Cluster
+from raddle.api.clusters import Cluster
+from raddle.api.lab import Lab
+from raddle.api.transports import PUSH, Frame, SocketWire
 from raddle.errors import InputError
-from raddle.lab import Lab
-from raddle.transport.sockets import SocketWire
-from raddle.transport.wire import PUSH, Frame
 
 MEGABYTE = torch.zeros(2**18)
 FRAMES = 24  # of a megabyte, to measure a link

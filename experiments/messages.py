@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from raddle.clusters.topology import Link
-from raddle.probe.fit import fit
-from raddle.runtime.handling import handling
-from raddle.transport.base import Transport
-from raddle.transport.processes import Processes
+from raddle.api.clusters import Link
+from raddle.api.probing import fit
+from raddle.api.running import handling
+from raddle.api.transports import Processes, Transport
 
 SIZES = (2**10, 2**14, 2**17, 2**20, 2**22)  # bytes of a message
 TIMEOUT = 120.0  # seconds

@@ -12,12 +12,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from raddle.zoo.examples import images, text
-from raddle.zoo.inception import Inception3
-from raddle.zoo.losses import class_loss, class_loss_with_auxiliary, token_loss
-from raddle.zoo.recurrent import LanguageModel
-from raddle.zoo.resnet import RESNET50, ResNet
-from raddle.zoo.vgg import VGG, VGG19
+from raddle.api.networks import (
+    RESNET50,
+    VGG,
+    VGG19,
+    Inception3,
+    LanguageModel,
+    ResNet,
+    class_loss,
+    class_loss_with_auxiliary,
+    images,
+    text,
+    token_loss,
+)
 
 Task = tuple[nn.Module, tuple[Tensor, ...], tuple[Tensor, ...], Callable[..., Tensor]]
 CLASSES = 100

@@ -7,18 +7,14 @@ from functools import cache, lru_cache
 from time import perf_counter
 from typing import NamedTuple
 
+from raddle.api.clusters import Cluster, cluster
 from raddle.api.loading import capture_model
-from raddle.clusters import Cluster, cluster
+from raddle.api.models import Graph
+from raddle.api.planning import Found, Settings, planned
+from raddle.api.plans import Plan
+from raddle.api.results import Chart, Line
+from raddle.api.searching import PlanSpace, Tiles, one_letter, optcnn_paper, stages_of
 from raddle.errors import InputError
-from raddle.graph.graph import Graph
-from raddle.plans.plan import Plan
-from raddle.reports.experiments.result import Chart, Line
-from raddle.searches.figures import planned
-from raddle.searches.optcnn.method import optcnn_paper
-from raddle.searches.placing import Tiles
-from raddle.searches.planspace import PlanSpace
-from raddle.searches.settings import Found, Settings
-from raddle.searches.starts import one_letter, stages_of
 
 PER_NODE = 4  # GPUs of a node in both papers
 SYNCS = {"server": "servers", "allreduce": "all-reduce"}

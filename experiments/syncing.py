@@ -21,18 +21,15 @@ from typing import Any
 from experiments import counters, nets
 from experiments.links import hosts, lab_of
 from experiments.timing import THREADS, TIMEOUT
+from raddle.api.costs import Profile
+from raddle.api.lab import launch, lines
 from raddle.api.loading import capture_model
-from raddle.costs.profile import Profile
+from raddle.api.models import Graph
+from raddle.api.planning import plan_for
+from raddle.api.plans import BUCKET, Plan
+from raddle.api.programs import Program, lower
+from raddle.api.simulating import STEPS, simulate
 from raddle.files import read_scratch, write_scratch
-from raddle.graph.graph import Graph
-from raddle.lab import launch
-from raddle.lab.torchrun import lines
-from raddle.plans.plan import BUCKET, Plan
-from raddle.program.lower import lower
-from raddle.program.program import Program
-from raddle.searches.figures import STEPS
-from raddle.searches.planning import plan_for
-from raddle.simulation.timeline import simulate
 
 MIB = 2**20
 RANK = "experiments.syncing_rank"

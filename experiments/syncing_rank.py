@@ -24,12 +24,12 @@ from experiments.links import measure_link, measure_sum, traffic
 from experiments.messages import measure_messages
 from experiments.syncing import ALONE, DDP, MIB, Job, Kind, plan_of, read_job
 from experiments.timing_rank import sgd
-from raddle import sync, zoo
-from raddle.costs.profile import measure
+from raddle import sync
+from raddle.api.costs import measure
+from raddle.api.models import capture, load_workload
+from raddle.api.programs import active_values
+from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
-from raddle.graph.capture import capture
-from raddle.program.lower import active_values
-from raddle.transport.orphans import end_with_parent
 
 REPEATS = 5  # of an operator that is measured
 NO_LINK = {"bandwidth": 1e9, "latency": 1e-4, "sum": 1e-4, "handling": {}}  # of one rank
@@ -62,7 +62,7 @@ class Contest:
     def __init__(self, job: Job, asked: dict[str, Any], link: dict[str, Any]) -> None:
         self.job, self.asked, self.link = job, asked, link
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.work = zoo.load(nets.spec(job.net), batch=job.batch, device="cpu")
+        self.work = load_workload(nets.spec(job.net), batch=job.batch, device="cpu")
         self.graph = capture(
             self.work.model, self.work.inputs, targets=self.work.targets, loss=self.work.loss,
             name=job.net,

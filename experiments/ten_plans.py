@@ -11,18 +11,15 @@ from experiments.cost_models.plans import Group, assumed
 from experiments.experiment import Asked
 from experiments.ranking import kendall, spearman
 from experiments.timing import Timed, time_plans
-from raddle.clusters import Cluster
+from raddle.api.clusters import Cluster
+from raddle.api.models import Graph
+from raddle.api.planning import Found, Settings, find, plan_of
+from raddle.api.plans import Plan, write_tiles
+from raddle.api.programs import lower
+from raddle.api.results import Cell, Column, Section, Table
+from raddle.api.searching import PlanSpace, random_start
+from raddle.api.simulating import judge
 from raddle.errors import InputError
-from raddle.graph.graph import Graph
-from raddle.plans.notation import write_tiles
-from raddle.plans.plan import Plan
-from raddle.program.lower import lower
-from raddle.reports.experiments.result import Cell, Column, Section, Table
-from raddle.searches.figures import judge
-from raddle.searches.planning import find, plan_of
-from raddle.searches.planspace import PlanSpace
-from raddle.searches.settings import Found, Settings
-from raddle.searches.starts import random_start
 
 TEN = 10
 PATIENCE = 50  # draws, until ten different plans are there

@@ -16,14 +16,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from raddle.api.lab import Lab, launch, lines
+from raddle.api.models import Graph
+from raddle.api.plans import Plan, save_plan
+from raddle.api.transports import marked
 from raddle.errors import InputError
 from raddle.files import read_scratch, write_scratch
-from raddle.graph.graph import Graph
-from raddle.lab import Lab, launch
-from raddle.lab.torchrun import lines
-from raddle.plans.file import save
-from raddle.plans.plan import Plan
-from raddle.transport.orphans import marked
 
 TIMEOUT = 1800.0  # seconds
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -65,7 +63,7 @@ def time_plans(
             else:
                 kinds[label] = str(folder / f"{number}.json")
                 own = graph.at(-(-graph.batch // plan.microbatches))  # a plan is of a micro-batch
-                save(plan, own, folder / f"{number}.json")
+                save_plan(plan, own, folder / f"{number}.json")
         asked = {
             "spec": spec, "batch": graph.batch, "kinds": kinds, "rounds": rounds, "steps": steps,
             "peaks": peaks, "out": str(folder / "found.json"),

@@ -16,14 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import raddle
-from raddle import zoo
+from raddle.api.models import Graph, Workload, capture, load_workload
+from raddle.api.plans import read_plan
+from raddle.api.running import Trainer
+from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
-from raddle.graph.capture import capture
-from raddle.graph.graph import Graph
-from raddle.plans import file
-from raddle.runtime.trainer import Trainer
-from raddle.transport.orphans import end_with_parent
-from raddle.zoo.workload import Workload
 
 WARM_UP = 2
 Step = Callable[[], float]
@@ -33,7 +30,7 @@ def main(asked: dict[str, Any]) -> None:
     end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    work = zoo.load(asked["spec"], batch=asked["batch"], device="cpu")
+    work = load_workload(asked["spec"], batch=asked["batch"], device="cpu")
     trainers: dict[str, Trainer] = {}
     graphs = Graphs(work)
     steps = {
@@ -75,7 +72,7 @@ class Graphs:
         self.of: dict[int, Graph] = {}
 
     def of_plan(self, path: str) -> Graph:
-        plan = file.read(path)
+        plan = read_plan(path)
         size = -(-plan["batch"] // plan["microbatches"]) if plan["microbatches"] > 1 else 0
         if size not in self.of:
             self.of[size] = self.whole.at(size) if size else self.whole

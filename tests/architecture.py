@@ -14,6 +14,9 @@ LINES, METHODS, ATTRIBUTES = 400, 15, 12  # the most that a file and a class may
 # Modules beside the packages, which everybody may import.
 COMMON = ("errors", "files", "version", "yaml_files")
 
+# Modules whose names are public, for those who stand beside the package.
+PUBLIC = ("raddle", "raddle.sync")
+
 
 class Import(NamedTuple):
     """One import, wherever it stands: at the top, in a function, or for types alone."""
@@ -67,6 +70,18 @@ def against(folder: Path, table: Mapping[str, str]) -> list[str]:
             continue
         if target not in table.get(source, "").split():
             found.append(f"{edge.module} imports {edge.target}")
+    return sorted(set(found))
+
+
+def outside(folder: Path, root: Path, package: str = "experiments") -> list[str]:
+    """What a package beside raddle imports of it that is neither public nor of `raddle.api`."""
+    found = []
+    for edge in imports({**modules(folder), **modules(root, package)}):
+        if package_of(edge.module) != package or package_of(edge.target) == package:
+            continue
+        if edge.target in PUBLIC or package_of(edge.target) in ("api", *COMMON):
+            continue
+        found.append(f"{edge.module} imports {edge.target}")
     return sorted(set(found))
 
 

@@ -11,8 +11,8 @@ from experiments.cost_models.measuring import Found, measured
 from experiments.cost_models.plans import FULL, QUICK, RATE
 from experiments.cost_models.sections import section
 from experiments.experiment import Asked, Part
+from raddle.api.results import Section
 from raddle.errors import InputError
-from raddle.reports.experiments.result import Section
 
 TITLE = "Which cost model ranks plans best?"
 CLAIMS = (

@@ -21,16 +21,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raddle.clusters import Cluster
-from raddle.costs.collectives import server_bytes
-from raddle.costs.compute import Compute
-from raddle.costs.profile import Profile
-from raddle.graph.graph import Graph
-from raddle.graph.ops import work
-from raddle.plans.plan import Plan
-from raddle.program.program import Merge, Move, Program, Reduce, Run, Update
-from raddle.searches.figures import judge
-from raddle.simulation.timeline import Timeline
+from raddle.api.clusters import Cluster
+from raddle.api.costs import Compute, Profile, server_bytes
+from raddle.api.models import Graph, work
+from raddle.api.plans import Plan
+from raddle.api.programs import Merge, Move, Program, Reduce, Run, Update
+from raddle.api.simulating import Timeline, judge
 
 Array = np.ndarray
 

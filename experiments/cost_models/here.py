@@ -14,15 +14,12 @@ from typing import Any
 
 from experiments.cost_models.plans import Group, micro_graph
 from experiments.timing import start
-from raddle.clusters import Cluster, Device, Link, Network
-from raddle.clusters.catalogue import cores
-from raddle.clusters.topology import build
-from raddle.costs.profile import Profile
+from raddle.api.clusters import Cluster, Device, Link, Network, build, cores
+from raddle.api.costs import Profile
+from raddle.api.models import Graph
+from raddle.api.plans import Plan, save_plan
+from raddle.api.probing import describe, probe
 from raddle.files import read_scratch, write_scratch
-from raddle.graph.graph import Graph
-from raddle.plans.file import save
-from raddle.plans.plan import Plan
-from raddle.probe import describe, probe
 
 
 def devices_here(ranks: int, *, quick: bool) -> tuple[Device, ...]:
@@ -55,7 +52,7 @@ def measured_profile(
     with tempfile.TemporaryDirectory() as name:
         paths = [pathlib.Path(name) / f"{number}.json" for number in range(len(plans))]
         for path, plan in zip(paths, plans.values(), strict=True):
-            save(plan, micro_graph(graph, plan), path)
+            save_plan(plan, micro_graph(graph, plan), path)
         asked = {
             "what": "profile", "spec": group.spec, "batch": group.batch, "kind": kind,
             "plans": list(map(str, paths)), "repeats": 3 if quick else 5,

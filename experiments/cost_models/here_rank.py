@@ -10,15 +10,13 @@ import torch
 import torch.distributed as dist
 
 from experiments.messages import measure_messages
+from raddle.api.costs import Compute, Profile, measure
 from raddle.api.loading import capture_model
-from raddle.costs.compute import Compute
-from raddle.costs.profile import Profile, measure
+from raddle.api.models import Graph
+from raddle.api.plans import Plan, plan_from_dict, read_plan
+from raddle.api.programs import active_values
+from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
-from raddle.graph.graph import Graph
-from raddle.plans.file import from_dict, read
-from raddle.plans.plan import Plan
-from raddle.program.lower import active_values
-from raddle.transport.orphans import end_with_parent
 
 
 def main(asked: dict[str, Any]) -> None:
@@ -37,9 +35,9 @@ def profile(asked: dict[str, Any]) -> dict[str, float]:
     graph = capture_model(asked["spec"], asked["batch"])
     found = Profile()
     for path in asked["plans"]:
-        data = read(path)
+        data = read_plan(path)
         own = graph.at(-(-data["batch"] // data["microbatches"]))
-        plan = from_dict(data, own)
+        plan = plan_from_dict(data, own)
         for phase in ("B", "W") if plan.split_backward else ("B",):
             found = _measured(own, plan, phase, asked, found)
     ranks: list[Any] = [None] * dist.get_world_size()

@@ -10,10 +10,10 @@ from experiments.cost_models.costs import Costs, costs
 from experiments.cost_models.here import cluster_here, devices_here, measured_profile
 from experiments.cost_models.plans import Group, micro_graph, plans_of
 from experiments.timing import Timed, time_plans
-from raddle.clusters import Device
-from raddle.costs.profile import Profile
-from raddle.graph.graph import Graph
-from raddle.plans.plan import Plan
+from raddle.api.clusters import Device
+from raddle.api.costs import Profile
+from raddle.api.models import Graph
+from raddle.api.plans import Plan
 
 ROUNDS = 7  # blocks of steps of each plan, in turn with the others'
 QUICK_ROUNDS = 5

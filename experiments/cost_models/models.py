@@ -4,13 +4,8 @@
 is weights differ as in the large ones.
 """
 
-from raddle.zoo.alexnet import AlexNet
-from raddle.zoo.examples import images, masked_images
-from raddle.zoo.losses import class_loss
-from raddle.zoo.resnet import ResNet
-from raddle.zoo.unet import UNet
-from raddle.zoo.vgg import VGG
-from raddle.zoo.workload import Workload
+from raddle.api.models import Workload
+from raddle.api.networks import VGG, AlexNet, ResNet, UNet, class_loss, images, masked_images
 
 
 def alexnet(batch: int = 16) -> Workload:

@@ -13,21 +13,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from raddle.api.clusters import Cluster, Network, build, cluster, cores
+from raddle.api.lab import parse_rate
 from raddle.api.loading import capture_model
-from raddle.clusters import Cluster, Network, cluster
-from raddle.clusters.catalogue import cores
-from raddle.clusters.topology import build
+from raddle.api.models import Graph
+from raddle.api.planning import METHODS, SEARCHES, Found, Settings, find, plan_of
+from raddle.api.plans import Plan, validate, write_tiles
+from raddle.api.programs import lower
+from raddle.api.searching import PlanSpace
 from raddle.errors import InputError
-from raddle.graph.graph import Graph
-from raddle.lab.rates import parse_rate
-from raddle.plans.notation import write_tiles
-from raddle.plans.plan import Plan
-from raddle.plans.validation import validate
-from raddle.program.lower import lower
-from raddle.searches.baselines import METHODS
-from raddle.searches.planning import SEARCHES, find, plan_of
-from raddle.searches.planspace import PlanSpace
-from raddle.searches.settings import Found, Settings
 
 RATE = "500mbit"
 LATENCY = 3e-4  # seconds; assumed for plans alone

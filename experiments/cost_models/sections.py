@@ -10,7 +10,7 @@ from itertools import groupby
 from experiments.cost_models.costs import IN_SECONDS, MODELS
 from experiments.cost_models.judging import Verdict, errors, verdict
 from experiments.cost_models.measuring import Found
-from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 Groups = Mapping[str, Sequence[Found]]
 Verdicts = Mapping[tuple[str, str], Verdict]  # by group and cost model

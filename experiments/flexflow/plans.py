@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from experiments.experiment import Asked
 from experiments.flexflow.cases import case, size
 from experiments.scaling import step
-from raddle.graph.graph import Graph, Op
-from raddle.plans.notation import write_tiling
-from raddle.plans.plan import Plan
-from raddle.reports.experiments.result import Cell, Column, Drawing, Section, Table
+from raddle.api.models import Graph, Op
+from raddle.api.plans import Plan, write_tiling
+from raddle.api.results import Cell, Column, Drawing, Section, Table
 
 TITLE = "NMT on 4 GPUs"
 GPUS = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from experiments import nets, ten_plans
 from experiments.cost_models.plans import Group
 from experiments.experiment import Asked
-from raddle.reports.experiments.result import Section
+from raddle.api.results import Section
 
 TITLE = "Simulated and measured order"
 PRINTED = (

@@ -6,7 +6,7 @@ from experiments.experiment import Asked
 from experiments.flexflow.cases import case, size
 from experiments.flexflow.simulators import Judged, judged
 from experiments.scaling import step
-from raddle.reports.experiments.result import Cell, Column, Section, Table
+from raddle.api.results import Cell, Column, Section, Table
 
 TITLE = "Seconds of the search"
 # Delta simulation, on 4, 16 and 64 GPUs.

@@ -12,18 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.scaling import Case
-from raddle.plans.plan import Plan
-from raddle.program.lower import lower
-from raddle.program.program import Merge, Move, Reduce, Run
-from raddle.searches.baselines import METHODS
-from raddle.searches.flexflow.chain import Chain, chain
-from raddle.searches.placing import Tiles
-from raddle.searches.planspace import PlanSpace
-from raddle.searches.settings import Settings
-from raddle.simulation.engine import run_tasks
-from raddle.simulation.fast.evaluator import Evaluator
-from raddle.simulation.tasks import Tasks
-from raddle.simulation.timeline import Timeline, simulate
+from raddle.api.planning import METHODS, Settings
+from raddle.api.plans import Plan
+from raddle.api.programs import Merge, Move, Reduce, Run, lower
+from raddle.api.searching import Chain, PlanSpace, Tiles, chain
+from raddle.api.simulating import Evaluator, Tasks, Timeline, run_tasks, simulate
 
 MOVES = 6  # whose timelines are compared
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from experiments.experiment import Asked
 from experiments.flexflow.cases import Size, case, expert, size
 from experiments.scaling import SYNCS, Step, Steps, chart, ratio, step
-from raddle.reports.experiments.result import Cell, Chart, Column, Section, Table
+from raddle.api.results import Cell, Chart, Column, Section, Table
 
 TITLE = "Throughput"
 PRINTED_GAIN = 3.3  # at most, over data parallelism and experts

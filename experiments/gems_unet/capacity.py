@@ -12,11 +12,11 @@ from experiments.gems_unet.largest import largest
 from experiments.gems_unet.methods import DEVICES, METHODS, Method, Predicted, plans, predict
 from experiments.gems_unet.words import GIB, MIB, size, times
 from experiments.timing import time_plans
+from raddle.api.clusters import Cluster, cluster
 from raddle.api.loading import capture_model
-from raddle.clusters import Cluster, cluster
+from raddle.api.models import Graph
+from raddle.api.results import Cell, Column, Section, Table
 from raddle.errors import InputError
-from raddle.graph.graph import Graph
-from raddle.reports.experiments.result import Cell, Column, Section, Table
 
 CLUSTER = simulated.CLUSTER
 BATCH = 4

@@ -9,9 +9,9 @@ from experiments.experiment import Asked
 from experiments.gems_unet import nets
 from experiments.gems_unet.methods import DEVICES, METHODS, plans
 from experiments.gems_unet.training import Curve, train
+from raddle.api.clusters import cluster
 from raddle.api.loading import capture_model
-from raddle.clusters import cluster
-from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 NARROW, BATCH = 8, 4
 TARGET = 0.10  # cross entropy of a pixel

@@ -11,12 +11,10 @@ from collections.abc import Iterable
 import torch
 
 from experiments.gems_unet.methods import Planned, Predicted
-from raddle.clusters import Cluster
-from raddle.clusters.catalogue import cores
-from raddle.costs.compute import Compute
-from raddle.costs.profile import Profile, measure
-from raddle.probe import describe, probe
-from raddle.program.lower import active_values
+from raddle.api.clusters import Cluster, cores
+from raddle.api.costs import Compute, Profile, measure
+from raddle.api.probing import describe, probe
+from raddle.api.programs import active_values
 
 PROBED = 2  # ranks that are measured at a time: no more than there are cores
 

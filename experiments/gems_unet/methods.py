@@ -15,21 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from raddle.clusters import Cluster
-from raddle.costs.compute import Compute
-from raddle.costs.profile import Profile
-from raddle.graph.graph import Graph
-from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
-from raddle.plans.schedule import Action, Schedule, write
-from raddle.plans.schedules import MAKERS
-from raddle.plans.validation import validate
-from raddle.program.lower import active_values
-from raddle.searches.baselines.spatial import spatial
-from raddle.searches.figures import judge
-from raddle.searches.pipeline.asked import Asked
-from raddle.searches.pipeline.nodes import Costs, line_of, nodes_of, stage_names
-from raddle.searches.placing import copies
-from raddle.simulation.memory.peaks import peak_bytes
+from raddle.api.clusters import Cluster
+from raddle.api.costs import Compute, Profile
+from raddle.api.models import Graph
+from raddle.api.plans import Plan, describe_inputs, parameter_shapes, validate
+from raddle.api.programs import active_values
+from raddle.api.schedules import MAKERS, Action, Schedule, schedule_to_text
+from raddle.api.searching import Asked, Costs, copies, line_of, nodes_of, spatial, stage_names
+from raddle.api.simulating import judge, peak_bytes
 
 Stages = tuple[tuple[str, ...], ...]
 SPATIAL = "spatial"  # in place of a schedule
@@ -135,7 +128,7 @@ def side_by_side(schedule: str, stages: int, microbatches: int, pipelines: int) 
     for first in range(0, pipelines * share, share):
         rows += [tuple(_later(action, first) for action in row) for row in own.rows]
         waits += [(_later(a, first), _later(b, first)) for a, b in own.waits]
-    return write(Schedule(tuple(rows), tuple(waits)))
+    return schedule_to_text(Schedule(tuple(rows), tuple(waits)))
 
 
 def _later(action: Action, micros: int) -> Action:

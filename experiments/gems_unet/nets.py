@@ -11,11 +11,8 @@ from types import MappingProxyType
 
 from torch import nn
 
-from raddle.zoo.examples import Maker, images, masked_images
-from raddle.zoo.losses import class_loss
-from raddle.zoo.resnet_cifar import CifarResNet
-from raddle.zoo.unet import UNet
-from raddle.zoo.workload import Workload
+from raddle.api.models import Workload
+from raddle.api.networks import CifarResNet, Maker, UNet, class_loss, images, masked_images
 
 SPEC = re.compile(r"(unet|resnet110|resnet1001)_(\d+)_(\d+)")  # net, divisor of its widths, side
 DEPTHS: Mapping[str, int] = MappingProxyType({"resnet110": 12, "resnet1001": 111})

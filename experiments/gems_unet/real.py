@@ -21,12 +21,12 @@ from experiments.gems_unet.methods import (
 from experiments.gems_unet.words import MIB, between, by_device, gems_sentence
 from experiments.ranking import spearman
 from experiments.timing import Timed, time_plans
+from raddle.api.clusters import Cluster
+from raddle.api.costs import Profile
 from raddle.api.loading import capture_model
-from raddle.clusters import Cluster
-from raddle.costs.profile import Profile
-from raddle.graph.graph import Graph
-from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
-from raddle.searches.planning import plan_for
+from raddle.api.models import Graph
+from raddle.api.planning import plan_for
+from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 BATCH = 4
 AUTO = "auto"

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from experiments.experiment import Asked
 from experiments.gems_unet import nets
 from experiments.gems_unet.methods import Method, plans, predict
+from raddle.api.clusters import cluster
 from raddle.api.loading import capture_model
-from raddle.clusters import cluster
-from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 NET, SIDE = "resnet110", 1024  # the paper's tiles of slides
 STAGES, SHARE = 4, 4  # of a pipeline, and micro-batches that it takes in a step

@@ -16,12 +16,12 @@ from experiments.gems_unet.methods import (
     predict,
 )
 from experiments.gems_unet.words import GIB, gems_sentence, size
+from raddle.api.clusters import Cluster, cluster
 from raddle.api.loading import capture_model
-from raddle.clusters import Cluster, cluster
+from raddle.api.models import Graph
+from raddle.api.planning import plan_for
+from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 from raddle.errors import InputError
-from raddle.graph.graph import Graph
-from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
-from raddle.searches.planning import plan_for
 
 CLUSTER = "v100:4"  # a node of four, as the paper's machine has
 BATCH = 4

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from experiments.gems_unet.methods import Planned
 from experiments.timing import start
+from raddle.api.plans import save_plan
 from raddle.files import read_scratch, write_scratch
-from raddle.plans.file import save
 
 
 class Curve(NamedTuple):
@@ -34,7 +34,7 @@ def train(
         files = {}
         for number, (label, (graph, plan)) in enumerate(plans.items()):
             files[label] = str(folder / f"{number}.json")
-            save(plan, graph, files[label])
+            save_plan(plan, graph, files[label])
         batch = next(iter(plans.values())).plan.batch
         asked = {
             "spec": spec, "plans": files, "batch": batch, "side": side, "blocks": blocks,

@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 import raddle
 from experiments.gems_unet.segmentation import batch
-from raddle import zoo
+from raddle.api.models import load_workload
+from raddle.api.running import Trainer
+from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
-from raddle.runtime.trainer import Trainer
-from raddle.transport.orphans import end_with_parent
 
 RATE = 1e-2  # of Adam
 WARM = 10**6  # the seed of a batch that no block has
@@ -25,7 +25,7 @@ def main(asked: dict[str, Any]) -> None:
     end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    work = zoo.load(asked["spec"], batch=asked["batch"], device="cpu")
+    work = load_workload(asked["spec"], batch=asked["batch"], device="cpu")
     trainers = {
         label: raddle.parallelize(
             copy.deepcopy(work.model), path, _adam, loss=work.loss, device="cpu"

@@ -9,7 +9,7 @@ from experiments import nets
 from experiments.experiment import Asked
 from experiments.links import NoLab
 from experiments.syncing import DDP, Job, Kind, measure, predict
-from raddle.reports.experiments.result import Cell, Column, Section, Table
+from raddle.api.results import Cell, Column, Section, Table
 
 QUICK = ((2, "1gbit"),)
 FULL = ((2, "250mbit"), (2, "1gbit"), (4, "1gbit"))  # hosts and their links

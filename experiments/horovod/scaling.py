@@ -12,16 +12,13 @@ from functools import cache
 from typing import NamedTuple
 
 from experiments.experiment import Asked
-from raddle import clusters
+from raddle.api.clusters import Cluster, cluster
 from raddle.api.loading import capture_model
-from raddle.clusters import Cluster
-from raddle.graph.graph import Graph
-from raddle.program.lower import lower
-from raddle.program.program import Program
-from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
-from raddle.searches.figures import STEPS
-from raddle.searches.planning import plan_for
-from raddle.simulation.timeline import simulate
+from raddle.api.models import Graph
+from raddle.api.planning import plan_for
+from raddle.api.programs import Program, lower
+from raddle.api.results import Cell, Chart, Column, Line, Section, Table
+from raddle.api.simulating import STEPS, simulate
 
 MODELS = {"inception_v3": "Inception V3", "resnet101": "ResNet-101", "vgg16": "VGG-16"}
 PER_DEVICE = 64  # images
@@ -84,7 +81,7 @@ def make(asked: Asked) -> Section:
 
 def pascal(devices: int, factor: float = 1.0) -> Cluster:
     """Nodes of four P100 at 25 Gbit/s; `factor` times as fast as data sheet and assumptions say."""
-    base = clusters.cluster(f"p100:{max(1, devices // NODE)}x{min(NODE, devices)}")
+    base = cluster(f"p100:{max(1, devices // NODE)}x{min(NODE, devices)}")
     faster = [
         replace(
             device,

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from experiments.experiment import Asked
 from experiments.links import NoLab
 from experiments.syncing import ALONE, DDP, Job, Kind, measure, predict
-from raddle.clusters.catalogue import cores
-from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+from raddle.api.clusters import cores
+from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 NET, PER_RANK, RATE = "small", 4, "500mbit"
 QUICK, FULL = (1, 2, 4), (1, 2, 4, 8)

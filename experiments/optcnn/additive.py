@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from raddle.searches.configurations import Configuration
-from raddle.searches.groups import Group
-from raddle.searches.optcnn.tables import Tables
+from raddle.api.searching import Configuration, Group, Tables
 
 
 def cost_of(found: Tables, chosen: Sequence[Configuration]) -> float:

@@ -7,12 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from experiments.experiment import Asked
 from experiments.optcnn.additive import baselines, configured, cost_of, parts
 from experiments.scaling import Case
-from raddle.graph.graph import Op
-from raddle.reports.experiments.result import Cell, Column, Drawing, Section, Table
-from raddle.searches.configurations import Configuration
-from raddle.searches.groups import Group
-from raddle.searches.optcnn.method import choose
-from raddle.searches.optcnn.tables import Tables, tables
+from raddle.api.models import Op
+from raddle.api.results import Cell, Column, Drawing, Section, Table
+from raddle.api.searching import Configuration, Group, Tables, choose, tables
 
 TITLE = "VGG-16 on 4 GPUs"
 CASE = Case("vgg16", "p100", 4, 32)

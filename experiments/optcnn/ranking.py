@@ -5,8 +5,8 @@ from __future__ import annotations
 from experiments import ten_plans
 from experiments.cost_models.plans import Group
 from experiments.experiment import Asked
-from raddle.reports.experiments.result import Section
-from raddle.searches.baselines import METHODS
+from raddle.api.planning import METHODS
+from raddle.api.results import Section
 
 TITLE = "Simulated and measured order"
 PRINTED = "The paper's cost model is -5 to +9 % off its measurements, on GPUs."

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from experiments.experiment import Asked
 from experiments.scaling import Case
-from raddle.reports.experiments.result import Cell, Column, Section, Table
-from raddle.searches.optcnn.method import choose
-from raddle.searches.optcnn.tables import Tables, tables
+from raddle.api.results import Cell, Column, Section, Table
+from raddle.api.searching import Tables, choose, tables
 
 TITLE = "Seconds of the search"
 PRINTED = {"lenet": 0.01, "alexnet": 0.02, "vgg16": 0.1, "inception_v3": 0.4}  # seconds, 4 GPUs

@@ -8,9 +8,8 @@ from typing import NamedTuple
 from experiments.experiment import Asked
 from experiments.optcnn.additive import baselines, cost_of
 from experiments.scaling import SYNCS, Case, Step, Steps, best, chart, ratio, step
-from raddle.reports.experiments.result import Cell, Chart, Column, Section, Table
-from raddle.searches.optcnn.method import choose
-from raddle.searches.optcnn.tables import tables
+from raddle.api.results import Cell, Chart, Column, Section, Table
+from raddle.api.searching import choose, tables
 
 TITLE = "Throughput and communication"
 OTHERS = ("data", "model", "owt")

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from experiments.experiment import Asked
 from experiments.links import NoLab
 from experiments.syncing import DDP, Found, Job, Kind, measure, predict
-from raddle.lab.rates import parse_rate
-from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+from raddle.api.lab import parse_rate
+from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 QUICK = ("500mbit", "1gbit", "4gbit")
 FULL = ("100mbit", "250mbit", "500mbit", "1gbit", "2gbit", "4gbit")

@@ -10,8 +10,8 @@ from experiments.experiment import Asked
 from experiments.links import NoLab
 from experiments.p3.bandwidth import DISTRIBUTED, HOSTS, KINDS, P3, SLICED, WHOLE
 from experiments.syncing import Found, Job, measure
-from raddle.lab.rates import parse_rate
-from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+from raddle.api.lab import parse_rate
+from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 NET, BATCH, RATE = "vgg19", 20, "1gbit"
 SLOT = 0.025  # seconds

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from experiments.experiment import Asked as Wanted
 from experiments.thesis.partitions import MI, allowed, heaviest
 from experiments.thesis.printed import COARSE_BOUNDED, FINE_BOUNDED, Bounded
-from raddle.reports.experiments.result import Cell, Column, Table
-from raddle.searches.hypergraph.answers import Asked, Partitioner
+from raddle.api.partitioning import Asked, Partitioner
+from raddle.api.results import Cell, Column, Table
 
 COLUMNS = (
     Column("tables"), Column("imbalance asked", digits=2), Column("N"),

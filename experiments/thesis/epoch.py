@@ -17,7 +17,7 @@ from experiments.thesis.printed_epoch import (
     EPOCH_IMAGES,
     EPOCH_SAVED,
 )
-from raddle.reports.experiments.result import Cell, Column, Table
+from raddle.api.results import Cell, Column, Table
 
 GI = 2**30
 ELEMENT = 4  # bytes

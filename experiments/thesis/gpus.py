@@ -15,7 +15,7 @@ from experiments.thesis.grid import fastest, printed
 from experiments.thesis.lab_kinds import DDP
 from experiments.thesis.lab_table import COARSE
 from experiments.thesis.simulated import SERVERS, simulated
-from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 TITLE = "The thesis's prediction: a larger gap on GPUs (section 6.1)"
 

@@ -20,7 +20,7 @@ from experiments.thesis.simulated import (
     crossover,
     simulated,
 )
-from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
+from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 TITLE = "Run times simulated at full size (Table 5.15)"
 NETWORKS = ("skylake-10gbe", "skylake-opa")

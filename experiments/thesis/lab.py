@@ -14,10 +14,10 @@ from experiments.ranking import spearman
 from experiments.thesis.lab_grid import Grid, Size, run_grid
 from experiments.thesis.lab_model import SIDE
 from experiments.thesis.lab_table import BATCHES, COARSE, SINGLE, SYNC_ALL, images_per_second
-from raddle.clusters.catalogue import cores
+from raddle.api.clusters import cores
+from raddle.api.lab import check_system
+from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 from raddle.errors import InputError
-from raddle.lab.commands import check_system
-from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
 
 TITLE = "Every kind of parallelism in the lab (Table 5.15)"
 RANKS = (1, 2, 4)

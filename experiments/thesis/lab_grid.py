@@ -11,16 +11,14 @@ from experiments.thesis import lab_model
 from experiments.thesis.lab_kinds import as_run, plans
 from experiments.thesis.lab_sharing import step_seconds
 from experiments.timing import Ddp, start
+from raddle.api.clusters import Cluster, cores
+from raddle.api.costs import Profile
+from raddle.api.lab import parse_rate
 from raddle.api.loading import capture_model
-from raddle.clusters import Cluster
-from raddle.clusters.catalogue import cores
-from raddle.costs.profile import Profile
+from raddle.api.models import Graph
+from raddle.api.plans import Plan, save_plan
+from raddle.api.probing import describe, probe
 from raddle.files import read_scratch, write_scratch
-from raddle.graph.graph import Graph
-from raddle.lab.rates import parse_rate
-from raddle.plans.file import save
-from raddle.plans.plan import Plan
-from raddle.probe import describe, probe
 
 SPEC = f"{lab_model.__file__}:vgg"
 LATENCY = 2e-4  # seconds, until the link is measured
@@ -110,7 +108,7 @@ def _measure(
                 run = as_run(label, plan)
                 path = folder / f"{batch}.{number}.json"
                 batches[batch][label] = run.bucket_mb if isinstance(run, Ddp) else str(path)
-                save(plan, of_microbatch(graphs[batch], plan), path)
+                save_plan(plan, of_microbatch(graphs[batch], plan), path)
         asked = {
             "spec": SPEC, "batches": batches, "device": device, "images": size.images,
             "rounds": size.rounds, "out": str(folder / "found.json"),

@@ -17,11 +17,10 @@ from experiments.thesis.lab_table import (
     SYNC_ONE,
 )
 from experiments.timing import Ddp
-from raddle.clusters import Cluster
-from raddle.graph.graph import Graph
-from raddle.plans.plan import Plan
-from raddle.searches.planning import plan_for
-from raddle.searches.settings import AUTO
+from raddle.api.clusters import Cluster
+from raddle.api.models import Graph
+from raddle.api.planning import AUTO, plan_for
+from raddle.api.plans import Plan
 
 DDP, SERIAL_COARSE = "DDP", "coarse hypergraph, step by step"
 MIXED, FOUND = "hypergraph-mixed", "auto"

@@ -5,10 +5,8 @@ Its linear layers have 84 % of the parameters, as the original's have 89 %.
 
 from __future__ import annotations
 
-from raddle.zoo.examples import images
-from raddle.zoo.losses import class_loss
-from raddle.zoo.vgg import VGG, VGG16
-from raddle.zoo.workload import Workload
+from raddle.api.models import Workload
+from raddle.api.networks import VGG, VGG16, class_loss, images
 
 SIDE = 32  # pixels
 CLASSES = 50  # the thesis trains on as many

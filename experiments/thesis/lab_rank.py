@@ -17,15 +17,14 @@ import torch.distributed as dist
 
 from experiments.messages import measure_messages
 from experiments.timing_rank import Graphs, Step, ddp_step, step_of
-from raddle import zoo
-from raddle.clusters.catalogue import cores
-from raddle.costs.profile import distinct, measure
+from raddle.api.clusters import cores
+from raddle.api.costs import distinct, measure
+from raddle.api.models import Workload, load_workload
+from raddle.api.plans import OVERLAPPED, is_asynchronous
+from raddle.api.programs import active_values
+from raddle.api.running import Trainer
+from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
-from raddle.plans.pipelining import OVERLAPPED, is_asynchronous
-from raddle.program.lower import active_values
-from raddle.runtime.trainer import Trainer
-from raddle.transport.orphans import end_with_parent
-from raddle.zoo.workload import Workload
 
 REPEATS = 3  # of an operator
 SIZES = (4 * 2**10, 2**20, 8 * 2**20)  # bytes of messages
@@ -47,7 +46,7 @@ def main(asked: dict[str, Any]) -> None:
 
 def _batch(asked: dict[str, Any], batch: int, kinds: dict[str, float | str]) -> dict[str, Any]:
     """Images a second of every row, and seconds of every operator that they have."""
-    work = zoo.load(asked["spec"], batch=batch, device="cpu")
+    work = load_workload(asked["spec"], batch=batch, device="cpu")
     trainers: dict[str, Trainer] = {}
     graphs = Graphs(work)
     steps = {label: step_of(work, kind, label, trainers, graphs) for label, kind in kinds.items()}

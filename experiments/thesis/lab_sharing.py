@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from raddle.clusters import Cluster
-from raddle.costs.profile import Profile
-from raddle.graph.graph import Graph
-from raddle.plans.plan import Plan
-from raddle.searches.figures import judge
-from raddle.simulation.timeline import Timeline
+from raddle.api.clusters import Cluster
+from raddle.api.costs import Profile
+from raddle.api.models import Graph
+from raddle.api.plans import Plan
+from raddle.api.simulating import Timeline, judge
 
 Array = np.ndarray
 

@@ -16,13 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.thesis.printed import ALL, DEFAULT, PARTS, RECONSTRUCTED, Printed
+from raddle.api.clusters import cluster
 from raddle.api.loading import capture_model
-from raddle.clusters import cluster
-from raddle.graph.graph import Graph
-from raddle.reports.experiments.result import Cell, Column, Table
-from raddle.searches.figures import planned
-from raddle.searches.hypergraph.answers import Answer, Asked, Partitioner
-from raddle.searches.settings import Settings
+from raddle.api.models import Graph
+from raddle.api.partitioning import Answer, Asked, Partitioner
+from raddle.api.planning import Settings, planned
+from raddle.api.results import Cell, Column, Table
 
 MI = 2**20
 CLUSTER = "skylake-10gbe"  # that plans are found for

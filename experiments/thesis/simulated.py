@@ -28,17 +28,13 @@ from experiments.thesis.lab_table import (
     SYNC_ALL,
     SYNC_ONE,
 )
+from raddle.api.clusters import Cluster, cluster
 from raddle.api.loading import capture_model
-from raddle.clusters import Cluster, cluster
-from raddle.graph.graph import Graph
-from raddle.plans.plan import Plan
-from raddle.searches.figures import judge, planned
-from raddle.searches.hypergraph import coarse
-from raddle.searches.hypergraph.answers import Partitioner
-from raddle.searches.planning import plan_for, plan_of
-from raddle.searches.settings import Found, Settings
-from raddle.simulation.memory.peaks import peak_bytes
-from raddle.simulation.timeline import Timeline
+from raddle.api.models import Graph
+from raddle.api.partitioning import Partitioner, solve_coarse
+from raddle.api.planning import Found, Settings, plan_for, plan_of, planned
+from raddle.api.plans import Plan
+from raddle.api.simulating import Timeline, judge, peak_bytes
 
 MODEL = (LAYERS, FILTERS, COARSE)
 SERVERS = (ASYNC_ONE, SYNC_ONE, ASYNC_ALL, SYNC_ALL)
@@ -96,7 +92,7 @@ def _model_plan(graph: Graph, on: Cluster, row: str) -> Plan:
 @cache
 def _counts(parts: int) -> np.ndarray:
     """Filters of each layer in each part: the same at every batch, as work and volume grow alike."""
-    return coarse.solve(Partitioner(vgg16(32)).model, parts, budget=BUDGET).x
+    return solve_coarse(Partitioner(vgg16(32)).model, parts, budget=BUDGET).x
 
 
 def _searched(graph: Graph, on: Cluster, method: str, budget: float) -> Simulated:

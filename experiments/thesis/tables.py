@@ -21,8 +21,8 @@ from experiments.thesis.partitions import (
 )
 from experiments.thesis.printed import COARSE, FINE, LAYERWISE, PARTS, Partitions
 from experiments.thesis.printed_epoch import EPOCH_BATCHES, EPOCH_HYPERGRAPH
-from raddle.reports.experiments.result import Chart, Drawing, Line, Section, Table
-from raddle.searches.hypergraph.answers import Answer
+from raddle.api.partitioning import Answer
+from raddle.api.results import Chart, Drawing, Line, Section, Table
 
 TITLE = "Work and communication of partitions (Tables 5.1 to 5.12, A.1 to A.12, 5.14)"
 Ours = Mapping[int, Mapping[str, Answer]]

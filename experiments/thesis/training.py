@@ -15,14 +15,13 @@ from experiments.experiment import Asked, Part
 from experiments.thesis.training_runs import DDP, PLAIN, SERVERS
 from experiments.thesis.training_task import BATCH, RATE, TARGET, digits, network
 from experiments.timing import start
-from raddle.clusters import cluster
+from raddle.api.clusters import cluster
+from raddle.api.models import Graph, capture
+from raddle.api.planning import plan_for
+from raddle.api.plans import save_plan
+from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 from raddle.errors import InputError
 from raddle.files import read_scratch, write_scratch
-from raddle.graph.capture import capture
-from raddle.graph.graph import Graph
-from raddle.plans.file import save
-from raddle.reports.experiments.result import Cell, Chart, Column, Line, Section, Table
-from raddle.searches.planning import plan_for
 
 TITLE = "Accuracy and loss over time (Figure 5.2)"
 RANKS = (1, 2, 4)
@@ -108,7 +107,7 @@ def _kinds(graph: Graph, ranks: int, folder: pathlib.Path) -> dict[str, str]:
     kinds = {}
     for number, (label, plan) in enumerate(plans.items()):
         kinds[label] = str(folder / f"{number}.json")
-        save(plan, graph, folder / f"{number}.json")
+        save_plan(plan, graph, folder / f"{number}.json")
     return kinds | {ASYNC: f"{SERVERS}{SERVED},async", TORCH: DDP}
 
 

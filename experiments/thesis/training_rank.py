@@ -20,8 +20,8 @@ from torch import Tensor
 from experiments.thesis.training_runs import Run, begin
 from experiments.thesis.training_task import TARGET, batches, digits
 from raddle import sync
+from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
-from raddle.transport.orphans import end_with_parent
 
 BLOCK = 32  # steps between two looks: as many as overlap before all is finished
 

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 import raddle
 from experiments.thesis.training_task import network, sgd
 from raddle import sync
-from raddle.plans.pipelining import is_asynchronous
-from raddle.sync.item import Event
+from raddle.api.plans import is_asynchronous
+from raddle.api.running import Event
 
 Batches = Sequence[tuple[Tensor, Tensor]]
 PLAIN, DDP, SERVERS = "plain", "ddp", "servers:"  # other kinds are files of plans

@@ -13,20 +13,16 @@ import tempfile
 import numpy as np
 
 from experiments.thesis.printed import RECONSTRUCTED
+from raddle.api.clusters import cluster
+from raddle.api.costs import Compute, measure
 from raddle.api.loading import capture_model
-from raddle.clusters import cluster
-from raddle.costs.compute import Compute
-from raddle.costs.profile import measure
-from raddle.graph.graph import Graph
-from raddle.program.lower import active_values
-from raddle.reports.experiments.result import Cell, Column, Table
-from raddle.searches.hypergraph import explicit, files
-from raddle.searches.hypergraph.answers import Partitioner
-from raddle.searches.hypergraph.weights import layer_work
+from raddle.api.models import Graph
+from raddle.api.partitioning import GRAINS, Partitioner, hypergraph, layer_work, write_hypergraph
+from raddle.api.programs import active_values
+from raddle.api.results import Cell, Column, Table
 
 Array = np.ndarray
 HERE = "local:1"
-GRAINS = ("coarse", "fine")
 
 
 def profiled(batch: int, repeats: int) -> Array:
@@ -72,9 +68,9 @@ def file_table(own: Partitioner) -> Table:
     rows: list[list[Cell]] = []
     with tempfile.TemporaryDirectory() as folder:
         for grain in GRAINS:
-            spelt = getattr(explicit, grain)(own.network, own.model)
+            spelt = hypergraph(own, grain)
             path = pathlib.Path(folder) / f"vgg16.{grain}.patoh"
-            files.write_hypergraph(spelt, path, "patoh")
+            write_hypergraph(spelt, path, "patoh")
             size = os.path.getsize(path) / 2**20
             rows.append([grain, len(spelt.weight), len(spelt.cost), len(spelt.pins), size])
     columns = [

@@ -311,7 +311,7 @@ def test_help_imports_no_experiment_and_the_list_no_torch() -> None:
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith("imported")]
     helped, listed = map(set, lines)
-    assert "raddle.cli.reproducing" in helped  # the log is what we think it is
+    assert "raddle.cli.reproduce" in helped  # the log is what we think it is
     assert not any(name.startswith("experiments") for name in helped)
     assert "experiments.experiment" in listed
     assert "torch" not in listed

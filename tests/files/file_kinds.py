@@ -16,7 +16,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from raddle.cli.scheduling import read_schedule
+from raddle.api.schedules import read_schedule
 from raddle.clusters import Cluster, cluster, description
 from raddle.clusters.summary import summarise
 from raddle.costs.profile import Profile, entry, load_profile

@@ -25,7 +25,7 @@ from patience import HANG
 
 from raddle import zoo
 from raddle.cli import main as cli
-from raddle.cli.launching import Machines, placed, torchrun
+from raddle.api.launching import Machines, placed, torchrun
 from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture

@@ -1,5 +1,6 @@
 """Models, profiles and plans by name, for all verbs; torch is imported when it is needed."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raddle.errors import InputError
@@ -10,10 +11,13 @@ if TYPE_CHECKING:
     from raddle.graph.graph import Graph
     from raddle.plans.plan import Plan
 
+__all__ = ["Loaded", "LoadedPlans", "capture_model", "load_measured", "load_plan", "load_plans"]
+
 MOST_SAMPLES = 2**31
 
 
 def capture_model(name: str, batch: int | None, dtype: str = "float32") -> "Graph":
+    """The graph of a model of the zoo or file.py:function, at a global batch or at its own."""
     import torch
 
     from raddle import zoo
@@ -28,6 +32,7 @@ def capture_model(name: str, batch: int | None, dtype: str = "float32") -> "Grap
 
 
 def load_measured(path: str | None) -> "Profile | None":
+    """The profile of a file, where one is named."""
     from raddle.costs.profile import load_profile
 
     return None if path is None else load_profile(path)
@@ -41,10 +46,9 @@ class Loaded(NamedTuple):
     cluster: "Cluster"
 
 
-def load_plan(path: str, *, cluster: str | None, model: str | None) -> Loaded:
+def load_plan(path: str, *, cluster: str | None = None, model: str | None = None) -> Loaded:
     """The plan of a file; its model is captured, and a cluster or model that is given replaces its own."""
     from raddle.plans import file
-    from raddle.reports import terminal
     from raddle.runtime.job import takes_batch
 
     data = file.read(path)
@@ -53,9 +57,30 @@ def load_plan(path: str, *, cluster: str | None, model: str | None) -> Loaded:
     if not name:
         raise InputError(f"'{path}' names no model: add --model file.py:function.")
     batch = -(-data["batch"] // data["microbatches"]) if takes_batch(name) else None
-    with terminal.progress(f"capturing {name}"):
-        graph = capture_model(name, batch, data["dtype"])
+    graph = capture_model(name, batch, data["dtype"])
     return Loaded(graph, file.from_dict(data, graph), on)
+
+
+class LoadedPlans(NamedTuple):
+    """Plans of one model, its graph at their batch, and a cluster to simulate them on."""
+
+    graph: "Graph"
+    plans: "list[Plan]"
+    cluster: "Cluster"
+
+
+def load_plans(
+    paths: Sequence[str], *, cluster: str | None = None, model: str | None = None
+) -> LoadedPlans:
+    """The plans of files; the first one's model and cluster are those of all."""
+    from raddle.plans import file
+    from raddle.plans.pipelining import micro_graph
+
+    micro, first, on = load_plan(paths[0], cluster=cluster, model=model)
+    graph = micro.at(first.batch) if first.batch else micro
+    others = [file.read(path) for path in paths[1:]]
+    plans = [first, *(file.from_dict(data, micro_graph(graph, data)) for data in others)]
+    return LoadedPlans(graph, plans, on)
 
 
 def _cluster_for(path: str, data: dict[str, Any], wanted: str | None) -> "Cluster":

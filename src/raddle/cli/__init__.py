@@ -1,1 +1,1 @@
-"""Verbs of the command line that take a file of their own, and what all verbs share."""
+"""The command line: a file a verb, what verbs share (options, output, compiling, waiting), and main."""

@@ -7,11 +7,15 @@ import typer
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model of the zoo or file.py:function.")
 ]
+PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")]
 ClusterOption = Annotated[
     str,
     typer.Option(
         "--cluster", metavar="C", help="A preset, as p100:4x4 or local:2, or a YAML file."
     ),
+]
+Methods = Annotated[
+    str | None, typer.Option(metavar="A,B,…", help="Methods; all if none are named.")
 ]
 Batch = Annotated[int | None, typer.Option(metavar="B", min=1, help="Global batch.")]
 Statistics = Annotated[
@@ -48,6 +52,23 @@ Pins = Annotated[
         help="What is decided already: 'features.*=n/4'. Repeatable.",
     ),
 ]
+Weights = Annotated[
+    str,
+    typer.Option(
+        metavar="flops|time|both|FILE", help="The work that is balanced; a file has it by layer."
+    ),
+]
+Connected = Annotated[
+    bool, typer.Option("--connected-as-one", help="Fully connected layers are never split.")
+]
+DeviceOf = Annotated[
+    str, typer.Option("--cluster", metavar="C", help="Whose first device --weights time means.")
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE.PY:FUNCTION", help="The model, if the plan names none."),
+]
+RunSeed = Annotated[int, typer.Option(metavar="S", help="Of weights, batch and dropout.")]
 OtherCluster = Annotated[
     str | None, typer.Option(metavar="C", help="Another cluster than the plan's own.")
 ]

@@ -20,7 +20,6 @@ from pathlib import Path
 from threading import Thread, Timer
 from typing import IO, Any
 
-import raddle
 from raddle.errors import InputError
 from raddle.transport.orphans import end_with_parent, marked
 
@@ -101,7 +100,7 @@ def _process(
 
 
 def _environment(threads: int) -> dict[str, str]:
-    source = str(Path(raddle.__file__).parents[1])
+    source = str(Path(__file__).parents[2])
     paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from raddle.reports.terminal import _plural, bytes_text, new_table, stdout
+from raddle.reports.terminal import new_table, stdout
+from raddle.reports.units import bytes_text, plural
 
 
 def show_hosts(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -28,8 +29,8 @@ def show_removed(lab: str, removed: Collection[str], ended: Collection[int]) -> 
     """Print what `raddle lab down` did."""
     if removed:
         print(
-            f"lab '{lab}': {_plural(len(removed), 'namespace')} removed, "
-            f"{_plural(len(ended), 'program')} ended."
+            f"lab '{lab}': {plural(len(removed), 'namespace')} removed, "
+            f"{plural(len(ended), 'program')} ended."
         )
     else:
         print(f"there is no lab '{lab}'.")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raddle.reports.terminal import bytes_text, count_text, new_table, seconds_text, stdout
+from raddle.reports.terminal import new_table, stdout
+from raddle.reports.units import bytes_text, count_text, seconds_text
 
 MI = 2**20
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raddle.reports.terminal import _plural, new_table, stdout
+from raddle.reports.terminal import new_table, stdout
+from raddle.reports.units import plural
 
 
 def show_verdict(result: Mapping[str, Any]) -> None:
@@ -13,8 +14,8 @@ def show_verdict(result: Mapping[str, Any]) -> None:
     console = stdout()
     console.print(
         f"{result['model']}, batch {result['batch']}, {result['method'] or 'a plan'} on "
-        f"{_plural(result['devices'], 'rank')} ({result['transport']}, {result['dtype']}, "
-        f"bn: {result['bn']}), {_plural(result['steps'], 'step')}",
+        f"{plural(result['devices'], 'rank')} ({result['transport']}, {result['dtype']}, "
+        f"bn: {result['bn']}), {plural(result['steps'], 'step')}",
         style="bold",
     )
     table = new_table(console)

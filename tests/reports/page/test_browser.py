@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from looking import browser, opened, raddle
 
-from raddle.reports.terminal import bytes_text, seconds_text
+from raddle.reports.units import bytes_text, seconds_text
 
 pytestmark = pytest.mark.xdist_group("browser")  # one browser, and one report, for all
 

@@ -1,11 +1,11 @@
 """The verb `report`."""
 
-import pathlib
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raddle.api.loading import capture_model, load_plan
+from raddle.api.defaults import COMPARE_SECONDS as BUDGET
 from raddle.cli.options import (
     Batch,
     Budget,
@@ -18,21 +18,15 @@ from raddle.cli.options import (
     Sync,
 )
 from raddle.cli.output import check_folder, show
-from raddle.cli.planning import (
-    COMPARE_BUDGET,
-    compile_partitioners,
-    compile_searches,
-    settings_of,
-)
+from raddle.cli.waiting import captured, compile_once
 from raddle.errors import InputError
 from raddle.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from raddle.clusters import Cluster
-    from raddle.graph.graph import Graph
-    from raddle.reports.page.data import PageData
+    from raddle.api.clusters import Cluster
+    from raddle.api.models import Graph
     from raddle.reports.page.gathering import Given
 
 
@@ -68,7 +62,7 @@ def report(
     ] = "report.html",
     bn: Statistics = "local",
     sync: Sync = "allreduce",
-    budget: Budget = COMPARE_BUDGET,
+    budget: Budget = BUDGET,
     seed: Seed = 0,
     pin: Pins = None,
     reduction: Reduction = None,
@@ -87,14 +81,18 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a page that shows methods and plans: one HTML file that needs no network."""
-    from dataclasses import replace
-
-    from raddle.reports import terminal
+    from raddle.api.compiling import SEARCH, compiled_for
+    from raddle.api.planning import method_names, settings_of
     from raddle.reports.page import gathering, html
-    from raddle.searches.planning import PARTITIONS
+    from raddle.reports.page.summary import summary
+    from raddle.reports.progress import progress_bar, progress_lines
+    from raddle.reports.tables.figures import show_report
 
-    names = _method_names(methods, model, bool(plan or run))
-    settings = settings_of(names, bn, sync, budget, seed, pin, reduction, profile)
+    names = ["data"] if methods is None and (plan or run) else method_names(methods)
+    settings = settings_of(
+        names, bn=bn, sync=sync, budget=budget, seed=seed, pins=pin, reduction=reduction,
+        profile=profile,
+    )  # fmt: skip
     check_folder(output)
     graph, on, given = _load(model, cluster, batch, plan or (), run or ())
     if given and methods is None and any(g.plan.method == "data" for g in given):
@@ -102,27 +100,17 @@ def report(
     if given:
         first = given[0].plan
         settings = replace(settings, bn=first.bn, sync=first.sync, optimizer=first.optimizer)
-    compile_searches()
-    if any(name in PARTITIONS for name in names):
-        compile_partitioners()
+    needed = compiled_for(names)
+    compile_once([SEARCH, *(part for part in needed if part is not SEARCH)])
     title = model or given[0].plan.model or graph.name
-    bar = terminal.progress_lines if told else terminal.progress_bar
+    bar = progress_lines if told else progress_bar
     with bar(f"{title} on {on.name}") as heard:
         data = gathering.gather(
             graph, on, given, names, model=title, settings=settings, alternatives=alternatives,
             heard=heard,
         )  # fmt: skip
     write_atomically(output, html.page(data))
-    show(_summary(data, output), terminal.show_report, as_json=as_json)
-
-
-def _method_names(methods: str | None, model: str | None, given: bool) -> list[str]:
-    from raddle.searches.baselines import METHODS
-    from raddle.searches.planning import SEARCHES
-
-    if methods is not None:
-        return [name.strip() for name in methods.split(",")]
-    return ["data"] if given else [*METHODS, *SEARCHES]
+    show(summary(data, output), show_report, as_json=as_json)
 
 
 def _load(
@@ -133,12 +121,11 @@ def _load(
     runs: "Sequence[str]",
 ) -> "tuple[Graph, Cluster, list[Given]]":
     """The model at the plans' batch, the cluster, and the given plans with what was measured of them."""
-    from raddle import clusters
-    from raddle.plans import file
-    from raddle.plans.pipelining import micro_graph
-    from raddle.reports import terminal
+    from raddle.api import clusters
+    from raddle.api.loading import load_plans
     from raddle.reports.page.gathering import Given
     from raddle.reports.page.measured import read_run
+    from raddle.reports.progress import progress
 
     measured = {str(result["plan"]): result for result in map(read_run, runs)}
     paths = list(dict.fromkeys([*plans, *measured]))
@@ -149,43 +136,13 @@ def _load(
                 "with --plan."
             )
         on = clusters.cluster(cluster)
-        with terminal.progress(f"capturing {model}"):
-            return capture_model(model, batch), on, []
+        return captured(model, batch), on, []
     if batch is not None:
         raise InputError("the batch is the plans' own: leave out --batch, or plan again for it.")
-    micro, first, on = load_plan(paths[0], cluster=cluster, model=model)
-    graph = micro.at(first.batch) if first.batch else micro
-    read = [file.read(path) for path in paths[1:]]
-    rest = [file.from_dict(data, micro_graph(graph, data)) for data in read]
-    given = [
-        Given(plan, path, measured.get(path))
-        for path, plan in zip(paths, [first, *rest], strict=True)
-    ]
-    return graph, on, given
-
-
-def _summary(data: "PageData", output: str) -> dict[str, Any]:
-    """The figures that the page shows, for scripts."""
-    from raddle.searches.figures import FIGURES
-
-    plain = data.plain
-    keys = (
-        "label", "method", *FIGURES, "bn", "sync", "lower_bound_ms", "error", "average", "bytes",
-        "sentences",
-    )  # fmt: skip
-    return {
-        "file": output,
-        "bytes": pathlib.Path(output).stat().st_size,
-        "model": plain["model"],
-        "batch": plain["batch"],
-        "cluster": plain["cluster"]["name"],
-        "best": plain["methods"][plain["best"]]["label"],
-        "opens": plain["methods"][plain["opens"]]["label"],
-        "methods": [
-            {
-                **{key: method.get(key) for key in keys},
-                "measured_ms": (method["measured"] or {}).get("step_ms"),
-            }
-            for method in plain["methods"]
-        ],
-    }
+    with progress(f"capturing the model of {paths[0]}"):
+        graph, found, on = load_plans(paths, cluster=cluster, model=model)
+    return (
+        graph,
+        on,
+        [Given(p, path, measured.get(path)) for p, path in zip(found, paths, strict=True)],
+    )

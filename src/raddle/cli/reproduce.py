@@ -38,9 +38,9 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Do the experiments of a paper again: its figures beside raddle's, measured or simulated."""
-    from raddle.reports import terminal
     from raddle.reports.experiments import terminal as results
     from raddle.reports.experiments.result import plain
+    from raddle.reports.progress import progress_bar
 
     found = experiments()
     if name is None:
@@ -51,7 +51,7 @@ def reproduce(
             raise InputError(f"'{output}' is to end in {', '.join(FACES)}: name another file.")
         check_folder(output)
     experiment = found.choose(found.load(name), part or [])
-    with terminal.progress_bar(f"reproduce {name}") as heard:
+    with progress_bar(f"reproduce {name}") as heard:
         result = found.reproduce(experiment, quick=quick, heard=heard)
     if output is not None:
         write_atomically(output, _face(result, output))

@@ -1,24 +1,14 @@
-"""`raddle run` and `raddle verify`: plans on the runtime."""
+"""The verb `run`."""
 
-import math
 import os
 import shlex
-import signal
 import sys
 from typing import Annotated
 
 import typer
 
-from raddle.cli.output import check_folder, show
-from raddle.errors import InputError
-
-PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(metavar="FILE.PY:FUNCTION", help="The model, if the plan names none."),
-]
-Seed = Annotated[int, typer.Option(metavar="S", help="Of weights, batch and dropout.")]
-Json = Annotated[bool, typer.Option("--json", help="JSON alone on stdout.")]
+from raddle.cli.options import Json, ModelOption, PlanFile, RunSeed
+from raddle.cli.output import check_folder
 
 
 def run(
@@ -30,7 +20,7 @@ def run(
     warmup: Annotated[
         int | None, typer.Option(metavar="W", min=0, help="First steps that are not measured.")
     ] = None,
-    seed: Seed = 0,
+    seed: RunSeed = 0,
     lr: Annotated[
         float | None, typer.Option(metavar="X", help="Learning rate of the plan's optimizer.")
     ] = None,
@@ -67,9 +57,9 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train a plan for real with torchrun: measured beside predicted."""
-    from raddle.cli.launching import Machines, environment, placed, start, torchrun
-    from raddle.reports import terminal
-    from raddle.runtime.options import Options, parse
+    from raddle.api.launching import Machines, environment, gpus, placed, start, torchrun
+    from raddle.api.running import Options, devices_of, parse
+    from raddle.reports.progress import progress
 
     options = Options(
         plan, steps=steps, warmup=warmup, seed=seed, lr=lr, clip_norm=clip_norm,
@@ -80,68 +70,16 @@ def run(
     machines = Machines(nnodes, node_rank, master_addr, master_port)
     if trace is not None:
         check_folder(trace)
-    with terminal.progress(f"checking {plan}"):
-        devices = _check(plan, model, dtype, seed)
-    import torch
-
+    with progress(f"checking {plan}"):
+        devices = devices_of(plan, model=model, dtype=dtype, seed=seed)
     here = machines.share(devices)
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    options = placed(options, here, local=local, alone=nnodes is None, gpus=gpus)
+    options = placed(options, here, local=local, alone=nnodes is None, gpus=gpus())
     words = torchrun(options, here, machines)
     print(shlex.join(["torchrun", *words]), file=sys.stderr)
     start(words, environment(options, here))
-
-
-def verify(
-    plan: PlanFile,
-    steps: Annotated[int, typer.Option(metavar="K", min=1, help="Training steps.")] = 3,
-    threads: Annotated[
-        bool, typer.Option("--threads", help="Ranks are threads of this process.")
-    ] = False,
-    tolerance: Annotated[
-        float, typer.Option(metavar="X", help="Largest relative deviation that holds.")
-    ] = 1e-9,
-    model: ModelOption = None,
-    seed: Seed = 0,
-    as_json: Json = False,
-) -> None:
-    """Train a plan and the plain module, and compare: exit code 1 where they differ.
-
-    Losses, gradients, parameters and buffers in float64, and the bytes that were sent with those of the
-    program and of the simulator. Exit code 2 where it cannot be tried here.
-    """
-    from raddle.reports import terminal
-    from raddle.reports.verification import show_verdict
-    from raddle.verification.verdict import verify as compared
-
-    if not (tolerance >= 0 and math.isfinite(tolerance)):
-        raise InputError(f"--tolerance is {tolerance}: give a small positive number, as 1e-9.")
-    signal.signal(signal.SIGTERM, _exit)
-    with terminal.progress_bar(f"verifying {plan}") as heard:
-        result = compared(
-            plan, steps=steps, threads=threads, tolerance=tolerance, model=model or "", seed=seed,
-            heard=heard,
-        )  # fmt: skip
-    show(result, show_verdict, as_json=as_json)
-    if not result["holds"]:
-        raise typer.Exit(1)
-
-
-def _check(plan: str, model: str | None, dtype: str | None, seed: int) -> int:
-    """Raises what every rank would, before one is started; the number of devices."""
-    from raddle.runtime.job import load_job, optimizer_for
-
-    job = load_job(plan, model=model or "", dtype=dtype or "", seed=seed, device="meta")
-    optimizer_for(job.plan.optimizer)
-    return job.plan.devices
 
 
 def _threads_set() -> int | None:
     """What the user has set, told to ranks as an option: torchrun sets the variable itself."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdigit() and int(given) > 0 else None
-
-
-def _exit(number: int, frame: object) -> None:
-    """A SIGTERM ends the ranks too, as Ctrl-C does."""
-    sys.exit(128 + number)

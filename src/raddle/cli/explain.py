@@ -4,11 +4,9 @@ from typing import Annotated
 
 import typer
 
-from raddle.api.loading import load_measured, load_plan
-from raddle.cli.options import Json, OtherCluster, OtherModel, ProfileOption
+from raddle.cli.options import Json, OtherCluster, OtherModel, PlanFile, ProfileOption
 from raddle.cli.output import show
-from raddle.cli.planning import compile_searches
-from raddle.cli.running import PlanFile
+from raddle.cli.waiting import compile_once, loaded
 
 
 def explain(
@@ -23,20 +21,22 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Say where a plan's time goes against data parallel, or what another split of OP would cost."""
-    from raddle.reports import explaining, terminal
-    from raddle.searches.explanation.operator import explain_op, find_ops
-    from raddle.searches.explanation.whole import explain_plan
+    from raddle.api.compiling import SEARCH
+    from raddle.api.explaining import explain_op, explain_plan, find_ops
+    from raddle.api.loading import load_measured
+    from raddle.reports import explaining
+    from raddle.reports.progress import progress
 
     measured = load_measured(profile)
-    graph, made, on = load_plan(plan, cluster=cluster, model=model)
+    graph, made, on = loaded(plan, cluster, model)
     if op is None:
-        with terminal.progress(f"explaining {plan}"):
+        with progress(f"explaining {plan}"):
             result = explain_plan(graph, made, on, measured)
         show(result, explaining.show_plan, as_json=as_json)
         return
     find_ops(graph, op)  # before anything is compiled
     if made.devices <= len(on.devices):
-        compile_searches()
-    with terminal.progress(f"explaining '{op}' in {plan}"):
+        compile_once([SEARCH])
+    with progress(f"explaining '{op}' in {plan}"):
         result = explain_op(graph, made, on, op, measured)
     show(result, explaining.show_op, as_json=as_json)

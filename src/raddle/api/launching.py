@@ -6,9 +6,12 @@ import os
 import sys
 from dataclasses import dataclass, replace
 
+from raddle.clusters.catalogue import cores
 from raddle.errors import InputError
 from raddle.runtime.options import Options
 from raddle.transport.orphans import marked
+
+__all__ = ["Machines", "environment", "gpus", "placed", "start", "torchrun"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,13 @@ class Machines:
         return flags if self.port is None else [*flags, "--master-port", str(self.port)]
 
 
+def gpus() -> int:
+    """How many GPUs torch can use here."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def placed(options: Options, devices: int, *, local: bool, alone: bool, gpus: int) -> Options:
     """The options with a device and a backend for so many ranks of this machine."""
     if options.device != "cpu" and gpus >= devices:
@@ -83,8 +93,6 @@ def torchrun(options: Options, devices: int, machines: Machines) -> list[str]:
 
 def environment(options: Options, devices: int) -> dict[str, str]:
     """With the threads of a rank, else torchrun gives it one and says so at length."""
-    from raddle.clusters.catalogue import cores
-
     threads = options.threads or max(1, cores() // devices)
     return {
         "OMP_NUM_THREADS": str(threads),

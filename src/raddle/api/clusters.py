@@ -1,0 +1,12 @@
+"""Clusters: devices and the links between them, and what presets there are."""
+
+from __future__ import annotations
+
+from raddle.clusters import Cluster, Device, Link, Network, cluster, presets
+from raddle.clusters.catalogue import cores
+from raddle.clusters.summary import summarise
+from raddle.clusters.topology import build
+
+__all__ = [
+    "Cluster", "Device", "Link", "Network", "build", "cluster", "cores", "presets", "summarise",
+]  # fmt: skip

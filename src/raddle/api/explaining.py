@@ -1,0 +1,8 @@
+"""Why a plan is as fast as it is, and what another split of an operator would change."""
+
+from __future__ import annotations
+
+from raddle.searches.explanation.operator import explain_op, find_ops
+from raddle.searches.explanation.whole import explain_plan
+
+__all__ = ["explain_op", "explain_plan", "find_ops"]

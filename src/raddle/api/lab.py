@@ -1,0 +1,11 @@
+"""Hosts on a shaped network, on one machine, and commands on all of them."""
+
+from __future__ import annotations
+
+from raddle.lab import Lab, LaunchError, launch
+from raddle.lab.commands import check_system
+from raddle.lab.names import INTERFACE
+from raddle.lab.rates import parse_rate
+from raddle.lab.torchrun import lines
+
+__all__ = ["INTERFACE", "Lab", "LaunchError", "check_system", "launch", "lines", "parse_rate"]

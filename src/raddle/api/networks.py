@@ -1,0 +1,19 @@
+"""The zoo's parts, to put other workloads together: networks, losses, and batches made up for them."""
+
+from __future__ import annotations
+
+from raddle.zoo.alexnet import AlexNet
+from raddle.zoo.examples import Maker, images, masked_images, text
+from raddle.zoo.inception import Inception3
+from raddle.zoo.losses import class_loss, class_loss_with_auxiliary, token_loss
+from raddle.zoo.recurrent import LanguageModel
+from raddle.zoo.resnet import RESNET50, ResNet
+from raddle.zoo.resnet_cifar import CifarResNet
+from raddle.zoo.unet import UNet
+from raddle.zoo.vgg import VGG, VGG16, VGG19
+
+__all__ = [
+    "RESNET50", "VGG", "VGG16", "VGG19", "AlexNet", "CifarResNet", "Inception3", "LanguageModel",
+    "Maker", "ResNet", "UNet", "class_loss", "class_loss_with_auxiliary", "images", "masked_images",
+    "text", "token_loss",
+]  # fmt: skip

@@ -1,0 +1,36 @@
+"""What can be chosen on the live page, and the page: `python -m raddle.api.offering` prints it as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from raddle.api.clusters import presets
+from raddle.api.defaults import COMPARE_SECONDS
+from raddle.api.models import zoo_names
+from raddle.api.planning import METHODS, SEARCHES
+from raddle.reports.page.html import live_page
+
+__all__ = ["offered"]
+
+
+def offered() -> dict[str, Any]:
+    """Names of models, clusters and methods, the seconds of a search, and the page's HTML."""
+    return {
+        "models": zoo_names(),
+        "clusters": [_spec(preset) for preset in presets()],
+        "methods": [*METHODS],
+        "searches": [*SEARCHES],
+        "budget": COMPARE_SECONDS,
+        "page": live_page(),
+    }
+
+
+def _spec(preset: dict[str, Any]) -> str:
+    """{"name": "p100", "nodes": 4, "devices_per_node": 4} -> "p100:4x4"."""
+    nodes, each = preset["nodes"], preset["devices_per_node"]
+    return f"{preset['name']}:{each}" if nodes == 1 else f"{preset['name']}:{nodes}x{each}"
+
+
+if __name__ == "__main__":
+    print(json.dumps(offered()))

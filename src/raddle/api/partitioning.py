@@ -1,0 +1,94 @@
+"""Filters and channels of a model as hypergraphs: their partitions, and files for other partitioners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from raddle import clusters
+from raddle.api.loading import load_measured
+from raddle.errors import InputError
+from raddle.graph.graph import Graph
+from raddle.searches.hypergraph import explicit
+from raddle.searches.hypergraph.answers import METHODS, Answer, Asked, Partitioner, row
+from raddle.searches.hypergraph.coarse import solve as solve_coarse
+from raddle.searches.hypergraph.explicit import Hypergraph
+from raddle.searches.hypergraph.files import FORMATS, write_hypergraph
+from raddle.searches.hypergraph.weights import layer_work
+
+__all__ = [
+    "FORMATS", "GRAINS", "METHODS", "Answer", "Asked", "Hypergraph", "Partitioner", "check_export",
+    "check_methods", "hypergraph", "layer_work", "partitioner", "partitions", "solve_coarse",
+    "write_hypergraph",
+]  # fmt: skip
+
+GRAINS = {
+    "coarse": explicit.coarse,
+    "fine": explicit.fine,
+}  # a vertex a filter, or a channel of one
+
+
+def check_methods(names: Sequence[str]) -> None:
+    """Raises InputError for a method that does not exist."""
+    for name in names:
+        if name not in METHODS:
+            raise InputError(f"no method '{name}': choose {', '.join(METHODS)}.")
+
+
+def check_export(form: str, grain: str) -> None:
+    """Raises InputError for a format or a grain that does not exist."""
+    if form not in FORMATS:
+        raise InputError(f"no format '{form}': choose {' or '.join(FORMATS)}.")
+    if grain not in GRAINS:
+        raise InputError(f"the grain is '{grain}': choose {' or '.join(GRAINS)}.")
+
+
+def partitioner(
+    graph: Graph,
+    weights: str,
+    *,
+    connected_as_one: bool = False,
+    cluster: str = "p100:1x1",
+    profile: str | None = None,
+) -> Partitioner:
+    """A graph's layers with the work that is balanced: "flops", "time", "both", or a file of it by layer.
+
+    Time is that of a cluster's first device, measured where a profile has it.
+    """
+    plain = Partitioner(graph, connected_as_one=connected_as_one)
+    if weights == "flops":
+        return plain
+    device = clusters.cluster(cluster).devices[0]
+    work = layer_work(graph, plain.network, weights, device, load_measured(profile))
+    return Partitioner(graph, work, connected_as_one=connected_as_one)
+
+
+def partitions(
+    of: Partitioner,
+    methods: Sequence[str],
+    counts: Sequence[int],
+    *,
+    epsilon: float = 0.1,
+    budget: float = 10.0,
+    seed: int = 0,
+    heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
+) -> list[dict[str, Any]]:
+    """A row a method and number of parts; one of several that cannot be has an `error` for figures."""
+    cases = [(name, count) for name in methods for count in counts]
+    rows = []
+    for done, (name, count) in enumerate(cases):
+        heard({"step": f"{name} in {count}", "done": done, "of": len(cases)})
+        asked = Asked(count, epsilon=epsilon, budget=budget, seed=seed)
+        try:
+            found = row(of.answer(name, asked), epsilon)
+        except InputError as error:
+            if len(cases) == 1:
+                raise
+            found = {"method": name, "parts": count, "error": str(error)}
+        rows.append({"batch": of.graph.batch, "epsilon": epsilon, **found})
+    return rows
+
+
+def hypergraph(of: Partitioner, grain: str) -> Hypergraph:
+    """Every vertex and net spelt out, for other partitioners."""
+    return GRAINS[grain](of.network, of.model)

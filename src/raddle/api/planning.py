@@ -1,0 +1,75 @@
+"""Plans by name of a method: what is asked for is checked first, then searched and predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raddle.api.loading import load_measured
+from raddle.clusters import Cluster
+from raddle.graph.graph import Graph
+from raddle.searches.baselines import METHODS
+from raddle.searches.figures import Judged, compare, planned, speedup_over_data
+from raddle.searches.hypergraph.searching import given
+from raddle.searches.pins import read_pin
+from raddle.searches.planning import (
+    SEARCHES,
+    check_pipeline,
+    check_settings,
+    find,
+    plan_for,
+    plan_of,
+)
+from raddle.searches.settings import AUTO, Found, Settings
+
+__all__ = [
+    "AUTO", "METHODS", "SEARCHES", "Found", "Judged", "Settings", "check_pipeline", "compare", "find",
+    "method_names", "plan_for", "plan_of", "planned", "predict", "settings_of",
+]  # fmt: skip
+
+
+def method_names(text: str | None) -> list[str]:
+    """Methods as a command line has them, "data,owt"; all where none are named."""
+    return [*METHODS, *SEARCHES] if text is None else [name.strip() for name in text.split(",")]
+
+
+def settings_of(
+    methods: Sequence[str],
+    *,
+    bn: str,
+    sync: str,
+    budget: float,
+    seed: int,
+    pins: Sequence[str] | None,
+    reduction: bool | None,
+    profile: str | None,
+) -> Settings:
+    """Looks at everything that can be wrong before anything is captured."""
+    check_settings(methods, bn=bn, sync=sync)
+    return Settings(
+        bn=bn,
+        sync=sync,
+        budget=budget,
+        seed=seed,
+        pins=tuple(read_pin(text) for text in pins or ()),
+        reduction=reduction,
+        profile=load_measured(profile),
+    )
+
+
+def predict(
+    graph: Graph,
+    cluster: Cluster,
+    method: str,
+    settings: Settings,
+    *,
+    model: str,
+    recompute: int | None = None,
+    partition: str | None = None,
+) -> Judged:
+    """The plan of a method, or of another partitioner's file, simulated, beside data parallelism."""
+    found = None if partition is None else given(graph, cluster, partition)
+    judged = planned(
+        graph, cluster, method, model=model, settings=settings, recompute=recompute, found=found
+    )
+    judged.row["speedup"] = speedup_over_data(judged, settings.profile)
+    return judged

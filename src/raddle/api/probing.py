@@ -1,0 +1,46 @@
+"""Measures this machine: what its ranks compute and how they talk, and the operators of a model."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from raddle.clusters import Cluster
+from raddle.costs.profile import Profile, load_profile
+from raddle.graph.graph import Graph
+from raddle.probe import describe, probe
+from raddle.probe.fit import fit
+from raddle.probe.output import check as check_output
+from raddle.probe.output import write as write_probe
+from raddle.searches.measuring import profile_methods
+
+__all__ = [
+    "Measured", "check_output", "describe", "fit", "measure_operators", "probe", "write_probe",
+]  # fmt: skip
+
+
+class Measured(NamedTuple):
+    """How many operators a profile has, and how many of them are new."""
+
+    entries: int
+    new: int
+
+
+def measure_operators(
+    graph: Graph,
+    cluster: Cluster,
+    path: str,
+    *,
+    fresh: bool = False,
+    heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
+) -> Measured:
+    """Measures operators as the methods would split them into a file, which keeps what it has already."""
+    known = load_profile(path) if pathlib.Path(path).exists() and not fresh else Profile()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(cluster.devices)))
+    found = profile_methods(graph, cluster, known=known, heard=heard)
+    found.save(path)
+    return Measured(len(found.seconds), len(found.seconds) - len(known.seconds))

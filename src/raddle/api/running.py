@@ -1,0 +1,18 @@
+"""Training by a plan, or with the wrapper of raddle.sync; torch and the standard library alone."""
+
+from __future__ import annotations
+
+from raddle.runtime.handling import handling
+from raddle.runtime.job import load_job, optimizer_for
+from raddle.runtime.options import Options, parse
+from raddle.runtime.trainer import Trainer
+from raddle.sync.item import Event
+
+__all__ = ["Event", "Options", "Trainer", "devices_of", "handling", "parse"]
+
+
+def devices_of(plan: str, *, model: str | None, dtype: str | None, seed: int) -> int:
+    """How many devices the plan of a file needs; raises what every rank would, before one is started."""
+    job = load_job(plan, model=model or "", dtype=dtype or "", seed=seed, device="meta")
+    optimizer_for(job.plan.optimizer)
+    return job.plan.devices

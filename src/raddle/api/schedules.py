@@ -1,0 +1,32 @@
+"""Schedules of pipelines, by name or as rows in a file."""
+
+from __future__ import annotations
+
+from raddle.files import read_text
+from raddle.plans.schedule import Action, Schedule
+from raddle.plans.schedule import read as schedule_from_text
+from raddle.plans.schedule import write as schedule_to_text
+from raddle.plans.schedules import MAKERS, NAMES, named
+
+__all__ = [
+    "MAKERS", "NAMES", "Action", "Schedule", "make_schedule", "named", "read_schedule",
+    "schedule_from_text", "schedule_to_text",
+]  # fmt: skip
+
+
+def make_schedule(name: str, *, stages: int, microbatches: int, workers: int | None) -> Schedule:
+    """The schedule of a name for so many stages, or of a file, which has its own."""
+    if name in NAMES:
+        rows = workers or (max(1, stages // 2) if name == "interleaved" else stages)
+        return named(name, stages, rows, microbatches)
+    return schedule_from_text(read_schedule(name))
+
+
+def read_schedule(given: str | None) -> str:
+    """A name as it is; a file's rows."""
+    if not given or given in NAMES or given.startswith("threaded"):
+        return given or ""
+    advice = (
+        f"choose {', '.join(NAMES)}, threaded:4, or a file with a row of actions for each worker"
+    )
+    return read_text(given, "schedule", missing=advice)

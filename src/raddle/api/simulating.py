@@ -1,0 +1,16 @@
+"""Timelines: a plan or a program simulated on a cluster, what it takes, and a trace of it."""
+
+from __future__ import annotations
+
+from raddle.searches.figures import STEPS, details, judge
+from raddle.simulation.engine import run_tasks
+from raddle.simulation.fast.evaluator import Evaluator
+from raddle.simulation.memory.peaks import peak_bytes
+from raddle.simulation.tasks import Tasks
+from raddle.simulation.timeline import Timeline, simulate
+from raddle.simulation.trace import write_trace
+
+__all__ = [
+    "STEPS", "Evaluator", "Tasks", "Timeline", "details", "judge", "peak_bytes", "run_tasks",
+    "simulate", "write_trace",
+]  # fmt: skip

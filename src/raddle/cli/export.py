@@ -1,0 +1,44 @@
+"""The verb `export`."""
+
+from typing import Annotated
+
+import typer
+
+from raddle.cli.options import Batch, Connected, DeviceOf, Json, Model, ProfileOption, Weights
+from raddle.cli.output import check_folder, show
+from raddle.cli.waiting import captured
+
+
+def export(
+    model: Model,
+    to: Annotated[str, typer.Option(metavar="patoh|hmetis", help="The format.")],
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Where to.")],
+    grain: Annotated[
+        str, typer.Option(metavar="coarse|fine", help="Vertices: filters, or their channels.")
+    ] = "coarse",
+    batch: Batch = None,
+    weights: Weights = "flops",
+    connected_as_one: Connected = False,
+    cluster: DeviceOf = "p100:1x1",
+    profile: ProfileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Write a model's hypergraph for another partitioner; `plan --from-partition` takes its answer."""
+    from raddle.api import partitioning
+    from raddle.reports.partitions import show_export
+    from raddle.reports.progress import progress
+
+    partitioning.check_export(to, grain)
+    check_folder(output)
+    graph = captured(model, batch)
+    own = partitioning.partitioner(
+        graph, weights, connected_as_one=connected_as_one, cluster=cluster, profile=profile
+    )
+    with progress(f"writing {output}"):
+        spelt = partitioning.hypergraph(own, grain)
+        partitioning.write_hypergraph(spelt, output, to)
+    result = {
+        "model": model, "file": output, "format": to, "grain": grain,
+        "vertices": len(spelt.weight), "nets": len(spelt.cost), "pins": len(spelt.pins),
+    }  # fmt: skip
+    show(result, show_export, as_json=as_json)

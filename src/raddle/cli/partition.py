@@ -1,0 +1,63 @@
+"""The verb `partition`."""
+
+from typing import Annotated
+
+import typer
+
+from raddle.cli.options import Batch, Connected, DeviceOf, Json, Model, ProfileOption, Seed, Weights
+from raddle.cli.output import show
+from raddle.cli.waiting import captured, compile_once
+from raddle.errors import InputError
+
+
+def partition(
+    model: Model,
+    parts: Annotated[str, typer.Option("-k", metavar="N,M,…", help="Numbers of parts.")],
+    method: Annotated[
+        str,
+        typer.Option(metavar="A,B,…", help="Methods; `all` for all."),
+    ] = "coarse",
+    epsilon: Annotated[
+        float, typer.Option(metavar="E", min=0.0, help="Work of a part over the average, less 1.")
+    ] = 0.1,
+    batch: Batch = None,
+    budget: Annotated[
+        float, typer.Option(metavar="S", min=0.0, help="Seconds of each solver, about.")
+    ] = 10.0,
+    seed: Seed = 0,
+    weights: Weights = "flops",
+    connected_as_one: Connected = False,
+    cluster: DeviceOf = "p100:1x1",
+    profile: ProfileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Partition filters and channels: work and communication of each method, as tables.
+
+    Methods: layerwise, filter-horizontal, filter-incremental, channel-incremental, coarse, fine, mixed.
+    """
+    from raddle.api import partitioning
+    from raddle.api.compiling import compiled_for
+    from raddle.reports.partitions import show_partitions
+    from raddle.reports.progress import progress_bar
+
+    names = [name.strip() for name in method.split(",")]
+    names = list(partitioning.METHODS) if method == "all" else names
+    partitioning.check_methods(names)
+    counts = _counts(parts)
+    graph = captured(model, batch)
+    own = partitioning.partitioner(
+        graph, weights, connected_as_one=connected_as_one, cluster=cluster, profile=profile
+    )
+    compile_once(compiled_for(names))
+    with progress_bar(f"partitioning {model}") as heard:
+        rows = partitioning.partitions(
+            own, names, counts, epsilon=epsilon, budget=budget, seed=seed, heard=heard
+        )
+    show([{"model": model, **row} for row in rows], show_partitions, as_json=as_json)
+
+
+def _counts(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdigit() and 0 < int(word) <= 4096 for word in words):
+        raise InputError(f"-k is '{text}': give numbers of parts from 1 to 4096, as 2,4,8.")
+    return [int(word) for word in words]

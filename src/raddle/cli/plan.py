@@ -1,0 +1,111 @@
+"""The verb `plan`."""
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from raddle.cli.options import (
+    Batch,
+    Budget,
+    ClusterOption,
+    Json,
+    Model,
+    Pins,
+    ProfileOption,
+    Reduction,
+    Seed,
+    Statistics,
+    Sync,
+)
+from raddle.cli.output import check_folder, show
+from raddle.cli.waiting import captured, compile_once
+from raddle.errors import InputError
+
+
+def plan(
+    model: Model,
+    cluster: ClusterOption,
+    method: Annotated[
+        str, typer.Option(metavar="M", help="As `raddle compare` lists them.")
+    ] = "auto",
+    batch: Batch = None,
+    bn: Statistics = "local",
+    sync: Sync = "auto",
+    recompute: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="Keep values for the backward at the borders of K blocks, and compute the rest again.",
+        ),
+    ] = None,
+    budget: Budget = 30.0,
+    seed: Seed = 0,
+    pin: Pins = None,
+    reduction: Reduction = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="S",
+            help="Of a pipeline, as `raddle schedule` lists them, or a file with its rows; "
+            "threaded:4 with any method.",
+        ),
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option(metavar="P", min=1, help="Stages of a pipeline.")
+    ] = None,
+    microbatches: Annotated[
+        int | None, typer.Option(metavar="M", min=1, help="Micro-batches of a pipeline.")
+    ] = None,
+    epsilon: Annotated[
+        float, typer.Option(metavar="E", min=0.0, help="Imbalance that hypergraph-* may leave.")
+    ] = 0.1,
+    from_partition: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Another partitioner's answer; see `raddle export`."),
+    ] = None,
+    profile: ProfileOption = None,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan as JSON.")
+    ] = None,
+    text: Annotated[bool, typer.Option("--text", help="The plan in plain text notation.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a plan by a method, and predict what it takes. An interrupted search keeps its best."""
+    from raddle.api import clusters
+    from raddle.api.compiling import compiled_for
+    from raddle.api.planning import check_pipeline, predict, settings_of
+    from raddle.api.plans import save_plan, write_tiles
+    from raddle.api.schedules import read_schedule
+    from raddle.reports.progress import progress_bar
+    from raddle.reports.tables.figures import show_plan
+
+    if from_partition is not None:
+        method = "partition"
+    settings = settings_of(
+        [] if from_partition else [method], bn=bn, sync=sync, budget=budget, seed=seed, pins=pin,
+        reduction=reduction, profile=profile,
+    )  # fmt: skip
+    settings = replace(
+        settings, schedule=read_schedule(schedule), stages=stages, microbatches=microbatches,
+        epsilon=epsilon,
+    )  # fmt: skip
+    check_pipeline(method, settings)
+    if text and as_json:
+        raise InputError("--text and --json are two forms of one output: ask for one of them.")
+    if output is not None:
+        check_folder(output)  # before the work, and not after it
+    on = clusters.cluster(cluster)
+    graph = captured(model, batch)
+    compile_once(compiled_for([method]))
+    with progress_bar(f"planning {model}, {method}") as heard:
+        made, row, timeline = predict(
+            graph, on, method, replace(settings, heard=heard), model=model, recompute=recompute,
+            partition=from_partition,
+        )  # fmt: skip
+    if output is not None:
+        save_plan(made, timeline.program.graph, output)
+    if text:
+        print(write_tiles(timeline.program.graph, made.tiles), end="")
+    else:
+        show({**row, "file": output}, show_plan, as_json=as_json)

@@ -1,0 +1,72 @@
+"""The verb `probe`."""
+
+from typing import Annotated
+
+import typer
+
+from raddle.cli.options import Batch, Json
+from raddle.cli.output import check_folder, show
+from raddle.cli.waiting import captured
+
+
+def probe(
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write the cluster as a YAML file."),
+    ] = None,
+    ranks: Annotated[int, typer.Option(metavar="N", help="Processes that share this machine.")] = 2,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure again, whatever is remembered.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Rough figures in a few seconds.")] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Measure this model's operators instead; see --profile."
+        ),
+    ] = None,
+    batch: Batch = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="C", help="Whose plans' tiles to measure: local:N.")
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(metavar="FILE", help="Where measured operators are kept.")
+    ] = "profile.json",
+    as_json: Json = False,
+) -> None:
+    """Measure this machine: what N ranks compute at the same time, and how they talk.
+
+    With --model, measure the operators of that model as the methods would split them.
+    """
+    if model is not None:
+        _operators(model, batch, cluster or f"local:{ranks}", profile, fresh, as_json)
+        return
+    from raddle.api import probing
+    from raddle.reports.progress import progress_bar
+    from raddle.reports.tables.probing import show_probe
+
+    if output is not None:
+        probing.check_output(output)  # before the work, and not after it
+    with progress_bar("probing") as heard:
+        measured = probing.probe(ranks, quick=quick, fresh=fresh, heard=heard)
+    if output is not None:
+        probing.write_probe(measured, output)
+    result = {**measured, "cluster": probing.describe(measured), "file": output}
+    show(result, show_probe, as_json=as_json)
+
+
+def _operators(
+    model: str, batch: int | None, cluster: str, path: str, fresh: bool, as_json: bool
+) -> None:
+    from raddle.api import clusters
+    from raddle.api.probing import measure_operators
+    from raddle.reports.progress import progress_bar
+    from raddle.reports.tables.probing import show_profile
+
+    check_folder(path)
+    on = clusters.cluster(cluster)
+    graph = captured(model, batch)
+    with progress_bar(f"measuring {model}") as heard:
+        entries, new = measure_operators(graph, on, path, fresh=fresh, heard=heard)
+    result = {"model": model, "profile": path, "entries": entries, "measured": new}
+    show(result, show_profile, as_json=as_json)

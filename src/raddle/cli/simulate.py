@@ -1,0 +1,37 @@
+"""The verb `simulate`."""
+
+from typing import Annotated
+
+import typer
+
+from raddle.cli.options import Json, OtherCluster, OtherModel, PlanFile, ProfileOption
+from raddle.cli.output import check_folder, show
+from raddle.cli.waiting import loaded
+
+
+def simulate(
+    plan: PlanFile,
+    cluster: OtherCluster = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write a trace for Perfetto, as t.json.gz."),
+    ] = None,
+    model: OtherModel = None,
+    profile: ProfileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate a plan: the time of a step, where each device spends it, what is sent."""
+    from raddle.api.loading import load_measured
+    from raddle.api.simulating import details, judge, write_trace
+    from raddle.reports.progress import progress
+    from raddle.reports.tables.figures import show_simulation
+
+    measured = load_measured(profile)
+    if trace is not None:
+        check_folder(trace)
+    graph, made, on = loaded(plan, cluster, model)
+    with progress(f"simulating {plan}"):
+        timeline = judge(graph, made, on, measured)
+    if trace is not None:
+        write_trace(timeline, trace)
+    show({**details(timeline), "trace": trace}, show_simulation, as_json=as_json)

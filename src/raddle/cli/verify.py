@@ -1,0 +1,52 @@
+"""The verb `verify`."""
+
+import math
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from raddle.cli.options import Json, ModelOption, PlanFile, RunSeed
+from raddle.cli.output import show
+from raddle.errors import InputError
+
+
+def verify(
+    plan: PlanFile,
+    steps: Annotated[int, typer.Option(metavar="K", min=1, help="Training steps.")] = 3,
+    threads: Annotated[
+        bool, typer.Option("--threads", help="Ranks are threads of this process.")
+    ] = False,
+    tolerance: Annotated[
+        float, typer.Option(metavar="X", help="Largest relative deviation that holds.")
+    ] = 1e-9,
+    model: ModelOption = None,
+    seed: RunSeed = 0,
+    as_json: Json = False,
+) -> None:
+    """Train a plan and the plain module, and compare: exit code 1 where they differ.
+
+    Losses, gradients, parameters and buffers in float64, and the bytes that were sent with those of the
+    program and of the simulator. Exit code 2 where it cannot be tried here.
+    """
+    from raddle.api.verifying import verify as compared
+    from raddle.reports.progress import progress_bar
+    from raddle.reports.verification import show_verdict
+
+    if not (tolerance >= 0 and math.isfinite(tolerance)):
+        raise InputError(f"--tolerance is {tolerance}: give a small positive number, as 1e-9.")
+    signal.signal(signal.SIGTERM, _exit)
+    with progress_bar(f"verifying {plan}") as heard:
+        result = compared(
+            plan, steps=steps, threads=threads, tolerance=tolerance, model=model or "", seed=seed,
+            heard=heard,
+        )  # fmt: skip
+    show(result, show_verdict, as_json=as_json)
+    if not result["holds"]:
+        raise typer.Exit(1)
+
+
+def _exit(number: int, frame: object) -> None:
+    """A SIGTERM ends the ranks too, as Ctrl-C does."""
+    sys.exit(128 + number)

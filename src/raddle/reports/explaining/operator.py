@@ -1,0 +1,180 @@
+"""What `raddle explain PLAN OP` prints: how an operator is split, and what else it could be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from raddle.reports.explaining.words import (
+    MOST_ROWS,
+    count_rest,
+    heading,
+    listed,
+    more,
+    ms_text,
+    percent,
+    sent_changes,
+    signed,
+)
+from raddle.reports.terminal import new_table, stdout
+from raddle.reports.units import (
+    bytes_text,
+    plural,
+)
+
+FOLLOWS = {
+    "anchor": "the layer that is split",
+    "own": "its own letters",
+    "after": "what it reads: {}",
+    "before": "who reads it: {}",
+}
+FEW = 0.1  # of a difference: what makes up less of it is not named
+
+
+def show_op(result: Mapping[str, Any]) -> None:
+    """Print what `raddle.searches.explanation.operator.explain_op` says."""
+    console = stdout()
+    console.print(heading(result), style="bold")
+    console.print(f"{result['op']} ({result['kind']}): {result['tiles']}")
+    if result["others"]:
+        count = len(result["others"])
+        names = ", ".join(result["others"][:3]) + (f" and {count - 3} more" if count > 3 else "")
+        console.print(f"The first of {count + 1} groups that are meant; the others are {names}.")
+    if result["group"] is None:
+        console.print(f"read by {listed(result['read_by']) or 'nobody'}")
+    else:
+        _show_group(console, result["group"])
+    if result["alternatives"] is not None:
+        console.print()
+        _show_alternatives(console, result)
+    for note in result["notes"]:
+        console.print(f"note: {note}", style="yellow")
+
+
+def _show_group(console: Console, group: Mapping[str, Any]) -> None:
+    members = group["members"]
+    if len(members) > 1:
+        console.print(
+            f"It is split together with {plural(len(members) - 1, 'other')}; {group['anchor']} "
+            f"decides: {group['tiles']}"
+        )
+    console.print(f"{group['anchor']} is {group['notation']}")
+    console.print()
+    console.print(_letter_table(console, group))
+    if len(members) == 1:
+        return
+    console.print()
+    table = new_table(console)
+    for title in ("member", "kind", "follows", "tiles"):
+        table.add_column(title, overflow="fold")
+    for row in members[:MOST_ROWS]:
+        follows = FOLLOWS[row["how"]].format(row["ref"])
+        unlike = "" if row["follows"] or group["configuration"] is None else ", but not here"
+        table.add_row(row["name"], row["kind"], follows + unlike, row["tiles"])
+    console.print(table)
+    count_rest(console, len(members))
+
+
+def _letter_table(console: Console, group: Mapping[str, Any]) -> Table:
+    table = new_table(console)
+    table.add_column("letter", no_wrap=True)
+    for title in ("size", "parts"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("can be split", overflow="fold")
+    for row in group["letters"]:
+        can = f"by {row['kind']}" if row["why_not"] is None else f"no: {row['why_not']}"
+        of = "" if row["of"] == group["anchor"] else f", of {row['of']}"
+        parts = "" if row["parts"] is None else str(row["parts"])
+        table.add_row(row["letter"], str(row["size"]), parts, can + of)
+    return table
+
+
+def _show_alternatives(console: Console, result: Mapping[str, Any]) -> None:
+    base, rows = result["base"], result["alternatives"]
+    alone = "one step on its own"
+    step = f"A step takes {ms_text(result['step_ms'])}, and {ms_text(base['step_ms'])} on its own"
+    if result["overlapping"]:
+        alone, step = "a step", f"A step takes {ms_text(base['step_ms'])}, as steps overlap"
+    console.print(f"{step}, which is what is compared here. {standing(result)}")
+    if rows:
+        console.print(_alternative_table(console, rows, alone, simulated=bool(result["simulated"])))
+    for row in rows:
+        changes = ", ".join(what_changes(base, row)) or "nothing that stands out"
+        console.print(f"{signed(row['difference_ms'])} with {row['tiles']}: {changes}")
+    if any(row["partial"] for row in rows):
+        console.print("Some split a sum, which optcnn does with --reduction alone.")
+    for sentence in _exclusions(result["excluded"]):
+        console.print(sentence)
+
+
+def _alternative_table(
+    console: Console, rows: Sequence[Mapping[str, Any]], alone: str, *, simulated: bool
+) -> Table:
+    table = new_table(console)
+    table.add_column("next best", overflow="fold")
+    for title in (alone, "difference", "", "memory" if simulated else "memory, about"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["tiles"],
+            ms_text(row["step_ms"]),
+            signed(row["difference_ms"]),
+            f"{100 * row['difference']:+.1f} %",
+            bytes_text(row["memory_bytes"]),
+        )
+    return table
+
+
+def standing(result: Mapping[str, Any]) -> str:
+    """How the present split does among its alternatives."""
+    if not result["timed"]:
+        return "There is no other way to split it here."
+    others = plural(result["timed"], "other way")
+    first = result["alternatives"][0]
+    how = "simulated" if result["simulated"] else "timed"
+    so = f"With everything else as it is, {others} to split this group were {how}"
+    if result["faster"]:
+        best = f"{ms_text(-first['difference_ms'])} ({percent(-first['difference'])})"
+        return f"{so}: {result['faster']} would be faster, the best by {best}."
+    if not first["difference_ms"]:
+        return f"{so}: none is faster, the next best is as fast."
+    return f"{so}: none is faster, the next best takes {ms_text(first['difference_ms'])} more."
+
+
+def what_changes(base: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
+    """Why an alternative takes longer or shorter, in words: time first, and then bytes."""
+    times = {
+        "computing on the busiest device": row["compute_ms"] - base["compute_ms"],
+        "messages on the busiest link": row["link_ms"] - base["link_ms"],
+    }
+    if "average" in row:  # it was simulated
+        for what, key in {"waiting for data": "exposed_ms", "idle": "idle_ms"}.items():
+            times[what] = row["average"][key] - base["average"][key]
+    least = max(FEW * abs(row["difference_ms"]), 1e-6)
+    found = [
+        f"{ms_text(abs(change))} {more(change)} {what}"
+        for what, change in sorted(times.items(), key=lambda item: -abs(item[1]))
+        if abs(change) > least
+    ]
+    if "bytes" in row:
+        found += list(sent_changes(base["bytes"], row["bytes"]))[:2]
+    return found
+
+
+def _exclusions(excluded: Mapping[str, Any]) -> Iterator[str]:
+    for row in excluded["refused"]:
+        yield f"{row['count']} cannot be, as {row['example']}: {row['reason']}"
+    memory = excluded["memory"]
+    if memory is not None:
+        saved = memory["difference_ms"]
+        how = f"{ms_text(abs(saved))} {'slower' if saved > 0 else 'faster'}"
+        yield (
+            f"{memory['count']} would not fit: they need about {bytes_text(memory['least_bytes'])} or "
+            f"more of {bytes_text(memory['memory_bytes'])}; the fastest, {memory['fastest']}, would be "
+            f"{how}."
+        )
+    if excluded["untimed"]:
+        yield f"{excluded['untimed']} more were not timed."

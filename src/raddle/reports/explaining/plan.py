@@ -1,0 +1,122 @@
+"""What `raddle explain PLAN` prints: sentences first, and the tables that they are drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from raddle.reports.explaining.sentences import sentences
+from raddle.reports.explaining.words import (
+    MOST_ROWS,
+    compared,
+    count_rest,
+    cut,
+    heading,
+    ms_text,
+    percent,
+)
+from raddle.reports.terminal import new_table, stdout
+from raddle.reports.units import (
+    bytes_text,
+    plural,
+)
+
+STOPPED = {
+    "budget": "its time was over",
+    "proposals": "it had made as many proposals as it may",
+    "no improvement": "nothing had become faster for long",
+    "interrupt": "it was interrupted",
+    "optimum": "it is the optimum of its tables",
+    "starts": "there are too many devices to improve it",
+}
+AVERAGES = {"compute_ms": "computing", "exposed_ms": "waiting for data", "idle_ms": "idle"}
+
+
+def show_plan(result: Mapping[str, Any]) -> None:
+    """Print what `raddle.searches.explanation.whole.explain_plan` says."""
+    console = stdout()
+    console.print(heading(result), style="bold")
+    for sentence in sentences(result):
+        console.print(sentence)
+    console.print()
+    console.print(_sides_table(console, result))
+    console.print()
+    console.print(_path_table(console, result["path"]))
+    if result["search"] is not None:
+        console.print()
+        _show_search(console, result["search"])
+
+
+def _sides_table(console: Console, result: Mapping[str, Any]) -> Table:
+    """A row a figure, this plan beside data parallel."""
+    sides = [result["plan"]]
+    if compared(result):
+        sides.append(result["data"])
+    table = new_table(console)
+    table.add_column("", no_wrap=True)
+    for title in ("this plan", "data parallel")[: len(sides)]:
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_row("step", *(ms_text(side["step_ms"]) for side in sides))
+    for key, title in AVERAGES.items():
+        table.add_row(f"{title}, average", *(ms_text(side["average"][key]) for side in sides))
+    for purpose in result["plan"]["bytes"]:
+        amounts = [side["bytes"][purpose] for side in sides]
+        title = "synchronising parameters" if purpose == "parameters" else f"sent, {purpose}"
+        if any(amounts):
+            table.add_row(title, *map(bytes_text, amounts))
+    table.add_row("sent in all", *(bytes_text(side["comm_bytes"]) for side in sides))
+    table.add_row("peak memory", *(bytes_text(side["peak_bytes"]) for side in sides))
+    return table
+
+
+def _path_table(console: Console, path: Sequence[Mapping[str, Any]]) -> Table:
+    table = new_table(console)
+    table.add_column("longest on the critical path", overflow="fold")
+    table.add_column("what", no_wrap=True)
+    for title in ("in a step", "share"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in path:
+        table.add_row(cut(row["name"]), row["what"], ms_text(row["ms"]), percent(row["share"]))
+    return table
+
+
+def _show_search(console: Console, search: Mapping[str, Any]) -> None:
+    made = "" if search["proposals"] is None else f", {plural(search['proposals'], 'proposal')}"
+    stopped = STOPPED.get(search["stopped"], search["stopped"])
+    console.print(f"Found by a search, as '{search['start']}'{made}; it ended because {stopped}.")
+    if not search["tried"]:
+        return
+    if search["searched_as"]:
+        console.print(f"The times of the search are with {search['searched_as']}.")
+    table = new_table(console)
+    table.add_column("tried", overflow="fold")
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for row in search["tried"][:MOST_ROWS]:
+        table.add_row(row["name"], ms_text(row["step_ms"]), _verdict(row, search["memory_bytes"]))
+    console.print(table)
+    count_rest(console, len(search["tried"]))
+
+
+def _verdict(row: Mapping[str, Any], memory: Sequence[int]) -> str:
+    """Why something that was tried was not taken."""
+    if row["taken"]:
+        return "taken"
+    if row["fits"] is False:
+        least, most = map(bytes_text, memory)
+        room = least if least == most else f"{least} to {most}"
+        needs = (
+            ""
+            if row["peak_bytes"] is None
+            else f": needs {bytes_text(row['peak_bytes'])} of {room}"
+        )
+        return f"does not fit{needs}"
+    if row["difference"] is None:
+        return ""
+    faster = "faster" if row["difference"] < 0 else "slower"
+    share = percent(abs(row["difference"]))
+    text = "as fast" if share == "0 %" else f"{share} {faster}"
+    return text if row["simulated"] else f"{text}, one step on its own"

@@ -1,0 +1,88 @@
+"""Words that explanations share: durations, shares, lists, and what is sent more or less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from raddle.reports.units import (
+    bytes_text,
+    plural,
+    seconds_text,
+)
+
+MOST_ROWS = 12  # of a table, beyond which the rest is counted
+SMALL = 0.01  # a change of less than this share is not worth a word
+
+
+def heading(result: Mapping[str, Any]) -> str:
+    extra = [
+        *([f"{result['microbatches']} micro-batches"] if result["microbatches"] > 1 else []),
+        *([result["schedule"]["name"]] if result.get("schedule") else []),
+        *([f"{plural(result['recompute'], 'recomputed block')}"] if result["recompute"] else []),
+        *(["split backward"] if result["split_backward"] else []),
+    ]
+    return ", ".join(
+        [
+            f"{result['model']}",
+            f"batch {result['batch']}",
+            *extra,
+            f"{result['method'] or 'a plan'} on {result['cluster']}",
+        ]
+    )
+
+
+def compared(result: Mapping[str, Any]) -> bool:
+    """Whether there is a data-parallel plan to look at beside this one."""
+    return result["data"] is not None and not result["data"]["same"]
+
+
+def sent_changes(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[str]:
+    """What is sent more or less, the largest change first; little of all that is sent goes unsaid."""
+    least = SMALL * max(sum(old.values()), sum(new.values()))
+    changes = {purpose: new[purpose] - old[purpose] for purpose in new}
+    if changes["activations"] * changes["gradients"] > 0:
+        both = changes.pop("activations") + changes.pop("gradients")
+        changes["activations and their gradients"] = both
+    for purpose in sorted(changes, key=lambda p: -abs(changes[p])):
+        change = changes[purpose]
+        if abs(change) > least:
+            verb = "synchronises" if purpose == "parameters" else "sends"
+            of = "" if purpose == "parameters" else f" of {purpose}"
+            yield f"{verb} {bytes_text(abs(change))}{of} {more(change)}"
+
+
+def ms_text(ms: float) -> str:
+    return seconds_text(ms / 1e3)
+
+
+def signed(ms: float) -> str:
+    return f"{'-' if ms < 0 else '+'}{ms_text(abs(ms))}"
+
+
+def percent(share: float) -> str:
+    """0.034 -> "3 %"; what is little but not nothing has a digit more."""
+    percent = 100 * share
+    return f"{percent:.1f} %" if 0.05 <= percent < 0.95 else f"{percent:.0f} %"
+
+
+def more(change: float) -> str:
+    return "more" if change > 0 else "less"
+
+
+def listed(words: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def cut(names: str) -> str:
+    """Of a bucket of parameters, the first few."""
+    parts = names.split(", ")
+    return names if len(parts) <= 3 else f"{', '.join(parts[:2])} and {len(parts) - 2} more"
+
+
+def count_rest(console: Console, count: int) -> None:
+    if count > MOST_ROWS:
+        console.print(f"and {count - MOST_ROWS} more")

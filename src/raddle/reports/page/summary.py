@@ -1,0 +1,34 @@
+"""The figures that a page shows, for scripts and for a terminal."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+from raddle.reports.page.data import PageData
+from raddle.searches.figures import FIGURES
+
+KEYS = (
+    "label", "method", *FIGURES, "bn", "sync", "lower_bound_ms", "error", "average", "bytes", "sentences"
+)  # fmt: skip
+
+
+def summary(data: PageData, output: str) -> dict[str, Any]:
+    """What the page of a file shows."""
+    plain = data.plain
+    return {
+        "file": output,
+        "bytes": pathlib.Path(output).stat().st_size,
+        "model": plain["model"],
+        "batch": plain["batch"],
+        "cluster": plain["cluster"]["name"],
+        "best": plain["methods"][plain["best"]]["label"],
+        "opens": plain["methods"][plain["opens"]]["label"],
+        "methods": [
+            {
+                **{key: method.get(key) for key in KEYS},
+                "measured_ms": (method["measured"] or {}).get("step_ms"),
+            }
+            for method in plain["methods"]
+        ],
+    }

@@ -1,0 +1,60 @@
+"""Progress on stderr: a spinner or a bar for people, lines of JSON for another program."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+PROGRESS_SECONDS = 0.1  # between lines of progress
+
+
+@contextmanager
+def progress(message: str) -> Iterator[None]:
+    """Show a spinner on stderr while the body runs, if somebody is looking at it."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(message):
+        yield
+
+
+@contextmanager
+def progress_bar(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Show a bar on stderr, if somebody is looking at it, that {"step", "done", "of"} moves.
+
+    Who does not know how far it is leaves out the last two.
+    """
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(message, total=None)
+
+        def move(step: Mapping[str, Any]) -> None:
+            text = f"{message}: {step['step']}"
+            bar.update(task, description=text, completed=step.get("done"), total=step.get("of"))
+
+        yield move
+
+
+@contextmanager
+def progress_lines(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """The same as lines of JSON on stderr, for another program; of quick ones, some."""
+    last = 0.0
+
+    def tell(step: Mapping[str, Any]) -> None:
+        nonlocal last
+        if monotonic() - last >= PROGRESS_SECONDS:
+            last = monotonic()
+            print(json.dumps({"progress": message, **step}), file=sys.stderr, flush=True)
+
+    yield tell

@@ -1,0 +1,1 @@
+"""Tables of verbs, from the data that `--json` prints."""

@@ -1,0 +1,162 @@
+"""The figures of plans: one, several that are compared, and one simulated in detail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from raddle.reports.terminal import new_table, stdout
+from raddle.reports.units import (
+    bytes_text,
+    count_text,
+    seconds_text,
+)
+
+ENDS = {  # why a search ended
+    "budget": "with its time",
+    "proposals": "with its proposals",
+    "interrupt": "when it was interrupted",
+    "no improvement": "because nothing had improved for long",
+}
+FIGURE_TITLES = {
+    "step_ms": "step", "samples_per_s": "samples/s", "speedup": "speedup", "comm_bytes": "communication",
+    "peak_bytes": "peak memory", "imbalance": "imbalance", "search_s": "search",
+}  # fmt: skip
+
+
+def show_plan(row: Mapping[str, Any]) -> None:
+    """Print the predicted figures of one plan, how it was found, and where it was written."""
+    show_comparison([row])
+    if row.get("proposals"):
+        ended = ENDS.get(row["stopped"], row["stopped"])
+        print(
+            f"found as '{row['start']}' after {row['proposals']} proposals; the search ended {ended}"
+        )
+    for failure in row.get("failed", ()):
+        if not failure["refused"]:
+            print(f"left out, by a mistake in raddle: {failure['name']}, {failure['error']}")
+    if row["file"] is not None:
+        print(f"written to {row['file']}: raddle simulate {row['file']} shows more")
+
+
+def show_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print what `raddle.searches.figures.compare` says of methods; reasons stand below the table."""
+    console = stdout()
+    table = new_table(console)
+    table.add_column("method", no_wrap=True)
+    shown = {  # what no row has is left out: without data parallelism there is no speedup
+        key: title
+        for key, title in FIGURE_TITLES.items()
+        if any(row[key] is not None for row in rows) or key == "step_ms"
+    }
+    for title in shown.values():
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        texts = [_figure_text(key, row[key]) for key in shown]
+        table.add_row(row["method"], *texts, style=_row_style(row))
+    console.print(table)
+    for row in rows:
+        if row.get("error"):
+            console.print(f"{row['method']}: {row['error']}", style="yellow")
+        elif row["fits"] is False:
+            console.print(f"{row['method']}: does not fit into the devices' memory", style="yellow")
+    bounded = [row for row in rows if row.get("lower_bound_ms") is not None]
+    if bounded:
+        least = bounded[0]["lower_bound_ms"]
+        above = 100 * (min(row["step_ms"] for row in bounded) / least - 1)
+        bound = seconds_text(least / 1e3)
+        console.print(
+            f"no plan takes less than {bound}: the fastest here is {above:.1f} % above that"
+        )
+    settings = {(row["bn"], row["sync"]) for row in rows}
+    for bn, sync in sorted(settings):
+        console.print(f"simulated, with {bn} batch statistics, synchronised by {sync}")
+
+
+def _figure_text(key: str, figure: float | None) -> str:
+    texts: dict[str, Callable[[float], str]] = {
+        "step_ms": lambda ms: seconds_text(ms / 1e3),
+        "samples_per_s": count_text,
+        "speedup": "{:.2f}x".format,
+        "comm_bytes": bytes_text,
+        "peak_bytes": bytes_text,
+        "imbalance": "{:.2f}".format,
+        "search_s": seconds_text,
+    }
+    return "" if figure is None else texts[key](figure)
+
+
+def _row_style(row: Mapping[str, Any]) -> str | None:
+    return "yellow" if row.get("error") or row["fits"] is False else None
+
+
+def show_report(result: Mapping[str, Any]) -> None:
+    """Print the comparison that a page shows, and where the page is."""
+    show_comparison([{**row, "method": row["label"]} for row in result["methods"]])
+    for row in result["methods"]:
+        if row["measured_ms"] is not None:
+            predicted, measured = (seconds_text(row[k] / 1e3) for k in ("step_ms", "measured_ms"))
+            print(f"{row['label']}: predicted {predicted}, measured {measured}")
+    print(f"{result['file']} shows it: open it in a browser ({bytes_text(result['bytes'])})")
+
+
+def show_simulation(result: Mapping[str, Any]) -> None:
+    """Print what `raddle.searches.figures.details` says of a simulated plan."""
+    console = stdout()
+    console.print(
+        f"{result['model']}, batch {result['batch']}, {result['method'] or 'a plan'} "
+        f"on {result['cluster']}",
+        style="bold",
+    )
+    console.print(
+        f"{seconds_text(result['step_ms'] / 1e3)} a step, "
+        f"{count_text(result['samples_per_s'])} samples/s, "
+        f"{bytes_text(result['comm_bytes'])} sent, imbalance {result['imbalance']:.2f}, "
+        f"{bytes_text(result['peak_bytes'])} of memory at most"
+    )
+    if result["fits"] is False:
+        console.print("it does not fit into the devices' memory", style="yellow")
+    console.print(_device_table(console, result["devices"]))
+    if result["transfers"]:
+        console.print(_transfer_table(console, result["transfers"]))
+    if result["trace"] is not None:
+        console.print(f"trace written to {result['trace']}: open it at ui.perfetto.dev")
+
+
+def _device_table(console: Console, devices: Sequence[Mapping[str, Any]]) -> Table:
+    table = new_table(console)
+    for title in ("device", "kind"):
+        table.add_column(title, no_wrap=True)
+    for title in ("computes", "waits for data", "idle", "peak memory"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in devices:
+        times = (row[f"{name}_ms"] for name in ("compute", "exposed", "idle"))
+        table.add_row(
+            str(row["device"]),
+            row["kind"],
+            *(seconds_text(ms / 1e3) for ms in times),
+            bytes_text(row["peak_bytes"]),
+        )
+    return table
+
+
+def _transfer_table(console: Console, transfers: Sequence[Mapping[str, Any]]) -> Table:
+    table = new_table(console)
+    table.add_column("largest transfers", overflow="fold")
+    for title in ("what", "pattern"):
+        table.add_column(title, no_wrap=True)
+    for title in ("devices", "bytes", "from first to last"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in transfers:
+        table.add_row(
+            row["value"],
+            row["what"],
+            row["pattern"].replace("_", "-"),
+            str(len(row["devices"])),
+            bytes_text(row["bytes"]),
+            seconds_text(row["ms"] / 1e3),
+        )
+    return table
