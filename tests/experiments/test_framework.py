@@ -302,7 +302,7 @@ for words in (["--help"], ["reproduce"]):
         cli.main()
     except SystemExit:
         pass
-    print("imported", *(name for name in sys.modules if name.startswith(("torch", "raddle"))))
+    print("imported", *(name for name in sys.modules if name.startswith(("torch", "raddle", "experiments"))))
 """
 
 
