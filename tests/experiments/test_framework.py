@@ -302,7 +302,8 @@ for words in (["--help"], ["reproduce"]):
         cli.main()
     except SystemExit:
         pass
-    print("imported", *(name for name in sys.modules if name.startswith(("torch", "raddle", "experiments"))))
+    told = ("torch", "raddle", "experiments")
+    print("imported", *(name for name in sys.modules if name.startswith(told)))
 """
 
 

@@ -24,8 +24,8 @@ import torch
 from patience import HANG
 
 from raddle import zoo
-from raddle.cli import main as cli
 from raddle.api.launching import Machines, placed, torchrun
+from raddle.cli import main as cli
 from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
