@@ -18,9 +18,10 @@ from raddle.cli.main import app
 from raddle.plans.pipelining import THREADED
 from raddle.plans.schedules import NAMES
 from raddle.program.lower import lower
-from raddle.program.program import Content, MessageKind, Move, Program
+from raddle.program.messages import Content, MessageKind
+from raddle.program.program import Move, Program
 from raddle.runtime.job import load_job
-from raddle.searches.explanation.whole import bytes_by_purpose, purpose
+from raddle.searches.explanation.whole import bytes_by_purpose
 from raddle.simulation.timeline import simulate
 from raddle.verification.traffic import _cluster
 
@@ -120,7 +121,7 @@ def program_of(plan: pathlib.Path) -> Program:
 def test_every_kind_of_message_is_known_where_kinds_are_told_apart(kind: MessageKind) -> None:
     assert kind.content in Content
     assert kind.of_parameters in (False, True)
-    assert purpose(kind).value
+    assert kind.purpose.value
     assert f"{kind}" == str(kind) == kind.value == json.loads(json.dumps(kind))
 
 

@@ -19,16 +19,8 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.program.check import check
 from raddle.program.lower import lower
-from raddle.program.program import (
-    Instruction,
-    Merge,
-    MessageKind,
-    Move,
-    Program,
-    Reduce,
-    Run,
-    Update,
-)
+from raddle.program.messages import MessageKind
+from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Run, Update
 from raddle.program.slicing import numbered
 from raddle.simulation.memory.fitting import check_memory
 

@@ -29,7 +29,8 @@ from raddle.plans.schedule import Action, Schedule, read
 from raddle.plans.schedules import ASYNCHRONOUS, MAKERS
 from raddle.program.check import check
 from raddle.program.lower import lower
-from raddle.program.program import Key, Merge, MessageKind, Move, Program, Run
+from raddle.program.messages import MessageKind
+from raddle.program.program import Key, Merge, Move, Program, Run
 from raddle.runtime.spans import Early, Span, early
 from raddle.runtime.threads import run_threads
 from raddle.simulation.timeline import simulate

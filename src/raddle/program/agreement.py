@@ -12,16 +12,8 @@ from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint
 from raddle.program.describe import describe
 from raddle.program.gathered import check_pulls
-from raddle.program.program import (
-    Instruction,
-    MessageKind,
-    Move,
-    Program,
-    Reduce,
-    Run,
-    Share,
-    Update,
-)
+from raddle.program.messages import MessageKind
+from raddle.program.program import Instruction, Move, Program, Reduce, Run, Share, Update
 
 Events = Sequence[tuple[int, Instruction]]  # of one step, with their numbers
 
@@ -88,7 +80,7 @@ class _Slices:
                 self.found.setdefault((i.shares, i.devices), []).append(n)
             elif isinstance(i, Move):
                 ways = tuple(sorted((m.source, m.target, m.boxes) for m in i.messages))
-                self.found.setdefault((i.what, ways), []).append(n)
+                self.found.setdefault((i.what.like, ways), []).append(n)
             elif isinstance(i, Reduce):
                 self.found.setdefault(("sum", i.parameters, i.shares, i.devices), []).append(n)
         self.left = {n for own in self.found.values() for n in own}

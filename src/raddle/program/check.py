@@ -17,16 +17,9 @@ from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
 from raddle.program.closing import closing
 from raddle.program.describe import Boxes, describe
+from raddle.program.messages import MessageKind
 from raddle.program.ownership import check_parameters
-from raddle.program.program import (
-    Merge,
-    MessageKind,
-    Move,
-    Program,
-    Reduce,
-    Run,
-    Update,
-)
+from raddle.program.program import Merge, Move, Program, Reduce, Run, Update
 from raddle.program.replay import Facts, check_micro_batches
 from raddle.program.slicing import numbered
 from raddle.program.waiting import check_waits
@@ -134,7 +127,7 @@ def _check_buffers(program: Program, every: Sequence[Facts]) -> None:
     fresh: dict[str, dict[int, list[Box]]] = {}  # by buffer and device, once it was written
     for number, i in enumerate(program.instructions):
         facts = every[i.key.replica]
-        if isinstance(i, Move) and i.what == MessageKind.ACTIVATION:
+        if isinstance(i, Move) and i.what.activates:
             for buffer in written.get(i.value, []):
                 for m in i.messages:
                     fresh[buffer].setdefault(m.target, []).extend(m.boxes)

@@ -11,14 +11,7 @@ from typing import NamedTuple
 from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
 from raddle.program.describe import describe
-from raddle.program.program import (
-    Instruction,
-    MessageKind,
-    Move,
-    Program,
-    Run,
-    Share,
-)
+from raddle.program.program import Instruction, Move, Program, Run, Share
 from raddle.program.sharing import operand_regions
 
 
@@ -36,7 +29,7 @@ def uses_of_pulls(program: Program) -> dict[int, Use]:
         return found
     reads = {op.name: set(op.inputs) for op in program.graph.ops}
     for number, i in enumerate(program.instructions):
-        if isinstance(i, Move) and i.what == MessageKind.PULL:
+        if isinstance(i, Move) and i.what.pulls:
             found[number] = Use([], [])
         elif isinstance(i, Run):
             for dep in i.deps:
@@ -56,7 +49,7 @@ def check_pulls(
 
     `written`: by slice, its last update. `passed` takes what need not be looked at again.
     """
-    pulls = {n: i for n, i in events if isinstance(i, Move) and i.what == MessageKind.PULL}
+    pulls = {n: i for n, i in events if isinstance(i, Move) and i.what.pulls}
     used: set[int] = set()
     homes: dict[int, list[Box]] = {}
     for share in program.slices[name]:

@@ -31,6 +31,7 @@ from raddle.plans.schedule import Action, Schedule, order
 from raddle.plans.validation import validate
 from raddle.program.blocks import blocks_of, pulls_of
 from raddle.program.collective import recognise
+from raddle.program.messages import MessageKind
 from raddle.program.micro import Micro
 from raddle.program.ordering import reorder
 from raddle.program.program import (
@@ -38,7 +39,6 @@ from raddle.program.program import (
     Key,
     Merge,
     Message,
-    MessageKind,
     Move,
     Program,
     Reduce,

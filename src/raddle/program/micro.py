@@ -11,7 +11,8 @@ from typing import Protocol
 
 from raddle.graph.graph import Op
 from raddle.program.collective import recognise
-from raddle.program.program import Instruction, Key, Merge, Message, MessageKind, Move, Run
+from raddle.program.messages import MessageKind
+from raddle.program.program import Instruction, Key, Merge, Message, Move, Run
 from raddle.program.settling import Settled
 
 

@@ -10,17 +10,7 @@ from raddle.graph.box import Box, covers, disjoint
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.agreement import check_slices
 from raddle.program.describe import PHASES, Boxes, describe
-from raddle.program.program import (
-    Instruction,
-    Message,
-    MessageKind,
-    Move,
-    Program,
-    Reduce,
-    Run,
-    Share,
-    Update,
-)
+from raddle.program.program import Instruction, Message, Move, Program, Reduce, Run, Share, Update
 from raddle.program.replay import by_way, less
 from raddle.program.versions import parameters_of
 
@@ -163,7 +153,11 @@ class _Parameter:
         if not shared:
             self._waits(number, update, backward)
             return
-        sums = [(n, i) for n, i in events if isinstance(i, Reduce) or _is(i, MessageKind.PUSH)]
+        sums = [
+            (n, i)
+            for n, i in events
+            if isinstance(i, Reduce) or (isinstance(i, Move) and i.what.pushes)
+        ]
         if len(sums) != 1 or sums[0][0] > number or sums[0][0] not in update.deps:
             self._refuse(number, "it comes before its gradients are summed over all holders.")
         n, summing = sums[0]
@@ -188,7 +182,7 @@ class _Parameter:
     ) -> list[int]:
         """What the next step waits for: the update or, from a server, what it sends out."""
         served = [s for s in self.shares if s.home >= 0 and _travels(s)]
-        pulls = [(n, i) for n, i in events if _is(i, MessageKind.PULL)]
+        pulls = [(n, i) for n, i in events if isinstance(i, Move) and i.what.pulls]
         if not served:
             return [number]
         if len(pulls) != 1 or pulls[0][0] < number:
@@ -203,10 +197,6 @@ class _Parameter:
 def _travels(share: Share) -> bool:
     """Whether a share is on several devices, its home among them."""
     return len({*share.devices, share.home} - {-1}) > 1
-
-
-def _is(instruction: Instruction, what: MessageKind) -> bool:
-    return isinstance(instruction, Move) and instruction.what == what
 
 
 def _carries(messages: Sequence[Message], shares: Sequence[Share], *, up: bool) -> bool:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
-from raddle.errors import never
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.plans.pipelining import micro_sizes
 from raddle.plans.plan import Plan
 from raddle.plans.sync import Sync
 from raddle.plans.tiling import Tiling
+from raddle.program.messages import MessageKind
 
 
 class Key(NamedTuple):
@@ -28,54 +27,6 @@ class Key(NamedTuple):
     step: int = 0
     micro: int = 0
     replica: int = 0
-
-
-class Content(str, Enum):
-    """What a message carries."""
-
-    VALUE = "value"
-    GRADIENT = "gradient"
-    NOTHING = "nothing"
-
-
-class MessageKind(str, Enum):
-    """What messages are for. A new kind needs a line wherever kinds are told apart, which mypy checks."""
-
-    ACTIVATION = "activation"
-    PARTIAL = "partial"  # a partial result, to where it is merged
-    GRADIENT = "gradient"
-    PARTIAL_GRADIENT = "partial gradient"
-    PUSH = "push"  # the gradient of a parameter, to its server
-    PULL = "pull"  # a parameter, from its server
-    SIGNAL = "signal"  # says that an action has ended, to those that wait for it (signals.py)
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-    @property
-    def content(self) -> Content:
-        match self:
-            case MessageKind.ACTIVATION | MessageKind.PARTIAL | MessageKind.PULL:
-                return Content.VALUE
-            case MessageKind.GRADIENT | MessageKind.PARTIAL_GRADIENT | MessageKind.PUSH:
-                return Content.GRADIENT
-            case MessageKind.SIGNAL:
-                return Content.NOTHING
-            case _:
-                return never(self)
-
-    @property
-    def of_parameters(self) -> bool:
-        """Whether it is between a parameter's holders and its server, not between operators."""
-        match self:
-            case MessageKind.PUSH | MessageKind.PULL:
-                return True
-            case MessageKind.ACTIVATION | MessageKind.PARTIAL | MessageKind.SIGNAL:
-                return False
-            case MessageKind.GRADIENT | MessageKind.PARTIAL_GRADIENT:
-                return False
-            case _:
-                return never(self)
 
 
 class Message(NamedTuple):

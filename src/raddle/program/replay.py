@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
-from raddle.errors import InputError, never
+from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint, subtract
 from raddle.graph.graph import Op
 from raddle.program.describe import PHASES, Boxes, describe
-from raddle.program.program import (
-    Instruction,
-    Key,
-    Merge,
-    Message,
-    MessageKind,
-    Move,
-    Program,
-    Run,
-    Variant,
-)
+from raddle.program.messages import Subject
+from raddle.program.program import Instruction, Key, Merge, Message, Move, Program, Run, Variant
 
 
 class Facts:
@@ -293,21 +284,13 @@ class _Replay:
     # -- messages ---------------------------------------------------------------------------------
 
     def _move(self, move: Move) -> None:
-        match move.what:
-            case MessageKind.ACTIVATION:
-                self._activation(move)
-            case MessageKind.PARTIAL:
-                self._partial(move)
-            case MessageKind.GRADIENT:
-                self._gradient(move)
-            case MessageKind.PARTIAL_GRADIENT:
-                self._partial_gradient(move)
-            case MessageKind.SIGNAL:
-                pass  # waiting.py checks who waits for it
-            case MessageKind.PUSH | MessageKind.PULL:
-                pass  # ownership.py checks them
-            case _:
-                never(move.what)
+        if not move.what.between_operators:
+            return  # ownership.py checks those of parameters, waiting.py who waits for a signal
+        whole = move.what.subject is Subject.RESULT
+        if move.what.forward:
+            (self._activation if whole else self._partial)(move)
+        else:
+            (self._gradient if whole else self._partial_gradient)(move)
 
     def _activation(self, move: Move) -> None:
         producer = self.facts.producer[move.value].name

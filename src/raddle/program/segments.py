@@ -15,16 +15,7 @@ from itertools import pairwise
 
 from raddle.graph.graph import Op
 from raddle.plans.pipelining import is_threaded, stage_of
-from raddle.program.program import (
-    Instruction,
-    Key,
-    Merge,
-    MessageKind,
-    Move,
-    Program,
-    Reduce,
-    Run,
-)
+from raddle.program.program import Instruction, Key, Merge, Move, Program, Reduce, Run
 
 # The operators of a device are numbered in their order; a cut at i lies before operator i.
 
@@ -82,7 +73,7 @@ def _talks(
             last, direction, cut_next, hands_in = at, way, False, hands_in and not left
         elif isinstance(i, Reduce) or _pushes(program, i):  # gradients are handed in, wherever
             hands_in = True
-        elif program.slices and isinstance(i, Move) and i.what == MessageKind.PULL and not divided:
+        elif program.slices and isinstance(i, Move) and i.what.pulls and not divided:
             continue  # comes beside what the device computes
         elif isinstance(i, Move) and all(m.source != device for m in i.messages):
             received.add(number)
@@ -94,7 +85,7 @@ def _talks(
 
 
 def _pushes(program: Program, i: Instruction) -> bool:
-    return bool(program.slices) and isinstance(i, Move) and i.what == MessageKind.PUSH
+    return bool(program.slices) and isinstance(i, Move) and i.what.pushes
 
 
 def _all_talks(

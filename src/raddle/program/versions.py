@@ -14,13 +14,7 @@ from dataclasses import replace
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.plans.schedules import ASYNCHRONOUS
-from raddle.program.program import (
-    Instruction,
-    MessageKind,
-    Move,
-    Run,
-    Update,
-)
+from raddle.program.program import Instruction, Move, Run, Update
 
 
 def with_versions(
@@ -33,7 +27,7 @@ def with_versions(
     used: dict[tuple[str, int, int], int] = {}  # by parameter, step and micro-batch
     out: list[Instruction] = []
     for number, i in enumerate(instructions):
-        if isinstance(i, Update) or (isinstance(i, Move) and i.what == MessageKind.PULL):
+        if isinstance(i, Update) or (isinstance(i, Move) and i.what.pulls):
             name = i.parameter if isinstance(i, Update) else i.value
             if isinstance(i, Update):
                 written.setdefault(name, []).append(number)

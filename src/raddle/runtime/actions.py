@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 
 from raddle.graph.box import Box
-from raddle.program.program import (
-    Key,
-    MessageKind,
-    Share,
-)
+from raddle.program.messages import MessageKind
+from raddle.program.program import Key, Share
 from raddle.runtime.code import Code
 
 

@@ -25,11 +25,8 @@ from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.dtypes import settled
 from raddle.plans.pipelining import is_asynchronous, is_greedy, threads_of
-from raddle.program.program import (
-    Content,
-    MessageKind,
-    Program,
-)
+from raddle.program.messages import Content
+from raddle.program.program import Program
 from raddle.runtime.actions import (
     Action,
     Arrive,
@@ -483,7 +480,7 @@ class Executor:
             buffer = torch.zeros(1, dtype=action.dtype, device=self.place)
         elif len(tensors) == 1:
             buffer = settled(tensors[0].detach()).contiguous().view(-1)
-            if action.what == MessageKind.PULL and not action.rows:
+            if action.what.pulls and not action.rows:
                 buffer = buffer.clone()  # parameters change in place
         else:
             buffer = torch.cat([t.detach().reshape(-1) for t in tensors])
@@ -557,19 +554,19 @@ class Executor:
             self.slots[slot] = None
 
     def _take(self, receive: Receive, part: Part, tensor: Tensor) -> None:
-        if receive.what in (MessageKind.ACTIVATION, MessageKind.PARTIAL):
+        if receive.what.forward:
             self.slots[part.slots[0]] = tensor
             return
         for slot, (place, region) in zip(part.slots, part.places, strict=True):
             if receive.rows:
                 self.wholes.open(slot)[place] = tensor[region]
                 continue
-            if receive.what == MessageKind.PULL:
+            if receive.what.pulls:
                 with torch.no_grad():
                     self.slots[slot][place] = tensor[region]
                 continue
             self._add_box(slot, place, tensor[region])
-            if receive.what == MessageKind.PUSH:
+            if receive.what.pushes:
                 self.given.add(slot)
 
     def _add_box(self, slot: int, place: tuple[slice, ...], tensor: Tensor) -> None:

@@ -9,13 +9,12 @@ import torch
 from raddle.graph.box import Box, hull
 from raddle.graph.graph import Op
 from raddle.plans.pipelining import is_asynchronous, stage_of
+from raddle.program.messages import Content
 from raddle.program.program import (
-    Content,
     Instruction,
     Key,
     Merge,
     Message,
-    MessageKind,
     Move,
     Program,
     Reduce,
@@ -53,7 +52,6 @@ from raddle.runtime.answers import Answers
 from raddle.runtime.code import Code, Of, Piece, Writer
 from raddle.runtime.gathering import gather, overlapping
 
-BETWEEN_OPERATORS = (MessageKind.ACTIVATION, MessageKind.PARTIAL)  # fill slots of their own
 Slots = list[tuple[Box, int]]  # pieces, with the slots that hold them
 
 
@@ -256,7 +254,7 @@ class _Settling:
 
     def _by_wire(self, i: Instruction) -> bool:
         """Whether a synchroniser does it, not this rank's actions: all of slices but pulls before a use."""
-        pulled = self.divided and isinstance(i, Move) and i.what == MessageKind.PULL
+        pulled = self.divided and isinstance(i, Move) and i.what.pulls
         return bool(self.program.slices) and _of_a_slice(i) and not pulled
 
     def _give(self, i: Instruction) -> None:
@@ -340,7 +338,7 @@ class _Settling:
             for receive in receives:
                 answers = self.answered.get((d, receive.peer), [])
                 self.out.append(Arrive(receive, answers))
-            if receives and receives[0].what == MessageKind.ACTIVATION:
+            if receives and receives[0].what.activates:
                 self._keep({receives[0].value}, receives[0].key)
 
     def _run(self, run: Run, waits: dict[tuple[Key, str, int], set[int]]) -> None:
@@ -529,7 +527,7 @@ class _Settling:
         return [(op, message.part, k) for k in range(tensors_in(self.program, move, message))]
 
     def _send(self, move: Move, message: Message, tag: int) -> Send:
-        back = move.what in (MessageKind.GRADIENT, MessageKind.PARTIAL_GRADIENT)
+        back = move.what.backward
         rows, parts = self._rows(move), []
         for box in message.boxes:
             for of in self._things(move, message):
@@ -545,7 +543,7 @@ class _Settling:
 
     def _rows(self, move: Move) -> bool:
         """Whether it brings rows of a divided parameter."""
-        return self.divided and move.what == MessageKind.PULL
+        return self.divided and move.what.pulls
 
     def _receive(self, move: Move, message: Message, tag: int) -> Receive:
         parts = []
@@ -563,7 +561,7 @@ class _Settling:
         )  # fmt: skip
 
     def _arrival(self, move: Move, of: Of, box: Box) -> Part:
-        if move.what in BETWEEN_OPERATORS:
+        if move.what.forward:
             slot = self._slot(box)
             self.received.setdefault((move.key, of), []).append((box, slot))
             return Part(box.shape, (slot,))
@@ -653,9 +651,9 @@ def _touched(action: Action) -> Iterable[int]:
         call = action.call
         filled = [] if action.again else call.results
         return [*call.graded, *call.plain, *filled]
-    if isinstance(action, Send) and action.what in BETWEEN_OPERATORS:
+    if isinstance(action, Send) and action.what.forward:
         return [slot for part in action.parts for slot in part.slots]
-    if isinstance(action, Arrive) and action.receive.what in BETWEEN_OPERATORS:
+    if isinstance(action, Arrive) and action.receive.what.forward:
         return [slot for part in action.receive.parts for slot in part.slots]
     if isinstance(action, Keep):
         apart = [slot for _, pieces in action.pieces for _, slot in pieces]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from raddle.costs.collectives import all_reduce_bytes
-from raddle.program.program import Content, Merge, Move, Program, Reduce, Run, message_bytes
+from raddle.program.messages import Content
+from raddle.program.program import Merge, Move, Program, Reduce, Run, message_bytes
 from raddle.reports.page.columns import Columns
 from raddle.reports.page.slices import operator_of
 from raddle.simulation.timeline import Timeline

@@ -9,13 +9,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from typing import Any
 
 from raddle.clusters import Cluster
 from raddle.costs.collectives import all_reduce_bytes
 from raddle.costs.profile import Profile
-from raddle.errors import InputError, never
+from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plans.pipelining import (
     schedule_of,
@@ -24,47 +23,13 @@ from raddle.plans.pipelining import (
 from raddle.plans.plan import Plan
 from raddle.plans.schedule import alive, bubble, rows
 from raddle.plans.schedules import ASYNCHRONOUS, stashed
-from raddle.program.program import (
-    Instruction,
-    Merge,
-    MessageKind,
-    Move,
-    Program,
-    Reduce,
-    Run,
-    message_bytes,
-)
+from raddle.program.messages import Purpose
+from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Run, message_bytes
 from raddle.searches.bounds import lower_bound, unbounded
 from raddle.searches.figures import data_parallel, details, judge
 from raddle.simulation.timeline import Timeline
 
 LONGEST = 5  # entries of the critical path that are shown
-
-
-class Purpose(str, Enum):
-    """What the bytes that cross devices are for, in the order in which they are shown."""
-
-    ACTIVATIONS = "activations"
-    GRADIENTS = "gradients"
-    PARTIAL_RESULTS = "partial results"
-    PARAMETERS = "parameters"
-    SIGNALS = "signals"
-
-
-def purpose(kind: MessageKind) -> Purpose:
-    match kind:
-        case MessageKind.ACTIVATION:
-            return Purpose.ACTIVATIONS
-        case MessageKind.GRADIENT:
-            return Purpose.GRADIENTS
-        case MessageKind.PARTIAL | MessageKind.PARTIAL_GRADIENT:
-            return Purpose.PARTIAL_RESULTS
-        case MessageKind.PUSH | MessageKind.PULL:
-            return Purpose.PARAMETERS
-        case MessageKind.SIGNAL:
-            return Purpose.SIGNALS
-        case _:
-            return never(kind)
 
 
 def explain_plan(
@@ -201,7 +166,7 @@ def bytes_by_purpose(program: Program) -> dict[str, int]:
                 known[key] = sum(
                     message_bytes(program, instruction, m) for m in instruction.messages
                 )
-            totals[purpose(instruction.what)] += known[key]
+            totals[instruction.what.purpose] += known[key]
         elif isinstance(instruction, Reduce):
             totals[Purpose.PARAMETERS] += _reduced_bytes(program, instruction)
     found, before, steps = dict[str, int](), 0, program.plan.steps
@@ -283,7 +248,7 @@ def _subject(instruction: Instruction) -> tuple[str, str]:
     if isinstance(instruction, Merge):
         return instruction.op, "merging"
     if isinstance(instruction, Move):
-        own = purpose(instruction.what)
+        own = instruction.what.purpose
         what = "synchronising" if own == Purpose.PARAMETERS else f"sending {own.value}"
         return instruction.value, what
     if isinstance(instruction, Reduce):

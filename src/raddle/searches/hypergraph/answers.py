@@ -15,11 +15,7 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
-from raddle.program.program import (
-    MessageKind,
-    Move,
-    message_bytes,
-)
+from raddle.program.program import Move, message_bytes
 from raddle.searches.baselines.model import fully_connected
 from raddle.searches.hypergraph import naive
 from raddle.searches.hypergraph.cells import Cells, cell_tiles, traffic, work_of
@@ -204,7 +200,7 @@ class Partitioner:
         of: dict[str, int] = {}
         received = np.zeros(parts, np.int64)
         for i in program.instructions:
-            if isinstance(i, Move) and i.what in (MessageKind.ACTIVATION, MessageKind.PARTIAL):
+            if isinstance(i, Move) and i.what.forward:
                 for message in i.messages:
                     elements = message_bytes(program, i, message) // program.width(i.value)
                     of[i.value] = of.get(i.value, 0) + elements

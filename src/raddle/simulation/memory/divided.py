@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from raddle.program.gathered import uses_of_pulls
-from raddle.program.program import (
-    MessageKind,
-    Move,
-    Program,
-    Run,
-    Update,
-)
+from raddle.program.program import Move, Program, Run, Update
 from raddle.program.versions import parameters_of
 
 if TYPE_CHECKING:
@@ -94,7 +88,7 @@ def _gradients(program: Program) -> dict[tuple[str, int], _Given]:
         if isinstance(i, Run) and i.phase == "B":
             for name in (n for n in read[i.op] if n in program.slices):
                 of(name, i.key.step).backward.append(number)
-        elif isinstance(i, Move) and i.what == MessageKind.PUSH:
+        elif isinstance(i, Move) and i.what.pushes:
             of(i.value, i.key.step).pushes.append(number)
         elif isinstance(i, Update) and i.parameter in program.slices:
             of(i.parameter, i.key.step).updates.append(number)

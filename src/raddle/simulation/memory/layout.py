@@ -13,14 +13,8 @@ from raddle.graph.box import Box, subtract
 from raddle.graph.graph import Op
 from raddle.plans.tiling import Grid, Tiling
 from raddle.program.holding import always_local
-from raddle.program.program import (
-    Message,
-    MessageKind,
-    Move,
-    Program,
-    Update,
-    tensors_of_part,
-)
+from raddle.program.messages import MessageKind
+from raddle.program.program import Message, Move, Program, Update, tensors_of_part
 from raddle.program.segments import segments
 
 Array = np.ndarray
@@ -39,7 +33,7 @@ class Layout:
         self.sent: dict[tuple[str, MessageKind], tuple[Message, ...]] = {}
         for i in program.instructions:
             if isinstance(i, Move) and i.key.replica == variant:
-                self.sent.setdefault((i.value, i.what), i.messages)
+                self.sent.setdefault((i.value, i.what.like), i.messages)
         self.kept = {op.name: kept(self.graph, program.active, op) for op in self.graph.ops}
         self.size: dict[str, Array] = {}  # of a value that an operator gives, complete
         self.part: dict[str, Array] = {}  # of the partial results of an operator

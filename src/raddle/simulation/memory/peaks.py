@@ -32,18 +32,10 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.costs.compute import family
-from raddle.errors import never
 from raddle.graph.graph import Op
 from raddle.plans.pipelining import is_asynchronous
-from raddle.program.program import (
-    Key,
-    Merge,
-    MessageKind,
-    Move,
-    Run,
-    Update,
-    message_bytes,
-)
+from raddle.program.messages import MessageKind, Subject
+from raddle.program.program import Key, Merge, Move, Run, Update, message_bytes
 from raddle.program.versions import parameters_of
 from raddle.simulation.memory.divided import record_divided
 from raddle.simulation.memory.layout import Layout
@@ -154,7 +146,7 @@ class _Ledger:
 
     def _divided(self, move: Move) -> bool:
         """Whether it brings rows of a divided parameter (divided.py)."""
-        return self.program.plan.syncing.divided and move.what == MessageKind.PULL
+        return self.program.plan.syncing.divided and move.what.pulls
 
     def always(self) -> Array:
         """What lasts; and what a library for products takes once and keeps."""
@@ -257,8 +249,9 @@ class _Micro:
             i = self.program.instructions[number]
             if isinstance(i, Move):
                 flight = ledger.flight(number, i)
-                known = self.flights.get((i.value, i.what))
-                self.flights[i.value, i.what] = flight if known is None else known.joined(flight)
+                key = i.value, i.what.like
+                known = self.flights.get(key)
+                self.flights[key] = flight if known is None else known.joined(flight)
             elif isinstance(i, Run | Merge):
                 self.spans[i.op, i.phase + "m" * isinstance(i, Merge)] = ledger.span(number)
         self.last: Mapping[str, Array] = {}  # by value and device, the end of its last use
@@ -441,26 +434,16 @@ class _Micro:
     def _record_flight(self, value: str, what: MessageKind, flight: _Flight) -> None:
         """What is on its way counts where it goes; a gradient, until it has gone, also where it was."""
         until, begin = flight.end, flight.start
-        match what:
-            case MessageKind.ACTIVATION:
-                until = np.maximum(until, self.last[value][flight.target])
-                begin = self._reached(flight, self._read(value))
-            case MessageKind.PARTIAL:
-                used = self._parts_used(self.program.producer(value))
-                until = np.maximum(until, used[flight.target])
-            case MessageKind.GRADIENT:
-                gone = flight.start if self.ledger.through_host else until
-                first = self.first[value][flight.source]
-                self.ledger.add(flight.source, flight.nbytes, first, gone)
-                producer = self.program.producer(value).name
-                begin = self._reached(flight, self.backward(producer).start)
-            case (
-                MessageKind.PARTIAL_GRADIENT
-                | MessageKind.PUSH
-                | MessageKind.PULL
-                | MessageKind.SIGNAL
-            ):
-                pass
-            case _:
-                never(what)
+        if what.activates:
+            until = np.maximum(until, self.last[value][flight.target])
+            begin = self._reached(flight, self._read(value))
+        elif what.forward:
+            used = self._parts_used(self.program.producer(value))
+            until = np.maximum(until, used[flight.target])
+        elif what.backward and what.subject is Subject.RESULT:
+            gone = flight.start if self.ledger.through_host else until
+            first = self.first[value][flight.source]
+            self.ledger.add(flight.source, flight.nbytes, first, gone)
+            producer = self.program.producer(value).name
+            begin = self._reached(flight, self.backward(producer).start)
         self.ledger.add(flight.target, flight.nbytes, begin, until)

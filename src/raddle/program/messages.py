@@ -1,0 +1,99 @@
+"""Kinds of messages, and all that depends on a kind: a new one is a line here, and whoever sends it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Content(str, Enum):
+    """What a message carries."""
+
+    VALUE = "value"
+    GRADIENT = "gradient"
+    NOTHING = "nothing"
+
+
+class Subject(Enum):
+    """What a message is about, which says who sends it, who waits for it and whose memory it fills."""
+
+    RESULT = "result"  # from an operator to those that read its result, or back
+    PART = "part"  # of a partial result: from a tile to where it is merged, or back
+    PARAMETER = "parameter"  # between the holders of a parameter and its server
+    ACTION = "action"  # of a schedule
+
+
+class Purpose(str, Enum):
+    """What the bytes that cross devices are for, in the order in which they are shown."""
+
+    ACTIVATIONS = "activations"
+    GRADIENTS = "gradients"
+    PARTIAL_RESULTS = "partial results"
+    PARAMETERS = "parameters"
+    SIGNALS = "signals"
+
+
+class MessageKind(str, Enum):
+    """What messages are for. Whoever tells kinds apart asks for what a kind is, not for its name."""
+
+    ACTIVATION = "activation", Content.VALUE, Subject.RESULT, Purpose.ACTIVATIONS
+    PARTIAL = "partial", Content.VALUE, Subject.PART, Purpose.PARTIAL_RESULTS
+    GRADIENT = "gradient", Content.GRADIENT, Subject.RESULT, Purpose.GRADIENTS
+    PARTIAL_GRADIENT = "partial gradient", Content.GRADIENT, Subject.PART, Purpose.PARTIAL_RESULTS
+    PUSH = "push", Content.GRADIENT, Subject.PARAMETER, Purpose.PARAMETERS  # to its server
+    PULL = "pull", Content.VALUE, Subject.PARAMETER, Purpose.PARAMETERS  # from its server
+    SIGNAL = "signal", Content.NOTHING, Subject.ACTION, Purpose.SIGNALS  # an action has ended
+
+    content: Content
+    subject: Subject
+    purpose: Purpose
+
+    def __new__(
+        cls, label: str, content: Content, subject: Subject, purpose: Purpose
+    ) -> MessageKind:
+        made = str.__new__(cls, label)
+        made._value_ = label
+        made.content, made.subject, made.purpose = content, subject, purpose
+        return made
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @property
+    def like(self) -> MessageKind:
+        """The first kind that carries and is about the same: it is checked and reckoned alike."""
+        alike = (self.content, self.subject)
+        return next(kind for kind in MessageKind if (kind.content, kind.subject) == alike)
+
+    @property
+    def of_parameters(self) -> bool:
+        """Whether it is between a parameter's holders and its server, not between operators."""
+        return self.subject is Subject.PARAMETER
+
+    @property
+    def pushes(self) -> bool:
+        """Whether it brings the gradient of a parameter to its server."""
+        return self.of_parameters and self.content is Content.GRADIENT
+
+    @property
+    def pulls(self) -> bool:
+        """Whether it brings a parameter from its server."""
+        return self.of_parameters and self.content is Content.VALUE
+
+    @property
+    def forward(self) -> bool:
+        """Whether it brings what an operator computed, complete or in part, to where it is read."""
+        return self.between_operators and self.content is Content.VALUE
+
+    @property
+    def backward(self) -> bool:
+        """Whether it brings the gradient of what a forward message brought back to its sender."""
+        return self.between_operators and self.content is Content.GRADIENT
+
+    @property
+    def between_operators(self) -> bool:
+        return self.subject in (Subject.RESULT, Subject.PART)
+
+    @property
+    def activates(self) -> bool:
+        """Whether it brings a complete result to those that read it."""
+        return self.subject is Subject.RESULT and self.content is Content.VALUE
