@@ -16,10 +16,11 @@ from raddle.clusters import Cluster
 from raddle.costs.compute import Compute
 from raddle.costs.profile import Profile, measure
 from raddle.graph.capture import capture
+from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
 from raddle.plans.tiling import whole
-from raddle.program.lower import active_values, lower
+from raddle.program.lower import lower
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
 from raddle.zoo.examples import images, masked_images
@@ -68,7 +69,7 @@ def captured(name: str) -> Graph:
 
 def profiled(graph: Graph, kind: str) -> Profile:
     """Seconds of every operator as a whole, on this machine, with one thread."""
-    compute = Compute(graph, frozenset(active_values(graph)))
+    compute = Compute(graph, active_values(graph))
     wanted = {op.name: compute.wanted[op.name, "B"] for op in graph.ops}
     boxes = [(op, op.space.full) for op in graph.ops]
     return measure(graph, boxes, wanted, kind, "cpu")
@@ -95,7 +96,7 @@ def predicted(
 def cut(graph: Graph, count: int, cluster: Cluster, profile: Profile) -> list[list[str]]:
     """Stages before convolutions, so that the slowest with what it sends is as fast as can be."""
     names, device = [op.name for op in graph.ops], cluster.devices[0]
-    compute = Compute(graph, frozenset(active_values(graph)), profile)
+    compute = Compute(graph, active_values(graph), profile)
     seconds = [
         sum(compute.seconds(op, op.space.full, phase, device) for phase in "FB") for op in graph.ops
     ]

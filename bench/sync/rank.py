@@ -27,8 +27,8 @@ from experiments.links import hosts, measure_link, traffic
 from experiments.timing_rank import sgd
 from raddle.costs.profile import Profile, measure
 from raddle.graph.capture import capture
+from raddle.graph.gradients import active_values
 from raddle.plans.plan import Plan
-from raddle.program.lower import active_values
 from raddle.runtime.trainer import Trainer
 from raddle.searches.figures import judge
 from raddle.searches.planning import plan_for

@@ -14,9 +14,10 @@ from raddle.costs.natives import natives_of, tiled_alike
 from raddle.costs.profile import NATIVE, Profile, measure
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
+from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import Plan
-from raddle.program.lower import active_values, lower
+from raddle.program.lower import lower
 from raddle.program.segments import segments
 from raddle.runtime.code import Writer
 from raddle.searches.planning import plan_for
@@ -28,7 +29,7 @@ DEVICE: Device = cluster("p100:1x1").devices[0]
 
 
 def compute(graph: Graph, profile: Profile | None = None, bn: str = "global") -> Compute:
-    return Compute(graph, frozenset(active_values(graph)), profile, bn=bn)
+    return Compute(graph, active_values(graph), profile, bn=bn)
 
 
 def measured(graph: Graph, boxes: list[tuple[Op, Box]]) -> Profile:
@@ -68,7 +69,7 @@ def test_a_backward_in_two_parts_takes_as_long_as_one() -> None:
     ops = [convolution, native.ops[0], native.main]
     profile = measured(graph, [(op, op.space.full) for op in ops])
     one = compute(graph, profile)
-    two = Compute(graph, frozenset(active_values(graph)), profile, split=True)
+    two = Compute(graph, active_values(graph), profile, split=True)
     for op in ops:
         parts = [two.seconds(op, op.space.full, p, DEVICE) for p in "BW" if two.wanted[op.name, p]]
         whole = profile.find(op, op.space.full, "B", one.graded[op.name], DEVICE.kind)
@@ -157,7 +158,7 @@ def test_what_is_counted_as_one_call_runs_as_one(model: str, method: str, bn: st
     variant = program.variants[0]
     natives = natives_of(graph)
     alike = Compute(
-        graph, frozenset(active_values(graph)), Profile(), split=plan.split_backward, bn=bn,
+        graph, active_values(graph), Profile(), split=plan.split_backward, bn=bn,
         natives=tiled_alike(graph, plan.tiles),
     ).natives  # fmt: skip
     for device in range(4):

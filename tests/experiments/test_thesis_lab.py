@@ -88,7 +88,7 @@ def test_ranks_with_a_core_each_are_simulated_as_ever_and_sharing_one_costs_time
 def profile_of(graph, plan, kind):
     """A millisecond for every operator, forward and backward."""
     from raddle.costs.profile import entry
-    from raddle.program.lower import active_values
+    from raddle.graph.gradients import active_values
 
     active, found = active_values(graph), {}
     for op in graph.ops:

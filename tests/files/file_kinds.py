@@ -23,6 +23,7 @@ from raddle.costs.profile import Profile, entry, load_profile
 from raddle.errors import InputError
 from raddle.files import parse_json, read_bytes
 from raddle.graph.capture import capture
+from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
 from raddle.plans import file
 from raddle.plans import schedule as schedules
@@ -31,7 +32,6 @@ from raddle.plans.pipelining import cut_stages
 from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
 from raddle.plans.schedules import NAMES, named
 from raddle.probe import cache
-from raddle.program.lower import active_values
 from raddle.reports import schedules as drawn
 from raddle.reports.page import html
 from raddle.reports.page.columns import Columns
@@ -149,7 +149,7 @@ def use_cluster(path: pathlib.Path) -> object:
 
 
 def profiles() -> list[str]:
-    kind, active = ON.devices[0].kind, frozenset(active_values(GRAPH))
+    kind, active = ON.devices[0].kind, active_values(GRAPH)
     seconds = {}
     for number, op in enumerate(GRAPH.ops):
         for box in PLAN.tiles[op.name].boxes:

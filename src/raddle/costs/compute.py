@@ -14,6 +14,7 @@ from raddle.clusters import Device
 from raddle.costs.natives import Native, natives_of
 from raddle.costs.profile import Profile, entry, native_entry
 from raddle.graph.box import Box
+from raddle.graph.gradients import graded_operands
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
 
@@ -53,9 +54,9 @@ class Compute:
         self.wanted: dict[tuple[str, str], tuple[int, ...]] = {}  # operator, phase -> operands
         self.graded: dict[str, tuple[int, ...]] = {}  # operator -> operands of both
         for op in graph.ops:
-            graded = [i for i, name in enumerate(op.inputs) if name in active]
+            graded = graded_operands(op, active)
             weights = [i for i in graded if graph.values[op.inputs[i]].role == "parameter"]
-            self.graded[op.name] = tuple(graded)
+            self.graded[op.name] = graded
             self.wanted[op.name, "W"] = tuple(weights) if split else ()
             self.wanted[op.name, "B"] = tuple(i for i in graded if not split or i not in weights)
         self.dtypes = {

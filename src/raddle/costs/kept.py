@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from raddle.graph.dtypes import carries_gradient
+from raddle.graph.gradients import graded_operands, has_backward
 from raddle.graph.graph import Graph, Op
 
 NOTHING, INPUTS, OUTPUT = "nothing", "inputs", "output"
@@ -41,7 +42,7 @@ class Kept(NamedTuple):
 def kept(graph: Graph, active: frozenset[str], op: Op) -> Kept:
     """What the backward of an operator needs, if there is one."""
     values = graph.values
-    if not any(o in active for o in op.outputs) or not any(i in active for i in op.inputs):
+    if not has_backward(op, active) or not graded_operands(op, active):
         return Kept()
     rule = KEPT.get(op.label if op.kind == "pointwise" else op.kind, INPUTS)
     if op.kind == "lse" and op.composite in ("softmax", "log_softmax"):
@@ -54,7 +55,7 @@ def kept(graph: Graph, active: frozenset[str], op: Op) -> Kept:
     elif rule == FACTORS:
         chosen = (
             name for n, name in enumerate(op.inputs)
-            if any(i in active for i in (*op.inputs[:n], *op.inputs[n + 1 :])) and not _added(op, n)
+            if set(graded_operands(op, active)) - {n} and not _added(op, n)
         )  # fmt: skip
     largest = op.kind.startswith("max_pool") or bool(op.attrs.get("largest"))
     extra = 1 if op.kind == "dropout" else 8 if largest else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from raddle.graph.gradients import graders, trained_parameters
 from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid
@@ -18,16 +19,12 @@ EVERYWHERE = 8  # devices: every part goes to every device, so their number is s
 
 
 def closing(
-    graph: Graph, plan: Plan, active: set[str] | frozenset[str], partial: Callable[[Op], bool]
+    graph: Graph, plan: Plan, active: frozenset[str], partial: Callable[[Op], bool]
 ) -> frozenset[str]:
     """The operators whose partial results end so; none if something else feeds what follows them."""
     if graph.loss not in active:
         return frozenset()
-    users: dict[str, set[str]] = {}
-    for op in graph.ops:
-        if any(o in active for o in op.outputs):
-            for name in set(op.inputs) & active:
-                users.setdefault(name, set()).add(op.name)
+    users = {name: {op.name for op in ops} for name, ops in graders(graph, active).items()}
     last = next(op for op in graph.ops if graph.loss in op.outputs)
     devices = set(plan.tiles[last.name].devices)
     if len(devices) > EVERYWHERE:
@@ -45,7 +42,7 @@ def closing(
             return frozenset()
         if partial(op) and set(plan.tiles[op.name].devices) <= devices:
             merged.add(op.name)
-        elif _copied(op, plan, devices) and not _weighted(graph, op, active):
+        elif _copied(op, plan, devices) and not trained_parameters(graph, op, active):
             tail.add(op.name)
         else:
             return frozenset()
@@ -56,7 +53,3 @@ def _copied(op: Op, plan: Plan, devices: set[int]) -> bool:
     tiling = plan.tiles[op.name]
     whole = isinstance(tiling, Grid) and all(len(cuts) == 2 for cuts in tiling.cuts)
     return whole and set(tiling.devices) == devices
-
-
-def _weighted(graph: Graph, op: Op, active: set[str] | frozenset[str]) -> bool:
-    return any(graph.values[i].role == "parameter" and i in active for i in op.inputs)

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from raddle.errors import InputError
 from raddle.graph.box import Box
+from raddle.graph.gradients import active_values, has_backward
 from raddle.graph.graph import Graph, Op
 from raddle.plans.adapting import resize
 from raddle.plans.pipelining import (
@@ -60,7 +61,7 @@ def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
     The graph is that of the largest micro-batch. Without `train` there is a forward alone.
     """
     validate(plan, graph)
-    return _Lowering(graph, plan, active_values(graph) if train else set()).program()
+    return _Lowering(graph, plan, active_values(graph) if train else frozenset()).program()
 
 
 _Group = tuple[tuple[int, ...], ...]  # the devices that sum, share by share
@@ -78,7 +79,7 @@ class _Bucket:
 class _Lowering:
     """Writes a program; the micro-batches write their parts (micro.Writing)."""
 
-    def __init__(self, graph: Graph, plan: Plan, active: set[str]) -> None:
+    def __init__(self, graph: Graph, plan: Plan, active: frozenset[str]) -> None:
         self.graph, self.plan, self.active = graph, plan, active
         self.overlap = is_asynchronous(plan)
         self.sizes = micro_sizes(plan, graph)
@@ -178,7 +179,7 @@ class _Lowering:
             self.graph,
             self.plan,
             tuple(instructions),
-            frozenset(self.active),
+            self.active,
             tuple(s.variant for s in self.settled),
             self.shares,
             self.slices,
@@ -252,7 +253,7 @@ class _Lowering:
                 run = [
                     op for op in block
                     if action.phase == "F" or op.name in again
-                    or any(o in self.active for o in op.outputs)
+                    or has_backward(op, self.active)
                 ]  # fmt: skip
                 pulls = pulls_of(run, settled, self.shares, self.slices)
                 self.pulled[own].append((block, pulls))
@@ -551,18 +552,6 @@ def _add(by_device: dict[int, list[Box]], op: Op, operand: int, plan: Plan) -> N
         boxes = by_device.setdefault(device, [])
         if region is not None and region not in boxes:
             boxes.append(region)
-
-
-def active_values(graph: Graph) -> set[str]:
-    """Values that depend on a parameter and that the loss depends on."""
-    if graph.loss is None:
-        return set()
-    found = {graph.loss}
-    differentiable = graph.differentiable()
-    for op in reversed(graph.ops):
-        if any(o in found for o in op.outputs) and op.label != "detach" and op.kind != "running":
-            found.update(i for i in op.inputs if i in differentiable)
-    return found & differentiable
 
 
 def _sorted(deps: Iterable[int]) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from raddle.graph.gradients import graded_inputs, has_backward, trained_parameters
 from raddle.graph.graph import Op
 from raddle.program.collective import recognise
 from raddle.program.messages import MessageKind
@@ -106,7 +107,7 @@ class Micro:
         """
         self.after = list(after)
         for op in reversed(ops):
-            if any(o in self.active for o in op.outputs):
+            if has_backward(op, self.active):
                 sent = self._backward(op)
                 if sent and weights:  # others wait for these; gradients of parameters can wait
                     self.weights()
@@ -125,8 +126,8 @@ class Micro:
             deps.append(self._merge(op, "B", deps))
             sent = bool(settled.partial_messages[op.name]) and op.name not in settled.closing
         deps += self.after
-        names = [name for name in dict.fromkeys(op.inputs) if name in self.active]
-        parameters = [n for n in names if self.graph.values[n].role == "parameter"]
+        names = graded_inputs(op, self.active)
+        parameters = trained_parameters(self.graph, op, self.active)
         apart = self.plan.split_backward and bool(parameters)
         if len(parameters) < len(names) or not apart:
             at = self.write.emit(
@@ -184,9 +185,8 @@ class Micro:
             devices = self.settled.devices[op.name]
             deps = [*deps, *self.signals]
             at = self.write.emit(Run(op.name, "W", self.key, devices, _sorted(deps)))
-            for name in dict.fromkeys(op.inputs):
-                if name in self.active and self.graph.values[name].role == "parameter":
-                    self.write.complete(name, self.key, at)
+            for name in trained_parameters(self.graph, op, self.active):
+                self.write.complete(name, self.key, at)
         self.later = [item for item in self.later if not chosen(item[0])]
 
 

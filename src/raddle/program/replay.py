@@ -7,6 +7,13 @@ from typing import NoReturn
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint, subtract
+from raddle.graph.gradients import (
+    gives_gradient,
+    graded_inputs,
+    graders,
+    has_backward,
+    trained_parameters,
+)
 from raddle.graph.graph import Op
 from raddle.program.describe import PHASES, Boxes, describe
 from raddle.program.messages import Subject
@@ -24,12 +31,8 @@ class Facts:
         self.producer = {o: op for op in graph.ops for o in op.outputs}
         self.tiles = {op.name: tiles[op.name].tiles for op in graph.ops}
         self.devices = {op.name: set(tiles[op.name].devices) for op in graph.ops}
-        self.graded = {op.name for op in graph.ops if any(o in active for o in op.outputs)}
-        self.graders: dict[str, list[str]] = {}  # value -> operators that give it a gradient
-        for name in (op.name for op in graph.ops if op.name in self.graded):
-            for value in set(self.ops[name].inputs) & active:
-                self.graders.setdefault(value, []).append(name)
-
+        # By value, operators that give it a gradient.
+        self.graders = {v: [op.name for op in ops] for v, ops in graders(graph, active).items()}
         self.recomputed = {name for block in program.plan.recompute for name in block}
         self._known: dict[tuple[int, Box], tuple[tuple[Box | None, ...], tuple[Box, ...]]] = {}
 
@@ -42,12 +45,13 @@ class Facts:
 
     def phases(self, op: Op) -> str:
         """How an operator has to be run, apart from being recomputed."""
-        if op.name not in self.graded:
+        active = self.program.active
+        if not has_backward(op, active):
             return "F"
-        roles = {self.graph.values[i].role for i in op.inputs if i in self.program.active}
-        if not self.program.plan.split_backward or "parameter" not in roles:
+        weights = trained_parameters(self.graph, op, active)
+        if not self.program.plan.split_backward or not weights:
             return "FB"
-        return "FBW" if len(roles) > 1 else "FW"
+        return "FBW" if len(graded_inputs(op, active)) > len(weights) else "FW"
 
     def partial(self, op: Op) -> bool:
         """Whether tiles give partial results."""
@@ -197,12 +201,11 @@ class _Replay:
             self._check_local(op)
         for name in op.inputs:
             self._arrived(name, "activation")
-        gives = any(o in active for o in op.outputs)
         for tile in self.facts.tiles[op.name]:
             regions, outs = self.facts.reads(op, tile.box)
             for name, region in zip(op.inputs, regions, strict=True):
                 if region is not None:
-                    self._read(op, name, region, tile.device, gives and name in active)
+                    self._read(op, name, region, tile.device, gives_gradient(op, name, active))
             if op.name not in self.facts.merges:
                 for o, out in zip(op.outputs, outs, strict=True):
                     self.made.setdefault((o, tile.device), []).append(out)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from raddle.graph.gradients import trained_parameters
 from raddle.graph.graph import Op
 from raddle.plans.pipelining import is_threaded, stage_of
 from raddle.program.program import Instruction, Key, Merge, Move, Program, Reduce, Run
@@ -115,11 +116,8 @@ def _choices(program: Program, own: list[Op]) -> set[int]:
     for at, (before, after) in enumerate(pairwise(own), 1):
         if any(of.get(before.name) != of.get(after.name) for of in (block, stage)):
             cuts.add(at)
-        if plan.split_backward and (_weighted(program, before) or _weighted(program, after)):
+        if plan.split_backward and any(
+            trained_parameters(program.graph, op, program.active) for op in (before, after)
+        ):
             cuts.add(at)
     return cuts
-
-
-def _weighted(program: Program, op: Op) -> bool:
-    values = program.graph.values
-    return any(values[i].role == "parameter" and i in program.active for i in op.inputs)

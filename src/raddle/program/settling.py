@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, merge
+from raddle.graph.gradients import gives_gradient, graders
 from raddle.graph.graph import Graph, Op
 from raddle.plans.pipelining import stage_of
 from raddle.plans.plan import Plan
@@ -32,7 +33,7 @@ class Portion(NamedTuple):
 class Settled:
     """A variant of a program: a graph and tiles, with all that follows from them."""
 
-    def __init__(self, graph: Graph, plan: Plan, active: set[str]) -> None:
+    def __init__(self, graph: Graph, plan: Plan, active: frozenset[str]) -> None:
         self.graph, self.plan, self.active = graph, plan, active
         self.consumers: dict[str, list[tuple[Op, int]]] = {}
         for op in graph.ops:
@@ -42,7 +43,7 @@ class Settled:
             op.name: tuple(sorted(set(plan.tiles[op.name].devices))) for op in graph.ops
         }
         self.stage_of = stage_of(plan) or {op.name: 0 for op in graph.ops}
-        self.graders = self._graders()
+        self.graders = graders(graph, active)
         self.merges: dict[str, tuple[Cell, ...]] = {}
         self.partial_messages: dict[str, tuple[Message, ...]] = {}
         self.partial_back: dict[str, tuple[Message, ...]] = {}
@@ -54,16 +55,6 @@ class Settled:
         for op in graph.ops:
             self._settle(op)
         self.variant = Variant(graph, plan.tiles, self.merges, self.closing)
-
-    def _graders(self) -> dict[str, list[Op]]:
-        """By value, the operators that contribute to its gradient, in their order."""
-        graders: dict[str, list[Op]] = {}
-        for op in self.graph.ops:
-            if any(o in self.active for o in op.outputs):
-                for name in dict.fromkeys(op.inputs):
-                    if name in self.active:
-                        graders.setdefault(name, []).append(op)
-        return graders
 
     def contributions(self, name: str, stages: frozenset[int]) -> int:
         """How many operators of some stages contribute to a value's gradient."""
@@ -120,8 +111,7 @@ class Settled:
             readers += self.consumers.get(buffer, [])
         stages: dict[int, set[int]] = {}  # by device, those that give a gradient there
         for consumer, operand in readers:
-            graded = name in consumer.inputs and name in self.active
-            graded = graded and any(o in self.active for o in consumer.outputs)
+            graded = gives_gradient(consumer, name, self.active)
             if graded:
                 for d in self.devices[consumer.name]:
                     stages.setdefault(d, set()).add(self.stage_of[consumer.name])

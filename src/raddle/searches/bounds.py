@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from raddle.clusters import Cluster, Device
 from raddle.costs.compute import roofline
 from raddle.costs.profile import Profile
+from raddle.graph.gradients import active_values, graded_operands, has_backward
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
 from raddle.graph.space import Access, Space
 from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.plan import Plan
-from raddle.program.lower import active_values
 from raddle.simulation.tasks import OPTIMIZER_PASSES
 
 
@@ -81,14 +81,13 @@ def lower_bound(graph: Graph, cluster: Cluster, *, optimizer: str = "sgd") -> Bo
     )
 
 
-def _seconds(graph: Graph, active: set[str], device: Device, optimizer: str) -> list[float]:
+def _seconds(graph: Graph, active: frozenset[str], device: Device, optimizer: str) -> list[float]:
     """By operator and parameter, the least that all its tiles together take on one kind of device."""
     found = []
     for op in graph.ops:
         parts = [_least(graph, op, None, device)]
-        if any(o in active for o in op.outputs):
-            graded = [i for i, name in enumerate(op.inputs) if name in active]
-            parts += [_least(graph, op, i, device) for i in graded]
+        if has_backward(op, active):
+            parts += [_least(graph, op, i, device) for i in graded_operands(op, active)]
         found.append(math.fsum(parts))
     passes = OPTIMIZER_PASSES.get(optimizer, 7)
     memory = device.bandwidth * device.efficiency["memory"]
@@ -126,7 +125,7 @@ def _steps(space: Space, dim: int) -> int:
     return 1 if space.dims[dim].whole else max(1, space.dims[dim].size // 2)
 
 
-def _depth(graph: Graph, active: set[str]) -> int:
+def _depth(graph: Graph, active: frozenset[str]) -> int:
     """The most operators that start one after the other from a parameter to the loss and back to it."""
     if graph.loss is None:  # nothing waits for the step before
         return 0
@@ -134,9 +133,9 @@ def _depth(graph: Graph, active: set[str]) -> int:
     backward: dict[str, int] = {}  # gradients that are computed before its own
     longest = 0
     for op in reversed(graph.ops):
-        if not any(o in active for o in op.outputs):
+        if not has_backward(op, active):
             continue
-        graded = [name for name in op.inputs if name in active]
+        graded = [op.inputs[i] for i in graded_operands(op, active)]
         ahead = 1 + max(forward.get(o, 0) for o in op.outputs)
         behind = len(graded) + max(backward.get(o, 0) for o in op.outputs)
         for name in graded:

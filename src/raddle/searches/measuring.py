@@ -10,8 +10,8 @@ from raddle.costs.compute import Compute
 from raddle.costs.profile import Profile, distinct, measure
 from raddle.errors import InputError
 from raddle.graph.box import Box
+from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph, Op
-from raddle.program.lower import active_values
 from raddle.searches.baselines import METHODS
 
 
@@ -31,7 +31,7 @@ def profile_methods(
             f"'{cluster.name}' has devices of the kinds {', '.join(kinds)}, and this machine can "
             "measure one: name a cluster of that kind alone."
         )
-    compute = Compute(graph, frozenset(active_values(graph)))
+    compute = Compute(graph, active_values(graph))
     wanted = {op.name: compute.wanted[op.name, "B"] for op in graph.ops}
     boxes = _distinct(graph, cluster, methods, kinds[0])
     done = 0

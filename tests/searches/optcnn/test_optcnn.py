@@ -23,13 +23,14 @@ from raddle.costs.profile import Profile, entry
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
+from raddle.graph.gradients import active_values, gives_gradient, has_backward
 from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import BUCKET, Plan
 from raddle.plans.tiling import Tiling
 from raddle.plans.validation import validate
 from raddle.program.check import check
 from raddle.program.closing import SMALL
-from raddle.program.lower import active_values, lower
+from raddle.program.lower import lower
 from raddle.program.merging import is_local_statistics, longest
 from raddle.searches.configurations import Configuration, tiles
 from raddle.searches.groups import Group, group_of
@@ -89,7 +90,7 @@ class Recount:
 
     def __init__(self, graph: Graph, cluster: Cluster) -> None:
         self.graph, self.cluster = graph, cluster
-        self.active = frozenset(active_values(graph))
+        self.active = active_values(graph)
         self.compute = Compute(graph, self.active)
         self.made_by = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
 
@@ -155,7 +156,7 @@ class Recount:
                 if amount and box not in here:
                     messages = inside if box in near else outside
                     messages.setdefault(tile.device, []).append(amount)
-        back = name in self.active and any(o in self.active for o in op.outputs)
+        back = gives_gradient(op, name, self.active)
         return (2 if back else 1) * self.received(inside, outside, each=False)
 
     def merged(self, op: Op, tiling: Tiling, readers: set[int]) -> float:
@@ -196,7 +197,7 @@ class Recount:
         more = 0.0
         for member in group.members:
             op, tiling = member.op, found[member.op.name]
-            phases = "FB" if any(o in self.active for o in op.outputs) else "F"
+            phases = "FB" if has_backward(op, self.active) else "F"
             for tile in tiling.tiles:
                 device = self.cluster.devices[tile.device]
                 for phase in phases:
@@ -445,7 +446,7 @@ def test_what_was_measured_comes_before_what_is_estimated() -> None:
     g = group_of(plain.groups)[op.name]
     x = plain.configurations[g].index(Configuration((2, 1, 1), (0, 1)))
     box = tiles(plain.groups[g], plain.configurations[g][x])[op.name].boxes[0]
-    compute = Compute(graph, frozenset(active_values(graph)))
+    compute = Compute(graph, active_values(graph))
     seconds = compute.seconds(op, box, "F", where.devices[0])
     profile = Profile({entry(op, box, "F", None, "p100"): seconds + 1.0})
     measured = tables(graph, where, profile=profile)

@@ -19,13 +19,14 @@ from raddle.costs.compute import Compute
 from raddle.costs.natives import natives_of
 from raddle.costs.profile import Profile, entry, native_entry
 from raddle.errors import InputError
+from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
 from raddle.plans.file import DTYPES
 from raddle.plans.pipelining import THREADED, cut_stages
 from raddle.plans.plan import STATISTICS, Plan
 from raddle.plans.schedules import NAMES
 from raddle.plans.tiling import Tiling, whole
-from raddle.program.lower import active_values, lower
+from raddle.program.lower import lower
 from raddle.searches.planning import plan_for
 from raddle.simulation.fast.coverage import DESCRIBED, TIMED, unsupported
 from raddle.simulation.fast.evaluator import Evaluator
@@ -156,7 +157,7 @@ def test_settings_that_cannot_be() -> None:
 def made_up_profile(graph: Graph, plan: Plan, kind: str, seed: int, known: float = 0.8) -> Profile:
     """Seconds of some tiles, of operators and of native calls."""
     rng = random.Random(seed)
-    compute = Compute(graph, frozenset(active_values(graph)))
+    compute = Compute(graph, active_values(graph))
     natives = natives_of(graph)
     found: dict[str, float] = {}
     for op in graph.ops:

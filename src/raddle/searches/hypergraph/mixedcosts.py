@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from raddle.graph.gradients import active_values
 from raddle.graph.graph import Op
 from raddle.plans.tiling import Grid
 from raddle.program.closing import SMALL
-from raddle.program.lower import active_values
 from raddle.program.merging import is_local_statistics, longest
 from raddle.searches.configurations import cut
 from raddle.searches.hypergraph.mixedblocks import Block, Blocks, Run, block_tiles

@@ -11,8 +11,8 @@ from raddle.costs.compute import Compute
 from raddle.costs.profile import Profile
 from raddle.errors import InputError, quote
 from raddle.files import read_json
+from raddle.graph.gradients import active_values, has_backward
 from raddle.graph.graph import Graph
-from raddle.program.lower import active_values
 from raddle.searches.hypergraph.network import Network
 
 Array = np.ndarray
@@ -30,7 +30,7 @@ def layer_work(
         return flops
     if kind not in KINDS:
         return _given(network, kind)
-    active = frozenset(active_values(graph))
+    active = active_values(graph)
     compute, ops = Compute(graph, active, profile), {op.name: op for op in graph.ops}
     time = np.array(
         [
@@ -38,7 +38,7 @@ def layer_work(
                 compute.seconds(ops[name], ops[name].space.full, phase, device)
                 for name in layer.ops
                 for phase in "FB"
-                if phase == "F" or ops[name].outputs[0] in active
+                if phase == "F" or has_backward(ops[name], active)
             )
             for layer in network.layers
         ]

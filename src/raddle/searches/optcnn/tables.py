@@ -27,9 +27,9 @@ from raddle.clusters import Cluster
 from raddle.costs.compute import Compute
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
+from raddle.graph.gradients import active_values, gives_gradient, has_backward, trained_parameters
 from raddle.graph.graph import Graph, Op
 from raddle.program.closing import SMALL
-from raddle.program.lower import active_values
 from raddle.program.merging import is_local_statistics
 from raddle.searches.configurations import Configuration
 from raddle.searches.groups import Group, group_of, groups
@@ -134,7 +134,7 @@ class _Builder:
     ) -> None:  # fmt: skip
         devices = looked_at(cluster, every=reduction)
         self.graph, self.groups, self.bn = graph, found, bn
-        self.active = frozenset(active_values(graph))
+        self.active = active_values(graph)
         self.atlas = Atlas(devices, len(cluster.devices), powers=powers, reduction=reduction)
         self.wires = wires(cluster, devices)
         self.node = np.repeat(np.arange(len(self.wires.start) - 1), np.diff(self.wires.start))
@@ -223,7 +223,7 @@ class _Builder:
         inside, outside = (
             Received(np.where(here, n, 0.0), np.where(here, n * each, 0.0)) for n in (near, far)
         )
-        times = 2 if op.outputs[0] in self.active else 1
+        times = 2 if has_backward(op, self.active) else 1
         times += not _stays_divided(op) and not np.all(small)  # the result is gathered, too
         return times * received(self.wires, inside, outside)
 
@@ -232,9 +232,8 @@ class _Builder:
         found: dict[str, set[int]] = {}
         for op in self.graph.ops:
             if op.name in self.of:
-                for name in op.inputs:
-                    if name in self.active and self.graph.values[name].role == "parameter":
-                        found.setdefault(name, set()).add(self.of[op.name])
+                for name in trained_parameters(self.graph, op, self.active):
+                    found.setdefault(name, set()).add(self.of[op.name])
         return {name: len(own) for name, own in found.items()}
 
     def sync(self, g: int, *, paper: bool) -> Array:
@@ -275,7 +274,7 @@ class _Builder:
         """Seconds to bring what an operator reads: by two configurations, or of one group, by one."""
         need, name = self.layout[op.name].needs[operand], maker.outputs[output]
         width = self.graph.values[name].dtype.itemsize
-        twice = 2 if name in self.active and any(o in self.active for o in op.outputs) else 1
+        twice = 2 if gives_gradient(op, name, self.active) else 1
         wanted = (tuple(map(id, need.ranges)), id(need.present))
         own = self._held(maker, output)
         key = ("move", id(own), wanted, width, twice, between)

@@ -15,6 +15,7 @@ import numpy as np
 from raddle.clusters import Cluster, Device
 from raddle.costs.compute import VIEWS, Compute, family
 from raddle.graph.box import Box
+from raddle.graph.gradients import has_backward
 from raddle.graph.graph import Op
 from raddle.graph.ops import KINDS
 from raddle.searches.optcnn.layouts import Layout
@@ -41,7 +42,7 @@ class TileTimes:
         """What its time depends on beside its layout."""
         key = self.keys.get(op.name)
         if key is None:
-            graded = any(o in self.active for o in op.outputs)
+            graded = has_backward(op, self.active)
             wanted = self.compute.wanted[op.name, "B"] if graded else None
             key = self.keys[op.name] = (op.kind, self.compute.dtypes[op.name], wanted)
         return key

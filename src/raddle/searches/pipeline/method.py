@@ -18,11 +18,12 @@ from math import ceil
 from raddle.clusters import Cluster
 from raddle.costs.compute import Compute
 from raddle.errors import InputError
+from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
 from raddle.plans.pipelining import schedule_splits, steps_to_simulate
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid, Irregular, Tile, Tiling
-from raddle.program.lower import active_values, lower
+from raddle.program.lower import lower
 from raddle.searches.pipeline.asked import Asked, pipeline_of
 from raddle.searches.pipeline.layers import Line
 from raddle.searches.pipeline.nodes import Costs, Nodes, line_of, nodes_of, stage_names
@@ -99,7 +100,7 @@ class _Pipelines:
         self.clock = Clock(settings.budget, settings.watch)
         self.count = len(cluster.devices)
         self.nodes = nodes_of(graph)
-        active = frozenset(active_values(graph))
+        active = active_values(graph)
         self.costs = Costs(
             self.nodes, cluster, Compute(graph, active, settings.profile, bn="local")
         )

@@ -16,8 +16,8 @@ from raddle.clusters import Cluster, Device
 from raddle.costs.compute import VIEWS, Compute
 from raddle.costs.kept import kept
 from raddle.graph.box import Box
+from raddle.graph.gradients import active_values, has_backward
 from raddle.graph.graph import Graph, Op
-from raddle.program.lower import active_values
 from raddle.searches.pipeline.layers import Line, Work
 from raddle.searches.placing import standing
 
@@ -103,7 +103,7 @@ class Costs:
 
     def __init__(self, nodes: Nodes, cluster: Cluster, compute: Compute | None = None) -> None:
         self.nodes, self.graph = nodes, nodes.graph
-        self.active = frozenset(active_values(self.graph))
+        self.active = active_values(self.graph)
         self.compute = compute or Compute(self.graph, self.active)
         first = {d.kind: d for d in reversed(cluster.devices)}
         self.devices = [first[kind] for kind in kinds_of(cluster)]
@@ -122,7 +122,7 @@ class Costs:
     def _seconds(self, device: Device, size: int, phase: str) -> tuple[float, ...]:
         total = [0.0] * len(self.nodes.names)
         for op in self.graph.ops:
-            if phase == "F" or any(o in self.active for o in op.outputs):
+            if phase == "F" or has_backward(op, self.active):
                 box = micro_box(op, self.graph.batch, size)
                 seconds = self.compute.seconds(op, box, phase, device)
                 total[self.nodes.of[op.name]] += seconds

@@ -24,6 +24,7 @@ import numpy as np
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
+from raddle.graph.gradients import graded_inputs, has_backward
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
@@ -76,7 +77,7 @@ class Evaluator:
         self.closed: frozenset[str] = frozenset()
         found = {n.main.name: n for n in self.make.compute.natives.values()}
         active, number = self.outline.active, self.outline.number
-        self.graded = [any(out in active for out in op.outputs) for op in graph.ops]
+        self.graded = [has_backward(op, active) for op in graph.ops]
         self.composites = [[number[name] for name in n.shares] for n in found.values()]
         self.composite = {i: c for c, own in enumerate(self.composites) for i in own}
         self.together = [False] * len(self.composites)  # whether all of one is tiled alike
@@ -279,7 +280,7 @@ class Evaluator:
         if self.make.partial(op, self.tiles[i]):
             readers = {d for out in op.outputs for j, _, _ in o.readers[o.value[out]]
                        if out in self.graph.ops[j].inputs for d in self.tiles[j].devices}  # fmt: skip
-            active = op.outputs[0] in o.active
+            active = has_backward(op, o.active)
             width = self.graph.values[op.outputs[0]].dtype.itemsize
             closes = op.name in self.closed
             key = MergeKey(self.tiles[i].number, tuple(sorted(readers)), width, active, closes)
@@ -293,7 +294,7 @@ class Evaluator:
         )
         self._set(undo, self.cells, i, cells)
         # A merge is computed forward and, where there is a gradient, once more backward.
-        twice = 2 if any(out in o.active for out in op.outputs) else 1
+        twice = 2 if has_backward(op, o.active) else 1
         for _ in range(twice - 1):
             self._carry(self.make.computes, tuple(self.slots.merge[i]), -1)
             self._carry(self.make.computes, rows, 1)
@@ -344,5 +345,5 @@ def _tail(graph: Graph, active: frozenset[str]) -> dict[int, None]:
         if graph.loss in op.outputs or any(out in near for out in op.outputs):
             found[i] = None
             if all(graph.values[out].nbytes <= SMALL for out in op.outputs):
-                near.update(name for name in op.inputs if name in active)
+                near.update(graded_inputs(op, active))
     return found

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raddle.graph.gradients import (
+    active_values,
+    gives_gradient,
+    graded_inputs,
+    has_backward,
+    trained_parameters,
+)
 from raddle.graph.graph import Graph, Op
-from raddle.program.lower import active_values
 from raddle.simulation.fast.kernel import PARAMETER, PARAMETER_LAST, VALUE, VALUE_LAST, Script
 
 
@@ -28,7 +34,7 @@ class Outline:
 
 
 def outline(graph: Graph) -> Outline:
-    active = frozenset(active_values(graph))
+    active = active_values(graph)
     number = {op.name: i for i, op in enumerate(graph.ops)}
     value: dict[str, int] = {}
     made_by: list[tuple[int, int]] = []
@@ -36,12 +42,11 @@ def outline(graph: Graph) -> Outline:
         for k, name in enumerate(op.outputs):
             value[name] = len(made_by)
             made_by.append((i, k))
-    backward = [op for op in reversed(graph.ops) if any(o in active for o in op.outputs)]
+    backward = [op for op in reversed(graph.ops) if has_backward(op, active)]
     parameter: dict[str, int] = {}
     for op in backward:
-        for name in dict.fromkeys(op.inputs):
-            if name in active and graph.values[name].role == "parameter":
-                parameter.setdefault(name, len(parameter))
+        for name in trained_parameters(graph, op, active):
+            parameter.setdefault(name, len(parameter))
     for v in graph.parameters:  # without a gradient: never updated, and in no program
         parameter.setdefault(v.name, len(parameter))
     users: list[list[tuple[Op, int]]] = [[] for _ in parameter]
@@ -69,12 +74,10 @@ def _readers(
         for buffer, new in graph.updates.items():
             if new == name:
                 own += consumers.get(buffer, [])
-        found.append([(number[op.name], operand, _graded(op, name, active)) for op, operand in own])
+        found.append(
+            [(number[op.name], operand, gives_gradient(op, name, active)) for op, operand in own]
+        )
     return found
-
-
-def _graded(op: Op, name: str, active: frozenset[str]) -> bool:
-    return name in op.inputs and name in active and any(o in active for o in op.outputs)
 
 
 def _script(
@@ -83,14 +86,12 @@ def _script(
 ) -> Script:  # fmt: skip
     uses: dict[str, int] = {}
     for op in backward:
-        for name in set(op.inputs) & active:
+        for name in graded_inputs(op, active):
             uses[name] = uses.get(name, 0) + 1
     events: list[list[int]] = [[] for _ in graph.ops]
     kinds: list[list[int]] = [[] for _ in graph.ops]
     for op in backward:
-        for name in dict.fromkeys(op.inputs):
-            if name not in active:
-                continue
+        for name in graded_inputs(op, active):
             uses[name] -= 1
             done, at = uses[name] == 0, number[op.name]
             if name in parameter:

@@ -32,6 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.costs.compute import family
+from raddle.graph.gradients import graded_inputs, has_backward
 from raddle.graph.graph import Op
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.messages import MessageKind, Subject
@@ -269,7 +270,7 @@ class _Micro:
         self.first = self._first_contributions()
         for op in self.layout.graph.ops:
             self._record_output(op)
-            if any(o in self.program.active for o in op.outputs):
+            if has_backward(op, self.program.active):
                 self._record_gradients(op)
             if family(op) == "conv" and self.ledger.conv.any():
                 self._record_workspace(op)
@@ -330,7 +331,7 @@ class _Micro:
                 # The gradient of such a view is handed on as it is, and not made anew.
                 done = np.where(end < 0, NEVER, end)
                 begin = np.where(self.layout.free[op.name], done, begin)
-            for name in set(op.inputs) & self.program.active:
+            for name in graded_inputs(op, self.program.active):
                 known = first.get(name)
                 first[name] = begin if known is None else np.minimum(known, begin)
         return first

@@ -1,0 +1,62 @@
+"""Which values of a graph have a gradient, and which operators give one: the only place that says so.
+
+A value is *active* if it depends on a parameter and the loss depends on it. An operator has a backward if
+one of its outputs is active, and then gives a gradient to each of its active operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from raddle.graph.graph import Graph, Op
+
+Active = Collection[str]  # names of active values
+
+
+def active_values(graph: Graph) -> frozenset[str]:
+    """Values that depend on a parameter and that the loss depends on."""
+    if graph.loss is None:
+        return frozenset()
+    found = {graph.loss}
+    differentiable = graph.differentiable()
+    for op in reversed(graph.ops):
+        if any(o in found for o in op.outputs) and op.label != "detach" and op.kind != "running":
+            found.update(i for i in op.inputs if i in differentiable)
+    return frozenset(found & differentiable)
+
+
+def has_backward(op: Op, active: Active) -> bool:
+    """Whether an operator has a backward."""
+    return any(name in active for name in op.outputs)
+
+
+def graded_operands(op: Op, active: Active) -> tuple[int, ...]:
+    """The operands that have a gradient, by number."""
+    return tuple(i for i, name in enumerate(op.inputs) if name in active)
+
+
+def graded_inputs(op: Op, active: Active) -> tuple[str, ...]:
+    """The values that an operator reads and that have a gradient, each once, in their order."""
+    return tuple(name for name in dict.fromkeys(op.inputs) if name in active)
+
+
+def gives_gradient(op: Op, name: str, active: Active) -> bool:
+    """Whether an operator contributes to the gradient of a value."""
+    return name in op.inputs and name in active and has_backward(op, active)
+
+
+def graders(graph: Graph, active: Active) -> dict[str, list[Op]]:
+    """By value, the operators that contribute to its gradient, in their order."""
+    found: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        if has_backward(op, active):
+            for name in graded_inputs(op, active):
+                found.setdefault(name, []).append(op)
+    return found
+
+
+def trained_parameters(graph: Graph, op: Op, active: Active) -> tuple[str, ...]:
+    """The parameters that an operator reads and that have a gradient, each once, in their order."""
+    return tuple(
+        name for name in graded_inputs(op, active) if graph.values[name].role == "parameter"
+    )
