@@ -18,7 +18,7 @@ from wrapping_cases import KINDS, cases
 
 from raddle.errors import InputError
 from raddle.plans.sync import read_sync
-from raddle.sync.wrapping import _checked
+from raddle.sync.settings import check_sync
 
 HERE = Path(__file__).parent
 
@@ -136,7 +136,7 @@ def test_parameters_are_divided_by_plans_alone() -> None:
     with pytest.raises(
         InputError, match="a module needs its parameters whole: use sharded, or a plan"
     ):
-        _checked(read_sync("sharded:parameters"), 2)
+        check_sync(read_sync("sharded:parameters"), 2)
 
 
 def test_the_package_is_imported_without_torch() -> None:

@@ -564,7 +564,7 @@ def other_order_of_sums(rank: int, size: int) -> None:
     optimizer = sync.Optimizer(sgd(model.parameters()), model, "allreduce", bucket=1, debug=True)
     train(model, model, optimizer, rank, steps=range(1))
     if rank == size - 1:
-        optimizer._buckets.buckets.reverse()
+        optimizer._gradients.phase.buckets.buckets.reverse()
     words = f"sum 0 is 'scale' [] on rank 0, and on rank {size - 1} sum 0 is 'conv.weight'"
     expect(words, lambda: train(model, model, optimizer, rank, steps=range(1)))
 
@@ -574,7 +574,7 @@ def other_order_of_slices(rank: int, size: int) -> None:
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, "p3:collective", debug=True)
     train(model, model, optimizer, rank, steps=range(2))
-    summing = optimizer._homing._summing
+    summing = optimizer._gradients.phase.homing._summing
     first = summing._items[summing._order[0]].name
     if rank == size - 1:
         summing._order = summing._order[::-1]
@@ -603,7 +603,8 @@ def static_order(rank: int, size: int) -> None:
     optimizer = sync.Optimizer(sgd(model.parameters()), model, COLLECTIVE)
     train(model, model, optimizer, rank, steps=range(1))
     ready, left = list[int](), list[int]()
-    give, all_reduce = optimizer._homing.give, optimizer._sums.all_reduce
+    homing, sums = optimizer._gradients.phase.homing, optimizer._lines.sums
+    give, all_reduce = homing.give, sums.all_reduce
 
     def giving(index: int, gradient: Tensor | None) -> None:
         ready.append(index)
@@ -613,7 +614,7 @@ def static_order(rank: int, size: int) -> None:
         left.append(tag)
         return all_reduce(ranks, tag, buffer, what)
 
-    optimizer._homing.give, optimizer._sums.all_reduce = giving, summing
+    homing.give, sums.all_reduce = giving, summing
     train(model, model, optimizer, rank, steps=range(6), after=lambda: time.sleep(0.01 * rank))
     optimizer.synchronize()
     everyone: list[Any] = [None] * size
@@ -885,7 +886,7 @@ def garbage(rank: int, size: int) -> None:
     train(model, model, optimizer, rank, steps=range(2))
     settled(optimizer)
     if rank == 1:
-        optimizer._homing._wire._wire._lines[0].sendall(b"GET / HTTP/1.1\r\n" * 9)
+        optimizer._gradients.phase.homing._wire._wire._lines[0].sendall(b"GET / HTTP/1.1\r\n" * 9)
     words = "that are no frame" if rank == 0 else "rank 1 stops: rank 0 failed: rank 0 got"
     expect(words, lambda: train(model, model, optimizer, rank, steps=range(100)))
 

@@ -17,14 +17,13 @@ from torch.utils.hooks import RemovableHandle
 
 
 class Guards:
-    """`numbers` are, by id of a parameter, what `wait` is called with."""
+    """`numbers` are, by id of a parameter, what `wait` is called with, once somebody has set it."""
 
-    def __init__(
-        self, model: nn.Module, numbers: Mapping[int, int], wait: Callable[[int], None]
-    ) -> None:
+    def __init__(self, model: nn.Module, numbers: Mapping[int, int]) -> None:
+        self.wait: Callable[[int], None] | None = None
         self.order: dict[int, None] = {}  # of first use in the forward
         self.unguarded: set[int] = set()
-        self._numbers, self._wait = numbers, wait
+        self._numbers = numbers
         self._reading: _Reading | None = None
         self._handles: list[RemovableHandle] = []
         # The model's own comes first, and before a user's hooks, which may read parameters.
@@ -33,7 +32,7 @@ class Guards:
             model.register_forward_hook(self._leave, always_call=True),
         )
         for module in model.modules():
-            own = [numbers[id(p)] for p in module._parameters.values() if id(p) in numbers]
+            own = [numbers[id(p)] for p in module.parameters(recurse=False) if id(p) in numbers]
             if own:
                 hook = _Guard(self, own)
                 self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
@@ -52,7 +51,8 @@ class Guards:
     def guard(self, numbers: list[int]) -> None:
         for number in numbers:
             self.order.setdefault(number)
-            self._wait(number)
+            if self.wait is not None:
+                self.wait(number)
 
     def read(self, tensor: Tensor) -> None:
         """In the first step: something computes with a tensor."""

@@ -1,0 +1,57 @@
+"""The parameters that a wrapped optimizer trains, with the model's names for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+
+class Trained:
+    """Parameters of `optimizer` that need gradients, numbered in its order; all are on one device."""
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
+        self.optimizer = optimizer
+        self.parameters, self.names = _trained(optimizer, model)
+        self.device = _only_device(self.names, self.parameters)
+
+    @cached_property
+    def numbers(self) -> dict[int, int]:
+        """By id of a parameter, its number."""
+        return {id(p): index for index, p in enumerate(self.parameters)}
+
+    def check_frozen(self) -> None:
+        """Raises where a parameter has a gradient that was frozen when the optimizer was wrapped."""
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and id(p) not in self.numbers:
+                    raise RuntimeError(
+                        f"a parameter of shape {list(p.shape)} has a gradient and had requires_grad=False "
+                        "when the optimizer was wrapped: wrap after it is unfrozen"
+                    )
+
+
+def _trained(optimizer: Optimizer, model: nn.Module) -> tuple[list[nn.Parameter], list[str]]:
+    known = {id(p): name for name, p in model.named_parameters()}
+    parameters, names = [], []
+    for g, group in enumerate(optimizer.param_groups):
+        for number, p in enumerate(group["params"]):
+            if p.requires_grad:
+                parameters.append(p)
+                names.append(known.get(id(p), f"parameter {number} of group {g}"))
+    if not parameters:
+        raise ValueError("the optimizer has no parameter that needs a gradient: nothing to average")
+    return parameters, names
+
+
+def _only_device(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> torch.device:
+    first = parameters[0].device
+    for name, p in zip(names, parameters, strict=True):
+        if p.device != first:
+            raise ValueError(
+                f"'{names[0]}' is on {first} and '{name}' on {p.device}: a rank has one device"
+            )
+    return first

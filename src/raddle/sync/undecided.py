@@ -1,0 +1,117 @@
+"""The first step: gradients stay in p.grad, until all ranks choose how they synchronise."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from raddle.sync.bucketed import Bucketed
+from raddle.sync.everywhere import Everywhere, turns_of
+from raddle.sync.guarding import Guards
+from raddle.sync.homing import Homing, items_of
+from raddle.sync.lines import Lines
+from raddle.sync.measuring import Moments, rate_of
+from raddle.sync.mechanism import Arrivals, Mechanism, Phase
+from raddle.sync.settings import Settings
+from raddle.sync.sliced import Sliced
+from raddle.sync.trained import Trained
+
+
+def first_phase(
+    trained: Trained, model: nn.Module, lines: Lines, settings: Settings, barrier: str
+) -> Phase:
+    """What an optimizer begins with: where a barrier is sure, gradients are summed from the start."""
+    if barrier or settings.sync.bucketed:
+        return Bucketed(trained, lines, settings, barrier)
+    guards = Guards(model, trained.numbers) if settings.sync.urgent else None
+    return Undecided(trained, lines, settings, guards)
+
+
+class Undecided(Phase):
+    """Learns what an order of slices is made from, and sees whether somebody changes gradients."""
+
+    def __init__(
+        self, trained: Trained, lines: Lines, settings: Settings, guards: Guards | None
+    ) -> None:
+        super().__init__(trained)
+        self._lines, self._settings, self._guards = lines, settings, guards
+        self._arrivals = Arrivals(lines.rank, trained.names, settings.backward_passes)
+        self._moments = Moments(trained.device)
+        self._bits: dict[int, int] = {}  # by parameter, of its gradient
+
+    def arrived(self, index: int) -> None:
+        self._arrivals.add(index)
+        gradient = self.trained.parameters[index].grad
+        assert gradient is not None
+        if self._settings.sync.collective:
+            self._moments.note(index)
+        with self._moments.leaving_out():
+            self._bits[index] = _bits(gradient)
+
+    def zeroed(self) -> None:
+        self._arrivals.counts.clear()
+        self._bits.clear()
+
+    def close(self) -> None:
+        if self._guards is not None:
+            self._guards.close()
+
+    def decide(self, reason: str) -> Mechanism:
+        """The last moment to find out that something needs a barrier: `reason`, or another rank's."""
+        self._check_unchanged()
+        order = list(self._guards.order) if self._guards is not None else []
+        every = self._lines.exchange((reason, order))
+        barrier = next((r for r, _ in every if r), "")
+        if barrier and not self._settings.sync.synchronous:
+            raise RuntimeError(
+                f"{barrier}, which sync '{self._settings.text}' cannot wait for: choose ps"
+            )
+        if barrier:
+            self.close()
+            arrived = self._arrivals.counts
+            return Bucketed(self.trained, self._lines, self._settings, barrier, arrived)
+        urgent = [*dict.fromkeys([*every[0][1], *range(len(self.trained.parameters))])]
+        homing = self._everywhere(urgent) if self._settings.sync.collective else self._homes(urgent)
+        sliced = Sliced(self.trained, self._lines, self._settings, homing, self._guards)
+        unguarded = self._guards.learned(self._arrivals.counts) if self._guards is not None else ()
+        if unguarded:
+            sliced.unguard(set(unguarded))
+        return sliced
+
+    def _check_unchanged(self) -> None:
+        for index, bits in self._bits.items():
+            gradient = self.trained.parameters[index].grad
+            if gradient is not None and _bits(gradient) != bits:
+                raise RuntimeError(
+                    f"rank {self._lines.rank} finds the gradient of '{self.trained.names[index]}' changed "
+                    "after backward, before it was summed (unscale_, clip_grad_norm_?): wrap with "
+                    "barrier=True, or use optimizer.clip_grad_norm"
+                )
+
+    def _homes(self, urgent: list[int]) -> Homing:
+        own, lines, sync = self.trained, self._lines, self._settings.sync
+        return Homing(
+            own.names, own.parameters, own.optimizer, sync, lines.words, lines.exchange, urgent,
+            stall=self._settings.stall, note=lines.note,
+        )  # fmt: skip
+
+    def _everywhere(self, urgent: list[int]) -> Everywhere:
+        """In an order that rank 0 makes of its first backward."""
+        own, lines, sync = self.trained, self._lines, self._settings.sync
+        late = lines.open_sums()
+        items, slices = items_of(own.names, own.parameters, sync, lines.size, urgent)
+        rate = rate_of(lines.sums, own.device, own.parameters[0].dtype)
+        ready = self._moments.seconds(len(own.parameters))
+        turns = lines.exchange(turns_of(items, slices, ready, rate))[0]
+        return Everywhere(
+            own.names, own.parameters, own.optimizer, sync, lines.sums, lines.exchange, urgent,
+            turns=turns, late=late, debug=self._settings.debug, note=lines.note,
+        )  # fmt: skip
+
+
+def _bits(gradient: Tensor) -> int:
+    """A sum over the bits of a gradient: it changes when somebody scales it, whatever is in it."""
+    if gradient.layout != torch.strided or not gradient.numel():
+        return 0
+    held = gradient.detach().contiguous().view(-1)
+    return int(held.view(torch.uint8).sum(dtype=torch.int64))
