@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from raddle.reports.experiments.result import Result
 
 FACES = (".html", ".md", ".json")
+IN_A_CHECKOUT = ("experiments/experiment.py", "src/raddle/version.py")
 
 
 def reproduce(
@@ -62,21 +63,25 @@ def reproduce(
 
 
 def experiments() -> Any:
-    """The module that lists experiments; they are in a checkout of raddle, and in no package."""
-    for root in (pathlib.Path(__file__).resolve().parents[3], pathlib.Path.cwd()):
-        if (root / "experiments" / "experiment.py").is_file():
-            break
-    else:
-        raise InputError(
-            "the papers' experiments are not installed: clone raddle's repository and run "
-            "`raddle reproduce` in its folder."
-        )
-    others = os.environ.get("PYTHONPATH", "")
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-        # Ranks that an experiment starts find it too.
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), others]))
+    """The module that lists experiments; ranks that an experiment starts find it too, wherever they run."""
+    root = str(_checkout())
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    paths = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    if root not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *paths])
     return import_module("experiments.experiment")
+
+
+def _checkout() -> pathlib.Path:
+    """The checkout of raddle that this file is in, or the working directory: no wheel has experiments."""
+    for root in (pathlib.Path(__file__).resolve().parents[3], pathlib.Path.cwd()):
+        if all((root / part).is_file() for part in IN_A_CHECKOUT):
+            return root
+    raise InputError(
+        "the papers' experiments are not installed: clone raddle's repository and run "
+        "`raddle reproduce` in its folder."
+    )
 
 
 def _face(result: "Result", output: str) -> str:

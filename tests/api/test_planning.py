@@ -1,0 +1,61 @@
+"""Plans by name of a method: what is asked is checked first, and what is found is predicted."""
+
+from __future__ import annotations
+
+import pytest
+
+from raddle.api.clusters import cluster
+from raddle.api.compiling import PARTITIONERS, SEARCH, compiled_for
+from raddle.api.loading import capture_model
+from raddle.api.planning import METHODS, SEARCHES, Settings, method_names, predict, settings_of
+from raddle.api.simulating import details, judge
+from raddle.errors import InputError
+
+ASKED = {
+    "bn": "local", "sync": "auto", "budget": 1.0, "seed": 0, "pins": None, "reduction": None,
+    "profile": None,
+}  # fmt: skip
+
+
+def test_names() -> None:
+    assert method_names("data, owt") == ["data", "owt"]
+    assert method_names(None) == [*METHODS, *SEARCHES]
+
+
+@pytest.mark.parametrize(
+    ("methods", "changed", "sentence"),
+    [
+        (["dta"], {}, "no method 'dta': choose data"),
+        (["data"], {"bn": "none"}, "bn is 'none': choose global or local"),
+        (["data"], {"sync": "gossip"}, "sync is 'gossip'"),
+        (["data"], {"pins": ["features"]}, "features"),
+        (["data"], {"profile": "nowhere.json"}, "nowhere.json"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_captured(
+    methods: list[str], changed: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        settings_of(methods, **{**ASKED, **changed})  # type: ignore[arg-type]
+
+
+def test_settings_are_what_was_asked() -> None:
+    made = settings_of(["data"], **{**ASKED, "sync": "p3", "pins": ["conv*=n/2"]})  # type: ignore[arg-type]
+    assert (made.sync, made.budget, len(made.pins)) == ("p3", 1.0, 1)
+
+
+def test_a_prediction_is_a_simulation_beside_data_parallelism() -> None:
+    graph, on = capture_model("lenet-tiny", 8), cluster("p100:1x2")
+    settings = Settings(sync="allreduce")
+    data, owt = (predict(graph, on, name, settings, model="lenet-tiny") for name in ("data", "owt"))
+    assert data.row["speedup"] == 1.0
+    assert owt.row["speedup"] == data.row["step_ms"] / owt.row["step_ms"]
+    assert details(judge(graph, owt.plan, on))["step_ms"] == owt.row["step_ms"]
+    assert owt.plan.predicted["step_ms"] == owt.row["step_ms"]
+
+
+def test_methods_say_what_they_need_compiled() -> None:
+    assert compiled_for(["data", "owt"]) == []
+    assert compiled_for(["data", "auto"]) == [SEARCH]
+    assert compiled_for(["hypergraph-coarse"]) == [SEARCH, PARTITIONERS]
+    assert compiled_for(["layerwise", "fine"]) == [PARTITIONERS]

@@ -1,0 +1,51 @@
+"""What is asked of a plan before ranks are started, and what the live page offers."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from raddle.api.clusters import cluster, presets
+from raddle.api.defaults import COMPARE_SECONDS
+from raddle.api.loading import capture_model
+from raddle.api.models import zoo_names
+from raddle.api.offering import offered
+from raddle.api.planning import METHODS, SEARCHES, plan_for
+from raddle.api.plans import save_plan
+from raddle.api.running import devices_of
+from raddle.api.schedules import make_schedule, read_schedule, schedule_to_text
+from raddle.errors import InputError
+
+
+def test_devices_of_a_plan(tmp_path: pathlib.Path) -> None:
+    graph, path = capture_model("mlp-tiny", 6), tmp_path / "plan.json"
+    plan = plan_for(graph, cluster("p100:1x3"), "data", model="mlp-tiny", sync="allreduce")
+    save_plan(plan, graph, path)
+    asked: dict[str, Any] = {"model": None, "dtype": None, "seed": 0}
+    assert devices_of(str(path), **asked) == 3
+    with pytest.raises(InputError, match="the plan was made for 'mlp-tiny'"):
+        devices_of(str(path), **{**asked, "model": "gpt-tiny"})
+
+
+def test_a_schedule_by_name_or_file(tmp_path: pathlib.Path) -> None:
+    made = make_schedule("1f1b", stages=2, microbatches=3, workers=None)
+    path = tmp_path / "rows.txt"
+    path.write_text(schedule_to_text(made))
+    assert make_schedule(str(path), stages=9, microbatches=9, workers=9) == made
+    assert [read_schedule(name) for name in (None, "1f1b", "threaded:4")] == [
+        "",
+        "1f1b",
+        "threaded:4",
+    ]
+
+
+def test_the_live_page_offers_what_there_is() -> None:
+    found = offered()
+    assert found["models"] == zoo_names()
+    assert (found["methods"], found["searches"]) == ([*METHODS], [*SEARCHES])
+    assert found["budget"] == COMPARE_SECONDS
+    assert len(found["clusters"]) == len(presets())
+    assert all(cluster(spec).devices for spec in found["clusters"])
+    assert "<html" in found["page"]

@@ -1,0 +1,38 @@
+"""The command line in this process: one of its own imports torch again, which takes seconds."""
+
+from __future__ import annotations
+
+import io
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from typing import NamedTuple
+
+import pytest
+
+from raddle.cli import main as cli
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def raddle(*args: object) -> Done:
+    """What `raddle ARGS` does."""
+    out, error, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
+        patch.setattr(sys, "argv", ["raddle", *map(str, args)])
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Done(code, out.getvalue(), error.getvalue())
+
+
+def refused(done: Done, sentence: str) -> None:
+    """One sentence on stderr, and exit code 2."""
+    assert (done.returncode, done.stdout) == (2, "")
+    assert sentence in done.stderr
+    assert done.stderr.startswith("raddle: ")
+    assert done.stderr.count("\n") == 1
