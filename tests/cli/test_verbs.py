@@ -15,6 +15,7 @@ from test_session import launch  # noqa: F401 - a fixture
 from typer.testing import CliRunner
 
 from raddle.cli.main import app
+from raddle.plans import schedules as named_schedules
 from raddle.plans.pipelining import THREADED
 from raddle.plans.schedules import NAMES
 from raddle.program.lower import lower
@@ -56,7 +57,7 @@ def plan(folder: pathlib.Path, schedule: str) -> pathlib.Path:
         elif schedule.startswith(THREADED):
             options = ["--method", "layerwise", "--schedule", schedule]
         else:
-            stages = 2 * DEVICES if schedule == "interleaved" else DEVICES
+            stages = DEVICES * named_schedules.SCHEDULES[schedule].chunks
             options = ["--method", "pipeline", "--stages", stages, "--microbatches", 2]
             options += ["--schedule", schedule]
         on = ("--cluster", f"local:{DEVICES}", "--batch", BATCH)

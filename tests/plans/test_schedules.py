@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from inspect import cleandoc
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,16 @@ from raddle.plans.schedule import (
     slots,
     write,
 )
-from raddle.plans.schedules import ASYNCHRONOUS, MAKERS, NAMES, named, stashed, updates, versions
+from raddle.plans.schedules import (
+    ASYNCHRONOUS,
+    MAKERS,
+    NAMES,
+    SCHEDULES,
+    named,
+    stashed,
+    updates,
+    versions,
+)
 from raddle.plans.schedules.one_way import interleaved
 from raddle.reports.schedules import describe, show_schedule
 
@@ -375,3 +385,11 @@ def test_what_versions_need() -> None:
         InputError, match="micro-batch 4 on stage 0 needs version 1, but its worker is at 0"
     ):
         versions(schedule, 2, "2bw")
+
+
+def test_every_schedule_is_in_the_docs() -> None:
+    """Files declare schedules; lists and help are drawn from them, the guide is written by hand."""
+    guide = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
+    assert [name for name in NAMES if f"`{name}`" not in guide] == []
+    assert NAMES[:3] == ("sequential", "gpipe", "1f1b")
+    assert {name for name in NAMES if SCHEDULES[name].splits} == {"zb-h1", "zb-h2"}

@@ -6,7 +6,7 @@ from raddle.files import read_text
 from raddle.plans.schedule import Action, Schedule
 from raddle.plans.schedule import read as schedule_from_text
 from raddle.plans.schedule import write as schedule_to_text
-from raddle.plans.schedules import MAKERS, NAMES, named
+from raddle.plans.schedules import MAKERS, NAMES, SCHEDULES, named
 
 __all__ = [
     "MAKERS", "NAMES", "Action", "Schedule", "make_schedule", "named", "read_schedule",
@@ -17,7 +17,7 @@ __all__ = [
 def make_schedule(name: str, *, stages: int, microbatches: int, workers: int | None) -> Schedule:
     """The schedule of a name for so many stages, or of a file, which has its own."""
     if name in NAMES:
-        rows = workers or (max(1, stages // 2) if name == "interleaved" else stages)
+        rows = workers or max(1, stages // SCHEDULES[name].chunks)
         return named(name, stages, rows, microbatches)
     return schedule_from_text(read_schedule(name))
 

@@ -20,10 +20,11 @@ from raddle.errors import InputError, quote, shorten
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.plans.schedule import Schedule, read
-from raddle.plans.schedules import ASYNCHRONOUS, NAMES, named
+from raddle.plans.schedules import ASYNCHRONOUS, NAMES, SCHEDULES, named
 from raddle.plans.tiling import Grid, Irregular, Tile, Tiling
 
 THREADED = "threaded"
+SEQUENTIAL = "sequential"  # without a schedule, micro-batches follow each other
 OVERLAPPED = 32  # steps that follow each other without a pause, where they overlap
 
 
@@ -69,9 +70,9 @@ def is_schedule(text: str) -> bool:
 
 def schedule_splits(schedule: str) -> bool:
     """Whether a schedule has the gradients of parameters apart."""
-    if schedule in NAMES or not schedule:
-        return schedule.startswith("zb")
-    return read(schedule).split
+    if schedule in NAMES:
+        return SCHEDULES[schedule].splits
+    return bool(schedule) and read(schedule).split
 
 
 def for_running(plan: Plan) -> Plan:
@@ -108,7 +109,7 @@ def schedule_of(plan: Plan) -> Schedule:
     if plan.schedule in ASYNCHRONOUS:
         return named(plan.schedule, stages, rows, count * plan.steps, per_step=count)
     if plan.schedule in NAMES or not plan.schedule:
-        return named(plan.schedule or "sequential", stages, rows, count)
+        return named(plan.schedule or SEQUENTIAL, stages, rows, count)
     found = read(plan.schedule)
     if len(found.rows) != rows or found.stages != stages or found.microbatches != count:
         raise InputError(
@@ -177,11 +178,13 @@ def _validate_buffers(plan: Plan, graph: Graph, of: Mapping[str, int]) -> None:
         return
     made = {o: op.name for op in graph.ops for o in op.outputs}
     schedule = schedule_of(plan)
+    named = SCHEDULES.get(plan.schedule or SEQUENTIAL)
+    in_turn = named is not None and named.in_turn
     counts = range(min(schedule.microbatches, plan.microbatches))
     replicas = len({places(plan, schedule, m) for m in counts}) > 1
     for buffer, value in graph.updates.items():
         for op in graph.readers.get(buffer, ()):
-            late = of[op.name] != of[made[value]] and plan.schedule not in ("", "sequential")
+            late = of[op.name] != of[made[value]] and not in_turn
             apart = replicas and value not in op.outputs
             if late or apart:
                 raise InputError(

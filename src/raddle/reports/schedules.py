@@ -6,25 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raddle.plans.schedule import Schedule, alive, bubble, rows, wait_lines
-from raddle.plans.schedules import ASYNCHRONOUS, NAMES, stashed
-
-WHAT = {
-    "sequential": "plain model parallelism: one micro-batch after the other",
-    "gpipe": "all forwards, then all backwards",
-    "1f1b": "a backward as soon as it can be: fewer micro-batches are alive",
-    "interleaved": "1F1B with several stages on each worker: a smaller bubble, more messages",
-    "zb-h1": "zero bubble: gradients of parameters apart, where a worker would idle",
-    "zb-h2": "zero bubble with more memory and less idling",
-    "gems": "two mirrored replicas, one micro-batch alive: the least memory",
-    "gems-basic": "the same without overlap",
-    "chimera": "two mirrored replicas at the same time",
-    "pipedream": "1F1B without a flush: every step updates, weights are stashed",
-    "2bw": "1F1B without a flush and two versions of the weights",
-}
+from raddle.plans.schedules import SCHEDULES, stashed
 
 
 def names() -> list[dict[str, str]]:
-    return [{"name": name, "what": WHAT[name]} for name in NAMES]
+    return [{"name": own.name, "what": own.what} for own in SCHEDULES.values()]
 
 
 def describe(schedule: Schedule, name: str, backward: int = 1) -> dict[str, Any]:
@@ -39,10 +25,12 @@ def describe(schedule: Schedule, name: str, backward: int = 1) -> dict[str, Any]
         "bubble": float(bubble(schedule, backward=backward)),
         "alive": alive(schedule),
     }
-    if name in ASYNCHRONOUS:
-        each = 1 if name == "pipedream" else max(1, min(schedule.stages, schedule.microbatches))
-        if schedule.microbatches % each == 0:
-            result["versions"] = stashed(schedule, each, ASYNCHRONOUS[name])
+    own = SCHEDULES.get(name)
+    if own is not None and own.rule:
+        count = schedule.microbatches
+        each = max(1, min(count, own.per_step(schedule.stages))) if own.per_step else count
+        if count % each == 0:
+            result["versions"] = stashed(schedule, each, own.rule)
     return result
 
 

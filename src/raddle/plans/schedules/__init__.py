@@ -1,32 +1,35 @@
-"""The named schedules of pipelines, each from its paper."""
+"""The named schedules of pipelines, each from its paper. A new one is a file here that declares it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
 
 from raddle.errors import InputError
+from raddle.plans.named import Named
 from raddle.plans.schedule import Schedule
-from raddle.plans.schedules.both_ways import chimera, gems, gems_basic
-from raddle.plans.schedules.one_way import gpipe, interleaved, one_f_one_b, sequential
-from raddle.plans.schedules.unflushed import pipedream, stashed, two_bw, updates, versions
-from raddle.plans.schedules.zero_bubble import zb_h1, zb_h2
+from raddle.plans.schedules.unflushed import stashed, updates, versions
 
-__all__ = ["ASYNCHRONOUS", "MAKERS", "NAMES", "named", "stashed", "updates", "versions"]
+__all__ = [
+    "ASYNCHRONOUS", "MAKERS", "NAMES", "SCHEDULES", "named", "stashed", "updates", "versions",
+]  # fmt: skip
 
-MAKERS: dict[str, Callable[[int, int], Schedule]] = {  # (stages, micro-batches), one stage a worker
-    "sequential": sequential,
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "zb-h1": zb_h1,
-    "zb-h2": zb_h2,
-    "gems": gems,
-    "gems-basic": gems_basic,
-    "chimera": chimera,
-    "pipedream": pipedream,
-    "2bw": two_bw,
-}
-NAMES = (*MAKERS, "interleaved")
-ASYNCHRONOUS = {"pipedream": "latest", "2bw": "2bw"}  # the rule by which versions are chosen
+
+def _declared() -> dict[str, Named]:
+    """What the files of this folder declare: those with one stage a worker, then the others."""
+    first = ["one_way", "zero_bubble", "both_ways", "unflushed"]  # the order of lists
+    files = first + sorted({file.name for file in iter_modules(__path__)} - set(first))
+    found = [own for file in files for own in import_module(f"{__name__}.{file}").NAMED]
+    found.sort(key=lambda own: own.several is not None)
+    if len({own.name for own in found}) < len(found):
+        raise ImportError(f"two of the schedules have one name: {[own.name for own in found]}")
+    return {own.name: own for own in found}
+
+
+SCHEDULES = _declared()
+NAMES = tuple(SCHEDULES)
+MAKERS = {own.name: own.make for own in SCHEDULES.values() if own.several is None}
+ASYNCHRONOUS = {own.name: own.rule for own in SCHEDULES.values() if own.rule}
 
 
 def named(
@@ -52,16 +55,17 @@ def named(
 
 
 def _make(name: str, stages: int, workers: int, microbatches: int) -> Schedule:
-    if name == "interleaved":
+    several = SCHEDULES[name].several
+    if several is not None:
         if stages % workers:
             raise InputError(
-                f"interleaved needs as many stages on every worker, got {stages} on {workers}: "
+                f"{name} needs as many stages on every worker, got {stages} on {workers}: "
                 f"cut {-(-stages // workers) * workers} stages."
             )
-        return interleaved(stages, workers, microbatches)
+        return several(stages, workers, microbatches)
     if stages != workers:
         raise InputError(
             f"{name} runs one stage a worker, got {stages} stages on {workers}: "
             f"cut {workers} stages, or use interleaved."
         )
-    return MAKERS[name](stages, microbatches)
+    return SCHEDULES[name].make(stages, microbatches)

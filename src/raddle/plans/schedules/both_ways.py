@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from raddle.errors import InputError
+from raddle.plans.named import Named
 from raddle.plans.schedule import Action, Schedule
 
 # s: stage, m: micro-batch, w: worker; P stages
@@ -72,3 +73,10 @@ def chimera(stages: int, microbatches: int) -> Schedule:
                 rows[w].append((start + s, Action("F", s, first + j)))
                 rows[w].append((start + 2 * stages - 1 - s, Action("B", s, first + j)))
     return Schedule(tuple(tuple(action for _, action in sorted(row)) for row in rows))
+
+
+NAMED = (
+    Named("gems", gems, "two mirrored replicas, one micro-batch alive: the least memory"),
+    Named("gems-basic", gems_basic, "the same without overlap"),
+    Named("chimera", chimera, "two mirrored replicas at the same time", even=True),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raddle.plans.named import Named
 from raddle.plans.schedule import Action, Schedule
 
 # s: stage, m: micro-batch, w: worker; P workers, M micro-batches, v stages (chunks) a worker
@@ -94,3 +95,21 @@ def _in_turn(forwards: list[Action], backwards: list[Action], ahead: int) -> tup
         row.append(backward)
         row += forwards[i + ahead : i + ahead + 1]
     return tuple(row)
+
+
+NAMED = (
+    Named(
+        "sequential", sequential, "plain model parallelism: one micro-batch after the other",
+        in_turn=True,
+    ),
+    Named("gpipe", gpipe, "all forwards, then all backwards", replicated=True),
+    Named(
+        "1f1b", one_f_one_b, "a backward as soon as it can be: fewer micro-batches are alive",
+        replicated=True,
+    ),
+    Named(
+        "interleaved", one_f_one_b,
+        "1F1B with several stages on each worker: a smaller bubble, more messages",
+        several=interleaved,
+    ),
+)  # fmt: skip

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from raddle.errors import InputError
+from raddle.plans.named import Named
 from raddle.plans.schedule import Schedule
 from raddle.plans.schedules.one_way import one_f_one_b
 
@@ -102,3 +103,15 @@ def _steps(schedule: Schedule, per_step: int) -> int:
             "use a multiple of the micro-batches a step."
         )
     return schedule.microbatches // per_step
+
+
+NAMED = (
+    Named(
+        "pipedream", pipedream, "1F1B without a flush: every step updates, weights are stashed",
+        rule="latest", per_step=lambda stages: 1, replicated=True,
+    ),
+    Named(
+        "2bw", two_bw, "1F1B without a flush and two versions of the weights",
+        rule="2bw", per_step=lambda stages: stages, replicated=True,
+    ),
+)  # fmt: skip

@@ -7,6 +7,7 @@ same on all workers, and so is the number of micro-batches that are alive.
 
 from __future__ import annotations
 
+from raddle.plans.named import Named
 from raddle.plans.schedule import Action, Schedule
 
 # s: stage, m: micro-batch; P stages
@@ -53,3 +54,9 @@ def _row(s: int, microbatches: int, *, ahead: int, lag: int) -> tuple[Action, ..
             row.append(Action("F", s, m + ahead))
     row += [Action("W", s, m) for m in range(max(0, microbatches - lag), microbatches)]
     return tuple(row)
+
+
+NAMED = (
+    Named("zb-h1", zb_h1, "zero bubble: gradients of parameters apart, where a worker would idle"),
+    Named("zb-h2", zb_h2, "zero bubble with more memory and less idling"),
+)

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raddle.errors import InputError
+from raddle.plans.named import Named
 from raddle.plans.pipelining import is_schedule
 from raddle.plans.schedule import read
-from raddle.plans.schedules import ASYNCHRONOUS, NAMES
+from raddle.plans.schedules import ASYNCHRONOUS, NAMES, SCHEDULES
 from raddle.searches.pipeline.layers import Layers, Line, Work, topological_order
 from raddle.searches.pipeline.partition import partition
 from raddle.searches.pipeline.stages import Pipeline, Stage, stages_for
 
-REPLICATED = ("gpipe", "1f1b", *ASYNCHRONOUS)  # may have several devices a stage
-CHUNKS = 2  # stages on each worker, interleaved
+DEFAULT = "1f1b"
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ class Asked:
         """Whether the schedule is written out."""
         return bool(self.schedule) and self.schedule not in NAMES
 
+    @property
+    def named(self) -> Named:
+        """The schedule, unless it is written out."""
+        return SCHEDULES[self.schedule or DEFAULT]
+
     def checked(self, batch: int, devices: int) -> Asked:
         """Raises InputError for what cannot be; a written schedule says how many there are of each."""
         if self.schedule and not is_schedule(self.schedule):
@@ -60,7 +65,7 @@ class Asked:
             raise InputError(
                 f"{count} micro-batches of a batch of {batch}: ask for 1 to {batch} of them."
             )
-        most = CHUNKS * devices if self.schedule == "interleaved" else devices
+        most = devices * (1 if self.rows else self.named.chunks)
         if stages is not None and not self.rows and not 2 <= stages <= most:
             raise InputError(f"{stages} stages on {devices} devices: ask for 2 to {most}.")
         return Asked(self.schedule, stages, count)
@@ -69,28 +74,25 @@ class Asked:
         """Micro-batches to try."""
         if self.microbatches is not None:
             return [self.microbatches]
-        if self.schedule == "pipedream":
-            return [1]
-        if self.schedule == "2bw":
-            return [min(batch, devices)]
+        if not self.rows and self.named.per_step is not None:
+            return [min(batch, self.named.per_step(devices))]
         return sorted({m for m in (devices, 2 * devices, 4 * devices) if m <= batch} or {batch})
 
     def cut(self, work: Work, line: Line, m: int, static: float) -> Pipeline | None:
         """Stages for the schedule: as many as it needs."""
         devices = len(line.kinds)
-        schedule = self.schedule or "1f1b"
-        alone = self.rows or schedule not in REPLICATED
+        alone = self.rows or not self.named.replicated
         if not alone and self.stages is None:
-            if schedule in ASYNCHRONOUS and len(set(line.kinds)) == 1:
+            if self.schedule in ASYNCHRONOUS and len(set(line.kinds)) == 1:
                 return _shortest_period(work, line)
             return pipeline_of(work, line, m, static)
         if self.rows:
             written = read(self.schedule)
             homes = [written.worker(s, 0) for s in range(written.stages)]
             return _balanced(work, homes)
-        stages = self.stages or (CHUNKS * devices if schedule == "interleaved" else devices)
-        if schedule == "chimera" and stages % 2:
-            raise InputError(f"chimera needs an even number of stages, not {stages}.")
+        stages = self.stages or devices * self.named.chunks
+        if self.named.even and stages % 2:
+            raise InputError(f"{self.schedule} needs an even number of stages, not {stages}.")
         if stages <= devices:
             first = Line(
                 line.kinds[:stages], line.capacity[:stages],
