@@ -24,7 +24,8 @@ from raddle.graph.box import Box
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.slicing import numbered
-from raddle.runtime.actions import Forward, Source
+from raddle.runtime.actions import Forward
+from raddle.runtime.settling.pieces import Source
 from raddle.runtime.trainer import Trainer, parallelize
 from raddle.searches.planning import plan_for
 from raddle.sync.summing import Summing

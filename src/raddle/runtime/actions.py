@@ -6,27 +6,19 @@ boxes is decided here, once, so that a step only moves tensors between slots and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from raddle.graph.box import Box
 from raddle.program.messages import MessageKind
 from raddle.program.program import Key, Share
 from raddle.runtime.code import Code
-
-
-class Source(NamedTuple):
-    """A box of a value that is there before a step: a parameter, a buffer, a part of the batch."""
-
-    name: str
-    role: str
-    box: Box
-    slot: int
-    key: Key = Key()  # of inputs and seeds: the micro-batch
+from raddle.runtime.delivery import Delivery, Part
+from raddle.runtime.settling.pieces import Source
+from raddle.runtime.wholes import Whole
 
 
 @dataclass
@@ -81,15 +73,6 @@ class Backward:
     lay_down: list[int] = field(default_factory=list)
 
 
-class Part(NamedTuple):
-    """A box inside a message: which slots it is made of, and how; or which it is added to, and where."""
-
-    shape: tuple[int, ...]
-    slots: tuple[int, ...]
-    make: Callable[..., Tensor] | None = None
-    places: tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...] = ()  # in the slot, in the box
-
-
 @dataclass
 class Send:
     """Packs boxes of slots (or of their gradients) into a buffer and sends it."""
@@ -101,7 +84,7 @@ class Send:
     parts: list[Part]
     dtype: torch.dtype
     key: Key
-    rows: bool = False  # of a divided parameter: pulled in every step, whether it updates or not
+    delivery: Delivery
     number: int = 0  # among the sends of a rank
     drop: list[int] = field(default_factory=list)
 
@@ -119,7 +102,7 @@ class Receive:
     elements: int
     value: str
     key: Key
-    rows: bool = False  # of a divided parameter
+    delivery: Delivery
     number: int = 0  # in the order in which a rank posts them
 
     @property
@@ -146,16 +129,6 @@ class Sliced(NamedTuple):
     slot: int  # that holds it; -1: not on this rank
     rows: slice  # in the slot
     own: int = -1  # where parameters are divided: the slot of its rows at home
-
-
-class Whole(NamedTuple):
-    """A divided parameter (or a box of one) as segments use it, while they do."""
-
-    slot: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    own: int  # the slot of this rank's rows of it; -1: it is the home of none
-    rows: tuple[slice, ...]  # where these are in it
 
 
 class Bucket(NamedTuple):

@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 from raddle.errors import InputError
 from raddle.graph.dtypes import settled
 from raddle.plans.sync import Sync
-from raddle.runtime.actions import Sliced, Source
+from raddle.runtime.actions import Sliced
+from raddle.runtime.settling.pieces import Source
 from raddle.sync.applying import Applying, needs_barrier
 from raddle.sync.item import Item
 from raddle.sync.summing import Summing

@@ -13,7 +13,8 @@ from torch import Tensor
 from raddle.errors import InputError
 from raddle.graph.box import Box, hull
 from raddle.program.program import Program, Run
-from raddle.runtime.actions import Actions, Source
+from raddle.runtime.actions import Actions
+from raddle.runtime.settling.pieces import Source
 
 
 class Input(NamedTuple):

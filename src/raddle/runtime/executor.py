@@ -39,19 +39,19 @@ from raddle.runtime.actions import (
     Keep,
     Leave,
     Note,
-    Part,
     Receive,
     Send,
-    Source,
     Step,
     Sum,
     key_of,
 )
 from raddle.runtime.agreeing import Agreeing
+from raddle.runtime.delivery import Part
 from raddle.runtime.entering import enter
 from raddle.runtime.greedy import carry_out_greedily
 from raddle.runtime.posting import Posting
 from raddle.runtime.settle import settle
+from raddle.runtime.settling.pieces import Source
 from raddle.runtime.weights import Weights
 from raddle.runtime.wholes import Wholes
 from raddle.transport.base import Arriving, Pending, Transport, Widened
@@ -480,7 +480,7 @@ class Executor:
             buffer = torch.zeros(1, dtype=action.dtype, device=self.place)
         elif len(tensors) == 1:
             buffer = settled(tensors[0].detach()).contiguous().view(-1)
-            if action.what.pulls and not action.rows:
+            if action.what.pulls and not action.delivery.gathers:
                 buffer = buffer.clone()  # parameters change in place
         else:
             buffer = torch.cat([t.detach().reshape(-1) for t in tensors])
@@ -495,7 +495,7 @@ class Executor:
 
     def _skips(self, message: Send | Receive) -> bool:
         """Whether parameters stay as they are in this step, and nobody sends them."""
-        return message.what.of_parameters and not message.rows and not self.updating
+        return message.what.of_parameters and not message.delivery.gathers and not self.updating
 
     def _part(self, part: Part, source: list[Any], dtype: torch.dtype) -> Tensor:
         tensors = [source[s] for s in part.slots]
@@ -558,7 +558,7 @@ class Executor:
             self.slots[part.slots[0]] = tensor
             return
         for slot, (place, region) in zip(part.slots, part.places, strict=True):
-            if receive.rows:
+            if receive.delivery.gathers:
                 self.wholes.open(slot)[place] = tensor[region]
                 continue
             if receive.what.pulls:

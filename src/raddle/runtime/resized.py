@@ -16,9 +16,9 @@ from raddle.errors import InputError
 from raddle.plans.adapting import resize
 from raddle.program.check import check
 from raddle.program.lower import lower
-from raddle.runtime.actions import Source
 from raddle.runtime.batches import Batches
 from raddle.runtime.executor import Executor
+from raddle.runtime.settling.pieces import Source
 
 if TYPE_CHECKING:
     from raddle.runtime.trainer import Trainer

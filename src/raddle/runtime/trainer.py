@@ -29,7 +29,6 @@ from raddle.plans.plan import Plan
 from raddle.program.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Program
-from raddle.runtime.actions import Source
 from raddle.runtime.batches import Batches
 from raddle.runtime.checkpoint import (
     assemble,
@@ -44,6 +43,7 @@ from raddle.runtime.clipping import clip
 from raddle.runtime.executor import Executor
 from raddle.runtime.materialize import take
 from raddle.runtime.resized import Loan, Resized
+from raddle.runtime.settling.pieces import Source
 from raddle.runtime.weights import Used
 from raddle.transport.base import Transport
 from raddle.transport.exchange import exchange_over

@@ -9,12 +9,20 @@ those that the forward saw.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from raddle.runtime.actions import Whole
+
+class Whole(NamedTuple):
+    """A divided parameter (or a box of one) as segments use it, while they do."""
+
+    slot: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    own: int  # the slot of this rank's rows of it; -1: it is the home of none
+    rows: tuple[slice, ...]  # where these are in it
 
 
 class Wholes:

@@ -1,0 +1,120 @@
+"""What a rank does with messages of each kind: what it packs, and where it puts what has come.
+
+All of the runtime that depends on the kind of a message is in this file. It depends on what the message
+carries and is about (`program/messages.py`), so a new kind that is about nothing new needs no change here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from raddle.errors import never
+from raddle.graph.box import Box
+from raddle.program.messages import Content, MessageKind, Subject
+from raddle.program.program import Key
+from raddle.runtime.code import Of
+from raddle.runtime.gathering import overlapping
+from raddle.runtime.settling.pieces import Held, Pieces
+
+
+class Part(NamedTuple):
+    """A box inside a message: which slots it is made of, and how; or which it is added to, and where."""
+
+    shape: tuple[int, ...]
+    slots: tuple[int, ...]
+    make: Callable[..., Tensor] | None = None
+    places: tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...] = ()  # in the slot, in the box
+
+
+class Delivery:
+    """Of a kind of messages, between which slots it goes. Signals carry nothing, and are this."""
+
+    fills = False  # slots of its own, which are emptied when nobody reads them any more
+    completes = False  # values that a buffer may have been waiting for
+    gathers = False  # parameters that are released after their use
+
+    def packed(self, pieces: Pieces, key: Key, of: Of) -> Held:
+        """The pieces that the sender makes it of."""
+        return pieces.held(key, of)
+
+    def landing(self, pieces: Pieces, key: Key, of: Of, box: Box) -> Part:
+        """Where the receiver puts a box."""
+        return Part(box.shape, ())
+
+
+class Values(Delivery):
+    """Fill slots of their own."""
+
+    fills = completes = True
+
+    def landing(self, pieces: Pieces, key: Key, of: Of, box: Box) -> Part:
+        return Part(box.shape, (pieces.receive(key, of, box),))
+
+
+class Partials(Values):
+    """Are values too, but not complete."""
+
+    completes = False
+
+
+class Gradients(Delivery):
+    """Go back from where a value was received to where it was made, and are added there."""
+
+    def packed(self, pieces: Pieces, key: Key, of: Of) -> Held:
+        return pieces.received[key, of]
+
+    def landing(self, pieces: Pieces, key: Key, of: Of, box: Box) -> Part:
+        return _within(pieces.made[key, of], box)
+
+
+class Parameters(Delivery):
+    """Are written into the receiver's copy of a parameter."""
+
+    def landing(self, pieces: Pieces, key: Key, of: Of, box: Box) -> Part:
+        assert isinstance(of, str)
+        return _within(pieces.lasting[of], box)
+
+
+class ParameterGradients(Parameters):
+    """Are added to the gradient of the server's copy."""
+
+
+class Rows(Parameters):
+    """Of a divided parameter: what its home keeps is gathered where the parameter is used."""
+
+    gathers = True
+
+    def packed(self, pieces: Pieces, key: Key, of: Of) -> Held:
+        assert isinstance(of, str)
+        return pieces.rows[of]
+
+
+def delivery_of(kind: MessageKind, *, divided: bool = False) -> Delivery:
+    """`divided`: whether parameters are at their homes alone while nobody uses them."""
+    if kind.content is Content.NOTHING:
+        return Delivery()
+    value = kind.content is Content.VALUE
+    match kind.subject:
+        case Subject.RESULT:
+            return Values() if value else Gradients()
+        case Subject.PART:
+            return Partials() if value else Gradients()
+        case Subject.PARAMETER if value:
+            return Rows() if divided else Parameters()
+        case Subject.PARAMETER:
+            return ParameterGradients()
+        case Subject.ACTION:
+            return Delivery()
+        case _:
+            return never(kind.subject)
+
+
+def _within(held: Held, box: Box) -> Part:
+    """A box as parts of the pieces that it overlaps."""
+    found = [held[i] for i in overlapping([b for b, _ in held], box)]
+    commons = [(own & box, own, slot) for own, slot in found]
+    places = tuple((common.within(own), common.within(box)) for common, own, _ in commons)
+    return Part(box.shape, tuple(slot for *_, slot in commons), places=places)

@@ -1,0 +1,78 @@
+"""Slices of parameters, which a synchroniser sums and updates beside what a rank computes."""
+
+from __future__ import annotations
+
+from raddle.program.program import Instruction, Move, Program, Reduce, Update
+from raddle.program.slicing import numbered
+from raddle.runtime.actions import Give, Leave, Sliced
+from raddle.runtime.delivery import delivery_of
+from raddle.runtime.settling.lasting import is_divided
+from raddle.runtime.settling.pieces import Pieces
+
+
+class Slices:
+    """What one device hands in and when; `order` is that of slices without homes as their sums leave."""
+
+    def __init__(self, program: Program, device: int, pieces: Pieces) -> None:
+        self.program, self.device, self.pieces = program, device, pieces
+        self.order: list[int] = []
+        self._divided = is_divided(program)
+        self._numbers = {own: n for n, own in enumerate(numbered(program.slices))}
+        self._given: set[str] = set()  # parameters whose gradients are handed in
+
+    def concerns(self, i: Instruction) -> bool:
+        """Whether a synchroniser does it: all of slices, but for rows that are pulled before a use."""
+        if not self.program.slices:
+            return False
+        if isinstance(i, Move):
+            return i.what.of_parameters and not delivery_of(i.what, divided=self._divided).gathers
+        return isinstance(i, Update | Reduce)
+
+    def give(self, i: Instruction) -> list[Give | Leave]:
+        """A parameter's gradient is complete: all its slices on this device are handed in."""
+        name, found = _parameter(i), list[Give | Leave]()
+        if name not in self._given:
+            self._given.add(name)
+            held = {s.box for s in self.program.shares[name] if self.device in s.devices}
+            slots = tuple(s for box, s in self.pieces.lasting.get(name, []) if box in held)
+            if slots:
+                found.append(Give(i.key, slots))
+        if self.program.plan.syncing.collective:
+            found += self._leave(name, i)
+        return found
+
+    def _leave(self, name: str, i: Instruction) -> list[Leave]:
+        """A slice is summed where the program has it, or, held by one device alone, updated."""
+        if isinstance(i, Update):
+            share = i.shares[0]
+            if len(share.devices) > 1:  # comes after its sum
+                return []
+        else:
+            assert isinstance(i, Reduce)
+            share = i.shares[0][0]
+        number = self._numbers[name, share]
+        self.order.append(number)
+        return [Leave(i.key, number, f"reduce {name}")] if self.device in share.devices else []
+
+    def all(self) -> list[Sliced]:
+        """All slices of the program, numbered alike on every rank."""
+        program = self.program
+        priority = program.priority if program.plan.syncing.urgent else {}
+        found = []
+        for name, share in numbered(program.slices):
+            slot, rows = -1, slice(0, 0)
+            if self.device in (*share.devices, share.home):
+                lasting = self.pieces.lasting[name]
+                held, slot = next((b, s) for b, s in lasting if b.holds(share.box))
+                rows = share.box.within(held)[0] if share.box.shape else slice(None)
+            own = next((s for b, s in self.pieces.rows.get(name, []) if b == share.box), -1)
+            dtype = program.graph.values[name].dtype
+            found.append(Sliced(name, share, dtype, priority.get(name, 0), slot, rows, own))
+        return found
+
+
+def _parameter(i: Instruction) -> str:
+    """Whose slice it is about."""
+    if isinstance(i, Update):
+        return i.parameter
+    return i.parameters[0] if isinstance(i, Reduce) else i.value if isinstance(i, Move) else ""

@@ -1,0 +1,47 @@
+"""Where steps overlap: which version of each weight a segment uses, and for how long an old one is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from raddle.graph.graph import Op
+from raddle.program.program import Instruction, Key, Program, Run
+from raddle.program.versions import parameters_of
+from raddle.runtime.actions import Action, Call, Forward, Step
+
+
+class Versions:
+    """The versions that operators of one device use, as the program says."""
+
+    def __init__(self, program: Program, device: int, instructions: Iterable[Instruction]) -> None:
+        read = parameters_of(program.graph)
+        self._used: dict[tuple[Key, str], dict[str, int]] = {}  # by operator and weight
+        for i in instructions:
+            if isinstance(i, Run) and device in i.devices and i.phase == "F" and i.versions:
+                self._used[i.key, i.op] = dict(zip(read[i.op], i.versions, strict=True))
+
+    def of(self, call: Call, ops: Sequence[Op]) -> tuple[int, ...]:
+        """By weight, the version that a segment uses; its operators agree on it."""
+        found: dict[object, int] = {}
+        for op in ops:
+            found.update(self._used.get((call.key, op.name), {}))
+        return tuple(found[piece.of] for piece in call.code.weights)
+
+
+def spend(actions: Iterable[Action]) -> None:
+    """Notes which old weights are used after an update, and which forward is the last to use them."""
+    done: dict[int, int] = {}  # updates so far, by slot
+    steps: dict[tuple[int, int], Step] = {}  # that replaces a version of a slot
+    uses: dict[tuple[int, int], Forward] = {}  # the last use of one that was replaced
+    for action in actions:
+        if isinstance(action, Step):
+            for slot in action.slots:
+                steps[slot, done.get(slot, 0)] = action
+                done[slot] = done.get(slot, 0) + 1
+        elif isinstance(action, Forward) and not action.again:
+            for slot, version in zip(action.call.weights, action.versions, strict=True):
+                if version < done.get(slot, 0):
+                    uses[slot, version] = action
+    for (slot, version), action in uses.items():
+        steps[slot, version].kept += (slot,)
+        action.spent.append((slot, version))
