@@ -47,7 +47,7 @@ from raddle.program.program import (
     Share,
     Update,
 )
-from raddle.program.settling import Settled, joined
+from raddle.program.settling import Settled, joined, settle
 from raddle.program.sharing import operand_regions, shares_from
 from raddle.program.signals import Signals, between
 from raddle.program.slicing import check_order, numbered, slices_of
@@ -128,7 +128,7 @@ class _Lowering:
                 own, sums = placed(self.plan, at, plan.tiles), placed(self.plan, at, plan.sums)
                 plan = replace(plan, tiles=own, sums=sums)
             self.kinds[size, at] = len(self.settled)
-            self.settled.append(Settled(graph, plan, self.active))
+            self.settled.append(settle(graph, plan, self.active))
         return self.kinds[size, at]
 
     def _actions(self) -> list[list[tuple[Key, Action]]]:

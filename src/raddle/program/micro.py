@@ -36,8 +36,6 @@ class Micro:
         self, settled: Settled, key: Key, write: Writing, blocks: Mapping[str, Sequence[Op]]
     ) -> None:
         self.settled, self.key, self.write, self.blocks = settled, key, write, blocks
-        self.graph, self.plan, self.active = settled.graph, settled.plan, settled.active
-        self.producer = {o: op for op in self.graph.ops for o in op.outputs}
         self.ready: dict[str, list[int]] = {}  # value -> the instructions that make it available
         self.ran: dict[str, int] = {}
         self.given: dict[str, list[int]] = {}  # value -> those that contribute to its gradient
@@ -107,7 +105,7 @@ class Micro:
         """
         self.after = list(after)
         for op in reversed(ops):
-            if has_backward(op, self.active):
+            if has_backward(op, self.settled.active):
                 sent = self._backward(op)
                 if sent and weights:  # others wait for these; gradients of parameters can wait
                     self.weights()
@@ -126,9 +124,9 @@ class Micro:
             deps.append(self._merge(op, "B", deps))
             sent = bool(settled.partial_messages[op.name]) and op.name not in settled.closing
         deps += self.after
-        names = graded_inputs(op, self.active)
-        parameters = trained_parameters(self.graph, op, self.active)
-        apart = self.plan.split_backward and bool(parameters)
+        names = graded_inputs(op, self.settled.active)
+        parameters = trained_parameters(self.settled.graph, op, self.settled.active)
+        apart = self.settled.plan.split_backward and bool(parameters)
         if len(parameters) < len(names) or not apart:
             at = self.write.emit(
                 Run(op.name, "B", self.key, settled.devices[op.name], _sorted(deps))
@@ -164,7 +162,7 @@ class Micro:
         wanted: set[str] = set()
         needed = []
         for op in reversed(block):
-            if any(o in self.active or o in wanted for o in op.outputs):
+            if any(o in self.settled.active or o in wanted for o in op.outputs):
                 needed.append(op)
                 wanted.update(op.inputs)
         for op in reversed(needed):
@@ -172,7 +170,7 @@ class Micro:
             deps += [
                 self.again[p.name]
                 for i in op.inputs
-                if (p := self.producer.get(i)) and p.name in self.again
+                if (p := self.settled.producer.get(i)) and p.name in self.again
             ]
             devices = self.settled.devices[op.name]
             self.again[op.name] = self.write.emit(
@@ -185,7 +183,7 @@ class Micro:
             devices = self.settled.devices[op.name]
             deps = [*deps, *self.signals]
             at = self.write.emit(Run(op.name, "W", self.key, devices, _sorted(deps)))
-            for name in trained_parameters(self.graph, op, self.active):
+            for name in trained_parameters(self.settled.graph, op, self.settled.active):
                 self.write.complete(name, self.key, at)
         self.later = [item for item in self.later if not chosen(item[0])]
 

@@ -7,6 +7,8 @@ twice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from raddle.errors import InputError
@@ -23,6 +25,21 @@ from raddle.program.program import Cell, Message, Variant
 from raddle.program.sharing import operand_regions
 
 
+def settle(graph: Graph, plan: Plan, active: frozenset[str]) -> Settled:
+    """All that follows from a graph and the tiles of a plan."""
+    settled = Settled(
+        graph,
+        plan,
+        active,
+        {op.name: tuple(sorted(set(plan.tiles[op.name].devices))) for op in graph.ops},
+        stage_of(plan) or {op.name: 0 for op in graph.ops},
+        closing(graph, plan, active, lambda op: is_partial(op, plan.tiles[op.name], plan.bn)),
+    )
+    for op in graph.ops:
+        settled.settle(op)
+    return settled
+
+
 class Portion(NamedTuple):
     """Messages that bring a part of a gradient back once these stages have given theirs."""
 
@@ -30,37 +47,48 @@ class Portion(NamedTuple):
     messages: tuple[Message, ...]
 
 
+@dataclass(frozen=True)
 class Settled:
     """A variant of a program: a graph and tiles, with all that follows from them."""
 
-    def __init__(self, graph: Graph, plan: Plan, active: frozenset[str]) -> None:
-        self.graph, self.plan, self.active = graph, plan, active
-        self.consumers: dict[str, list[tuple[Op, int]]] = {}
-        for op in graph.ops:
+    graph: Graph
+    plan: Plan
+    active: frozenset[str]
+    devices: dict[str, tuple[int, ...]]  # that compute an operator
+    stage_of: dict[str, int]
+    closing: frozenset[str]
+    merges: dict[str, tuple[Cell, ...]] = field(default_factory=dict)
+    partial_messages: dict[str, tuple[Message, ...]] = field(default_factory=dict)
+    partial_back: dict[str, tuple[Message, ...]] = field(default_factory=dict)
+    messages: dict[str, tuple[Message, ...]] = field(default_factory=dict)  # of a value, forward
+    returned: dict[str, tuple[Portion, ...]] = field(default_factory=dict)  # of its gradient
+
+    @cached_property
+    def consumers(self) -> dict[str, list[tuple[Op, int]]]:
+        found: dict[str, list[tuple[Op, int]]] = {}
+        for op in self.graph.ops:
             for i, name in enumerate(op.inputs):
-                self.consumers.setdefault(name, []).append((op, i))
-        self.devices = {
-            op.name: tuple(sorted(set(plan.tiles[op.name].devices))) for op in graph.ops
-        }
-        self.stage_of = stage_of(plan) or {op.name: 0 for op in graph.ops}
-        self.graders = graders(graph, active)
-        self.merges: dict[str, tuple[Cell, ...]] = {}
-        self.partial_messages: dict[str, tuple[Message, ...]] = {}
-        self.partial_back: dict[str, tuple[Message, ...]] = {}
-        self.messages: dict[str, tuple[Message, ...]] = {}  # of a value, forward
-        self.returned: dict[str, tuple[Portion, ...]] = {}  # of its gradient, backward
-        self.closing = closing(
-            graph, plan, active, lambda op: is_partial(op, plan.tiles[op.name], plan.bn)
-        )
-        for op in graph.ops:
-            self._settle(op)
-        self.variant = Variant(graph, plan.tiles, self.merges, self.closing)
+                found.setdefault(name, []).append((op, i))
+        return found
+
+    @cached_property
+    def producer(self) -> dict[str, Op]:
+        return {o: op for op in self.graph.ops for o in op.outputs}
+
+    @cached_property
+    def variant(self) -> Variant:
+        return Variant(self.graph, self.plan.tiles, self.merges, self.closing)
+
+    @cached_property
+    def graders(self) -> dict[str, list[Op]]:
+        """By value, the operators that contribute to its gradient, in their order."""
+        return graders(self.graph, self.active)
 
     def contributions(self, name: str, stages: frozenset[int]) -> int:
         """How many operators of some stages contribute to a value's gradient."""
         return sum(self.stage_of[op.name] in stages for op in self.graders.get(name, ()))
 
-    def _settle(self, op: Op) -> None:
+    def settle(self, op: Op) -> None:
         """Settles where an operator's results are merged and which messages carry them."""
         tiling = self.plan.tiles[op.name]
         if is_partial(op, tiling, self.plan.bn):

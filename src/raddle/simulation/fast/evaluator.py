@@ -31,10 +31,12 @@ from raddle.plans.tiling import Tiling
 from raddle.plans.validation import validate_settings
 from raddle.program.closing import SMALL, closing
 from raddle.program.program import Cell
+from raddle.program.script import BUCKETS, SERVER
+from raddle.simulation.fast.arrays import Arena, Slots, Space, Ways
 from raddle.simulation.fast.coverage import unsupported
-from raddle.simulation.fast.kernel import LONGER, TOO_SMALL, Arena, Slots, Space, step_time
+from raddle.simulation.fast.kernel import LONGER, TOO_SMALL, step_time
 from raddle.simulation.fast.making import Made, Maker, MergeKey, Reader, Tiled
-from raddle.simulation.fast.script import outline
+from raddle.simulation.fast.outline import outline
 from raddle.simulation.fast.store import NOTHING, Rows, Slot
 
 Array = np.ndarray
@@ -64,10 +66,12 @@ class Evaluator:
         self.counts = np.zeros(3, np.int64)  # of the last run: nodes, edges, nodes simulated
         self.space = self._room(4096, 16384)
         ops, values, parameters = len(graph.ops), len(self.outline.value), len(self.outline.users)
-        self.slots = Slots(
-            *(np.zeros((n, 2), np.int64) for n in (ops,) * 5 + (values,) * 2 + (parameters,) * 4)
-        )
-        self.slots.rings[:, 0] = -1
+        table = np.zeros((5 * ops + 2 * values, 2), np.int64)
+        ends = np.cumsum([ops] * 5 + [values] * 2)[:-1]
+        synced = np.zeros((parameters, 2), np.int64)
+        self.slots = Slots(*(table, *np.split(table, ends), synced))
+        way = SERVER if plan.syncing.inline else BUCKETS
+        self.ways = Ways(way, plan.bucket, True, False, np.zeros(parameters, np.int64))
         self.load = np.zeros(self.count + len(cluster.links), np.int64)
         self.held = np.zeros(self.count, np.int64)  # bytes by device, see `memory`
         self.held_slots = np.zeros((ops + parameters, 2), np.int64)
@@ -132,6 +136,11 @@ class Evaluator:
             np.add.at(self.load, own[:, 0], sign * own[:, 1])
         elif rows is self.make.sizes:
             np.add.at(self.held, own[:, 0], sign * own[:, 1])
+        elif rows is self.make.synced:
+            for row in own.tolist():
+                self._carry(self.make.messages, (row[0], row[1]), sign)
+                self._carry(self.make.computes, (row[2], row[3]), sign)
+                self._carry(self.make.messages, (row[4], row[5]), sign)
         else:
             for column in (3, 4):
                 held = own[:, column] >= 0
@@ -207,10 +216,13 @@ class Evaluator:
         if int(self.load.max()) > limit:
             self.counts[:] = 0
             return None
-        arena = Arena(self.make.computes.data, self.make.messages.data, self.make.amounts.data)
+        arena = Arena(
+            self.make.computes.data, self.make.messages.data, self.make.amounts.data,
+            self.make.synced.data,
+        )  # fmt: skip
         while True:
             found = step_time(
-                self.count, len(self.cluster.links), self.bucket, self.outline.script, self.slots,
+                self.count, len(self.cluster.links), self.ways, self.outline.tape, self.slots,
                 arena, self.make.rings.arrays(), self.make.handling, self.space, limit, fold, self.counts,
             )  # fmt: skip
             if found != TOO_SMALL:
@@ -218,16 +230,17 @@ class Evaluator:
             self.space = self._room(2 * len(self.space.nodes), 2 * len(self.space.edges))
 
     def _room(self, nodes: int, edges: int) -> Space:
-        values, parameters = len(self.outline.value), len(self.outline.users)
+        tape = self.outline.tape
+        arrivals = int(tape.arrival.max(initial=-1)) + 1
+        marks = max(len(self.outline.users), int(tape.mark.max(initial=-1)) + 1)
 
         def table(rows: int, kind: Any) -> Array:
             return np.zeros((rows, self.count), kind)
 
         return Space(
-            np.zeros((nodes, 7), np.int64), np.zeros((edges, 3), np.int64),
-            table(values, np.int32), table(values, np.int32), table(values, np.int32),
-            table(values, np.int64), table(parameters, np.int32), table(parameters, np.int64),
-            table(parameters, np.int32), np.zeros(self.count, np.int32),
+            np.zeros((nodes, 8), np.int64), np.zeros((edges, 3), np.int64),
+            table(arrivals, np.int32), table(marks, np.int32), table(marks, np.int64),
+            table(max(3 * len(self.outline.users), nodes // 8), np.int32),
         )  # fmt: skip
 
     @property
@@ -245,9 +258,8 @@ class Evaluator:
         """Forgets all rows but those of the current plan."""
         tiles = {op.name: self.tiles[i].tiling for i, op in enumerate(self.graph.ops)}
         self.make.forget()
-        for slots in self.slots:
-            slots[:] = 0
-        self.slots.rings[:, 0] = -1
+        self.slots.table[:] = 0
+        self.slots.synced[:] = 0
         self.held_slots[:] = 0
         self.load[:] = 0
         self.held[:] = 0
@@ -316,12 +328,10 @@ class Evaluator:
         number, users = self.outline.number, self.outline.users[p]
         readers = [Reader(op, k, True, self.tiles[number[op.name]]) for op, k in users]
         value = self.graph.values[users[0][0].inputs[users[0][1]]]
-        update, rings, push, pull, size = self.make.parameter(value, readers)
+        synced, size = self.make.parameter(value, readers)
         self._point(undo, self.held_slots, len(self.tiles) + p, size, self.make.sizes)
-        self._point(undo, self.slots.update, p, update, self.make.computes)
-        self._point(undo, self.slots.rings, p, rings, None)
-        self._point(undo, self.slots.push, p, push, self.make.messages)
-        self._point(undo, self.slots.pull, p, pull, self.make.messages)
+        if self.outline.tape.graded[p]:
+            self._point(undo, self.slots.synced, p, synced, self.make.synced)
 
 
 def _refuse(plan: Plan, cluster: Cluster) -> None:

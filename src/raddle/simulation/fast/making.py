@@ -107,6 +107,7 @@ class Maker:
     def forget(self) -> None:
         """Begins with no rows."""
         self.computes, self.messages, self.amounts, self.sizes = Rows(2), Rows(7), Rows(2), Rows(2)
+        self.synced = Rows(10)
         self.known: dict[Any, Any] = {}
         self.numbered: dict[tuple[int, Tiling], Tiled] = {}
         self.pieces: dict[tuple[int, int], tuple[Array, Array, Array]] = {}
@@ -307,10 +308,8 @@ class Maker:
 
     # -- parameters ------------------------------------------------------------------------------
 
-    def parameter(
-        self, value: Value, users: Sequence[Reader]
-    ) -> tuple[Slot, Slot, Slot, Slot, Slot]:
-        """Rows of its update, its rings, messages to and from a server, and rows of its bytes."""
+    def parameter(self, value: Value, users: Sequence[Reader]) -> tuple[Slot, Slot]:
+        """Rows of what is synchronised of it, and of its bytes."""
         used = [(r.tiled.number, r.operand) for r in users]
         key = ("parameter", value.shape, value.dtype.itemsize, *used)
         if key not in self.known:
@@ -319,7 +318,7 @@ class Maker:
             self.known[key] = self._share(value, list(distinct.values()))
         return self.known[key]  # type: ignore[no-any-return]
 
-    def _share(self, value: Value, users: Sequence[Reader]) -> tuple[Slot, Slot, Slot, Slot, Slot]:
+    def _share(self, value: Value, users: Sequence[Reader]) -> tuple[Slot, Slot]:
         by_device: dict[int, dict[Box, None]] = {}
         for r in users:
             tiled, own = r.tiled, r.tiled.regions[r.operand]
@@ -360,7 +359,8 @@ class Maker:
             sizes[list(s.devices)] += self.keeps * s.box.volume * width
         some = np.flatnonzero(sizes)
         size = self.sizes.add(np.stack([some, sizes[some]], axis=1))
-        return self.computes.add(update), rings, push, pull, size
+        synced = [*push, *self.computes.add(update), *pull, *rings, bool(shared), 1]
+        return self.synced.add(np.array([synced])), size
 
     def _served(self, shares: Sequence[Share], width: int, *, up: bool) -> Slot:
         volumes: dict[tuple[int, int], int] = {}

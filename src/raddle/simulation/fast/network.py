@@ -9,7 +9,7 @@ import numpy as np
 from raddle.clusters import Cluster
 from raddle.costs.collectives import slowest_hop
 from raddle.costs.handling import handles
-from raddle.simulation.fast.kernel import Handling, Rings
+from raddle.simulation.fast.arrays import Handling, Rings
 from raddle.simulation.tasks import held_once
 
 Array = np.ndarray

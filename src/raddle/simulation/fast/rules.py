@@ -1,0 +1,22 @@
+"""The rules of program/script.py, compiled: the same functions, which call each other's compiled forms."""
+
+from __future__ import annotations
+
+from types import FunctionType, ModuleType
+from typing import Any
+
+from numba import njit
+
+from raddle.program import script
+
+
+def compiled(module: ModuleType) -> dict[str, Any]:
+    """The names of a module, its own functions compiled."""
+    scope = dict(vars(module))
+    for name, function in vars(module).items():
+        if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+            scope[name] = njit(cache=True)(FunctionType(function.__code__, scope, name))
+    return scope
+
+
+assemble = compiled(script)["assemble"]
