@@ -6,9 +6,13 @@ Every check takes the folder that holds the package and returns its violations, 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LINES, METHODS, ATTRIBUTES = 400, 15, 12  # the most that a file and a class may have
 # Modules beside the packages, which everybody may import.
@@ -114,6 +118,45 @@ def cycles(folder: Path) -> list[str]:
         if module not in numbers:
             visit(module)
     return sorted(rings)
+
+
+def taken(folder: Path, names: Collection[str]) -> list[str]:
+    """Modules that have a public name: to import one would put it in the name's place."""
+    known = modules(folder)
+    return sorted(f"raddle.{name}" for name in names if f"raddle.{name}" in known)
+
+
+_NAMES = """
+import importlib, json, random, sys
+import raddle
+
+wanted, seed, first = json.loads(sys.argv[1])
+look = lambda: {name: getattr(raddle, name) for name in raddle.__all__}
+before = look() if first else {}
+random.Random(seed).shuffle(wanted)
+for module in wanted:
+    importlib.import_module(module)
+after = look()
+changed = [name for name in before if before[name] is not after[name]]
+told = lambda value, key: str(getattr(value, key, ""))
+what = lambda value: [type(value).__name__, told(value, "__module__"), told(value, "__name__")]
+print(json.dumps({name: [*what(value), name in changed] for name, value in after.items()}))
+"""
+
+
+def public_names(
+    folder: Path, wanted: Collection[str], *, seed: int, first: bool
+) -> dict[str, Any]:
+    """What public names are once modules were imported in an order: type, module, name, whether it changed.
+
+    With `first` they are looked up before, too, and must be the same objects after.
+    """
+    asked = json.dumps([sorted(wanted), seed, first])
+    line = [sys.executable, "-c", _NAMES, asked]
+    env = {**os.environ, "PYTHONPATH": str(folder)}
+    told = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True, env=env).stdout
+    found: dict[str, Any] = json.loads(told.splitlines()[-1])
+    return found
 
 
 def private_torch(folder: Path) -> list[str]:

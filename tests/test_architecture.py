@@ -7,6 +7,8 @@ from pathlib import Path
 import architecture
 import pytest
 
+import raddle
+
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 # What stood against the rules when they were written down. The list only shrinks: a line whose violation
@@ -69,6 +71,49 @@ def test_a_planted_import_of_an_experiment_is_found(text, found, tmp_path):
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "a.py").write_text(public + text)
     assert architecture.outside(SRC, tmp_path) == [f"experiments.a imports {found}"]
+
+
+# Public names that are to come, besides those of raddle.__all__.
+TO_COME = ("plan", "compare", "simulate", "verify", "explain", "load_plan", "sweep", "capacity")
+
+
+def test_no_module_has_a_public_name():
+    assert architecture.taken(SRC, {*raddle.__all__, *TO_COME}) == []
+
+
+@pytest.mark.parametrize("name", ["plan/__init__.py", "compare.py", "cluster/a.py"])
+def test_a_planted_module_with_a_public_name_is_found(name, tmp_path):
+    plant(tmp_path, "cluster/__init__.py" if "cluster" in name else name, "")
+    plant(tmp_path, name, "")
+    assert len(architecture.taken(tmp_path, {*raddle.__all__, *TO_COME})) == 1
+
+
+@pytest.fixture(scope="module")
+def names():
+    """What public names are where nothing else is imported."""
+    return architecture.public_names(SRC, [], seed=0, first=False)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["looked up first", "imported first"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_public_names_stay_what_they_are_whatever_is_imported(seed, first, names):
+    assert set(names) == set(raddle.__all__)
+    assert not any(kind == "module" for kind, *_ in names.values())
+    wanted = architecture.modules(SRC)
+    assert architecture.public_names(SRC, wanted, seed=seed, first=first) == names
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_planted_package_with_a_public_name_takes_its_place(first, tmp_path):
+    lazy = (
+        "__all__ = ['plan']\ndef __getattr__(name):\n    if name == 'plan':\n        return len\n"
+    )
+    plant(tmp_path, "__init__.py", f"{lazy}    raise AttributeError(name)\n")
+    plant(tmp_path, "plan/__init__.py", "")
+    before = architecture.public_names(tmp_path, [], seed=0, first=False)
+    after = architecture.public_names(tmp_path, ["raddle.plan"], seed=0, first=first)
+    assert before == {"plan": ["builtin_function_or_method", "builtins", "len", False]}
+    assert after["plan"] == ["module", "", "raddle.plan", first]
 
 
 PLANTED = {
