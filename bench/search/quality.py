@@ -18,7 +18,7 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.notation import write_tiling
 from raddle.searches.baselines import METHODS
-from raddle.searches.figures import compare, planned
+from raddle.searches.comparing import compare, planned
 from raddle.searches.optcnn.method import choose
 from raddle.searches.optcnn.tables import tables
 from raddle.searches.settings import Settings

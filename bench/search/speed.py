@@ -132,8 +132,8 @@ def begun_chain(graph: Any, on: Any, temperature: float, plain: bool) -> Chain:
 def compilation() -> None:
     """The first use on a machine: every compiled function, from nothing, in a process of its own."""
     code = (
-        "import time; import raddle.searches.compiling as c; import torch; "
-        "t = time.perf_counter(); c.compile_all(); print(time.perf_counter() - t)"
+        "import time; from raddle.searches.compiling import EVALUATOR; import torch; "
+        "t = time.perf_counter(); EVALUATOR.compile(); print(time.perf_counter() - t)"
     )
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "NUMBA_CACHE_DIR": folder}

@@ -22,7 +22,7 @@ from raddle.program.lower import lower
 from raddle.program.messages import Content, MessageKind
 from raddle.program.program import Move, Program
 from raddle.runtime.job import load_job
-from raddle.searches.explanation.whole import bytes_by_purpose
+from raddle.searches.purposes import bytes_by_purpose
 from raddle.simulation.timeline import simulate
 from raddle.verification.traffic import _cluster
 

@@ -18,7 +18,7 @@ from patience import LONG_HANG
 from verify_all import ALL, RANKS, SOME, SOME_FOUND
 
 from raddle.searches.baselines import METHODS
-from raddle.searches.planning import SEARCHES
+from raddle.searches.registry import SEARCHES
 
 SCRIPT = Path(__file__).with_name("verify_all.py")
 

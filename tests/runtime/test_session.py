@@ -37,7 +37,7 @@ from raddle.runtime.job import load_job
 from raddle.runtime.options import Options, parse
 from raddle.runtime.recording import Slice
 from raddle.runtime.tracing import trace_events
-from raddle.searches.figures import planned
+from raddle.searches.comparing import planned
 
 
 @cache

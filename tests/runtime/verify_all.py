@@ -35,11 +35,13 @@ from raddle.runtime.trainer import Trainer, parallelize
 from raddle.searches import planning
 from raddle.searches.baselines import METHODS
 from raddle.searches.flexflow.method import flexflow
-from raddle.searches.planning import PARTITIONS, SEARCHES, find, plan_for
+from raddle.searches.planning import find, plan_for
 from raddle.searches.planspace import PlanSpace
+from raddle.searches.registry import SEARCHES
 from raddle.searches.settings import Settings
 from raddle.searches.starts import random_start
 
+PARTITIONS = tuple(name for name in SEARCHES if name.startswith("hypergraph"))
 RANKS = (2, 3, 4)
 STEPS = 2
 PATIENCE = 300.0  # seconds for which a rank waits for another: it only ends a hang

@@ -13,10 +13,10 @@ from small import small
 from raddle.cli import main as cli
 from raddle.clusters import cluster
 from raddle.errors import FailedCandidate, InputError
-from raddle.searches import auto
 from raddle.searches.attempts import Attempts
+from raddle.searches.auto import method as auto
 from raddle.searches.baselines import METHODS
-from raddle.searches.figures import compare, planned
+from raddle.searches.comparing import compare, planned
 from raddle.searches.settings import Settings
 
 ASKED = Settings(budget=0.2, proposals=10)
@@ -24,8 +24,8 @@ ON = "p100:1x2"
 
 # What `auto` tries, and the functions that do it: each baseline of the registry, and the searches.
 PARTS = {
-    "optcnn": "raddle.searches.methods.optima",
-    "staged optcnn": "raddle.searches.methods.staged_optima",
+    "optcnn": "raddle.searches.auto.method.optima",
+    "staged optcnn": "raddle.searches.auto.method.staged_optima",
     "experts": "raddle.searches.auto.method.expert_starts",
     "chains": "raddle.searches.auto.method.Climb.run",
     "pipeline": "raddle.searches.auto.method.pipeline",

@@ -13,7 +13,8 @@ from raddle.clusters import cluster
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.searches.baselines import METHODS
-from raddle.searches.figures import compare, judge, planned
+from raddle.searches.comparing import compare, planned
+from raddle.searches.figures import judge
 from raddle.searches.planning import plan_for
 from raddle.searches.settings import Settings
 from raddle.searches.stepping import proposed, simulated_step

@@ -18,7 +18,7 @@ from raddle.clusters import cluster
 from raddle.graph import capture as capturing
 from raddle.graph.capture import capture
 from raddle.searches.baselines import METHODS
-from raddle.searches.figures import planned
+from raddle.searches.comparing import planned
 from raddle.searches.settings import Clock, Settings
 from raddle.searches.stopwatch import Stopwatch
 

@@ -13,7 +13,7 @@ from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.program.check import check
-from raddle.searches.figures import planned
+from raddle.searches.comparing import planned
 from raddle.searches.settings import Settings
 
 hf = pytest.importorskip("transformers")

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from raddle.searches import compiling as search
-from raddle.searches.hypergraph import compiling as partitioners
-from raddle.searches.planning import PARTITIONS, SEARCHES
+from raddle.searches.compiling import EVALUATOR, Compiled
+from raddle.searches.hypergraph.answers import SOLVED
+from raddle.searches.hypergraph.compiling import PARTITIONERS
+from raddle.searches.registry import to_compile
 
-__all__ = ["PARTITIONERS", "SEARCH", "Compiled", "compiled_for"]
-
-SOLVERS = ("coarse", "fine", "mixed")  # ways to partition that are compiled; others only count
-
-
-class Compiled(NamedTuple):
-    """Functions that are compiled together."""
-
-    name: str
-    seconds: int  # about
-    is_there: Callable[[], bool]
-    make: Callable[[], None]
-
-
-SEARCH = Compiled("the search", 30, search.is_compiled, search.compile_all)
-PARTITIONERS = Compiled("the partitioners", 50, partitioners.is_compiled, partitioners.compile_all)
+__all__ = ["EVALUATOR", "Compiled", "compiled_for"]
 
 
 def compiled_for(methods: Sequence[str]) -> list[Compiled]:
     """What methods of plans, or of partitions, need."""
-    searched = any(name in SEARCHES for name in methods)
-    parted = any(name in (*PARTITIONS, *SOLVERS) for name in methods)
-    return [part for part, needed in ((SEARCH, searched), (PARTITIONERS, parted)) if needed]
+    found = to_compile(methods)
+    if PARTITIONERS not in found and not SOLVED.keys().isdisjoint(methods):
+        found.append(PARTITIONERS)
+    return found

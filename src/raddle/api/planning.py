@@ -8,17 +8,11 @@ from raddle.api.loading import load_measured
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph
 from raddle.searches.baselines import METHODS
-from raddle.searches.figures import Judged, compare, planned, speedup_over_data
+from raddle.searches.comparing import Judged, compare, planned, speedup_over_data
 from raddle.searches.hypergraph.searching import given
 from raddle.searches.pins import read_pin
-from raddle.searches.planning import (
-    SEARCHES,
-    check_pipeline,
-    check_settings,
-    find,
-    plan_for,
-    plan_of,
-)
+from raddle.searches.planning import check_pipeline, check_settings, find, plan_for, plan_of
+from raddle.searches.registry import SEARCHES
 from raddle.searches.settings import AUTO, Found, Settings
 
 __all__ = [

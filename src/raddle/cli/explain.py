@@ -21,7 +21,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Say where a plan's time goes against data parallel, or what another split of OP would cost."""
-    from raddle.api.compiling import SEARCH
+    from raddle.api.compiling import EVALUATOR
     from raddle.api.explaining import explain_op, explain_plan, find_ops
     from raddle.api.loading import load_measured
     from raddle.reports import explaining
@@ -36,7 +36,7 @@ def explain(
         return
     find_ops(graph, op)  # before anything is compiled
     if made.devices <= len(on.devices):
-        compile_once([SEARCH])
+        compile_once([EVALUATOR])
     with progress(f"explaining '{op}' in {plan}"):
         result = explain_op(graph, made, on, op, measured)
     show(result, explaining.show_op, as_json=as_json)

@@ -81,7 +81,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a page that shows methods and plans: one HTML file that needs no network."""
-    from raddle.api.compiling import SEARCH, compiled_for
+    from raddle.api.compiling import EVALUATOR, compiled_for
     from raddle.api.planning import method_names, settings_of
     from raddle.reports.page import gathering, html
     from raddle.reports.page.summary import summary
@@ -100,8 +100,7 @@ def report(
     if given:
         first = given[0].plan
         settings = replace(settings, bn=first.bn, sync=first.sync, optimizer=first.optimizer)
-    needed = compiled_for(names)
-    compile_once([SEARCH, *(part for part in needed if part is not SEARCH)])
+    compile_once(dict.fromkeys([EVALUATOR, *compiled_for(names)]))
     title = model or given[0].plan.model or graph.name
     bar = progress_lines if told else progress_bar
     with bar(f"{title} on {on.name}") as heard:

@@ -36,8 +36,8 @@ def compile_once(wanted: Iterable[Compiled]) -> None:
     from raddle.reports.progress import progress
 
     for part in wanted:
-        if not part.is_there():
+        if not part.is_cached():
             said = f"raddle: compiling {part.name}, once on this machine (about {part.seconds} s)"
             typer.echo(said, err=True)
             with progress("compiling"):
-                part.make()
+                part.compile()

@@ -1,32 +1,58 @@
-"""The compiled functions of a search: whether they are in numba's cache, and how to put them there."""
+"""What numba compiles once on a machine: whether its cache holds it, and how to put it there."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from raddle.simulation.fast import kernel
+from raddle.graph.graph import Graph
+from raddle.simulation import fast
 
 
-def is_compiled() -> bool:
-    """Whether the cache holds the largest of them; False at worst means a needless message."""
-    folders = [Path(kernel.__file__).parent / "__pycache__"]
-    if os.environ.get("NUMBA_CACHE_DIR"):
-        folders = [Path(os.environ["NUMBA_CACHE_DIR"])]
-    return any(next(folder.rglob("kernel.step_time-*.nbi"), None) for folder in folders)
+@dataclass(frozen=True)
+class Compiled:
+    """Functions that are compiled together, before a search whose time counts."""
+
+    name: str  # as who waits for it is told
+    seconds: int  # about
+    folder: str  # of their sources
+    largest: tuple[str, ...]  # files of the cache: those that take longest to compile
+    compile: Callable[[], None]
+
+    def is_cached(self) -> bool:
+        """Whether the cache holds the largest of them; False at worst means a needless message."""
+        folder = Path(os.environ.get("NUMBA_CACHE_DIR") or f"{self.folder}/__pycache__")
+        return all(next(folder.rglob(name), None) for name in self.largest)
 
 
-def compile_all() -> None:
-    """Searches for a plan of a network of one layer, by all that is compiled."""
+def tiny(*, layers: int, width: int) -> Graph:
+    """A network of linear layers, as small as what is searched only in order to compile."""
     import torch
     from torch import nn
 
-    from raddle.clusters import cluster
     from raddle.graph.capture import capture
-    from raddle.searches.planning import find
+
+    model = nn.Sequential(*(nn.Linear(width, width, device="meta") for _ in range(layers)))
+    inputs = [torch.zeros(width, width, device="meta")]
+    return capture(model, inputs, loss=lambda y: y.sum(), name="tiny")
+
+
+def compile_evaluator() -> None:
+    """Searches for a plan of a network of one layer, by all that is compiled."""
+    from raddle.clusters import cluster
+    from raddle.searches.flexflow.method import search
     from raddle.searches.settings import Settings
 
-    model = nn.Linear(2, 2, device="meta")
-    inputs = [torch.zeros(2, 2, device="meta")]
-    graph = capture(model, inputs, loss=lambda y: y.sum(), name="tiny")
-    find(graph, cluster("p100:1x2"), "flexflow", Settings(budget=30, proposals=8, reduction=True))
+    own = Settings(budget=30, proposals=8, reduction=True)
+    search(tiny(layers=1, width=2), cluster("p100:1x2"), own)
+
+
+EVALUATOR = Compiled(
+    "the search",
+    30,
+    str(Path(fast.__file__).parent),
+    ("kernel.step_time-*.nbi",),
+    compile_evaluator,
+)

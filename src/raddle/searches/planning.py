@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
 from raddle.clusters import Cluster
@@ -18,15 +17,11 @@ from raddle.plans.schedules import NAMES
 from raddle.plans.sync import read_sync
 from raddle.plans.validation import validate
 from raddle.searches.attempts import Attempts
-from raddle.searches.baselines import METHODS
 from raddle.searches.pins import read_pin
-from raddle.searches.planspace import PlanSpace
 from raddle.searches.recomputing import blocks
+from raddle.searches.registry import METHODS, method_named
 from raddle.searches.settings import AUTO, BUDGET, Found, Settings
 from raddle.searches.syncs import host_seconds, with_sync
-
-PARTITIONS = ("hypergraph-coarse", "hypergraph-fine", "hypergraph-mixed")
-SEARCHES = ("optcnn", "flexflow", *PARTITIONS, "pipeline", "auto")
 
 
 def plan_for(
@@ -71,29 +66,7 @@ def plan_for(
 
 def find(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> Found:
     """The tiles of a method, and, of a search, how it went."""
-    if method in METHODS:
-        tiles = METHODS[method](graph, cluster)
-        if settings.pins:
-            tiles = PlanSpace(graph, cluster, settings).with_pins(tiles)
-        return Found(tiles)
-    with settings.watch.searching():
-        return _searched(graph, cluster, method, settings)
-
-
-def _searched(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> Found:
-    if method in PARTITIONS:
-        from raddle.searches.hypergraph.searching import search as partition
-
-        return partition(graph, cluster, method, settings)
-    if method == "pipeline":
-        from raddle.searches.pipeline.method import search as cut
-
-        return cut(graph, cluster, settings, METHODS)
-    from raddle.searches.methods import search  # numba is needed by searches alone
-
-    if settings.reduction is None:
-        settings = replace(settings, reduction=method != "optcnn")
-    return search(graph, cluster, method, settings, METHODS)
+    return METHODS[method].find(graph, cluster, settings)
 
 
 def plan_of(
@@ -110,7 +83,7 @@ def plan_of(
 ) -> Plan:
     """A plan with all that its file needs; of a pipeline, for the graph of a micro-batch.
 
-    With `auto`, `attempts` learns of ways to synchronise that failed; the plan is then left as it is.
+    Where the method chooses how to synchronise, `attempts` learns of what failed; the plan then stays as it is.
     """
     kept = found.recompute if recompute is None else recompute
     batch = graph.batch if batch is None else batch
@@ -135,7 +108,7 @@ def plan_of(
     if found.staged is not None:
         own = found.staged.fields
         plan = replace(plan, **{**own, "recompute": own["recompute"] or plan.recompute})
-    if settings.sync == AUTO and method == "auto":
+    if settings.sync == AUTO and method in METHODS and METHODS[method].chooses_sync:
         with (attempts or Attempts()).attempt("other ways to synchronise"):
             plan = _faster(graph, plan, cluster, settings)
     elif plan.syncing.collective:
@@ -164,12 +137,13 @@ def check_pipeline(method: str, settings: Settings) -> None:
     """Raises InputError where a schedule, stages or micro-batches are asked of what has none."""
     threaded = settings.schedule.split(":")[0] == "threaded"
     asked = settings.schedule or settings.stages or settings.microbatches
-    if asked and method != "pipeline" and not threaded:
+    has_stages = method in METHODS and METHODS[method].has_stages
+    if asked and not has_stages and not threaded:
         raise InputError(
             f"'{method}' has no stages: --schedule, --stages and --microbatches are for --method "
             "pipeline; --schedule threaded:4 goes with any."
         )
-    if threaded and (method == "pipeline" or settings.stages or settings.microbatches):
+    if threaded and (has_stages or settings.stages or settings.microbatches):
         raise InputError(
             f"--schedule {settings.schedule} overlaps steps on any tiles: name another method than "
             "pipeline, and no stages."
@@ -188,11 +162,8 @@ def check_pipeline(method: str, settings: Settings) -> None:
 
 def check_settings(methods: Sequence[str], *, bn: str, sync: str) -> None:
     """Raises InputError for a method or setting that does not exist, before anything is captured."""
-    known = [*METHODS, *SEARCHES]
     for name in methods:
-        if name not in known:
-            close = get_close_matches(name, known, n=3, cutoff=0.5) or known
-            raise InputError(f"no method '{name}': choose {' or '.join(close)}.")
+        method_named(name)
     if bn not in STATISTICS:
         raise InputError(f"bn is '{bn}': choose {' or '.join(STATISTICS)}.")
     if sync != AUTO:

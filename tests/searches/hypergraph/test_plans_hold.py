@@ -14,11 +14,13 @@ from raddle.api.loading import capture_model
 from raddle.clusters import cluster
 from raddle.graph.graph import Graph
 from raddle.plans import file
-from raddle.searches.planning import PARTITIONS, plan_for
+from raddle.searches.planning import plan_for
+from raddle.searches.registry import SEARCHES
 from raddle.verification.verdict import verify
 
 MODELS = ("vgg16-tiny", "resnet110-tiny", "unet-tiny", "inception_v3-tiny", "rnnlm-tiny")
 RANKS = (2, 3, 4)
+PARTITIONS = [name for name in SEARCHES if name.startswith("hypergraph")]
 
 
 @cache

@@ -22,10 +22,10 @@ from raddle.graph.graph import Graph
 from raddle.plans import file
 from raddle.plans.schedule import write
 from raddle.plans.schedules import named
-from raddle.searches.figures import planned
+from raddle.searches.comparing import planned
 from raddle.searches.pipeline.method import pipeline
 from raddle.searches.pipeline.nodes import nodes_of
-from raddle.searches.planning import METHODS, check_pipeline
+from raddle.searches.planning import check_pipeline
 from raddle.searches.settings import Settings
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.verification.verdict import verify
@@ -131,7 +131,7 @@ def test_all_devices_on_one_micro_batch_after_the_other_where_memory_is_short() 
     graph, plain = capture_model(nets.spec("unet", 256), 4), cluster("h200:4")
     device = replace(plain.devices[0], memory=400_000_000)
     on = build("small", [([device] * 4, plain.inside[0], None)])
-    found = pipeline(graph, on, Settings(budget=2.0), METHODS, promising=2)
+    found = pipeline(graph, on, Settings(budget=2.0), promising=2)
     (together,) = [c for c in found if c.name == "1 stages, 4 micro-batches, spatial inside"]
     assert together.fits
     assert together.found.staged is not None
@@ -158,7 +158,7 @@ def test_micro_batches_too_small_for_the_module_are_left_out() -> None:
     inputs, targets = [torch.randn(8, 3, 32, 32)], [torch.zeros(8, dtype=torch.long)]
     graph = capture(OnePixel(), inputs, targets=targets, loss=loss)
     tight = short_of_memory(cluster("v100:2"), 150_000)  # nothing fits: all is tried
-    found = pipeline(graph, tight, Settings(budget=1.0), METHODS)
+    found = pipeline(graph, tight, Settings(budget=1.0))
     assert found
     assert all(c.found.staged is None or c.found.staged.graph.batch > 1 for c in found)
 
@@ -178,7 +178,7 @@ class Sized(nn.Module):
 
 def test_micro_batches_with_other_operators_are_left_out() -> None:
     graph = capture(Sized(), [torch.zeros(4, 4)], loss=torch.sum)
-    found = pipeline(graph, cluster("p100:1x2"), Settings(budget=1.0), METHODS)
+    found = pipeline(graph, cluster("p100:1x2"), Settings(budget=1.0))
     sizes = {c.found.staged.graph.batch for c in found if c.found.staged is not None}
     assert sizes == {4}
     asked = Settings(schedule="1f1b", microbatches=2)
@@ -201,7 +201,7 @@ class Noisy(nn.Module):
 def test_what_may_be_random_has_no_copies_in_a_stage_of_several_devices() -> None:
     graph = capture(Noisy(), [torch.zeros(64, 64)], loss=torch.sum)
     (noise,) = graph.opaque
-    found = pipeline(graph, cluster("p100:1x4"), Settings(budget=1.0), METHODS)
+    found = pipeline(graph, cluster("p100:1x4"), Settings(budget=1.0))
     staged = [c.found for c in found if len(set(c.found.tiles["a"].devices)) > 1]
     assert staged
     assert all(len(own.tiles[noise.name].devices) == 1 for own in staged)

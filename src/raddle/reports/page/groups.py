@@ -9,10 +9,10 @@ from typing import Any
 from raddle.costs.profile import Profile
 from raddle.plans.plan import Plan
 from raddle.reports.explaining import standing, what_changes
-from raddle.searches.auto.method import MOST_DEVICES
 from raddle.searches.explanation.alternatives import Alternatives
 from raddle.searches.explanation.operator import space_of
 from raddle.searches.explanation.timing import timer
+from raddle.searches.ranking import MOST_DEVICES
 from raddle.searches.work import whole_seconds
 from raddle.simulation.timeline import Timeline
 

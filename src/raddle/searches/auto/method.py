@@ -24,15 +24,18 @@ from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.searches.attempts import Attempts, reasons
+from raddle.searches.baselines import METHODS
 from raddle.searches.bounds import lower_bound
 from raddle.searches.flexflow.climbing import Climb
+from raddle.searches.optcnn.optima import optima, staged_optima
 from raddle.searches.pipeline.method import Candidate as PipelineCandidate
 from raddle.searches.pipeline.method import pipeline
 from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
+from raddle.searches.ranking import MOST_DEVICES
 from raddle.searches.recomputing import blocks
 from raddle.searches.settings import Clock, Found, Settings
-from raddle.searches.starts import Method, Starts, baseline_starts, expert_starts
+from raddle.searches.starts import Starts, baseline_starts, expert_starts
 from raddle.searches.stepping import proposed, simulated_step
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.memory.layout import Layout
@@ -41,7 +44,6 @@ from raddle.simulation.timeline import simulate
 
 STEPS = 3  # as figures.judge has it
 CHAINS = 6
-MOST_DEVICES = 256  # that chains are for: beyond, the starts are simulated and the best is taken
 FINALISTS = 6  # that are simulated beside the baselines
 RECOMPUTE = (2, 4, 8, 16)
 PIPELINES = 0.2  # of the budget
@@ -72,15 +74,16 @@ class Candidate:
         }
 
 
+def search(graph: Graph, cluster: Cluster, settings: Settings) -> Found:
+    """The fastest plan that was found and fits."""
+    return Auto(graph, cluster, settings).search()
+
+
 class Auto:
     """One search."""
 
-    def __init__(
-        self, graph: Graph, cluster: Cluster, settings: Settings, methods: Mapping[str, Method],
-        optima: Mapping[str, Starts],
-    ) -> None:  # fmt: skip
+    def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
         self.graph, self.cluster, self.settings = graph, cluster, settings
-        self.methods, self.starts = methods, {**optima, "experts": expert_starts}
         self.attempts = Attempts()
         self.evaluator: Evaluator | None = None
         self.clock = Clock(settings.budget, settings.watch)
@@ -143,7 +146,6 @@ class Auto:
                     graph,
                     self.cluster,
                     own,
-                    self.methods,
                     one_batch=normalised and settings.bn == "global",
                     promising=2,
                 )
@@ -155,12 +157,12 @@ class Auto:
 
     def _starts(self) -> list[Candidate]:
         self.settings.heard({"step": "starts", "done": 0, "of": self.settings.budget})
-        found = baseline_starts(self.space, self.methods, self.attempts)
+        found = baseline_starts(self.space, METHODS, self.attempts)
         for name, tiles in self.settings.starts.items():
             with self.attempts.attempt(name):
                 found[name] = self.space.with_pins(tiles)
         try:
-            for name, starts in self.starts.items():
+            for name, starts in self._searched_starts().items():
                 with self.attempts.attempt(name):
                     found |= starts(self.space)
         except KeyboardInterrupt:
@@ -176,6 +178,12 @@ class Auto:
             with self.attempts.attempt(name):
                 candidates.append(self._timed(name, tiles))
         return candidates
+
+    def _searched_starts(self) -> dict[str, Starts]:
+        found: dict[str, Starts] = {"optcnn": optima}
+        if len(self.cluster.devices) <= MOST_DEVICES:
+            found["staged optcnn"] = staged_optima
+        return {**found, "experts": expert_starts}
 
     def _is_stood_in(self, tiles: Tiles) -> bool:
         """Whether chains have to time another sync, because the evaluator refuses the plan's."""
@@ -326,7 +334,7 @@ class Auto:
         """A period can be shorter than a step on its own, but no shorter than the busiest resource."""
         if c.load / 1e9 >= _step(best) or c.time / 1e9 > 1.5 * _step(best):
             return False
-        return number < FINALISTS or c.name in self.methods or c.name in self.settings.starts
+        return number < FINALISTS or c.name in METHODS or c.name in self.settings.starts
 
     def _squeezed(self, ranked: list[Candidate]) -> Candidate:
         """Nothing fits: the candidates that need least, with values computed again in the backward."""

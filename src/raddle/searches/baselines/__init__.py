@@ -11,7 +11,10 @@ from raddle.searches.baselines.data import data
 from raddle.searches.baselines.layerwise import layerwise
 from raddle.searches.baselines.model import model, owt
 from raddle.searches.baselines.spatial import spatial
+from raddle.searches.method import Method
 from raddle.searches.placing import Tiles
+from raddle.searches.planspace import PlanSpace
+from raddle.searches.settings import Found, Settings
 
 METHODS: dict[str, Callable[[Graph, Cluster], Tiles]] = {
     "data": data,
@@ -23,3 +26,13 @@ METHODS: dict[str, Callable[[Graph, Cluster], Tiles]] = {
     "filter-incremental": filters.incremental,
     "channel-incremental": filters.channel_incremental,
 }
+
+
+class Baseline(Method):
+    """One of METHODS, by its name."""
+
+    def find(self, graph: Graph, cluster: Cluster, settings: Settings) -> Found:
+        tiles = METHODS[self.name](graph, cluster)
+        if settings.pins:
+            tiles = PlanSpace(graph, cluster, settings).with_pins(tiles)
+        return Found(tiles)

@@ -16,9 +16,10 @@ from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.tiling import Tiling
 from raddle.searches.configurations import Configuration, tiles
 from raddle.searches.explanation.timing import Reading, Timer
-from raddle.searches.explanation.whole import average, bytes_by_purpose
+from raddle.searches.explanation.whole import average
 from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
+from raddle.searches.purposes import bytes_by_purpose
 
 NEXT_BEST = 5  # alternatives that are shown
 

@@ -17,7 +17,6 @@ from raddle.plans.notation import write_tiling
 from raddle.plans.pipelining import flat
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid, Tiling
-from raddle.searches.auto.method import MOST_DEVICES
 from raddle.searches.configurations import tiles
 from raddle.searches.explanation.alternatives import Alternatives
 from raddle.searches.explanation.timing import timer
@@ -25,6 +24,7 @@ from raddle.searches.explanation.whole import heading, used
 from raddle.searches.figures import judge
 from raddle.searches.groups import OWN, Group, Member, group_of
 from raddle.searches.planspace import PlanSpace
+from raddle.searches.ranking import MOST_DEVICES
 from raddle.searches.settings import Settings
 
 KINDS = {"S": "sample", "A": "attribute", "P": "parameter", "R": "reduction"}

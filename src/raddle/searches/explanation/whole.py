@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from raddle.clusters import Cluster
-from raddle.costs.collectives import all_reduce_bytes
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
@@ -24,9 +23,10 @@ from raddle.plans.plan import Plan
 from raddle.plans.schedule import alive, bubble, rows
 from raddle.plans.schedules import ASYNCHRONOUS, stashed
 from raddle.program.messages import Purpose
-from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Run, message_bytes
+from raddle.program.program import Instruction, Merge, Move, Reduce, Run
 from raddle.searches.bounds import lower_bound, unbounded
 from raddle.searches.figures import data_parallel, details, judge
+from raddle.searches.purposes import bytes_by_purpose
 from raddle.simulation.timeline import Timeline
 
 LONGEST = 5  # entries of the critical path that are shown
@@ -153,35 +153,6 @@ def average(breakdown: Sequence[Mapping[str, float]]) -> dict[str, float]:
         f"{name}_ms": 1e3 * math.fsum(shares[name] for shares in breakdown) / len(breakdown)
         for name in breakdown[0]
     }
-
-
-def bytes_by_purpose(program: Program) -> dict[str, int]:
-    """What crosses devices in an average step, by what it is for; they add up to `comm_bytes`."""
-    totals = dict.fromkeys(Purpose, 0)
-    known: dict[tuple[str, int], int] = {}  # repetitions have the same messages
-    for instruction in program.instructions:
-        if isinstance(instruction, Move):
-            key = (instruction.value, id(instruction.messages))
-            if key not in known:
-                known[key] = sum(
-                    message_bytes(program, instruction, m) for m in instruction.messages
-                )
-            totals[instruction.what.purpose] += known[key]
-        elif isinstance(instruction, Reduce):
-            totals[Purpose.PARAMETERS] += _reduced_bytes(program, instruction)
-    found, before, steps = dict[str, int](), 0, program.plan.steps
-    for each, total in totals.items():  # what is rounded off one is not lost to the sum
-        found[each.value] = (before + total) // steps - before // steps
-        before += total
-    return found
-
-
-def _reduced_bytes(program: Program, reduce: Reduce) -> int:
-    amounts: Counter[tuple[int, ...]] = Counter()
-    for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
-        for share in shares:
-            amounts[share.devices] += share.box.volume * program.sum_width(name)
-    return sum(all_reduce_bytes(len(devices), amount) for devices, amount in amounts.items())
 
 
 def _data_parallel(

@@ -18,13 +18,32 @@ from raddle.clusters import Cluster
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
+from raddle.searches.attempts import Attempts
+from raddle.searches.baselines.data import data
+from raddle.searches.baselines.model import owt
 from raddle.searches.flexflow.climbing import Climb
+from raddle.searches.optcnn.optima import optima, staged_optima
 from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
+from raddle.searches.ranking import MOST_DEVICES, best_first
 from raddle.searches.settings import Clock, Found, Settings
-from raddle.searches.starts import random_start
+from raddle.searches.starts import baseline_starts, expert_starts, random_start
 from raddle.searches.stepping import proposed, simulated_step
 from raddle.simulation.fast.evaluator import Evaluator
+
+
+def search(graph: Graph, cluster: Cluster, settings: Settings) -> Found:
+    """From data parallelism, one weird trick, OptCNN's optima and the best of experts' plans on."""
+    if len(cluster.devices) > MOST_DEVICES:
+        raise InputError(
+            f"flexflow searches on up to {MOST_DEVICES} devices, '{cluster.name}' has "
+            f"{len(cluster.devices)}: use optcnn or auto."
+        )
+    space, attempts = PlanSpace(graph, cluster, settings), Attempts()
+    starts = baseline_starts(space, {"data": data, "owt": owt}, attempts)
+    starts |= best_first(space, optima(space))
+    starts |= best_first(space, expert_starts(space) | staged_optima(space), most=3)
+    return replace(flexflow(graph, cluster, settings, starts), failed=tuple(attempts.failures))
 
 
 def flexflow(

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -23,6 +23,7 @@ from raddle.searches.hypergraph.counts import Model, model, part_work, units_rec
 from raddle.searches.hypergraph.layouts import follow, layout_of, layouts
 from raddle.searches.hypergraph.network import Network, merged, network
 from raddle.searches.placing import Tiles
+from raddle.searches.purposes import bytes_by_purpose
 
 Array = np.ndarray
 Heard = Callable[[Mapping[str, Any]], None]
@@ -32,7 +33,6 @@ COUNTED = {
     "filter-horizontal": naive.horizontal,
     "filter-incremental": naive.incremental,
 }
-METHODS = (*COUNTED, "channel-incremental", "coarse", "fine", "mixed")
 
 
 @dataclass(frozen=True)
@@ -87,19 +87,14 @@ class Partitioner:
         begun = perf_counter()
         if asked.parts < 1:
             raise InputError(f"{asked.parts} parts cannot be made: ask for at least one.")
-        bound: float | None = None
         if method in COUNTED:
             found = self.counted(method, COUNTED[method](self.model, asked.parts))
-        elif method == "channel-incremental":
+        elif method in SOLVED:
+            found = SOLVED[method](self, asked)
+        else:
             cells = naive.channel_incremental(self.network, self.model, asked.parts)
             found = self.spelt(method, cells, asked.parts)
-        elif method == "coarse":
-            found, bound = self._coarse(asked)
-        elif method == "fine":
-            found = self._fine(asked)
-        else:
-            found = self._mixed(asked)
-        return _timed(found, bound, perf_counter() - begun)
+        return replace(found, seconds=perf_counter() - begun)
 
     # -- what a partition costs --------------------------------------------------------------------
 
@@ -158,16 +153,16 @@ class Partitioner:
 
     # -- solvers -----------------------------------------------------------------------------------
 
-    def _coarse(self, asked: Asked) -> tuple[Answer, float]:
+    def coarse(self, asked: Asked) -> Answer:
         from raddle.searches.hypergraph import coarse
 
         found = coarse.solve(
             self.model, asked.parts, epsilon=asked.epsilon, budget=asked.budget, seed=asked.seed,
             shares=asked.shares, heard=asked.heard,
         )  # fmt: skip
-        return self.counted("coarse", found.x), found.lower_bound
+        return replace(self.counted("coarse", found.x), lower_bound=found.lower_bound)
 
-    def _fine(self, asked: Asked) -> Answer:
+    def fine(self, asked: Asked) -> Answer:
         """Starts from a coarse partition, which is a fine one, too."""
         from raddle.searches.hypergraph import coarse, fine
 
@@ -183,7 +178,7 @@ class Partitioner:
         )  # fmt: skip
         return self.spelt("fine", fine.spelt_out(self.network, found.partition), asked.parts)
 
-    def _mixed(self, asked: Asked) -> Answer:
+    def mixed(self, asked: Asked) -> Answer:
         from raddle.searches.hypergraph import mixed
 
         found = mixed.solve(
@@ -194,8 +189,6 @@ class Partitioner:
 
     def tiled(self, method: str, tiles: Tiles, work: Array, parts: int) -> Answer:
         """Of any tiles: what their lowered program sends; losses' and norms' sums are left out."""
-        from raddle.searches.explanation.whole import bytes_by_purpose
-
         program = lower(self.graph, Plan(tiles, parts, bn="local"))
         of: dict[str, int] = {}
         received = np.zeros(parts, np.int64)
@@ -209,10 +202,12 @@ class Partitioner:
         return Answer(method, parts, tiles, work, of, received, volume)
 
 
-def _timed(found: Answer, bound: float | None, seconds: float) -> Answer:
-    from dataclasses import replace
-
-    return replace(found, lower_bound=bound, seconds=seconds)
+SOLVED: dict[str, Callable[[Partitioner, Asked], Answer]] = {
+    "coarse": Partitioner.coarse,
+    "fine": Partitioner.fine,
+    "mixed": Partitioner.mixed,
+}  # by what is compiled
+METHODS = (*COUNTED, "channel-incremental", *SOLVED)
 
 
 def row(found: Answer, epsilon: float) -> dict[str, Any]:

@@ -24,13 +24,13 @@ from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
 from raddle.program.lower import lower
 from raddle.searches.baselines import METHODS
-from raddle.searches.explanation.whole import bytes_by_purpose
 from raddle.searches.hypergraph.mixedanneal import Schedule, anneal
 from raddle.searches.hypergraph.mixedblocks import Blocks, blocks_of
 from raddle.searches.hypergraph.mixedcosts import Array, Model, model
 from raddle.searches.hypergraph.mixedsearch import rounds
 from raddle.searches.hypergraph.mixedstates import State, first_starts, settled, state_of, tiles_of
 from raddle.searches.placing import Tiles
+from raddle.searches.purposes import bytes_by_purpose
 from raddle.searches.settings import Clock
 
 Heard = Callable[[Mapping[str, Any]], None]
@@ -56,7 +56,7 @@ class MixedSolution:
 
     tiles: Tiles
     volume_bytes: int  # that cross devices in a step
-    bytes: Mapping[str, int]  # the same by purpose (searches/explanation/whole.py)
+    bytes: Mapping[str, int]  # the same by purpose (searches/purposes.py)
     work: tuple[int, ...]  # operations of a forward by part
     imbalance: float  # the largest work over its share
     seconds: float

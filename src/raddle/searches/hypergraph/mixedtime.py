@@ -23,7 +23,8 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
-from raddle.searches.baselines import METHODS
+from raddle.searches.baselines.layerwise import layerwise
+from raddle.searches.baselines.model import owt
 from raddle.searches.figures import judge
 from raddle.searches.hypergraph.mixed import Choice, MixedSolution, choices
 from raddle.searches.hypergraph.mixedblocks import Blocks, Runs, block_tiles, blocks_of
@@ -95,9 +96,9 @@ def improve(
 def _baselines(graph: Graph, cluster: Cluster) -> dict[str, Tiles]:
     """Those that are short where volumes are not: stages, and weights that need not be synchronised."""
     found = {}
-    for name in ("owt", "layerwise"):
+    for name, method in {"owt": owt, "layerwise": layerwise}.items():
         try:
-            found[name] = METHODS[name](graph, cluster)
+            found[name] = method(graph, cluster)
         except InputError:
             continue  # too few samples, say
     return found

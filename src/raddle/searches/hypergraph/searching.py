@@ -13,20 +13,16 @@ from raddle.searches.hypergraph.files import read_partition
 from raddle.searches.settings import Clock, Found, Settings
 from raddle.searches.work import whole_seconds
 
-PREFIX = "hypergraph-"
 
-
-def search(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> Found:
+def search(graph: Graph, cluster: Cluster, grain: str, settings: Settings) -> Found:
     """A part a device; parts are as large as their devices are fast."""
-    if settings.pins:
-        raise InputError(f"{method} leaves nothing pinned: use optcnn, flexflow or auto.")
     asked = Asked(
         len(cluster.devices), epsilon=settings.epsilon, budget=settings.budget, seed=settings.seed,
         shares=device_shares(graph, cluster), heard=settings.heard,
     )  # fmt: skip
-    if method == f"{PREFIX}mixed":
+    if grain == "mixed":
         return _mixed(graph, cluster, asked, settings)
-    return _found(Partitioner(graph).answer(method.removeprefix(PREFIX), asked))
+    return _found(Partitioner(graph).answer(grain, asked))
 
 
 def _mixed(graph: Graph, cluster: Cluster, asked: Asked, settings: Settings) -> Found:

@@ -2,7 +2,7 @@
 
 Differs from the paper: the search is exact for any graph (elimination.py), nodes are groups of operators
 with any number of devices (tables.py), and summed letters may be split, too. How much of the all-reduces
-the backward hides depends on the plan, so the method (methods.py) solves under several assumptions and
+the backward hides depends on the plan, so the search (optima.py) solves under several assumptions and
 takes what simulates fastest. `optcnn_paper` counts as the paper does.
 """
 

@@ -11,7 +11,7 @@ spatial tiles divide what a sample needs, and GEMS keeps one micro-batch alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -24,20 +24,23 @@ from raddle.plans.pipelining import schedule_splits, steps_to_simulate
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid, Irregular, Tile, Tiling
 from raddle.program.lower import lower
+from raddle.searches.baselines.data import data
+from raddle.searches.baselines.model import owt
+from raddle.searches.baselines.spatial import spatial
 from raddle.searches.pipeline.asked import Asked, pipeline_of
 from raddle.searches.pipeline.layers import Line
 from raddle.searches.pipeline.nodes import Costs, Nodes, line_of, nodes_of, stage_names
 from raddle.searches.pipeline.stages import Pipeline, stages_for
 from raddle.searches.placing import Tiles, copies, everywhere, standing
 from raddle.searches.settings import Clock, Found, Settings, Staged
-from raddle.searches.starts import Method, first_devices
+from raddle.searches.starts import first_devices
 from raddle.simulation.memory.layout import OPTIMIZER_STATE
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
 
 MOST = 64  # micro-batches
 PROMISING = 4  # cuts that are simulated
-INSIDE = ("data", "spatial", "owt")  # how a stage is divided among its devices
+INSIDE = {"data": data, "spatial": spatial, "owt": owt}  # how a stage is divided among its devices
 STEPS = 2
 
 
@@ -66,26 +69,23 @@ def pipeline(
     graph: Graph,
     cluster: Cluster,
     settings: Settings,
-    methods: Mapping[str, Method],
     *,
     one_batch: bool = False,
     promising: int = PROMISING,
 ) -> list[Candidate]:
     """Candidates, the best first; with `one_batch`, those alone that do not divide the batch."""
-    found = _Pipelines(graph, cluster, settings, methods)
+    found = _Pipelines(graph, cluster, settings)
     return found.candidates(one_batch=one_batch, promising=promising)
 
 
-def search(
-    graph: Graph, cluster: Cluster, settings: Settings, methods: Mapping[str, Method]
-) -> Found:
+def search(graph: Graph, cluster: Cluster, settings: Settings) -> Found:
     """The fastest pipeline that fits; of those that do not fit, the smallest."""
     if len(cluster.devices) < 2:
         raise InputError(f"'{cluster.name}' has one device: a pipeline needs at least two.")
     if settings.schedule or settings.stages or settings.microbatches:
-        found = _Pipelines(graph, cluster, settings, methods).asked()
+        found = _Pipelines(graph, cluster, settings).asked()
     else:
-        found = pipeline(graph, cluster, settings, methods)
+        found = pipeline(graph, cluster, settings)
     if not found:
         raise InputError(f"no pipeline was found for '{graph.name}' on '{cluster.name}'.")
     rows = tuple(c.row() for c in found)
@@ -93,10 +93,8 @@ def search(
 
 
 class _Pipelines:
-    def __init__(
-        self, graph: Graph, cluster: Cluster, settings: Settings, methods: Mapping[str, Method]
-    ) -> None:
-        self.graph, self.cluster, self.settings, self.methods = graph, cluster, settings, methods
+    def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
+        self.graph, self.cluster, self.settings = graph, cluster, settings
         self.clock = Clock(settings.budget, settings.watch)
         self.count = len(cluster.devices)
         self.nodes = nodes_of(graph)
@@ -216,7 +214,7 @@ class _Pipelines:
                 "a module that looks at the size of its batch cannot have micro-batches of that size."
             )
             return
-        inside = [""] if all(len(s.devices) == 1 for s in cut.stages) else INSIDE
+        inside = [""] if all(len(s.devices) == 1 for s in cut.stages) else [*INSIDE]
         for method in inside:
             words = [f"{len(cut.stages)} stages", f"{m} micro-batches", *schedule.splitlines()[:1]]
             name = ", ".join([*words, f"{method} inside"] if method else words)
@@ -255,7 +253,7 @@ class _Pipelines:
         """A stage's operators on its devices, as a method would divide them."""
         if len(devices) == 1:
             return {op.name: copies(op, devices) for op in graph.ops if op.name in own}
-        made = self.methods[method](graph, first_devices(self.cluster, len(devices)))
+        made = INSIDE[method](graph, first_devices(self.cluster, len(devices)))
         alone = standing(graph)
         tiles: dict[str, Tiling] = {}
         for op in (op for op in graph.ops if op.name in own):

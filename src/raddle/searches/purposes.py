@@ -1,0 +1,38 @@
+"""What the bytes that cross devices are for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from raddle.costs.collectives import all_reduce_bytes
+from raddle.program.messages import Purpose
+from raddle.program.program import Move, Program, Reduce, message_bytes
+
+
+def bytes_by_purpose(program: Program) -> dict[str, int]:
+    """What crosses devices in an average step, by what it is for; they add up to `comm_bytes`."""
+    totals = dict.fromkeys(Purpose, 0)
+    known: dict[tuple[str, int], int] = {}  # repetitions have the same messages
+    for instruction in program.instructions:
+        if isinstance(instruction, Move):
+            key = (instruction.value, id(instruction.messages))
+            if key not in known:
+                known[key] = sum(
+                    message_bytes(program, instruction, m) for m in instruction.messages
+                )
+            totals[instruction.what.purpose] += known[key]
+        elif isinstance(instruction, Reduce):
+            totals[Purpose.PARAMETERS] += _reduced_bytes(program, instruction)
+    found, before, steps = dict[str, int](), 0, program.plan.steps
+    for each, total in totals.items():  # what is rounded off one is not lost to the sum
+        found[each.value] = (before + total) // steps - before // steps
+        before += total
+    return found
+
+
+def _reduced_bytes(program: Program, reduce: Reduce) -> int:
+    amounts: Counter[tuple[int, ...]] = Counter()
+    for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
+        for share in shares:
+            amounts[share.devices] += share.box.volume * program.sum_width(name)
+    return sum(all_reduce_bytes(len(devices), amount) for devices, amount in amounts.items())

@@ -1,0 +1,60 @@
+"""Every method by name: the baselines, and a line for each search. Whatever lists methods lists these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from pkgutil import iter_modules
+
+from raddle.errors import InputError
+from raddle.searches import baselines
+from raddle.searches.auto import Auto
+from raddle.searches.compiling import Compiled
+from raddle.searches.flexflow import FlexFlow
+from raddle.searches.hypergraph import Partition
+from raddle.searches.method import Method, Search
+from raddle.searches.optcnn import OptCNN
+from raddle.searches.pipeline import Pipelines
+
+METHODS: Mapping[str, Method] = {
+    method.name: method
+    for method in (
+        *map(baselines.Baseline, baselines.METHODS),
+        OptCNN("optcnn"),
+        FlexFlow("flexflow"),
+        Partition("hypergraph-coarse", "coarse"),
+        Partition("hypergraph-fine", "fine"),
+        Partition("hypergraph-mixed", "mixed"),
+        Pipelines("pipeline"),
+        Auto("auto"),
+    )
+}
+SEARCHES = tuple(name for name, method in METHODS.items() if isinstance(method, Search))
+NO_METHODS = ("raddle.searches.explanation",)  # folders without
+
+
+def method_named(name: str) -> Method:
+    """Raises InputError where there is none."""
+    if name not in METHODS:
+        close = get_close_matches(name, METHODS, n=3, cutoff=0.5) or METHODS
+        raise InputError(f"no method '{name}': choose {' or '.join(close)}.")
+    return METHODS[name]
+
+
+def to_compile(names: Iterable[str]) -> list[Compiled]:
+    """What the methods of these names need compiled, each once; other names need nothing."""
+    methods = [METHODS[name] for name in names if name in METHODS]
+    return list(dict.fromkeys(part for method in methods for part in method.compiled))
+
+
+def _check() -> None:
+    """A method's folder without a line above would be a method that nobody can ask for."""
+    here = iter_modules([str(Path(__file__).parent)], "raddle.searches.")
+    folders = {module.name for module in here if module.ispkg}
+    listed = {type(method).__module__ for method in METHODS.values()}
+    missing = folders - listed - {*NO_METHODS}
+    assert not missing, f"{', '.join(sorted(missing))}: no line in {__name__}"
+
+
+_check()

@@ -1,0 +1,100 @@
+"""One line a method, and everything that depends on a method asks its object."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small import small
+
+from raddle.clusters import cluster
+from raddle.errors import InputError
+from raddle.searches import baselines, registry
+from raddle.searches.compiling import EVALUATOR, Compiled
+from raddle.searches.hypergraph.compiling import PARTITIONERS
+from raddle.searches.method import Method, Search
+from raddle.searches.placing import Tiles
+from raddle.searches.registry import METHODS, SEARCHES, method_named, to_compile
+from raddle.searches.settings import Found, Settings
+
+
+def test_methods_are_listed_in_one_order_and_known_by_their_names() -> None:
+    assert list(METHODS) == [*baselines.METHODS, *SEARCHES]
+    assert SEARCHES == (
+        "optcnn", "flexflow", "hypergraph-coarse", "hypergraph-fine", "hypergraph-mixed", "pipeline",
+        "auto",
+    )  # fmt: skip
+    assert all(method.name == name for name, method in METHODS.items())
+
+
+def test_traits_are_those_of_the_methods_that_have_them() -> None:
+    def which(trait: str) -> list[str]:
+        return [name for name, method in METHODS.items() if getattr(method, trait)]
+
+    assert which("has_stages") == ["pipeline"]
+    assert which("chooses_sync") == which("starts_from_others") == ["auto"]
+    assert which("compiled") == [*SEARCHES]
+
+
+def test_an_unknown_name_is_told_what_is_close() -> None:
+    with pytest.raises(InputError, match=r"^no method 'optcn': choose optcnn"):
+        method_named("optcn")
+
+
+def test_what_is_compiled_is_named_once_and_before_what_needs_it() -> None:
+    assert to_compile(["data", "owt", "partition"]) == []
+    assert to_compile(["auto", "hypergraph-fine", "optcnn"]) == [EVALUATOR, PARTITIONERS]
+
+
+def test_a_cache_is_one_that_has_the_largest_functions(tmp_path: Path) -> None:
+    own = Compiled("a toy", 1, str(tmp_path), ("toy.f-*.nbi", "toy.g-*.nbi"), lambda: None)
+    cache = tmp_path / "__pycache__"
+    cache.mkdir()
+    (cache / "toy.f-1.nbi").touch()
+    assert not own.is_cached()
+    (cache / "toy.g-1.nbi").touch()
+    assert own.is_cached()
+
+
+class Toy(Search):
+    """Everything on the first device; it says whether sums may be split."""
+
+    splits_sums = False
+
+    def search(self, graph, cluster, settings):  # type: ignore[no-untyped-def]
+        tiles: Tiles = baselines.METHODS["layerwise"](graph, cluster)
+        return Found(tiles, start=f"sums {settings.reduction}", stopped="toy")
+
+
+@pytest.mark.parametrize(("asked", "said"), [(None, "sums False"), (True, "sums True")])
+def test_a_search_decides_on_sums_where_nobody_else_does(asked: bool | None, said: str) -> None:
+    graph, on = small("mlp-tiny")[1], cluster("p100:1x2")
+    assert Toy("toy").find(graph, on, Settings(reduction=asked)).start == said
+
+
+def test_a_method_without_a_search_is_none() -> None:
+    class Empty(Search):
+        pass
+
+    with pytest.raises(TypeError, match="abstract"):
+        Empty("empty")  # type: ignore[abstract]
+    with pytest.raises(TypeError, match="name"):
+        Toy()  # type: ignore[call-arg]
+    assert issubclass(Toy, Method)
+
+
+def test_a_folder_without_a_line_is_an_error_at_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {name: method for name, method in METHODS.items() if name != "pipeline"}
+    monkeypatch.setattr(registry, "METHODS", few)
+    with pytest.raises(AssertionError, match=r"raddle\.searches\.pipeline: no line in"):
+        registry._check()
+
+
+def test_naming_methods_imports_no_compiler() -> None:
+    script = "import sys, raddle.searches.registry; print('numba' in sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "False"
