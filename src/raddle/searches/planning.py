@@ -83,7 +83,7 @@ def plan_of(
 ) -> Plan:
     """A plan with all that its file needs; of a pipeline, for the graph of a micro-batch.
 
-    Where the method chooses how to synchronise, `attempts` learns of what failed; the plan then stays as it is.
+    Where the method chooses how to synchronise, `attempts` learns what failed and the plan is left alone.
     """
     kept = found.recompute if recompute is None else recompute
     batch = graph.batch if batch is None else batch

@@ -15,8 +15,9 @@ from raddle.plans.pipelining import micro_graph
 from raddle.plans.plan import Plan
 from raddle.reports.page.data import Entry, PageData, collect
 from raddle.reports.page.html import page
+from raddle.searches.comparing import contest
 from raddle.searches.explanation.whole import used
-from raddle.searches.figures import contest, figures, judge
+from raddle.searches.figures import figures, judge
 from raddle.searches.settings import Settings
 
 ALTERNATIVES = 10.0  # seconds for other ways to split each layer of the plan that opens
