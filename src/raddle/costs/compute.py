@@ -18,17 +18,14 @@ from raddle.graph.gradients import graded_operands
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
 
-# Operators that only change how memory is looked at.
-VIEWS = {"reshape", "permute", "expand", "select", "slice"}
-
 
 def family(op: Op) -> str:
     """Which efficiency applies: conv, matmul, attention, or memory for all that is bound by it."""
-    if op.kind == "attention":
+    if op.traits.family == "attention":
         return "attention"
     if not op.space.product:
         return "memory"
-    return "conv" if op.kind.startswith("conv") else "matmul"
+    return op.traits.family or "matmul"
 
 
 class Compute:
@@ -149,7 +146,7 @@ def roofline(
     maximum: Callable[[Any, Any], Any] = max,
 ) -> Any:
     """Seconds of an amount of work: operations, and elements by operand. Arrays need `np.maximum`."""
-    if op.kind in VIEWS:
+    if op.traits.view:
         return device.overhead
     values = [graph.values[n] for n in (*op.inputs, *op.outputs)]
     nbytes = sum(e * v.dtype.itemsize for e, v in zip(elements, values, strict=True))

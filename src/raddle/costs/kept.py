@@ -8,26 +8,19 @@ from typing import NamedTuple
 from raddle.graph.dtypes import carries_gradient
 from raddle.graph.gradients import graded_operands, has_backward
 from raddle.graph.graph import Graph, Op
+from raddle.graph.traits import Keeps
 
-NOTHING, INPUTS, OUTPUT = "nothing", "inputs", "output"
-FACTORS = "factors"  # an operand is needed for the gradients of the others
-INDICES = "indices"  # operands without a gradient: positions, masks
-
-# What the backward of an operator needs, by kind; of elementwise functions by name. All else: its inputs.
-KEPT = {
-    **dict.fromkeys(("linear", "matmul", "einsum", "mul", "multiply", "div", "divide"), FACTORS),
+# What elementwise functions need for their backward, by name. All else: their inputs.
+FUNCTIONS = {
+    **dict.fromkeys(("mul", "multiply", "div", "divide"), Keeps.FACTORS),
     **dict.fromkeys(
         ("relu", "sigmoid", "tanh", "exp", "expm1", "sqrt", "rsqrt", "reciprocal", "tan", "special_expit"),
-        OUTPUT,
+        Keeps.OUTPUT,
     ),
-    **dict.fromkeys(("softmax", "rnn_tanh_cell", "rnn_relu_cell"), OUTPUT),
-    **dict.fromkeys(("embedding", "pick", "gather", "index", "where", "masked_fill"), INDICES),
-    **dict.fromkeys(("add", "sub", "subtract", "rsub", "neg", "detach", "_to_copy", "counted"), NOTHING),
-    **dict.fromkeys(("floor", "ceil", "round", "trunc", "sign"), NOTHING),
-    **dict.fromkeys(("real", "imag", "conj_physical", "resolve_conj", "resolve_neg"), NOTHING),
-    **dict.fromkeys(("reshape", "permute", "slice", "select", "expand", "cat", "pad", "take"), NOTHING),
-    **dict.fromkeys(("sum", "triangle", "full", "arange", "running", "interpolate"), NOTHING),
-    "dropout": NOTHING,  # but a mask
+    **dict.fromkeys(("where", "masked_fill"), Keeps.INDICES),
+    **dict.fromkeys(("add", "sub", "subtract", "rsub", "neg", "detach", "_to_copy"), Keeps.NOTHING),
+    **dict.fromkeys(("floor", "ceil", "round", "trunc", "sign"), Keeps.NOTHING),
+    **dict.fromkeys(("real", "imag", "conj_physical", "resolve_conj", "resolve_neg"), Keeps.NOTHING),
 }  # fmt: skip
 
 
@@ -44,22 +37,21 @@ def kept(graph: Graph, active: frozenset[str], op: Op) -> Kept:
     values = graph.values
     if not has_backward(op, active) or not graded_operands(op, active):
         return Kept()
-    rule = KEPT.get(op.label if op.kind == "pointwise" else op.kind, INPUTS)
+    rule = FUNCTIONS.get(op.label, op.traits.keeps) if op.kind == "pointwise" else op.traits.keeps
     if op.kind == "lse" and op.composite in ("softmax", "log_softmax"):
-        rule = NOTHING  # its gradient comes from the softmax's output
+        rule = Keeps.NOTHING  # its gradient comes from the softmax's output
     chosen: Iterable[str] = ()
-    if rule == INPUTS:
+    if rule in (Keeps.INPUTS, Keeps.BOTH):
         chosen = op.inputs
-    elif rule == INDICES:
+    elif rule == Keeps.INDICES:
         chosen = (i for i in op.inputs if not carries_gradient(values[i].dtype))
-    elif rule == FACTORS:
+    elif rule == Keeps.FACTORS:
         chosen = (
             name for n, name in enumerate(op.inputs)
             if set(graded_operands(op, active)) - {n} and not _added(op, n)
         )  # fmt: skip
-    largest = op.kind.startswith("max_pool") or bool(op.attrs.get("largest"))
-    extra = 1 if op.kind == "dropout" else 8 if largest else 0
-    return Kept(frozenset(chosen), rule == OUTPUT or op.kind == "opaque", extra)
+    extra = 8 if op.attrs.get("largest") else op.traits.extra
+    return Kept(frozenset(chosen), rule in (Keeps.OUTPUT, Keeps.BOTH), extra)
 
 
 def _added(op: Op, operand: int) -> bool:

@@ -20,7 +20,7 @@ def active_values(graph: Graph) -> frozenset[str]:
     found = {graph.loss}
     differentiable = graph.differentiable()
     for op in reversed(graph.ops):
-        if any(o in found for o in op.outputs) and op.label != "detach" and op.kind != "running":
+        if any(o in found for o in op.outputs) and not op.stops_gradient:
             found.update(i for i in op.inputs if i in differentiable)
     return frozenset(found & differentiable)
 

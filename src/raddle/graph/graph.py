@@ -13,6 +13,7 @@ import torch
 from raddle.errors import InputError
 from raddle.graph.dtypes import carries_gradient
 from raddle.graph.space import Space
+from raddle.graph.traits import TRAITS, Traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,16 @@ class Op:
     @property
     def opaque(self) -> bool:
         return self.kind == "opaque"
+
+    @property
+    def traits(self) -> Traits:
+        """What its kind says of itself."""
+        return TRAITS[self.kind]
+
+    @property
+    def stops_gradient(self) -> bool:
+        """Whether no gradient flows through it."""
+        return self.traits.beside or self.label == "detach"
 
     @property
     def label(self) -> str:
@@ -150,8 +161,7 @@ class Graph:
         """Values that a gradient flows through: parameters, and what depends on them."""
         found = {p.name for p in self.parameters}
         for op in self.ops:
-            stops = op.label == "detach" or op.kind == "running"
-            if not stops and any(i in found for i in op.inputs):
+            if not op.stops_gradient and any(i in found for i in op.inputs):
                 found.update(o for o in op.outputs if carries_gradient(self.values[o].dtype))
         return found
 

@@ -13,8 +13,11 @@ from raddle.graph.box import Box
 from raddle.graph.graph import Op
 from raddle.graph.index import Range
 from raddle.graph.space import Space, Work
+from raddle.graph.traits import TRAITS, Traits
 
 Kernel = Callable[..., Any]  # tensors of the regions (None where absent) -> a tensor, or a tuple
+# An operator, the partial results of a cell, and how many points each is of -> the result
+Merging = Callable[[Op, Sequence[tuple[Tensor, ...]], Sequence[int]], tuple[Tensor, ...]]
 
 
 class Frame(NamedTuple):
@@ -39,9 +42,7 @@ class Kind:
     line: str | Callable[[Frame], str]
     kernel: Callable[[Site], Kernel]
     cost: int = 1
-    merge: (
-        Callable[[Op, Sequence[tuple[Tensor, ...]], Sequence[int]], tuple[Tensor, ...]] | None
-    ) = None
+    merge: Merging | None = None
     flops: Callable[[Space, Box, int | None], int] | None = None
 
 
@@ -101,12 +102,17 @@ def declare(
     name: str,
     line: str | Callable[[Frame], str],
     kernel: Callable[[Site], Kernel],
-    **more: Any,
-) -> Kind:
+    traits: Traits,
+    *,
+    cost: int = 1,
+    merge: Merging | None = None,
+    flops: Callable[[Space, Box, int | None], int] | None = None,
+) -> None:
     """Adds an operator kind."""
-    assert name not in KINDS, f"kind '{name}' is declared twice"
-    KINDS[name] = Kind(name, line, kernel, **more)
-    return KINDS[name]
+    if name in KINDS:
+        raise ImportError(f"two files declare operators of kind '{name}'")
+    KINDS[name] = Kind(name, line, kernel, cost, merge, flops)
+    TRAITS[name] = traits
 
 
 def kernel(op: Op, box: Box, device: torch.device | str = "cpu") -> Kernel:

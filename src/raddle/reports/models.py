@@ -82,4 +82,4 @@ def _backward(op: Op, gradient: set[str]) -> int:
 
 
 def _contraction(op: Op) -> bool:
-    return op.space.product or op.kind == "attention"
+    return op.space.product or op.traits.family == "attention"

@@ -31,10 +31,6 @@ from raddle.graph.ops.fused import FUSED, SAMPLES_ONLY
 from raddle.program.program import Cell, Program, Variant, tensors_of_part
 from raddle.runtime.gathering import gather, overlapping
 
-WINDOWS = {
-    f"{kind}{rank}d" for kind in ("conv", "max_pool", "avg_pool") for rank in (1, 2, 3)
-}  # with a stride
-
 # Names what a piece is of: a value, or the k-th tensor of a part of an operator's partial results.
 Of = str | tuple[str, int, int]
 
@@ -139,7 +135,7 @@ class Writer:
             if tile.device != self.device:
                 continue
             regions = list(op.space.regions(tile.box))
-            if op.kind in WINDOWS and regions[0] is not None:
+            if op.traits.strided and regions[0] is not None:
                 regions[0] = self._roomier(op, tile.box, regions[0])
             arguments = [
                 "None" if region is None else self._region(name, region)
@@ -177,7 +173,7 @@ class Writer:
 
     def _as_run(self, op: Op) -> Op:
         """Running statistics of local batch statistics: their variance is of this device's samples."""
-        if self.program.plan.bn != "local" or op.kind != "running":
+        if self.program.plan.bn != "local" or not op.traits.beside:
             return op
         source = next(o for o in self.graph.ops if op.inputs[2] in o.outputs)
         boxes = [t.box for t in self.tiles[source.name].tiles if t.device == self.device]
@@ -263,7 +259,7 @@ class Writer:
             op = self.graph.op(name)
             if name not in own:
                 elsewhere = self.device not in self.tiles[name].devices
-                if op.kind == "running" and elsewhere:
+                if op.traits.beside and elsewhere:
                     continue
                 return False
             boxes = [t.box for t in self.tiles[name].tiles if t.device == self.device]

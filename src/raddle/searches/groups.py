@@ -16,13 +16,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from raddle.costs.compute import VIEWS
 from raddle.graph.graph import Graph, Op
 from raddle.graph.space import Access
 from raddle.searches.placing import standing
 
 _STEP = re.compile(r"\.l\d+r?\.t\d+(?=\.)")  # layer and step of a recurrent network
-_LIGHT = VIEWS | {"pointwise", "dropout", "full", "counted", "arange", "triangle"}
 
 OWN, AFTER, BEFORE = "own", "after", "before"
 
@@ -175,7 +173,7 @@ def _forward(graph: Graph, members: Members) -> None:
 
 def _is_light(graph: Graph, op: Op) -> bool:
     weighted = any(graph.values[i].role == "parameter" for i in op.inputs)
-    return op.kind in _LIGHT and not op.opaque and not op.space.combine and not weighted
+    return op.traits.light and not op.opaque and not op.space.combine and not weighted
 
 
 def _group(graph: Graph, root: str, members: list[Member]) -> Group:

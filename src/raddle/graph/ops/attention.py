@@ -30,6 +30,7 @@ from raddle.graph.ops.pointwise import (
 )
 from raddle.graph.ops.random import dropout
 from raddle.graph.space import Space
+from raddle.graph.traits import Keeps, Traits
 
 A = torch.ops.aten
 
@@ -74,7 +75,7 @@ def _flops(space: Space, box: Box, operand: int | None) -> int:
     return {None: by_k + by_c, 0: 2 * by_k + by_c, 1: by_k, 2: by_c}.get(operand, 0)
 
 
-declare("attention", _line, _kernel, flops=_flops)
+declare("attention", _line, _kernel, Traits(Keeps.INPUTS, family="attention"), flops=_flops)
 
 
 @aten("scaled_dot_product_attention")

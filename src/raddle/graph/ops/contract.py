@@ -19,6 +19,7 @@ from raddle.graph.graph import Value
 from raddle.graph.kind import Frame, Kernel, Site, declare
 from raddle.graph.letters import POOL, fresh, unique
 from raddle.graph.ops.pointwise import broadcast_access, broadcast_letters, pointwise
+from raddle.graph.traits import Keeps, Traits
 
 A = torch.ops.aten
 
@@ -37,7 +38,7 @@ def _linear(site: Site) -> Kernel:
     return lambda x, w, b=None: F.linear(x, w, b)
 
 
-declare("linear", _linear_line, _linear)
+declare("linear", _linear_line, _linear, Traits(Keeps.FACTORS))
 
 
 def linear(
@@ -105,7 +106,7 @@ def _matmul(site: Site) -> Kernel:
     return run
 
 
-declare("matmul", _matmul_line, _matmul)
+declare("matmul", _matmul_line, _matmul, Traits(Keeps.FACTORS))
 
 
 @aten("matmul", "mm", "bmm", "mv", "dot")
@@ -148,7 +149,7 @@ def _einsum(site: Site) -> Kernel:
     return lambda *tensors: torch.einsum(equation, *tensors)
 
 
-declare("einsum", _einsum_line, _einsum)
+declare("einsum", _einsum_line, _einsum, Traits(Keeps.FACTORS))
 
 
 @aten("einsum")

@@ -19,6 +19,7 @@ from raddle.graph.builder import Builder, aten
 from raddle.graph.graph import Value
 from raddle.graph.kind import Kernel, Site, declare, ints, numbered
 from raddle.graph.space import Space
+from raddle.graph.traits import Keeps, Traits
 
 A = torch.ops.aten
 CONV = {
@@ -149,8 +150,14 @@ def _only_bias(site: Site) -> Kernel:
 
 
 for _rank in (1, 2, 3):
-    declare(f"conv{_rank}d", CONV[_rank], _conv)
-    declare(f"conv_transpose{_rank}d", TRANSPOSED[_rank], _transposed, flops=_transposed_flops)
+    declare(f"conv{_rank}d", CONV[_rank], _conv, Traits(Keeps.INPUTS, family="conv", strided=True))
+    declare(
+        f"conv_transpose{_rank}d",
+        TRANSPOSED[_rank],
+        _transposed,
+        Traits(Keeps.INPUTS, family="conv"),
+        flops=_transposed_flops,
+    )
 
 
 @aten("conv1d", "conv2d", "conv3d")

@@ -23,6 +23,7 @@ from raddle.graph.graph import Value
 from raddle.graph.kind import Frame, Kernel, Site, declare
 from raddle.graph.letters import unique
 from raddle.graph.ops.pointwise import broadcast_access, broadcast_letters, broadcast_shape
+from raddle.graph.traits import Keeps, Traits
 
 A = torch.ops.aten
 
@@ -49,7 +50,7 @@ def _embedding(site: Site) -> Kernel:
     return run
 
 
-declare("embedding", _embedding_line, _embedding, cost=0)
+declare("embedding", _embedding_line, _embedding, Traits(Keeps.INDICES), cost=0)
 
 
 @aten("embedding")
@@ -96,7 +97,7 @@ def _pick(site: Site) -> Kernel:
     return run
 
 
-declare("pick", _pick_line, _pick, cost=0)
+declare("pick", _pick_line, _pick, Traits(Keeps.INDICES), cost=0)
 
 
 def pick(b: Builder, x: Value, target: Value, dim: int, suffix: str) -> Any:
@@ -114,7 +115,13 @@ def _gather_line(f: Frame) -> str:
     return f"y[{y}] = x[{' '.join(inside)}], i[{y}]"
 
 
-declare("gather", _gather_line, lambda s: lambda x, i: x.gather(s.attrs["dim"], i), cost=0)
+declare(
+    "gather",
+    _gather_line,
+    lambda s: lambda x, i: x.gather(s.attrs["dim"], i),
+    Traits(Keeps.INDICES),
+    cost=0,
+)
 
 
 @aten("gather")
@@ -144,7 +151,7 @@ def _index(site: Site) -> Kernel:
     return lambda x, *indices: x[(*lead, *indices)]
 
 
-declare("index", _index_line, _index, cost=0)
+declare("index", _index_line, _index, Traits(Keeps.INDICES), cost=0)
 
 
 @aten("index", "_unsafe_index")

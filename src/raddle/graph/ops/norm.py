@@ -26,6 +26,7 @@ from raddle.graph.graph import Op, Value
 from raddle.graph.kind import Frame, Kernel, Site, declare
 from raddle.graph.letters import unique
 from raddle.graph.ops.pointwise import cast
+from raddle.graph.traits import Keeps, Traits
 
 A = torch.ops.aten
 
@@ -94,8 +95,15 @@ def _merge_lse(
     return (top + total.log(),)
 
 
-declare("moments", _statistics_line("moments=", "mv"), _moments, cost=3, merge=_merge_moments)
-declare("lse", _statistics_line("lse=", "l"), _lse, cost=3, merge=_merge_lse)
+declare(
+    "moments",
+    _statistics_line("moments=", "mv"),
+    _moments,
+    Traits(Keeps.INPUTS),
+    cost=3,
+    merge=_merge_moments,
+)
+declare("lse", _statistics_line("lse=", "l"), _lse, Traits(Keeps.INPUTS), cost=3, merge=_merge_lse)
 
 
 def moments(b: Builder, x: Value, dims: Sequence[int], suffix: str) -> Any:
@@ -170,8 +178,14 @@ def _running(site: Site) -> Kernel:
     return run
 
 
-declare("batch_norm", _batch_norm_line, _batch_norm, cost=4)
-declare("running", "p[c], q[c] = a[c], b[c], m[c], v[c]", _running, cost=4)
+declare("batch_norm", _batch_norm_line, _batch_norm, Traits(Keeps.INPUTS), cost=4)
+declare(
+    "running",
+    "p[c], q[c] = a[c], b[c], m[c], v[c]",
+    _running,
+    Traits(Keeps.NOTHING, beside=True),
+    cost=4,
+)
 
 
 @aten("batch_norm")
@@ -232,7 +246,7 @@ def _layer_norm(site: Site) -> Kernel:
     return run
 
 
-declare("layer_norm", _layer_norm_line, _layer_norm, cost=4)
+declare("layer_norm", _layer_norm_line, _layer_norm, Traits(Keeps.INPUTS), cost=4)
 
 
 def _normalise(
@@ -341,7 +355,7 @@ def _softmax(site: Site) -> Kernel:
     return lambda x, lse: (x - lse.unsqueeze(dim)).exp().to(dtype)
 
 
-declare("softmax", _softmax_line, _softmax, cost=2)
+declare("softmax", _softmax_line, _softmax, Traits(Keeps.OUTPUT), cost=2)
 
 
 def softmax(b: Builder, x: Value, dim: int, dtype: Any = None, log: bool = False) -> Any:

@@ -9,6 +9,7 @@ from raddle.errors import InputError
 from raddle.graph.builder import fill, resolve
 from raddle.graph.dtypes import carries_gradient, settled
 from raddle.graph.kind import Frame, Kernel, Site, declare
+from raddle.graph.traits import Keeps, Traits
 
 _CAPITALS = "ABCDEFGHIJKLMOPQRSTUVWXYZ"  # without N: what comes out need not hold samples
 
@@ -53,4 +54,4 @@ def _kernel(site: Site) -> Kernel:
     return run
 
 
-declare("opaque", _line, _kernel, cost=0)
+declare("opaque", _line, _kernel, Traits(Keeps.BOTH), cost=0)

@@ -15,6 +15,7 @@ from raddle.graph.builder import Builder, NotSplittable, Slot, aten, fill, infer
 from raddle.graph.graph import Value
 from raddle.graph.kind import Frame, Kernel, Site, declare
 from raddle.graph.letters import POOL, unique
+from raddle.graph.traits import Keeps, Traits
 
 A = torch.ops.aten
 
@@ -62,7 +63,7 @@ def _pointwise(site: Site) -> Kernel:
     return lambda *tensors: target(*fill(args, tensors), **fill(kwargs, tensors))
 
 
-declare("pointwise", pointwise_line, _pointwise)
+declare("pointwise", pointwise_line, _pointwise, Traits(Keeps.INPUTS, light=True))
 
 
 def pointwise(b: Builder, target: Any, *args: Any, cost: int = 1, **kwargs: Any) -> Any:
@@ -194,7 +195,7 @@ def _prelu_line(f: Frame) -> str:
     return f"y[{' '.join(letters)}] = x[{' '.join(letters)}], w[{weight}]"
 
 
-declare("prelu", _prelu_line, lambda site: lambda x, w: torch.prelu(x, w))
+declare("prelu", _prelu_line, lambda site: lambda x, w: torch.prelu(x, w), Traits(Keeps.INPUTS))
 
 
 @aten("prelu")
@@ -212,7 +213,7 @@ def _triangle(site: Site) -> Kernel:
     return lambda x: function(x, diagonal)
 
 
-declare("triangle", pointwise_line, _triangle, cost=0)
+declare("triangle", pointwise_line, _triangle, Traits(Keeps.NOTHING, light=True), cost=0)
 
 
 @aten("tril")
@@ -246,8 +247,8 @@ def _arange(site: Site) -> Kernel:
     return lambda: torch.arange(lo, hi, device=device).to(dtype) * step + start
 
 
-declare("full", _created_line, _full, cost=0)
-declare("arange", _created_line, _arange, cost=0)
+declare("full", _created_line, _full, Traits(Keeps.NOTHING, light=True), cost=0)
+declare("arange", _created_line, _arange, Traits(Keeps.NOTHING, light=True), cost=0)
 
 
 def full(

@@ -19,6 +19,7 @@ from raddle.graph.builder import Builder, NotSplittable, aten, infer
 from raddle.graph.graph import Value
 from raddle.graph.kind import Kernel, Site, declare, ints, numbered
 from raddle.graph.ops.conv import settle_padding
+from raddle.graph.traits import Keeps, Traits
 
 A = torch.ops.aten
 WINDOW = {
@@ -89,8 +90,10 @@ def _corners(factors: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
 
 
 for _rank in (1, 2, 3):
-    declare(f"max_pool{_rank}d", WINDOW[_rank], _max_pool)
-    declare(f"avg_pool{_rank}d", WINDOW[_rank], _avg_pool)
+    declare(
+        f"max_pool{_rank}d", WINDOW[_rank], _max_pool, Traits(Keeps.INPUTS, extra=8, strided=True)
+    )
+    declare(f"avg_pool{_rank}d", WINDOW[_rank], _avg_pool, Traits(Keeps.INPUTS, strided=True))
 
 
 def _batched(b: Builder, x: Value, rank: int, function: Any) -> Any:
@@ -199,7 +202,7 @@ def _adaptive(site: Site) -> Kernel:
 
 
 for _rank in (1, 2, 3):
-    declare(f"adaptive_pool{_rank}d", ADAPTIVE[_rank], _adaptive)
+    declare(f"adaptive_pool{_rank}d", ADAPTIVE[_rank], _adaptive, Traits(Keeps.INPUTS))
 
 
 def adaptive_pool(b: Builder, x: Value, output: Any, *, largest: bool, rank: int) -> Any:

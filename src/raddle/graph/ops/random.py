@@ -18,6 +18,7 @@ from raddle.graph.builder import Builder, aten
 from raddle.graph.graph import Value
 from raddle.graph.kind import Kernel, Site, declare
 from raddle.graph.ops.pointwise import pointwise_line
+from raddle.graph.traits import Keeps, Traits
 
 
 def _mix(h: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ def _dropout(site: Site) -> Kernel:
     return run
 
 
-declare("dropout", pointwise_line, _dropout, cost=2)
+declare("dropout", pointwise_line, _dropout, Traits(Keeps.NOTHING, extra=1, light=True), cost=2)
 
 
 def dropout(

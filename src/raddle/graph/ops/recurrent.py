@@ -22,6 +22,7 @@ from raddle.graph.ops.contract import linear
 from raddle.graph.ops.pointwise import pointwise_line
 from raddle.graph.ops.random import dropout
 from raddle.graph.ops.shape import cat, select
+from raddle.graph.traits import Keeps, Traits
 
 A = torch.ops.aten
 
@@ -49,10 +50,22 @@ def _gru_cell(site: Site) -> Kernel:
     return run
 
 
-declare("lstm_cell", pointwise_line, _lstm_cell, cost=13)
-declare("gru_cell", pointwise_line, _gru_cell, cost=11)
-declare("rnn_tanh_cell", pointwise_line, lambda _: lambda x, h: torch.tanh(x + h), cost=2)
-declare("rnn_relu_cell", pointwise_line, lambda _: lambda x, h: torch.relu(x + h), cost=2)
+declare("lstm_cell", pointwise_line, _lstm_cell, Traits(Keeps.INPUTS), cost=13)
+declare("gru_cell", pointwise_line, _gru_cell, Traits(Keeps.INPUTS), cost=11)
+declare(
+    "rnn_tanh_cell",
+    pointwise_line,
+    lambda _: lambda x, h: torch.tanh(x + h),
+    Traits(Keeps.OUTPUT),
+    cost=2,
+)
+declare(
+    "rnn_relu_cell",
+    pointwise_line,
+    lambda _: lambda x, h: torch.relu(x + h),
+    Traits(Keeps.OUTPUT),
+    cost=2,
+)
 
 
 class Form(NamedTuple):

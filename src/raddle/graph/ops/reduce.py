@@ -22,6 +22,7 @@ from raddle.graph.kind import Frame, Kernel, Site, declare
 from raddle.graph.letters import fresh, unique
 from raddle.graph.ops.norm import moments, wide
 from raddle.graph.ops.pointwise import arguments, cast, full, overload, pointwise
+from raddle.graph.traits import Keeps, Traits
 
 A = torch.ops.aten
 
@@ -73,7 +74,7 @@ def _sum(site: Site) -> Kernel:
     return lambda x: x.sum(dims, keepdim, dtype=dtype) * scale
 
 
-declare("sum", _sum_line, _sum)
+declare("sum", _sum_line, _sum, Traits(Keeps.NOTHING))
 
 
 def total(
@@ -178,7 +179,7 @@ def _whole(site: Site) -> Kernel:
     return run
 
 
-declare("whole", _whole_line, _whole)
+declare("whole", _whole_line, _whole, Traits(Keeps.INPUTS))
 
 
 def whole(b: Builder, target: Any, x: Value, dims: Sequence[int], *args: Any, **kwargs: Any) -> Any:

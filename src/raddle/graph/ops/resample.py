@@ -16,6 +16,7 @@ from raddle.graph.builder import Builder, aten
 from raddle.graph.graph import Value
 from raddle.graph.kind import Frame, Kernel, Site, declare, ints
 from raddle.graph.ops.norm import wide
+from raddle.graph.traits import Keeps, Traits
 
 A = torch.ops.aten
 Taps = list[
@@ -61,7 +62,7 @@ def _kernel(site: Site) -> Kernel:
     return run
 
 
-declare("interpolate", _line, _kernel, cost=2)
+declare("interpolate", _line, _kernel, Traits(Keeps.NOTHING), cost=2)
 
 
 def _nearest_plane(size: int, out: int, scale: float | None) -> Taps:

@@ -26,6 +26,7 @@ from raddle.graph.graph import Value
 from raddle.graph.kind import Frame, Kernel, Site, declare
 from raddle.graph.letters import fresh, unique
 from raddle.graph.ops.shape import permute
+from raddle.graph.traits import Keeps, Traits
 
 A = torch.ops.aten
 
@@ -188,7 +189,7 @@ def _picks(
     return picks
 
 
-declare("reshape", _reshape_line, _reshape, cost=0)
+declare("reshape", _reshape_line, _reshape, Traits(Keeps.NOTHING, view=True, light=True), cost=0)
 
 
 def reshape(b: Builder, x: Value, shape: Sequence[int]) -> Any:

@@ -29,6 +29,7 @@ from raddle.graph.ops.pointwise import (
     conjugate,
     pointwise,
 )
+from raddle.graph.traits import Keeps, Traits
 
 A = torch.ops.aten
 
@@ -41,7 +42,13 @@ def _permute_line(f: Frame) -> str:
     return f"y[{' '.join(letters[d] for d in f.attrs['dims'])}] = x[{' '.join(letters)}]"
 
 
-declare("permute", _permute_line, lambda s: lambda x: x.permute(s.attrs["dims"]), cost=0)
+declare(
+    "permute",
+    _permute_line,
+    lambda s: lambda x: x.permute(s.attrs["dims"]),
+    Traits(Keeps.NOTHING, view=True, light=True),
+    cost=0,
+)
 
 
 @aten("permute")
@@ -96,7 +103,7 @@ def _expand(site: Site) -> Kernel:
     return lambda x: x.expand(shape)
 
 
-declare("expand", _expand_line, _expand, cost=0)
+declare("expand", _expand_line, _expand, Traits(Keeps.NOTHING, view=True, light=True), cost=0)
 
 
 @aten("expand", "broadcast_to")
@@ -159,7 +166,7 @@ def _slice(site: Site) -> Kernel:
     return lambda x: x[every]
 
 
-declare("slice", _slice_line, _slice, cost=0)
+declare("slice", _slice_line, _slice, Traits(Keeps.NOTHING, view=True, light=True), cost=0)
 
 
 @aten("slice")
@@ -197,7 +204,13 @@ def _select_line(f: Frame) -> str:
     return f"y[{' '.join(letters)}] = x[{' '.join(inside)}]"
 
 
-declare("select", _select_line, lambda s: lambda x: x.select(s.attrs["dim"], 0), cost=0)
+declare(
+    "select",
+    _select_line,
+    lambda s: lambda x: x.select(s.attrs["dim"], 0),
+    Traits(Keeps.NOTHING, view=True, light=True),
+    cost=0,
+)
 
 
 @aten("select")
@@ -263,7 +276,7 @@ def _cat(site: Site) -> Kernel:
     return run
 
 
-declare("cat", _cat_line, _cat, cost=0)
+declare("cat", _cat_line, _cat, Traits(Keeps.NOTHING), cost=0)
 
 
 @aten("cat", "concat", "concatenate")
@@ -301,7 +314,7 @@ def _pad(site: Site) -> Kernel:
     return lambda x: F.pad(x, amounts, value=value) if any(amounts) else x
 
 
-declare("pad", _pad_line, _pad, cost=0)
+declare("pad", _pad_line, _pad, Traits(Keeps.NOTHING), cost=0)
 
 
 @aten("constant_pad_nd")
@@ -372,7 +385,7 @@ def _take(site: Site) -> Kernel:
     return run
 
 
-declare("take", _take_line, _take, cost=0)
+declare("take", _take_line, _take, Traits(Keeps.NOTHING), cost=0)
 
 
 def take(b: Builder, x: Value, sources: dict[int, list[int]], suffix: str) -> Any:

@@ -36,5 +36,5 @@ def by_sample(op: Op, cuts: Cuts, devices: tuple[int, ...]) -> Tiling:
         return split(op, {n: tuple(each * cut for cut in cuts)}, devices)
     if n is not None and op.space.dims[n].size >= len(devices):
         return split(op, {n: even_cuts(op.space.dims[n].size, len(devices))}, devices)
-    everywhere = op.kind == "running" or (len(devices) <= EVERYWHERE and not op.opaque)
+    everywhere = op.traits.beside or (len(devices) <= EVERYWHERE and not op.opaque)
     return copies(op, devices if everywhere else devices[:1])

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from raddle.costs.compute import VIEWS
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Tiling
 from raddle.searches.baselines.filters import Layout, without_gaps
@@ -89,7 +88,7 @@ def follow(
         if form is not None:
             tiles.setdefault(op.name, channel_tiles(op, form, parts))
             last = parts[form[-1].layer].parts[-1]
-        elif op.kind in VIEWS and any(known.readers.get(o) for o in op.outputs):
+        elif op.traits.view and any(known.readers.get(o) for o in op.outputs):
             views.append(op)
         else:
             tiles[op.name] = copies(op, [last])

@@ -133,7 +133,7 @@ class _Builder:
         key = self._weight(op)
         form = self._followed(op) if key is None else None
         c = dim_of(op, "c")
-        heads = op.space.product or op.kind == "attention"
+        heads = op.space.product or op.traits.family == "attention"
         if key is None and form is None and c is not None and heads:
             key = op.name, op.space.dims[c].size
             self.heads.add(len(self.numbers))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from raddle.clusters import Cluster, Device
-from raddle.costs.compute import VIEWS, Compute, family
+from raddle.costs.compute import Compute, family
 from raddle.graph.box import Box
 from raddle.graph.gradients import has_backward
 from raddle.graph.graph import Op
@@ -64,7 +64,7 @@ class TileTimes:
     def _computed(self, op: Op, layout: Layout, wanted: Sequence[int]) -> Array:
         """By the roofline. A gradient passes over the same elements as the forward."""
         passes = 1 + len(wanted)
-        if op.kind in VIEWS:
+        if op.traits.view:
             return passes * self.overhead
         space, values = op.space, self.compute.graph.values
         widths = [values[name].dtype.itemsize for name in (*op.inputs, *op.outputs)]

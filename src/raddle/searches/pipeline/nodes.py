@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from raddle.clusters import Cluster, Device
-from raddle.costs.compute import VIEWS, Compute
+from raddle.costs.compute import Compute
 from raddle.costs.kept import kept
 from raddle.graph.box import Box
 from raddle.graph.gradients import active_values, has_backward
@@ -142,7 +142,7 @@ class Costs:
     def _kept(self, size: int) -> tuple[float, ...]:
         """Bytes that backwards need; of a view, what it looks at."""
         base = {
-            op.outputs[0]: op.inputs[0] for op in self.graph.ops if op.kind in VIEWS
+            op.outputs[0]: op.inputs[0] for op in self.graph.ops if op.traits.view
         }  # fmt: skip
         producer = {o: op for op in self.graph.ops for o in op.outputs}
         total = [0.0] * len(self.nodes.names)

@@ -7,7 +7,6 @@ from functools import cached_property
 
 import numpy as np
 
-from raddle.costs.compute import VIEWS
 from raddle.costs.kept import kept
 from raddle.graph.box import Box, subtract
 from raddle.graph.graph import Op
@@ -40,7 +39,7 @@ class Layout:
         self._pieces: dict[int, dict[str, tuple[str, ...]]] = {}  # by device and operator
         for op in self.graph.ops:
             self._measure(op)
-        self.free = {op.name: self._free(op) for op in self.graph.ops if op.kind in VIEWS}
+        self.free = {op.name: self._free(op) for op in self.graph.ops if op.traits.view}
         self.inputs = {
             name: self._regions([name])
             for name in self.graph.inputs

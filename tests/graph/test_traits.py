@@ -1,0 +1,29 @@
+"""What kinds of operators say of themselves, and that a kind has to."""
+
+from __future__ import annotations
+
+import pytest
+
+from raddle.graph.kind import declare
+from raddle.graph.ops import KINDS
+from raddle.graph.traits import TRAITS, Keeps, Traits
+
+
+def test_every_kind_says_what_its_backward_keeps() -> None:
+    assert TRAITS.keys() == KINDS.keys()
+    assert {k for k, t in TRAITS.items() if t.view} == {
+        "reshape",
+        "permute",
+        "expand",
+        "select",
+        "slice",
+    }
+    assert {k for k, t in TRAITS.items() if t.beside} == {"running"}
+    assert all(TRAITS[k].light for k in TRAITS if TRAITS[k].view)
+    assert TRAITS["linear"].keeps == Keeps.FACTORS
+    assert {k[:-2] for k, t in TRAITS.items() if t.strided} == {"conv", "max_pool", "avg_pool"}
+
+
+def test_a_kind_is_declared_once() -> None:
+    with pytest.raises(ImportError, match="two files declare operators of kind 'linear'"):
+        declare("linear", "y[n] = x[n]", lambda site: lambda x: x, Traits(Keeps.NOTHING))
