@@ -137,7 +137,7 @@ def test_a_step_ends_before_any_sum_has() -> None:
 
     ranks, errors = on_ranks(2, lambda t: Rank(t, [3, 0, 1, 2], BOTH), work)
     assert errors == [None, None]
-    assert ranks[0].summing.overtaken == 2  # 0 and 1 pass 2, which was ready before them
+    assert ranks[0].summing.departures.overtaken == 2  # 0 and 1 pass 2, which was ready before them
 
 
 def test_nothing_is_waited_for_before_the_step_has_ended() -> None:

@@ -130,7 +130,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("raddle.sync.home.time", self)
+        for module in ("home_sums", "home_stale"):
+            monkeypatch.setattr(f"raddle.sync.{module}.time", self)
 
     def perf_counter(self) -> float:
         return self.now
@@ -417,7 +418,9 @@ def test_a_barrier_that_misses_a_rank_says_which(monkeypatch: pytest.MonkeyPatch
 
     def body(rank: int) -> None:
         if rank == 0:
-            wait_until(lambda: ranks.missing(0) == [(2,)] and 1 in ranks.syncs[0]._home.sums())
+            wait_until(
+                lambda: ranks.missing(0) == [(2,)] and 1 in ranks.syncs[0]._home.barrier.sums()
+            )
             clock.now = 2 * HANG
             ranks.syncs[0].sums()
         elif rank == 1:

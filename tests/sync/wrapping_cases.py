@@ -577,8 +577,8 @@ def other_order_of_slices(rank: int, size: int) -> None:
     summing = optimizer._gradients.phase.homing._summing
     first = summing._items[summing._order[0]].name
     if rank == size - 1:
-        summing._order = summing._order[::-1]
-        summing._turns = summing._new_turns()
+        summing.departures.order.reverse()
+        summing.departures.next_step()
     words = f"sum 0 of ranks 0 and {size - 1} is '{first}' ("
     expect(words, lambda: train(model, model, optimizer, rank, steps=range(1)))
 

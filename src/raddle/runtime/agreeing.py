@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -236,14 +235,5 @@ class Agreeing:
 
         A rank that ends because of an error must not wait for others that wait for it.
         """
-        synchroniser = self.synchroniser
-        if synchroniser is None:
-            return
-        if isinstance(synchroniser, Summing):
-            synchroniser.drain(seconds)
-            return
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if synchroniser.failed or (synchroniser.idle() and synchroniser.served(self.clock)):
-                return
-            time.sleep(0.001)
+        if self.synchroniser is not None:
+            self.synchroniser.drain(seconds, self.clock)

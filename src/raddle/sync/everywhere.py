@@ -74,8 +74,8 @@ class Everywhere(Homing):
 
     @property
     def counters(self) -> dict[str, float]:
-        s = self._summing
-        return {"bytes": s.nbytes, "messages": s.left, "overtaken": s.overtaken}
+        d = self._summing.departures
+        return {"bytes": d.nbytes, "messages": d.count, "overtaken": d.overtaken}
 
 
 def turns_of(

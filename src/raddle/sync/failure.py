@@ -41,6 +41,11 @@ class Failure:
         if tell and self._tell is not None:
             self._tell(reason)
 
+    def raised(self, error: Exception) -> None:
+        """What was raised here; of a kind that may not take one sentence, it becomes a RuntimeError."""
+        kind = type(error) if type(error) in (ValueError, TimeoutError) else RuntimeError
+        self.happen(str(error), kind, cause=error)
+
     def check(self) -> None:
         """Raises what went wrong, a new exception for each caller: they are on several threads."""
         if self.reason:

@@ -25,26 +25,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raddle.program.turns import Turns
+from raddle.sync.departures import Departures, Held
 from raddle.sync.home import Apply, Record
 from raddle.sync.item import Event, Item, check_items, check_rows, names
 from raddle.sync.matching import SAME, Line, check_orders, check_same
-from raddle.transport.base import DONE, Pending, Transport
+from raddle.transport.base import Transport
 from raddle.transport.wire import name_ranks
 
 Late = Callable[[str, int], AbstractContextManager[None]]  # what is waited for, and its number
 
 
-class Held:
-    """One item at a holder."""
+class ArrivingSums:
+    """Waits for sums, and notes what took time. `count` is of all items: it numbers what is late."""
 
-    __slots__ = ("clock", "gradient", "item", "left", "pending")
+    def __init__(self, count: int, late: Late | None, record: Record | None) -> None:
+        self._count, self._late, self._record = count, late, record
 
-    def __init__(self, item: Item) -> None:
-        self.item, self.clock = item, 0
-        self.gradient: Tensor | None = None  # of a step, until it is applied; then its sum
-        self.pending: Pending | None = None
-        self.left = 0.0  # when
+    def take(self, held: Held) -> Tensor:
+        """An item's sum, once it is there."""
+        assert held.pending is not None
+        assert held.gradient is not None
+        begin, number = time.perf_counter(), held.item.number
+        late = contextlib.nullcontext() if self._late is None else self._late(
+            f"to sum the gradients of '{held.item.name}'", held.clock * self._count + number
+        )  # fmt: skip
+        with late:
+            held.pending.wait()
+        self.note(number, "wait", begin)
+        self.note(number, "sum", held.left)
+        return held.gradient
+
+    def note(self, number: int, what: str, begin: float) -> None:
+        if self._record is not None:
+            self._record(number, what, begin, time.perf_counter())
 
 
 class Summing:
@@ -68,21 +81,23 @@ class Summing:
         record: Record | None = None,
     ) -> None:
         check_items(items, transport.size, homes=False)
-        self.rank, self.log = transport.rank, list[Event]()  # there are no homes here
-        self.left = self.nbytes = self.overtaken = 0  # sums, and those that passed others
-        self._items, self._order, self._transport, self._apply = items, order, transport, apply
-        self._exchange, self._debug = exchange, debug
-        self._late, self._record = late, record
+        self.rank = transport.rank
+        self._items, self._order = items, order
+        self._apply, self._exchange, self._debug = apply, exchange, debug
         self._held = {i.number: Held(i) for i in items if self.rank in i.workers}
+        self.departures = Departures(self._held, order, transport, hold=debug)
+        self._arriving = ArrivingSums(len(items), late, record)
         self._finished = 0  # steps
-        self._ready: dict[int, None] = {}  # in debug all, else what waits for its turn, as it came
-        self._turns = self._new_turns()
-        self._reason = ""
-        self._closed = False
+        self._stopped = self._closed = False
+
+    @property
+    def log(self) -> list[Event]:
+        """Updates at homes, of which there are none here."""
+        return []
 
     def start(self) -> None:
         """All ranks call it: they have the same order, or an error names the first difference."""
-        lines = [self._line(at, self._items[number]) for at, number in enumerate(self._order)]
+        lines = [_line(at, self._items[number]) for at, number in enumerate(self._order)]
         if len(set(self._exchange(zlib.crc32(repr(lines).encode())))) > 1:
             check_same(self._exchange(lines), SAME)
 
@@ -109,26 +124,21 @@ class Summing:
             )
         held.gradient = gradient.detach().view(-1)
         held.clock += 1
-        if len(held.item.workers) == 1:
-            held.pending = DONE
-            return
-        self._ready[number] = None
-        if not self._debug:
-            self._go(self._turns.complete([number]))
+        self.departures.ready(number)
 
     def finish(self) -> None:
         """A step ends: whatever has not left, leaves."""
         if self._debug:
-            own = [self._held[number] for number in self._own_order]
+            own = [self._held[number] for number in self.departures.order]
             check_orders(self._exchange([_what(h) for h in own if h.gradient is not None]))
-            self._go(self._turns.complete(list(self._ready)))
+            self.departures.all()
         missing = [h.item for h in self._held.values() if h.clock <= self._finished]
         if missing:
             raise RuntimeError(
                 f"rank {self.rank} ends a step without gradients of {names(missing)}: hand in all"
             )
         self._finished += 1
-        self._turns = self._new_turns()
+        self.departures.next_step()
 
     def wait(self, number: int) -> None:
         """Returns when an item's rows have what the steps that have ended give them."""
@@ -136,11 +146,11 @@ class Summing:
         if held is None or held.pending is None or held.clock > self._finished:
             return
         with plainly(held.gradient):
-            total = self._arrive(held)
+            total = self._arriving.take(held)
             begin = time.perf_counter()
             held.gradient, held.pending = None, None
             self._apply(number, held.clock, total)
-            self._note(number, "update", begin)
+            self._arriving.note(number, "update", begin)
 
     def synchronize(self) -> None:
         """All that has been handed in, in steps that have ended, is applied."""
@@ -152,7 +162,7 @@ class Summing:
         found = {}
         for number, held in self._held.items():
             if held.pending is not None:
-                found[number] = self._arrive(held)
+                found[number] = self._arriving.take(held)
                 held.gradient, held.pending = None, None
         return found
 
@@ -168,18 +178,18 @@ class Summing:
 
     def stop(self, reason: str) -> None:
         """Another rank has failed: whatever waits is told by the transport."""
-        self._reason = reason
+        self._stopped = True
 
-    def drain(self, seconds: float) -> None:
+    def drain(self, seconds: float, clock: int = 0) -> None:
         """Waits, but not long, until others have got what they need of this rank."""
         under_way = [h for h in self._held.values() if h.pending is not None]
-        if self._reason or not under_way:
+        if self._stopped or not under_way:
             return
 
         def wait() -> None:
             with contextlib.suppress(Exception):  # nobody asks for these sums any more
                 for held in under_way:
-                    self._arrive(held)
+                    self._arriving.take(held)
                 if (last := under_way[-1].gradient) is not None and last.is_cuda:
                     torch.cuda.current_stream(last.device).synchronize()
 
@@ -191,51 +201,10 @@ class Summing:
         """More calls do nothing."""
         self._closed = True
 
-    # -- pieces ------------------------------------------------------------------------------------
 
-    @property
-    def _own_order(self) -> list[int]:
-        """What this rank sums, in its order."""
-        items = self._items
-        return [n for n in self._order if n in self._held and len(items[n].workers) > 1]
-
-    def _new_turns(self) -> Turns:
-        return Turns(self._own_order)
-
-    def _go(self, leaving: Sequence[int]) -> None:
-        for number in leaving:
-            held = self._held[number]
-            assert held.gradient is not None
-            self.overtaken += next(iter(self._ready)) != number
-            del self._ready[number]
-            self.left += 1
-            self.nbytes += held.item.nbytes
-            held.left = time.perf_counter()
-            held.pending = self._transport.all_reduce(
-                held.item.workers, number, held.gradient, f"the gradient of '{held.item.name}'"
-            )
-
-    def _arrive(self, held: Held) -> Tensor:
-        assert held.pending is not None
-        assert held.gradient is not None
-        begin, number = time.perf_counter(), held.item.number
-        turn = held.clock * len(self._items) + number
-        late = contextlib.nullcontext() if self._late is None else self._late(
-            f"to sum the gradients of '{held.item.name}'", turn
-        )  # fmt: skip
-        with late:
-            held.pending.wait()
-        self._note(number, "wait", begin)
-        self._note(number, "sum", held.left)
-        return held.gradient
-
-    def _note(self, number: int, what: str, begin: float) -> None:
-        if self._record is not None:
-            self._record(number, what, begin, time.perf_counter())
-
-    def _line(self, at: int, item: Item) -> Line:
-        what = f"{item.elements} of {item.dtype}, {name_ranks(item.workers)}"
-        return f"sum {at}", f"'{item.name}' ({what})"
+def _line(at: int, item: Item) -> Line:
+    what = f"{item.elements} of {item.dtype}, {name_ranks(item.workers)}"
+    return f"sum {at}", f"'{item.name}' ({what})"
 
 
 def _what(held: Held) -> tuple[tuple[int, ...], str]:
