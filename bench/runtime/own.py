@@ -18,8 +18,8 @@ from raddle.clusters import cluster
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.program.lower import lower
-from raddle.runtime import executor as running
 from raddle.runtime.actions import Forward
+from raddle.runtime.executing import segments as running
 from raddle.runtime.executor import Executor
 from raddle.searches.planning import plan_for
 

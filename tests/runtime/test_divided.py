@@ -90,8 +90,10 @@ def held(trainer: Trainer, *more: Any) -> int:
     """Bytes of all tensors of a rank: slots, gradients, optimizer, and what calls keep."""
     executor = trainer.executor
     state = [t for kept in trainer.optimizer.state.values() for t in kept.values()]
-    saved = [t for leaves, weights, *_ in executor.saved.values() for t in (*leaves, *weights)]
-    every = [*executor.slots, *executor.grads, *state, *saved, *more]
+    saved = [
+        t for leaves, weights, *_ in executor.segments.saved.values() for t in (*leaves, *weights)
+    ]
+    every = [*executor.slots, *executor.store.grads, *state, *saved, *more]
     storages = {
         t.untyped_storage().data_ptr(): t.untyped_storage() for t in every if isinstance(t, Tensor)
     }

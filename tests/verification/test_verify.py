@@ -24,7 +24,7 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans import file
 from raddle.plans.notation import read_tiling
-from raddle.runtime.executor import Executor
+from raddle.runtime.executing.parameters import Parameters
 from raddle.searches.planning import plan_for
 from raddle.transport.threads import Threads
 from raddle.verification import plain, verdict
@@ -118,13 +118,13 @@ def off_by_little(self: Any, weights: Any, found: Any) -> None:
     accumulate(self, weights, found)
 
 
-accumulate = Executor._accumulate
+accumulate = Parameters.accumulate
 
 
 def test_a_gradient_that_is_off_by_a_millionth(
     plan: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(Executor, "_accumulate", off_by_little)
+    monkeypatch.setattr(Parameters, "accumulate", off_by_little)
     path = plan("mlp-tiny", "data", 2)
     code, out, _ = run(capsys, monkeypatch, path, "--threads", "--json")
     assert code == 1
@@ -163,7 +163,7 @@ def test_a_rank_that_fails(plan: Any, monkeypatch: pytest.MonkeyPatch, capsys: A
     def fail(self: Any, *args: Any) -> None:
         raise ArithmeticError("no more numbers")
 
-    monkeypatch.setattr(Executor, "_accumulate", fail)
+    monkeypatch.setattr(Parameters, "accumulate", fail)
     code, out, _ = run(capsys, monkeypatch, plan("mlp-tiny", "data", 2), "--threads")
     assert code == 1
     assert "failed: ArithmeticError: no more numbers" in out
@@ -256,9 +256,10 @@ DAMAGED = """
 import os, time
 from datetime import timedelta
 from raddle import zoo
+from raddle.runtime.executing.parameters import Parameters
 from raddle.runtime.executor import Executor
 
-accumulate, run = Executor._accumulate, Executor.run
+accumulate, run = Parameters.accumulate, Executor.run
 
 def off(self, weights, found):
     accumulate(self, weights, [None if g is None else g * (1 + 1e-6) for g in found])
@@ -273,7 +274,7 @@ def hurry(self, feed, step, **more):
 
 def build(batch=8):
     if os.environ.get("RANK") == "1":
-        Executor.{attribute} = {function}
+        {attribute} = {function}
     if os.environ.get("RANK") == "0" and {hurried}:
         Executor.run = hurry
     return zoo.load("mlp-tiny", batch=batch, device="cpu")
@@ -303,7 +304,7 @@ def test_processes_hold(plan: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any)
 def test_a_process_that_is_wrong(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    path = damaged(tmp_path, "_accumulate", "off")
+    path = damaged(tmp_path, "Parameters.accumulate", "off")
     code, out, _ = run(capsys, monkeypatch, path, "--json", "--steps", "1")
     assert code == 1
     wrong = [check["what"] for check in json.loads(out)["checks"] if not check["holds"]]
@@ -316,7 +317,7 @@ def test_a_process_that_is_wrong(
 def test_nothing_is_left_when_it_is_interrupted(
     tmp_path: pathlib.Path, how: signal.Signals
 ) -> None:
-    path = damaged(tmp_path, "run", "wait")
+    path = damaged(tmp_path, "Executor.run", "wait")
     process = subprocess.Popen([sys.executable, "-m", "raddle", "verify", path])
     try:
         wait_until(lambda: len(ranks_of(process.pid)) == 2)
@@ -329,7 +330,7 @@ def test_nothing_is_left_when_it_is_interrupted(
 
 
 def test_ranks_that_wait_for_ever_are_ended(tmp_path: pathlib.Path) -> None:
-    path = damaged(tmp_path, "run", "wait", hurried=True)
+    path = damaged(tmp_path, "Executor.run", "wait", hurried=True)
     result = verify(path, steps=1)
     assert not result["holds"]
     assert "rank 0 has waited" in result["failure"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from raddle.errors import never
@@ -16,6 +17,7 @@ from raddle.graph.box import Box
 from raddle.program.messages import Content, MessageKind, Subject
 from raddle.program.program import Key
 from raddle.runtime.code import Of
+from raddle.runtime.executing.store import Store
 from raddle.runtime.gathering import overlapping
 from raddle.runtime.settling.pieces import Held, Pieces
 
@@ -35,6 +37,9 @@ class Delivery:
     fills = False  # slots of its own, which are emptied when nobody reads them any more
     completes = False  # values that a buffer may have been waiting for
     gathers = False  # parameters that are released after their use
+    of_gradients = False  # of slots, which the sender forgets
+    of_updates = False  # a step without an update does not send it
+    changes = False  # in place later, so that a copy is sent
 
     def packed(self, pieces: Pieces, key: Key, of: Of) -> Held:
         """The pieces that the sender makes it of."""
@@ -44,6 +49,9 @@ class Delivery:
         """Where the receiver puts a box."""
         return Part(box.shape, ())
 
+    def take(self, store: Store, part: Part, tensor: Tensor) -> None:
+        """A box has come: the receiver puts it there."""
+
 
 class Values(Delivery):
     """Fill slots of their own."""
@@ -52,6 +60,9 @@ class Values(Delivery):
 
     def landing(self, pieces: Pieces, key: Key, of: Of, box: Box) -> Part:
         return Part(box.shape, (pieces.receive(key, of, box),))
+
+    def take(self, store: Store, part: Part, tensor: Tensor) -> None:
+        store.slots[part.slots[0]] = tensor
 
 
 class Partials(Values):
@@ -63,33 +74,58 @@ class Partials(Values):
 class Gradients(Delivery):
     """Go back from where a value was received to where it was made, and are added there."""
 
+    of_gradients = True
+
     def packed(self, pieces: Pieces, key: Key, of: Of) -> Held:
         return pieces.received[key, of]
 
     def landing(self, pieces: Pieces, key: Key, of: Of, box: Box) -> Part:
         return _within(pieces.made[key, of], box)
 
+    def take(self, store: Store, part: Part, tensor: Tensor) -> None:
+        for slot, (place, region) in zip(part.slots, part.places, strict=True):
+            store.add_box(slot, place, tensor[region])
+
 
 class Parameters(Delivery):
     """Are written into the receiver's copy of a parameter."""
+
+    of_updates = changes = True
 
     def landing(self, pieces: Pieces, key: Key, of: Of, box: Box) -> Part:
         assert isinstance(of, str)
         return _within(pieces.lasting[of], box)
 
+    def take(self, store: Store, part: Part, tensor: Tensor) -> None:
+        with torch.no_grad():
+            for slot, (place, region) in zip(part.slots, part.places, strict=True):
+                store.slots[slot][place] = tensor[region]
+
 
 class ParameterGradients(Parameters):
     """Are added to the gradient of the server's copy."""
+
+    of_gradients, changes = True, False
+
+    def take(self, store: Store, part: Part, tensor: Tensor) -> None:
+        for slot, (place, region) in zip(part.slots, part.places, strict=True):
+            store.add_box(slot, place, tensor[region])
+            store.given.add(slot)
 
 
 class Rows(Parameters):
     """Of a divided parameter: what its home keeps is gathered where the parameter is used."""
 
     gathers = True
+    of_updates = changes = False  # it is pulled in every step
 
     def packed(self, pieces: Pieces, key: Key, of: Of) -> Held:
         assert isinstance(of, str)
         return pieces.rows[of]
+
+    def take(self, store: Store, part: Part, tensor: Tensor) -> None:
+        for slot, (place, region) in zip(part.slots, part.places, strict=True):
+            store.wholes.open(slot)[place] = tensor[region]
 
 
 def delivery_of(kind: MessageKind, *, divided: bool = False) -> Delivery:

@@ -54,8 +54,8 @@ class Resized:
             program,
             trainer.transport,
             place=trainer.place,
-            seed=trainer.executor.seed,
-            autocast=trainer.executor.autocast,
+            seed=trainer.executor.feeding.seed,
+            autocast=trainer.executor.segments.autocast,
         )
         self.loan = Loan(trainer.executor, self.executor)
         self.executor.update = trainer.executor.update
@@ -81,8 +81,8 @@ class Loan:
         self.pairs = [
             (s, slots[s.name, s.box]) for s in other.plan.sources if _lasts(s)
         ]  # fmt: skip
-        other.agreeing = own.agreeing  # the slots of parameters are the same
-        other.load(lambda s: own.slots[slots[s.name, s.box]])
+        # The slots of parameters are the same, so what keeps them equal is.
+        other.load(lambda s: own.slots[slots[s.name, s.box]], agreeing=own.agreeing)
 
     def lend(self) -> None:
         """Parameters are the same objects, so the optimizer's state is theirs; buffers as they are."""

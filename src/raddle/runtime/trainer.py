@@ -307,7 +307,7 @@ class Trainer:
                 program,
                 self.transport,
                 place=self.place,
-                seed=executor.seed,
+                seed=executor.feeding.seed,
                 autocast=self._autocast,
             )
             loan = Loan(self.executor, executor)
@@ -317,11 +317,11 @@ class Trainer:
         losses = self._guarded(run)
         if loan is not None:
             loan.give_back()
-        if self.log is not None and executor.weights is not None:
+        if self.log is not None:
             # Nothing is under way between two runs: every parameter has had an update a step.
             self.log += [
                 u._replace(step=u.step + self.steps, version=u.version + self.steps)
-                for u in executor.weights.log
+                for u in executor.trained.log()
             ]
         return list(losses)
 
@@ -346,7 +346,7 @@ class Trainer:
 
     def _update(self) -> None:
         if self.check_finite:
-            loss = self.executor.loss()
+            loss = self.executor.losses.all()
             if not torch.isfinite(loss).all():
                 raise FloatingPointError(
                     f"the loss is {loss.item()} in step {self.steps}: nothing was updated."
@@ -411,7 +411,7 @@ class Trainer:
             "state": gather_optimizer(self._exchange, entries, shapes),
             "param_groups": gather_groups(self._exchange, self._groups()),
             "steps": self.steps,
-            "seed": self.executor.seed,
+            "seed": self.executor.feeding.seed,
         }
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -443,7 +443,7 @@ class Trainer:
             group.update(own)
         self.steps = state["steps"]
         for executor in (self.executor, *(own.executor for own in self._sizes.values())):
-            executor.seed = state["seed"]
+            executor.feeding.seed = state["seed"]
         self.executor.synchronize()
 
     def _groups(self) -> list[tuple[dict[str, Any], list[str]]]:

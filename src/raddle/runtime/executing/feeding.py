@@ -1,0 +1,47 @@
+"""What a batch gives to a rank: parts of its tensors, and the seeds that random numbers are drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from raddle.runtime.actions import Feed
+from raddle.runtime.executing.store import Store
+from raddle.runtime.settling.pieces import Source
+
+Part = Callable[[Source], Tensor]  # the part of the batch that a source stands for
+
+
+class Feeding:
+    """Fills the slots of inputs and seeds.
+
+    On the CPU, parts of a batch are views: they are taken at once, before anybody waits.
+    """
+
+    def __init__(self, feeds: Iterable[Feed], store: Store, seed: int = 0) -> None:
+        self.store, self.seed = store, seed
+        self.at_once = store.place.type == "cpu"
+        self._feeds = list(feeds) if self.at_once else []
+        self._part: Part = lambda source: torch.empty(0)
+        self._step = 0
+
+    def begin(self, part: Part, step: int) -> None:
+        """A run begins whose first step has this number."""
+        self._part, self._step = part, step
+        for action in self._feeds:
+            self._fill(action)
+
+    def feed(self, action: Feed) -> None:
+        if not self.at_once:
+            self._fill(action)
+
+    def _fill(self, action: Feed) -> None:
+        source, key = action.source, action.key
+        if source.role == "input":
+            tensor = self._part(source)
+        else:
+            number = self.seed + 1_000_003 * (self._step + key.step) + key.micro
+            tensor = torch.tensor(number, device=self.store.place)
+        self.store.slots[source.slot] = tensor

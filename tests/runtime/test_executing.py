@@ -1,0 +1,291 @@
+"""Each part of the executor, made alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small import mlp, planned
+from torch import Tensor
+
+from raddle.graph.box import Box
+from raddle.program.lower import lower
+from raddle.program.messages import MessageKind
+from raddle.program.program import Key
+from raddle.runtime.actions import (
+    Arrive,
+    Backward,
+    Bucket,
+    Call,
+    Feed,
+    Forward,
+    Give,
+    Keep,
+    Leave,
+    Note,
+    Receive,
+    Send,
+    Step,
+    Sum,
+)
+from raddle.runtime.code import Code, Piece
+from raddle.runtime.delivery import Part, delivery_of
+from raddle.runtime.executing.buffers import keep
+from raddle.runtime.executing.feeding import Feeding
+from raddle.runtime.executing.losses import Losses
+from raddle.runtime.executing.messages import Messages
+from raddle.runtime.executing.overlapping import OverlappingParameters
+from raddle.runtime.executing.parameters import Parameters
+from raddle.runtime.executing.segments import Segments
+from raddle.runtime.executing.sliced import SlicedParameters
+from raddle.runtime.executing.store import Store
+from raddle.runtime.settling.pieces import Source
+from raddle.transport.threads import Hub, Threads
+
+CPU, KEY, DOUBLE = torch.device("cpu"), Key(), torch.float64
+
+
+def alone() -> Threads:
+    return Hub(1).transport(0)
+
+
+def store(*shapes: tuple[int, ...]) -> Store:
+    return Store(shapes, CPU)
+
+
+def ones(*shape: int) -> Tensor:
+    return torch.ones(*shape, dtype=DOUBLE)
+
+
+# -- the store ---------------------------------------------------------------------------------------
+
+
+def test_a_gradient_that_others_see_is_copied_before_it_is_changed() -> None:
+    own, first = store((2,)), ones(2)
+    own.add(0, first)
+    own.add(0, ones(2))
+    own.add(0, ones(2))
+    assert torch.equal(first, ones(2))
+    assert torch.equal(own.gradient(0, DOUBLE), 3 * ones(2))
+    assert own.take(0) is not None
+    assert torch.equal(own.gradient(0, DOUBLE), 0 * ones(2))  # nobody gave one
+
+
+def test_boxes_of_gradients_add_up() -> None:
+    own = store((4,))
+    own.add_box(0, (slice(0, 2),), ones(2))
+    own.add_box(0, (slice(1, 4),), ones(3))
+    assert own.gradient(0, DOUBLE).tolist() == [1, 2, 1, 1]
+    own.forget(0)
+    assert own.grads == [None]
+
+
+# -- messages ------------------------------------------------------------------------------------------
+
+
+def message(kind: MessageKind, part: Part, **more: Any) -> tuple[Send, Receive]:
+    """The two ends of a message of rank 0 to rank 1, of the same slots on both."""
+    delivery = delivery_of(kind, **more)
+    send = Send(1, 0, kind, "", [part._replace(places=())], DOUBLE, KEY, delivery)
+    receive = Receive(0, 0, kind, "", [part], DOUBLE, 2, "v", KEY, delivery)
+    return send, receive
+
+
+def deliver(
+    send: Send, receive: Receive, source: Store, target: Store, *, updating: bool = True
+) -> None:
+    hub = Hub(2)
+    sender = Messages({0: []}, hub.transport(0), source)
+    receiver = Messages({0: [receive]}, hub.transport(1), target)
+    sender.begin(updating=updating)
+    receiver.begin(updating=updating)
+    receiver.ahead(0)
+    sender.send(send)
+    receiver.receive(receive)
+    receiver.arrive(Arrive(receive))
+    sender.finish()
+    assert not receiver.posted
+
+
+WHOLE = Part((2,), (0,), places=(((slice(0, 2),), (slice(0, 2),)),))
+
+
+@pytest.mark.parametrize("kind", [k for k in MessageKind if k.content != "nothing"])
+def test_what_is_sent_lands(kind: MessageKind) -> None:
+    source, target = store((2,)), store((2,))
+    (source.grads if kind.content == "gradient" else source.slots)[0] = 3 * ones(2)
+    if kind.pulls:
+        target.slots[0] = ones(2)
+    deliver(*message(kind, WHOLE), source, target)
+    landed = target.grads[0] if kind.content == "gradient" else target.slots[0]
+    assert torch.equal(landed, 3 * ones(2))
+    assert source.grads == [None]  # gradients are handed on
+    assert target.given == ({0} if kind.pushes else set())
+
+
+@pytest.mark.parametrize("kind", [k for k in MessageKind if k.of_parameters])
+def test_a_step_without_an_update_sends_no_parameters(kind: MessageKind) -> None:
+    source, target = store((2,)), store((2,))
+    source.grads[0] = source.slots[0] = ones(2)
+    deliver(*message(kind, WHOLE), source, target, updating=False)
+    assert source.grads[0] is not None
+    assert target.slots == target.grads == [None]
+
+
+def test_a_signal_carries_nothing_and_arrives() -> None:
+    kind = MessageKind.SIGNAL
+    send = Send(1, 0, kind, "", [], DOUBLE, KEY, delivery_of(kind))
+    receive = Receive(0, 0, kind, "", [], DOUBLE, 1, "v", KEY, delivery_of(kind))
+    deliver(send, receive, store(), store())
+
+
+# -- segments ------------------------------------------------------------------------------------------
+
+
+def product(*, split: bool = False, recompute: bool = False) -> Call:
+    """Slot 2 is slot 0 (graded) times slot 1 (a weight)."""
+    box = Box((0,), (2,))
+    code = Code(
+        lambda x, w: (x * w,), (Piece("x", box),), (Piece("w", box),), (), (Piece("y", box),), ""
+    )
+    return Call(0, "", code, KEY, [0], [1], [], [2], [DOUBLE], True, recompute, split)
+
+
+def filled() -> Store:
+    own = store((2,), (2,), (2,))
+    own.slots[0], own.slots[1] = 2 * ones(2), torch.nn.Parameter(3 * ones(2))
+    return own
+
+
+@pytest.mark.parametrize("adds_once", [True, False])
+@pytest.mark.parametrize("phases", ["B", "BW"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_gradients_come_back_slot_by_slot(adds_once: bool, phases: str, recompute: bool) -> None:
+    own = filled()
+    parameters = Parameters(own, alone(), updated=[1])
+    segments = Segments(own, parameters, adds_once=adds_once)
+    call = product(split=phases == "BW", recompute=recompute)
+    segments.forward(Forward(call))
+    assert torch.equal(own.slots[2], 6 * ones(2))
+    if recompute:
+        assert not segments.saved
+        segments.forward(Forward(call, again=True))
+    own.grads[2] = ones(2)
+    for phase in phases:
+        segments.backward(Backward(call, phase))
+    assert torch.equal(own.gradient(0, DOUBLE), 3 * ones(2))
+    assert torch.equal(own.gradient(1, DOUBLE), 2 * ones(2))
+    assert own.given == {1}
+    assert not segments.saved
+
+
+# -- parameters ------------------------------------------------------------------------------------------
+
+
+def test_gradients_are_summed_in_a_bucket_and_the_optimizer_sees_them() -> None:
+    own = filled()
+    seen = []
+    parameters = Parameters(own, alone(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
+    parameters.update = lambda: seen.append(own.slots[1].grad.clone())
+    parameters.load()
+    for _ in range(2):  # steps, of two micro-batches
+        parameters.accumulate(product(), [ones(2)])
+        parameters.accumulate(product(), [ones(2)])
+        parameters.sum(Sum(0, 0, "", KEY))
+        parameters.step(Step(KEY))
+    assert [g.tolist() for g in seen] == [[2, 2], [2, 2]]
+    assert own.slots[1].grad is None
+    assert not own.given
+
+
+def test_autograd_adds_to_what_is_there_so_far() -> None:
+    own = filled()
+    parameters = Parameters(own, alone(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
+    parameters.load()
+    parameters.flat[0].fill_(7)  # of a step before
+    place = parameters.so_far(product(), 1)
+    assert place is not None
+    assert place.tolist() == [0, 0]
+    parameters.put(product(), 1, place.add_(1))
+    assert parameters.so_far(product(), 1) is place
+    assert parameters.flat[0].tolist() == [1, 1]
+
+
+def test_an_update_leaves_the_weights_of_those_under_way() -> None:
+    own = filled()
+    parameters = OverlappingParameters(own, alone(), [1])
+    parameters.update = lambda: own.slots[1].data.add_(own.slots[1].grad)
+    parameters.begin(updating=True)
+    (used,) = parameters.use(Forward(product(), versions=(0,)))
+    parameters.accumulate(product(), [ones(2)])
+    parameters.step(Step(KEY, (1,)))
+    assert (used.tolist(), own.slots[1].tolist()) == ([3, 3], [4, 4])
+    parameters.used(product(), [used])
+    assert [(line.phase, line.version) for line in parameters.log()] == [("F", 0), ("U", 1)]
+
+
+class Noted:
+    """Stands for what keeps slices equal, and writes down what it is asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: self.calls.append((name, *args))
+
+
+def test_slices_are_handed_in_and_waited_for() -> None:
+    own, noted = filled(), Noted()
+    parameters = SlicedParameters(own, alone(), lambda: noted)  # type: ignore[arg-type, return-value]
+    parameters.load()
+    parameters.begin(updating=False)
+    assert noted.calls == []
+    parameters.begin(updating=True)
+    parameters.use(Forward(product()))
+    own.add(1, ones(2))
+    own.given.add(1)
+    parameters.give(Give(KEY, (1,)))
+    parameters.leave(Leave(KEY, 5, ""))
+    parameters.step(Step(KEY))
+    assert [name for name, *_ in noted.calls] == ["begin", "wait", "give", "leave", "finish"]
+    assert not own.given
+
+
+# -- the ends of a step ------------------------------------------------------------------------------------
+
+
+def test_inputs_and_seeds_are_fed() -> None:
+    own = store((2,), ())
+    first = Source("x", "input", Box((0,), (2,)), 0, Key(0, 1))
+    second = Source("seed", "seed", Box((), ()), 1, Key(2, 1))
+    feeding = Feeding([Feed(first, first.key), Feed(second, second.key)], own, seed=5)
+    feeding.begin(lambda source: ones(2), step=3)
+    assert torch.equal(own.slots[0], ones(2))
+    assert int(own.slots[1]) == 5 + 1_000_003 * (3 + 2) + 1
+
+
+def test_a_buffer_is_replaced_and_never_written() -> None:
+    own = store((4,), (2,), (4,), (4,))
+    before = own.slots[0] = ones(4)
+    own.slots[1], own.slots[2], own.slots[3] = 2 * ones(2), ones(4), 5 * ones(4)
+    keep(own, Keep(KEY, [(2, 3)], [(0, [(Box((1,), (3,)), 1)])], drop=[1, 3]))
+    assert own.slots[0].tolist() == [1, 2, 2, 1]
+    assert before.tolist() == [1, 1, 1, 1]
+    assert own.slots[2].tolist() == [5, 5, 5, 5]
+    assert own.slots[1] is own.slots[3] is None
+
+
+def test_a_rank_that_has_the_loss_tells_it() -> None:
+    program = lower(mlp(), planned(mlp(), {}, 2))  # all of it is on device 0
+    hub, found = Hub(2), []
+    for rank in (1, 0):
+        own = store(())
+        losses = Losses(program, hub.transport(rank), own)
+        losses.begin(0.5)
+        found.append(losses)
+        if rank == 0:
+            own.slots[0] = torch.tensor(8.0)
+            losses.note(Note(0, seeds=True, counts=True, key=KEY))
+            assert own.gradient(0, torch.float32).item() == 0.5
+    assert [losses.all().tolist() for losses in found] == [[4.0], [4.0]]
