@@ -13,6 +13,8 @@ import pathlib
 import re
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # the experiments
+
 from experiments.experiment import load
 from raddle.reports.experiments.markdown import section_lines
 from raddle.reports.experiments.result import Result, from_plain

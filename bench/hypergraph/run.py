@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))  # the experiments
+
 from experiments.thesis.printed import COARSE, FINE, PARTS, RECONSTRUCTED
 from raddle.api.loading import capture_model
 from raddle.searches.hypergraph.answers import Asked, Partitioner

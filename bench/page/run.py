@@ -13,10 +13,10 @@ from statistics import median, quantiles
 from time import perf_counter
 
 ROOT = pathlib.Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "page"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "tests" / "reports" / "page"), str(ROOT / "tests")]
 
-from looking import CHROMIUM, browser, opened, raddle  # noqa: E402
-from moving import frames  # noqa: E402
+from looking import CHROMIUM, browser, opened, raddle
+from moving import frames
 
 CASES = (("inception_v3", "p100:4x4"), ("inception_v3", "p100:8x4"))
 

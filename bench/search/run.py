@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
 import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))  # the experiments
 
 import delta
 import quality

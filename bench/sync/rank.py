@@ -18,6 +18,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))  # the experiments
+
 from models import task
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -143,7 +146,7 @@ class Bench:
 
     def _seconds(self, plan: Plan) -> float:
         timeline = judge(self.graph, plan, self.on, Profile(self.profile))
-        return timeline.step_seconds + host_seconds(timeline.program)
+        return timeline.step_seconds + host_seconds(timeline)
 
     def _plain(self, module: nn.Module) -> Callable[[], None]:
         optimizer = sgd(module.parameters())

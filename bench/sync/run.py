@@ -14,6 +14,8 @@ import tempfile
 from dataclasses import replace
 from typing import Any
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))  # the experiments
+
 from models import task
 
 from experiments.links import hosts
