@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from raddle.clusters import Cluster, cluster, presets
-from raddle.clusters.topology import DTYPES
+from raddle.clusters.catalogue import PRESETS
+from raddle.clusters.devices import DTYPES
 from raddle.errors import InputError
 
 
@@ -102,3 +103,10 @@ def test_presets_need_neither_torch_nor_yaml() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_presets_are_listed_in_the_order_in_which_they_are_written_down() -> None:
+    assert list(PRESETS) == [
+        "p100", "k80", "skylake-10gbe", "skylake-opa", "v100", "a100", "h100", "h200"
+    ]  # fmt: skip
+    assert [row["name"] for row in presets()] == [*PRESETS, "local"]

@@ -7,7 +7,8 @@ cluster("mine.yaml")     a description, see `raddle.clusters.description`
 """
 
 from raddle.clusters.catalogue import presets
+from raddle.clusters.devices import Device, Link, Network
 from raddle.clusters.loading import cluster
-from raddle.clusters.topology import Cluster, Device, Link, Network, Route
+from raddle.clusters.topology import Cluster, Route
 
 __all__ = ["Cluster", "Device", "Link", "Network", "Route", "cluster", "presets"]

@@ -4,7 +4,7 @@ Peaks are the data sheets', without sparsity. A data sheet's GB are taken as 10^
 beyond that is about what its driver and libraries occupy. Types that a device does not compute in hardware
 have the peak of float32. Bandwidths of links are nominal and per direction.
 
-Assumed, and meant to err on the slow side: efficiencies (`topology.EFFICIENCY` unless a preset says more),
+Assumed, and meant to err on the slow side: efficiencies (`devices.EFFICIENCY` unless a preset says more),
 the overhead of an operator, and latencies, which include the software that starts a message.
 """
 
@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raddle.clusters.topology import Cluster, Device, Link, Network, build
+from raddle.clusters.devices import Device, Link, Network
+from raddle.clusters.topology import Cluster, build
 
 LOCAL = "local"
 
@@ -206,9 +207,9 @@ _H200 = Preset(
     source="H200 SXM and DGX H200 data sheets; efficiencies measured",
 )
 
+# All of the above, in their order: a new preset is written there, and nowhere else.
 PRESETS: dict[str, Preset] = {
-    preset.name: preset
-    for preset in (_P100, _K80, _SKYLAKE_10GBE, _SKYLAKE_OPA, _V100, _A100, _H100, _H200)
+    preset.name: preset for preset in list(globals().values()) if isinstance(preset, Preset)
 }
 
 LOCAL_SOURCE = "assumed for the cores of this machine: raddle probe measures them"

@@ -1,4 +1,4 @@
-"""From plain data, as a YAML or a plan file holds it, to a cluster; a mistake is named with its key.
+"""From plain data, as a YAML or a plan file holds it, to nodes of devices; a mistake is named with its key.
 
 The least that describes a cluster:
 
@@ -55,17 +55,15 @@ from difflib import get_close_matches
 from reprlib import repr as short
 from typing import Any
 
-from raddle.clusters.topology import (
+from raddle.clusters.devices import (
     DTYPES,
     EFFICIENCY,
     HANDLING,
     WORKSPACE,
-    Cluster,
     Device,
     Link,
     Network,
     Node,
-    build,
 )
 from raddle.clusters.units import RATE, SHARE, SIZE, SPACE, SPEED, TIME, TIMES, Quantity
 from raddle.clusters.units import parse as parse_quantity
@@ -74,8 +72,8 @@ from raddle.errors import InputError, shorten
 MOST_DEVICES = 65_536
 
 
-def parse(data: object, where: str, *, name: str | None = None) -> Cluster:
-    """Read a description; `where` is the file, and `name` holds where the data has none."""
+def parse(data: object, where: str, *, name: str | None = None) -> tuple[str, list[Node]]:
+    """The name and the nodes; `where` is the file, and the given name holds where the data has none."""
     top = Place(where)
     if data is None:
         raise top.wrong("holds nothing: describe devices and nodes in it.")
@@ -94,7 +92,7 @@ def parse(data: object, where: str, *, name: str | None = None) -> Cluster:
         raise top.wrong(
             f"has {len(nodes)} nodes and no network: add network: {{bandwidth: 100 Gbit/s, latency: 5 us}}."
         )
-    return build(title, nodes)
+    return title, nodes
 
 
 @dataclass(frozen=True)

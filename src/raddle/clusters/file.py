@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from raddle.clusters.description import parse
 from raddle.clusters.topology import Cluster
 from raddle.errors import shorten
 from raddle.files import write_atomically
@@ -20,7 +19,7 @@ def load(path: str | Path) -> Cluster:
     file = Path(path)
     advice = f"check the path, or write one with raddle probe -o {file}"
     data = read_yaml(file, "cluster in YAML", missing=advice)
-    return parse(data, shorten(str(file)), name=file.stem)
+    return Cluster.from_dict(data, shorten(str(file)), name=file.stem)
 
 
 def save(description: Mapping[str, Any], path: str | Path, *, comments: Sequence[str] = ()) -> None:

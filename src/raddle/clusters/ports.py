@@ -6,10 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from raddle.clusters.topology import Link, Network
+from raddle.clusters.devices import Link, Network
 
 Pair = tuple[int, int]
 

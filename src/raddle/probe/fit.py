@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raddle.clusters.topology import Link
+from raddle.clusters.devices import Link
 
 
 def fit(samples: Sequence[tuple[int, float]]) -> Link:

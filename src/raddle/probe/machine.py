@@ -11,7 +11,8 @@ from importlib.metadata import version
 from typing import Any
 
 from raddle.clusters import catalogue
-from raddle.clusters.topology import HANDLING, Cluster, Device, Link, build
+from raddle.clusters.devices import HANDLING, Device, Link
+from raddle.clusters.topology import Cluster, build
 from raddle.errors import InputError
 from raddle.probe import cache
 from raddle.probe.fit import fit

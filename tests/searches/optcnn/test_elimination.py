@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raddle.searches.optcnn import branching
-from raddle.searches.optcnn.elimination import Edge, min_plus, solve
+from raddle.searches.optcnn import branching, elimination
+from raddle.searches.optcnn.elimination import min_plus, solve
+from raddle.searches.optcnn.problem import Edge, near_of
 
 Pairs = list[tuple[int, int]]
 Problem = tuple[list[np.ndarray], list[Edge]]
@@ -149,7 +150,8 @@ def test_branches_where_tables_would_be_too_large(
 def without_guesses() -> Iterator[pytest.MonkeyPatch]:
     """No local moves and no rounding: a choice is good only if it was searched for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(branching, "settled", lambda nodes, edges, choice: tuple(map(int, choice)))
+        for module in (branching, elimination):
+            patch.setattr(module, "settled", lambda nodes, edges, choice: tuple(map(int, choice)))
         patch.setattr(branching, "_rounded", lambda nodes, *rest: (0,) * len(nodes))
         yield patch
 
@@ -166,7 +168,7 @@ def test_bounds_hold_for_all_choices(pairs: Pairs, seed: int, quantile: float) -
     nodes, edges = filled(pairs, seed, least=2)
     costs = all_costs(nodes, edges)
     cost = float(np.quantile(costs, quantile, method="higher"))
-    near = branching._near(nodes, edges)
+    near = near_of(nodes, edges)
     zeros = [[np.zeros(len(nodes[end])) for end in edge[:2]] for edge in edges]
     keep = [np.arange(len(node)) for node in nodes]
     root = branching.Part(1, branching._bound(nodes, edges, zeros), 0, keep, zeros)

@@ -1,4 +1,4 @@
-"""The order of elimination, and branch and bound where its tables would be too large.
+"""Branch and bound, where the tables of elimination would be too large.
 
 A part of the problem says what configurations each node may still take. Its bound is the sum of the minima
 of all tables, after costs were moved between edges and nodes, along the nodes and back, which changes no
@@ -16,23 +16,17 @@ Differs from the paper: costs are moved over edges alone, and all the edges of a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from raddle.searches.optcnn.elimination import Edge
-
-Nodes: TypeAlias = Sequence[np.ndarray]
-Edges: TypeAlias = "Sequence[Edge]"
-Near: TypeAlias = list[list[tuple[int, int, int]]]  # by node: edge, which end of it, other node
+from raddle.searches.optcnn.problem import Edges, Near, Nodes, cost_of, near_of, settled
 
 SWEEPS = 40  # at most, over a part
 GAIN = 0.02  # of the gap between bound and best cost: a sweep that closes less was the last
-PASSES = 50
 ROUNDING = 1e-9  # of the best cost: bounds that close to it are taken for equal
 
 
@@ -61,7 +55,7 @@ def minimum(
 ) -> Found:
     """The best choice, if there is time. `narrow` solves a part and says if to the end; none: too wide."""
     nodes, edges, forbidden = _finite(nodes, edges)
-    near = _near(nodes, edges)
+    near = near_of(nodes, edges)
     best = settled(nodes, edges, [int(node.argmin()) for node in nodes])
     cost = cost_of(nodes, edges, best)
     moved = [[np.zeros(len(nodes[i])), np.zeros(len(nodes[j]))] for i, j, _ in edges]
@@ -94,114 +88,6 @@ def minimum(
             heappush(heap, part)
     bound = min((part.bound for part in heap if not closed(part)), default=cost)
     return Found(best, math.inf if bound >= forbidden else bound, bound == cost, branches)
-
-
-def cost_of(nodes: Nodes, edges: Edges, choice: Sequence[int]) -> float:
-    costs = [float(node[x]) for node, x in zip(nodes, choice, strict=True)]
-    return math.fsum([*costs, *(float(t[choice[i], choice[j]]) for i, j, t in edges)])
-
-
-def settled(nodes: Nodes, edges: Edges, choice: Sequence[int]) -> tuple[int, ...]:
-    """The choice, made better until no node can gain by another configuration of its own."""
-    chosen, near = [int(x) for x in choice], _near(nodes, edges)
-    for _ in range(PASSES):
-        before = tuple(chosen)
-        for i, node in enumerate(nodes):
-            costs = node.astype(np.float64)
-            for e, end, j in near[i]:
-                costs += edges[e].cost[:, chosen[j]] if end == 0 else edges[e].cost[chosen[j]]
-            x = int(costs.argmin())
-            if costs[x] < costs[chosen[i]]:
-                chosen[i] = x
-        if tuple(chosen) == before:
-            break
-    return tuple(chosen)
-
-
-def _near(nodes: Nodes, edges: Edges) -> Near:
-    near: Near = [[] for _ in nodes]
-    for e, (i, j, _) in enumerate(edges):
-        near[i].append((e, 0, j))
-        near[j].append((e, 1, i))
-    return near
-
-
-# -- the order of elimination --------------------------------------------------------------------
-
-
-def between(links: Mapping[int, Collection[int]]) -> list[int]:
-    """Nodes with two neighbours, no two of them neighbours, so that equal blocks fold in equal ways.
-
-    Those on no cycle wait for the others: with the cycles behind them gone, they are ends of chains.
-    """
-    two = [v for v, near in links.items() if len(near) == 2]
-    cyclic = _on_cycles(links) if two else set()
-    taken: dict[int, None] = {}
-    for v in [v for v in two if v in cyclic] or two:
-        if not any(i in taken for i in links[v]):
-            taken[v] = None
-    return list(taken)
-
-
-def _on_cycles(links: Mapping[int, Collection[int]]) -> set[int]:
-    """A tree's edge is on a cycle if some other edge leads out of the nodes that hang on it."""
-    parent: dict[int, int] = {}
-    tree = [v for part in components(links, parent) for v in part]
-    out = dict.fromkeys(tree, 0)  # a bit for each edge that leads out, and is not the tree's
-    others = [(v, i) for v in tree for i in links[v] if v < i and v != parent[i] and i != parent[v]]
-    for bit, ends in enumerate(others):
-        for v in ends:
-            out[v] ^= 1 << bit
-    found: set[int] = set()
-    for v in reversed(tree):
-        if out[v]:
-            found |= {v, parent[v]}
-            out[parent[v]] ^= out[v]
-    return found
-
-
-def components(
-    links: Mapping[int, Collection[int]], parent: dict[int, int] | None = None
-) -> list[list[int]]:
-    """Nodes that hang together, each after its parent in a spanning tree; a root is its own."""
-    parent = {} if parent is None else parent
-    found = []
-    for root in links:
-        if root not in parent:
-            parent[root] = root
-            part = [root]
-            for i in part:  # which grows
-                new = [j for j in links[i] if j not in parent]
-                parent.update(dict.fromkeys(new, i))
-                part += new
-            found.append(part)
-    return found
-
-
-def order(
-    links: Mapping[int, Collection[int]], sizes: Sequence[int], limit: int
-) -> list[int] | None:
-    """The smallest new table first; none if one over three or more nodes would be too large."""
-    left = {i: set(near) for i, near in links.items()}
-
-    def entries(i: int) -> int:
-        return math.prod(sizes[j] for j in left[i])
-
-    table = {i: entries(i) for i in left}
-    found: list[int] = []
-    total = 0
-    while left:
-        i = min(table, key=table.__getitem__)
-        near, new = left.pop(i), table.pop(i)
-        if len(near) > 2:
-            total += new
-            if new > limit or total > 4 * limit:
-                return None
-        for j in near:
-            left[j] = (left[j] | near) - {i, j}
-        table.update({j: entries(j) for j in near})
-        found.append(i)
-    return found
 
 
 # -- bounds --------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from raddle.searches.optcnn import branching
+from raddle.searches.optcnn import branching, ordering
+from raddle.searches.optcnn.problem import Edge, cost_of, settled
 
 Scope = tuple[int, ...]  # nodes, in rising order
 Factor = tuple[Scope, np.ndarray]  # costs, with a dimension for each node of the scope
@@ -37,14 +38,6 @@ Heard = Callable[[Mapping[str, Any]], None]
 
 LANES = 16  # of a vector register
 ROWS, COLUMNS = 64, 1024  # of a block of a product
-
-
-class Edge(NamedTuple):
-    """What two nodes cost together. Edges that share one array share the work on it, too."""
-
-    source: int
-    target: int
-    cost: np.ndarray  # by configuration of the source and of the target, float32
 
 
 class Counts(NamedTuple):
@@ -84,8 +77,8 @@ def solve(
     folded, left = len(net.trail), len(net.links)
     choice: dict[int, int] = {}
     certified, branches = True, 0
-    for part in [] if late() else branching.components(net.links):
-        order = branching.order({v: net.links[v] for v in part}, net.sizes, limit)
+    for part in [] if late() else ordering.components(net.links):
+        order = ordering.order({v: net.links[v] for v in part}, net.sizes, limit)
         if order is not None:
             _eliminate(net, order, late)
             continue
@@ -100,7 +93,7 @@ def solve(
         certified, branches = certified and found.certified, branches + found.branches
     bound = net.constant + sum(float(table.min()) for table in net.tables.values())
     chosen = _way_back(nodes, edges, net, choice)
-    cost = branching.cost_of(nodes, edges, chosen)
+    cost = cost_of(nodes, edges, chosen)
     certified = (certified and not net.links) or bound >= cost
     counts = Counts(folded, net.merged, left, net.products, branches)
     return Solution(chosen, cost, min(bound, cost), certified, counts)
@@ -111,7 +104,7 @@ def _narrow(
 ) -> tuple[tuple[int, ...], bool] | None:
     """A choice, and whether it is the best, without branches; none if tables would be too large."""
     net = _Network(nodes, edges)
-    order = branching.order(net.links, net.sizes, limit)
+    order = ordering.order(net.links, net.sizes, limit)
     if order is None:
         return None
     _eliminate(net, order, late)
@@ -127,7 +120,7 @@ def _way_back(
     for v, factors in reversed(net.trail):
         choice[v] = _best(v, factors, choice)
     # costs that float32 took for equal may differ
-    return branching.settled(nodes, edges, [choice[i] for i in range(len(nodes))])
+    return settled(nodes, edges, [choice[i] for i in range(len(nodes))])
 
 
 def _best(v: int, factors: Sequence[Factor], choice: Mapping[int, int]) -> int:
@@ -157,7 +150,7 @@ def _eliminate(net: _Network, order: Sequence[int], late: Late) -> None:
 def _fold(net: _Network, late: Late, heard: Heard) -> None:
     """(2) Node elimination, until every node has three neighbours or more."""
     of = len(net.links)
-    while found := [v for v, near in net.links.items() if len(near) < 2] or branching.between(
+    while found := [v for v, near in net.links.items() if len(near) < 2] or ordering.between(
         net.links
     ):
         heard({"step": "eliminate", "done": of - len(net.links), "of": of})

@@ -33,9 +33,9 @@ from raddle.program.closing import SMALL
 from raddle.program.merging import is_local_statistics
 from raddle.searches.configurations import Configuration
 from raddle.searches.groups import Group, group_of, groups
-from raddle.searches.optcnn.elimination import Edge
 from raddle.searches.optcnn.layouts import Atlas, Layout
 from raddle.searches.optcnn.partners import partners
+from raddle.searches.optcnn.problem import Edge
 from raddle.searches.optcnn.ranges import Ranges, volume
 from raddle.searches.optcnn.syncing import Read, Syncing
 from raddle.searches.optcnn.tiletimes import TileTimes
