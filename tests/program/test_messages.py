@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from raddle.program.messages import MessageKind
+import pytest
+
+from raddle.program.messages import MessageKind, Subject, all_are_sent
 
 TRAITS = (
     "between_operators",
@@ -32,3 +34,9 @@ def test_a_kind_is_its_label() -> None:
         assert MessageKind(str(kind)) is kind
         assert kind.like.content == kind.content
         assert kind.like.subject == kind.subject
+
+
+def test_a_kind_that_nobody_sends_is_an_error_of_import() -> None:
+    all_are_sent([MessageKind.PUSH, MessageKind.PULL], Subject.PARAMETER)
+    with pytest.raises(ImportError, match="nobody sends messages of kind pull, signal"):
+        all_are_sent([MessageKind.PUSH], Subject.PARAMETER, Subject.ACTION)

@@ -32,7 +32,7 @@ from raddle.plans.schedule import Action, Schedule, order
 from raddle.plans.validation import validate
 from raddle.program.blocks import blocks_of, pulls_of
 from raddle.program.collective import recognise
-from raddle.program.messages import MessageKind
+from raddle.program.messages import MessageKind, Subject, all_are_sent
 from raddle.program.micro import Micro
 from raddle.program.ordering import reorder
 from raddle.program.program import (
@@ -49,7 +49,7 @@ from raddle.program.program import (
 )
 from raddle.program.settling import Settled, joined, settle
 from raddle.program.sharing import operand_regions, shares_from
-from raddle.program.signals import Signals, between
+from raddle.program.signals import SIGNALS, Signals, between
 from raddle.program.slicing import check_order, numbered, slices_of
 from raddle.program.turns import Turns
 from raddle.program.versions import with_versions
@@ -63,6 +63,8 @@ def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
     validate(plan, graph)
     return _Lowering(graph, plan, active_values(graph) if train else frozenset()).program()
 
+
+all_are_sent((MessageKind.PUSH, MessageKind.PULL), Subject.PARAMETER)
 
 _Group = tuple[tuple[int, ...], ...]  # the devices that sum, share by share
 _Block = tuple[list[Op], dict[str, tuple[Message, ...]]]  # operators; by parameter, its pull
@@ -279,7 +281,7 @@ class _Lowering:
         sent = between(sources, targets)
         if sent:
             value = self.graph.loss or self.graph.outputs[0]
-            signals.sent[action] = self._move(value, MessageKind.SIGNAL, key, sent, ends)
+            signals.sent[action] = self._move(value, SIGNALS[action.phase], key, sent, ends)
 
     def _devices_of(self, action: Action) -> set[int]:
         """All devices that may compute something for an action."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 
@@ -97,3 +98,10 @@ class MessageKind(str, Enum):
     def activates(self) -> bool:
         """Whether it brings a complete result to those that read it."""
         return self.subject is Subject.RESULT and self.content is Content.VALUE
+
+
+def all_are_sent(kinds: Iterable[MessageKind], *subjects: Subject) -> None:
+    """Whoever sends messages about some subjects says of which kinds; one that nobody sends is an error."""
+    unsent = {kind for kind in MessageKind if kind.subject in subjects} - {*kinds}
+    if unsent:
+        raise ImportError(f"nobody sends messages of kind {', '.join(sorted(map(str, unsent)))}")

@@ -12,9 +12,20 @@ from typing import Protocol
 from raddle.graph.gradients import graded_inputs, has_backward, trained_parameters
 from raddle.graph.graph import Op
 from raddle.program.collective import recognise
-from raddle.program.messages import MessageKind
+from raddle.program.messages import MessageKind, Subject, all_are_sent
 from raddle.program.program import Instruction, Key, Merge, Message, Move, Run
 from raddle.program.settling import Settled
+
+all_are_sent(
+    (
+        MessageKind.ACTIVATION,
+        MessageKind.PARTIAL,
+        MessageKind.GRADIENT,
+        MessageKind.PARTIAL_GRADIENT,
+    ),
+    Subject.RESULT,
+    Subject.PART,
+)
 
 
 class Writing(Protocol):

@@ -14,9 +14,16 @@ from functools import cached_property
 
 from raddle.graph.box import Box
 from raddle.plans.schedule import Action, Schedule, predecessors
+from raddle.program.messages import MessageKind, Subject, all_are_sent
 from raddle.program.program import Instruction, Merge, Message, Run
 
 CONTENT = (Box((), ()),)  # one element, which nobody reads
+SIGNALS = {  # by the phase of the action that has ended
+    "F": MessageKind.SIGNAL,
+    "B": MessageKind.SIGNAL,
+    "W": MessageKind.SIGNAL,
+}
+all_are_sent(SIGNALS.values(), Subject.ACTION)
 
 
 @dataclass
