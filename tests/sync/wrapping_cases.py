@@ -574,7 +574,7 @@ def other_order_of_slices(rank: int, size: int) -> None:
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, "p3:collective", debug=True)
     train(model, model, optimizer, rank, steps=range(2))
-    summing = optimizer._gradients.phase.homing._summing
+    summing = optimizer._gradients.phase.homing.summing
     first = summing._items[summing._order[0]].name
     if rank == size - 1:
         summing.departures.order.reverse()
@@ -886,7 +886,7 @@ def garbage(rank: int, size: int) -> None:
     train(model, model, optimizer, rank, steps=range(2))
     settled(optimizer)
     if rank == 1:
-        optimizer._gradients.phase.homing._wire._wire._lines[0].sendall(b"GET / HTTP/1.1\r\n" * 9)
+        optimizer._lines.words.wire()._wire._lines[0].sendall(b"GET / HTTP/1.1\r\n" * 9)
     words = "that are no frame" if rank == 0 else "rank 1 stops: rank 0 failed: rank 0 got"
     expect(words, lambda: train(model, model, optimizer, rank, steps=range(100)))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,11 +35,10 @@ class Bucket:
         self, members: Sequence[int], names: Sequence[str], parameters: Sequence[Tensor],
         dtype: torch.dtype,
     ) -> None:  # fmt: skip
-        self.members = tuple(members)
-        sizes = [parameters[i].numel() for i in members]
-        self.flat = torch.zeros(
-            sum(sizes) + len(sizes), dtype=dtype, device=parameters[members[0]].device
-        )
+        self.members = {i: parameters[i] for i in members}
+        sizes = [p.numel() for p in self.members.values()]
+        device = parameters[members[0]].device
+        self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=device)
         *parts, counts = torch.split(self.flat, [*sizes, len(sizes)])
         self.views = {
             i: part.view(parameters[i].shape) for i, part in zip(members, parts, strict=True)
@@ -50,6 +50,19 @@ class Bucket:
         self.pending: Pending | None = None
         self.left = 0.0  # when
 
+    def fill(self, index: int, size: int) -> None:
+        """Takes this rank's share of an average over `size` ranks from p.grad, if there is one."""
+        gradient = self.members[index].grad
+        if index in self.filled or gradient is None:
+            return
+        view = self.views[index]
+        if view.dtype == gradient.dtype:
+            torch.div(gradient, size, out=view)
+        else:
+            view.copy_(gradient).div_(size)  # in this order torch's own bf16 and fp16 hooks do it
+        self.counts[index].fill_(1)
+        self.filled.add(index)
+
     def start(self, transport: Transport, number: int) -> None:
         """What was not filled is zeros, and counted so."""
         for i in self.members:
@@ -60,6 +73,39 @@ class Bucket:
         flat = torch.view_as_real(self.flat) if self.flat.is_complex() else self.flat
         everyone = tuple(range(transport.size))
         self.pending = transport.all_reduce(everyone, number, flat, self.name)
+
+    def empty(self) -> None:
+        """Puts the averages into p.grad, but for what no rank has a gradient of."""
+        for index, p in self.members.items():
+            if index not in self.filled and not bool(self.counts[index].abs() > 0):
+                continue
+            if p.grad is None:
+                p.grad = torch.empty_like(p)
+            p.grad.detach().copy_(self.views[index])
+        self.pending = None
+        self.filled.clear()
+
+
+def cut_buckets(
+    order: Sequence[int],
+    names: Sequence[str],
+    parameters: Sequence[Tensor],
+    nbytes: int,
+    compressed: torch.dtype | None,
+) -> list[Bucket]:
+    """Buckets of at most so many bytes, of one type each, in an order; what it lacks comes last."""
+    buckets: list[Bucket] = []
+    filling: dict[torch.dtype, list[int]] = {}
+    filled: dict[torch.dtype, int] = {}  # bytes
+    for index in dict.fromkeys([*order, *range(len(parameters))]):
+        p = parameters[index]
+        dtype = compressed or p.dtype
+        own = p.numel() * dtype.itemsize
+        if dtype in filling and filled[dtype] + own > nbytes:
+            buckets.append(Bucket(filling.pop(dtype), names, parameters, dtype))
+        filling.setdefault(dtype, []).append(index)
+        filled[dtype] = own + (filled[dtype] if len(filling[dtype]) > 1 else 0)
+    return [*buckets, *(Bucket(own, names, parameters, dtype) for dtype, own in filling.items())]
 
 
 class Buckets:
@@ -81,11 +127,12 @@ class Buckets:
         self.buckets: list[Bucket] = []
         self.sums = 0  # that have left
         self.waited = 0.0  # seconds
-        self._names, self._parameters, self._transport = names, parameters, transport
-        self._exchange, self._late, self._note = exchange, late, note
-        self._nbytes, self._compressed, self._debug = nbytes, compressed, debug
+        self._names, self._transport, self._exchange = names, transport, exchange
+        self._late, self._note, self._debug = late, note, debug
+        self._cut = partial(
+            cut_buckets, names=names, parameters=parameters, nbytes=nbytes, compressed=compressed
+        )
         self._first: list[int] = []  # the order of the first backward
-        self._of: dict[int, Bucket] = {}
         self._next = 0  # bucket to leave
 
     @torch.no_grad()
@@ -104,8 +151,8 @@ class Buckets:
     @torch.no_grad()
     def finish(self, given: Sequence[int]) -> None:
         """Puts averages into p.grad; `given` are all parameters that have a gradient on this rank."""
-        if not self.buckets:
-            self._make(self._exchange(self._first or given)[0])
+        if not self.buckets:  # rank 0's order
+            self.buckets = self._cut(self._exchange(self._first or given)[0])
         for index in given:
             self._fill(index)
         if self._debug:
@@ -116,40 +163,12 @@ class Buckets:
             self._end(bucket)
         self._next = 0
 
-    def _make(self, order: Sequence[int]) -> None:
-        """Rank 0's order; what it has not seen comes last."""
-        every = [*dict.fromkeys([*order, *range(len(self._parameters))])]
-        filling: dict[torch.dtype, list[int]] = {}
-        nbytes: dict[torch.dtype, int] = {}
-
-        def close(dtype: torch.dtype) -> None:
-            bucket = Bucket(filling.pop(dtype), self._names, self._parameters, dtype)
-            self.buckets.append(bucket)
-            self._of.update(dict.fromkeys(bucket.members, bucket))
-
-        for index in every:
-            p = self._parameters[index]
-            dtype = self._compressed or p.dtype
-            own = p.numel() * dtype.itemsize
-            if dtype in filling and nbytes[dtype] + own > self._nbytes:
-                close(dtype)
-            filling.setdefault(dtype, []).append(index)
-            nbytes[dtype] = own + (nbytes[dtype] if len(filling[dtype]) > 1 else 0)
-        for dtype in list(filling):
-            close(dtype)
-
     def _fill(self, index: int) -> None:
-        bucket, gradient = self._of[index], self._parameters[index].grad
-        if index in bucket.filled or gradient is None:
-            return
-        check_dense(self._names[index], gradient)
-        view, size = bucket.views[index], self._transport.size
-        if view.dtype == gradient.dtype:
-            torch.div(gradient, size, out=view)
-        else:
-            view.copy_(gradient).div_(size)  # in this order torch's own bf16 and fp16 hooks do it
-        bucket.counts[index].fill_(1)
-        bucket.filled.add(index)
+        bucket = next(b for b in self.buckets if index in b.members)
+        gradient = bucket.members[index].grad
+        if gradient is not None:
+            check_dense(self._names[index], gradient)
+        bucket.fill(index, self._transport.size)
 
     def _start(self, bucket: Bucket) -> None:
         bucket.start(self._transport, self._next)
@@ -165,15 +184,7 @@ class Buckets:
         self.waited += end - begin
         if self._note is not None:
             self._note(bucket.name, "sum", bucket.left, end)
-        for index in bucket.members:
-            p = self._parameters[index]
-            if index not in bucket.filled and not bool(bucket.counts[index].abs() > 0):
-                continue  # nobody has one
-            if p.grad is None:
-                p.grad = torch.empty_like(p)
-            p.grad.detach().copy_(bucket.views[index])
-        bucket.pending = None
-        bucket.filled.clear()
+        bucket.empty()
 
     def _described(self) -> list[tuple[str, str]]:
         return [

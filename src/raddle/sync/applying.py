@@ -101,18 +101,24 @@ class Applying:
             stepper.step()
         finally:
             rows.grad = None
-        with self._lock:
-            self._left[clock] = self._left.get(clock, self._each) - 1
-            if clock == self._oldest and not self._left[clock]:
-                while self._left.get(self._oldest) == 0:
-                    del self._left[self._oldest]
-                    self._oldest += 1
-                self._forget()
+        self._count(clock)
+
+    def skip(self, clock: int) -> None:
+        """Counts an update that does not come, or the settings of its clock would be kept for ever."""
+        self._count(clock)
 
     @property
     def kept(self) -> list[int]:
         """The clocks whose settings are kept."""
         return sorted(self._settings)
+
+    def _count(self, clock: int) -> None:
+        with self._lock:
+            self._left[clock] = self._left.get(clock, self._each) - 1
+            while self._left.get(self._oldest) == 0:
+                del self._left[self._oldest]
+                self._oldest += 1
+            self._forget()
 
     def _forget(self) -> None:
         needed = max((c for c in self._settings if c <= self._oldest), default=0)

@@ -45,7 +45,7 @@ class Sliced(Mechanism):
             self._arrivals.counts.clear()
 
     def step(self) -> None:
-        name = self.homing.changed() if self._handed else ""
+        name = self.homing.updates.changed() if self._handed else ""
         if name:
             raise RuntimeError(
                 f"'{name}' was changed between backward and step, and sync '{self._text}' updates during "
@@ -84,7 +84,7 @@ class Sliced(Mechanism):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.homing.settle()
         super().load_state_dict(state_dict)
-        self.homing.scatter()
+        self.homing.updates.scatter()
         self._lines.words.barrier()  # nobody pushes before all homes have it
 
     def report(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Sliced(Mechanism):
 
     @property
     def log(self) -> list[Event]:
-        return self.homing.synchroniser.log
+        return self.homing.log
 
     def close(self) -> None:
         if self._guards is not None:

@@ -8,12 +8,13 @@ from torch import Tensor, nn
 from raddle.sync.bucketed import Bucketed
 from raddle.sync.everywhere import Everywhere, turns_of
 from raddle.sync.guarding import Guards
-from raddle.sync.homing import Homing, items_of
+from raddle.sync.homing import Homing, with_homes
 from raddle.sync.lines import Lines
 from raddle.sync.measuring import Moments, rate_of
 from raddle.sync.mechanism import Arrivals, Mechanism, Phase
 from raddle.sync.settings import Settings
 from raddle.sync.sliced import Sliced
+from raddle.sync.slices import Slices
 from raddle.sync.trained import Trained
 
 
@@ -71,7 +72,7 @@ class Undecided(Phase):
             arrived = self._arrivals.counts
             return Bucketed(self.trained, self._lines, self._settings, barrier, arrived)
         urgent = [*dict.fromkeys([*every[0][1], *range(len(self.trained.parameters))])]
-        homing = self._everywhere(urgent) if self._settings.sync.collective else self._homes(urgent)
+        homing = self._homing(urgent)
         sliced = Sliced(self.trained, self._lines, self._settings, homing, self._guards)
         unguarded = self._guards.learned(self._arrivals.counts) if self._guards is not None else ()
         if unguarded:
@@ -88,24 +89,22 @@ class Undecided(Phase):
                     "barrier=True, or use optimizer.clip_grad_norm"
                 )
 
-    def _homes(self, urgent: list[int]) -> Homing:
-        own, lines, sync = self.trained, self._lines, self._settings.sync
-        return Homing(
-            own.names, own.parameters, own.optimizer, sync, lines.words, lines.exchange, urgent,
-            stall=self._settings.stall, note=lines.note,
-        )  # fmt: skip
-
-    def _everywhere(self, urgent: list[int]) -> Everywhere:
-        """In an order that rank 0 makes of its first backward."""
-        own, lines, sync = self.trained, self._lines, self._settings.sync
+    def _homing(self, urgent: list[int]) -> Homing:
+        """With homes, or with sums in an order that rank 0 makes of its first backward."""
+        own, lines, settings = self.trained, self._lines, self._settings
+        slices = Slices(own.names, own.parameters, settings.sync, lines.size, urgent)
+        if settings.sync.homes:
+            return with_homes(
+                slices, own.optimizer, settings.sync.staleness, lines.words, lines.exchange,
+                stall=settings.stall, note=lines.note,
+            )  # fmt: skip
         late = lines.open_sums()
-        items, slices = items_of(own.names, own.parameters, sync, lines.size, urgent)
         rate = rate_of(lines.sums, own.device, own.parameters[0].dtype)
         ready = self._moments.seconds(len(own.parameters))
-        turns = lines.exchange(turns_of(items, slices, ready, rate))[0]
+        turns = lines.exchange(turns_of(slices, ready, rate))[0]
         return Everywhere(
-            own.names, own.parameters, own.optimizer, sync, lines.sums, lines.exchange, urgent,
-            turns=turns, late=late, debug=self._settings.debug, note=lines.note,
+            slices, own.optimizer, lines.sums, lines.exchange,
+            turns=turns, late=late, debug=settings.debug, note=lines.note,
         )  # fmt: skip
 
 

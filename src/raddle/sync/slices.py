@@ -1,0 +1,61 @@
+"""Slices of a model's parameters: which rows each one has, and the item that stands for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from raddle.plans.sync import Sync
+from raddle.sync.home import Record
+from raddle.sync.item import Item
+
+Note = Callable[[str, str, float, float], None]  # name, what, start, end
+
+
+class Slices:
+    """`order` are numbers of parameters, the most urgent first; `size` is the number of ranks."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        parameters: Sequence[nn.Parameter],
+        sync: Sync,
+        size: int,
+        order: Sequence[int],
+    ) -> None:
+        self.names, self.parameters = names, parameters
+        self.places: list[tuple[int, slice | None]] = []  # by item: its parameter, and rows of it
+        self.numbers: dict[int, list[int]] = defaultdict(list)  # by parameter, its items
+        elements = []
+        for index, p in enumerate(parameters):
+            for first, last in sync.rows(p.shape, size):
+                self.numbers[index].append(len(self.places))
+                self.places.append((index, slice(first, last) if p.ndim else None))
+                elements.append((last - first) * p[0].numel() if p.ndim else 1)
+        everyone = tuple(range(size))
+        homes = sync.assign(elements, [everyone] * len(elements))
+        urgency = {index: place for place, index in enumerate(order)}
+        self.items = [
+            Item(
+                number, names[index] + (f"[{rows.start}:{rows.stop}]" if rows else ""), everyone,
+                homes[number], elements[number], parameters[index].dtype, urgency[index],
+            )
+            for number, (index, rows) in enumerate(self.places)
+        ]  # fmt: skip
+
+    def cut(self, whole: Tensor, number: int) -> Tensor:
+        """An item's rows of a tensor that has its parameter's shape."""
+        rows = self.places[number][1]
+        return whole if rows is None else whole[rows]
+
+    def rows(self, number: int) -> Tensor:
+        """An item's rows of its parameter."""
+        return self.cut(self.parameters[self.places[number][0]].detach(), number)
+
+    def record(self, note: Note | None) -> Record | None:
+        """Notes by the names of items."""
+        if note is None:
+            return None
+        return lambda number, what, start, end: note(self.items[number].name, what, start, end)
