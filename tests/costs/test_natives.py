@@ -19,7 +19,7 @@ from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.segments import segments
-from raddle.runtime.code import Writer
+from raddle.runtime.natives import run_as_one
 from raddle.searches.planning import plan_for
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Settings
@@ -163,12 +163,12 @@ def test_what_is_counted_as_one_call_runs_as_one(model: str, method: str, bn: st
     ).natives  # fmt: skip
     for device in range(4):
         ops = [op for op in graph.ops if device in variant.tiles[op.name].devices]
-        writer = Writer(program, variant, device, torch.device("cpu"), lambda of: [], str)
         own = segments(program, device)
-        run_as_one = {name for segment in own for name in writer.native(segment)[1]}
+        natives_here = [run_as_one(variant, device, segment) for segment in own]
+        together = {name for found in natives_here for name in found.replaced}
         for op in ops:
             if op.name in natives:
                 boxes = [t.box for t in variant.tiles[op.name].tiles if t.device == device]
                 whole = all(natives[op.name].whole(op, box, bn) for box in boxes)
                 counted = op.name in alike and whole
-                assert counted == (op.name in run_as_one), (device, op.name, boxes)
+                assert counted == (op.name in together), (device, op.name, boxes)

@@ -29,7 +29,6 @@ from raddle.runtime.actions import (
     Step,
     Sum,
 )
-from raddle.runtime.code import Code, Piece
 from raddle.runtime.delivery import Part, delivery_of
 from raddle.runtime.executing.buffers import keep
 from raddle.runtime.executing.feeding import Feeding
@@ -40,6 +39,7 @@ from raddle.runtime.executing.parameters import Parameters
 from raddle.runtime.executing.segments import Segments
 from raddle.runtime.executing.sliced import SlicedParameters
 from raddle.runtime.executing.store import Store
+from raddle.runtime.function import Code, Piece
 from raddle.runtime.settling.pieces import Source
 from raddle.transport.threads import Hub, Threads
 

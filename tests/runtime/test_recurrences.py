@@ -16,7 +16,7 @@ from raddle.plans.tiling import Grid, even_cuts
 from raddle.program.lower import lower
 from raddle.program.program import Program
 from raddle.program.segments import segments
-from raddle.runtime.code import Writer
+from raddle.runtime.natives import run_as_one
 from raddle.runtime.threads import run_threads
 
 KINDS = [nn.LSTM, nn.GRU, nn.RNN]
@@ -71,8 +71,8 @@ def planned(graph: Graph, how: str) -> Plan:
 def native_calls(program: Program) -> int:
     variant, count = program.variants[0], 0
     for device in (0, 1):
-        writer = Writer(program, variant, device, torch.device("cpu"), lambda of: [], str)
-        count += sum(len(writer.native(own)[0]) for own in segments(program, device))
+        own = segments(program, device)
+        count += sum(len(run_as_one(variant, device, ops).last) for ops in own)
     return count
 
 

@@ -15,8 +15,8 @@ from raddle.program.lower import lower
 from raddle.program.messages import MessageKind
 from raddle.program.program import Key, Move, Program, Reduce, Run, Update
 from raddle.runtime.actions import Arrive, Call, Forward, Give, Leave, Receive, Send, Step
-from raddle.runtime.code import Code, Piece
 from raddle.runtime.delivery import delivery_of
+from raddle.runtime.function import Code, Piece
 from raddle.runtime.settling.buffers import Buffers
 from raddle.runtime.settling.calls import Calls
 from raddle.runtime.settling.lasting import place_lasting

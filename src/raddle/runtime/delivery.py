@@ -16,8 +16,8 @@ from raddle.errors import never
 from raddle.graph.box import Box
 from raddle.program.messages import Content, MessageKind, Subject
 from raddle.program.program import Key
-from raddle.runtime.code import Of
 from raddle.runtime.executing.store import Store
+from raddle.runtime.function import Of
 from raddle.runtime.gathering import overlapping
 from raddle.runtime.settling.pieces import Held, Pieces
 

@@ -12,7 +12,8 @@ from raddle.plans.pipelining import stage_of
 from raddle.program.program import Key, Merge, Move, Program
 from raddle.program.segments import segments
 from raddle.runtime.actions import Call, Feed
-from raddle.runtime.code import Code, Of, Piece, Writer
+from raddle.runtime.code import Writer
+from raddle.runtime.function import Code, Of, Piece
 from raddle.runtime.settling.pieces import Pieces
 
 

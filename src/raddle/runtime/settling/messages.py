@@ -8,8 +8,8 @@ from raddle.program.messages import Content
 from raddle.program.program import Message, Move, Program, tensors_in
 from raddle.runtime.actions import Arrive, Receive, Send
 from raddle.runtime.answers import Answers
-from raddle.runtime.code import Of
 from raddle.runtime.delivery import Part, delivery_of
+from raddle.runtime.function import Of
 from raddle.runtime.gathering import gather, overlapping
 from raddle.runtime.settling.lasting import is_divided
 from raddle.runtime.settling.pieces import Pieces

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from raddle.graph.box import Box, hull
 from raddle.graph.graph import Graph
 from raddle.program.program import Key, Variant
-from raddle.runtime.code import Of, Piece
+from raddle.runtime.function import Of, Piece
 
 Held = list[tuple[Box, int]]  # boxes, with the slots that hold them
 

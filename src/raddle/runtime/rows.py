@@ -1,0 +1,85 @@
+"""Where the slices of a rank's parameters are: what it gives, what it updates, where updated rows go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from raddle.plans.sync import Sync
+from raddle.runtime.actions import Sliced
+from raddle.runtime.settling.pieces import Source
+from raddle.sync.item import Item
+
+
+class Rows:
+    """All slices, by number, and those of them that are on one rank; `slots` hold its parameters."""
+
+    def __init__(
+        self, slices: Sequence[Sliced], slots: Sequence[Tensor], sync: Sync, rank: int
+    ) -> None:
+        self.slices, self.sync, self.rank = slices, sync, rank
+        self._slots = slots
+        self.given: dict[int, list[int]] = {}  # by slot, the slices whose gradients this rank gives
+        self.updated: dict[int, nn.Parameter] = {}  # by slice
+        for number, s in enumerate(slices):
+            if rank in s.share.devices:
+                self.given.setdefault(s.slot, []).append(number)
+            if rank == s.share.home or (sync.collective and rank in s.share.devices):
+                self.updated[number] = self._to_update(s)
+
+    def _to_update(self, s: Sliced) -> nn.Parameter:
+        if self.sync.divided:
+            parameter: nn.Parameter = self._slots[s.own]  # type: ignore[assignment]
+            return parameter
+        rows = _cut(self._slots[s.slot], s)
+        # Where others' updates come while this rank computes, a copy takes them.
+        return nn.Parameter(rows if self.sync.synchronous else rows.clone())
+
+    def cut(self, number: int, tensor: Tensor) -> Tensor:
+        """The rows of a slice in what a slot holds, or in its gradient."""
+        return _cut(tensor, self.slices[number])
+
+    def bound(self) -> dict[int, tuple[Tensor | None, Tensor | None]]:
+        """By slice on this rank: what updated rows are written into, and the copy that a home updates.
+
+        Of divided parameters they stay at home.
+        """
+        found: dict[int, tuple[Tensor | None, Tensor | None]] = {}
+        for number, s in enumerate(self.slices):
+            if self.rank in (*s.share.devices, s.share.home):
+                own = self.updated.get(number)
+                updated = None if own is None else own.detach()
+                into = updated if self.sync.divided else _cut(self._slots[s.slot], s)
+                found[number] = into, None if self.sync.synchronous else updated
+        return found
+
+    def source(self, number: int) -> Source:
+        """A slice as a box of its parameter."""
+        s = self.slices[number]
+        return Source(s.name, "parameter", s.share.box, s.slot)
+
+    def items(self) -> list[Item]:
+        """All slices, as synchronisers know them."""
+        return [self._item(number, s) for number, s in enumerate(self.slices)]
+
+    def _item(self, number: int, s: Sliced) -> Item:
+        box = s.share.box
+        rows = f"[{box.lo[0]}:{box.hi[0]}]" if box.shape else ""
+        return Item(
+            number, s.name + rows, s.share.devices, s.share.home, box.volume, s.dtype, s.priority,
+            returned=not self.sync.divided,
+        )  # fmt: skip
+
+    def refresh(self) -> None:
+        """Homes that update copies take what the slots hold now."""
+        if not self.sync.synchronous:
+            with torch.no_grad():
+                for number, rows in self.updated.items():
+                    rows.copy_(self.cut(number, self._slots[self.slices[number].slot]))
+
+
+def _cut(tensor: Tensor, s: Sliced) -> Tensor:
+    rows = tensor.detach()
+    return rows[s.rows] if rows.ndim else rows

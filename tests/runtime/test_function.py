@@ -1,0 +1,69 @@
+"""A function is written without a program, and composites are told without a writer."""
+
+from __future__ import annotations
+
+import torch
+from small import planned, small
+
+from raddle.graph.box import Box
+from raddle.program.lower import lower
+from raddle.program.segments import segments
+from raddle.runtime.function import Function, Of, Piece
+from raddle.runtime.natives import boxes_of, run_as_one
+
+LEFT, RIGHT, ALL = Box((0,), (2,)), Box((2,), (4,)), Box((0,), (4,))
+
+
+def halves(of: Of) -> list[Box]:
+    return [LEFT, RIGHT]
+
+
+def test_pieces_are_put_together_and_what_nobody_needs_is_released() -> None:
+    function = Function(halves)
+    both = function.region("x", ALL)
+    assert function.region("x", ALL) == both  # once
+    function.call(lambda x: (x + 1, x - 1), both, [("y", ALL), None])
+    assert function.boxes("y") == [ALL]
+    ((box, variable),) = function.made["y"]
+    code = function.compiled(
+        "segment", "a test", lambda piece: "plain", [(Piece("y", box), variable)]
+    )
+    assert code.plain == (Piece("x", LEFT), Piece("x", RIGHT))
+    (y,) = code.function(torch.zeros(2), torch.ones(2))
+    assert y.tolist() == [1, 1, 2, 2]
+    assert "del _" in code.source
+    assert "del v1" in code.source
+
+
+def test_arguments_stand_by_kind() -> None:
+    function = Function(lambda of: [ALL])
+    names = [function.region(of, ALL) for of in ("a", "w", "x")]
+    function.call(lambda a, w, x: (a * w + x,), ", ".join(names), [("y", ALL)])
+    kinds = {"a": "plain", "w": "weight", "x": "graded"}
+    code = function.compiled("segment", "", lambda p: kinds[str(p.of)], [])
+    assert [p.of for p in (*code.graded, *code.weights, *code.plain)] == ["x", "w", "a"]
+    assert code.source.startswith("def segment(a2, a1, a0)")
+
+
+def test_what_is_read_in_parts_is_split_at_once() -> None:
+    function = Function(lambda of: [ALL])
+    function.expect([("x", LEFT), ("x", RIGHT), ("x", None)])
+    left, right = function.region("x", LEFT), function.region("x", RIGHT)
+    results = [(Piece("x", LEFT), left), (Piece("x", RIGHT), right)]
+    code = function.compiled("segment", "", lambda p: "plain", results)
+    assert code.source.count("torch.split") == 1
+    assert [t.tolist() for t in code.function(torch.arange(4))] == [[0, 1], [2, 3]]
+
+
+def test_a_composite_whose_tiles_are_one_box_is_one_call() -> None:
+    graph = small("gpt-tiny")[1]
+    program = lower(graph, planned(graph, {}, 1))
+    variant = program.variants[0]
+    (segment, *_) = segments(program, 0)
+    natives = run_as_one(variant, 0, segment)
+    assert natives.last
+    for name, fused in natives.last.items():
+        assert name in natives.replaced
+        boxes = boxes_of(variant, 0, fused)
+        made = [o for o in fused.outputs if o is not None]
+        assert {o: boxes.outputs[o].shape for o in made} == {o: graph.values[o].shape for o in made}

@@ -1,0 +1,93 @@
+"""Where slices are on a rank, without anybody that synchronises them."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from raddle.graph.box import Box
+from raddle.plans.sync import read_sync
+from raddle.program.program import Share
+from raddle.runtime.actions import Sliced
+from raddle.runtime.agreeing import Agreeing
+from raddle.runtime.rows import Rows
+from raddle.transport.threads import Hub
+
+CPU = torch.device("cpu")
+
+
+def sliced(*, homes: tuple[int, ...] = (0, 1), own: int = -1) -> list[Sliced]:
+    """A parameter of four rows in two slices, in slot 0; whoever divides it has its rows in slot `own`."""
+    found = []
+    for at, home in enumerate(homes):
+        share = Share(Box((2 * at, 0), (2 * at + 2, 3)), (0, 1), home)
+        rows = slice(2 * at, 2 * at + 2)
+        found.append(Sliced("w", share, torch.float32, 0, 0, rows, own if home == 1 else -1))
+    return found
+
+
+def slots() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.zeros(4, 3)), torch.nn.Parameter(torch.ones(2, 3))]
+
+
+def test_a_rank_gives_all_and_updates_its_own() -> None:
+    held = slots()
+    rows = Rows(sliced(), held, read_sync("ps:sliced"), 1)
+    assert rows.given == {0: [0, 1]}
+    assert list(rows.updated) == [1]
+    with torch.no_grad():
+        rows.updated[1].fill_(7)
+    assert held[0][:, 0].tolist() == [0, 0, 7, 7]  # the same memory
+    assert rows.source(1).box == Box((2, 0), (4, 3))
+    assert [item.name for item in rows.items()] == ["w[0:2]", "w[2:4]"]
+    assert all(into is not None and copied is None for into, copied in rows.bound().values())
+
+
+def test_without_homes_every_holder_updates_all() -> None:
+    rows = Rows(sliced(homes=(-1, -1)), slots(), read_sync("p3:collective"), 1)
+    assert list(rows.updated) == [0, 1]
+
+
+def test_where_others_do_not_wait_a_copy_is_updated() -> None:
+    held = slots()
+    rows = Rows(sliced(), held, read_sync("ps:async"), 1)
+    with torch.no_grad():
+        rows.updated[1].fill_(7)
+    assert held[0].sum() == 0
+    rows.refresh()
+    assert rows.updated[1].sum() == 0
+    (into, copied) = rows.bound()[1]
+    assert into is not None
+    assert copied is not None
+    assert into.data_ptr() != copied.data_ptr()
+
+
+def test_divided_rows_stay_at_home() -> None:
+    held = slots()
+    rows = Rows(sliced(own=1), held, read_sync("sharded:parameters"), 1)
+    assert rows.updated[1] is held[1]
+    assert rows.bound()[0] == (None, None)
+    assert not any(item.returned for item in rows.items())
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+def test_schedulers_see_that_steps_are_taken(make: type[torch.optim.Optimizer]) -> None:
+    """The optimizer's own `step` is called, and leaves parameters alone."""
+    held = [torch.nn.Parameter(torch.zeros(2, 3))]
+    share = Share(Box((0, 0), (2, 3)), (0,), 0)
+    own = [Sliced("w", share, torch.float32, 0, 0, slice(0, 2))]
+    agreeing = Agreeing(own, held, Hub(1).transport(0), read_sync("ps"), CPU)
+    optimizer = make([p for _, p in agreeing.updated], lr=1.0)  # type: ignore[call-arg]
+    agreeing.start(optimizer)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
+    agreeing.begin()
+    assert held[0].sum() == 0
+    agreeing.give(0, torch.ones(2, 3))
+    agreeing.finish(lambda: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        schedule.step()
+    torch.testing.assert_close(held[0].detach(), torch.full((2, 3), -1.0))
+    agreeing.close()
