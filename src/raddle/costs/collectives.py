@@ -9,13 +9,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from numba.extending import register_jitable
 
 from raddle.clusters import Cluster
+from raddle.costs.links import transfer_seconds
+
+
+class Ring(NamedTuple):
+    """Devices that sum something, as the seconds depend on them."""
+
+    size: float
+    bandwidth: float
+    latency: float
+    heads: float  # nodes; the ring between their first devices
+    heads_bandwidth: float
+    heads_latency: float
+    inner: Sequence[tuple[float, float, float]]  # the rings in nodes: size, bandwidth, latency
+
+
+def ring_of(cluster: Cluster, devices: Sequence[int]) -> Ring:
+    """What an all-reduce among some devices depends on, beside its bytes."""
+    nodes: dict[int, list[int]] = {}
+    for d in devices:
+        nodes.setdefault(cluster.devices[d].node, []).append(d)
+    inner = [
+        (float(len(own)), *slowest_hop(cluster, own)) for own in nodes.values() if len(own) > 1
+    ]
+    heads = [own[0] for own in nodes.values()]
+    between = slowest_hop(cluster, heads) if len(heads) > 1 else (1.0, 0.0)
+    whole = slowest_hop(cluster, devices)
+    return Ring(float(len(devices)), *whole, float(len(heads)), *between, inner)
+
+
+def hops(ring: Sequence[int]) -> list[tuple[int, int]]:
+    """The pairs of devices that are neighbours in a ring."""
+    return list(zip(ring, [*ring[1:], ring[0]], strict=True))
 
 
 def slowest_hop(cluster: Cluster, ring: Sequence[int]) -> tuple[float, float]:
     """Bandwidth and latency of the slowest hop of a ring; links that several hops share are divided."""
-    pairs = list(zip(ring, [*ring[1:], ring[0]], strict=True))
+    pairs = hops(ring)
     load: dict[int, int] = {}
     for a, b in pairs:
         for resource in set(cluster.route(a, b).resources):
@@ -28,32 +63,45 @@ def slowest_hop(cluster: Cluster, ring: Sequence[int]) -> tuple[float, float]:
     return bandwidth, latency
 
 
-def ring_seconds(cluster: Cluster, devices: Sequence[int], nbytes: float) -> float:
-    p = len(devices)
-    bandwidth, latency = slowest_hop(cluster, devices)
-    return 2 * (p - 1) * (latency + nbytes / p / bandwidth)
+@register_jitable
+def ring_seconds(size: Any, bandwidth: Any, latency: Any, nbytes: Any) -> Any:
+    """Seconds of a ring, by its size and its slowest hop."""
+    return 2 * (size - 1) * transfer_seconds(latency, bandwidth, nbytes / size)
 
 
-def tree_seconds(cluster: Cluster, devices: Sequence[int], nbytes: float) -> float:
-    bandwidth, latency = slowest_hop(cluster, devices)
-    return 2 * math.ceil(math.log2(len(devices))) * (latency + nbytes / bandwidth)
+@register_jitable
+def tree_seconds(size: Any, bandwidth: Any, latency: Any, nbytes: Any) -> Any:
+    """Seconds of a tree, by its size and its slowest hop."""
+    return 2 * math.ceil(math.log2(size)) * transfer_seconds(latency, bandwidth, nbytes)
 
 
-def hierarchical_seconds(cluster: Cluster, devices: Sequence[int], nbytes: float) -> float:
-    nodes: dict[int, list[int]] = {}
-    for d in devices:
-        nodes.setdefault(cluster.devices[d].node, []).append(d)
-    inside = max(
-        (ring_seconds(cluster, own, nbytes) for own in nodes.values() if len(own) > 1), default=0.0
+@register_jitable
+def hierarchical_seconds(heads: Any, bandwidth: Any, latency: Any, inner: Any, nbytes: Any) -> Any:
+    """Seconds of rings in nodes, the longest of which counts, and of the one between nodes."""
+    inside = 0.0
+    for k in range(len(inner)):
+        inside = max(inside, ring_seconds(inner[k][0], inner[k][1], inner[k][2], nbytes))
+    if heads > 1:
+        inside += ring_seconds(heads, bandwidth, latency, nbytes)
+    return inside
+
+
+@register_jitable
+def fastest_seconds(
+    size: Any, bandwidth: Any, latency: Any,
+    heads: Any, heads_bandwidth: Any, heads_latency: Any, inner: Any, nbytes: Any,
+) -> Any:  # fmt: skip
+    """Seconds of an all-reduce by the fastest algorithm, as collective libraries choose; see `Ring`."""
+    best = min(
+        ring_seconds(size, bandwidth, latency, nbytes),
+        tree_seconds(size, bandwidth, latency, nbytes),
     )
-    heads = [own[0] for own in nodes.values()]
-    return inside + (ring_seconds(cluster, heads, nbytes) if len(heads) > 1 else 0.0)
+    return min(best, hierarchical_seconds(heads, heads_bandwidth, heads_latency, inner, nbytes))
 
 
 def all_reduce_seconds(cluster: Cluster, devices: Sequence[int], nbytes: float) -> float:
-    """By the fastest algorithm, as collective libraries choose."""
-    algorithms = (ring_seconds, tree_seconds, hierarchical_seconds)
-    return min(algorithm(cluster, devices, nbytes) for algorithm in algorithms)
+    """Seconds of an all-reduce among some devices."""
+    return float(fastest_seconds(*ring_of(cluster, devices), nbytes))
 
 
 def server_bytes(count: int, nbytes: int) -> int:
@@ -64,3 +112,9 @@ def server_bytes(count: int, nbytes: int) -> int:
 def all_reduce_bytes(count: int, nbytes: int) -> int:
     """Bytes that all devices together send in a ring."""
     return 2 * (count - 1) * nbytes
+
+
+def sent_by_each(count: int, nbytes: int) -> list[int]:
+    """The same, by device: whole bytes that add up to all of them."""
+    sent = all_reduce_bytes(count, nbytes)
+    return [sent * (i + 1) // count - sent * i // count for i in range(count)]

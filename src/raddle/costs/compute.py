@@ -6,9 +6,10 @@ Both are read off its line of notation for exactly the box that is run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from raddle.clusters import Device
 from raddle.costs.natives import Native, natives_of
@@ -133,8 +134,35 @@ class Compute:
 
     def _seconds(self, op: Op, box: Box, wanted: Sequence[int] | None, device: Device) -> float:
         works = [work(op, box)] if wanted is None else [work(op, box, i) for i in wanted]
-        each = (roofline(self.graph, op, w.flops, w.elements, device) for w in works)
+        each = (roofline(self.graph, op, w.flops, w.elements, speed(op, device)) for w in works)
         return sum(each, 0.0)
+
+
+class Speed(NamedTuple):
+    """What a device does, or several devices do (then these are arrays), for operators of a kind."""
+
+    memory: Any  # bytes a second
+    rate: Any  # operations a second; infinite where memory alone counts
+    overhead: Any  # seconds before anything is done
+
+
+def speed(op: Op, device: Device) -> Speed:
+    """How fast a device is at an operator."""
+    which, rate = family(op), math.inf
+    if which != "memory":
+        peak = device.peak(str(op.dtypes[0]).removeprefix("torch."))
+        rate = peak * device.efficiency[which]
+    return Speed(memory_speed(device), rate, device.overhead)
+
+
+def memory_speed(device: Device) -> float:
+    """Bytes a second that a device reads and writes."""
+    return device.bandwidth * device.efficiency["memory"]
+
+
+def pass_seconds(nbytes: Any, memory: Any, overhead: Any) -> Any:
+    """Seconds to pass over so many bytes of memory, as merges and updates do."""
+    return nbytes / memory + overhead
 
 
 def roofline(
@@ -142,17 +170,15 @@ def roofline(
     op: Op,
     flops: Any,
     elements: Sequence[Any],
-    device: Device,
+    speed: Speed,
     maximum: Callable[[Any, Any], Any] = max,
 ) -> Any:
     """Seconds of an amount of work: operations, and elements by operand. Arrays need `np.maximum`."""
     if op.traits.view:
-        return device.overhead
+        return speed.overhead
     values = [graph.values[n] for n in (*op.inputs, *op.outputs)]
     nbytes = sum(e * v.dtype.itemsize for e, v in zip(elements, values, strict=True))
-    seconds = nbytes / (device.bandwidth * device.efficiency["memory"])
-    which = family(op)
-    if which != "memory":
-        peak = device.peak(str(op.dtypes[0]).removeprefix("torch."))
-        seconds = maximum(seconds, flops / (peak * device.efficiency[which]))
-    return seconds + device.overhead
+    seconds = nbytes / speed.memory
+    if family(op) != "memory":
+        seconds = maximum(seconds, flops / speed.rate)
+    return seconds + speed.overhead

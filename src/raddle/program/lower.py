@@ -388,7 +388,7 @@ class _Lowering:
         return Turns([n for n in order if len(self._numbered[n][1].devices) > 1])
 
     def _shared(self, name: str) -> tuple[Share, ...]:
-        return tuple(s for s in self.shares[name] if len({*s.devices, s.home} - {-1}) > 1)
+        return tuple(s for s in self.shares[name] if s.travels)
 
     @cached_property
     def _groups(self) -> dict[str, _Group]:

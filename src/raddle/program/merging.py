@@ -96,6 +96,11 @@ def _given_cells(op: Op, box: Box, parts: tuple[int, ...], where: Tiling) -> lis
     return [Cell(piece, parts, there) for piece, there in cut if not piece.empty]
 
 
+def merged_bytes(cell: Cell, width: int) -> int:
+    """Bytes that merging a cell passes over: its parts, and what they give."""
+    return (len(cell.parts) + 1) * cell.box.volume * width
+
+
 def longest(shape: Sequence[int]) -> int:
     """The dimension along which a large result is divided among those that merge it."""
     return max(range(len(shape)), key=lambda d: shape[d])

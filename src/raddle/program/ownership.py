@@ -99,7 +99,7 @@ class _Parameter:
                 raise InputError(f"the shares of parameter '{self.name}' do not cover {full} once.")
         server = self.program.plan.server  # a named one need not read what it keeps
         wrong = [s for s in update.shares if s.home not in (-1, server, *s.devices)]
-        updated = {d for s in self.shares for d in (s.devices if s.home < 0 else (s.home,))}
+        updated = {d for s in self.shares for d in s.updaters}
         if update.shares != self.shares or wrong or set(update.devices) != updated:
             self._disagree(step)
 
@@ -149,7 +149,7 @@ class _Parameter:
     ) -> None:
         gives = "W" if self.program.plan.split_backward else "B"
         backward = {n for n, i in events if isinstance(i, Run) and i.phase == gives}
-        shared = tuple(s for s in self.shares if _travels(s))
+        shared = tuple(s for s in self.shares if s.travels)
         if not shared:
             self._waits(number, update, backward)
             return
@@ -181,7 +181,7 @@ class _Parameter:
         self, step: int, events: Sequence[tuple[int, Instruction]], number: int
     ) -> list[int]:
         """What the next step waits for: the update or, from a server, what it sends out."""
-        served = [s for s in self.shares if s.home >= 0 and _travels(s)]
+        served = [s for s in self.shares if s.home >= 0 and s.travels]
         pulls = [(n, i) for n, i in events if isinstance(i, Move) and i.what.pulls]
         if not served:
             return [number]
@@ -192,11 +192,6 @@ class _Parameter:
         if not (isinstance(pull, Move) and _carries(pull.messages, served, up=False)):
             self._disagree(step)
         return [n]
-
-
-def _travels(share: Share) -> bool:
-    """Whether a share is on several devices, its home among them."""
-    return len({*share.devices, share.home} - {-1}) > 1
 
 
 def _carries(messages: Sequence[Message], shares: Sequence[Share], *, up: bool) -> bool:

@@ -63,7 +63,17 @@ class Share(NamedTuple):
     @property
     def owner(self) -> int:
         """The one device that counts it, or hands it out."""
-        return self.devices[0] if self.home < 0 else self.home
+        return self.updaters[0]
+
+    @property
+    def updaters(self) -> tuple[int, ...]:
+        """The devices that update it."""
+        return self.devices if self.home < 0 else (self.home,)
+
+    @property
+    def travels(self) -> bool:
+        """Whether it is on several devices, its home among them, so that gradients are brought together."""
+        return len({*self.devices, self.home} - {-1}) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +223,16 @@ class Program:
 def sum_width(sync: Sync, width: int) -> int:
     """Bytes of an element of a gradient as it is all-reduced, and that has so many in memory."""
     return 2 if sync.compressed else width
+
+
+def summed_bytes(program: Program, reduce: Reduce) -> dict[tuple[int, ...], int]:
+    """By the devices that sum a part of a bucket, the bytes that each of them hands in."""
+    found: dict[tuple[int, ...], int] = {}
+    for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
+        for share in shares:
+            nbytes = share.box.volume * program.sum_width(name)
+            found[share.devices] = found.get(share.devices, 0) + nbytes
+    return found
 
 
 def message_bytes(program: Program, move: Move, message: Message) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans import file
+from raddle.plans.optimizers import OPTIMIZERS
 from raddle.plans.pipelining import for_running
 from raddle.plans.plan import Plan, describe_inputs
 from raddle.plans.validation import validate
@@ -24,8 +26,6 @@ from raddle.runtime.trainer import Optimizer
 from raddle.zoo.placement import place
 from raddle.zoo.user_file import find, names_file
 from raddle.zoo.workload import Workload
-
-RATES = {"sgd": 0.01, "momentum": 0.01, "adam": 0.001}  # what a step moves, if nobody says
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,10 @@ def takes_batch(name: str) -> bool:
 
 def optimizer_for(name: str, rate: float | None = None) -> Optimizer:
     """The optimizer that a plan names."""
-    if name not in RATES:
-        raise InputError(f"the plan's optimizer is '{name}': choose {', '.join(RATES)}.")
-    lr = RATES[name] if rate is None else rate
-    if name == "adam":
-        return lambda parameters: torch.optim.Adam(parameters, lr=lr)
-    momentum = 0.9 if name == "momentum" else 0.0
-    return lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=momentum)
+    if name not in OPTIMIZERS:
+        raise InputError(f"the plan's optimizer is '{name}': choose {', '.join(OPTIMIZERS)}.")
+    chosen = OPTIMIZERS[name]
+    return partial(chosen.make, lr=chosen.rate if rate is None else rate)
 
 
 def _workload(name: str, data: dict[str, Any], dtype: str, device: str, seed: int) -> Workload:

@@ -18,15 +18,15 @@ import math
 from dataclasses import dataclass
 
 from raddle.clusters import Cluster, Device
-from raddle.costs.compute import roofline
+from raddle.costs.compute import memory_speed, pass_seconds, roofline, speed
 from raddle.costs.profile import Profile
 from raddle.graph.gradients import active_values, graded_operands, has_backward
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
 from raddle.graph.space import Access, Space
+from raddle.plans.optimizers import optimizer_costs
 from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.plan import Plan
-from raddle.simulation.tasks import OPTIMIZER_PASSES
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,10 @@ def _seconds(graph: Graph, active: frozenset[str], device: Device, optimizer: st
         if has_backward(op, active):
             parts += [_least(graph, op, i, device) for i in graded_operands(op, active)]
         found.append(math.fsum(parts))
-    passes = OPTIMIZER_PASSES.get(optimizer, 7)
-    memory = device.bandwidth * device.efficiency["memory"]
+    passes, memory = optimizer_costs(optimizer).passes, memory_speed(device)
     for value in graph.parameters:
         if value.name in active:
-            found.append(passes * value.nbytes / memory + device.overhead)
+            found.append(pass_seconds(passes * value.nbytes, memory, device.overhead))
     return found
 
 
@@ -103,7 +102,7 @@ def _least(graph: Graph, op: Op, operand: int | None, device: Device) -> float:
     inputs = [_touched(op.space, a) for a in op.space.operands]
     elements = [min(e, t) for e, t in zip(amount.elements, inputs, strict=False)]
     elements += amount.elements[len(inputs) :]
-    return float(roofline(graph, op, amount.flops, elements, device))
+    return float(roofline(graph, op, amount.flops, elements, speed(op, device)))
 
 
 def _touched(space: Space, access: Access) -> int:

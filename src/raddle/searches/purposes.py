@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from raddle.costs.collectives import all_reduce_bytes
 from raddle.program.messages import Purpose
-from raddle.program.program import Move, Program, Reduce, message_bytes
+from raddle.program.program import Move, Program, Reduce, message_bytes, summed_bytes
 
 
 def bytes_by_purpose(program: Program) -> dict[str, int]:
@@ -22,17 +20,10 @@ def bytes_by_purpose(program: Program) -> dict[str, int]:
                 )
             totals[instruction.what.purpose] += known[key]
         elif isinstance(instruction, Reduce):
-            totals[Purpose.PARAMETERS] += _reduced_bytes(program, instruction)
+            sums = summed_bytes(program, instruction).items()
+            totals[Purpose.PARAMETERS] += sum(all_reduce_bytes(len(d), n) for d, n in sums)
     found, before, steps = dict[str, int](), 0, program.plan.steps
     for each, total in totals.items():  # what is rounded off one is not lost to the sum
         found[each.value] = (before + total) // steps - before // steps
         before += total
     return found
-
-
-def _reduced_bytes(program: Program, reduce: Reduce) -> int:
-    amounts: Counter[tuple[int, ...]] = Counter()
-    for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
-        for share in shares:
-            amounts[share.devices] += share.box.volume * program.sum_width(name)
-    return sum(all_reduce_bytes(len(devices), amount) for devices, amount in amounts.items())

@@ -16,14 +16,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.collectives import all_reduce_bytes, all_reduce_seconds
-from raddle.costs.compute import Compute
+from raddle.costs.collectives import all_reduce_seconds, hops, sent_by_each
+from raddle.costs.compute import Compute, memory_speed, pass_seconds
 from raddle.costs.handling import handles, message_seconds, sum_seconds
+from raddle.costs.links import transfer_seconds
 from raddle.costs.natives import tiled_alike
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Op
+from raddle.plans.optimizers import optimizer_costs
 from raddle.plans.tiling import Grid
+from raddle.program.merging import merged_bytes
 from raddle.program.program import (
     Merge,
     Move,
@@ -32,10 +35,9 @@ from raddle.program.program import (
     Run,
     Update,
     message_bytes,
+    summed_bytes,
 )
 
-# How often an optimizer reads and writes an element: parameter, gradient, and what it keeps.
-OPTIMIZER_PASSES = {"sgd": 3, "momentum": 5, "adam": 7}
 Array = np.ndarray
 LONGEST = 4e9  # seconds, in nanoseconds less than half of 64 bits
 
@@ -206,32 +208,30 @@ class _Builder:
         seconds = dict.fromkeys(merge.devices, 0.0)
         for cell in merge.cells:
             for d in cell.devices:
-                device = self.cluster.devices[d]
-                amount = (len(cell.parts) + 1) * cell.box.volume * width
-                seconds[d] += (
-                    amount / (device.bandwidth * device.efficiency["memory"]) + device.overhead
-                )
+                seconds[d] += self._pass(d, merged_bytes(cell, width))
         self.on_devices(
             number, np.array(list(seconds)), nanoseconds(list(seconds.values())), merge.deps
         )
 
     def update(self, number: int, update: Update) -> None:
-        passes = OPTIMIZER_PASSES.get(self.program.plan.optimizer, 7)
+        passes = optimizer_costs(self.program.plan.optimizer).passes
         width = self.program.width(update.parameter)
         seconds = dict.fromkeys(update.devices, 0.0)
         for share in update.shares:
             amount = passes * share.box.volume * width
-            for d in share.devices if share.home < 0 else (share.home,):
-                device = self.cluster.devices[d]
-                seconds[d] += (
-                    amount / (device.bandwidth * device.efficiency["memory"]) + device.overhead
-                )
+            for d in share.updaters:
+                seconds[d] += self._pass(d, amount)
         # Slices are updated as they come, between or beside what a device computes.
         apart = update.parameter in self.program.slices
         self.on_devices(
             number, np.array(list(seconds)), nanoseconds(list(seconds.values())), update.deps,
             apart=apart,
         )  # fmt: skip
+
+    def _pass(self, device: int, nbytes: int) -> float:
+        """Seconds in which a device passes over so many bytes."""
+        own = self.cluster.devices[device]
+        return float(pass_seconds(nbytes, memory_speed(own), own.overhead))
 
     def move(self, number: int, move: Move) -> None:
         key = (move.value, move.what, id(move.messages))
@@ -297,7 +297,7 @@ class _Builder:
             route = self.cluster.route(message.source, message.target)
             nbytes = message_bytes(self.program, move, message)
             links = [base + r for r in route.resources] + [-1]
-            seconds = route.latency + nbytes / route.bandwidth
+            seconds = transfer_seconds(route.latency, route.bandwidth, nbytes)
             rows.append((seconds, links[0], links[1], message.source, message.target, nbytes))
         times, *rest = zip(*rows, strict=True)
         return (nanoseconds(times), *(np.array(column) for column in rest))
@@ -324,14 +324,9 @@ class _Builder:
 
     def reduce(self, number: int, reduce: Reduce) -> None:
         devices, ids = [], []
-        amounts: dict[tuple[int, ...], int] = {}  # bytes of a bucket by the devices that sum it
         of_a_slice = bool(self.program.slices)
         urgency = self.urgency.get(reduce.parameters[0], 0) if self.overtaking else 0
-        for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
-            for share in shares:
-                nbytes = share.box.volume * self.program.sum_width(name)
-                amounts[share.devices] = amounts.get(share.devices, 0) + nbytes
-        for members, amount in amounts.items():
+        for members, amount in summed_bytes(self.program, reduce).items():
             ring = np.array(members)
             one = np.array([-1])
             gate = self.block(number, np.zeros(1), one, one, ring[:1], ring[:1], np.zeros(1))
@@ -366,11 +361,9 @@ class _Builder:
             base = self.program.plan.devices
             seconds = all_reduce_seconds(self.cluster, ring, amount)
             links = [
-                [base + r for r in self.cluster.route(a, b).resources] + [-1]
-                for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)
+                [base + r for r in self.cluster.route(a, b).resources] + [-1] for a, b in hops(ring)
             ]
-            sent = all_reduce_bytes(len(ring), amount)
-            each = [sent * (i + 1) // len(ring) - sent * i // len(ring) for i in range(len(ring))]
+            each = sent_by_each(len(ring), amount)
             # Hops of a ring that share a link use it together, so only the first holds it.
             held = held_once([link for pair in links for link in pair[:2]])
             first, second = held[::2], held[1::2]

@@ -22,6 +22,7 @@ from raddle.errors import InputError
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
 from raddle.plans.file import DTYPES
+from raddle.plans.optimizers import OPTIMIZERS
 from raddle.plans.pipelining import THREADED, cut_stages
 from raddle.plans.plan import STATISTICS, Plan
 from raddle.plans.schedules import NAMES
@@ -30,7 +31,6 @@ from raddle.program.lower import lower
 from raddle.searches.planning import plan_for
 from raddle.simulation.fast.coverage import DESCRIBED, TIMED, unsupported
 from raddle.simulation.fast.evaluator import Evaluator
-from raddle.simulation.tasks import OPTIMIZER_PASSES
 from raddle.simulation.timeline import simulate
 
 MODELS = ("lenet-tiny", "gpt-tiny", "resnet110-tiny", "unet-tiny", "nmt-tiny", "inception_v3-tiny")
@@ -68,7 +68,7 @@ def drawn(graph: Graph, seed: int, **more: Any) -> Plan:
     seed=st.integers(0, 2**30),
     sync=sync_texts(4) | timed_syncs,
     bn=st.sampled_from(STATISTICS),
-    optimizer=st.sampled_from([*OPTIMIZER_PASSES, "another"]),
+    optimizer=st.sampled_from([*OPTIMIZERS, "another"]),
     batch=st.integers(0, 9),
 )
 def test_a_step_takes_as_long_as_in_the_simulation_or_the_plan_is_refused(
@@ -138,7 +138,7 @@ def test_every_field_of_a_plan_is_timed_described_or_refused(field: Field[Any]) 
 )
 @pytest.mark.parametrize("bn", STATISTICS)
 def test_what_is_exact_is_not_refused(sync: str, bn: str) -> None:
-    for optimizer in OPTIMIZER_PASSES:
+    for optimizer in OPTIMIZERS:
         plan = Plan({}, 4, bn=bn, sync=sync, optimizer=optimizer, bucket=7, batch=3, method="data")
         assert unsupported(plan) is None
 

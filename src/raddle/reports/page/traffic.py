@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from raddle.costs.collectives import all_reduce_bytes
+from raddle.costs.collectives import all_reduce_bytes, hops, sent_by_each
 from raddle.program.messages import Content
-from raddle.program.program import Merge, Move, Program, Reduce, Run, message_bytes
+from raddle.program.program import Merge, Move, Program, Reduce, Run, message_bytes, summed_bytes
 from raddle.reports.page.columns import Columns
 from raddle.reports.page.slices import operator_of
 from raddle.simulation.timeline import Timeline
@@ -48,15 +48,9 @@ def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
 
 
 def _ring_pairs(program: Program, reduce: Reduce) -> Counter[tuple[int, int]]:
-    amounts: Counter[tuple[int, ...]] = Counter()
-    for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
-        for share in shares:
-            amounts[share.devices] += share.box.volume * program.sum_width(name)
     pairs: Counter[tuple[int, int]] = Counter()
-    for ring, amount in amounts.items():
-        sent, p = all_reduce_bytes(len(ring), amount), len(ring)
-        for at, (source, target) in enumerate(zip(ring, (*ring[1:], ring[0]), strict=True)):
-            pairs[source, target] += sent * (at + 1) // p - sent * at // p
+    for ring, amount in summed_bytes(program, reduce).items():
+        pairs.update(dict(zip(hops(ring), sent_by_each(len(ring), amount), strict=True)))
     return pairs
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.collectives import all_reduce_seconds, server_bytes
+from raddle.costs.collectives import all_reduce_seconds, hops, server_bytes
 from raddle.plans.plan import BUCKET
 from raddle.searches.optcnn.layouts import Layout, present
 from raddle.searches.optcnn.ranges import Ranges, numbered, volume
@@ -109,9 +109,8 @@ class Syncing:
 
     def _links(self, ring: Ring) -> frozenset[int]:
         if ring not in self.links:
-            hops = zip(ring, (*ring[1:], ring[0]), strict=True)
             self.links[ring] = frozenset(
-                link for a, b in hops for link in self.cluster.route(a, b).resources
+                link for a, b in hops(ring) for link in self.cluster.route(a, b).resources
             )
         return self.links[ring]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from raddle.clusters import Cluster, Device
-from raddle.costs.compute import Compute, family
+from raddle.costs.compute import Compute, Speed, family, roofline, speed
 from raddle.graph.box import Box
 from raddle.graph.gradients import has_backward
 from raddle.graph.graph import Op
@@ -33,10 +33,8 @@ class TileTimes:
         self.compute, self.active = compute, active
         self.keys: dict[str, tuple[Any, ...]] = {}
         self.devices: list[Device] = [cluster.devices[d] for d in devices]
-        self.overhead = np.array([d.overhead for d in self.devices])
-        self.memory = np.array([d.bandwidth * d.efficiency["memory"] for d in self.devices])
         self.volumes: dict[Any, Any] = {}
-        self.rates: dict[tuple[str, str], Array] = {}
+        self.speeds: dict[tuple[str, Any], Speed] = {}
 
     def alike(self, op: Op) -> tuple[Any, ...]:
         """What its time depends on beside its layout."""
@@ -55,43 +53,34 @@ class TileTimes:
             if KINDS[op.kind].flops is not None:
                 found = self._asked(op, layout, "F" if wanted is None else "FB")
             else:
-                found = self._computed(op, layout, wanted or ())
+                forward, backward = self._computed(op, layout, wanted or ())
                 if self.compute.profile is not None:
-                    found = self._measured(op, layout, found, wanted)
+                    forward, backward = self._measured(op, layout, forward, backward, wanted)
+                found = forward + backward
             layout.known[key] = np.where(layout.present, found, 0.0)
         return layout.known[key]  # type: ignore[no-any-return]
 
-    def _computed(self, op: Op, layout: Layout, wanted: Sequence[int]) -> Array:
-        """By the roofline. A gradient passes over the same elements as the forward."""
-        passes = 1 + len(wanted)
-        if op.traits.view:
-            return passes * self.overhead
-        space, values = op.space, self.compute.graph.values
-        widths = [values[name].dtype.itemsize for name in (*op.inputs, *op.outputs)]
+    def _computed(self, op: Op, layout: Layout, wanted: Sequence[int]) -> tuple[Array, Array]:
+        """Forward and backward, by the roofline. A gradient passes over the forward's elements."""
+        space, graph, fast = op.space, self.compute.graph, self._speed(op)
         read = [volume(need.ranges, self.volumes) * _where(need.present, layout.present)
                 for need in layout.needs]  # fmt: skip
         written = [volume(output, self.volumes) for output in layout.outputs]
         once = [i for i in wanted if space.operands[i].once]
-        points = volume(layout.dims, self.volumes)
-        nbytes = sum(e * w for e, w in zip([*read, *written], widths, strict=True))
-        work = nbytes / self.memory
-        if family(op) != "memory":
-            flops = (2 if space.product else space.cost) * points
-            work = np.maximum(work, flops / self._rate(op))
-        total = (passes - len(once)) * (work + self.overhead)
+        flops = (2 if space.product else space.cost) * volume(layout.dims, self.volumes)
+        each = roofline(graph, op, flops, [*read, *written], fast, np.maximum)
+        total = (len(wanted) - len(once)) * each
         for i in once:  # what is added once reads nothing but the output's gradient
-            own = [read[i] * widths[i]]
-            own += [e * w for e, w in zip(written, widths[len(read) :], strict=True)]
-            total = total + sum(own) / self.memory + self.overhead
-        return np.asarray(total)
+            own = [e if i == k else 0 for k, e in enumerate(read)]
+            total = total + roofline(graph, op, 0, [*own, *written], fast, np.maximum)
+        return np.asarray(each), np.asarray(total)
 
-    def _rate(self, op: Op) -> Array:
-        key = (family(op), str(op.dtypes[0]).removeprefix("torch."))
-        if key not in self.rates:
-            self.rates[key] = np.array(
-                [d.peak(key[1]) * d.efficiency[key[0]] for d in self.devices]
-            )
-        return self.rates[key]
+    def _speed(self, op: Op) -> Speed:
+        """[d]: how fast the devices are at an operator."""
+        key = (family(op), op.dtypes[0])
+        if key not in self.speeds:
+            self.speeds[key] = Speed(*np.array([speed(op, d) for d in self.devices]).T)
+        return self.speeds[key]
 
     # -- one tile of each shape ------------------------------------------------------------------
 
@@ -110,12 +99,13 @@ class TileTimes:
         return np.asarray(found[shape])
 
     def _measured(
-        self, op: Op, layout: Layout, found: Array, wanted: Sequence[int] | None
-    ) -> Array:
+        self, op: Op, layout: Layout, forward: Array, backward: Array,
+        wanted: Sequence[int] | None,
+    ) -> tuple[Array, Array]:  # fmt: skip
         """What was measured of boxes of the same shape comes before the roofline."""
         first, shape = self._different(layout, layout.dims, [])
-        forward = np.broadcast_to(self._computed(op, layout, ()), layout.present.shape)
-        both = [forward.copy(), found - forward]
+        shape_of = layout.present.shape
+        both = [np.broadcast_to(own, shape_of).copy() for own in (forward, backward)]
         for u, (x, d) in enumerate(first):
             spans = (r.span(x, d) for r in layout.dims)
             box = Box.full([hi - lo for lo, hi in spans])
@@ -123,7 +113,7 @@ class TileTimes:
                 time = self.compute.measured(op, box, phase, self.devices[d].kind)
                 if time is not None and (phase == "F" or wanted is not None):
                     seconds[shape == u] = time
-        return np.asarray(both[0] + both[1])
+        return both[0], both[1]
 
     def _different(
         self, layout: Layout, ranges: Sequence[Ranges], needed: Sequence[Array]

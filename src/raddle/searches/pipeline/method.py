@@ -20,6 +20,7 @@ from raddle.costs.compute import Compute
 from raddle.errors import InputError
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
+from raddle.plans.optimizers import optimizer_costs
 from raddle.plans.pipelining import schedule_splits, steps_to_simulate
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid, Irregular, Tile, Tiling
@@ -34,7 +35,6 @@ from raddle.searches.pipeline.stages import Pipeline, stages_for
 from raddle.searches.placing import Tiles, copies, everywhere, standing
 from raddle.searches.settings import Clock, Found, Settings, Staged
 from raddle.searches.starts import first_devices
-from raddle.simulation.memory.layout import OPTIMIZER_STATE
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
 
@@ -103,7 +103,7 @@ class _Pipelines:
             self.nodes, cluster, Compute(graph, active, settings.profile, bn="local")
         )
         self.line = line_of(cluster)
-        self.static = 2.0 + OPTIMIZER_STATE.get(settings.optimizer, 2)
+        self.static = float(optimizer_costs(settings.optimizer).held)
         self.simulated: list[Candidate] = []
         self.short = False  # whether some numbers of micro-batches need more memory than there is
         self.reasons: list[str] = []  # why others were not

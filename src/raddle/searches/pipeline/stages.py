@@ -33,6 +33,7 @@ from typing import Literal
 
 import numpy as np
 
+from raddle.costs.links import transfer_seconds
 from raddle.searches.pipeline.caps import Answer, least_total
 from raddle.searches.pipeline.ideals import Array, Ideals, ideals_of
 from raddle.searches.pipeline.layers import Line, Work, topological_order
@@ -203,7 +204,9 @@ def _worth_cutting(problem: Problem, sums: Sums, found: Answer[list[Span]] | Non
         return np.arange(len(sums.cut))
     places, devices = problem.places, len(problem.places.kind)
     least = problem.microbatches * sums.work[-1] / devices
-    entry = places.entry_latency[1:, None] + sums.cut / places.entry_bandwidth[1:, None]
+    entry = transfer_seconds(
+        places.entry_latency[1:, None], places.entry_bandwidth[1:, None], sums.cut
+    )
     worth = least + 2 * entry.min(axis=0, initial=np.inf) <= problem.step(found) * (1 + 1e-9)
     worth[[0, -1]] = True
     return np.flatnonzero(worth)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from raddle.costs.links import transfer_seconds
 from raddle.searches.pipeline.caps import Answer
 from raddle.searches.pipeline.cuts import crossing_bytes
 from raddle.searches.pipeline.ideals import Array, Ideals
@@ -151,7 +152,9 @@ def _fill(sums: Sums, places: Places, rules: Rules, cap: float) -> tuple[Array, 
             if inside and first <= last:
                 _try(sums, places, rules, cap, i, j, least, choice)
         for d in range(max(first, 1), last + 1):
-            entry = places.entry_latency[d] + sums.cut[i] / places.entry_bandwidth[d]
+            entry = transfer_seconds(
+                places.entry_latency[d], places.entry_bandwidth[d], sums.cut[i]
+            )
             for q in range(depths):
                 least[i, d, q] += 2 * entry
     return least, choice

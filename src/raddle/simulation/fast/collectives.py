@@ -7,6 +7,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from raddle.costs.collectives import fastest_seconds
+from raddle.costs.handling import bytes_in_sum, host_seconds
 from raddle.simulation.fast.arrays import Array, Handling, Lane, Rings, Space
 from raddle.simulation.fast.nodes import arrive, edge, node_of, spend
 
@@ -29,9 +31,9 @@ def all_reduce(
             d = rings.member[m]
             if lane.handles:
                 edge(space, at, lane.stretch[d], gate, lane.offset[d])
-                own = 4 * (end - begin - 1) / (end - begin) * nbytes
-                own = int(np.rint((handling.sum[d] + handling.byte[d] * own) * 1e9))
-                spend(space, at, d, own, lane)
+                handled = bytes_in_sum(end - begin, nbytes)
+                own = host_seconds(handling.sum[d], handling.byte[d], handled)
+                spend(space, at, d, int(np.rint(own * 1e9)), lane)
             elif since[d] >= 0:
                 edge(space, at, since[d], gate, after[d])
         for m in range(begin, end):
@@ -48,15 +50,5 @@ def all_reduce(
 @njit(cache=True)
 def _all_reduce_seconds(rings: Rings, ring: int, nbytes: int) -> float:
     """costs/collectives.py, with what depends on the cluster in figures."""
-    p, bandwidth, latency = rings.figures[ring, 0], rings.figures[ring, 1], rings.figures[ring, 2]
-    best = 2 * (p - 1) * (latency + nbytes / p / bandwidth)
-    best = min(best, 2 * np.ceil(np.log2(p)) * (latency + nbytes / bandwidth))
-    inside = 0.0
-    for k in range(rings.inner_at[ring], rings.inner_at[ring + 1]):
-        q, b, lag = rings.inner[k, 0], rings.inner[k, 1], rings.inner[k, 2]
-        inside = max(inside, 2 * (q - 1) * (lag + nbytes / q / b))
-    heads = rings.figures[ring, 3]
-    if heads > 1:
-        heads_bandwidth, heads_latency = rings.figures[ring, 4], rings.figures[ring, 5]
-        inside += 2 * (heads - 1) * (heads_latency + nbytes / heads / heads_bandwidth)
-    return float(min(best, inside))
+    f, inner = rings.figures[ring], rings.inner[rings.inner_at[ring] : rings.inner_at[ring + 1]]
+    return float(fastest_seconds(f[0], f[1], f[2], f[3], f[4], f[5], inner, nbytes))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from raddle.clusters import Device
-from raddle.costs.compute import Compute, roofline
+from raddle.costs.compute import Compute, roofline, speed
 from raddle.graph.graph import Op
 from raddle.graph.ops import KINDS
 from raddle.plans.tiling import Tiling
@@ -40,7 +40,8 @@ def tile_seconds(
             read = [np.zeros_like(points) for _ in inputs]
             read[operand] = inputs[operand]
         elements = [*read, *outputs]
-        total = total + roofline(compute.graph, op, flops, elements, device, np.maximum)
+        at = speed(op, device)
+        total = total + roofline(compute.graph, op, flops, elements, at, np.maximum)
     return total
 
 

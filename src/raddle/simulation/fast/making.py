@@ -15,17 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.compute import Compute
+from raddle.costs.compute import Compute, memory_speed, pass_seconds
 from raddle.costs.kept import kept
+from raddle.costs.links import transfer_seconds
 from raddle.costs.natives import signature
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op, Value
+from raddle.plans.optimizers import optimizer_costs
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid, Tiling
 from raddle.program.holding import always_local, holding_of
-from raddle.program.merging import is_local_statistics, is_partial, place_merge
+from raddle.program.merging import is_local_statistics, is_partial, merged_bytes, place_merge
 from raddle.program.program import Cell, Message, Share, sum_width, tensors_of_part
 from raddle.program.sharing import shares_from
 from raddle.simulation.fast.durations import tile_seconds
@@ -33,8 +35,7 @@ from raddle.simulation.fast.messages import message_rows, pair_volumes
 from raddle.simulation.fast.network import RingBook, handling, of_messages, routes
 from raddle.simulation.fast.regions import Regions, boxes_of, regions
 from raddle.simulation.fast.store import NOTHING, Rows, Slot
-from raddle.simulation.memory.layout import OPTIMIZER_STATE
-from raddle.simulation.tasks import OPTIMIZER_PASSES, nanoseconds
+from raddle.simulation.tasks import nanoseconds
 
 Array = np.ndarray
 
@@ -89,8 +90,7 @@ class Maker:
     ) -> None:  # fmt: skip
         self.graph, self.cluster, self.count = graph, cluster, plan.devices
         self.plan, self.bn, self.sync = plan, plan.bn, plan.syncing
-        self.passes = OPTIMIZER_PASSES.get(plan.optimizer, 7)
-        self.keeps = 2 + OPTIMIZER_STATE.get(plan.optimizer, 2)
+        self.optimizer = optimizer_costs(plan.optimizer)
         self.kept = _kept_values(graph, active)
         self.compute = Compute(graph, active, profile, bn=self.bn)
         self.apart = Compute(graph, active, profile, bn=self.bn, natives={})
@@ -99,7 +99,7 @@ class Maker:
         self.kinds = sorted({d.kind: d for d in cluster.devices}.items())
         kinds = [kind for kind, _ in self.kinds]
         self.kind_of = np.array([kinds.index(d.kind) for d in cluster.devices])
-        self.speed = np.array([d.bandwidth * d.efficiency["memory"] for d in cluster.devices])
+        self.speed = np.array([memory_speed(d) for d in cluster.devices])
         self.overhead = np.array([d.overhead for d in cluster.devices])
         self.seconds: dict[tuple[Any, ...], list[Array]] = {}
         self.forget()
@@ -186,7 +186,7 @@ class Maker:
         """Rows of devices that pass over so many bytes of their memory, by sets of devices."""
         each = np.array([d for own in devices for d in own], np.int64)
         amount = np.repeat(np.asarray(nbytes, np.float64), [len(own) for own in devices])
-        return self._by_device(each, amount / self.speed[each] + self.overhead[each])
+        return self._by_device(each, pass_seconds(amount, self.speed[each], self.overhead[each]))
 
     # -- partial results -------------------------------------------------------------------------
 
@@ -207,9 +207,7 @@ class Maker:
             return self.known[key]  # type: ignore[no-any-return]
         tiling, width = tiled.tiling, key.width
         cells, messages = place_merge(op, tiling, key.readers, width, closes=key.closes)
-        rows = self._touch(
-            [c.devices for c in cells], [(len(c.parts) + 1) * c.box.volume * width for c in cells]
-        )
+        rows = self._touch([c.devices for c in cells], [merged_bytes(c, width) for c in cells])
 
         def nbytes(m: Message) -> int:
             return int(m.elements * width * tensors_of_part(op, tiling.tiles[m.part].box))
@@ -235,7 +233,7 @@ class Maker:
             for column in zip(*((m.source, m.target) for m, _ in ordered), strict=True)
         )
         nbytes = np.array([n for _, n in ordered])
-        seconds = self.routes.latency[s, t] + nbytes / self.routes.bandwidth[s, t]
+        seconds = transfer_seconds(self.routes.latency[s, t], self.routes.bandwidth[s, t], nbytes)
         return self._add_messages(s, t, nanoseconds(seconds), nbytes)
 
     def _add_messages(self, s: Array, t: Array, ns: Array, nbytes: Array) -> Slot:
@@ -339,11 +337,11 @@ class Maker:
         shares = shares_from(value.shape, {d: list(b) for d, b in by_device.items()}, self.plan)
         width = value.dtype.itemsize
         update = self._touch(
-            [s.devices if s.home < 0 else (s.home,) for s in shares],
-            [self.passes * s.box.volume * width for s in shares],
+            [s.updaters for s in shares],
+            [self.optimizer.passes * s.box.volume * width for s in shares],
         )
         rings, push, pull = (-1, 0), NOTHING, NOTHING
-        shared = [s for s in shares if len({*s.devices, s.home} - {-1}) > 1]
+        shared = [s for s in shares if s.travels]
         if self.sync.inline:
             push, pull = self._served(shares, width, up=True), self._served(shares, width, up=False)
         elif shared:
@@ -356,7 +354,7 @@ class Maker:
             rings = (self.rings.number(tuple(amounts)), row)
         sizes = np.zeros(self.count, np.int64)
         for s in shares:
-            sizes[list(s.devices)] += self.keeps * s.box.volume * width
+            sizes[list(s.devices)] += self.optimizer.held * s.box.volume * width
         some = np.flatnonzero(sizes)
         size = self.sizes.add(np.stack([some, sizes[some]], axis=1))
         synced = [*push, *self.computes.add(update), *pull, *rings, bool(shared), 1]

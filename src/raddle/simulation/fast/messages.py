@@ -7,6 +7,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from raddle.costs.links import transfer_seconds
+
 Array = np.ndarray
 ROOM = 1024  # boxes that a device may hold of a value; more are given up, and counted box by box
 
@@ -110,7 +112,7 @@ def message_rows(volumes: Array, width: int, latency: Array, bandwidth: Array, r
         for s in range(count):
             t = (s + shift) % count
             if volumes[s, t] > 0:
-                seconds = latency[s, t] + volumes[s, t] * width / bandwidth[s, t]
+                seconds = transfer_seconds(latency[s, t], bandwidth[s, t], volumes[s, t] * width)
                 rows[n, 0], rows[n, 1] = s, t
                 rows[n, 2], rows[n, 3] = max(1, int(np.rint(seconds * 1e9))), volumes[s, t] * width
                 n += 1

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.collectives import slowest_hop
-from raddle.costs.handling import handles
+from raddle.costs.collectives import hops, ring_of
+from raddle.costs.handling import handles, host_seconds
 from raddle.simulation.fast.arrays import Handling, Rings
 from raddle.simulation.tasks import held_once
 
@@ -50,7 +50,7 @@ def handling(cluster: Cluster) -> Handling:
 
 def of_messages(own: Handling, devices: Array, nbytes: Array) -> Array:
     """Nanoseconds of one end of each message."""
-    seconds: Array = own.message[devices] + own.byte[devices] * nbytes
+    seconds: Array = host_seconds(own.message[devices], own.byte[devices], nbytes)
     return np.rint(seconds * 1e9).astype(np.int64)
 
 
@@ -81,21 +81,11 @@ class RingBook:
         self, ring: tuple[int, ...]
     ) -> tuple[list[int], list[int], list[float], list[list[float]]]:
         base = len(self.cluster.devices)
-        hops = list(zip(ring, [*ring[1:], ring[0]], strict=True))
-        links = [[base + r for r in self.cluster.route(a, b).resources] + [-1] for a, b in hops]
+        pairs = hops(ring)
+        links = [[base + r for r in self.cluster.route(a, b).resources] + [-1] for a, b in pairs]
         held = held_once([link for pair in links for link in pair[:2]])
-        nodes: dict[int, list[int]] = {}
-        for d in ring:
-            nodes.setdefault(self.cluster.devices[d].node, []).append(d)
-        inner = [
-            [float(len(own)), *slowest_hop(self.cluster, own)]
-            for own in nodes.values()
-            if len(own) > 1
-        ]
-        heads = [own[0] for own in nodes.values()]
-        between = slowest_hop(self.cluster, heads) if len(heads) > 1 else (1.0, 0.0)
-        figures = [float(len(ring)), *slowest_hop(self.cluster, ring), float(len(heads)), *between]
-        return held[::2], held[1::2], figures, inner
+        *figures, inner = ring_of(self.cluster, ring)
+        return held[::2], held[1::2], figures, [list(own) for own in inner]
 
     def arrays(self) -> Rings:
         if self._arrays is None:

@@ -10,6 +10,7 @@ import numpy as np
 from raddle.costs.kept import kept
 from raddle.graph.box import Box, subtract
 from raddle.graph.graph import Op
+from raddle.plans.optimizers import optimizer_costs
 from raddle.plans.tiling import Grid, Tiling
 from raddle.program.holding import always_local
 from raddle.program.messages import MessageKind
@@ -17,9 +18,6 @@ from raddle.program.program import Message, Move, Program, Update, tensors_of_pa
 from raddle.program.segments import segments
 
 Array = np.ndarray
-
-# What an optimizer keeps for each element, in elements.
-OPTIMIZER_STATE = {"sgd": 0, "momentum": 1, "adam": 2}
 
 
 class Layout:
@@ -149,7 +147,7 @@ class Layout:
     def static(self) -> Array:
         """Parameters, gradients, what the optimizer keeps, buffers and constants."""
         total, seen = self.none(), set()
-        keeps = OPTIMIZER_STATE.get(self.program.plan.optimizer, 2)
+        keeps = optimizer_costs(self.program.plan.optimizer).state
         for i in self.program.instructions:
             if isinstance(i, Update) and i.parameter not in seen:
                 seen.add(i.parameter)
@@ -160,7 +158,7 @@ class Layout:
                         continue
                     holders = list({*share.devices, share.home} - {-1})
                     total[holders] += 2 * nbytes
-                    total[holders if share.home < 0 else share.home] += keeps * nbytes
+                    total[list(share.updaters)] += keeps * nbytes
         values = self.graph.values.values()
         roles = ("buffer", "constant", "frozen", "parameter")
         total += self._regions(v.name for v in values if v.role in roles and v.name not in seen)
