@@ -19,6 +19,7 @@ from raddle.graph.box import Box, subtract
 from raddle.graph.graph import Graph, Op
 from raddle.graph.index import Term
 from raddle.plans.plan import Plan
+from raddle.plans.regions import add_boxes, add_unread
 from raddle.plans.tiling import Grid, Irregular, Tile, Tiling, even_cuts, whole
 from raddle.plans.validation import validate, validate_tiling
 
@@ -292,13 +293,9 @@ class _Held:
         if name not in self.found:
             held = self.found.setdefault(name, {})
             for op, operand in self.readers.get(name, []):
-                for box, device in self.plan.tiles[op.name].tiles:
-                    boxes, region = held.setdefault(device, []), op.space.regions(box)[operand]
-                    if region is not None and region not in boxes:
-                        boxes.append(region)
-            if held:  # the first holder also has what no operator reads
-                read = dict.fromkeys(box for boxes in held.values() for box in boxes)
-                held[min(held)] += subtract(Box.full(self.graph.values[name].shape), read)
+                add_boxes(held, op, operand, self.plan.tiles[op.name])
+            if held:
+                add_unread(held, self.graph.values[name].shape)
         return self.found[name]
 
     def by(self, device: int, op: Op, box: Box, operands: Sequence[int]) -> bool:

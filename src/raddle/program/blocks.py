@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import Plan
+from raddle.plans.regions import operand_regions
 from raddle.program.program import Message, Share
 from raddle.program.settling import Settled, joined
-from raddle.program.sharing import operand_regions
 
 PARTS = 8
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
+from raddle.plans.regions import operand_regions
 from raddle.program.describe import describe
 from raddle.program.program import Instruction, Move, Program, Run, Share
-from raddle.program.sharing import operand_regions
 
 
 class Use(NamedTuple):

@@ -9,6 +9,7 @@ from itertools import product
 from raddle.graph.box import Box, merge, subtract
 from raddle.graph.space import Access, Space
 from raddle.plans.tiling import Grid, Tiling
+from raddle.program.program import Message
 
 
 class Holding:
@@ -81,13 +82,35 @@ def _count(cuts: Sequence[Sequence[int]]) -> int:
     return count
 
 
+def copy_for(device: int, copies: int) -> int:
+    """Which of the copies of a box a device takes: devices take different ones, so that none serves all.
+
+    Compiled code calls it, too.
+    """
+    return device % copies
+
+
+def in_turn(messages: Iterable[Message], devices: int) -> tuple[Message, ...]:
+    """Messages as a program has them: each device sends to its next neighbour first (`turn`)."""
+    return tuple(sorted(messages, key=lambda m: (turn(m.source, m.target, devices), m)))
+
+
+def turn(source: int, target: int, devices: int) -> int:
+    """When a device sends to another: to its next neighbour first, so that nobody is everybody's first."""
+    return (target - source) % devices
+
+
+def at_turn(source: int, turn: int, devices: int) -> int:
+    """To whom a device sends then. Compiled code calls it, too."""
+    return (source + turn) % devices
+
+
 def fetch(
     holding: Holding, device: int, regions: Iterable[Box], have: list[Box]
 ) -> dict[int, list[Box]]:
     """What a device takes from which other, so that it holds the regions; `have` grows by it.
 
-    Nothing is taken twice, nor what the device holds itself. Of the copies of a box, devices take
-    different ones, so that no copy serves all.
+    Nothing is taken twice, nor what the device holds itself.
     """
     taken: dict[int, list[Box]] = {}
     for region in regions:
@@ -96,7 +119,7 @@ def fetch(
             for piece, devices in holding.overlapping(box):
                 common = piece & box
                 if not common.empty:
-                    taken.setdefault(devices[device % len(devices)], []).append(common)
+                    taken.setdefault(devices[copy_for(device, len(devices))], []).append(common)
         have.extend(missing)
     return {source: merge(boxes) for source, boxes in taken.items()}
 

@@ -28,6 +28,7 @@ from raddle.plans.pipelining import (
     threads_of,
 )
 from raddle.plans.plan import Plan
+from raddle.plans.regions import add_boxes
 from raddle.plans.schedule import Action, Schedule, order
 from raddle.plans.validation import validate
 from raddle.program.blocks import blocks_of, pulls_of
@@ -48,7 +49,7 @@ from raddle.program.program import (
     Update,
 )
 from raddle.program.settling import Settled, joined, settle
-from raddle.program.sharing import operand_regions, shares_from
+from raddle.program.sharing import shares_from
 from raddle.program.signals import SIGNALS, Signals, between
 from raddle.program.slicing import check_order, numbered, slices_of
 from raddle.program.turns import Turns
@@ -356,7 +357,8 @@ class _Lowering:
             for op in settled.graph.ops:
                 for operand, name in enumerate(op.inputs):
                     if self.graph.values[name].role == "parameter":
-                        _add(read.setdefault(name, {}), op, operand, settled.plan)
+                        tiling = settled.plan.tiles[op.name]
+                        add_boxes(read.setdefault(name, {}), op, operand, tiling)
         return {
             name: shares_from(self.graph.values[name].shape, by_device, self.plan)
             for name, by_device in read.items()
@@ -547,13 +549,6 @@ class _Lowering:
         count = self.plan.devices
         messages = tuple(sorted(messages, key=lambda m: ((m.target - m.source) % count, m)))
         return self.emit(Move(value, what, key, messages, recognise(messages), _sorted(deps)))
-
-
-def _add(by_device: dict[int, list[Box]], op: Op, operand: int, plan: Plan) -> None:
-    for device, region in operand_regions(op, operand, plan.tiles[op.name]):
-        boxes = by_device.setdefault(device, [])
-        if region is not None and region not in boxes:
-            boxes.append(region)
 
 
 def _sorted(deps: Iterable[int]) -> tuple[int, ...]:

@@ -17,12 +17,12 @@ from raddle.graph.gradients import gives_gradient, graders
 from raddle.graph.graph import Graph, Op
 from raddle.plans.pipelining import stage_of
 from raddle.plans.plan import Plan
+from raddle.plans.regions import operand_regions
 from raddle.plans.tiling import Tiling
 from raddle.program.closing import closing
-from raddle.program.holding import Holding, always_local, fetch, holding_of
+from raddle.program.holding import Holding, always_local, fetch, holding_of, in_turn
 from raddle.program.merging import is_local_statistics, is_partial, place_merge
 from raddle.program.program import Cell, Message, Variant
-from raddle.program.sharing import operand_regions
 
 
 def settle(graph: Graph, plan: Plan, active: frozenset[str]) -> Settled:
@@ -188,9 +188,7 @@ class Settled:
         return messages
 
     def _ordered(self, messages: Iterable[Message]) -> tuple[Message, ...]:
-        """Each device sends to its next neighbour first, so that no receiver is everybody's first."""
-        count = self.plan.devices
-        return tuple(sorted(messages, key=lambda m: ((m.target - m.source) % count, m)))
+        return in_turn(messages, self.plan.devices)
 
 
 def _add_regions(needs: dict[int, list[Box]], op: Op, operand: int, tiling: Tiling) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raddle.graph.index import Index
+from raddle.graph.needs import needed
 from raddle.graph.space import Space
 from raddle.plans.tiling import even_cuts
 from raddle.searches.configurations import degrees, followers, meeting, most_copies
@@ -231,23 +232,15 @@ class Atlas:
         ranges = [
             tuple(self.index(index, dims) for index in access.indices) for access in space.operands
         ]
-        needed = [
+        full = [
             reduce(np.logical_and, [r.full for r in own], present)
             if any(r.gaps for r in own)
             else present
             for own in ranges
         ]
         first = [r.lo[r.at] == 0 for r in (dims[d] for d in space.reduced) if r.at is not None]
-        for o, access in enumerate(space.operands):
-            if access.once and first:
-                needed[o] = needed[o] & np.logical_and.reduce(first)
-        # One factor lies wholly in the padding: the product is zero, whatever the others are.
-        factors = [o for o, access in enumerate(space.operands) if access.factor]
-        if any(needed[o] is not present for o in factors):
-            some = np.logical_and.reduce([needed[o] for o in factors])
-            for o in factors:
-                needed[o] = some
-        return tuple(Need(r, n) for r, n in zip(ranges, needed, strict=True))
+        some = needed(space.operands, full, np.logical_and.reduce(first) if first else None)
+        return tuple(Need(r, n) for r, n in zip(ranges, some, strict=True))
 
     # -- where letters do not cut alone ----------------------------------------------------------
 

@@ -26,7 +26,7 @@ from raddle.graph.graph import Graph, Op, Value
 from raddle.plans.optimizers import optimizer_costs
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid, Tiling
-from raddle.program.holding import always_local, holding_of
+from raddle.program.holding import always_local, holding_of, in_turn
 from raddle.program.merging import is_local_statistics, is_partial, merged_bytes, place_merge
 from raddle.program.program import Cell, Message, Share, sum_width, tensors_of_part
 from raddle.program.sharing import shares_from
@@ -226,13 +226,13 @@ class Maker:
         """Messages in the order in which a program has them."""
         if not messages:
             return NOTHING
-        count = self.count
-        ordered = sorted(messages, key=lambda x: ((x[0].target - x[0].source) % count, x[0]))
+        nbytes_of = dict(messages)
+        ordered = in_turn(nbytes_of, self.count)
         s, t = (
             np.array(column)
-            for column in zip(*((m.source, m.target) for m, _ in ordered), strict=True)
+            for column in zip(*((m.source, m.target) for m in ordered), strict=True)
         )
-        nbytes = np.array([n for _, n in ordered])
+        nbytes = np.array([nbytes_of[m] for m in ordered])
         seconds = transfer_seconds(self.routes.latency[s, t], self.routes.bandwidth[s, t], nbytes)
         return self._add_messages(s, t, nanoseconds(seconds), nbytes)
 

@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from raddle.costs.links import transfer_seconds
+from raddle.program.holding import at_turn, copy_for
 
 Array = np.ndarray
+for _rule in (copy_for, at_turn):  # what compiled functions call
+    register_jitable(_rule)
 ROOM = 1024  # boxes that a device may hold of a value; more are given up, and counted box by box
 
 
@@ -66,7 +70,7 @@ def pair_volumes(
                         hi = min(left[m, d, 1], pieces[p, d, 1])
                         volume = volume * (hi - lo) if hi > lo else 0
                     if volume > 0:
-                        source = holders[at[p] + device % (at[p + 1] - at[p])]
+                        source = holders[at[p] + copy_for(device, at[p + 1] - at[p])]
                         forward[source, device] += volume
                         if graded[need]:
                             backward[device, source] += volume
@@ -108,9 +112,9 @@ def message_rows(volumes: Array, width: int, latency: Array, bandwidth: Array, r
     """Writes (source, target, nanoseconds, bytes) of each pair in the order of a program's messages."""
     count = len(volumes)
     n = 0
-    for shift in range(1, count):  # the next neighbour first, see lower
+    for turn in range(1, count):
         for s in range(count):
-            t = (s + shift) % count
+            t = at_turn(s, turn, count)
             if volumes[s, t] > 0:
                 seconds = transfer_seconds(latency[s, t], bandwidth[s, t], volumes[s, t] * width)
                 rows[n, 0], rows[n, 1] = s, t

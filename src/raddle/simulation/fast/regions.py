@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.graph.index import Index
+from raddle.graph.needs import needed
 from raddle.graph.space import Space
 from raddle.plans.tiling import Grid, Tiling
 
@@ -70,23 +71,15 @@ def _grid_regions(space: Space, cuts: Cuts) -> tuple[Regions, ...]:
     shape = tuple(len(c) - 1 for c in cuts)
     count = math.prod(shape)
     first = _first(space, shape)
-    boxes, needed = [], []
+    boxes, full = [], []
     for access in space.operands:
         region = np.zeros((count, len(access.indices), 2), np.int64)
         for p, index in enumerate(access.indices):
             region[:, p] = _spread(index, cuts, shape)
-        full = (region[:, :, 0] < region[:, :, 1]).all(axis=1)
         boxes.append(region)
-        needed.append(np.asarray(full & first if access.once else full))
-    # One factor lies wholly in the padding: the product is zero, whatever the others are.
-    factors = [n for a, n in zip(space.operands, needed, strict=True) if a.factor]
-    if factors:
-        some = np.logical_and.reduce(factors)
-        needed = [
-            np.asarray(n & some) if a.factor else n
-            for a, n in zip(space.operands, needed, strict=True)
-        ]
-    return tuple(Regions(b, n) for b, n in zip(boxes, needed, strict=True))
+        full.append((region[:, :, 0] < region[:, :, 1]).all(axis=1))
+    some = needed(space.operands, full, first)
+    return tuple(Regions(b, n) for b, n in zip(boxes, some, strict=True))
 
 
 def _spread(index: Index, cuts: Cuts, shape: tuple[int, ...]) -> Array:

@@ -1,0 +1,28 @@
+"""Which operands tiles need: what `Space.regions` says of one tile, for as many at a time as there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import and_
+from typing import Any
+
+from raddle.graph.space import Access
+
+
+def needed(operands: Sequence[Access], full: Sequence[Any], first: Any = None) -> list[Any]:
+    """By operand, whether tiles need it: booleans, or arrays of them; what nothing changes stays itself.
+
+    `full`: by operand, whether its regions have elements; `first`: whether the tiles hold the origin of the
+    summed dimensions (None: all of them do).
+    """
+    found = [
+        f & first if access.once and first is not None else f
+        for access, f in zip(operands, full, strict=True)
+    ]
+    factors = [n for access, n in zip(operands, found, strict=True) if access.factor]
+    if all(n is factors[0] for n in factors):
+        return found
+    # One factor lies wholly in the padding: the product is zero, whatever the others are.
+    some = reduce(and_, factors)
+    return [some if access.factor else n for access, n in zip(operands, found, strict=True)]

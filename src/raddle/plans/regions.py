@@ -1,0 +1,41 @@
+"""What tiles read: regions of an operand, tile by tile, and boxes of a value, device by device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from raddle.graph.box import Box, subtract
+from raddle.graph.graph import Op
+from raddle.graph.space import Space
+from raddle.plans.tiling import Grid, Tiling
+
+
+def operand_regions(op: Op, operand: int, tiling: Tiling) -> Iterable[tuple[int, Box | None]]:
+    """By tile, its device and the region of an operand; the same for all if no split touches it."""
+    access = op.space.operands[operand]
+    touched = {term.dim for index in access.indices for term in index.terms}
+    touched |= set(op.space.reduced) if access.once or access.factor else set()
+    if isinstance(tiling, Grid) and all(len(tiling.cuts[d]) == 2 for d in touched):
+        region = _regions(op.space, tiling.boxes[0])[operand]
+        return ((device, region) for device in dict.fromkeys(tiling.devices))
+    return ((tile.device, _regions(op.space, tile.box)[operand]) for tile in tiling.tiles)
+
+
+@lru_cache(maxsize=100_000)
+def _regions(space: Space, box: Box) -> tuple[Box | None, ...]:
+    return space.regions(box)
+
+
+def add_boxes(by_device: dict[int, list[Box]], op: Op, operand: int, tiling: Tiling) -> None:
+    """Adds the boxes of an operand that each device reads, each once; one that reads nothing has none."""
+    for device, region in operand_regions(op, operand, tiling):
+        boxes = by_device.setdefault(device, [])
+        if region is not None and region not in boxes:
+            boxes.append(region)
+
+
+def add_unread(by_device: dict[int, list[Box]], shape: Sequence[int]) -> None:
+    """The first holder keeps what no operator reads: it is still updated (weight decay)."""
+    read = dict.fromkeys(box for boxes in by_device.values() for box in boxes)
+    by_device[min(by_device)].extend(subtract(Box.full(shape), read))

@@ -1,0 +1,81 @@
+"""Changes one rule at a time, in the one place where it stands, and says what a plan's step takes then.
+
+Run by test_one_place_rules.py without compiling (NUMBA_DISABLE_JIT), so that compiled code changes too.
+"""
+
+import inspect
+import json
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from plans import machine_of
+from small import mlp, planned
+
+from raddle.costs.collectives import fastest_seconds
+from raddle.costs.compute import pass_seconds, roofline
+from raddle.costs.handling import bytes_in_sum, host_seconds
+from raddle.costs.links import transfer_seconds
+from raddle.plans.optimizers import optimizer_costs
+from raddle.program.holding import copy_for
+from raddle.program.lower import lower
+from raddle.program.merging import merged_bytes
+from raddle.program.program import sum_width
+from raddle.searches.optcnn.tables import tables
+from raddle.simulation.fast.evaluator import Evaluator
+from raddle.simulation.timeline import simulate
+
+# Boxes cross (fc1, relu), a copy is asked for (relu), sums are partial (fc2), parameters are shared (fc1).
+TILES = {"fc1": "n/2 @0,1", "relu": "x2 @0,1", "fc2": "k/2 @2,3", "sum": "@2"}
+
+Rule = tuple[Callable[..., Any], str, str]
+RULES: dict[str, Rule] = {  # what stands there, and what takes its place
+    "roofline": (roofline, "+ speed.overhead", "+ 3 * speed.overhead"),
+    "memory": (pass_seconds, "+ overhead", "+ 3 * overhead"),
+    "link": (transfer_seconds, "latency +", "3 * latency +"),
+    "all-reduce": (fastest_seconds, "return min", "return 3 * min"),
+    "host": (host_seconds, "each +", "3 * each +"),
+    "sum on a host": (bytes_in_sum, "return 4", "return 9e9"),
+    "merge": (merged_bytes, "+ 1", "+ 1_000_000"),
+    "compressed sum": (sum_width, "return 2", "return 2_000_000"),
+    "optimizer": (
+        optimizer_costs,
+        'OPTIMIZERS["adam"])',
+        'OPTIMIZERS["adam"])._replace(passes=10**6)',
+    ),
+    "copy": (copy_for, "device % copies", "0"),
+}
+
+
+def figures() -> dict[str, float]:
+    graph, machine = mlp(), machine_of("handling:4")
+    plan = planned(graph, TILES, 4, sync="allreduce:bf16")
+    found = tables(graph, machine)
+    return {
+        "simulation": int(simulate(lower(graph, plan), machine).end.max()),
+        "fast": int(Evaluator(graph, machine, plan).time() or 0),
+        "optcnn compute": float(sum(own.sum() for own in found.compute)),
+        "optcnn sync": float(sum(own.sum() for own in found.sync)),
+    }
+
+
+def mutated(rule: Rule) -> dict[str, float]:
+    function, old, new = rule
+    source, code = textwrap.dedent(inspect.getsource(function)), function.__code__
+    assert source.count(old) == 1, (function, old)
+    lines = source.replace(old, new).splitlines()
+    made: dict[str, Any] = {}
+    body = "\n".join(line for line in lines if not line.startswith("@"))
+    exec("from __future__ import annotations\n" + body, dict(function.__globals__), made)
+    function.__code__ = made[function.__name__].__code__
+    try:
+        return figures()
+    finally:
+        function.__code__ = code
+
+
+if __name__ == "__main__":
+    sys.stdout.write(
+        json.dumps({"": figures(), **{name: mutated(rule) for name, rule in RULES.items()}})
+    )

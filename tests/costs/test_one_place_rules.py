@@ -1,0 +1,42 @@
+"""Each rule stands once: changed there, it changes the simulation, the fast path and the searches alike."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+FOLDERS = [str(HERE.parent / "program"), str(HERE.parents[1] / "src")]
+ALSO = {  # what else a rule changes
+    "roofline": "optcnn compute",
+    "all-reduce": "optcnn sync",
+}
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, dict[str, float]]:
+    env = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(FOLDERS)}
+    command = [sys.executable, str(HERE / "mutating.py")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "roofline", "memory", "link", "all-reduce", "host", "sum on a host", "merge", "compressed sum",
+        "optimizer", "copy",
+    ],
+)  # fmt: skip
+def test_changed_in_one_place_a_rule_changes_everywhere(
+    rule: str, figures: dict[str, dict[str, float]]
+) -> None:
+    before, after = figures[""], figures[rule]
+    assert before["simulation"] == before["fast"]
+    assert after["simulation"] == after["fast"]
+    for what in ("simulation", *([ALSO[rule]] if rule in ALSO else [])):
+        assert after[what] != before[what], what

@@ -1,0 +1,37 @@
+"""Which operands tiles need, all at a time: as `Space.regions` has it of each."""
+
+import numpy as np
+import pytest
+from small import mlp, small
+
+from raddle.graph.needs import needed
+from raddle.plans.notation import read_tiling
+
+
+@pytest.mark.parametrize(("model", "name", "text"), [
+    ("mlp", "fc1", "k/2 @0,1"), ("mlp", "fc1", "n/2 c/2 @0-3"), ("lenet-tiny", "conv1", "h/4 @0-3"),
+])  # fmt: skip
+def test_one_tile_or_many(model: str, name: str, text: str) -> None:
+    graph = mlp() if model == "mlp" else small(model)[1]
+    op = next((op for op in graph.ops if op.name == name), graph.ops[0])
+    space, boxes = op.space, read_tiling(op, text).boxes
+    ranges = [tuple(zip(box.lo, box.hi, strict=True)) for box in boxes]
+    full = [
+        [
+            all(lo < hi for lo, hi in (index.range(own) for index in access.indices))
+            for own in ranges
+        ]
+        for access in space.operands
+    ]
+    first = [all(box.lo[d] == 0 for d in space.reduced) for box in boxes]
+    many = needed(space.operands, [np.array(own) for own in full], np.array(first))
+    for t, box in enumerate(boxes):
+        expected = [region is not None for region in space.regions(box)]
+        assert needed(space.operands, [own[t] for own in full], first[t]) == expected
+        assert [bool(own[t]) for own in many] == expected
+
+
+def test_what_nothing_changes_stays_itself() -> None:
+    op = next(op for op in mlp().ops if op.name == "fc1")
+    present = np.ones(3, bool)
+    assert all(own is present for own in needed(op.space.operands, [present] * len(op.inputs)))
