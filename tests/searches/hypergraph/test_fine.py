@@ -24,6 +24,7 @@ from raddle.searches.hypergraph import fine
 from raddle.searches.hypergraph.cells import Cells, cell_tiles, traffic
 from raddle.searches.hypergraph.counts import Model, model, volume
 from raddle.searches.hypergraph.explicit import channels
+from raddle.searches.hypergraph.fineanneal import anneal
 from raddle.searches.hypergraph.finechain import chained
 from raddle.searches.hypergraph.finemodel import (
     Block,
@@ -33,7 +34,6 @@ from raddle.searches.hypergraph.finemodel import (
     ranges,
     reads_one,
 )
-from raddle.searches.hypergraph.finemoves import LEAST, VOLUME, anneal, count, problem, walk
 from raddle.searches.hypergraph.finerows import (
     Rows,
     apportioned,
@@ -41,6 +41,7 @@ from raddle.searches.hypergraph.finerows import (
     into_windows,
     laid_out,
 )
+from raddle.searches.hypergraph.finewalks import LEAST, VOLUME, count, problem, walk
 from raddle.searches.hypergraph.layouts import layout_of
 from raddle.searches.hypergraph.network import Layer, Map, Network, Piece, network
 

@@ -20,6 +20,6 @@ PARTITIONERS = Compiled(
     "the partitioners",
     50,
     str(Path(__file__).parent),
-    ("annealing._walk-*.nbi", "finemoves.anneal-*.nbi", "mixedanneal.anneal-*.nbi"),
+    ("annealing._walk-*.nbi", "fineanneal.anneal-*.nbi", "mixedanneal.anneal-*.nbi"),
     compile_partitioners,
 )

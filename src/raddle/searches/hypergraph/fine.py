@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raddle.searches.hypergraph.counts import Model
+from raddle.searches.hypergraph.fineanneal import anneal
 from raddle.searches.hypergraph.finechain import chained
 from raddle.searches.hypergraph.finemodel import FinePartition, fine_volume, fine_work, spelt_out
-from raddle.searches.hypergraph.finemoves import LEAST, OVER, VOLUME, Problem, anneal, problem, walk
 from raddle.searches.hypergraph.finerows import Rows, coarse_rows, laid_out
+from raddle.searches.hypergraph.finewalks import LEAST, OVER, VOLUME, Problem, problem, walk
 from raddle.searches.hypergraph.network import Network
 
 __all__ = ["FinePartition", "FineSolution", "fine_volume", "fine_work", "solve", "spelt_out"]

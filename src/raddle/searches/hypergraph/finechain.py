@@ -14,8 +14,8 @@ import math
 
 import numpy as np
 
-from raddle.searches.hypergraph.finemoves import Problem
 from raddle.searches.hypergraph.finerows import Rows, apportioned
+from raddle.searches.hypergraph.finewalks import Problem
 from raddle.searches.hypergraph.network import Network
 
 

@@ -75,21 +75,30 @@ def improve(
 
     If the solution fits the devices' memory, so does the plan. `settings` are bn, sync and optimizer.
     """
-    plan: dict[str, str] = {"bn": "local", **settings}
-    clock = Clock(budget)
-    search = _Search(graph, cluster, solution, profile, plan)
-    search.begin({"volume": solution.tiles, **_baselines(graph, cluster), **(starts or {})}, seed)
-    search.run(clock, heard)
-    given = search.judged(solution.tiles)
+    clock, blocks = Clock(budget), blocks_of(graph)
+    judge = Judge(graph, cluster, profile, {"bn": "local", **settings})
+    # Walks move by another sync's times where the evaluator refuses the plan's; the judge simulates.
+    asked = judge.plan(solution.tiles)
+    timed = proposed(asked)
+    said = "" if timed is asked else f" with {timed.sync}"
+    memory = np.array([device.memory for device in cluster.devices])
+    stepper = Stepper(blocks, Evaluator(graph, cluster, timed, profile), memory, seed)
+
+    def tell(step: str) -> None:
+        heard({"step": step + said, "done": min(clock.seconds, budget), "of": budget})
+
+    known = {"volume": solution.tiles, **_baselines(graph, cluster), **(starts or {})}
+    ranked = take_turns(stepper, stepper.walks(known), clock, tell)
+    given = judge.simulated(solution.tiles)
     best, start, state = given, "volume", None
-    for walk in search.ranked()[:FINALISTS]:
-        timeline = search.judged(walk.best_tiles)
+    for walk in ranked[:FINALISTS]:
+        timeline = judge.simulated(walk.best_tiles)
         if _rank(timeline) < _rank(best):
             best, start, state = timeline, walk.name, walk.best
     return Improved(
         dict(best.program.plan.tiles), best.step_seconds, given.step_seconds, best.comm_bytes,
-        _fits(best), start, search.proposals, clock.seconds,
-        solution.choices if state is None else choices(search.blocks, state),
+        _fits(best), start, stepper.proposals, clock.seconds,
+        solution.choices if state is None else choices(blocks, state),
     )  # fmt: skip
 
 
@@ -114,7 +123,7 @@ def _rank(timeline: Timeline) -> tuple[bool, float]:
 
 
 @dataclass
-class _Walk:
+class Walk:
     """Where a walk is, and the best that it has seen."""
 
     name: str
@@ -127,46 +136,46 @@ class _Walk:
     best_time: int
 
 
-class _Search:
+class Judge:
+    """What simulates plans that differ in their tiles alone."""
+
     def __init__(
-        self,
-        graph: Graph,
-        cluster: Cluster,
-        solution: MixedSolution,
-        profile: Profile | None,
-        plan: dict[str, str],
+        self, graph: Graph, cluster: Cluster, profile: Profile | None, plan: Mapping[str, str]
     ) -> None:
-        self.graph, self.cluster, self.profile, self.plan = graph, cluster, profile, plan
-        self.parts = len(cluster.devices)
-        self.blocks: Blocks = blocks_of(graph)
-        self.model: Model = model(self.blocks)
-        # Walks move by another sync's times where the evaluator refuses the plan's; `judged` simulates.
-        given = self._plan(solution.tiles)
-        timed = proposed(given)
-        self.said = "" if timed is given else f" with {timed.sync}"
-        self.evaluator = Evaluator(graph, cluster, timed, profile)
+        self.graph, self.cluster, self.profile, self.settings = graph, cluster, profile, plan
+
+    def plan(self, tiles: Mapping[str, Tiling]) -> Plan:
+        return Plan(tiles, len(self.cluster.devices), **self.settings)  # type: ignore[arg-type]
+
+    def simulated(self, tiles: Mapping[str, Tiling]) -> Timeline:
+        return judge(self.graph, self.plan(tiles), self.cluster, self.profile)
+
+
+class Stepper:
+    """Makes and times the proposals of walks; the evaluator is at the walk that steps."""
+
+    def __init__(self, blocks: Blocks, evaluator: Evaluator, memory: np.ndarray, seed: int) -> None:
+        self.blocks, self.evaluator = blocks, evaluator
+        self.model: Model = model(blocks)
         self.feeding = [
-            self.blocks.standing.feeding([name for group in block.groups for name in group.ops])
-            for block in self.blocks.blocks
+            blocks.standing.feeding([name for group in block.groups for name in group.ops])
+            for block in blocks.blocks
         ]
         self.allowed = np.ones(self.model.letter.shape, np.bool_)
-        self.memory = np.array([device.memory for device in cluster.devices])
-        self.walks: list[_Walk] = []
-        self.given_up: list[_Walk] = []
-        self.proposals = 0
-
-    def begin(self, known: Mapping[str, Mapping[str, Tiling]], seed: int) -> None:
-        """A walk from every start that is a state; the others are left to those who judge."""
+        self.memory = memory  # by device, bytes
         self.rng = random.Random(seed)
+        self.proposals = 0
         seeded(seed)
-        states = {name: state_of(self.blocks, tiles, self.parts) for name, tiles in known.items()}
-        states |= first_starts(self.blocks, self.model, np.full(self.parts, 1 / self.parts))
-        for name, state in states.items():
-            walk = None if state is None else self._walk(name, state)
-            if walk is not None:
-                self.walks.append(walk)
 
-    def _walk(self, name: str, state: State) -> _Walk | None:
+    def walks(self, known: Mapping[str, Mapping[str, Tiling]]) -> list[Walk]:
+        """A walk from every start that is a state; the others are left to those who judge."""
+        parts = len(self.memory)
+        states = {name: state_of(self.blocks, tiles, parts) for name, tiles in known.items()}
+        states |= first_starts(self.blocks, self.model, np.full(parts, 1 / parts))
+        found = (self._walk(name, s) for name, s in states.items() if s is not None)
+        return [walk for walk in found if walk is not None]
+
+    def _walk(self, name: str, state: State) -> Walk | None:
         tiles = tiles_of(self.blocks, self.model, state)
         try:
             self.evaluator.move(tiles)
@@ -175,36 +184,9 @@ class _Search:
         time = self.evaluator.time()
         assert time is not None
         ranges = layouts(self.blocks, self.model, *state)
-        return _Walk(name, state, ranges, tiles, time, state.copy(), dict(tiles), time)
+        return Walk(name, state, ranges, tiles, time, state.copy(), dict(tiles), time)
 
-    def run(self, clock: Clock, heard: Callable[[Mapping[str, Any]], None]) -> None:
-        length = ROUND
-        while self.walks and not clock.over:
-            for walk in self.walks:
-                self.evaluator.move(walk.tiles)
-                for _ in range(length):
-                    if clock.over:
-                        break
-                    self._step(walk)
-                best = min(w.best_time for w in self.walks)
-                heard(
-                    {
-                        "step": f"from {walk.name}, best {best / 1e6:.4g} ms{self.said}",
-                        "done": min(clock.seconds, clock.budget),
-                        "of": clock.budget,
-                    }
-                )
-            if len(self.walks) > 1:
-                self.walks.sort(key=lambda walk: walk.best_time)
-                keep = (len(self.walks) + 1) // 2
-                self.given_up += self.walks[keep:]
-                self.walks = self.walks[:keep]
-                length *= 2
-
-    def ranked(self) -> list[_Walk]:
-        return sorted([*self.walks, *self.given_up], key=lambda walk: walk.best_time)
-
-    def _step(self, walk: _Walk) -> None:
+    def step(self, walk: Walk) -> None:
         """One proposal, accepted with probability min(1, exp((old - new) / temperature))."""
         self.proposals += 1
         new = walk.state.copy()
@@ -228,7 +210,7 @@ class _Search:
         if time < walk.best_time:
             walk.best, walk.best_tiles, walk.best_time = new.copy(), dict(walk.tiles), time
 
-    def _changes(self, walk: _Walk, ranges: list[tuple[str, Runs]]) -> Tiles:
+    def _changes(self, walk: Walk, ranges: list[tuple[str, Runs]]) -> Tiles:
         """The tiles that differ: of blocks whose ranges do, and of what feeds them."""
         found: Tiles = {}
         feeding: dict[str, Any] = {}
@@ -236,12 +218,29 @@ class _Search:
             if old != new:
                 found.update(block_tiles(self.blocks.blocks[b], *new))
                 feeding.update((op.name, op) for op in self.feeding[b])
-        ordered = [op for op in reversed(self.graph.ops) if op.name in feeding]
+        ordered = [op for op in reversed(self.blocks.graph.ops) if op.name in feeding]
         found.update(self.blocks.standing.place(ordered, {**walk.tiles, **found}))
         return found
 
-    def judged(self, tiles: Mapping[str, Tiling]) -> Timeline:
-        return judge(self.graph, self._plan(tiles), self.cluster, self.profile)
 
-    def _plan(self, tiles: Mapping[str, Tiling]) -> Plan:
-        return Plan(tiles, self.parts, **self.plan)  # type: ignore[arg-type]
+def take_turns(
+    stepper: Stepper, walks: list[Walk], clock: Clock, heard: Callable[[str], None]
+) -> list[Walk]:
+    """Rounds, each twice as long, after which the slower half is given up; all walks, the fastest first."""
+    length, given_up = ROUND, list[Walk]()
+    while walks and not clock.over:
+        for walk in walks:
+            stepper.evaluator.move(walk.tiles)
+            for _ in range(length):
+                if clock.over:
+                    break
+                stepper.step(walk)
+            best = min(w.best_time for w in walks)
+            heard(f"from {walk.name}, best {best / 1e6:.4g} ms")
+        if len(walks) > 1:
+            walks.sort(key=lambda walk: walk.best_time)
+            keep = (len(walks) + 1) // 2
+            given_up += walks[keep:]
+            walks = walks[:keep]
+            length *= 2
+    return sorted([*walks, *given_up], key=lambda walk: walk.best_time)

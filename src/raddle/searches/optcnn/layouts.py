@@ -9,22 +9,19 @@ only where several letters cut one dimension together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from raddle.graph.index import Index
 from raddle.graph.needs import needed
 from raddle.graph.space import Space
-from raddle.plans.tiling import even_cuts
-from raddle.searches.configurations import degrees, followers, meeting, most_copies
+from raddle.searches.configurations import degrees, followers, most_copies
 from raddle.searches.groups import AFTER, OWN, Group, Member
-from raddle.searches.optcnn.ranges import Array, Cuts, Lattice, Ranges, by_axis, constant, indexed
-
-Dims = tuple[Ranges, ...]  # by dimension of an operator
+from raddle.searches.optcnn.following import Dims, Following
+from raddle.searches.optcnn.ranges import Array, Cuts, Lattice, Ranges
 
 
 class Need(NamedTuple):
@@ -76,16 +73,7 @@ class Atlas:
     ) -> None:
         self.devices, self.most, self.powers, self.reduction = devices, most, powers, reduction
         self.lattices: dict[tuple[int, ...], Lattice] = {}
-        self.wholes: dict[int, Ranges] = {}
-        self.splits: dict[tuple[int, int, int], Ranges] = {}
-        self.indices: dict[Any, Any] = {}
-        self.known: dict[Hashable, Any] = {}
-
-    def _once(self, key: Hashable, make: Callable[..., Any], *inputs: Any) -> Any:
-        """Keys hold ids of objects that live as long as the atlas or the graph."""
-        if key not in self.known:
-            self.known[key] = make(*inputs)
-        return self.known[key]
+        self.following = Following()
 
     def lattice(self, group: Group) -> Lattice:
         limits = []
@@ -107,7 +95,7 @@ class Atlas:
             for m in group.members
         )
         key = ("group", id(lattice), group.letters, structure)
-        return self._once(key, self._layouts, group, lattice)  # type: ignore[no-any-return]
+        return self.following.once(key, self._layouts, group, lattice)  # type: ignore[no-any-return]
 
     def _layouts(self, group: Group, lattice: Lattice) -> tuple[Layout, ...]:
         spaces = {m.op.name: m.op.space for m in group.members}
@@ -116,11 +104,11 @@ class Atlas:
         apart = {a for a, letter in enumerate(group.letters) if letter in group.reduced}
         for m in group.members:
             if m.how == OWN:
-                dims[m.op.name] = self._own(group, m, lattice)
+                dims[m.op.name] = self.following.own(group, m, lattice)
             elif m.how == AFTER:
-                dims[m.op.name] = self._after(m, spaces, dims)
+                dims[m.op.name] = self.following.after(m, spaces, dims)
             else:
-                dims[m.op.name] = self._before(m, lattice, spaces, dims, apart)
+                dims[m.op.name] = self.following.before(m, lattice, spaces, dims, apart)
         split = [a for a in apart if lattice.options[a][-1] > 1]
         slow = np.flatnonzero((lattice.parts[:, split] > 1).any(axis=1)).tolist() if split else []
         found = [followers(group, lattice.degrees[x]) for x in slow]
@@ -134,7 +122,7 @@ class Atlas:
             else:
                 key = ("layout", id(m.op.space), tuple(map(id, own)), id(present))
                 layouts.append(
-                    self._once(key, self._laid, lattice, m.op.space, own, present, placing)
+                    self.following.once(key, self._laid, lattice, m.op.space, own, present, placing)
                 )
         return tuple(layouts)
 
@@ -143,94 +131,18 @@ class Atlas:
         layout.needs = self._needs(layout)
         return layout
 
-    # -- how members follow, letter by letter ----------------------------------------------------
-
-    def _whole(self, size: int) -> Ranges:
-        found = self.wholes.get(size)
-        if found is None:
-            found = self.wholes[size] = constant(0, size)
-        return found
-
-    def _split(self, lattice: Lattice, a: int, size: int) -> Ranges:
-        found = self.splits.get((id(lattice), a, size))
-        if found is None:
-            cuts = [even_cuts(size, q) if size >= q else () for q in lattice.options[a].tolist()]
-            found = self.splits[id(lattice), a, size] = by_axis(lattice, a, size, cuts)
-        return found
-
-    def _own(self, group: Group, member: Member, lattice: Lattice) -> Dims:
-        found: list[Ranges] = []
-        names: list[str] = []
-        for dim in member.op.space.dims:
-            a = group.letters.index(dim.name) if dim.name in group.letters else -1
-            split = a >= 0 and dim.name not in names and lattice.options[a][-1] > 1
-            found.append(self._split(lattice, a, dim.size) if split else self._whole(dim.size))
-            names.append(dim.name)
-        return tuple(found)
-
-    def _after(self, member: Member, spaces: Mapping[str, Space], dims: Mapping[str, Dims]) -> Dims:
-        space = member.op.space
-        found = [self._whole(dim.size) for dim in space.dims]
-        given = spaces[member.ref].outputs[member.output]
-        for p, index in enumerate(space.operands[member.operand].indices):
-            d, ranges = index.plain, dims[member.ref][given[p]]
-            if d is not None and ranges.axes and not space.dims[d].whole:
-                found[d] = ranges
-        return tuple(found)
-
-    def _before(
-        self, member: Member, lattice: Lattice, spaces: Mapping[str, Space],
-        dims: Mapping[str, Dims], apart: set[int],
-    ) -> Dims:  # fmt: skip
-        space, read = member.op.space, dims[member.ref]
-        found = [self._whole(dim.size) for dim in space.dims]
-        for p, index in enumerate(spaces[member.ref].operands[member.operand].indices):
-            d = space.outputs[member.output][p]
-            over = sorted({term.dim for term in index.terms if read[term.dim].axes})
-            if len(over) > 1:
-                apart.update(a for e in over for a in read[e].axes)
-            elif over and not space.dims[d].whole:
-                key = ("read", _name(index), over[0], tuple(map(id, read)), space.dims[d].size)
-                found[d] = self._once(
-                    key, self._as_read, lattice, index, over[0], read, space.dims[d].size
-                )
-        return tuple(found)
-
-    def _as_read(self, lattice: Lattice, index: Index, over: int, read: Dims, size: int) -> Ranges:
-        """Cut where the reader's parts meet, at the degrees at which they do not overlap."""
-        reader, part = read[over], self.index(index, read)
-        (a,) = reader.axes
-        cuts: list[Cuts] = []
-        first = 0
-        for q in lattice.options[a].tolist():
-            lo, hi = part.lo[first : first + q].tolist(), part.hi[first : first + q].tolist()
-            able = len(lo) == q and q not in reader.uncut
-            cuts.append(meeting(list(zip(lo, hi, strict=True)), size) if able else ())
-            first += q
-        found = by_axis(lattice, a, size, cuts)
-        if np.array_equal(found.lo, reader.lo) and np.array_equal(found.hi, reader.hi):
-            return reader
-        return found if found.axes else self._whole(size)
-
     def _placed(self, member: Member, lattice: Lattice, dims: Dims) -> tuple[Placing, Array]:
         cut = frozenset((r.axes, r.uncut) for r in dims if r.axes)
         placing = Placing(cut, most_copies(member))
-        return placing, self._once(("placing", id(lattice), placing), _present, lattice, placing)
-
-    # -- what is read ----------------------------------------------------------------------------
-
-    def index(self, index: Index, dims: Dims) -> Ranges:
-        """The ranges of an operand's dimension."""
-        plain = index.plain
-        if plain is not None and dims[plain].end <= index.extent:
-            return dims[plain]
-        key = ("index", _name(index), tuple((t.dim, id(dims[t.dim])) for t in index.terms))
-        return self._once(key, indexed, index, dims, self.indices)  # type: ignore[no-any-return]
+        return placing, self.following.once(
+            ("placing", id(lattice), placing), _present, lattice, placing
+        )
 
     def _needs(self, layout: Layout) -> tuple[Need, ...]:
         space, dims, present = layout.space, layout.dims, layout.present
         ranges = [
-            tuple(self.index(index, dims) for index in access.indices) for access in space.operands
+            tuple(self.following.index(index, dims) for index in access.indices)
+            for access in space.operands
         ]
         full = [
             reduce(np.logical_and, [r.full for r in own], present)
@@ -309,7 +221,3 @@ def present(lattice: Lattice, placing: Placing, devices: Array) -> Array:
 def _present(lattice: Lattice, placing: Placing) -> Array:
     found = present(lattice, placing, lattice.devices)
     return lattice.alive if np.array_equal(found, lattice.alive) else found
-
-
-def _name(index: Index) -> Hashable:
-    return id(index) if index.table else index

@@ -18,7 +18,7 @@ the last among them (transfers.looked_at). With `reduction`, all devices are loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,30 +27,18 @@ from raddle.clusters import Cluster
 from raddle.costs.compute import Compute
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
-from raddle.graph.gradients import active_values, gives_gradient, has_backward, trained_parameters
+from raddle.graph.gradients import active_values, trained_parameters
 from raddle.graph.graph import Graph, Op
-from raddle.program.closing import SMALL
 from raddle.program.merging import is_local_statistics
 from raddle.searches.configurations import Configuration
 from raddle.searches.groups import Group, group_of, groups
 from raddle.searches.optcnn.layouts import Atlas, Layout
-from raddle.searches.optcnn.partners import partners
+from raddle.searches.optcnn.moves import Moves
 from raddle.searches.optcnn.problem import Edge
-from raddle.searches.optcnn.ranges import Ranges, volume
+from raddle.searches.optcnn.ranges import Ranges
 from raddle.searches.optcnn.syncing import Read, Syncing
 from raddle.searches.optcnn.tiletimes import TileTimes
-from raddle.searches.optcnn.transfers import (
-    Held,
-    Received,
-    boxes,
-    diagonal,
-    held,
-    looked_at,
-    matrix,
-    received,
-    sliced,
-    wires,
-)
+from raddle.searches.optcnn.transfers import looked_at
 
 Array = np.ndarray
 Allowed = Callable[[Group, Configuration], bool]
@@ -88,13 +76,18 @@ def tables(
 ) -> Tables:
     """The costs of all groups; `allowed` says which configurations a group may have."""
     found = tuple(groups(graph) if found_groups is None else found_groups)
-    builder = _Builder(
-        graph, cluster, found, powers=powers, reduction=reduction, bn=bn, profile=profile
-    )
-    compute = [builder.compute(g) for g in range(len(found))]
-    sync = [builder.sync(g, paper=paper) for g in range(len(found))]
-    lists = [layouts[0].lattice.configurations for layouts in builder.layouts]
-    result = Tables(found, lists, [], builder.edges(), compute, sync)
+    active, devices = active_values(graph), looked_at(cluster, every=reduction)
+    atlas = Atlas(devices, len(cluster.devices), powers=powers, reduction=reduction)
+    layouts = [atlas.layouts(group) for group in found]
+    times = TileTimes(Compute(graph, active, profile, bn=bn), active, cluster, devices)
+    moves = Moves(graph, active, cluster, devices, _by_operator(found, layouts), times.volumes)
+    computing = Computing(found, layouts, times, moves, bn=bn)
+    compute = [computing.seconds(g) for g in range(len(found))]
+    syncing = Syncing(cluster)
+    count = syncing.served if paper else syncing.all_reduced
+    sync = _synchronising(graph, active, found, layouts, count)
+    lists = [own[0].lattice.configurations for own in layouts]
+    result = Tables(found, lists, [], _edges(graph, found, moves), compute, sync)
     if allowed is not None:
         result = _pinned(result, allowed)
     return result.overlapped(1.0 if paper else overlap)
@@ -125,49 +118,39 @@ def _pinned(tables: Tables, allowed: Allowed) -> Tables:
     )
 
 
-class _Builder:
-    """What the costs of all groups share."""
+def _by_operator(found: Sequence[Group], layouts: Sequence[Sequence[Layout]]) -> dict[str, Layout]:
+    return {
+        m.op.name: layout
+        for group, own in zip(found, layouts, strict=True)
+        for m, layout in zip(group.members, own, strict=True)
+    }
+
+
+class Computing:
+    """t_C of groups, with what moves between members of a group."""
 
     def __init__(
-        self, graph: Graph, cluster: Cluster, found: tuple[Group, ...], *, powers: bool,
-        reduction: bool, bn: str, profile: Profile | None,
+        self, found: Sequence[Group], layouts: Sequence[tuple[Layout, ...]], times: TileTimes,
+        moves: Moves, *, bn: str,
     ) -> None:  # fmt: skip
-        devices = looked_at(cluster, every=reduction)
-        self.graph, self.groups, self.bn = graph, found, bn
-        self.active = active_values(graph)
-        self.atlas = Atlas(devices, len(cluster.devices), powers=powers, reduction=reduction)
-        self.wires = wires(cluster, devices)
-        self.node = np.repeat(np.arange(len(self.wires.start) - 1), np.diff(self.wires.start))
-        compute = Compute(graph, self.active, profile, bn=bn)
-        self.times = TileTimes(compute, self.active, cluster, devices)
-        self.syncing = Syncing(cluster)
-        self.layouts = [self.atlas.layouts(group) for group in found]
-        self.of = group_of(found)
-        self.layout: dict[str, Layout] = {
-            m.op.name: layout
-            for group, layouts in zip(found, self.layouts, strict=True)
-            for m, layout in zip(group.members, layouts, strict=True)
-        }
-        self.made_by = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
+        self.groups, self.layouts, self.times, self.moves, self.bn = (
+            found, layouts, times, moves, bn,
+        )  # fmt: skip
         self.place = {
             (g, output): (k, n)
             for g, group in enumerate(found)
             for k, m in enumerate(group.members)
             for n, output in enumerate(m.op.outputs)
         }
-        self.readers = self._parameter_readers()
         self.known: dict[tuple[object, ...], Array] = {}
-        self.owned: dict[tuple[object, ...], Held] = {}
 
-    # -- nodes -----------------------------------------------------------------------------------
-
-    def compute(self, g: int) -> Array:
+    def seconds(self, g: int) -> Array:
         """t_C; the same for groups that are alike."""
         alike = [
             (self.times.alike(m.op), *(self.place.get((g, name)) for name in m.op.inputs))
             for m in self.groups[g].members
         ]
-        key = ("compute", id(self.layouts[g]), *alike)
+        key = (id(self.layouts[g]), *alike)
         if key not in self.known:
             self.known[key] = self._compute(g)
         return self.known[key]
@@ -178,10 +161,12 @@ class _Builder:
         for m, layout in zip(self.groups[g].members, self.layouts[g], strict=True):
             total = total + self.times.seconds(m.op, layout)
             if m.op.space.combine and layout.partial and not is_local_statistics(m.op, self.bn):
-                more = more + self._merged(m.op, layout, self._fetching(g, m.op, layout))
+                more = more + self.moves.merged(m.op, layout, self._fetching(g, m.op, layout))
             for operand, name in enumerate(m.op.inputs):
                 if (g, name) in self.place and not self._is_there(g, layout, operand, name):
-                    more = more + self._moved(m.op, operand, *self.made_by[name], between=False)
+                    more = more + self.moves.moved(
+                        m.op, operand, *self._maker(g, name), between=False
+                    )
         return np.asarray(np.asarray(total).max(axis=1) + more)
 
     def _is_there(self, g: int, layout: Layout, operand: int, name: str) -> bool:
@@ -203,102 +188,59 @@ class _Builder:
         ]
         return np.logical_or.reduce(found) if found else layout.present
 
-    def _merged(self, op: Op, layout: Layout, readers: Array) -> Array:
-        """What it takes to merge partial sums, and for their gradients to come back (merging.py).
+    def _maker(self, g: int, name: str) -> tuple[Op, int]:
+        """The member of a group that makes a value, and which of its outputs that is."""
+        k, output = self.place[g, name]
+        return self.groups[g].members[k].op, output
 
-        Large results are divided among those that have parts of them. Of small ones, every device that
-        reads any gets all parts, so that messages are many.
-        """
-        found = partners(layout, self.node)
-        nbytes: Array | float = 0.0  # of a part
-        for name, output in zip(op.outputs, layout.outputs, strict=True):
-            width = self.graph.values[name].dtype.itemsize
-            nbytes = nbytes + volume(output, self.times.volumes) * width
-        small = nbytes <= SMALL
-        near = np.where(small, found.parts_near - found.counts, found.near - 1)
-        far = np.where(small, found.parts - found.parts_near, found.number - found.near)
-        here = np.where(small, readers, layout.present) & (found.number > 1)
-        tensors = 2 if op.space.combine == "lse" else 1  # a log-sum-exp travels as a pair
-        each = tensors * nbytes / np.where(small, 1, found.number)
-        inside, outside = (
-            Received(np.where(here, n, 0.0), np.where(here, n * each, 0.0)) for n in (near, far)
-        )
-        times = 2 if has_backward(op, self.active) else 1
-        times += not _stays_divided(op) and not np.all(small)  # the result is gathered, too
-        return times * received(self.wires, inside, outside)
 
-    def _parameter_readers(self) -> dict[str, int]:
-        """By parameter, how many groups read it."""
-        found: dict[str, set[int]] = {}
-        for op in self.graph.ops:
-            if op.name in self.of:
-                for name in trained_parameters(self.graph, op, self.active):
-                    found.setdefault(name, set()).add(self.of[op.name])
-        return {name: len(own) for name, own in found.items()}
-
-    def sync(self, g: int, *, paper: bool) -> Array:
-        """t_S."""
+def _synchronising(
+    graph: Graph, active: frozenset[str], found: Sequence[Group],
+    layouts: Sequence[tuple[Layout, ...]], count: Callable[[list[Read]], Array],
+) -> list[Array]:  # fmt: skip
+    """t_S of groups; the same for those that are alike."""
+    readers = _parameter_readers(graph, active, group_of(found))
+    known: dict[tuple[object, ...], Array] = {}
+    seconds = []
+    for group, own in zip(found, layouts, strict=True):
         reads: dict[tuple[str, tuple[Ranges, ...]], Read] = {}
-        for m, layout in zip(self.groups[g].members, self.layouts[g], strict=True):
+        for m, layout in zip(group.members, own, strict=True):
             for operand, name in enumerate(m.op.inputs):
-                if name in self.readers:
-                    width = self.graph.values[name].dtype.itemsize / self.readers[name]
-                    key = (name, layout.needs[operand].ranges)
-                    reads[key] = Read(layout, operand, width)
-        if not reads:
-            return np.zeros(len(self.layouts[g][0].present))
+                if name in readers:
+                    width = graph.values[name].dtype.itemsize / readers[name]
+                    reads[name, layout.needs[operand].ranges] = Read(layout, operand, width)
         each = list(reads.values())
-        alike = ("sync", *((id(layout), operand, width) for layout, operand, width in each))
-        if alike not in self.known:
-            count = self.syncing.served if paper else self.syncing.all_reduced
-            self.known[alike] = count(each)
-        return self.known[alike]
-
-    # -- edges -----------------------------------------------------------------------------------
-
-    def edges(self) -> list[Edge]:
-        """t_X; readers of one group that need the same of a value fetch it once."""
-        found: dict[tuple[object, ...], Edge] = {}
-        for op in self.graph.ops:
-            if op.name not in self.of:
-                continue
-            for operand, name in enumerate(op.inputs):
-                maker, output = self.made_by.get(name, (op, 0))
-                g, h = self.of.get(maker.name), self.of[op.name]
-                if g is not None and g != h:
-                    cost = self._moved(op, operand, maker, output, between=True)
-                    found.setdefault((name, h, id(cost)), Edge(g, h, cost))
-        return list(found.values())
-
-    def _moved(self, op: Op, operand: int, maker: Op, output: int, *, between: bool) -> Array:
-        """Seconds to bring what an operator reads: by two configurations, or of one group, by one."""
-        need, name = self.layout[op.name].needs[operand], maker.outputs[output]
-        width = self.graph.values[name].dtype.itemsize
-        twice = 2 if gives_gradient(op, name, self.active) else 1
-        wanted = (tuple(map(id, need.ranges)), id(need.present))
-        own = self._held(maker, output)
-        key = ("move", id(own), wanted, width, twice, between)
-        if key not in self.known:
-            bring = matrix if between else diagonal
-            to = boxes(need.ranges, need.present)
-            self.known[key] = twice * bring(self.wires, own, to, width)
-        return self.known[key]
-
-    def _held(self, op: Op, output: int) -> Held:
-        """Where an output is, after partial sums are merged."""
-        layout = self.layout[op.name]
-        ranges, present = layout.outputs[output], layout.present
-        merged = bool(layout.summed) and _stays_divided(op)
-        key = (tuple(map(id, ranges)), id(present), id(layout) if merged else None)
-        if key not in self.owned:
-            own = boxes(ranges, present)
-            if merged:
-                found = partners(layout, self.node)
-                own = sliced(own, found.rank, found.number)
-            self.owned[key] = held(self.wires, own)
-        return self.owned[key]
+        alike = tuple((id(layout), operand, width) for layout, operand, width in each)
+        if alike and alike not in known:
+            known[alike] = count(each)
+        seconds.append(known[alike] if alike else np.zeros(len(own[0].present)))
+    return seconds
 
 
-def _stays_divided(op: Op) -> bool:
-    """Whether what is merged is divided among those that merge it: see configurations.py."""
-    return op.space.product and bool(op.space.outputs[0])
+def _parameter_readers(
+    graph: Graph, active: frozenset[str], of: Mapping[str, int]
+) -> dict[str, int]:
+    """By parameter, how many groups read it."""
+    found: dict[str, set[int]] = {}
+    for op in graph.ops:
+        if op.name in of:
+            for name in trained_parameters(graph, op, active):
+                found.setdefault(name, set()).add(of[op.name])
+    return {name: len(own) for name, own in found.items()}
+
+
+def _edges(graph: Graph, groups: Sequence[Group], moves: Moves) -> list[Edge]:
+    """t_X; readers of one group that need the same of a value fetch it once."""
+    of = group_of(groups)
+    made_by = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
+    found: dict[tuple[object, ...], Edge] = {}
+    for op in graph.ops:
+        if op.name not in of:
+            continue
+        for operand, name in enumerate(op.inputs):
+            maker, output = made_by.get(name, (op, 0))
+            g, h = of.get(maker.name), of[op.name]
+            if g is not None and g != h:
+                cost = moves.moved(op, operand, maker, output, between=True)
+                found.setdefault((name, h, id(cost)), Edge(g, h, cost))
+    return list(found.values())
