@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from raddle.searches.hypergraph import annealing, coarse, exact
+from raddle.searches.hypergraph import annealing, coarse, coarsestarts, exact
 from raddle.searches.hypergraph.blocks import hypergraph, partition, partition_blocks
 from raddle.searches.hypergraph.bound import bounds
 from raddle.searches.hypergraph.counts import Model, received, volume
@@ -99,7 +99,7 @@ def shares(n, parts):
 
 def annealed(m, capacity, seed, moves=20_000):
     capacity = capacity * (1 + 1e-9)
-    walk = annealing.state(m, coarse.balanced(m, capacity), capacity, seed)
+    walk = annealing.state(m, coarsestarts.balanced(m, capacity), capacity, seed)
     for _ in annealing.anneal(m, annealing.touching(m), capacity, walk, moves, 20.0, 0.2):
         pass
     return walk
@@ -217,7 +217,7 @@ def test_the_portfolio_is_best_and_says_so(m, shares):
 
 def test_a_start_is_never_made_worse():
     m = model_of([8, 8, 8], [1.0, 1.0, 1.0], [(5, [0], [1], []), (2, [1], [2], [])])
-    start = coarse.chain(m, coarse.capacities(m, 4, 0.1, None))
+    start = coarsestarts.chain(m, coarse.capacities(m, 4, 0.1, None))
     found = coarse.solve(m, 4, starts=[start], budget=0.01)
     assert found.volume <= volume(m, start)
 

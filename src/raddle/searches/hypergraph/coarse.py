@@ -9,7 +9,6 @@ program proves what the annealing found; a lower bound says what no partition ca
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ import numpy as np
 from raddle.searches.hypergraph import annealing, exact
 from raddle.searches.hypergraph.blocks import partition_blocks
 from raddle.searches.hypergraph.bound import bounds as lower_bounds
+from raddle.searches.hypergraph.coarsestarts import balanced, chain, layerwise
 from raddle.searches.hypergraph.counts import Array, Model, volume
 
 Heard = Callable[[Mapping[str, Any]], None]
@@ -62,7 +62,25 @@ def solve(
     if parts == 1:
         return Solution(m.units[:, None].copy(), 0, 0.0, True, 0.0, "whole", True)
     given = [np.asarray(x, np.int64) for x in starts]
-    return _Portfolio(m, parts, epsilon, seed, shares, heard).run(budget, given)
+    case = case_of(m, parts, epsilon, seed, shares)
+    _compile(case)
+    record = Record(case, heard)
+    begun = record.begun
+    for name, x in (("balanced", case.balanced), ("chain", case.chain)):
+        record.found(name, x)
+    for x in given:
+        record.found("given", x)
+    rounds = Annealing(case, record).steps(given, begun + 0.5 * budget)
+    # a first round, a look whether that was the best already, and what time is left
+    record.until(begun + 0.5 * budget, rounds, lambda turn: turn > 0)
+    bounds = _bounds(record)
+    record.until(perf_counter() + 0.12 * budget, bounds)
+    if parts <= 4 and parts * m.layers <= EXACT and not record.proven:
+        _prove(record, min(0.4 * budget, begun + budget - perf_counter()))
+    record.until(begun + 0.87 * budget, rounds)
+    record.until(begun + budget, bounds)
+    record.until(begun + budget, rounds)
+    return record.solution()
 
 
 def capacities(m: Model, parts: int, epsilon: float, shares: Sequence[float] | None) -> Array:
@@ -72,135 +90,140 @@ def capacities(m: Model, parts: int, epsilon: float, shares: Sequence[float] | N
     return found
 
 
-class _Portfolio:
-    """What has been found; the annealing has a best of its own, so that nothing else disturbs its order."""
+class Case(NamedTuple):
+    """What is to be partitioned, and where every search of it starts."""
 
-    def __init__(
-        self,
-        m: Model,
-        parts: int,
-        epsilon: float,
-        seed: int,
-        shares: Sequence[float] | None,
-        heard: Heard,
-    ) -> None:
-        self.m, self.parts, self.epsilon, self.seed, self.shares = m, parts, epsilon, seed, shares
-        self.heard = heard
-        self.capacity = capacities(m, parts, epsilon, shares) * (1 + SLACK)
-        self.touch = annealing.touching(m)
-        self.chain, self.balanced = chain(m, self.capacity), balanced(m, self.capacity)
-        self.heat = (volume(m, self.chain) + 1) / parts
-        self.unit = int(np.gcd.reduce(m.cost)) if len(m.cost) else 1
-        self.best, self.least, self.start = self.balanced, math.inf, "balanced"
-        self.annealed, self.least_annealed = self.chain, math.inf
+    m: Model
+    parts: int
+    epsilon: float
+    seed: int
+    shares: Sequence[float] | None
+    capacity: Array  # by part
+    chain: Array
+    balanced: Array
+
+    def holds(self, x: Array) -> bool:
+        """Whether counts are within the capacities."""
+        return bool((self.m.work @ x <= self.capacity).all())
+
+
+def case_of(
+    m: Model, parts: int, epsilon: float, seed: int, shares: Sequence[float] | None
+) -> Case:
+    capacity = capacities(m, parts, epsilon, shares) * (1 + SLACK)
+    own = chain(m, capacity), balanced(m, capacity)
+    return Case(m, parts, epsilon, seed, shares, capacity, *own)
+
+
+class Record:
+    """The best counts that were found by anything, and the highest bound."""
+
+    def __init__(self, case: Case, heard: Heard) -> None:
+        self.case, self.heard = case, heard
+        self.best, self.least, self.start = case.balanced, math.inf, "balanced"
         self.columns: dict[bytes, Array] = {}  # of partitions within the capacities
         self.bound = 0.0
-        # compiles
-        walk = annealing.state(m, self.chain, self.capacity, 0)
-        next(annealing.anneal(m, self.touch, self.capacity, walk, 1, 1.0, 1.0))
-        next(lower_bounds(m, self.capacity, ()))
+        self.unit = int(np.gcd.reduce(case.m.cost)) if len(case.m.cost) else 1
         self.begun = perf_counter()
 
-    def run(self, budget: float, given: Sequence[Array]) -> Solution:
-        for name, x in (("balanced", self.balanced), ("chain", self.chain)):
-            self._found(name, x)
-        for x in given:
-            self._found("given", x)
-        rounds = self._annealing(given, self.begun + 0.5 * budget)
-        # a first round, a look whether that was the best already, and what time is left
-        self._until(self.begun + 0.5 * budget, rounds, lambda turn: turn > 0)
-        bounds = self._bounds()
-        self._until(perf_counter() + 0.12 * budget, bounds)
-        if self.parts <= 4 and self.parts * self.m.layers <= EXACT and not self._proven():
-            self._exact(min(0.4 * budget, self.begun + budget - perf_counter()))
-        self._until(self.begun + 0.87 * budget, rounds)
-        self._until(self.begun + budget, bounds)
-        self._until(self.begun + budget, rounds)
-        return Solution(
-            self.best,
-            volume(self.m, self.best),
-            self.bound,
-            self._proven(),
-            perf_counter() - self.begun,
-            self.start,
-            bool((self.m.work @ self.best <= self.capacity).all()),
-        )
+    @property
+    def proven(self) -> bool:
+        return self.bound >= self.least
 
-    def _until(
+    def found(self, name: str, x: Array) -> None:
+        if not self.case.holds(x):
+            return
+        for p in range(self.case.parts):
+            self.columns.setdefault(x[:, p].tobytes(), x[:, p].copy())
+        got = volume(self.case.m, x)
+        if got < self.least:
+            self.best, self.least, self.start = x.copy(), got, name
+            seconds = perf_counter() - self.begun
+            figures = {"volume": self.least, "lower_bound": self.bound, "seconds": seconds}
+            self.heard({"step": name, **figures})
+
+    def bounded(self, bound: float) -> None:
+        """No partition is below; rounded up to a volume that can be."""
+        if math.isfinite(bound):  # or there is no partition
+            self.bound = max(self.bound, self.unit * math.ceil(bound / self.unit - 1e-6))
+
+    def until(
         self,
         deadline: float,
         steps: Iterator[Any],
         ended: Callable[[Any], bool] = lambda step: False,
     ) -> None:
         """Step by step, as long as there is something to find."""
-        while perf_counter() < deadline and not self._proven():
+        while perf_counter() < deadline and not self.proven:
             step = next(steps, None)
             if step is None or ended(step):
                 return
 
-    def _proven(self) -> bool:
-        return self.bound >= self.least
+    def solution(self) -> Solution:
+        return Solution(
+            self.best,
+            volume(self.case.m, self.best),
+            self.bound,
+            self.proven,
+            perf_counter() - self.begun,
+            self.start,
+            self.case.holds(self.best),
+        )
 
-    def _found(self, name: str, x: Array) -> None:
-        if (self.m.work @ x > self.capacity).any():
-            return
-        for p in range(self.parts):
-            self.columns.setdefault(x[:, p].tobytes(), x[:, p].copy())
-        got = volume(self.m, x)
-        if got < self.least:
-            self.best, self.least, self.start = x.copy(), got, name
-            self._tell(name)
 
-    def _tell(self, name: str) -> None:
-        seconds = perf_counter() - self.begun
-        figures = {"volume": self.least, "lower_bound": self.bound, "seconds": seconds}
-        self.heard({"step": name, **figures})
+class Annealing:
+    """Runs of annealing; they have a best of their own, so that nothing else disturbs their order."""
 
-    def _annealing(self, given: Sequence[Array], soon: float) -> Iterator[int]:
+    def __init__(self, case: Case, record: Record) -> None:
+        self.case, self.record = case, record
+        self.touch = annealing.touching(case.m)
+        self.heat = (volume(case.m, case.chain) + 1) / case.parts
+        self.best, self.least = case.chain, math.inf
+
+    def steps(self, given: Sequence[Array], soon: float) -> Iterator[int]:
         """The round, after every chunk of the runs in their order."""
+        m, capacity = self.case.m, self.case.capacity
         for number, (turn, name, x, heat) in enumerate(self._runs(given, soon)):
-            walk = annealing.state(self.m, x, self.capacity, self.seed * 1_000_003 + number)
+            walk = annealing.state(m, x, capacity, self.case.seed * 1_000_003 + number)
             ends = heat * self.heat, COLD * self.heat
-            moves = SHORTEST << turn
             yield turn
-            for _ in annealing.anneal(self.m, self.touch, self.capacity, walk, moves, *ends):
+            for _ in annealing.anneal(m, self.touch, capacity, walk, SHORTEST << turn, *ends):
                 least = float(walk.figures[annealing.LEAST])
-                if least < self.least_annealed:
-                    self.annealed, self.least_annealed = walk.best.T.copy(), least
-                    self._found(name, self.annealed)
+                if least < self.least:
+                    self.best, self.least = walk.best.T.copy(), least
+                    self.record.found(name, self.best)
                 yield turn
             if math.isfinite(walk.figures[annealing.LEAST]):
-                self._found(name, walk.best.T)
+                self.record.found(name, walk.best.T)
 
     def _runs(self, given: Sequence[Array], soon: float) -> Iterator[tuple[int, str, Array, float]]:
         """Round, name, start and temperature of all runs, without end."""
-        m, warm = self.m, [("given", x) for x in given]
+        case, warm = self.case, [("given", x) for x in given]
+        m, parts, epsilon, seed, shares, *_ = case
         yield from ((0, *own, WARM) for own in warm)
-        yield 0, "chain", self.chain, HOT
-        yield 0, "balanced", self.balanced, HOT
-        yield 0, "layerwise", layerwise(m, self.capacity), HOT
+        yield 0, "chain", case.chain, HOT
+        yield 0, "balanced", case.balanced, HOT
+        yield 0, "layerwise", layerwise(m, case.capacity), HOT
         for blocks in (16, 32):
-            if perf_counter() + _patience(m, self.parts, blocks) < soon:
-                x = partition_blocks(
-                    m, self.parts, self.epsilon, blocks, self.seed, shares=self.shares
-                )
+            if perf_counter() + _patience(m, parts, blocks) < soon:
+                x = partition_blocks(m, parts, epsilon, blocks, seed, shares=shares)
                 warm.append((f"Mt-KaHyPar on {blocks} blocks", x))
-                self._found(*warm[-1])
+                self.record.found(*warm[-1])
                 yield 0, *warm[-1], WARM
-        if self.parts % 2 == 0:
+        if parts % 2 == 0:
             yield 0, "halves", self._halves(), WARM
         for turn in itertools.count(1):
-            yield turn, "chain", self.chain, HOT
-            yield turn, "annealing", self.annealed, WARM
+            yield turn, "chain", case.chain, HOT
+            yield turn, "annealing", self.best, WARM
             yield from ((turn, *own, WARM) for own in warm)
-            yield turn, "annealing", self.annealed, MILD
+            yield turn, "annealing", self.best, MILD
 
     def _halves(self) -> Array:
         """A short search for half as many parts, whose parts are cut in two."""
-        m, pairs = self.m, self.capacity.reshape(-1, 2)
+        m, pairs = self.case.m, self.case.capacity.reshape(-1, 2)
         capacity = pairs.sum(axis=1)
         x = chain(m, capacity)
-        walk = annealing.state(m, x, capacity, self.seed)
+        walk = annealing.state(m, x, capacity, self.case.seed)
         heat = (volume(m, x) + 1) / len(pairs)
         if len(pairs) > 1:
             ends = HOT * heat, COLD * heat
@@ -209,61 +232,31 @@ class _Portfolio:
         cut = [chain(m._replace(units=own), pairs[p]) for p, own in enumerate(walk.best)]
         return np.concatenate(cut, axis=1)
 
-    def _bounds(self) -> Iterator[float]:
-        """Bounds rounded up to a volume that can be."""
-        for bound in lower_bounds(self.m, self.capacity, self.columns.values(), self.least):
-            self._raise(bound)
-            yield bound
 
-    def _raise(self, bound: float) -> None:
-        if math.isfinite(bound):  # or there is no partition
-            self.bound = max(self.bound, self.unit * math.ceil(bound / self.unit - 1e-6))
+def _compile(case: Case) -> None:
+    """A step of everything, so that no clock counts the compiler."""
+    walk = annealing.state(case.m, case.chain, case.capacity, 0)
+    next(annealing.anneal(case.m, annealing.touching(case.m), case.capacity, walk, 1, 1.0, 1.0))
+    next(lower_bounds(case.m, case.capacity, ()))
 
-    def _exact(self, seconds: float) -> None:
-        start = self.best if math.isfinite(self.least) else None
-        found = exact.solve(self.m, self.capacity, seconds=seconds, start=start)
-        if found.x is not None:
-            self._found("exact", found.x)
-        self._raise(found.lower_bound)
+
+def _bounds(record: Record) -> Iterator[float]:
+    case = record.case
+    for bound in lower_bounds(case.m, case.capacity, record.columns.values(), record.least):
+        record.bounded(bound)
+        yield bound
+
+
+def _prove(record: Record, seconds: float) -> None:
+    """The exact program, which may find something better, too."""
+    case, start = record.case, record.best if math.isfinite(record.least) else None
+    found = exact.solve(case.m, case.capacity, seconds=seconds, start=start)
+    if found.x is not None:
+        record.found("exact", found.x)
+    record.bounded(found.lower_bound)
 
 
 def _patience(m: Model, parts: int, blocks: int) -> float:
     """About how many seconds Mt-KaHyPar takes, generously."""
     pins = float((np.diff(m.dense_at) * np.diff(m.piece_at)).sum()) * blocks * blocks
     return 0.2 + 4e-6 * pins * math.sqrt(parts)
-
-
-def chain(m: Model, capacity: Array) -> Array:
-    """Layers in their order fill one part after the other, each to its share of the work."""
-    ends = np.cumsum(capacity / capacity.sum()) * m.total
-    ends[-1] = math.inf
-    x = np.zeros((m.layers, len(capacity)), np.int64)
-    before = np.concatenate([[0.0], np.cumsum(m.units * m.work)])
-    for l in range(m.layers):
-        # a unit lies where its middle does
-        middles = before[l] + (np.arange(m.units[l]) + 0.5) * m.work[l]
-        x[l] = np.bincount(np.searchsorted(ends, middles), minlength=len(capacity))
-    return x
-
-
-def balanced(m: Model, capacity: Array) -> Array:
-    """Heavy units first, each into the part with the most of its capacity left: as even as can be."""
-    x = np.zeros((m.layers, len(capacity)), np.int64)
-    parts = [(0.0, p) for p in range(len(capacity))]
-    for l in sorted(range(m.layers), key=lambda l: -m.work[l]):
-        for _ in range(m.units[l]):
-            full, p = parts[0]
-            x[l, p] += 1
-            heapq.heapreplace(parts, (full + m.work[l] / capacity[p], p))
-    return x
-
-
-def layerwise(m: Model, capacity: Array) -> Array:
-    """Heavy layers first, each whole into the part with the most work left."""
-    x = np.zeros((m.layers, len(capacity)), np.int64)
-    left = capacity.copy()
-    for l in sorted(range(m.layers), key=lambda l: -m.work[l] * m.units[l]):
-        p = int(left.argmax())
-        x[l, p] = m.units[l]
-        left[p] -= m.work[l] * m.units[l]
-    return x
