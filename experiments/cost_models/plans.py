@@ -17,7 +17,7 @@ from raddle.api.clusters import Cluster, Network, build, cluster, cores
 from raddle.api.lab import parse_rate
 from raddle.api.loading import capture_model
 from raddle.api.models import Graph
-from raddle.api.planning import METHODS, SEARCHES, Found, Settings, find, plan_of
+from raddle.api.planning import METHODS, Found, Settings, find, plan_of
 from raddle.api.plans import Plan, validate, write_tiles
 from raddle.api.programs import lower
 from raddle.api.searching import PlanSpace
@@ -91,7 +91,7 @@ def plans_of(group: Group, graph: Graph, *, quick: bool = False) -> dict[str, Pl
 
 def _all(group: Group, graph: Graph, on: Cluster, *, quick: bool) -> Iterator[tuple[str, Plan]]:
     settings = Settings(budget=BUDGET, bn="local", sync="allreduce")
-    for method in FEW if quick else (*METHODS, *SEARCHES):
+    for method in FEW if quick else METHODS:
         plan = _of_method(graph, on, method, settings)
         if plan is not None:
             yield method, plan

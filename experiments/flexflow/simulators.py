@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.scaling import Case
-from raddle.api.planning import METHODS, Settings
+from raddle.api.planning import BASELINES, Settings
 from raddle.api.plans import Plan
 from raddle.api.programs import Merge, Move, Reduce, Run, lower
 from raddle.api.searching import Chain, PlanSpace, Tiles, chain
@@ -47,7 +47,7 @@ def judged(case: Case, proposals: int) -> Judged:
 def _chain(case: Case, *, full: bool) -> Chain:
     """Uniform moves from data parallelism."""
     graph, on = case.graph, case.cluster
-    tiles = METHODS["data"](graph, on)
+    tiles = BASELINES["data"](graph, on)
     own = Evaluator(graph, on, Plan(tiles, case.gpus, bn="local"))
     if full:
         never_shortened(own)
@@ -68,7 +68,7 @@ def never_shortened(own: Evaluator) -> None:
 def _delta(case: Case, shortened_rate: float, full_rate: float) -> tuple[Any, ...]:
     graph, on = case.graph, case.cluster
     space, rng = PlanSpace(graph, on, Settings()), random.Random(0)
-    tiles = METHODS["data"](graph, on)
+    tiles = BASELINES["data"](graph, on)
     plan = Plan(tiles, case.gpus, bn="local")
     before = simulate(lower(graph, plan), on)
     own = Evaluator(graph, on, plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from experiments import ten_plans
 from experiments.cost_models.plans import Group
 from experiments.experiment import Asked
-from raddle.api.planning import METHODS
+from raddle.api.planning import BASELINES
 from raddle.api.results import Section
 
 TITLE = "Simulated and measured order"
@@ -15,5 +15,5 @@ CHANGES = 4  # groups of data parallelism that a drawn plan has otherwise
 
 def ranking(asked: Asked) -> Section:
     group = Group("alexnet", 16, 2, 0)
-    found = ten_plans.rank(group, (*METHODS, "optcnn"), CHANGES, asked)
+    found = ten_plans.rank(group, (*BASELINES, "optcnn"), CHANGES, asked)
     return ten_plans.section(TITLE, group, found, PRINTED)

@@ -7,7 +7,15 @@ import pytest
 from raddle.api.clusters import cluster
 from raddle.api.compiling import PARTITIONERS, SEARCH, compiled_for
 from raddle.api.loading import capture_model
-from raddle.api.planning import METHODS, SEARCHES, Settings, method_names, predict, settings_of
+from raddle.api.planning import (
+    BASELINES,
+    METHODS,
+    SEARCHES,
+    Settings,
+    method_names,
+    predict,
+    settings_of,
+)
 from raddle.api.simulating import details, judge
 from raddle.errors import InputError
 
@@ -19,7 +27,7 @@ ASKED = {
 
 def test_names() -> None:
     assert method_names("data, owt") == ["data", "owt"]
-    assert method_names(None) == [*METHODS, *SEARCHES]
+    assert method_names(None) == list(METHODS) == [*BASELINES, *SEARCHES]
 
 
 @pytest.mark.parametrize(

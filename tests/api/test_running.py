@@ -12,7 +12,7 @@ from raddle.api.defaults import COMPARE_SECONDS
 from raddle.api.loading import capture_model
 from raddle.api.models import zoo_names
 from raddle.api.offering import offered
-from raddle.api.planning import METHODS, SEARCHES, plan_for
+from raddle.api.planning import BASELINES, SEARCHES, plan_for
 from raddle.api.plans import save_plan
 from raddle.api.running import devices_of
 from raddle.api.schedules import make_schedule, read_schedule, schedule_to_text
@@ -44,7 +44,7 @@ def test_a_schedule_by_name_or_file(tmp_path: pathlib.Path) -> None:
 def test_the_live_page_offers_what_there_is() -> None:
     found = offered()
     assert found["models"] == zoo_names()
-    assert (found["methods"], found["searches"]) == ([*METHODS], [*SEARCHES])
+    assert (found["methods"], found["searches"]) == ([*BASELINES], [*SEARCHES])
     assert found["budget"] == COMPARE_SECONDS
     assert len(found["clusters"]) == len(presets())
     assert all(cluster(spec).devices for spec in found["clusters"])

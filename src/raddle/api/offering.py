@@ -8,7 +8,7 @@ from typing import Any
 from raddle.api.clusters import presets
 from raddle.api.defaults import COMPARE_SECONDS
 from raddle.api.models import zoo_names
-from raddle.api.planning import METHODS, SEARCHES
+from raddle.api.planning import BASELINES, SEARCHES
 from raddle.reports.page.html import live_page
 
 __all__ = ["offered"]
@@ -19,7 +19,7 @@ def offered() -> dict[str, Any]:
     return {
         "models": zoo_names(),
         "clusters": [_spec(preset) for preset in presets()],
-        "methods": [*METHODS],
+        "methods": [*BASELINES],
         "searches": [*SEARCHES],
         "budget": COMPARE_SECONDS,
         "page": live_page(),

@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from raddle.api.loading import load_measured
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph
-from raddle.searches.baselines import METHODS
+from raddle.searches.baselines import METHODS as BASELINES
 from raddle.searches.comparing import Judged, compare, planned, speedup_over_data
 from raddle.searches.hypergraph.searching import given
 from raddle.searches.pins import read_pin
 from raddle.searches.planning import check_pipeline, check_settings, find, plan_for, plan_of
-from raddle.searches.registry import SEARCHES
+from raddle.searches.registry import METHODS, SEARCHES
 from raddle.searches.settings import AUTO, Found, Settings
 
 __all__ = [
-    "AUTO", "METHODS", "SEARCHES", "Found", "Judged", "Settings", "check_pipeline", "compare", "find",
+    "AUTO", "BASELINES", "METHODS", "SEARCHES", "Found", "Judged", "Settings", "check_pipeline", "compare", "find",
     "method_names", "plan_for", "plan_of", "planned", "predict", "settings_of",
 ]  # fmt: skip
 
 
 def method_names(text: str | None) -> list[str]:
     """Methods as a command line has them, "data,owt"; all where none are named."""
-    return [*METHODS, *SEARCHES] if text is None else [name.strip() for name in text.split(",")]
+    return list(METHODS) if text is None else [name.strip() for name in text.split(",")]
 
 
 def settings_of(
