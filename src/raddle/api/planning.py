@@ -16,8 +16,8 @@ from raddle.searches.registry import METHODS, SEARCHES
 from raddle.searches.settings import AUTO, Found, Settings
 
 __all__ = [
-    "AUTO", "BASELINES", "METHODS", "SEARCHES", "Found", "Judged", "Settings", "check_pipeline", "compare", "find",
-    "method_names", "plan_for", "plan_of", "planned", "predict", "settings_of",
+    "AUTO", "BASELINES", "METHODS", "SEARCHES", "Found", "Judged", "Settings", "check_pipeline", "compare",
+    "find", "method_names", "plan_for", "plan_of", "planned", "predict", "settings_of",
 ]  # fmt: skip
 
 
