@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raddle.api.clusters import cluster
-from raddle.api.compiling import PARTITIONERS, SEARCH, compiled_for
+from raddle.api.compiling import EVALUATOR, PARTITIONERS, compiled_for
 from raddle.api.loading import capture_model
 from raddle.api.planning import (
     BASELINES,
@@ -64,6 +64,6 @@ def test_a_prediction_is_a_simulation_beside_data_parallelism() -> None:
 
 def test_methods_say_what_they_need_compiled() -> None:
     assert compiled_for(["data", "owt"]) == []
-    assert compiled_for(["data", "auto"]) == [SEARCH]
-    assert compiled_for(["hypergraph-coarse"]) == [SEARCH, PARTITIONERS]
+    assert compiled_for(["data", "auto"]) == [EVALUATOR]
+    assert compiled_for(["hypergraph-coarse"]) == [EVALUATOR, PARTITIONERS]
     assert compiled_for(["layerwise", "fine"]) == [PARTITIONERS]

@@ -9,7 +9,7 @@ from raddle.searches.hypergraph.answers import SOLVED
 from raddle.searches.hypergraph.compiling import PARTITIONERS
 from raddle.searches.registry import to_compile
 
-__all__ = ["EVALUATOR", "Compiled", "compiled_for"]
+__all__ = ["EVALUATOR", "PARTITIONERS", "Compiled", "compiled_for"]
 
 
 def compiled_for(methods: Sequence[str]) -> list[Compiled]:
