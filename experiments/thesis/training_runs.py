@@ -54,7 +54,7 @@ class Planned:
     def __init__(self, model: nn.Module, plan: str) -> None:
         self.trainer = raddle.parallelize(model, plan, sgd, loss=F.cross_entropy, device="cpu")
         if is_asynchronous(self.trainer.plan):
-            self.trainer.log = []
+            self.trainer.stepping.log = []
 
     def train(self, batches: Batches) -> None:
         self.trainer.train(batches)
@@ -66,7 +66,11 @@ class Planned:
 
     def staleness(self) -> Sequence[int]:
         """A forward's step less the updates that its weights had had."""
-        return [used.step - used.version for used in self.trainer.log or () if used.phase == "F"]
+        return [
+            used.step - used.version
+            for used in self.trainer.stepping.log or ()
+            if used.phase == "F"
+        ]
 
     def close(self) -> None:
         self.trainer.close()

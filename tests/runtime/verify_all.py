@@ -180,11 +180,11 @@ def verify(task: Task, plan: Plan) -> None:
         gradients = _watched(trainer)
         losses = [float(trainer.step(*micros[0])) for micros in task.batches[:STEPS]]
         trainer.synchronize()
-        found = trainer._exchange(trainer.transport.sent_in_all())
+        found = trainer.setup.exchange(trainer.transport.sent_in_all())
         shapes = {n: trainer.graph.values[n].shape for n in trainer.program.shares}
         shapes = {n: s for n, s in shapes.items() if n in trainer.program.active}
         state = trainer.state_dict()
-        whole = gather_state(trainer._exchange, gradients, shapes, {})
+        whole = gather_state(trainer.setup.exchange, gradients, shapes, {})
     finally:
         trainer.close()
     if trainer.rank == 0:
@@ -204,7 +204,7 @@ def _watched(trainer: Trainer) -> dict[str, list[tuple[Box, Tensor]]]:
     def watch() -> None:
         gradients.clear()
         for source, parameter in trainer.executor.parameters():
-            if parameter.grad is not None and trainer._speaks_for(source):
+            if parameter.grad is not None and trainer.state.speaks_for(source):
                 own = gradients.setdefault(source.name, [])
                 own.append((source.box, parameter.grad.clone()))
         update()

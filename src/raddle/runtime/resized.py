@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -19,17 +18,14 @@ from raddle.program.lower import lower
 from raddle.runtime.batches import Batches
 from raddle.runtime.executor import Executor
 from raddle.runtime.settling.pieces import Source
-
-if TYPE_CHECKING:
-    from raddle.runtime.trainer import Trainer
+from raddle.runtime.setup import Setup
 
 
 class Resized:
-    """The trainer's plan for another number of samples."""
+    """A setup's plan for another number of samples; `training` is the executor of the planned number."""
 
-    def __init__(self, trainer: Trainer, samples: int) -> None:
-        self.trainer = trainer
-        plan = trainer.plan
+    def __init__(self, setup: Setup, training: Executor, samples: int) -> None:
+        self.setup, plan = setup, setup.plan
         count = min(plan.microbatches, samples)
         if count != plan.microbatches and plan.schedule and "\n" in plan.schedule:
             raise InputError(
@@ -37,12 +33,12 @@ class Resized:
                 f"gives {count}: drop it."
             )
         size = -(-samples // count)
-        graph, chosen = resize(plan, trainer.graph, trainer.graph.at(size))
+        graph, chosen = resize(plan, setup.graph, setup.graph.at(size))
         chosen = replace(
             chosen, microbatches=count, batch=samples, fingerprint=graph.fingerprint(), steps=1
         )
         program = lower(graph, replace(chosen, order=()))
-        if program.shares != trainer.program.shares:
+        if program.shares != setup.program.shares:
             raise InputError(
                 f"with {samples} samples some devices have none, and their parameters would not be "
                 "updated: drop this batch, or plan for its size."
@@ -50,30 +46,22 @@ class Resized:
         if chosen.order:  # of the same slices, as shares are the same
             program = lower(graph, chosen)
         check(program)
-        self.executor = Executor(
-            program,
-            trainer.transport,
-            place=trainer.place,
-            seed=trainer.executor.feeding.seed,
-            autocast=trainer.executor.segments.autocast,
-        )
-        self.loan = Loan(trainer.executor, self.executor)
-        self.executor.update = trainer.executor.update
+        self.executor = setup.executor(program, seed=training.feeding.seed)
+        self.loan = Loan(training, self.executor)
         self.batches = Batches(program, self.executor.plan)
 
     def step(self, batch: Sequence[Tensor], step: int) -> Tensor:
-        trainer = self.trainer
-        tensors = self.batches.check(batch, trainer.rank)
+        tensors, place = self.batches.check(batch, self.setup.rank), self.setup.place
         self.loan.lend()
         loss = self.executor.run(
-            lambda s: self.batches.take(s, tensors).to(trainer.place, non_blocking=True), step
+            lambda s: self.batches.take(s, tensors).to(place, non_blocking=True), step
         )
         self.loan.give_back()
         return loss
 
 
 class Loan:
-    """What lasts, lent by one executor to another of the same rank."""
+    """What lasts, lent by one executor to another of the same rank, and how it is updated."""
 
     def __init__(self, own: Executor, other: Executor) -> None:
         self.own, self.other = own, other
@@ -81,6 +69,7 @@ class Loan:
         self.pairs = [
             (s, slots[s.name, s.box]) for s in other.plan.sources if _lasts(s)
         ]  # fmt: skip
+        other.update = lambda: own.update()
         # The slots of parameters are the same, so what keeps them equal is.
         other.load(lambda s: own.slots[slots[s.name, s.box]], agreeing=own.agreeing)
 

@@ -225,12 +225,12 @@ def _told(trainer: Trainer) -> list[Told]:
     if trainer.plan.syncing.homes and trainer.executor.agreeing is not None:
         counters = transport.wire().counters
         slices = counters.messages, counters.overtaken
-    return trainer._exchange(Told(kind, torch.get_num_threads(), *counts, slices))
+    return trainer.setup.exchange(Told(kind, torch.get_num_threads(), *counts, slices))
 
 
 def _trace(trainer: Trainer, recorder: Recorder, kinds: Sequence[str], path: str) -> None:
-    seconds = behind(trainer.transport, trainer._exchange)
-    slices = trainer._exchange([s.shift(seconds) for s in recorder.slices])
+    seconds = behind(trainer.transport, trainer.setup.exchange)
+    slices = trainer.setup.exchange([s.shift(seconds) for s in recorder.slices])
     if trainer.rank == 0:
         write_events(trace_events(kinds, slices), path)
 

@@ -88,11 +88,11 @@ def _compare_overlapped(
     job: Job, trainer: Trainer, findings: Findings, steps: int, seed: int
 ) -> None:
     """Where steps overlap: with a serial replay that uses the weights that were used."""
-    trainer.log = []
+    trainer.stepping.log = []
     losses = trainer.train([batch_of_step(job, step) for step in range(steps)])
     pieces = {s.slot: (s.name, s.box) for s, _ in trainer.executor.parameters()}
-    mine = [Line(pieces[u.slot], *u[1:]) for u in trainer.log]
-    lines = [line for rank in trainer._exchange(mine) for line in rank]
+    mine = [Line(pieces[u.slot], *u[1:]) for u in trainer.stepping.log]
+    lines = [line for rank in trainer.setup.exchange(mine) for line in rank]
     found = replay(job, lines, steps, seed)
     for step, (loss, expected) in enumerate(zip(losses, found.losses, strict=True)):
         findings.losses.append(float(loss))
@@ -112,7 +112,7 @@ def _listen(trainer: Trainer, plain: Plain, findings: Findings) -> None:
 
     def compared() -> None:
         gradients, norm = plain.gradients[trainer.steps], plain.norms[trainer.steps]
-        for source, parameter in trainer._updated:
+        for source, parameter in trainer.executor.updated():
             expected = gradients.get(source.name)
             own = parameter.grad
             assert own is not None

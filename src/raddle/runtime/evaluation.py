@@ -1,0 +1,103 @@
+"""The forward of a module in evaluation mode, by a plan that follows the training's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from raddle.errors import InputError
+from raddle.graph.box import Box
+from raddle.plans.adapting import adapt
+from raddle.program.check import check
+from raddle.program.lower import lower
+from raddle.runtime.batches import Batches
+from raddle.runtime.capturing import capture_evaluating
+from raddle.runtime.checkpoint import assemble, gather_state
+from raddle.runtime.executor import Executor
+from raddle.runtime.settling.pieces import Source
+from raddle.runtime.setup import Setup
+from raddle.runtime.state import State
+
+
+class Evaluation:
+    """For batches of one shape; parameters and buffers are the training executor's."""
+
+    def __init__(
+        self, setup: Setup, training: Executor, state: State, batch: Sequence[Tensor]
+    ) -> None:
+        self.setup, self.training, self.state = setup, training, state
+        inputs = [dict(i) for i in setup.plan.inputs]
+        if not inputs:
+            raise InputError("the plan does not say what a step takes: plan again to evaluate.")
+        if len(inputs) != len(batch):
+            raise InputError(f"a batch has {len(inputs)} tensors, not {len(batch)}.")
+        for given, tensor in zip(inputs, batch, strict=True):
+            given["shape"] = list(tensor.shape)
+        self.shapes = [tuple(t.shape) for t in batch]
+        self.graph = capture_evaluating(setup.model, inputs, setup.loss)
+        if self.graph.loss is None:
+            raise InputError("the module gives no loss: pass loss=... to parallelize, to evaluate.")
+        program = lower(self.graph, adapt(setup.plan, setup.graph, self.graph), train=False)
+        check(program)
+        self.executor = setup.executor(program)
+        self.batches = Batches(program, self.executor.plan)
+
+    def fits(self, batch: Sequence[Tensor]) -> bool:
+        return self.shapes == [tuple(t.shape) for t in batch]
+
+    def run(self, batch: Sequence[Tensor], step: int, *, outputs: bool) -> Any:
+        """The loss; with `outputs`, also what the module gives, whole."""
+        tensors = self.batches.check(batch, self.setup.rank)
+        self.executor.load(self._current())
+        place = self.setup.place
+        loss = self.executor.run(lambda s: self.batches.take(s, tensors).to(place), step)
+        if self.training.plan.wholes:  # a rank that keeps its own rows keeps no others
+            self.executor.store.drop(s.slot for s in self.executor.plan.of("parameter"))
+        return (loss, self._outputs()) if outputs else loss
+
+    def _current(self) -> Callable[[Source], Tensor]:
+        """Parameters as they are on this rank, buffers as they are on the ranks that keep them."""
+        setup, training = self.setup, self.training
+        held: dict[str, list[tuple[Box, Tensor]]] = {}
+        for source in training.plan.sources:
+            if source.role in ("parameter", "frozen"):
+                tensor = training.slots[source.slot]
+                held.setdefault(source.name, []).append((source.box, tensor.detach()))
+        buffers = {v.name: v.shape for v in setup.graph.buffers}
+        divided = setup.program.slices if setup.plan.syncing.divided else {}
+        shapes = buffers | {name: setup.graph.values[name].shape for name in divided}
+        pieces = {n: p for n, p in self.state.pieces().items() if n in shapes}
+        whole = gather_state(setup.exchange, pieces, shapes, {})
+
+        def find(source: Source) -> Tensor:
+            if source.name in whole:
+                return whole[source.name][source.box.within(Box.full(shapes[source.name]))]
+            return _region(held[source.name], source.box)
+
+        return find
+
+    def _outputs(self) -> list[Tensor]:
+        results = []
+        for name in self.graph.outputs:
+            own = self.executor.plan.outputs.get(name, [])
+            found: dict[Box, Tensor] = {}
+            mine = [(box, self.executor.slots[slot].cpu()) for box, slot in own]
+            for pieces in self.setup.exchange(mine):
+                found.update(pieces)
+            value = self.graph.values[name]
+            results.append(assemble(value.shape, value.dtype, list(found.items())))
+        return results
+
+
+def _region(pieces: Sequence[tuple[Box, Tensor]], box: Box) -> Tensor:
+    for held, tensor in pieces:
+        if held.holds(box):
+            return tensor[box.within(held)]
+    result = pieces[0][1].new_zeros(box.shape)
+    for held, tensor in pieces:
+        common = held & box
+        if not common.empty:
+            result[common.within(box)] = tensor[common.within(held)]
+    return result

@@ -1,0 +1,191 @@
+"""What a run goes on from after a stop: a rank's parameters, buffers and optimizer, given and taken.
+
+`checkpoint.py` gathers the pieces of all ranks under the module's own names, and cuts them apart again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from raddle.errors import InputError
+from raddle.graph.box import Box
+from raddle.program.program import Program
+from raddle.runtime.checkpoint import (
+    cut_optimizer,
+    cut_state,
+    gather_groups,
+    gather_optimizer,
+    gather_state,
+    options_of,
+)
+from raddle.runtime.executor import Executor
+from raddle.runtime.materialize import take
+from raddle.runtime.settling.pieces import Source
+from raddle.runtime.setup import Setup
+
+LASTS = ("parameter", "buffer", "frozen")
+T = TypeVar("T")
+
+
+def initialise(setup: Setup, executor: Executor, seed: int) -> None:
+    """Fills an executor's slots from the module; one on the meta device is initialised layer by layer."""
+    lasting = [s for s in executor.plan.sources if s.role in LASTS]
+    found = dict(_each(lasting, take(setup.model, _boxes(lasting), seed=seed)))
+    executor.load(lambda s: found[s])
+
+
+def owners_of(program: Program) -> dict[tuple[str, Box], int]:
+    """The rank that counts a box that several hold: of shares, or of slices where there are some."""
+    every = {**program.shares, **program.slices}
+    return {(name, share.box): share.owner for name, own in every.items() for share in own}
+
+
+class State:
+    """One rank's end of all that is saved."""
+
+    def __init__(
+        self, setup: Setup, executor: Executor, optimizer: torch.optim.Optimizer, *, seed: int = 0
+    ) -> None:
+        self.setup, self.executor, self.optimizer = setup, executor, optimizer
+        self._owners = owners_of(setup.program)
+        self._untrained = self._take_untrained(seed)
+
+    def _take_untrained(self, seed: int) -> dict[str, Tensor]:
+        """Parameters that are frozen or not used: rank 0 keeps them for checkpoints."""
+        shares = self.setup.program.shares
+        boxes = {
+            v.name: [Box.full(v.shape)]
+            for v in self.setup.graph.values.values()
+            if v.role == "frozen" or (v.role == "parameter" and v.name not in shares)
+        }
+        if self.setup.rank != 0 or not boxes:
+            return {}
+        found = take(self.setup.model, boxes, seed=seed)
+        return {name: tensor for name, (tensor,) in found.items()}
+
+    # -- the module ------------------------------------------------------------------------------------
+
+    def module(self) -> dict[str, Tensor]:
+        """Parameters and buffers, whole, under the module's own names, on every rank's CPU."""
+        self.executor.synchronize()
+        aliases = self.setup.graph.aliases
+        return gather_state(self.setup.exchange, self.pieces(), self._shapes(), aliases)
+
+    def load_module(self, state: Mapping[str, Tensor]) -> None:
+        """Takes parameters and buffers from a state of the module, whoever saved it."""
+        executor, setup = self.executor, self.setup
+        executor.synchronize()
+        shapes = self._shapes()
+        sources = [s for s in executor.plan.sources if s.role in LASTS and s.name in shapes]
+        boxes, aliases = _boxes(sources), setup.graph.aliases
+        found = cut_state(state, boxes, shapes, aliases, device=setup.place)
+        self._untrained = {name: state[name].detach().cpu().clone() for name in self._untrained}
+        with torch.no_grad():
+            for source, tensor in _each(sources, found):
+                if source.role == "parameter":
+                    executor.slots[source.slot].copy_(tensor)
+                else:  # buffers and frozen parameters are replaced, never written
+                    executor.slots[source.slot] = tensor.clone()
+        if executor.agreeing is not None:
+            executor.agreeing.refresh()
+        executor.synchronize()  # nobody sends gradients to a rank that has not loaded yet
+
+    def pieces(self) -> dict[str, list[tuple[Box, Tensor]]]:
+        """What this rank hands out: of several that hold the same, one does."""
+        executor, slices = self.executor, self.setup.program.slices
+        pieces: dict[str, list[tuple[Box, Tensor]]] = {}
+        own = [(s, p) for s, p in executor.parameters() if s.name not in slices]
+        for source, parameter in (*own, *(executor.updated() if slices else ())):
+            if self.speaks_for(source):
+                pieces.setdefault(source.name, []).append((source.box, parameter.detach()))
+        for name, tensor in self._untrained.items():
+            pieces[name] = [(Box.full(tensor.shape), tensor)]
+        for source in executor.plan.of("buffer"):
+            tensor = executor.slots[source.slot]
+            fresh = executor.plan.fresh.get(source.name, [])
+            if source.name not in self.setup.graph.updates:
+                fresh = [source.box] if self.setup.rank == 0 else []
+            pieces[source.name] = [(box, tensor[box.within(source.box)]) for box in fresh]
+        return pieces
+
+    def speaks_for(self, source: Source) -> bool:
+        """Of several ranks that hold a box, one hands it out."""
+        return self.setup.rank == self._owners[source.name, source.box]
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        kept = self.setup.model.state_dict().keys()  # buffers that are not persistent stay out
+        values = self.setup.graph.values.values()
+        return {v.name: v.shape for v in values if v.role in LASTS and v.name in kept}
+
+    # -- the optimizer ---------------------------------------------------------------------------------
+
+    def of_optimizer(self) -> dict[str, Any]:
+        """What it keeps, whole, by the parameter's name, and its options with names of parameters."""
+        self.executor.synchronize()
+        entries: dict[str, list[tuple[Box, dict[str, Any]]]] = {}
+        for source, parameter in self.executor.updated():
+            if self.speaks_for(source):
+                state = dict(self.optimizer.state.get(parameter, {}))
+                entries.setdefault(source.name, []).append((source.box, state))
+        return {
+            "state": gather_optimizer(self.setup.exchange, entries, self._trained_shapes()),
+            "param_groups": gather_groups(self.setup.exchange, self._groups()),
+        }
+
+    def load_optimizer(self, state: Mapping[str, Any]) -> None:
+        """Takes what `of_optimizer` gave, by this plan or another."""
+        self.executor.synchronize()
+        updated, optimizer = self.executor.updated(), self.optimizer
+        sources = [source for source, _ in updated]
+        of = {(source.name, source.box): p for source, p in updated}
+        shapes, place = self._trained_shapes(), self.setup.place
+        found = cut_optimizer(state["state"], _boxes(sources), shapes, device=place)
+        options = [
+            options_of(state["param_groups"], index, names)
+            for index, (_, names) in enumerate(self._groups())
+        ]
+        if other := next((k for k in optimizer.defaults if k not in options[0]), None):
+            raise InputError(
+                f"the optimizer's state is not of {type(optimizer).__name__}: it has no '{other}'; "
+                "use the optimizer that it was saved from."
+            )
+        for source, entries in _each(sources, found):
+            optimizer.state[of[source.name, source.box]] = entries
+        for group, own in zip(optimizer.param_groups, options, strict=True):
+            group.update(own)
+        self.executor.synchronize()
+
+    def _trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        values = self.setup.graph.values
+        return {name: values[name].shape for name in self.setup.program.shares}
+
+    def _groups(self) -> list[tuple[dict[str, Any], list[str]]]:
+        """The options of this rank's parameter groups, with the names of what is in them."""
+        names = {id(parameter): source.name for source, parameter in self.executor.updated()}
+        return [
+            (
+                {k: v for k, v in group.items() if k not in ("params", "param_names")},
+                list(dict.fromkeys(names[id(p)] for p in group["params"] if id(p) in names)),
+            )
+            for group in self.optimizer.param_groups
+        ]
+
+
+def _boxes(sources: Iterable[Source]) -> dict[str, list[Box]]:
+    """What sources hold, by name."""
+    boxes: dict[str, list[Box]] = {}
+    for source in sources:
+        boxes.setdefault(source.name, []).append(source.box)
+    return boxes
+
+
+def _each(
+    sources: Iterable[Source], found: Mapping[str, Sequence[T]]
+) -> Iterator[tuple[Source, T]]:
+    """Sources with what was found for their boxes, which stand in the same order."""
+    rest = {name: iter(own) for name, own in found.items()}
+    return ((source, next(rest[source.name])) for source in sources)

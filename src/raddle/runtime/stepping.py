@@ -1,0 +1,88 @@
+"""Steps of a trainer: on batches of the planned size, of another one, and several that overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from raddle.program.lower import lower
+from raddle.runtime.batches import Batches
+from raddle.runtime.executor import Executor
+from raddle.runtime.resized import Loan, Resized
+from raddle.runtime.settling.pieces import Source
+from raddle.runtime.setup import Setup
+from raddle.runtime.weights import Used
+
+
+class Stepping:
+    """Runs one rank's executor, or, for batches of other sizes, others that it lends its parameters to.
+
+    `accumulate`: the gradients of so many steps add up before an update.
+    """
+
+    def __init__(self, setup: Setup, executor: Executor, *, accumulate: int = 1) -> None:
+        self.setup, self.executor, self.accumulate = setup, executor, accumulate
+        self.batches = Batches(setup.program, executor.plan)
+        self.log: list[Used] | None = None  # which weights steps used that overlapped, if asked for
+        self._sizes: dict[int, Resized] = {}  # by samples, for batches of other sizes than planned
+
+    def one(self, batch: Sequence[Tensor], step: int) -> Tensor:
+        """The loss of a step."""
+        samples = self.batches.samples(batch)
+        if samples is not None and self.accumulate == 1:
+            return self._guarded(partial(self._resized(samples).step, batch, step), step)
+        run = partial(
+            self.executor.run,
+            self._feed([self.batches.check(batch, self.setup.rank)]),
+            step,
+            update=(step + 1) % self.accumulate == 0,
+            weight=1 / self.accumulate,
+        )
+        loss = self._guarded(run, step)
+        return loss * self.accumulate if self.accumulate > 1 else loss
+
+    def overlapped(self, chunk: Sequence[Sequence[Tensor]], step: int) -> list[Tensor]:
+        """The losses of steps that overlap, no more of them than the program has; all end."""
+        feed = self._feed([self.batches.check(batch, self.setup.rank) for batch in chunk])
+        executor, loan = self.executor, None
+        if len(chunk) < self.setup.plan.steps:  # the last ones
+            program = lower(self.setup.graph, replace(self.setup.plan, steps=len(chunk)))
+            executor = self.setup.executor(program, seed=self.executor.feeding.seed)
+            loan = Loan(self.executor, executor)
+            loan.lend()
+        losses = self._guarded(partial(executor.run_steps, feed, step), step)
+        if loan is not None:
+            loan.give_back()
+        if self.log is not None:
+            # Nothing is under way between two runs: every parameter has had an update a step.
+            self.log += [
+                used._replace(step=used.step + step, version=used.version + step)
+                for used in executor.trained.log()
+            ]
+        return list(losses)
+
+    def seed(self, seed: int) -> None:
+        """What random numbers are drawn from, in steps on batches of any size."""
+        for executor in (self.executor, *(own.executor for own in self._sizes.values())):
+            executor.feeding.seed = seed
+
+    def _feed(self, batches: Sequence[Mapping[str, Tensor]]) -> Callable[[Source], Tensor]:
+        """By step, the tensors that a rank takes its parts of."""
+        take, place = self.batches.take, self.setup.place
+        return lambda s: take(s, batches[s.key.step]).to(place, non_blocking=True)
+
+    def _resized(self, samples: int) -> Resized:
+        if samples not in self._sizes:
+            self._sizes[samples] = Resized(self.setup, self.executor, samples)
+        return self._sizes[samples]
+
+    def _guarded(self, run: Callable[[], Tensor], step: int) -> Tensor:
+        """All ranks hear why one cannot go on."""
+        try:
+            return run()
+        except BaseException as error:
+            self.setup.transport.fail(f"{type(error).__name__} in step {step}: {error}")
+            raise

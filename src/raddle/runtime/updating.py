@@ -1,0 +1,67 @@
+"""What an update does: refuses a loss that is no number, clips gradients, and steps the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from raddle.errors import InputError
+from raddle.runtime.clipping import clip
+from raddle.runtime.executor import Executor
+from raddle.runtime.setup import Setup
+from raddle.runtime.state import owners_of
+
+Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+# They look at whole tensors (norms, factors, inner products), which a tile does not have.
+WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
+
+
+def make_optimizer(setup: Setup, executor: Executor, make: Optimizer) -> torch.optim.Optimizer:
+    """The optimizer of what this rank updates."""
+    updated = executor.updated()
+    # A rank without parameters keeps an optimizer too, so that schedulers work on every rank.
+    empty = nn.Parameter(torch.empty(0, device=setup.place))
+    made = make([p for _, p in updated] or [empty])
+    shapes = setup.graph.values
+    split = next((s.name for s, _ in updated if s.box.shape != shapes[s.name].shape), None)
+    if split is not None and type(made).__name__ in WHOLE_TENSORS:
+        raise InputError(
+            f"{type(made).__name__} looks at whole tensors, but the plan splits '{split}': "
+            "use an elementwise optimizer, as SGD or AdamW."
+        )
+    return made
+
+
+class Updating:
+    """Is called where all gradients of a step are there; `step` says which it is."""
+
+    def __init__(
+        self, setup: Setup, executor: Executor, optimizer: torch.optim.Optimizer,
+        step: Callable[[], int], *, clip_norm: float | None = None, check_finite: bool = False,
+    ) -> None:  # fmt: skip
+        self.setup, self.executor, self.optimizer, self.step = setup, executor, optimizer, step
+        self.clip_norm, self.check_finite = clip_norm, check_finite
+        self._owners = owners_of(setup.program)
+
+    @property
+    def barrier(self) -> str:
+        """Why an update has to wait for all gradients."""
+        if self.clip_norm is not None:
+            return "gradients are clipped by their global norm."
+        return "the loss is to be finite before anything is updated." if self.check_finite else ""
+
+    def __call__(self) -> None:
+        if self.check_finite:
+            loss = self.executor.losses.all()
+            if not torch.isfinite(loss).all():
+                raise FloatingPointError(
+                    f"the loss is {loss.item()} in step {self.step()}: nothing was updated."
+                )
+        if self.clip_norm is not None:
+            sliced = bool(self.setup.program.slices)
+            own = self.executor.updated() if sliced else self.executor.parameters()
+            counted = [(p, self.setup.rank == self._owners[s.name, s.box]) for s, p in own]
+            clip(self.setup.transport, self.setup.place, counted, self.clip_norm)
+        self.optimizer.step()

@@ -1,0 +1,151 @@
+"""The parts of a trainer, each made alone on one rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from raddle.errors import InputError
+from raddle.graph.capture import capture
+from raddle.plans.notation import read_tiling
+from raddle.plans.plan import Plan, describe_inputs
+from raddle.program.lower import lower
+from raddle.runtime.capturing import capture_evaluating, capture_like
+from raddle.runtime.evaluation import Evaluation
+from raddle.runtime.resized import Resized
+from raddle.runtime.setup import Setup
+from raddle.runtime.state import State, initialise, owners_of
+from raddle.runtime.stepping import Stepping
+from raddle.runtime.updating import Updating, make_optimizer
+from raddle.transport.threads import Hub
+
+CPU = torch.device("cpu")
+X, Y = torch.ones(4, 3), torch.zeros(4, 2)
+
+
+def mean(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(y, target)
+
+
+def setup() -> Setup:
+    """A layer with batch statistics and dropout; all of it on the one rank."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
+    graph = capture(model, [X], targets=[Y], loss=mean)
+    tiles = {op.name: read_tiling(op, "@0") for op in graph.ops}
+    plan = Plan(tiles, 1, inputs=describe_inputs(graph), fingerprint=graph.fingerprint())
+    return Setup(model, lower(graph, plan), Hub(1).transport(0), CPU, loss=mean)
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def test_a_setup_makes_executors_and_exchanges() -> None:
+    own = setup()
+    assert own.exchange({"a": 1}) == [{"a": 1}]
+    assert own.executor(own.program, seed=3).feeding.seed == 3
+    assert (own.rank, own.plan, own.graph) == (0, own.program.plan, own.program.graph)
+
+
+def test_a_module_is_captured_again_from_what_the_plan_says() -> None:
+    own = setup()
+    again = capture_like(own.model, own.plan.inputs, mean)
+    assert again.fingerprint() == own.graph.fingerprint()
+    evaluated = capture_evaluating(own.model, own.plan.inputs, mean)
+    assert not evaluated.updates
+    assert own.model.training
+
+
+def test_a_state_goes_out_and_comes_back() -> None:
+    own = setup()
+    executor = own.executor(own.program)
+    initialise(own, executor, 0)
+    optimizer = make_optimizer(own, executor, sgd)
+    state = State(own, executor, optimizer)
+    saved, expected = state.module(), own.model.state_dict()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in expected.items())
+    assert saved.keys() == expected.keys()
+    state.load_module({name: tensor + 1 for name, tensor in saved.items()})
+    assert all(torch.equal(state.module()[name], tensor + 1) for name, tensor in saved.items())
+    found = state.of_optimizer()
+    found["param_groups"][0]["lr"] = 7.0
+    state.load_optimizer(found)
+    assert optimizer.param_groups[0]["lr"] == 7.0
+    assert set(owners_of(own.program).values()) == {0}
+
+
+def test_steps_of_any_size_train_the_same_parameters() -> None:
+    own = setup()
+    executor = own.executor(own.program)
+    initialise(own, executor, 0)
+    executor.update = make_optimizer(own, executor, sgd).step  # type: ignore[assignment]
+    stepping = Stepping(own, executor)
+    before = [p.detach().clone() for _, p in executor.parameters()]
+    for step, size in enumerate((4, 2)):
+        assert torch.isfinite(stepping.one([X[:size], Y[:size]], step))
+        after = [p.detach().clone() for _, p in executor.parameters()]
+        assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        before = after
+    stepping.seed(9)
+    assert executor.feeding.seed == 9
+
+
+def test_a_resized_plan_lends_and_returns() -> None:
+    own = setup()
+    executor = own.executor(own.program)
+    initialise(own, executor, 0)
+    updates = []
+    executor.update = lambda: updates.append(1)
+    resized = Resized(own, executor, 3)
+    resized.step([X[:3], Y[:3]], 0)
+    assert updates == [1]
+    for source in resized.executor.plan.of("buffer"):
+        theirs = next(s for s in executor.plan.of("buffer") if s.name == source.name)
+        assert resized.executor.slots[source.slot] is executor.slots[theirs.slot]
+
+
+def test_an_evaluation_reads_what_training_has() -> None:
+    own = setup()
+    executor = own.executor(own.program)
+    initialise(own, executor, 0)
+    state = State(own, executor, make_optimizer(own, executor, sgd))
+    evaluation = Evaluation(own, executor, state, [X, Y])
+    assert evaluation.fits([X, Y])
+    assert not evaluation.fits([X[:2], Y[:2]])
+    loss, (output,) = evaluation.run([X, Y], 0, outputs=True)
+    expected = own.model.eval()(X)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(loss, mean(expected, Y))
+
+
+def test_an_update_refuses_and_clips() -> None:
+    own = setup()
+    executor = own.executor(own.program)
+    initialise(own, executor, 0)
+    optimizer = make_optimizer(own, executor, sgd)
+    updating = Updating(own, executor, optimizer, lambda: 5, clip_norm=0.5)
+    assert "norm" in updating.barrier
+    parameters = [p for _, p in executor.parameters()]
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    updating()
+    norm = torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm()
+    assert float(norm) == pytest.approx(0.5, rel=1e-4)
+    stepping = Stepping(own, executor)
+    executor.update = Updating(own, executor, optimizer, lambda: 5, check_finite=True)
+    with pytest.raises(FloatingPointError, match="the loss is nan in step 5: nothing was updated"):
+        stepping.one([X * float("nan"), Y], 0)
+
+
+def test_an_optimizer_of_whole_tensors_is_refused_where_they_are_split() -> None:
+    own = setup()
+    op = next(op for op in own.graph.ops if op.kind == "linear")
+    tiles = {**own.plan.tiles, op.name: read_tiling(op, "c/2 @0,1")}
+    program = lower(own.graph, Plan(tiles, 2))
+    split = Setup(own.model, program, Hub(2).transport(0), CPU, loss=mean)
+    executor = split.executor(program)
+    initialise(split, executor, 0)
+    with pytest.raises(InputError, match="LBFGS looks at whole tensors, but the plan splits"):
+        make_optimizer(split, executor, torch.optim.LBFGS)
