@@ -6,7 +6,7 @@ from raddle.searches.figures import STEPS, details, judge
 from raddle.simulation.engine import run_tasks
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.memory.peaks import peak_bytes
-from raddle.simulation.tasks import Tasks
+from raddle.simulation.rows import Tasks
 from raddle.simulation.timeline import Timeline, simulate
 from raddle.simulation.trace import write_trace
 

@@ -13,7 +13,9 @@ from raddle.errors import InputError
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.program import Program, Update
 from raddle.simulation.engine import run_tasks
-from raddle.simulation.tasks import LONGEST, Tasks, build_tasks
+from raddle.simulation.nanoseconds import LONGEST
+from raddle.simulation.rows import Tasks
+from raddle.simulation.tasks import build_tasks
 
 Array = np.ndarray
 

@@ -35,7 +35,7 @@ from raddle.simulation.fast.messages import message_rows, pair_volumes
 from raddle.simulation.fast.network import RingBook, handling, of_messages, routes
 from raddle.simulation.fast.regions import Regions, boxes_of, regions
 from raddle.simulation.fast.store import NOTHING, Rows, Slot
-from raddle.simulation.tasks import nanoseconds
+from raddle.simulation.nanoseconds import nanoseconds
 
 Array = np.ndarray
 

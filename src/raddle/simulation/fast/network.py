@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.collectives import hops, ring_of
+from raddle.costs.collectives import ring_of
 from raddle.costs.handling import handles, host_seconds
 from raddle.simulation.fast.arrays import Handling, Rings
-from raddle.simulation.tasks import held_once
+from raddle.simulation.sending import links_held
+from raddle.simulation.summing import ring_links
 
 Array = np.ndarray
 
@@ -34,8 +35,7 @@ def routes(cluster: Cluster) -> Routes:
             if s != t:
                 route = cluster.route(s, t)
                 latency[s, t], bandwidth[s, t] = route.latency, route.bandwidth
-                held = [count + r for r in route.resources] + [-1]
-                first[s, t], second[s, t] = held[:2]
+                first[s, t], second[s, t] = links_held(cluster, s, t, count)
     return Routes(latency, bandwidth, first, second)
 
 
@@ -80,12 +80,9 @@ class RingBook:
     def _describe(
         self, ring: tuple[int, ...]
     ) -> tuple[list[int], list[int], list[float], list[list[float]]]:
-        base = len(self.cluster.devices)
-        pairs = hops(ring)
-        links = [[base + r for r in self.cluster.route(a, b).resources] + [-1] for a, b in pairs]
-        held = held_once([link for pair in links for link in pair[:2]])
         *figures, inner = ring_of(self.cluster, ring)
-        return held[::2], held[1::2], figures, [list(own) for own in inner]
+        links = ring_links(self.cluster, ring, len(self.cluster.devices))
+        return *links, figures, [list(own) for own in inner]
 
     def arrays(self) -> Rings:
         if self._arrays is None:
