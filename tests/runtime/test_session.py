@@ -232,7 +232,7 @@ BROKEN = """
 import os, time
 from raddle import zoo
 from raddle.runtime.executor import Executor
-from raddle.transport import processes
+from raddle.transport import failures
 from raddle.transport.alarm import Alarm
 
 whole, tell = Executor.run, Alarm.tell
@@ -249,7 +249,7 @@ def run(self, feed, step, **more):
 
 def build(batch=8):
     Executor.run, Alarm.tell = run, late
-    processes.GRACE = 300.0  # seconds for which the reason is waited for, however busy the machine
+    failures.GRACE = 300.0  # seconds for which the reason is waited for, however busy the machine
     return zoo.load("mlp-tiny", batch=batch, device="cpu")
 """
 

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,7 +29,7 @@ import torch.distributed as dist
 from patience import HANG, wait_until
 
 from raddle.errors import InputError
-from raddle.transport import alarm, processes
+from raddle.transport import alarm, failures
 from raddle.transport.base import Transport
 from raddle.transport.processes import Processes
 from raddle.transport.threads import Hub, Threads
@@ -117,7 +116,7 @@ class ProcessWorld:
 
 def serve(rank: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    processes.GRACE = HANG  # however long the news take
+    failures.GRACE = HANG  # however long the news take
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=SIZE)
     while True:
@@ -338,8 +337,8 @@ def test_the_users_collectives_do_not_mix_with_ours(process_world: ProcessWorld)
 
 def limits(transport: Transport) -> set[float | None]:
     assert isinstance(transport, Processes)
-    assert transport._alarm is not None
-    return {line.gettimeout() for line in transport._alarm._lines.values()}
+    assert transport.failures._alarm is not None
+    return {line.gettimeout() for line in transport.failures._alarm._lines.values()}
 
 
 def test_silence_is_no_failure(process_world: ProcessWorld) -> None:
@@ -473,7 +472,7 @@ def test_who_asks_late_hears_of_a_failure_too(world: ThreadWorld | ProcessWorld)
 def impatient(transport: Transport) -> None:
     """From here on a second is long: whatever it takes to make the groups is not in it."""
     if isinstance(transport, Processes):
-        transport._timeout, transport.limit = 1.0, (timedelta(seconds=1),)
+        transport.failures.allow(1.0)
     else:
         assert isinstance(transport, Threads)
         transport._hub.timeout = 1.0

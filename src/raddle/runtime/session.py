@@ -237,7 +237,7 @@ def _trace(trainer: Trainer, recorder: Recorder, kinds: Sequence[str], path: str
 
 def _explain(error: BaseException, transport: Transport) -> None:
     """One sentence by the rank that failed, and one on each machine by its first rank."""
-    failed, reason = transport.news or (-1, "")
+    failed, reason = transport.failures.news or (-1, "")
     if failed == transport.rank:
         if not isinstance(error, EXPECTED):
             traceback.print_exception(error)

@@ -66,6 +66,14 @@ class Widened:
         self._wide.copy_(self._narrow)
 
 
+class News(Protocol):
+    """Whether a rank has failed."""
+
+    @property
+    def news(self) -> tuple[int, str] | None:
+        """The rank that failed first, and why; None: all is well."""
+
+
 class Transport(Protocol):
     """One rank's end. Buffers are contiguous, the executor's own, and left alone until `wait`.
 
@@ -80,8 +88,8 @@ class Transport(Protocol):
     timeout: float  # seconds that anything is waited for
 
     @property
-    def news(self) -> tuple[int, str] | None:
-        """The rank that failed first, and why; None: all is well."""
+    def failures(self) -> News:
+        """What is known of ranks that have failed."""
 
     def wire(self) -> Wire:
         """What carries slices of parameters, urgent ones first; one, made by all ranks together."""

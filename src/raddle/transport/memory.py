@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from raddle.transport.inbox import FirstFailure, Inbox
 from raddle.transport.wire import (
     Arrive,
     Counters,
@@ -19,7 +20,6 @@ from raddle.transport.wire import (
     Wire,
     check_payload,
     name_ranks,
-    refusal,
 )
 
 
@@ -40,23 +40,22 @@ class MemoryWire:
         self.rank, self.size = rank, size
         self.sent = {peer: 0 for peer in range(size) if peer != rank}
         self._wires, self._timeout = wires, timeout
-        self._limits: Mapping[int, int] | None = None
+        self._inbox, self._failure = Inbox(), FirstFailure()
         self._boxes = {peer: Outbox() for peer in self.sent}
         self._threads: dict[threading.Thread, int] = {}  # each with its peer
         self._lock = threading.Lock()
-        self._open = threading.Event()  # `arrive` is there
-        self._failed = self._closed = False
+        self._closed = False
 
     @property
     def counters(self) -> Counters:
         return sum((box.counters for box in self._boxes.values()), Counters())
 
     def expect(self, limits: Mapping[int, int]) -> None:
-        self._limits = dict(limits)
+        self._inbox.expect(limits)
 
     def start(self, arrive: Arrive, fail: Fail) -> None:
-        self._arrive, self._fail = arrive, fail
-        self._open.set()
+        self._failure.listen(fail)
+        self._inbox.open(arrive)
         for peer in self._boxes:
             name = f"raddle wire {self.rank} to {peer}"
             thread = threading.Thread(target=self._carry, args=(peer,), name=name, daemon=True)
@@ -91,7 +90,7 @@ class MemoryWire:
         for box in self._boxes.values():
             box.close(drop=True)
         if slow:
-            self._report(
+            self._failure.report(
                 f"rank {self.rank} has waited {self._timeout:.1f} s for {name_ranks(slow)} to take what "
                 "is queued: see what the other side does, or set a longer time-out"
             )
@@ -99,8 +98,8 @@ class MemoryWire:
     def _carry(self, peer: int) -> None:
         box, other = self._boxes[peer], self._wires[peer]
         while (letter := box.take()) is not None:
-            if not other._open.wait(self._timeout):
-                self._report(
+            if not other._inbox.opened.wait(self._timeout):
+                self._failure.report(
                     f"rank {self.rank} has waited {self._timeout:.1f} s for rank {peer} to start its "
                     "wire: see what it does, or set a longer time-out"
                 )
@@ -114,26 +113,19 @@ class MemoryWire:
 
     def _take(self, source: int, letter: Letter, payload: Tensor) -> None:
         frame = letter.frame
-        wrong = refusal(frame, payload.nbytes, self._limits)
+        wrong = self._inbox.refusal(frame, payload.nbytes)
         if wrong:
-            self._report(
+            self._failure.report(
                 f"rank {self.rank} got the {frame} from rank {source}, which it did not expect: "
                 f"{wrong}: see whether all ranks have the same plan"
             )
             return
         try:
-            self._arrive(source, frame, payload)
+            self._inbox.take(source, frame, payload)
         except Exception as error:
-            self._report(
+            self._failure.report(
                 f"rank {self.rank} could not take the {frame} from rank {source}: {error!r}"
             )
-
-    def _report(self, reason: str) -> None:
-        with self._lock:
-            if self._failed:
-                return
-            self._failed = True
-        self._fail(reason)
 
 
 def flat_copy(payload: Tensor) -> Tensor:

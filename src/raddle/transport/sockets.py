@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from raddle.transport.door import network_door
+from raddle.transport.inbox import FirstFailure, Inbox
 from raddle.transport.meeting import MAGIC, Share, hang_up, meet
 from raddle.transport.wire import (
     Arrive,
@@ -29,7 +30,6 @@ from raddle.transport.wire import (
     Outbox,
     check_payload,
     name_ranks,
-    refusal,
 )
 
 CREDIT = 128 * 1024  # bytes
@@ -55,14 +55,12 @@ class SocketWire:
         self.rank, self.size = rank, size
         self.sent = {peer: 0 for peer in range(size) if peer != rank}
         self._timeout = timeout
-        self._limits: Mapping[int, int] | None = None
+        self._inbox, self._failure = Inbox(), FirstFailure()
         self._boxes = {peer: Outbox() for peer in self.sent}
         self._threads: dict[threading.Thread, int] = {}  # each with its peer
         self._lock = threading.Lock()
         self._departed: set[int] = set()  # peers that have said goodbye
-        self._reason = ""  # why this end has failed
         self._closed = False
-        self._ended = False  # lines that end from now on, this end has closed
         # Lines that block take one system call a message: the kernel waits, not Python.
         self._lines = meet(rank, list(self.sent), share, timeout, partial(network_door, host=host))
         for line in self._lines.values():
@@ -75,10 +73,11 @@ class SocketWire:
         return sum((box.counters for box in self._boxes.values()), Counters())
 
     def expect(self, limits: Mapping[int, int]) -> None:
-        self._limits = dict(limits)
+        self._inbox.expect(limits)
 
     def start(self, arrive: Arrive, fail: Fail) -> None:
-        self._arrive, self._fail = arrive, fail
+        self._failure.listen(fail)
+        self._inbox.open(arrive)
         for peer in self._lines:
             for work, verb in ((self._speak, "to"), (self._listen, "from")):
                 name = f"raddle wire {verb} {peer}"
@@ -91,7 +90,7 @@ class SocketWire:
         check_payload(self.rank, self.size, target, payload)
         if not self._boxes[target].put(priority, frame, payload):
             raise RuntimeError(
-                self._reason
+                self._failure.reason
                 or f"rank {self.rank} cannot send the {frame} to rank {target}: "
                 + ("it has itself" if self._closed else f"rank {target} has")
                 + " closed the line: close after all have synchronised"
@@ -111,7 +110,7 @@ class SocketWire:
                 with contextlib.suppress(OSError):
                     line.sendall(BYE)
         self._see_off()
-        self._ended = True
+        self._failure.end()  # lines that end from now on, this end has closed
         for line in self._lines.values():
             hang_up(line)  # wakes its threads
         for thread in self._threads:
@@ -125,7 +124,7 @@ class SocketWire:
 
         A line closed before that would lose, at the peer, what it has not read yet.
         """
-        seconds = min(self._timeout, FAREWELL) if self._reason else self._timeout
+        seconds = min(self._timeout, FAREWELL) if self._failure.reason else self._timeout
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -133,7 +132,7 @@ class SocketWire:
         own = threading.current_thread()
         slow = {p for t, p in self._threads.items() if t.is_alive() and t is not own}
         if slow:
-            self._report(
+            self._failure.report(
                 f"rank {self.rank} has waited {seconds:.1f} s for {name_ranks(slow)} to take what is "
                 "queued and say goodbye: see what the other side does, or set a longer time-out"
             )
@@ -178,17 +177,19 @@ class SocketWire:
             return False
         _, kind, item, clock, version, nbytes = HEADER.unpack(header)
         frame = Frame(kind, item, clock, version)
-        wrong = refusal(frame, nbytes, self._limits)
+        wrong = self._inbox.refusal(frame, nbytes)
         if wrong:
             raise _Nonsense(wrong, len(header))
         payload = torch.empty(nbytes, dtype=torch.uint8)
         _read(line, payload)
-        if self._reason:
+        if self._failure.reason:
             return True  # still read, lest the peer's goodbye is never heard; but of no use
         try:
-            self._arrive(peer, frame, payload)
+            self._inbox.take(peer, frame, payload)
         except Exception as error:
-            self._report(f"rank {self.rank} could not take the {frame} from rank {peer}: {error!r}")
+            self._failure.report(
+                f"rank {self.rank} could not take the {frame} from rank {peer}: {error!r}"
+            )
         return True
 
     def _lose(self, peer: int, reason: str = "") -> None:
@@ -199,23 +200,11 @@ class SocketWire:
                     f"rank {self.rank} has lost rank {peer}: it closed its line before it had taken "
                     "all: close after all have synchronised"
                 )
-        first = self._note(reason)
+        first = self._failure.note(reason)
         hang_up(self._lines[peer])  # first, or the sending thread says goodbye as if all was well
         self._boxes[peer].close(drop=True)
         if first:
-            self._fail(reason)
-
-    def _report(self, reason: str) -> None:
-        if self._note(reason):
-            self._fail(reason)
-
-    def _note(self, reason: str) -> bool:
-        """Whether it is the first failure; others only follow from it."""
-        with self._lock:
-            if self._reason or self._ended:
-                return False
-            self._reason = reason
-            return True
+            self._failure.tell(reason)
 
 
 class _Nonsense(Exception):

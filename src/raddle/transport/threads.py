@@ -28,6 +28,9 @@ class Hub:
         self.bells = [threading.Condition(threading.Lock()) for _ in range(size)]
         self.boxes = [_Box() for _ in range(size)]  # each under its rank's bell
         self.meetings: dict[tuple[str, tuple[int, ...], int], _Meeting] = {}
+        self.turns: dict[tuple[int, str, tuple[int, ...]], int] = defaultdict(
+            int
+        )  # by rank and kind
         self.lock = threading.Lock()  # of news and meetings
         self.wires: list[Wire] = []
         self.stops: list[tuple[int, Callable[[str], None]]] = []  # called when a rank has failed
@@ -53,6 +56,29 @@ class Hub:
             with self.bells[rank]:
                 self.bells[rank].notify_all()
 
+    def meet(
+        self, rank: int, kind: str, ranks: tuple[int, ...], tag: int, buffer: Tensor, doing: Doing
+    ) -> Pending:
+        """Joins the group's collective whose turn it is, and finishes it where nobody else is needed."""
+        assert rank in ranks
+        _settle(buffer)
+        self.turns[rank, kind, ranks] += 1
+        key = kind, ranks, self.turns[rank, kind, ranks]
+        with self.lock:
+            meeting = self.meetings.setdefault(key, _Meeting(kind, ranks))
+            meeting.bring(rank, tag, buffer)
+            complete = len(meeting.brought) == len(ranks)
+            if complete:
+                del self.meetings[key]
+        if kind == "broadcast" and rank == tag:
+            meeting.result = buffer.detach().clone()
+            _settle(meeting.result)
+        elif kind != "broadcast" and complete:
+            meeting.sum()
+        if meeting.ready():
+            self.ring(ranks)
+        return _Meet(self, rank, doing, meeting, buffer)
+
 
 class Threads:
     """One rank's end; made by `Hub.transport`."""
@@ -66,8 +92,7 @@ class Threads:
         self.reduced: dict[tuple[int, ...], int] = defaultdict(int)
         self._hub = hub
         self._everyone = tuple(range(hub.size))
-        self._turns: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
-        self.timeout = hub.timeout
+        self.timeout, self.failures = hub.timeout, hub
         self._wire: Wire | None = None
 
     def prepare(
@@ -122,16 +147,18 @@ class Threads:
     ) -> Pending:
         assert buffer.is_contiguous()
         self.reduced[ranks] += buffer.nbytes
-        return self._meet("sum", ranks, tag, buffer, Doing("sum over", ranks, tag, what))
+        return self._hub.meet(
+            self.rank, "sum", ranks, tag, buffer, Doing("sum over", ranks, tag, what)
+        )
 
     def broadcast(self, source: int, buffer: Tensor) -> Pending:
         assert buffer.is_contiguous()
         doing = Doing("broadcast from", source)
-        return self._meet("broadcast", self._everyone, source, buffer, doing)
+        return self._hub.meet(self.rank, "broadcast", self._everyone, source, buffer, doing)
 
     def barrier(self) -> None:
         doing = Doing("barrier of", self._everyone)
-        self._meet("barrier", self._everyone, 0, torch.empty(0), doing).wait()
+        self._hub.meet(self.rank, "barrier", self._everyone, 0, torch.empty(0), doing).wait()
 
     def wire(self) -> Wire:
         if self._wire is None:
@@ -150,10 +177,6 @@ class Threads:
         if failed is not None:
             stop(str(stops(self.rank, *failed)))
 
-    @property
-    def news(self) -> tuple[int, str] | None:
-        return self._hub.news
-
     def check(self) -> None:
         if self._hub.news is not None:
             raise stops(self.rank, *self._hub.news)
@@ -170,29 +193,6 @@ class Threads:
 
     def close(self) -> None:
         pass
-
-    def _meet(
-        self, kind: str, ranks: tuple[int, ...], tag: int, buffer: Tensor, doing: Doing
-    ) -> Pending:
-        """Joins the group's collective whose turn it is, and finishes it where nobody else is needed."""
-        assert self.rank in ranks
-        _settle(buffer)
-        self._turns[kind, ranks] += 1
-        key = kind, ranks, self._turns[kind, ranks]
-        with self._hub.lock:
-            meeting = self._hub.meetings.setdefault(key, _Meeting(kind, ranks))
-            meeting.bring(self.rank, tag, buffer)
-            complete = len(meeting.brought) == len(ranks)
-            if complete:
-                del self._hub.meetings[key]
-        if kind == "broadcast" and self.rank == tag:
-            meeting.result = buffer.detach().clone()
-            _settle(meeting.result)
-        elif kind != "broadcast" and complete:
-            meeting.sum()
-        if meeting.ready():
-            self._hub.ring(ranks)
-        return _Meet(self._hub, self.rank, doing, meeting, buffer)
 
 
 class _Done:

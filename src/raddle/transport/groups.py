@@ -1,0 +1,157 @@
+"""Process groups of raddle's own, on top of the user's job or torchrun's.
+
+They keep us apart from the user's collectives, and from each other what should not queue: a gloo group
+runs two collectives at a time, so messages, sums and the small broadcasts get a group each. gloo matches
+messages by tags. NCCL has none and runs what a communicator is given one after the other, so there every
+link, of one direction, is a group, and a link's two ends must issue their messages in the same order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from itertools import permutations
+from typing import cast
+
+import torch
+import torch.distributed as dist
+
+from raddle.errors import InputError
+from raddle.transport.base import LAST_TAG
+
+End = tuple[dist.ProcessGroup, int]  # of a link: its group, and the peer's rank in it
+
+
+class Groups:
+    """This rank's groups. All ranks make the same ones, in the same order."""
+
+    def __init__(self, device: torch.device, backend: str, timeout: float) -> None:
+        limit = timedelta(seconds=timeout)
+        self._owner = not dist.is_initialized()
+        if self._owner:
+            _join(backend, limit)
+        self.device = device
+        self.early = backend != "nccl"  # whether a receive may be posted long before its send
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._new = partial(dist.new_group, timeout=limit, backend=backend)
+        self._made: list[dist.ProcessGroup] = []  # those that this rank is in
+        self._links: set[tuple[int, int]] = set()  # with a group of their own, known to all ranks
+        self.sums: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self.targets: dict[int, End] = {}
+        self.sources: dict[int, End] = {}
+        self.service: dist.ProcessGroup | None = self._group(self.everyone)
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        return tuple(range(self.size))
+
+    def connect(self) -> None:
+        """Makes the groups of messages, if they have one, and of sums over all ranks."""
+        self.sums[self.everyone] = self._group(self.everyone)
+        if self.early:
+            messages = self._group(self.everyone)
+            self.targets = self.sources = {r: (messages, r) for r in self.everyone}
+
+    def prepare(
+        self, groups: Sequence[tuple[int, ...]], links: Sequence[tuple[int, int]] | None
+    ) -> None:
+        """Makes what is missing of the groups that sum and of the links; None: all links."""
+        for ranks in groups:
+            if ranks not in self.sums:
+                self.sums[ranks] = self._group(ranks)
+        if self.early:
+            return
+        every = list(permutations(self.everyone, 2)) if links is None else links
+        fresh = [link for link in every if link not in self._links]
+        self._links.update(fresh)
+        for source, target in fresh:
+            group = self._group((source, target))
+            ends = sorted((source, target))
+            if self.rank == source:
+                self.targets[target] = group, ends.index(target)
+            elif self.rank == target:
+                self.sources[source] = group, ends.index(source)
+        self._warm(fresh)
+
+    def abort(self) -> None:
+        """Makes whatever waits on our groups raise, here and, by the closed connections, elsewhere."""
+        if self.early:
+            for group in self._made:
+                _close_connections(group)
+            return
+        # All at once: a group that is idle aborts only after the kernels of the others.
+        aborts = [threading.Thread(target=_abort, args=(g,), daemon=True) for g in self._made]
+        for thread in aborts:
+            thread.start()
+        for thread in aborts:
+            thread.join(5)
+
+    def close(self, *, failed: bool) -> None:
+        """Ends the groups, unless after a failure that would wait for ever."""
+        assert self.service is not None
+        stuck = failed and not (self.early or _can_abort(self.service))
+        if dist.is_initialized() and not stuck:  # the user may have destroyed all groups
+            for group in self._made:
+                dist.destroy_process_group(group)
+            if self._owner:
+                dist.destroy_process_group()
+        self.targets, self.sources, self.sums, self._made = {}, {}, {}, []
+        self.service = None
+
+    def _group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        group = cast(dist.ProcessGroup, self._new(list(ranks)))
+        if self.rank in ranks:
+            self._made.append(group)
+        return group
+
+    def _warm(self, links: Sequence[tuple[int, int]]) -> None:
+        """Makes NCCL's communicators in one order on all ranks.
+
+        A communicator is made by its first operation, which holds up the host until all its ranks
+        are there: in the midst of a program, that could be never.
+        """
+        one = torch.zeros(1, device=self.device)
+        for ranks, group in self.sums.items():
+            if self.rank in ranks:
+                dist.all_reduce(one, group=group)
+        for source, target in links:
+            if self.rank == source:
+                group, peer = self.targets[target]
+                dist.send(one, group=group, group_dst=peer)
+            elif self.rank == target:
+                group, peer = self.sources[source]
+                dist.recv(one, group=group, group_src=peer)
+        torch.cuda.synchronize(self.device)
+
+
+def _join(backend: str, limit: timedelta) -> None:
+    try:
+        dist.init_process_group(backend, timeout=limit)
+    except ValueError as error:
+        raise InputError(
+            f"no process group and none to join ({error}): start with torchrun --nproc-per-node N"
+        ) from error
+
+
+def _close_connections(group: dist.ProcessGroup) -> None:
+    """gloo cannot abort, but a receive that runs out of time closes its group's connections."""
+    if group.size() == 1:
+        return
+    peer = 1 if group.rank() == 0 else 0
+    with contextlib.suppress(RuntimeError):
+        work = dist.irecv(torch.empty(1), group=group, tag=LAST_TAG + 1, group_src=peer)
+        assert work is not None
+        work.wait(timedelta(milliseconds=1))
+
+
+def _can_abort(group: dist.ProcessGroup) -> bool:
+    return hasattr(group, "abort")  # not in torch 2.6: there, NCCL's watchdog ends the process
+
+
+def _abort(group: dist.ProcessGroup) -> None:
+    if _can_abort(group):
+        with contextlib.suppress(RuntimeError):
+            group.abort()

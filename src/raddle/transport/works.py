@@ -1,0 +1,88 @@
+"""Transfers that torch.distributed has begun: waiting for them, and what becomes of their buffers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from raddle.transport.base import Doing, Pending
+from raddle.transport.failures import Failures
+
+Start = Callable[[Tensor], "dist.Work | None"]
+
+
+class Begun:
+    """A transfer under way; `kept`: what must stay in memory until it is done."""
+
+    __slots__ = ("_doing", "_failures", "_kept", "_work")
+
+    def __init__(
+        self, failures: Failures, work: dist.Work | None, doing: Doing, kept: Tensor | None = None
+    ) -> None:
+        self._failures, self._work, self._doing = failures, work, doing
+        self._kept = kept
+
+    def wait(self) -> None:
+        work = self._work
+        if work is None:  # waited for before: gloo would block
+            return
+        failures = self._failures
+        began = time.perf_counter()
+        if failures.news is None:
+            try:
+                work.wait(*failures.limit)
+            except RuntimeError as error:
+                seconds = time.perf_counter() - began
+                raise failures.explain(self._doing, seconds, error) from error
+        failures.check()  # NCCL returns from what was aborted as if it had come
+        self._work = None
+
+
+class Staged(Begun):
+    """Goes through the host's memory: gloo sends from and receives into nothing else."""
+
+    __slots__ = ("_buffer", "_host")
+
+    def __init__(
+        self,
+        failures: Failures,
+        work: dist.Work | None,
+        doing: Doing,
+        host: Tensor,
+        buffer: Tensor,
+    ) -> None:
+        super().__init__(failures, work, doing)
+        self._host, self._buffer = host, buffer
+
+    def wait(self) -> None:
+        if self._work is not None:
+            super().wait()
+            self._buffer.detach().copy_(self._host, non_blocking=True)
+
+
+def begin(
+    failures: Failures, doing: Doing, buffer: Tensor, start: Start, *, staged: bool, filled: bool
+) -> Pending:
+    """Starts what fills a buffer. `staged`: through the host; `filled`: what is in the buffer counts."""
+    assert buffer.is_contiguous()  # gloo would take any other and get it wrong
+    host = buffer
+    if staged:
+        host = on_host(buffer)
+        if filled:
+            host.copy_(buffer)
+    try:
+        work = start(host)
+    except RuntimeError as error:
+        raise failures.explain(doing, 0.0, error) from error
+    if host is buffer:
+        return Begun(failures, work, doing)
+    return Staged(failures, work, doing, host, buffer)
+
+
+def on_host(buffer: Tensor) -> Tensor:
+    """Memory on the host, as much as a buffer takes."""
+    return torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
