@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test fuzz verify-all check format images bench bench-full clean
+.PHONY: help setup demo test fuzz extend verify-all check format images bench bench-full clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ test: $(READY)  ## run the tests that are not marked slow
 fuzz: $(READY)  ## 100,000 damaged files of every kind; the property tests, slow ones too, on many random examples
 	$(BIN)/python tests/files/fuzz_files.py --files 100000
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 -m hypothesis
+
+extend: $(READY)  ## a toy of each kind of thing, added to a copy of the sources (tests/extending)
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/extending
 
 verify-all: $(READY)  ## every tiny model x every baseline x 2, 3, 4 ranks with real processes
 	$(BIN)/python tests/runtime/verify_all.py

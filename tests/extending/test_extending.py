@@ -43,7 +43,7 @@ class Toy:
 
 
 TOYS = {
-    "operator": Toy("channel_shuffle", "shuffled.py:shuffled", options=("--method", "model")),
+    "operator": Toy("x[n c%2*4+c//2 h w]", "shuffled.py:shuffled", options=("--method", "model")),
     "schedule": Toy("pairs", options=(*STAGES, "--schedule", "pairs")),
     "sync": Toy("eager", options=("--method", "data", "--sync", "eager")),
     "search": Toy("shortest", options=("--method", "shortest")),
