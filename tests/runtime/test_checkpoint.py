@@ -33,7 +33,6 @@ from raddle.runtime.checkpoint import (
     cut_state,
     gather_optimizer,
     gather_state,
-    local_state,
 )
 from raddle.transport.exchange import exchange_over
 from raddle.transport.processes import Processes
@@ -206,16 +205,6 @@ def test_only_ranks_that_keep_the_state_have_it() -> None:
     nothing, full = on_threads(2, work)
     assert nothing == {}
     assert {name: t.tolist() for name, t in full.items()} == {n: [0, 1, 2, 3] for n in "wv"}
-
-
-def test_local_state_is_a_copy_under_all_names() -> None:
-    weight = nn.Parameter(torch.ones(2))
-    pieces = {"w": [(Box((1,), (3,)), weight)]}
-    state = local_state(pieces, {"v": "w", "other": "elsewhere"})
-    weight.data.zero_()
-    assert state.keys() == {"w", "v"}
-    ((box, tensor),) = state["v"]
-    assert (box, tensor.tolist(), tensor.requires_grad) == (Box((1,), (3,)), [1, 1], False)
 
 
 # -- optimizers ------------------------------------------------------------------------------------

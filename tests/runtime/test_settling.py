@@ -91,6 +91,17 @@ def test_a_segment_is_a_call_on_slots() -> None:
     assert torch.equal(result, torch.full((1, 8), 4.0))
 
 
+def test_a_segment_waits_at_its_first_instruction() -> None:
+    found = program()
+    calls = Calls(found, 1, CPU, pieces_of(found, 1), found.instructions)
+    runs = [i for i in found.instructions if isinstance(i, Run) and 1 in i.devices]
+    waits = [(run.op, run.phase, calls.first(run)) for run in runs]
+    assert [deps is not None for _, _, deps in waits] == [True, False, True, False]
+    assert [(op, phase) for op, phase, _ in waits] == [
+        ("fc1", "F"), ("relu", "F"), ("relu", "B"), ("fc1", "B"),
+    ]  # fmt: skip
+
+
 def test_messages_are_sent_posted_and_awaited_once() -> None:
     found = program()
     number, move = next(

@@ -127,7 +127,7 @@ class Sliced(NamedTuple):
     dtype: torch.dtype
     priority: int
     slot: int  # that holds it; -1: not on this rank
-    rows: slice  # in the slot
+    rows: slice | None  # in the slot; None: it is a number
     own: int = -1  # where parameters are divided: the slot of its rows at home
 
 

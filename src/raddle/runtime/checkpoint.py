@@ -61,15 +61,6 @@ def cut(tensor: Tensor, boxes: Iterable[Box], device: str | torch.device = "cpu"
 # -- parameters and buffers --------------------------------------------------------------------------
 
 
-def local_state(pieces: Mapping[str, Pieces], aliases: Mapping[str, str]) -> dict[str, Pieces]:
-    """What one rank holds, on CPU, under all names that the module has for it."""
-    state = {
-        name: [(box, tensor.detach().to("cpu", copy=True)) for box, tensor in held]
-        for name, held in pieces.items()
-    }
-    return state | {alias: state[name] for alias, name in aliases.items() if name in state}
-
-
 def gather_state(
     exchange: Exchange,
     pieces: Mapping[str, Pieces],

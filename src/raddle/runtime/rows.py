@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from raddle.plans.sync import Sync
 from raddle.runtime.actions import Sliced
 from raddle.runtime.settling.pieces import Source
-from raddle.sync.item import Item
+from raddle.sync.item import Item, cut, named
 
 
 class Rows:
@@ -33,13 +33,16 @@ class Rows:
         if self.sync.divided:
             parameter: nn.Parameter = self._slots[s.own]  # type: ignore[assignment]
             return parameter
-        rows = _cut(self._slots[s.slot], s)
+        rows = self._held(s)
         # Where others' updates come while this rank computes, a copy takes them.
         return nn.Parameter(rows if self.sync.synchronous else rows.clone())
 
+    def _held(self, s: Sliced) -> Tensor:
+        return cut(self._slots[s.slot].detach(), s.rows)
+
     def cut(self, number: int, tensor: Tensor) -> Tensor:
         """The rows of a slice in what a slot holds, or in its gradient."""
-        return _cut(tensor, self.slices[number])
+        return cut(tensor.detach(), self.slices[number].rows)
 
     def bound(self) -> dict[int, tuple[Tensor | None, Tensor | None]]:
         """By slice on this rank: what updated rows are written into, and the copy that a home updates.
@@ -51,7 +54,7 @@ class Rows:
             if self.rank in (*s.share.devices, s.share.home):
                 own = self.updated.get(number)
                 updated = None if own is None else own.detach()
-                into = updated if self.sync.divided else _cut(self._slots[s.slot], s)
+                into = updated if self.sync.divided else self._held(s)
                 found[number] = into, None if self.sync.synchronous else updated
         return found
 
@@ -66,9 +69,9 @@ class Rows:
 
     def _item(self, number: int, s: Sliced) -> Item:
         box = s.share.box
-        rows = f"[{box.lo[0]}:{box.hi[0]}]" if box.shape else ""
+        rows = slice(box.lo[0], box.hi[0]) if box.shape else None
         return Item(
-            number, s.name + rows, s.share.devices, s.share.home, box.volume, s.dtype, s.priority,
+            number, named(s.name, rows), s.share.devices, s.share.home, box.volume, s.dtype, s.priority,
             returned=not self.sync.divided,
         )  # fmt: skip
 
@@ -77,9 +80,4 @@ class Rows:
         if not self.sync.synchronous:
             with torch.no_grad():
                 for number, rows in self.updated.items():
-                    rows.copy_(self.cut(number, self._slots[self.slices[number].slot]))
-
-
-def _cut(tensor: Tensor, s: Sliced) -> Tensor:
-    rows = tensor.detach()
-    return rows[s.rows] if rows.ndim else rows
+                    rows.copy_(self._held(self.slices[number]))

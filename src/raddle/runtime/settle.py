@@ -60,24 +60,14 @@ class _Settling:
         ]
         self.pieces = Pieces(program.graph, [hulls_of(v, device) for v in program.variants])
         self.lasting = place_lasting(program, device, self.pieces)
-        self.calls = Calls(program, device, place, self.pieces)
+        own = [i for _, i in self.here]
+        self.calls = Calls(program, device, place, self.pieces, own)
         self.messages = Messages(program, device, self.pieces)
         self.buffers = Buffers(program, device, self.pieces)
         self.sums = Sums(program, device, self.pieces)
         self.slices = Slices(program, device, self.pieces)
-        own = [i for _, i in self.here]
         self.versions = Versions(program, device, own) if overlap else None
-        self.waits = self._waits()
         self.out: list[Action] = []
-
-    def _waits(self) -> dict[tuple[Key, str, int], set[int]]:
-        """What a segment waits for: all that its operators wait for."""
-        waits: dict[tuple[Key, str, int], set[int]] = {}
-        for _, i in self.here:
-            if isinstance(i, Run) and self.device in i.devices:
-                segment = self.calls.segment_of[i.key.replica][i.op]
-                waits.setdefault((i.key, i.phase, segment), set()).update(i.deps)
-        return waits
 
     def take(self, number: int, i: Instruction, tags: Sequence[int]) -> None:
         """An instruction of the program; its transfers are told apart by tags."""
@@ -112,11 +102,11 @@ class _Settling:
 
     def _run(self, run: Run) -> None:
         """A segment runs where its first instruction stands; the others are part of it."""
-        number = self.calls.segment_of[run.key.replica][run.op]
-        deps = self.waits.pop((run.key, run.phase, number), None)
+        deps = self.calls.first(run)
         if deps is None:
             return
         self._arrive(sorted(deps))
+        number = self.calls.segment_of[run.key.replica][run.op]
         call = self.calls.segment(number, run.key)
         if run.phase == "R":
             self.out.append(Forward(call, again=True))

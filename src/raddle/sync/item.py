@@ -26,6 +26,16 @@ class Item(NamedTuple):
         return self.elements * self.dtype.itemsize
 
 
+def named(parameter: str, rows: slice | None) -> str:
+    """The name of some rows of a parameter; None: of one that has no rows, as it is a number."""
+    return parameter if rows is None else f"{parameter}[{rows.start}:{rows.stop}]"
+
+
+def cut(whole: Tensor, rows: slice | None) -> Tensor:
+    """Some rows of what has a parameter's shape."""
+    return whole if rows is None else whole[rows]
+
+
 class Event(NamedTuple):
     """An update at the home."""
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from raddle.plans.sync import Sync
 from raddle.sync.home import Record
-from raddle.sync.item import Item
+from raddle.sync.item import Item, cut, named
 
 Note = Callable[[str, str, float, float], None]  # name, what, start, end
 
@@ -39,7 +39,7 @@ class Slices:
         urgency = {index: place for place, index in enumerate(order)}
         self.items = [
             Item(
-                number, names[index] + (f"[{rows.start}:{rows.stop}]" if rows else ""), everyone,
+                number, named(names[index], rows), everyone,
                 homes[number], elements[number], parameters[index].dtype, urgency[index],
             )
             for number, (index, rows) in enumerate(self.places)
@@ -47,8 +47,7 @@ class Slices:
 
     def cut(self, whole: Tensor, number: int) -> Tensor:
         """An item's rows of a tensor that has its parameter's shape."""
-        rows = self.places[number][1]
-        return whole if rows is None else whole[rows]
+        return cut(whole, self.places[number][1])
 
     def rows(self, number: int) -> Tensor:
         """An item's rows of its parameter."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from raddle.graph.box import Box
 from raddle.graph.graph import Op
 from raddle.plans.pipelining import stage_of
-from raddle.program.program import Key, Merge, Move, Program
+from raddle.program.program import Instruction, Key, Merge, Move, Program, Run
 from raddle.program.segments import segments
 from raddle.runtime.actions import Call, Feed
 from raddle.runtime.code import Writer
@@ -18,9 +18,15 @@ from raddle.runtime.settling.pieces import Pieces
 
 
 class Calls:
-    """Makes the calls of one device; code is written once for all micro-batches of a variant."""
+    """Makes the calls of one device; code is written once for all micro-batches of a variant.
 
-    def __init__(self, program: Program, device: int, place: torch.device, pieces: Pieces) -> None:
+    `instructions` are those that run, of which a segment does all of its own where the first one stands.
+    """
+
+    def __init__(
+        self, program: Program, device: int, place: torch.device, pieces: Pieces,
+        instructions: Iterable[Instruction] = (),
+    ) -> None:  # fmt: skip
         self.program, self.device, self.place, self.pieces = program, device, place, pieces
         self.stages = stage_of(program.plan)
         self.segments = [segments(program, device, v) for v in range(len(program.variants))]
@@ -31,6 +37,17 @@ class Calls:
         self._codes: dict[object, Code] = {}
         self._made: dict[tuple[object, Key], Call] = {}
         self._fed: set[int] = set()  # slots of the batch that some call has taken
+        self._waits: dict[tuple[Key, str, int], set[int]] = {}  # by segments that have not run
+        for i in instructions:
+            if isinstance(i, Run) and device in i.devices:
+                self._waits.setdefault(self._run_of(i), set()).update(i.deps)
+
+    def first(self, run: Run) -> set[int] | None:
+        """At the first instruction of a segment, all that its operators wait for; None at the others."""
+        return self._waits.pop(self._run_of(run), None)
+
+    def _run_of(self, run: Run) -> tuple[Key, str, int]:
+        return run.key, run.phase, self.segment_of[run.key.replica][run.op]
 
     def segment(self, number: int, key: Key) -> Call:
         """The call of a segment in a micro-batch."""

@@ -60,11 +60,11 @@ class Slices:
         priority = program.priority if program.plan.syncing.urgent else {}
         found = []
         for name, share in numbered(program.slices):
-            slot, rows = -1, slice(0, 0)
+            slot, rows = -1, None
             if self.device in (*share.devices, share.home):
                 lasting = self.pieces.lasting[name]
                 held, slot = next((b, s) for b, s in lasting if b.holds(share.box))
-                rows = share.box.within(held)[0] if share.box.shape else slice(None)
+                rows = share.box.within(held)[0] if share.box.shape else None
             own = next((s for b, s in self.pieces.rows.get(name, []) if b == share.box), -1)
             dtype = program.graph.values[name].dtype
             found.append(Sliced(name, share, dtype, priority.get(name, 0), slot, rows, own))
