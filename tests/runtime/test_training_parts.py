@@ -125,7 +125,8 @@ def test_an_update_refuses_and_clips() -> None:
     executor = own.executor(own.program)
     initialise(own, executor, 0)
     optimizer = make_optimizer(own, executor, sgd)
-    updating = Updating(own, executor, optimizer, lambda: 5, clip_norm=0.5)
+    stepping = Stepping(own, executor)
+    updating = Updating(own, executor, optimizer, lambda: 5, stepping.loss, clip_norm=0.5)
     assert "norm" in updating.barrier
     parameters = [p for _, p in executor.parameters()]
     for p in parameters:
@@ -133,10 +134,14 @@ def test_an_update_refuses_and_clips() -> None:
     updating()
     norm = torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm()
     assert float(norm) == pytest.approx(0.5, rel=1e-4)
-    stepping = Stepping(own, executor)
-    executor.update = Updating(own, executor, optimizer, lambda: 5, check_finite=True)
-    with pytest.raises(FloatingPointError, match="the loss is nan in step 5: nothing was updated"):
-        stepping.one([X * float("nan"), Y], 0)
+    executor.update = Updating(
+        own, executor, optimizer, lambda: 5, stepping.loss, check_finite=True
+    )
+    stepping.one([X, Y], 0)
+    for size in (4, 2):  # the planned one, and another
+        with pytest.raises(FloatingPointError, match="is nan in step 5: nothing was updated"):
+            stepping.one([X[:size] * float("nan"), Y[:size]], 1)
+    assert all(p.isfinite().all() for p in parameters)
 
 
 def test_an_optimizer_of_whole_tensors_is_refused_where_they_are_split() -> None:

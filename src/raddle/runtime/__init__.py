@@ -15,7 +15,7 @@ In the order in which data flows:
     delivery        all that depends on the kind of a message, here and while it runs
 
     executor        hands each action to the part that carries it out; in executing/:
-      store           the slots' tensors and gradients (wholes: ZeRO-3, parameters gathered while they are used)
+      store           the slots' tensors and gradients (wholes: parameters of ZeRO-3, gathered for a use)
       feeding         inputs and seeds
       segments        forward and backward (entering)
       messages        what is packed, sent, posted ahead and received (posting)

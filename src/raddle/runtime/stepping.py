@@ -28,12 +28,16 @@ class Stepping:
         self.batches = Batches(setup.program, executor.plan)
         self.log: list[Used] | None = None  # which weights steps used that overlapped, if asked for
         self._sizes: dict[int, Resized] = {}  # by samples, for batches of other sizes than planned
+        self._running = executor  # the one that runs the present step
 
     def one(self, batch: Sequence[Tensor], step: int) -> Tensor:
         """The loss of a step."""
         samples = self.batches.samples(batch)
         if samples is not None and self.accumulate == 1:
-            return self._guarded(partial(self._resized(samples).step, batch, step), step)
+            resized = self._resized(samples)
+            self._running = resized.executor
+            return self._guarded(partial(resized.step, batch, step), step)
+        self._running = self.executor
         run = partial(
             self.executor.run,
             self._feed([self.batches.check(batch, self.setup.rank)]),
@@ -53,6 +57,7 @@ class Stepping:
             executor = self.setup.executor(program, seed=self.executor.feeding.seed)
             loan = Loan(self.executor, executor)
             loan.lend()
+        self._running = executor
         losses = self._guarded(partial(executor.run_steps, feed, step), step)
         if loan is not None:
             loan.give_back()
@@ -63,6 +68,10 @@ class Stepping:
                 for used in executor.trained.log()
             ]
         return list(losses)
+
+    def loss(self) -> Tensor:
+        """Of the present step, on every rank, before it ends: all ranks ask for it."""
+        return self._running.losses.all()
 
     def seed(self, seed: int) -> None:
         """What random numbers are drawn from, in steps on batches of any size."""

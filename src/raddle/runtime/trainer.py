@@ -142,14 +142,14 @@ class Trainer:
         self.executor = setup.executor(program, seed=seed)
         initialise(setup, self.executor, seed)
         self.optimizer = make_optimizer(setup, self.executor, optimizer)
+        self.stepping = Stepping(setup, self.executor, accumulate=accumulate)
         updating = Updating(
-            setup, self.executor, self.optimizer, lambda: self.steps, clip_norm=clip_norm,
-            check_finite=check_finite,
+            setup, self.executor, self.optimizer, lambda: self.steps, self.stepping.loss,
+            clip_norm=clip_norm, check_finite=check_finite,
         )  # fmt: skip
         self.executor.update = updating
         if self.executor.agreeing is not None:
             self.executor.agreeing.start(self.optimizer, updating.barrier)
-        self.stepping = Stepping(setup, self.executor, accumulate=accumulate)
         self.state = State(setup, self.executor, self.optimizer, seed=seed)
         self._evaluation: Evaluation | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from raddle.errors import InputError
 from raddle.runtime.clipping import clip
@@ -35,13 +35,15 @@ def make_optimizer(setup: Setup, executor: Executor, make: Optimizer) -> torch.o
 
 
 class Updating:
-    """Is called where all gradients of a step are there; `step` says which it is."""
+    """Is called where all gradients of a step are there; `step` says which it is, `loss` gives its loss."""
 
     def __init__(
         self, setup: Setup, executor: Executor, optimizer: torch.optim.Optimizer,
-        step: Callable[[], int], *, clip_norm: float | None = None, check_finite: bool = False,
+        step: Callable[[], int], loss: Callable[[], Tensor], *, clip_norm: float | None = None,
+        check_finite: bool = False,
     ) -> None:  # fmt: skip
-        self.setup, self.executor, self.optimizer, self.step = setup, executor, optimizer, step
+        self.setup, self.executor, self.optimizer = setup, executor, optimizer
+        self.step, self.loss = step, loss
         self.clip_norm, self.check_finite = clip_norm, check_finite
         self._owners = owners_of(setup.program)
 
@@ -54,7 +56,7 @@ class Updating:
 
     def __call__(self) -> None:
         if self.check_finite:
-            loss = self.executor.losses.all()
+            loss = self.loss()
             if not torch.isfinite(loss).all():
                 raise FloatingPointError(
                     f"the loss is {loss.item()} in step {self.step()}: nothing was updated."
