@@ -14,7 +14,7 @@ from raddle.cli import main as cli
 from raddle.clusters import cluster
 from raddle.errors import FailedCandidate, InputError
 from raddle.searches.attempts import Attempts
-from raddle.searches.auto import method as auto
+from raddle.searches.auto import candidates
 from raddle.searches.baselines import METHODS
 from raddle.searches.comparing import compare, planned
 from raddle.searches.settings import Settings
@@ -76,13 +76,13 @@ def test_auto_goes_on_without_a_part_that_fails(
 def test_a_candidate_that_cannot_be_simulated_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first that is simulated, which would have been the answer, perhaps."""
     graph, on = small("mlp-tiny")[1], cluster(ON)
-    real, calls = auto.lower, []
+    real, calls = candidates.judge, []
 
     def first_fails(*given: Any) -> Any:
         calls.append(given)
         return broken() if len(calls) == 1 else real(*given)
 
-    monkeypatch.setattr(auto, "lower", first_fails)
+    monkeypatch.setattr(candidates, "judge", first_fails)
     with pytest.warns(FailedCandidate):
         row = planned(graph, on, "auto", settings=ASKED).row
     assert len(failures(row)) == 1

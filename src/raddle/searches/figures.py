@@ -15,6 +15,7 @@ from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.program import Move, Reduce
 from raddle.searches.baselines.data import data
+from raddle.simulation.memory.fitting import fits
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline, simulate
 
@@ -43,7 +44,7 @@ def figures(timeline: Timeline) -> dict[str, Any]:
         "peak_bytes": max(peaks),
         "imbalance": timeline.imbalance,
         "search_s": None,
-        "fits": all(peak <= timeline.cluster.devices[d].memory for d, peak in enumerate(peaks)),
+        "fits": fits(peaks, timeline.cluster),
         "bn": plan.bn,
         "sync": plan.sync,
         "schedule": plan.schedule.splitlines()[0] if plan.schedule else "",

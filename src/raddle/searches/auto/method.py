@@ -13,17 +13,16 @@ Whatever fails on the way is left out and reported (attempts.py); the others com
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from raddle.clusters import Cluster
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.plans.plan import Plan
-from raddle.program.lower import lower
-from raddle.searches.attempts import Attempts, reasons
+from raddle.searches.attempts import Attempts
+from raddle.searches.auto.candidates import Candidate, Judge, Timer
+from raddle.searches.auto.squeezing import squeezed
 from raddle.searches.baselines import METHODS
 from raddle.searches.bounds import lower_bound
 from raddle.searches.flexflow.climbing import Climb
@@ -33,45 +32,13 @@ from raddle.searches.pipeline.method import pipeline
 from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.ranking import MOST_DEVICES
-from raddle.searches.recomputing import blocks
 from raddle.searches.settings import Clock, Found, Settings
 from raddle.searches.starts import Starts, baseline_starts, expert_starts
-from raddle.searches.stepping import proposed, simulated_step
-from raddle.simulation.fast.evaluator import Evaluator
-from raddle.simulation.memory.layout import Layout
-from raddle.simulation.memory.peaks import peak_bytes
-from raddle.simulation.timeline import simulate
+from raddle.searches.stepping import proposed
 
-STEPS = 3  # as figures.judge has it
 CHAINS = 6
 FINALISTS = 6  # that are simulated beside the baselines
-RECOMPUTE = (2, 4, 8, 16)
 PIPELINES = 0.2  # of the budget
-
-
-@dataclass
-class Candidate:
-    """A plan on its way to being the answer."""
-
-    name: str
-    tiles: Tiles
-    time: int  # nanoseconds of one step on its own
-    load: int = 0  # of the busiest resource: no step is shorter
-    step: float | None = None  # seconds, simulated
-    peaks: tuple[int, ...] = ()
-    fits: bool | None = None
-    recompute: int | None = None
-    failed: bool = False  # it could not be simulated
-
-    def row(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "step_ms": 1e3 * self.step if self.step is not None else self.time / 1e6,
-            "simulated": self.step is not None,
-            "fits": self.fits,
-            "peak_bytes": max(self.peaks) if self.peaks else None,
-            "recompute": self.recompute,
-        }
 
 
 def search(graph: Graph, cluster: Cluster, settings: Settings) -> Found:
@@ -85,7 +52,8 @@ class Auto:
     def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
         self.graph, self.cluster, self.settings = graph, cluster, settings
         self.attempts = Attempts()
-        self.evaluator: Evaluator | None = None
+        self.judge = Judge(graph, cluster, settings, self.attempts)
+        self.timer = Timer(self.judge)
         self.clock = Clock(settings.budget, settings.watch)
         self.space = PlanSpace(graph, cluster, settings)
         self.climb: Climb | None = None
@@ -105,7 +73,7 @@ class Auto:
         try:
             best = self._final(candidates)
             found = Found(best.tiles, best.name, recompute=best.recompute)
-            step = _step(best)
+            step = best.seconds
         except InputError:
             if not pipelines or not pipelines[0].fits:
                 raise
@@ -176,7 +144,7 @@ class Auto:
         candidates = []
         for name, tiles in found.items():
             with self.attempts.attempt(name):
-                candidates.append(self._timed(name, tiles))
+                candidates.append(self.timer.timed(name, tiles))
         return candidates
 
     def _searched_starts(self) -> dict[str, Starts]:
@@ -187,30 +155,10 @@ class Auto:
 
     def _is_stood_in(self, tiles: Tiles) -> bool:
         """Whether chains have to time another sync, because the evaluator refuses the plan's."""
-        plan = self._plan(tiles, None)
+        plan = self.judge.plan(tiles)
         timed = proposed(plan)
         self.stand_in = "" if timed is plan else timed.sync
         return bool(self.stand_in)
-
-    def _timed(self, name: str, tiles: Tiles) -> Candidate:
-        evaluator = self._moved(tiles)
-        time = evaluator.time()
-        assert time is not None
-        return Candidate(name, tiles, time, int(evaluator.load.max()))
-
-    def _moved(self, tiles: Tiles) -> Evaluator:
-        """The evaluator at a plan. It refuses plans as a whole; after a mistake it would be amid a move."""
-        evaluator, self.evaluator = self.evaluator, None
-        try:
-            if evaluator is None:
-                plan = proposed(self._plan(tiles, None))
-                evaluator = Evaluator(self.graph, self.cluster, plan, self.settings.profile)
-            evaluator.move(tiles)
-        except InputError:
-            self.evaluator = evaluator
-            raise
-        self.evaluator = evaluator
-        return evaluator
 
     def _simulated_starts(self, found: Mapping[str, Tiles]) -> list[Candidate]:
         """What the evaluator does not time, simulated for a step.
@@ -226,14 +174,8 @@ class Auto:
             if candidates and self.clock.over:
                 break
             with self.attempts.attempt(name):
-                candidates.append(self._stepped(name, tiles))
+                candidates.append(self.judge.stepped(name, tiles))
         return candidates
-
-    def _stepped(self, name: str, tiles: Tiles) -> Candidate:
-        """A candidate whose step on its own is simulated."""
-        plan = self._plan(tiles, None)
-        step = simulated_step(self.graph, plan, self.cluster, self.settings.profile)
-        return Candidate(name, tiles, *step)
 
     # -- improvement -----------------------------------------------------------------------------
 
@@ -241,7 +183,7 @@ class Auto:
         ranked = sorted(candidates, key=lambda c: c.time)
         over = False
         with self.attempts.attempt("chains"):
-            evaluator = self._moved(ranked[0].tiles)
+            evaluator = self.timer.at(ranked[0].tiles)
             self.climb = Climb(
                 self.space, evaluator, self.clock, self.settings, stand_in=self.stand_in
             )
@@ -256,7 +198,7 @@ class Auto:
             if self.climb.stopped == "interrupt":
                 self.interrupted = True
         if not over:
-            self.evaluator = None  # the one that chains had may have stopped amid a move
+            self.timer.forget()  # the evaluator that chains had may have stopped amid a move
         improved = []
         for own in self.climb.every if self.climb else ():
             name = f"{own.start}, improved"
@@ -267,9 +209,9 @@ class Auto:
     def _judged(self, name: str, tiles: Tiles, time: int) -> Candidate:
         """What a chain has found, with the load of its busiest resource."""
         if self.stand_in:
-            return self._stepped(name, tiles)
+            return self.judge.stepped(name, tiles)
         # After an interrupt the evaluator may have stopped amid a move.
-        load = 0 if self.interrupted else int(self._moved(tiles).load.max())
+        load = 0 if self.interrupted else int(self.timer.at(tiles).load.max())
         return Candidate(name, tiles, time, load)
 
     def _limit(self, ranked: list[Candidate], climb: Climb) -> list[Candidate]:
@@ -277,11 +219,11 @@ class Auto:
         capacity = np.array([d.memory for d in self.cluster.devices], np.float64)
         scale, fitting = 1.0, []
         for c in ranked[:CHAINS]:
-            estimate = np.maximum(self._moved(c.tiles).memory, 1)
+            estimate = np.maximum(self.timer.at(c.tiles).memory, 1)
             if (1.5 * estimate <= 0.5 * capacity).all():
                 fitting.append(c)  # far from full, whatever the estimate leaves out
                 continue
-            if not self._simulate(c):
+            if not self.judge.simulate(c):
                 continue
             scale = max(scale, max(c.peaks) / float(estimate.max()))
             if c.fits:
@@ -292,25 +234,6 @@ class Auto:
         return fitting or ranked[:CHAINS]
 
     # -- the answer ------------------------------------------------------------------------------
-
-    def _plan(self, tiles: Tiles, recompute: int | None) -> Plan:
-        settings = self.settings
-        plan = Plan(
-            tiles, len(self.cluster.devices), method="auto", batch=self.graph.batch, **settings.plan
-        )
-        return plan if recompute is None else replace(plan, recompute=blocks(self.graph, recompute))
-
-    def _simulate(self, c: Candidate) -> bool:
-        """Whether a candidate's steps could be simulated; if so, it knows what they take."""
-        if c.step is None and not c.failed:
-            with self.attempts.attempt(c.name):
-                plan = replace(self._plan(c.tiles, c.recompute), steps=STEPS)
-                timeline = simulate(lower(self.graph, plan), self.cluster, self.settings.profile)
-                c.step, c.peaks = timeline.step_seconds, tuple(peak_bytes(timeline))
-                rooms = [d.memory for d in self.cluster.devices]
-                c.fits = all(peak <= room for peak, room in zip(c.peaks, rooms, strict=True))
-            c.failed = c.step is None
-        return not c.failed
 
     def _final(self, candidates: list[Candidate]) -> Candidate:
         """The fastest that fits; after an interrupt, of those that have been simulated."""
@@ -323,70 +246,15 @@ class Auto:
                     {"step": f"simulating {c.name}", "done": 0.9 * budget, "of": budget}
                 )
                 if best is None or self._may_be_faster(c, best, number):
-                    self._simulate(c)
-                    if c.fits and (best is None or _step(c) < _step(best)):
+                    self.judge.simulate(c)
+                    if c.fits and (best is None or c.seconds < best.seconds):
                         best = c
         except KeyboardInterrupt:
             self.interrupted = True
-        return best if best is not None else self._squeezed(ranked)
+        return best if best is not None else squeezed(self.judge, ranked, len(self.space.groups))
 
     def _may_be_faster(self, c: Candidate, best: Candidate, number: int) -> bool:
         """A period can be shorter than a step on its own, but no shorter than the busiest resource."""
-        if c.load / 1e9 >= _step(best) or c.time / 1e9 > 1.5 * _step(best):
+        if c.load / 1e9 >= best.seconds or c.time / 1e9 > 1.5 * best.seconds:
             return False
         return number < FINALISTS or c.name in METHODS or c.name in self.settings.starts
-
-    def _squeezed(self, ranked: list[Candidate]) -> Candidate:
-        """Nothing fits: the candidates that need least, with values computed again in the backward."""
-        ranked = [c for c in ranked if self._simulate(c)]
-        if not ranked:
-            raise InputError(
-                f"auto found no plan for '{self.graph.name}' at batch {self.graph.batch} on "
-                f"'{self.cluster.name}': {reasons(self.attempts.failures)}."
-            )
-        small = sorted(ranked, key=lambda c: max(c.peaks))[:3]
-        chosen = list({id(c): c for c in [*ranked[:2], *small]}.values())
-        best: Candidate | None = None
-        for c in chosen:
-            for recompute in RECOMPUTE:
-                if recompute > len(self.space.groups):
-                    break
-                new = replace(c, recompute=recompute, step=None, name=f"{c.name}, recomputed")
-                if not self._simulate(new):
-                    continue
-                small.append(new)
-                if new.fits and (best is None or _step(new) < _step(best)):
-                    best = new
-        if best is None:
-            raise InputError(self._too_large(min(small, key=lambda c: max(c.peaks))))
-        return best
-
-    def _too_large(self, least: Candidate) -> str:
-        """By how much the smallest plan does not fit, and what would help."""
-        over = max(
-            range(len(least.peaks)), key=lambda d: least.peaks[d] - self.cluster.devices[d].memory
-        )
-        peak, room = least.peaks[over], self.cluster.devices[over].memory
-        program = lower(self.graph, self._plan(least.tiles, least.recompute))
-        fixed = int(Layout(program).static()[over])  # whatever the batch
-        batch = int(self.graph.batch * (room - fixed) / max(1, peak - fixed)) if room > fixed else 0
-        helps = (
-            f"a batch of about {batch} would fit"
-            if batch >= 1
-            else f"a smaller batch would not fit, but devices of {_size(peak)} or more of them would"
-        )
-        return (
-            f"no plan that was found for '{self.graph.name}' at batch {self.graph.batch} fits "
-            f"'{self.cluster.name}': the smallest ({least.name}) needs {_size(peak)} on device {over}, "
-            f"which has {_size(room)}; {helps}."
-        )
-
-
-def _step(c: Candidate) -> float:
-    assert c.step is not None, f"{c.name} has not been simulated"
-    return c.step
-
-
-def _size(nbytes: int) -> str:
-    unit, name = (2**30, "GiB") if nbytes >= 2**30 else (2**20, "MiB")
-    return f"{nbytes / unit:.3g} {name}"

@@ -35,6 +35,7 @@ from raddle.searches.pipeline.stages import Pipeline, stages_for
 from raddle.searches.placing import Tiles, copies, everywhere, standing
 from raddle.searches.settings import Clock, Found, Settings, Staged
 from raddle.searches.starts import first_devices
+from raddle.simulation.memory.fitting import fits
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
 
@@ -272,9 +273,7 @@ class _Pipelines:
         plan = replace(plan, steps=steps_to_simulate(plan, STEPS))
         timeline = simulate(lower(found.staged.graph, plan), self.cluster, self.settings.profile)
         peaks = peak_bytes(timeline)
-        rooms = [d.memory for d in self.cluster.devices]
-        fits = all(peak <= room for peak, room in zip(peaks, rooms, strict=True))
-        return Candidate(name, found, timeline.step_seconds, max(peaks), fits)
+        return Candidate(name, found, timeline.step_seconds, max(peaks), fits(peaks, self.cluster))
 
 
 def _on(tiling: Tiling, devices: tuple[int, ...]) -> Tiling:

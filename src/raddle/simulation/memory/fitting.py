@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from raddle.clusters import Cluster
 from raddle.errors import InputError
 from raddle.program.program import Program
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
+
+
+def fits(peaks: Sequence[int], cluster: Cluster) -> bool:
+    """Whether every device has the bytes that it needs at its fullest."""
+    return all(peak <= cluster.devices[d].memory for d, peak in enumerate(peaks))
 
 
 def check_memory(program: Program, cluster: Cluster) -> None:

@@ -1,0 +1,91 @@
+"""Candidates of `auto`: simulated by a judge, timed by the evaluator, squeezed where nothing fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from small import small
+
+from raddle.clusters import Cluster, cluster
+from raddle.errors import InputError
+from raddle.searches.attempts import Attempts
+from raddle.searches.auto.candidates import Candidate, Judge, Timer
+from raddle.searches.auto.squeezing import squeezed
+from raddle.searches.baselines import METHODS
+from raddle.searches.figures import figures, judge
+from raddle.searches.settings import Settings
+from raddle.simulation.fast.evaluator import Evaluator
+
+
+def judge_on(on: Cluster) -> Judge:
+    return Judge(small("mlp-tiny")[1], on, Settings(), Attempts())
+
+
+def data(own: Judge) -> dict[str, Any]:
+    return METHODS["data"](own.graph, own.cluster)
+
+
+def cards(memory: int) -> Cluster:
+    plain = cluster("p100:1x2").to_dict()
+    plain["devices"] = {kind: {**own, "memory": memory} for kind, own in plain["devices"].items()}
+    return Cluster.from_dict(plain)
+
+
+def test_a_simulated_candidate_knows_what_its_plan_takes() -> None:
+    own = judge_on(cluster("p100:1x2"))
+    candidate = own.stepped("data", data(own))
+    assert own.simulate(candidate)
+    row = figures(judge(own.graph, own.plan(candidate.tiles), own.cluster))
+    assert candidate.row()["step_ms"] == row["step_ms"] == 1e3 * candidate.seconds
+    assert (candidate.row()["peak_bytes"], candidate.fits) == (row["peak_bytes"], row["fits"])
+
+
+def test_a_candidate_that_fails_is_not_simulated_again() -> None:
+    own = judge_on(cluster("p100:1x2"))
+    candidate = Candidate("nothing", {}, 1)
+    assert not own.simulate(candidate)
+    assert not own.simulate(candidate)
+    assert [failure.name for failure in own.attempts.failures] == ["nothing"]
+    with pytest.raises(AssertionError, match="has not been simulated"):
+        candidate.seconds  # noqa: B018
+
+
+def test_the_timer_has_one_evaluator_until_it_is_told_to_forget_it() -> None:
+    own = judge_on(cluster("p100:1x2"))
+    timer = Timer(own)
+    candidate = timer.timed("data", data(own))
+    assert candidate.time == own.stepped("data", data(own)).time
+    first = timer.at(data(own))
+    assert timer.at(data(own)) is first
+    timer.forget()
+    assert timer.at(data(own)) is not first
+
+
+@pytest.mark.parametrize(("error", "same"), [(InputError, True), (ZeroDivisionError, False)])
+def test_a_timer_goes_on_after_a_refusal_and_begins_anew_after_a_mistake(
+    error: type[Exception], same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Evaluator, tiles: object) -> None:
+        raise error("it cannot be")
+
+    own = judge_on(cluster("p100:1x2"))
+    timer = Timer(own)
+    first = timer.at(data(own))
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "move", fails)
+        with pytest.raises(error):
+            timer.at(data(own))
+    assert (timer.at(data(own)) is first) is same
+
+
+def test_where_nothing_fits_the_smallest_is_named() -> None:
+    own = judge_on(cards(1000))
+    with pytest.raises(InputError, match=r"^no plan that was found for 'MLP'.*the smallest \(data"):
+        squeezed(own, [own.stepped("data", data(own))], groups=4)
+
+
+def test_where_nothing_could_be_simulated_the_first_reason_is_given() -> None:
+    own = judge_on(cards(1000))
+    with pytest.raises(InputError, match=r"^auto found no plan for .*: nothing: "):
+        squeezed(own, [Candidate("nothing", {}, 1)], groups=4)
