@@ -12,7 +12,7 @@ from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph, Op
-from raddle.searches.baselines import METHODS
+from raddle.searches.baselines import METHODS, applicable
 
 
 def profile_methods(
@@ -49,10 +49,6 @@ def _distinct(
 ) -> list[tuple[Op, Box]]:
     """One tile for each thing that can be measured apart."""
     found: dict[str, tuple[Op, Box]] = {}
-    for method in methods:
-        try:
-            tiles = METHODS[method](graph, cluster)
-        except InputError:
-            continue  # a method that does not apply has nothing to measure
+    for tiles in applicable(graph, cluster, methods).values():
         found = distinct(graph, tiles, kind) | found
     return list(found.values())

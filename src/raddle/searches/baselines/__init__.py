@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from raddle.clusters import Cluster
+from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.searches.baselines import filters
 from raddle.searches.baselines.data import data
@@ -26,6 +28,17 @@ METHODS: dict[str, Callable[[Graph, Cluster], Tiles]] = {
     "filter-incremental": filters.incremental,
     "channel-incremental": filters.channel_incremental,
 }
+
+
+def applicable(
+    graph: Graph, cluster: Cluster, names: Iterable[str] = tuple(METHODS)
+) -> dict[str, Tiles]:
+    """The tiles of the baselines that can be applied: there may be too few samples for some, say."""
+    found = {}
+    for name in names:
+        with suppress(InputError):
+            found[name] = METHODS[name](graph, cluster)
+    return found
 
 
 class Baseline(Method):

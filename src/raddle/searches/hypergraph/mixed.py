@@ -23,7 +23,7 @@ from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
 from raddle.program.lower import lower
-from raddle.searches.baselines import METHODS
+from raddle.searches.baselines import applicable
 from raddle.searches.hypergraph.mixedanneal import Schedule, anneal
 from raddle.searches.hypergraph.mixedblocks import Blocks, blocks_of
 from raddle.searches.hypergraph.mixedcosts import Array, Model, model
@@ -141,7 +141,8 @@ class Problem:
         begin = first_starts(self.blocks, self.model, self.shares)
         for name, state in begin.items():
             yield from self._counted(name, state)
-        for name, tiles in {**self._baselines(), **given}.items():
+        alike = cluster(f"p100:1x{self.parts}")  # the kind of device does not change a tile
+        for name, tiles in {**applicable(self.graph, alike), **given}.items():
             near = state_of(self.blocks, tiles, self.parts)
             if near is not None:
                 begin[name] = near
@@ -151,16 +152,6 @@ class Problem:
         own = self.blocks, self.model, self.most
         for name, state in rounds(*own, begin, clock, seed, heard):
             yield from self._counted(name, settled(self.blocks, state, self.shares))
-
-    def _baselines(self) -> dict[str, Tiles]:
-        found = {}
-        alike = cluster(f"p100:1x{self.parts}")  # the kind of device does not change a tile
-        for name, method in METHODS.items():
-            try:
-                found[name] = method(self.graph, alike)
-            except InputError:
-                continue  # too few samples, say
-        return found
 
     def _counted(self, name: str, state: State) -> Iterator[Candidate]:
         return self._judged(name, tiles_of(self.blocks, self.model, state), state)

@@ -18,8 +18,8 @@ from numba import njit
 from raddle.searches.hypergraph.mixedcosts import Array, Model
 from raddle.searches.hypergraph.mixedvolume import active_parts
 
-SHIFT, COPY, TURN, GATHER, SWAP = range(5)
-KINDS = 7  # what is above SWAP is a shift, too
+COPY, TURN, GATHER, SWAP = range(1, 5)
+KINDS = 7  # the others are shifts
 
 
 @njit(cache=True)

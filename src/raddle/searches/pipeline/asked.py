@@ -28,10 +28,6 @@ class Asked:
     microbatches: int | None = None
 
     @property
-    def anything(self) -> bool:
-        return bool(self.schedule or self.stages or self.microbatches)
-
-    @property
     def workers(self) -> tuple[tuple[int, ...], ...]:
         """Of a written schedule: a device a row."""
         return tuple((w,) for w in range(len(read(self.schedule).rows))) if self.rows else ()
