@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from raddle.searches.figures import FIGURES, data_parallel, figures, judge
 from raddle.searches.placing import Tiles
 from raddle.searches.planning import find, plan_of
 from raddle.searches.registry import METHODS
-from raddle.searches.settings import Found, Settings
+from raddle.searches.settings import Found, Heard, Settings
 from raddle.simulation.timeline import Timeline
 
 PIPELINE = ("schedule", "stages", "microbatches")
@@ -108,7 +108,7 @@ def compare(
     *,
     model: str = "",
     settings: Settings | None = None,
-    heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
+    heard: Heard = lambda step: None,
 ) -> list[dict[str, Any]]:
     """A row a method; one that cannot be applied, or fails, has an `error` in place of figures."""
     rows = [
@@ -150,7 +150,7 @@ def contest(
     *,
     model: str = "",
     settings: Settings | None = None,
-    heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
+    heard: Heard = lambda step: None,
 ) -> Iterator[tuple[Judged | None, dict[str, Any]]]:
     """What each method found, one after the other, and its row; without a plan, the row has an `error`.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
@@ -20,7 +19,7 @@ from raddle.searches.attempts import Attempts
 from raddle.searches.pins import read_pin
 from raddle.searches.recomputing import blocks
 from raddle.searches.registry import METHODS, method_named
-from raddle.searches.settings import AUTO, BUDGET, Found, Settings
+from raddle.searches.settings import AUTO, BUDGET, Found, Heard, Settings
 from raddle.searches.syncs import host_seconds, with_sync
 
 
@@ -40,7 +39,7 @@ def plan_for(
     pins: Sequence[str] = (),
     reduction: bool | None = None,
     profile: Profile | None = None,
-    heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
+    heard: Heard = lambda step: None,
 ) -> Plan:
     """The plan of a method for all devices of a cluster.
 

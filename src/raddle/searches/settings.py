@@ -15,6 +15,7 @@ from raddle.searches.placing import Tiles
 from raddle.searches.stopwatch import Stopwatch
 
 BUDGET = 30.0  # seconds
+Heard = Callable[[Mapping[str, Any]], None]  # is told of every step, as plain data
 AUTO = "auto"  # sync: what is faster, of those that compute the same
 
 
@@ -37,7 +38,7 @@ class Settings:
     microbatches: int | None = None
     pins: tuple[Pin, ...] = ()
     starts: Mapping[str, Tiles] = field(default_factory=dict)  # that `auto` knows besides its own
-    heard: Callable[[Mapping[str, Any]], None] = field(default=lambda step: None, repr=False)
+    heard: Heard = field(default=lambda step: None, repr=False)
     watch: Stopwatch = field(default_factory=Stopwatch, repr=False, compare=False)
 
     @property

@@ -24,9 +24,9 @@ from raddle.searches.hypergraph.layouts import follow, layout_of, layouts
 from raddle.searches.hypergraph.network import Network, merged, network
 from raddle.searches.placing import Tiles
 from raddle.searches.purposes import bytes_by_purpose
+from raddle.searches.settings import Heard
 
 Array = np.ndarray
-Heard = Callable[[Mapping[str, Any]], None]
 
 COUNTED = {
     "layerwise": naive.layerwise,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -22,8 +22,7 @@ from raddle.searches.hypergraph.blocks import partition_blocks
 from raddle.searches.hypergraph.bound import bounds as lower_bounds
 from raddle.searches.hypergraph.coarsestarts import balanced, chain, layerwise
 from raddle.searches.hypergraph.counts import Array, Model, volume
-
-Heard = Callable[[Mapping[str, Any]], None]
+from raddle.searches.settings import Heard
 
 SHORTEST = 1 << 17  # moves of a run of the first round
 EXACT = 256  # layers x parts, of at most 4 parts

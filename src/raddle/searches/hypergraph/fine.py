@@ -9,8 +9,8 @@ returned is counted on index sets, and never worse than a start.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,11 +21,11 @@ from raddle.searches.hypergraph.finemodel import FinePartition, fine_volume, fin
 from raddle.searches.hypergraph.finerows import Rows, coarse_rows, laid_out
 from raddle.searches.hypergraph.finewalks import LEAST, OVER, VOLUME, Problem, problem, walk
 from raddle.searches.hypergraph.network import Network
+from raddle.searches.settings import Heard
 
 __all__ = ["FinePartition", "FineSolution", "fine_volume", "fine_work", "solve", "spelt_out"]
 
 Array = np.ndarray
-Heard = Callable[[Mapping[str, Any]], None]
 
 MARGINS = (1.0, 0.99, 0.98, 0.97, 0.95, 0.92)  # of the capacity: cuts are in whole units
 ROUNDS = 4  # starts are halved after each

@@ -11,9 +11,9 @@ from the lowered program. No plan that was given or that a baseline makes, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,9 +31,7 @@ from raddle.searches.hypergraph.mixedsearch import rounds
 from raddle.searches.hypergraph.mixedstates import State, first_starts, settled, state_of, tiles_of
 from raddle.searches.placing import Tiles
 from raddle.searches.purposes import bytes_by_purpose
-from raddle.searches.settings import Clock
-
-Heard = Callable[[Mapping[str, Any]], None]
+from raddle.searches.settings import Clock, Heard
 
 
 class Choice(NamedTuple):

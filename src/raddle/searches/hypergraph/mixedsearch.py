@@ -8,9 +8,8 @@ and filters alone, which are the best for most layers; every third one goes on f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from raddle.searches.hypergraph.mixedblocks import Blocks
 from raddle.searches.hypergraph.mixedcosts import Array, Model
 from raddle.searches.hypergraph.mixedstates import State, part_work
 from raddle.searches.hypergraph.mixedvolume import volume
-from raddle.searches.settings import Clock
+from raddle.searches.settings import Clock, Heard
 
 ROUNDS = 6  # of a budget
 FIRST, LONGEST = (
@@ -38,7 +37,7 @@ def rounds(
     starts: Mapping[str, State],
     clock: Clock,
     seed: int,
-    heard: Callable[[Mapping[str, Any]], None],
+    heard: Heard,
 ) -> Iterator[tuple[str, State]]:
     """What each round found, by the name of its start; all are in balance."""
     axes = [np.ones(m.letter.shape, np.bool_), _axes(blocks, m, "nc")]

@@ -23,8 +23,7 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
-from raddle.searches.baselines.layerwise import layerwise
-from raddle.searches.baselines.model import owt
+from raddle.searches.baselines import applicable
 from raddle.searches.figures import judge
 from raddle.searches.hypergraph.mixed import Choice, MixedSolution, choices
 from raddle.searches.hypergraph.mixedblocks import Blocks, Runs, block_tiles, blocks_of
@@ -33,14 +32,17 @@ from raddle.searches.hypergraph.mixedlayouts import layouts
 from raddle.searches.hypergraph.mixedmoves import draw_run, propose, seeded
 from raddle.searches.hypergraph.mixedstates import State, first_starts, state_of, tiles_of
 from raddle.searches.placing import Tiles
-from raddle.searches.settings import Clock
+from raddle.searches.settings import Clock, Heard
 from raddle.searches.stepping import proposed
 from raddle.simulation.fast.evaluator import Evaluator
+from raddle.simulation.memory.fitting import fits
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline
 
 ROUND = 64  # proposals of a walk before another has its turn, at first
 TEMPERATURE = 0.003  # of the time of a step
+# Baselines that are short where volumes are not: stages, and weights that need not be synchronised.
+SHORT = ("owt", "layerwise")
 FINALISTS = 3  # that are simulated for several steps
 
 
@@ -68,7 +70,7 @@ def improve(
     seed: int = 0,
     starts: Mapping[str, Mapping[str, Tiling]] | None = None,
     profile: Profile | None = None,
-    heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
+    heard: Heard = lambda step: None,
     **settings: str,
 ) -> Improved:
     """The fastest plan that was found in about `budget` seconds; never slower than the solution.
@@ -87,7 +89,7 @@ def improve(
     def tell(step: str) -> None:
         heard({"step": step + said, "done": min(clock.seconds, budget), "of": budget})
 
-    known = {"volume": solution.tiles, **_baselines(graph, cluster), **(starts or {})}
+    known = {"volume": solution.tiles, **applicable(graph, cluster, SHORT), **(starts or {})}
     ranked = take_turns(stepper, stepper.walks(known), clock, tell)
     given = judge.simulated(solution.tiles)
     best, start, state = given, "volume", None
@@ -102,24 +104,12 @@ def improve(
     )  # fmt: skip
 
 
-def _baselines(graph: Graph, cluster: Cluster) -> dict[str, Tiles]:
-    """Those that are short where volumes are not: stages, and weights that need not be synchronised."""
-    found = {}
-    for name, method in {"owt": owt, "layerwise": layerwise}.items():
-        try:
-            found[name] = method(graph, cluster)
-        except InputError:
-            continue  # too few samples, say
-    return found
+def _rank(timeline: Timeline) -> tuple[bool, float]:
+    return not _fits(timeline), timeline.step_seconds
 
 
 def _fits(timeline: Timeline) -> bool:
-    devices = timeline.cluster.devices
-    return all(peak <= devices[d].memory for d, peak in enumerate(peak_bytes(timeline)))
-
-
-def _rank(timeline: Timeline) -> tuple[bool, float]:
-    return not _fits(timeline), timeline.step_seconds
+    return fits(peak_bytes(timeline), timeline.cluster)
 
 
 @dataclass

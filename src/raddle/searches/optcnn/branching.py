@@ -16,14 +16,15 @@ Differs from the paper: costs are moved over edges alone, and all the edges of a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from raddle.searches.optcnn.problem import Edges, Near, Nodes, cost_of, near_of, settled
+from raddle.searches.settings import Heard
 
 SWEEPS = 40  # at most, over a part
 GAIN = 0.02  # of the gap between bound and best cost: a sweep that closes less was the last
@@ -51,7 +52,7 @@ def minimum(
     *,
     narrow: Callable[[Nodes, Edges], tuple[tuple[int, ...], bool] | None],
     late: Callable[[], bool],
-    heard: Callable[[Mapping[str, Any]], None],
+    heard: Heard,
 ) -> Found:
     """The best choice, if there is time. `narrow` solves a part and says if to the end; none: too wide."""
     nodes, edges, forbidden = _finite(nodes, edges)

@@ -30,11 +30,11 @@ from numba import njit
 
 from raddle.searches.optcnn import branching, ordering
 from raddle.searches.optcnn.problem import Edge, cost_of, settled
+from raddle.searches.settings import Heard
 
 Scope = tuple[int, ...]  # nodes, in rising order
 Factor = tuple[Scope, np.ndarray]  # costs, with a dimension for each node of the scope
 Late = Callable[[], bool]
-Heard = Callable[[Mapping[str, Any]], None]
 
 LANES = 16  # of a vector register
 ROWS, COLUMNS = 64, 1024  # of a block of a product

@@ -1,0 +1,46 @@
+"""Ranges of a group's members, and what it takes to move values between their layouts."""
+
+from __future__ import annotations
+
+import numpy as np
+from small import small
+
+from raddle.clusters import cluster
+from raddle.graph.gradients import active_values
+from raddle.searches.groups import groups
+from raddle.searches.optcnn.following import Following
+from raddle.searches.optcnn.layouts import Atlas
+from raddle.searches.optcnn.moves import Moves
+
+GRAPH, ON = small("mlp-tiny")[1], cluster("p100:1x2")
+ATLAS = Atlas(np.arange(2), 2)
+
+
+def test_ranges_of_one_letter_are_one_object() -> None:
+    own = Following()
+    (group, *_) = groups(GRAPH)
+    lattice = ATLAS.lattice(group)
+    (member, *_) = group.members
+    dims = own.own(group, member, lattice)
+    assert all(a is b for a, b in zip(dims, own.own(group, member, lattice), strict=True))
+    assert [r.end for r in dims] == [dim.size for dim in member.op.space.dims]
+    for access in member.op.space.operands:
+        for index in access.indices:
+            if index.plain is not None and dims[index.plain].end <= index.extent:
+                assert own.index(index, dims) is dims[index.plain]
+
+
+def test_a_value_that_is_read_where_it_was_made_costs_nothing() -> None:
+    layouts = {
+        m.op.name: layout
+        for group in groups(GRAPH)
+        for m, layout in zip(group.members, ATLAS.layouts(group), strict=True)
+    }
+    moves = Moves(GRAPH, active_values(GRAPH), ON, np.arange(2), layouts, {})
+    maker, reader = GRAPH.op("layers.0"), GRAPH.op("relu")
+    seconds = moves.moved(reader, 0, maker, 0, between=False)
+    assert (seconds == 0).all()
+    pairs = moves.moved(reader, 0, maker, 0, between=True)
+    assert (np.diag(pairs) == 0).all()
+    assert pairs.max() > 0
+    assert moves.moved(reader, 0, maker, 0, between=True) is pairs
