@@ -2,7 +2,7 @@
 
 method, registry      what a method is, and every method by name; a folder a method:
                       baselines, optcnn, flexflow, pipeline, hypergraph, auto
-settings, pins        what is asked for                    planning, comparing   plans of methods, and rows of them
+settings, pins        what is asked for                    planning, comparing   plans of methods, and rows
 groups                operators that are split together    configurations        their parts and devices
 planspace, placing    tiles of a whole plan                starts                where searches begin
 figures, purposes     what is said of a simulated plan     bounds                what no plan goes below
