@@ -19,7 +19,6 @@ from raddle.searches.placing import Tiles
 from raddle.searches.registry import METHODS, SEARCHES, method_named, to_compile
 from raddle.searches.settings import Found, Settings
 
-
 KNOWN = (
     "optcnn", "flexflow", "hypergraph-coarse", "hypergraph-fine", "hypergraph-mixed", "pipeline", "auto"
 )  # fmt: skip
