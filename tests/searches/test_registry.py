@@ -100,3 +100,10 @@ def test_naming_methods_imports_no_compiler() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("part", to_compile(METHODS), ids=lambda part: part.name)
+def test_the_functions_that_a_cache_is_asked_for_exist(part: Compiled) -> None:
+    for name in part.largest:
+        module, _, function = name.removesuffix("-*.nbi").partition(".")
+        assert f"def {function}(" in (Path(part.folder) / f"{module}.py").read_text()
