@@ -10,8 +10,10 @@ hide. It is not cut where operators run in one piece: what is computed again, wh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+from raddle.graph.gradients import has_backward
 from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import Plan
 from raddle.plans.regions import operand_regions
@@ -19,6 +21,41 @@ from raddle.program.program import Message, Share
 from raddle.program.settling import Settled, joined
 
 PARTS = 8
+
+
+class Block(NamedTuple):
+    """Operators whose parameters are whole at a time, and those of them that run in a direction."""
+
+    ops: list[Op]
+    run: list[Op]
+
+
+def cut(
+    ops: Sequence[Op], graph: Graph, plan: Plan, divided: Collection[str], active: Collection[str],
+    phase: str,
+) -> list[Block]:  # fmt: skip
+    """The blocks of some operators, in the order of a direction."""
+    again = {name for names in plan.recompute for name in names}
+    blocks = blocks_of(ops, graph, plan, divided)
+    if phase == "F":
+        return [Block(own, own) for own in blocks]
+    return [
+        Block(own, [op for op in own if op.name in again or has_backward(op, active)])
+        for own in reversed(blocks)
+    ]
+
+
+def prefetched(
+    blocks: Sequence[Block], pull: Callable[[int], list[int]]
+) -> Iterator[tuple[list[Op], list[int]]]:
+    """The operators of each block, with what brings their parameters.
+
+    That leaves when the block before begins, and not earlier: parameters of two blocks are whole.
+    """
+    coming = pull(0)
+    for at, block in enumerate(blocks):
+        pulls, coming = coming, pull(at + 1) if at + 1 < len(blocks) else []
+        yield block.ops, pulls
 
 
 def blocks_of(

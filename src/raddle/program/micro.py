@@ -6,7 +6,7 @@ Backward, in reverse: gradients come back on the same edges and are summed at th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from raddle.graph.gradients import graded_inputs, has_backward, trained_parameters
@@ -15,6 +15,7 @@ from raddle.program.collective import recognise
 from raddle.program.messages import MessageKind, Subject, all_are_sent
 from raddle.program.program import Instruction, Key, Merge, Message, Move, Run
 from raddle.program.settling import Settled
+from raddle.program.writer import in_order
 
 all_are_sent(
     (
@@ -43,10 +44,8 @@ class Writing(Protocol):
 class Micro:
     """One micro-batch on its way."""
 
-    def __init__(
-        self, settled: Settled, key: Key, write: Writing, blocks: Mapping[str, Sequence[Op]]
-    ) -> None:
-        self.settled, self.key, self.write, self.blocks = settled, key, write, blocks
+    def __init__(self, settled: Settled, key: Key, write: Writing) -> None:
+        self.settled, self.key, self.write = settled, key, write
         self.ready: dict[str, list[int]] = {}  # value -> the instructions that make it available
         self.ran: dict[str, int] = {}
         self.given: dict[str, list[int]] = {}  # value -> those that contribute to its gradient
@@ -87,7 +86,7 @@ class Micro:
         self, value: str, what: MessageKind, messages: tuple[Message, ...], deps: Iterable[int]
     ) -> int:
         pattern = recognise(messages)
-        return self.write.emit(Move(value, what, self.key, messages, pattern, _sorted(deps)))
+        return self.write.emit(Move(value, what, self.key, messages, pattern, in_order(deps)))
 
     def _merge(self, op: Op, phase: str, deps: Sequence[int]) -> int:
         settled, key = self.settled, self.key
@@ -99,7 +98,7 @@ class Micro:
             if messages:
                 after.append(self._move(value, MessageKind.PARTIAL, messages, deps))
             return self.write.emit(Merge(op.name, "F", key, placed, devices, tuple(after)))
-        at = self.write.emit(Merge(op.name, "B", key, placed, devices, _sorted(deps)))
+        at = self.write.emit(Merge(op.name, "B", key, placed, devices, in_order(deps)))
         if messages and op.name not in settled.closing:
             back = settled.partial_back[op.name]
             return self._move(value, MessageKind.PARTIAL_GRADIENT, back, [at])
@@ -126,8 +125,8 @@ class Micro:
     def _backward(self, op: Op) -> bool:
         """Whether something was sent."""
         settled = self.settled
-        if op.name in self.blocks and op.name not in self.again:
-            self._recompute(self.blocks[op.name])
+        if op.name in settled.again and op.name not in self.again:
+            self._recompute(settled.again[op.name])
         deps = [self.again.get(op.name, self.ran[op.name]), *self.signals]
         deps += [i for name in op.outputs for i in self.given.get(name, [])]
         sent = False
@@ -140,7 +139,7 @@ class Micro:
         apart = self.settled.plan.split_backward and bool(parameters)
         if len(parameters) < len(names) or not apart:
             at = self.write.emit(
-                Run(op.name, "B", self.key, settled.devices[op.name], _sorted(deps))
+                Run(op.name, "B", self.key, settled.devices[op.name], in_order(deps))
             )
             deps = [*deps, at]
         if apart:
@@ -185,7 +184,7 @@ class Micro:
             ]
             devices = self.settled.devices[op.name]
             self.again[op.name] = self.write.emit(
-                Run(op.name, "R", self.key, devices, _sorted(deps))
+                Run(op.name, "R", self.key, devices, in_order(deps))
             )
 
     def weights(self, chosen: Callable[[Op], bool] = lambda op: True) -> None:
@@ -193,11 +192,7 @@ class Micro:
         for op, deps in [item for item in self.later if chosen(item[0])]:
             devices = self.settled.devices[op.name]
             deps = [*deps, *self.signals]
-            at = self.write.emit(Run(op.name, "W", self.key, devices, _sorted(deps)))
+            at = self.write.emit(Run(op.name, "W", self.key, devices, in_order(deps)))
             for name in trained_parameters(self.settled.graph, op, self.settled.active):
                 self.write.complete(name, self.key, at)
         self.later = [item for item in self.later if not chosen(item[0])]
-
-
-def _sorted(deps: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted(set(deps)))

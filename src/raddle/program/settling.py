@@ -84,6 +84,27 @@ class Settled:
         """By value, the operators that contribute to its gradient, in their order."""
         return graders(self.graph, self.active)
 
+    def ops_of(self, stage: int) -> list[Op]:
+        return [op for op in self.graph.ops if self.stage_of[op.name] == stage]
+
+    def devices_of(self, stage: int) -> set[int]:
+        """All devices that may compute something of a stage."""
+        ops = self.ops_of(stage)
+        cells = (cell for op in ops for cell in self.merges.get(op.name, ()))
+        own = {d for op in ops for d in self.devices[op.name]}
+        return own.union(*(cell.devices for cell in cells))
+
+    @cached_property
+    def again(self) -> dict[str, list[Op]]:
+        """Recomputed operators, with those of their block and stage: a stage's backward runs them."""
+        found: dict[str, list[Op]] = {}
+        for names in map(set, self.plan.recompute):
+            block = [op for op in self.graph.ops if op.name in names]
+            for op in block:
+                stage = self.stage_of[op.name]
+                found[op.name] = [o for o in block if self.stage_of[o.name] == stage]
+        return found
+
     def contributions(self, name: str, stages: frozenset[int]) -> int:
         """How many operators of some stages contribute to a value's gradient."""
         return sum(self.stage_of[op.name] in stages for op in self.graders.get(name, ()))

@@ -72,7 +72,7 @@ def record(
 ) -> Tape:
     settled = anything(graph, Plan({}, 1), active)
     recorder = Recorder(settled, parameter)
-    micro = Micro(settled, Key(), recorder, {})
+    micro = Micro(settled, Key(), recorder)
     micro.forward(graph.ops)
     micro.backward(graph.ops, weights=True)
     recorder.rows += [(ACTION_ENDS, -1, -1), (STEP_ENDS, -1, -1)]

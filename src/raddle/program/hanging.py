@@ -1,0 +1,124 @@
+"""The instruction of a row of the script, for whole parameters and for slices of them."""
+
+# p: parameter
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from raddle.graph.box import Box
+from raddle.program.messages import MessageKind, Subject, all_are_sent
+from raddle.program.parameters import Parameters, holders
+from raddle.program.program import Key, Message, Reduce, Share, Update
+from raddle.program.script import PULL, PUSH, SUM
+from raddle.program.settling import joined
+from raddle.program.writer import Writer, in_order
+
+all_are_sent((MessageKind.PUSH, MessageKind.PULL), Subject.PARAMETER)
+
+
+class Row(NamedTuple):
+    """A row of the script (script.py has the columns)."""
+
+    what: int
+    subject: int
+    parameter: int
+    after: int
+    members: Sequence[int]
+
+
+class Hanging(Protocol):
+    """Writes the instruction of a row."""
+
+    def name(self, row: Row) -> str:
+        """The parameter that a row other than a sum is about."""
+
+    def write(self, row: Row, key: Key, gradient: Sequence[int], before: Sequence[int]) -> int:
+        """The number of its instruction; `gradient` and `before` are what the row waits for."""
+
+    def late(self, row: Row, key: Key) -> Sequence[int]:
+        """What else the next use of what the row wrote waits for."""
+
+
+class Whole:
+    """Rows about whole parameters: summed in buckets, or through a server."""
+
+    def __init__(self, known: Parameters, writer: Writer) -> None:
+        self.known, self.writer = known, writer
+        self.served = known.plan.syncing.inline
+
+    def name(self, row: Row) -> str:
+        return self.known.graded[row.subject]
+
+    def late(self, row: Row, key: Key) -> Sequence[int]:
+        return ()
+
+    def write(self, row: Row, key: Key, gradient: Sequence[int], before: Sequence[int]) -> int:
+        deps = [*gradient, *before]
+        if row.what == SUM:
+            names = tuple(self.known.graded[p] for p in row.members)
+            shares = tuple(self.known.shared(n) for n in names)
+            devices = holders(s for own in shares for s in own)
+            return self.writer.emit(Reduce(names, key, shares, devices, in_order(deps)))
+        name, own = self.name(row), self.known.shares[self.name(row)]
+        if row.what == PUSH:
+            return self.writer.move(name, MessageKind.PUSH, key, joined(_up(own)), deps)
+        if row.what == PULL:
+            return self.writer.move(name, MessageKind.PULL, Key(key.step), joined(_down(own)), deps)
+        devices = tuple(sorted({s.home for s in own})) if self.served else holders(own)
+        return self.writer.emit(Update(name, Key(key.step), own, devices, in_order(deps)))
+
+
+class Sliced:
+    """Rows about slices. Without a barrier of all workers, each is served on its own: its gradient is
+    applied as it comes, and its answer may have to wait for the slowest."""
+
+    def __init__(self, known: Parameters, writer: Writer) -> None:
+        self.writer, self.sync = writer, known.plan.syncing
+        self.pieces = pieces_of(known)
+        self.updates: dict[tuple[str, Box, int], list[int]] = {}  # of a slice in a step
+
+    def name(self, row: Row) -> str:
+        return self.pieces[row.subject][0]
+
+    def late(self, row: Row, key: Key) -> Sequence[int]:
+        name, share = self.pieces[row.subject]
+        if self.sync.synchronous or self.sync.staleness is None:
+            return ()
+        return self.updates.get((name, share.box, key.step - self.sync.staleness), ())
+
+    def write(self, row: Row, key: Key, gradient: Sequence[int], before: Sequence[int]) -> int:
+        name, share = self.pieces[row.subject]
+        deps = [*gradient, *before]
+        if row.what == SUM:
+            return self.writer.emit(
+                Reduce((name,), key, ((share,),), share.devices, in_order(deps))
+            )
+        if row.what == PUSH:
+            return self.writer.move(name, MessageKind.PUSH, key, _up([share]), deps)
+        if row.what == PULL:
+            late = self.late(row, key)
+            return self.writer.move(name, MessageKind.PULL, key, _down([share]), [*deps, *late])
+        devices = share.devices if share.home < 0 else (share.home,)
+        if share.home >= 0 and share.home not in share.devices:
+            deps = list(before)
+        at = self.writer.emit(Update(name, key, (share,), devices, in_order(deps)))
+        self.updates.setdefault((name, share.box, key.step), []).append(at)
+        return at
+
+
+def pieces_of(known: Parameters) -> list[tuple[str, Share]]:
+    """What is synchronised: slices in the order of their numbers, each for all workers or one by one."""
+    every = [(name, share) for name, own in known.slices.items() for share in own]
+    if known.plan.syncing.synchronous:
+        return every
+    return [(name, share._replace(devices=(d,))) for name, share in every for d in share.devices]
+
+
+def _up(shares: Sequence[Share]) -> list[Message]:
+    return [Message(d, s.home, (s.box,)) for s in shares for d in s.devices if d != s.home]
+
+
+def _down(shares: Sequence[Share]) -> list[Message]:
+    return [Message(s.home, d, (s.box,)) for s in shares for d in s.devices if d != s.home]
