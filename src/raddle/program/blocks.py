@@ -17,8 +17,9 @@ from raddle.graph.gradients import has_backward
 from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import Plan
 from raddle.plans.regions import operand_regions
+from raddle.plans.tiling import Tiling
 from raddle.program.program import Message, Share
-from raddle.program.settling import Settled, joined
+from raddle.program.settling import joined
 
 PARTS = 8
 
@@ -91,7 +92,7 @@ def _inside(ops: Sequence[Op], pieces: Sequence[Sequence[str]]) -> set[int]:
 
 
 def pulls_of(
-    ops: Sequence[Op], settled: Settled, shares: Mapping[str, Sequence[Share]],
+    ops: Sequence[Op], tiles: Mapping[str, Tiling], shares: Mapping[str, Sequence[Share]],
     slices: Mapping[str, Sequence[Share]],
 ) -> dict[str, tuple[Message, ...]]:  # fmt: skip
     """By parameter, what brings the rows that these operators read to devices that are not their home.
@@ -104,7 +105,7 @@ def pulls_of(
             if name not in slices:
                 continue
             own = readers.setdefault(name, {})
-            for device, region in operand_regions(op, operand, settled.plan.tiles[op.name]):
+            for device, region in operand_regions(op, operand, tiles[op.name]):
                 for share in shares[name]:
                     if region is not None and not (region & share.box).empty:
                         own.setdefault(share.box.lo, set()).add(device)

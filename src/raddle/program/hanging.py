@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from raddle.graph.box import Box
+from raddle.plans.sync import Sync
 from raddle.program.messages import MessageKind, Subject, all_are_sent
 from raddle.program.parameters import Parameters, holders
 from raddle.program.program import Key, Message, Reduce, Share, Update
@@ -109,11 +110,18 @@ class Sliced:
 
 
 def pieces_of(known: Parameters) -> list[tuple[str, Share]]:
-    """What is synchronised: slices in the order of their numbers, each for all workers or one by one."""
-    every = [(name, share) for name, own in known.slices.items() for share in own]
-    if known.plan.syncing.synchronous:
-        return every
-    return [(name, share._replace(devices=(d,))) for name, share in every for d in share.devices]
+    """What is synchronised, in the order of its numbers."""
+    sync = known.plan.syncing
+    return [
+        (name, piece) for name, own in known.slices.items() for piece in served_alone(own, sync)
+    ]
+
+
+def served_alone(slices: Sequence[Share], sync: Sync) -> list[Share]:
+    """Slices of a parameter, each for all workers or, without a barrier, for one after the other."""
+    if sync.synchronous:
+        return list(slices)
+    return [share._replace(devices=(d,)) for share in slices for d in share.devices]
 
 
 def _up(shares: Sequence[Share]) -> list[Message]:

@@ -125,7 +125,7 @@ class _Lowering:
         own, settled = (key.replica, action.stage, action.phase), self.variants.of(key)
         if own not in self.pulled:
             blocks = cut(ops, settled.graph, settled.plan, slices, settled.active, action.phase)
-            pulls = (pulls_of(b.run, settled, self.known.shares, slices) for b in blocks)
+            pulls = (pulls_of(b.run, settled.plan.tiles, self.known.shares, slices) for b in blocks)
             self.pulled[own] = list(zip(blocks, pulls, strict=True))
         found = self.pulled[own]
         return prefetched([b for b, _ in found], lambda at: self._pull(key, found[at][1]))

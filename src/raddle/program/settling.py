@@ -6,7 +6,7 @@ twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -135,7 +135,7 @@ class Settled:
             for c, _ in self.consumers.get(o, [])
             for d in self.devices[c.name]
         }
-        width = self.graph.values[op.outputs[0]].dtype.itemsize
+        width, count = self.graph.values[op.outputs[0]].dtype.itemsize, self.plan.devices
         placed, messages = place_merge(
             op,
             tiling,
@@ -144,9 +144,9 @@ class Settled:
             closes=op.name in self.closing,
             where=self.plan.sums.get(op.name),
         )
-        self.merges[op.name], self.partial_messages[op.name] = placed, self._ordered(messages)
+        self.merges[op.name], self.partial_messages[op.name] = placed, in_turn(messages, count)
         back = [Message(m.target, m.source, m.boxes, m.part) for m in messages]
-        self.partial_back[op.name] = self._ordered(back)
+        self.partial_back[op.name] = in_turn(back, count)
 
     def _needs(
         self, op: Op, output: int, name: str
@@ -173,7 +173,7 @@ class Settled:
         back = self._fetched(holding, wanted, have)
         rest = self._fetched(holding, plainly, have)
         home = [Message(m.target, m.source, m.boxes) for m in back]
-        return self._ordered(joined(back + rest)), self._portions(home, stages)
+        return in_turn(joined(back + rest), self.plan.devices), self._portions(home, stages)
 
     def _portions(
         self, messages: Sequence[Message], stages: dict[int, set[int]]
@@ -187,7 +187,10 @@ class Settled:
                 own |= other
             groups.append(own)
         return tuple(
-            Portion(frozenset(own), self._ordered([m for m in messages if stages[m.source] <= own]))
+            Portion(
+                frozenset(own),
+                in_turn([m for m in messages if stages[m.source] <= own], self.plan.devices),
+            )
             for own in groups
         )
 
@@ -207,9 +210,6 @@ class Settled:
             taken = fetch(holding, device, regions, have.setdefault(device, []))
             messages += [Message(s, device, tuple(boxes)) for s, boxes in sorted(taken.items())]
         return messages
-
-    def _ordered(self, messages: Iterable[Message]) -> tuple[Message, ...]:
-        return in_turn(messages, self.plan.devices)
 
 
 def _add_regions(needs: dict[int, list[Box]], op: Op, operand: int, tiling: Tiling) -> None:

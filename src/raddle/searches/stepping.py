@@ -1,8 +1,7 @@
 """How searches time one step of a plan: by the evaluator or, where it refuses the plan, by simulation.
 
-Chains make thousands of proposals, too many to simulate. Where the evaluator does not know a way to
-synchronise, they move by the times with all-reduce in its place, and what they find is simulated as it is
-asked for: no time of a stand-in is ever shown as the plan's.
+Chains make thousands of proposals, too many to simulate. The evaluator times every way to synchronise, but
+no order of sums, which is chosen for what they find.
 """
 
 from __future__ import annotations
@@ -17,10 +16,7 @@ from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
-from raddle.simulation.fast.coverage import unsupported
 from raddle.simulation.timeline import simulate
-
-STAND_IN = "allreduce"
 
 
 class Step(NamedTuple):
@@ -31,8 +27,8 @@ class Step(NamedTuple):
 
 
 def proposed(plan: Plan) -> Plan:
-    """A plan as chains time it: with all-reduce, where the evaluator does not know the plan's sync."""
-    return plan if unsupported(plan) is None else replace(plan, sync=STAND_IN, order=())
+    """A plan as chains time it: without an order of sums."""
+    return replace(plan, order=()) if plan.order else plan
 
 
 def simulated_step(

@@ -12,6 +12,7 @@ import numpy as np
 Array = np.ndarray
 
 COMPUTE, MESSAGES, EVENT = range(3)  # kinds of rows of a tape
+NOW, LATEST = -1, -2  # messages wait for all that their source has done; for what it computed last
 # Columns of a node: the device is that of a stretch, else -1; what the device has computed before it;
 # whether an arrival has been waited for; what taking it in takes; how urgent it is (0: it queues).
 DURATION, FIRST, SECOND, DEVICE, DONE, SEEN, TAKING, URGENCY = range(8)
@@ -19,6 +20,7 @@ DURATION, FIRST, SECOND, DEVICE, DONE, SEEN, TAKING, URGENCY = range(8)
 # and of the messages back, as first and count; the set of rings that sums it (-1: none) and its first row
 # in the amounts; whether it travels; whether its server has a gradient of its own.
 PUSH_AT, PUSHES, UPDATE_AT, UPDATES, PULL_AT, PULLS, RINGS, AMOUNT_AT, TRAVELS, OWN = range(10)
+SYNCED = 10  # columns
 
 
 class Tape(NamedTuple):
@@ -35,7 +37,7 @@ class Tape(NamedTuple):
     mark_at: Array  # what later messages and sums wait for: marks, with the slots of those messages
     mark: Array
     mark_slot: Array  # (-1: always needed)
-    since: Array  # of messages: the mark that they wait for, or -1: what was computed last
+    since: Array  # of messages: the mark that they wait for, or NOW, or LATEST
     arrival: Array  # of messages: where arrivals are noted
     urgency: Array  # of messages
     graded: Array  # by parameter, whether it has a gradient
@@ -55,6 +57,7 @@ class Slots(NamedTuple):
     partial_back: Array
     activation: Array  # message rows by value
     gradient: Array
+    pulled: Array  # message rows by pull of a divided parameter
     synced: Array  # by parameter, what is synchronised of it: itself, or its slices
 
 
@@ -88,6 +91,7 @@ class Handling(NamedTuple):
 
     handles: bool  # whether it takes anything from any
     message: Array
+    slice: Array
     byte: Array
     sum: Array
 
@@ -123,5 +127,6 @@ class Lane(NamedTuple):
     taking: Array
     load: Array
     several: Array
+    ran: Array  # by device, the task that it computed last; only where nothing is folded
     handles: bool
     fold: bool

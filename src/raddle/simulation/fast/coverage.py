@@ -26,8 +26,7 @@ NAMED = {
 
 def unsupported(plan: Plan) -> str | None:
     """What of a plan the evaluator does not time, in words; None if it times the plan."""
-    # All-reduce in buckets, of any type, and servers in the program's order.
-    found = [f"sync '{plan.sync}'"] if plan.syncing.sliced else []
+    found = []
     for field in fields(plan):
         if field.name in TIMED | DESCRIBED:
             continue

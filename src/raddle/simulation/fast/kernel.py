@@ -34,6 +34,8 @@ from raddle.simulation.fast.arrays import (
     AMOUNT_AT,
     COMPUTE,
     EVENT,
+    LATEST,
+    NOW,
     OWN,
     PULL_AT,
     PUSH_AT,
@@ -81,7 +83,8 @@ def step_time(
     tails = np.zeros((devices, 2), np.int64)
     lane = Lane(
         np.zeros(devices, np.int32), np.zeros(devices, np.int64), np.zeros(devices, np.int64),
-        np.zeros(devices, np.int64), load, np.zeros(devices, np.int32), handling.handles,
+        np.zeros(devices, np.int64), load, np.zeros(devices, np.int32), np.full(devices, -1, np.int32),
+        handling.handles,
         fold and not ways.apart,
     )  # fmt: skip
     rows, members, row_at = _rows(ways, tape, slots, arena, rings)
@@ -200,17 +203,15 @@ def _walk(
                         d = computes[k, 0]
                         marked[m, d], marked_after[m, d] = stretch[d], offset[d]
         else:
-            m = tape.since[r]
-            if m < 0:
-                send(
-                    space, at, arena, table[x], stretch, offset, lane,
-                    space.arrival[tape.arrival[r]], tape.urgency[r],
-                )  # fmt: skip
+            m, arrival = tape.since[r], space.arrival[tape.arrival[r]]
+            if m == NOW:
+                send(space, at, arena, table[x], stretch, offset, lane, arrival, tape.urgency[r])
+            elif m == LATEST:
+                none = np.zeros(devices, np.int64)
+                send(space, at, arena, table[x], lane.ran, none, lane, arrival, tape.urgency[r])
             else:
-                send(
-                    space, at, arena, table[x], marked[m], marked_after[m], lane,
-                    space.arrival[tape.arrival[r]], tape.urgency[r],
-                )  # fmt: skip
+                since, after = marked[m], marked_after[m]
+                send(space, at, arena, table[x], since, after, lane, arrival, tape.urgency[r])
     return at[0], at[1]
 
 

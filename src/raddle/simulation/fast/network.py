@@ -43,14 +43,15 @@ def handling(cluster: Cluster) -> Handling:
     """costs/handling.py by device."""
     figures = {
         name: np.array([d.handling[name] for d in cluster.devices])
-        for name in ("message", "byte", "sum")
+        for name in ("message", "slice", "byte", "sum")
     }
     return Handling(handles(cluster), **figures)
 
 
-def of_messages(own: Handling, devices: Array, nbytes: Array) -> Array:
-    """Nanoseconds of one end of each message."""
-    seconds: Array = host_seconds(own.message[devices], own.byte[devices], nbytes)
+def of_messages(own: Handling, devices: Array, nbytes: Array, *, sliced: bool = False) -> Array:
+    """Nanoseconds of one end of each message, or of each slice of a parameter."""
+    each = own.slice if sliced else own.message
+    seconds: Array = host_seconds(each[devices], own.byte[devices], nbytes)
     return np.rint(seconds * 1e9).astype(np.int64)
 
 

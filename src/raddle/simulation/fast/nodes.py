@@ -80,6 +80,7 @@ def compute(space: Space, at: Array, d: int, ns: int, lane: Lane) -> None:
     ns += lane.taking[d]
     lane.taking[d] = 0
     spend(space, at, d, ns, lane)
+    lane.ran[d] = lane.stretch[d]
 
 
 @njit(cache=True)

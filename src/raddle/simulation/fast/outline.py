@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from raddle.graph.gradients import (
     active_values,
     gives_gradient,
+    graders,
     has_backward,
     trained_parameters,
 )
 from raddle.graph.graph import Graph, Op
+from raddle.plans.sync import Sync
 from raddle.simulation.fast.arrays import Tape
-from raddle.simulation.fast.tape import record
+from raddle.simulation.fast.tape import Pull, record
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,12 @@ class Outline:
     readers: list[list[tuple[int, int, bool]]]  # by value: operator, operand, whether graded
     parameter: dict[str, int]  # in the order of the first contributions to their gradients
     users: list[list[tuple[Op, int]]]  # by parameter: operators and operands, in order
+    trained: list[str]  # parameters with a gradient, in the order in which slices are numbered
     tape: Tape
+    pulls: list[Pull]  # of divided parameters, by the numbers of their slots
 
 
-def outline(graph: Graph) -> Outline:
+def outline(graph: Graph, sync: Sync) -> Outline:
     active = active_values(graph)
     number = {op.name: i for i, op in enumerate(graph.ops)}
     value: dict[str, int] = {}
@@ -51,9 +55,10 @@ def outline(graph: Graph) -> Outline:
         for operand, name in enumerate(op.inputs):
             if name in parameter:
                 users[parameter[name]].append((op, operand))
+    trained = [name for name in graders(graph, active) if name in parameter]
     return Outline(
         graph, active, number, value, made_by, _readers(graph, active, value, number), parameter,
-        users, record(graph, active, parameter, value),
+        users, trained, *record(graph, active, parameter, value, sync, trained),
     )  # fmt: skip
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import numpy as np
+
+from raddle.simulation.fast.arrays import SYNCED, Arena
 
 Array = np.ndarray
 Slot = tuple[int, int]  # first row, number of rows
 NOTHING: Slot = (0, 0)
+Found = TypeVar("Found")
 
 
 class Rows:
@@ -34,3 +40,25 @@ class Rows:
     @property
     def nbytes(self) -> int:
         return self.used * self.data.shape[1] * 8
+
+
+class Store:
+    """All rows (arrays.Arena has their columns), and what was found before, by what it depends on."""
+
+    def __init__(self) -> None:
+        self.computes, self.messages, self.amounts = Rows(2), Rows(7), Rows(2)
+        self.synced, self.sizes = Rows(SYNCED), Rows(2)  # sizes: [row, (device, bytes)]
+        self._known: dict[Any, Any] = {}
+
+    def once(self, key: Any, find: Callable[[], Found]) -> Found:
+        """What `find` gives, which is called the first time alone."""
+        if key not in self._known:
+            self._known[key] = find()
+        return self._known[key]  # type: ignore[no-any-return]
+
+    def arena(self) -> Arena:
+        return Arena(self.computes.data, self.messages.data, self.amounts.data, self.synced.data)
+
+    @property
+    def nbytes(self) -> int:
+        return self.computes.nbytes + self.messages.nbytes

@@ -6,20 +6,23 @@ points to rows (arrays.Slots), and where it has none an instruction is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import Plan
+from raddle.plans.sync import Sync
+from raddle.program.blocks import cut, prefetched
 from raddle.program.messages import MessageKind
 from raddle.program.micro import Micro
 from raddle.program.program import Instruction, Key, Merge, Message, Move, Run
 from raddle.program.script import ACTION_ENDS, COMPLETE, STEP_ENDS
 from raddle.program.settling import Portion, Settled
-from raddle.simulation.fast.arrays import COMPUTE, EVENT, MESSAGES, Array, Tape
+from raddle.simulation.fast.arrays import COMPUTE, EVENT, LATEST, MESSAGES, NOW, Array, Tape
 
 SOMETHING = (Message(0, 1, ()),)
+Pull = tuple[str, list[Op]]  # a parameter, and the operators of a block that read it
 Event = tuple[int, int, int]  # what, the parameter, the row that gave its last contribution
 
 
@@ -52,6 +55,7 @@ class Recorder:
             name: len(own) for name, own in settled.graders.items() if name in parameter
         }
         self.marks: list[tuple[int, int]] = []  # row and parameter of each contribution
+        self.pulls: dict[int, Pull] = {}  # by row
 
     def emit(self, instruction: Instruction) -> int:
         self.rows.append(instruction)
@@ -59,6 +63,19 @@ class Recorder:
 
     def reads(self, name: str, key: Key, op: Op) -> Iterable[int]:
         return ()
+
+    def pull(self, ops: Sequence[Op], divided: Collection[str]) -> list[int]:
+        """What brings the parameters that operators of a block read."""
+        found: dict[str, list[Op]] = {}
+        for op in ops:
+            for name in dict.fromkeys(op.inputs):
+                if name in divided:
+                    found.setdefault(name, []).append(op)
+        rows = []
+        for own in found.items():
+            rows.append(self.emit(Move(own[0], MessageKind.PULL, Key(), SOMETHING, "", ())))
+            self.pulls[rows[-1]] = own
+        return rows
 
     def complete(self, name: str, key: Key, at: int) -> None:
         self.marks.append((at, self.parameter[name]))
@@ -68,15 +85,42 @@ class Recorder:
 
 
 def record(
-    graph: Graph, active: frozenset[str], parameter: Mapping[str, int], value: Mapping[str, int]
-) -> Tape:
-    settled = anything(graph, Plan({}, 1), active)
+    graph: Graph, active: frozenset[str], parameter: Mapping[str, int], value: Mapping[str, int],
+    sync: Sync, trained: Sequence[str],
+) -> tuple[Tape, list[Pull]]:  # fmt: skip
+    """The tape of one step, and what is pulled in it."""
+    plan = Plan({}, 1)
+    settled = anything(graph, plan, active)
     recorder = Recorder(settled, parameter)
     micro = Micro(settled, Key(), recorder)
-    micro.forward(graph.ops)
-    micro.backward(graph.ops, weights=True)
+
+    def pieces(phase: str) -> Iterable[tuple[Sequence[Op], Sequence[int]]]:
+        if not sync.divided or not trained:
+            return [(graph.ops, ())]
+        blocks = cut(graph.ops, graph, plan, trained, active, phase)
+        return prefetched(blocks, lambda at: recorder.pull(blocks[at].run, trained))
+
+    for ops, pulls in pieces("F"):
+        micro.forward(ops, pulls)
+    for ops, pulls in pieces("B"):
+        micro.backward(ops, pulls, weights=True)
     recorder.rows += [(ACTION_ENDS, -1, -1), (STEP_ENDS, -1, -1)]
-    return _arrays(recorder, slot_numbers(graph, value))
+    urgency = urgencies(graph, parameter, trained, sync)
+    tape = _arrays(recorder, slot_numbers(graph, value), urgency)
+    return tape, list(recorder.pulls.values())
+
+
+def urgencies(
+    graph: Graph, parameter: Mapping[str, int], trained: Sequence[str], sync: Sync
+) -> Array:
+    """By parameter, the urgency of its messages (0: they queue)."""
+    found = np.zeros(len(parameter), np.int64)
+    if sync.sliced:
+        used = dict.fromkeys(name for op in graph.ops for name in op.inputs if name in parameter)
+        for at, name in enumerate(used):
+            if name in trained:
+                found[parameter[name]] = 1 + at if sync.urgent else 1
+    return found
 
 
 def slot_numbers(graph: Graph, value: Mapping[str, int]) -> dict[tuple[object, str], int]:
@@ -91,10 +135,13 @@ def slot_numbers(graph: Graph, value: Mapping[str, int]) -> dict[tuple[object, s
     return {own: number for number, own in enumerate(every)}
 
 
-def _arrays(recorder: Recorder, number: Mapping[tuple[object, str], int]) -> Tape:
+def _arrays(recorder: Recorder, number: Mapping[tuple[object, str], int], urgencies: Array) -> Tape:
     rows, producer = recorder.rows, recorder.settled.producer
     partial = (MessageKind.PARTIAL, MessageKind.PARTIAL_GRADIENT)
     kind, slot, since, arrival = (np.full(len(rows), -1) for _ in range(4))
+    since[:] = NOW
+    urgency = np.zeros(len(rows), np.int64)
+    pulled = {r: len(number) + at for at, r in enumerate(recorder.pulls)}
     waits: list[list[int]] = [[] for _ in rows]
     marks: list[list[tuple[int, int]]] = [[] for _ in rows]
     for at, p in recorder.marks:
@@ -111,9 +158,14 @@ def _arrays(recorder: Recorder, number: Mapping[tuple[object, str], int]) -> Tap
             waits[r] = [dep for dep in row.deps if isinstance(rows[dep], Move)]
             computed = r
         elif isinstance(row, Move):
-            name = producer[row.value].name if row.what in partial else row.value
-            kind[r], slot[r], arrival[r] = MESSAGES, number[row.what, name], arrivals
+            kind[r], arrival[r] = MESSAGES, arrivals
             arrivals += 1
+            if r in pulled:
+                slot[r], since[r] = pulled[r], LATEST
+                urgency[r] = urgencies[recorder.parameter[row.value]]
+                continue
+            name = producer[row.value].name if row.what in partial else row.value
+            slot[r] = number[row.what, name]
             if row.deps != (computed,):
                 since[r] = counted
                 for dep in row.deps:
@@ -126,7 +178,7 @@ def _arrays(recorder: Recorder, number: Mapping[tuple[object, str], int]) -> Tap
     return Tape(
         kind, slot, wait_at, slot[wait], arrival[wait], mark_at, mark,
         packed([[s for _, s in own] for own in marks])[1], since, arrival,
-        np.zeros(len(rows), np.int64), graded, what, parameters, runs,
+        urgency, graded, what, parameters, runs,
     )  # fmt: skip
 
 

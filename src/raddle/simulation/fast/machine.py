@@ -1,0 +1,68 @@
+"""A cluster as arrays: what its devices take to pass over memory, and its links to carry messages."""
+
+# d: device, s: source, t: target
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from raddle.clusters import Cluster
+from raddle.costs.compute import memory_speed, pass_seconds
+from raddle.costs.links import transfer_seconds
+from raddle.program.holding import in_turn
+from raddle.program.program import Message
+from raddle.simulation.fast.network import RingBook, handling, of_messages, routes
+from raddle.simulation.nanoseconds import nanoseconds
+
+Array = np.ndarray
+
+
+class Machine:
+    """Rows of a cluster; devices of one kind are alike."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.count = len(cluster.devices)
+        self.routes, self.rings, self.handling = (
+            routes(cluster),
+            RingBook(cluster),
+            handling(cluster),
+        )
+        self.kinds = sorted({d.kind: d for d in cluster.devices}.items())
+        kinds = [kind for kind, _ in self.kinds]
+        self.kind_of = np.array([kinds.index(d.kind) for d in cluster.devices])
+        self._speed = np.array([memory_speed(d) for d in cluster.devices])
+        self._overhead = np.array([d.overhead for d in cluster.devices])
+
+    def by_device(self, devices: Array, seconds: Array) -> Array:
+        """Rows of what devices compute: (device, nanoseconds)."""
+        own, inverse = np.unique(devices, return_inverse=True)
+        total = np.zeros(len(own))
+        np.add.at(total, inverse, seconds)  # in the order of the tiles
+        return np.stack([own, nanoseconds(total)], axis=1)  # type: ignore[arg-type]
+
+    def touch(self, devices: Sequence[Sequence[int]], nbytes: Sequence[int]) -> Array:
+        """Rows of devices that pass over so many bytes of their memory, by sets of devices."""
+        each = np.array([d for own in devices for d in own], np.int64)
+        amount = np.repeat(np.asarray(nbytes, np.float64), [len(own) for own in devices])
+        return self.by_device(each, pass_seconds(amount, self._speed[each], self._overhead[each]))
+
+    def listed(self, messages: Sequence[tuple[Message, int]], *, sliced: bool = False) -> Array:
+        """Rows of messages, with their bytes, in the order in which a program has them."""
+        if not messages:
+            return np.zeros((0, 7), np.int64)
+        nbytes_of = dict(messages)
+        ordered = in_turn(nbytes_of, self.count)
+        s, t = np.array([m[:2] for m in ordered]).T
+        nbytes = np.array([nbytes_of[m] for m in ordered])
+        seconds = transfer_seconds(self.routes.latency[s, t], self.routes.bandwidth[s, t], nbytes)
+        return self.carried(s, t, nanoseconds(seconds), nbytes, sliced=sliced)
+
+    def carried(
+        self, s: Array, t: Array, ns: Array, nbytes: Array, *, sliced: bool = False
+    ) -> Array:
+        """Rows of messages that take so many nanoseconds: see arrays.Arena."""
+        held = self.routes.first[s, t], self.routes.second[s, t]
+        ends = [of_messages(self.handling, d, nbytes, sliced=sliced) for d in (s, t)]
+        return np.stack([s, t, ns, *held, *ends], axis=1)

@@ -1,0 +1,56 @@
+"""The tables of docs/searching.md say what coverage.py says, of every kind of synchronisation and field."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+
+import pytest
+
+from raddle.plans.plan import Plan
+from raddle.plans.sync import KINDS
+from raddle.plans.sync.way import NUMBER
+from raddle.simulation.fast.coverage import DESCRIBED, unsupported
+
+DOCS = Path(__file__).parents[3] / "docs" / "searching.md"
+
+
+def said() -> dict[str, str]:
+    """By what the rows of the tables name, whether it is timed or refused."""
+    found: dict[str, str] = {}
+    for line in DOCS.read_text().splitlines():
+        *cells, last = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and last in ("timed", "refused"):
+            for name in re.findall("`([^`]*)`", " ".join(cells)):
+                assert name not in found, f"{name} is said twice"
+                found[name] = last
+    return found
+
+
+def ways() -> dict[str, str]:
+    """Every kind alone and with each of its words, as the docs write it and as a plan does."""
+    words = [(kind, word) for kind, own in KINDS.items() for word in own.words]
+    return {k: k for k in KINDS} | {
+        f"{kind}:{word.replace(NUMBER, 'N')}": f"{kind}:{word.replace(NUMBER, '3')}"
+        for kind, word in words
+    }
+
+
+@pytest.mark.parametrize(("shown", "text"), ways().items())
+def test_every_way_to_synchronise_is_in_the_table(shown: str, text: str) -> None:
+    is_timed = unsupported(Plan({}, 4, sync=text)) is None
+    assert said()[shown] == ("timed" if is_timed else "refused")
+
+
+def test_every_field_of_a_plan_is_in_a_table() -> None:
+    expected = {}
+    for field in fields(Plan):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if field.name in ("tiles", "devices", "bn", "sync", "bucket", "optimizer"):
+            expected[field.name] = "timed"
+        elif field.name not in DESCRIBED:
+            other = {int: 2, bool: True, str: "gpipe", tuple: (0,), dict: {"a": 1}}[type(default)]
+            assert unsupported(replace(Plan({}, 4), **{field.name: other}))
+            expected[field.name] = "refused"
+    assert expected == {name: own for name, own in said().items() if name not in ways()}

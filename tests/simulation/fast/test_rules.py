@@ -1,0 +1,109 @@
+"""A rule that is changed in its one place changes lowering, simulation and fast path alike.
+
+Without compilation the fast path is plain Python, so a function of program/script.py can be replaced before
+its compiled form is made: in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+
+CODE = """
+import importlib, json, sys
+from collections import Counter
+
+import torch
+from torch import nn
+
+from raddle.clusters import cluster
+from raddle.graph.capture import capture
+from raddle.plans.plan import Plan
+from raddle.program import script
+from raddle.program.lower import lower
+from raddle.searches.planning import plan_for
+from raddle.simulation.fast import evaluator, kernel, rules, timer
+from raddle.simulation.timeline import simulate
+
+model = nn.Sequential(*(m for n in (64, 8, 32, 16) for m in (nn.LazyLinear(n), nn.Tanh())))
+model(torch.zeros(2, 16))
+graph, on = capture(model, [torch.zeros(8, 16)], loss=lambda y: y.sum()), cluster("p100:1x4")
+
+
+def found(sync, bucket):
+    plan = Plan(plan_for(graph, on, "data").tiles, 4, sync=sync, bucket=bucket, optimizer="adam")
+    program = lower(graph, plan)
+    kinds = [type(i).__name__ + str(getattr(i, "what", "")) for i in program.instructions]
+    return {
+        "program": [[kind, list(i.deps)] for kind, i in zip(kinds, program.instructions)],
+        "updates": [i.parameter for i in program.instructions if type(i).__name__ == "Update"],
+        "simulated": int(simulate(program, on).end.max()),
+        "fast": evaluator.Evaluator(graph, on, plan).time(),
+        "unfolded": evaluator.Evaluator(graph, on, plan).time(fold=False),
+    }
+
+
+known, result = dict(vars(script)), {}
+for name, code in json.loads(sys.argv[1]).items():
+    vars(script).update(known)
+    exec(code, vars(script))
+    for module in (rules, kernel, timer, evaluator):
+        importlib.reload(module)
+    result[name] = {"buckets": found("allreduce", 2**12), "slices": found("ps:sliced", 0)}
+print(json.dumps(result))
+"""
+
+CHANGES = {
+    "nothing": "",
+    "bucket flush": "def is_full(nbytes, limit): return True",
+    "order of updates": """
+def goes_before(when, rank, other_when, other_rank):
+    return when > other_when or (when == other_when and rank > other_rank)
+""",
+    "slices": """
+def _serve(p, facts, numbers, rows):
+    for s in range(facts.first[p], facts.first[p] + facts.slices[p]):
+        n = _write(PUSH, s, p, -1, numbers, rows)
+        _write(UPDATE, s, p, n, numbers, rows)
+""",
+}
+
+
+@cache
+def changed() -> dict[str, Any]:
+    env = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    command = [sys.executable, "-c", CODE, json.dumps(CHANGES)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("way", ["buckets", "slices"])
+@pytest.mark.parametrize("rule", CHANGES)
+def test_lowering_simulation_and_fast_path_follow_one_rule(rule: str, way: str) -> None:
+    own, before = changed()[rule][way], changed()["nothing"][way]
+    assert own["fast"] == own["unfolded"] == own["simulated"]
+    touched = rule != "nothing" and (rule == "slices") == (way == "slices")
+    assert (own["program"] != before["program"]) == touched
+    assert (own["simulated"] != before["simulated"]) == touched
+
+
+def test_what_the_changes_do() -> None:
+    def count(rule: str, way: str, kind: str) -> int:
+        return sum(k == kind for k, _ in changed()[rule][way]["program"])
+
+    parameters = len(changed()["nothing"]["buckets"]["updates"])
+    assert count("nothing", "buckets", "Reduce") < count("bucket flush", "buckets", "Reduce")
+    assert count("bucket flush", "buckets", "Reduce") == parameters
+    assert (
+        changed()["order of updates"]["buckets"]["updates"]
+        == changed()["nothing"]["buckets"]["updates"][::-1]
+    )
+    assert count("nothing", "slices", "Movepull") > 0 == count("slices", "slices", "Movepull")
