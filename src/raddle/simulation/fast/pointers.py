@@ -12,6 +12,8 @@ from raddle.simulation.fast.store import Rows, Slot, Store
 
 Array = np.ndarray
 
+_SYNCED = ((PUSH_AT, "messages"), (UPDATE_AT, "computes"), (PULL_AT, "messages"))
+
 
 class Undo:
     """What was there before a change."""
@@ -19,10 +21,13 @@ class Undo:
     def __init__(self) -> None:
         self._old: list[tuple[Any, Any, Any]] = []
 
-    def set(self, target: Any, index: int, value: Any) -> None:
-        old = target[index]
-        self._old.append((target, index, old.copy() if isinstance(old, np.ndarray) else old))
+    def set(self, target: list[Any], index: int, value: Any) -> None:
+        self._old.append((target, index, target[index]))
         target[index] = value
+
+    def point(self, slots: Array, index: int, old: Slot, slot: Slot) -> None:
+        self._old.append((slots, index, old))
+        slots[index] = slot
 
     def keep(self, array: Array) -> None:
         """Remembers all of an array that is about to change."""
@@ -58,7 +63,7 @@ class Pointers:
         """Points a slot to other rows; with it goes the load that they put on resources, so many times."""
         old = int(slots[index, 0]), int(slots[index, 1])
         if old != slot:
-            undo.set(slots, index, slot)
+            undo.point(slots, index, old, slot)
             self._carry(store, rows, old, -times)
             self._carry(store, rows, slot, times)
 
@@ -72,9 +77,9 @@ class Pointers:
             np.add.at(self.held, own[:, 0], times * own[:, 1])
         elif rows is store.synced:
             for row in own.tolist():
-                for at, of in ((PUSH_AT, store.messages), (UPDATE_AT, store.computes),
-                               (PULL_AT, store.messages)):  # fmt: skip
-                    self._carry(store, of, (row[at], row[at + 1]), times)
+                for at, of in _SYNCED:
+                    if row[at + 1]:
+                        self._carry(store, getattr(store, of), (row[at], row[at + 1]), times)
         else:
             for column in (3, 4):
                 held = own[:, column] >= 0

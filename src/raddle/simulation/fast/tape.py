@@ -175,11 +175,12 @@ def _arrays(recorder: Recorder, number: Mapping[tuple[object, str], int], urgenc
     mark_at, mark = packed([[m for m, _ in own] for own in marks])
     what, parameters, runs = (np.array(column, np.int64) for column in zip(*events, strict=True))
     graded = np.array([name in recorder.pending for name in recorder.parameter], np.int64)
-    return Tape(
+    columns = (
         kind, slot, wait_at, slot[wait], arrival[wait], mark_at, mark,
         packed([[s for _, s in own] for own in marks])[1], since, arrival,
         urgency, graded, what, parameters, runs,
     )  # fmt: skip
+    return Tape(*(column.astype(np.int32) for column in columns))  # it is read at every step
 
 
 def packed(lists: Iterable[Sequence[int]]) -> tuple[Array, Array]:
