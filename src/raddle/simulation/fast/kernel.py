@@ -38,7 +38,9 @@ from raddle.simulation.fast.arrays import (
     NOW,
     OWN,
     PULL_AT,
+    PULLS,
     PUSH_AT,
+    PUSHES,
     RINGS,
     SEEN,
     TRAVELS,
@@ -205,13 +207,15 @@ def _walk(
         else:
             m, arrival = tape.since[r], space.arrival[tape.arrival[r]]
             if m == NOW:
-                send(space, at, arena, table[x], stretch, offset, lane, arrival, tape.urgency[r])
+                send(
+                    space, at, arena, first, count, stretch, offset, lane, arrival, tape.urgency[r]
+                )
             elif m == LATEST:
                 none = np.zeros(devices, np.int64)
-                send(space, at, arena, table[x], lane.ran, none, lane, arrival, tape.urgency[r])
+                send(space, at, arena, first, count, lane.ran, none, lane, arrival, tape.urgency[r])
             else:
                 since, after = marked[m], marked_after[m]
-                send(space, at, arena, table[x], since, after, lane, arrival, tape.urgency[r])
+                send(space, at, arena, first, count, since, after, lane, arrival, tape.urgency[r])
     return at[0], at[1]
 
 
@@ -235,17 +239,17 @@ def _event(
         row = rows[n, SUBJECT] if apart else slots.synced[rows[n, SUBJECT], 0]
         if what == PUSH:
             send(
-                space, at, arena, synced[row, PUSH_AT : PUSH_AT + 2], space.marked[p],
+                space, at, arena, synced[row, PUSH_AT], synced[row, PUSHES], space.marked[p],
                 space.marked_after[p], lane, summed[n], ways.urgency[p],
             )  # fmt: skip
         elif what == PULL and apart:
             send(
-                space, at, arena, synced[row, PULL_AT : PULL_AT + 2], updated, no_time, lane,
+                space, at, arena, synced[row, PULL_AT], synced[row, PULLS], updated, no_time, lane,
                 summed[n], ways.urgency[rows[after, PARAMETER]],
             )  # fmt: skip
         elif what == PULL:
             send(
-                space, at, arena, synced[row, PULL_AT : PULL_AT + 2], lane.stretch, offset, lane,
+                space, at, arena, synced[row, PULL_AT], synced[row, PULLS], lane.stretch, offset, lane,
                 summed[n], 0,
             )  # fmt: skip
         if what != UPDATE:
@@ -279,7 +283,7 @@ def _sum(
     """A collective: of a slice, when its members have come to it; of a bucket, when all of it is there."""
     if ways.apart:
         own = arena.synced[rows[n, SUBJECT]]
-        amounts = arena.amounts[own[AMOUNT_AT] : own[AMOUNT_AT] + 1, 0]
+        amounts = arena.amounts[own[AMOUNT_AT] : own[AMOUNT_AT] + 1, 0].copy()
         all_reduce(
             space, at, rings, handling, own[RINGS], lane.stretch, lane.offset, amounts, lane,
             space.summed[n],

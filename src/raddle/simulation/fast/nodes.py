@@ -104,8 +104,8 @@ def beside(space: Space, at: Array, d: int, ns: int, lane: Lane) -> int:
 
 @njit(cache=True)
 def send(
-    space: Space, at: Array, arena: Arena, slot: Array, since: Array, after: Array, lane: Lane,
-    arrival: Array, urgency: int,
+    space: Space, at: Array, arena: Arena, begin: int, count: int, since: Array, after: Array,
+    lane: Lane, arrival: Array, urgency: int,
 ) -> None:  # fmt: skip
     """Messages that wait for a task of their source: so many nanoseconds after a stretch began.
 
@@ -115,7 +115,7 @@ def send(
     arrival[:] = -1
     load, base = lane.load, at[0]
     apart = lane.handles and urgency > 0
-    for k in range(slot[0], slot[0] + slot[1]):
+    for k in range(begin, begin + count):
         s, t = arena.messages[k, 0], arena.messages[k, 1]
         ns, first, second = arena.messages[k, 2], arena.messages[k, 3], arena.messages[k, 4]
         node = node_of(space, at, ns, first, second, -1, 0)
@@ -134,25 +134,25 @@ def send(
         arrive(space, at, t, node, arrival, lane.several)
         space.nodes[arrival[t], TAKING] += arena.messages[k, 6]
     if apart and at[0] >= 0:
-        _send_apart(space, at, arena, slot, base, since, after, lane, arrival)
+        _send_apart(space, at, arena, begin, count, base, since, after, lane, arrival)
 
 
 @njit(cache=True)
 def _send_apart(
-    space: Space, at: Array, arena: Arena, slot: Array, base: int, since: Array, after: Array,
-    lane: Lane, arrival: Array,
+    space: Space, at: Array, arena: Arena, begin: int, count: int, base: int, since: Array,
+    after: Array, lane: Lane, arrival: Array,
 ) -> None:  # fmt: skip
     """Slices are sent and taken in by threads of their own, between what their devices compute."""
-    for k in range(slot[0], slot[0] + slot[1]):
+    for k in range(begin, begin + count):
         s = arena.messages[k, 0]
         task = beside(space, at, s, max(1, arena.messages[k, 5]), lane)
         if since[s] >= 0:
             edge(space, at, since[s], task, after[s])
-        edge(space, at, task, base + k - slot[0], 0)
-    for k in range(slot[0], slot[0] + slot[1]):
+        edge(space, at, task, base + k - begin, 0)
+    for k in range(begin, begin + count):
         t = arena.messages[k, 1]
         task = beside(space, at, t, max(1, arena.messages[k, 6]), lane)
-        edge(space, at, base + k - slot[0], task, 0)
+        edge(space, at, base + k - begin, task, 0)
         arrive(space, at, t, task, arrival, lane.several)
 
 
