@@ -4,17 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from raddle.errors import InputError
-from raddle.graph.box import Box, hull
+from raddle.graph.box import Box
 from raddle.program.program import Program, Run
 from raddle.runtime.actions import Actions
-from raddle.runtime.settling.pieces import Source
+from raddle.runtime.settling.pieces import Source, hulls_of
 
 
 class Input(NamedTuple):
@@ -117,6 +117,13 @@ class Batches:
                     "drop it, or plan for its size."
                 )
 
+    def feed(
+        self, batches: Sequence[Sequence[Tensor]], rank: int, place: torch.device
+    ) -> Callable[[Source], Tensor]:
+        """Gives what sources stand for, of a batch for each step that runs."""
+        tensors = [self.check(batch, rank) for batch in batches]
+        return lambda s: self.take(s, tensors[s.key.step]).to(place, non_blocking=True)
+
     def take(self, source: Source, tensors: Mapping[str, Tensor]) -> Tensor:
         """What a source stands for, out of a whole batch or of this rank's part."""
         given, m = self.inputs[source.name], source.key.micro
@@ -160,14 +167,7 @@ def _read_by(program: Program, device: int, name: str, micro: int) -> Box | None
     """The box of an input that a device reads of a micro-batch."""
     key = next(i.key for i in program.instructions if isinstance(i, Run) and i.key.micro == micro)
     variant = program.variant(key)
-    found: Box | None = None
-    for op in variant.graph.readers.get(name, ()):
-        for tile in variant.tiles[op.name].tiles:
-            if tile.device == device:
-                region = op.space.regions(tile.box)[op.inputs.index(name)]
-                if region is not None:
-                    found = region if found is None else hull([found, region])
-    return found
+    return hulls_of(variant, device, variant.graph.readers.get(name, ())).get(name)
 
 
 def _shape(program: Program, name: str, m: int) -> tuple[int, ...]:

@@ -49,10 +49,9 @@ class Evaluation:
 
     def run(self, batch: Sequence[Tensor], step: int, *, outputs: bool) -> Any:
         """The loss; with `outputs`, also what the module gives, whole."""
-        tensors = self.batches.check(batch, self.setup.rank)
+        feed = self.batches.feed([batch], self.setup.rank, self.setup.place)
         self.executor.load(self._current())
-        place = self.setup.place
-        loss = self.executor.run(lambda s: self.batches.take(s, tensors).to(place), step)
+        loss = self.executor.run(feed, step)
         if self.training.plan.wholes:  # a rank that keeps its own rows keeps no others
             self.executor.store.drop(s.slot for s in self.executor.plan.of("parameter"))
         return (loss, self._outputs()) if outputs else loss

@@ -51,11 +51,9 @@ class Resized:
         self.batches = Batches(program, self.executor.plan)
 
     def step(self, batch: Sequence[Tensor], step: int) -> Tensor:
-        tensors, place = self.batches.check(batch, self.setup.rank), self.setup.place
+        feed = self.batches.feed([batch], self.setup.rank, self.setup.place)
         self.loan.lend()
-        loss = self.executor.run(
-            lambda s: self.batches.take(s, tensors).to(place, non_blocking=True), step
-        )
+        loss = self.executor.run(feed, step)
         self.loan.give_back()
         return loss
 

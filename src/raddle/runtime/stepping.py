@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +12,6 @@ from raddle.program.lower import lower
 from raddle.runtime.batches import Batches
 from raddle.runtime.executor import Executor
 from raddle.runtime.resized import Loan, Resized
-from raddle.runtime.settling.pieces import Source
 from raddle.runtime.setup import Setup
 from raddle.runtime.weights import Used
 
@@ -40,7 +39,7 @@ class Stepping:
         self._running = self.executor
         run = partial(
             self.executor.run,
-            self._feed([self.batches.check(batch, self.setup.rank)]),
+            self.batches.feed([batch], self.setup.rank, self.setup.place),
             step,
             update=(step + 1) % self.accumulate == 0,
             weight=1 / self.accumulate,
@@ -50,7 +49,7 @@ class Stepping:
 
     def overlapped(self, chunk: Sequence[Sequence[Tensor]], step: int) -> list[Tensor]:
         """The losses of steps that overlap, no more of them than the program has; all end."""
-        feed = self._feed([self.batches.check(batch, self.setup.rank) for batch in chunk])
+        feed = self.batches.feed(chunk, self.setup.rank, self.setup.place)
         executor, loan = self.executor, None
         if len(chunk) < self.setup.plan.steps:  # the last ones
             program = lower(self.setup.graph, replace(self.setup.plan, steps=len(chunk)))
@@ -77,11 +76,6 @@ class Stepping:
         """What random numbers are drawn from, in steps on batches of any size."""
         for executor in (self.executor, *(own.executor for own in self._sizes.values())):
             executor.feeding.seed = seed
-
-    def _feed(self, batches: Sequence[Mapping[str, Tensor]]) -> Callable[[Source], Tensor]:
-        """By step, the tensors that a rank takes its parts of."""
-        take, place = self.batches.take, self.setup.place
-        return lambda s: take(s, batches[s.key.step]).to(place, non_blocking=True)
 
     def _resized(self, samples: int) -> Resized:
         if samples not in self._sizes:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from raddle.graph.box import Box, hull
-from raddle.graph.graph import Graph
+from raddle.graph.graph import Graph, Op
 from raddle.program.program import Key, Variant
 from raddle.runtime.function import Of, Piece
 
@@ -96,11 +96,11 @@ class Pieces:
         return slot
 
 
-def hulls_of(variant: Variant, device: int) -> dict[str, Box]:
-    """The smallest box of every input and frozen value that holds all that a device reads."""
+def hulls_of(variant: Variant, device: int, ops: Iterable[Op] | None = None) -> dict[str, Box]:
+    """The smallest box of every input and frozen value that holds all that a device reads, or some ops."""
     hulls: dict[str, Box] = {}
     values = variant.graph.values
-    for op in variant.graph.ops:
+    for op in variant.graph.ops if ops is None else ops:
         names = [(i, n) for i, n in enumerate(op.inputs) if values[n].role != "op"]
         for tile in variant.tiles[op.name].tiles if names else ():
             if tile.device != device:
