@@ -158,3 +158,14 @@ def test_what_makes_no_cluster(
     with pytest.raises(InputError) as caught:
         Cluster("bad", made, tuple(inside), tuple(between))
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 6, 16])
+def test_the_first_devices_keep_their_links(count: int) -> None:
+    every = cluster("p100:4x4")
+    few = every.first(count)
+    assert few.devices == every.devices[:count]
+    assert few.nodes == few.devices[-1].node + 1
+    assert Cluster.from_dict(few.to_dict()) == few
+    for d in range(1, count):
+        assert few.route(0, d).bandwidth == every.route(0, d).bandwidth

@@ -93,6 +93,18 @@ class Cluster:
         """The devices of a node."""
         return self._by_node[node]
 
+    def first(self, count: int) -> Cluster:
+        """The same with its first devices alone."""
+        if count == len(self.devices):
+            return self
+        nodes = self.devices[count - 1].node + 1
+        return replace(
+            self,
+            devices=self.devices[:count],
+            inside=self.inside[:nodes],
+            between=self.between[:nodes],
+        )
+
     def route(self, source: int, target: int) -> Route:
         """What a transfer from one device to another holds, in constant time."""
         assert source != target, f"device {source} needs no route to itself"

@@ -18,7 +18,7 @@ from raddle.searches.groups import Group, groups
 from raddle.searches.pins import pinned
 from raddle.searches.placing import Standing, Tiles, copies
 from raddle.searches.settings import Settings
-from raddle.searches.work import whole_seconds
+from raddle.searches.work import speeds
 
 
 class PlanSpace:
@@ -115,13 +115,7 @@ class PlanSpace:
 
     @cached_property
     def speeds(self) -> tuple[float, ...]:
-        """By device, how much of the graph it computes in a second."""
-        seconds = whole_seconds(self.graph)
-        by_kind: dict[str, float] = {}
-        for device in self.cluster.devices:
-            if device.kind not in by_kind:
-                by_kind[device.kind] = 1 / sum(seconds(op, device) for op in self.graph.ops)
-        return tuple(by_kind[device.kind] for device in self.cluster.devices)
+        return speeds(self.graph, self.cluster)
 
     def uneven(self, g: int, configuration: Configuration) -> Configuration | None:
         """A split by sample with shares by speed; None where there is nothing to gain."""

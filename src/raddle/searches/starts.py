@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from raddle.clusters import Cluster
-from raddle.clusters.topology import build
 from raddle.graph.graph import Graph
 from raddle.searches.attempts import Attempts
 from raddle.searches.configurations import Configuration
@@ -75,13 +75,8 @@ def shifted(space: PlanSpace, stages: int, configurations: Sequence[Configuratio
 
 
 def first_devices(cluster: Cluster, count: int) -> Cluster:
-    """A cluster of the first devices of another one."""
-    nodes = []
-    for a in range(cluster.nodes):
-        own = [cluster.devices[d] for d in cluster.members(a) if d < count]
-        if own:
-            nodes.append((own, cluster.inside[a], cluster.between[a]))
-    return build(f"{count} of {cluster.name}", nodes)
+    """A cluster of the first devices of another one, with a name of its own."""
+    return replace(cluster.first(count), name=f"{count} of {cluster.name}")
 
 
 def stages_of(space: PlanSpace, stages: int) -> list[int]:

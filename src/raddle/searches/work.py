@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raddle.clusters import Device
+from raddle.clusters import Cluster, Device
 from raddle.costs.compute import Compute
 from raddle.graph.gradients import active_values as active_values
 from raddle.graph.gradients import has_backward
@@ -21,3 +21,11 @@ def whole_seconds(graph: Graph) -> Callable[[Op, Device], float]:
         return sum(compute.seconds(op, op.space.full, phase, device) for phase in phases)
 
     return seconds
+
+
+def speeds(graph: Graph, cluster: Cluster) -> tuple[float, ...]:
+    """By device, how much of the graph it computes in a second."""
+    seconds = whole_seconds(graph)
+    kinds = {device.kind: device for device in cluster.devices}
+    speed = {kind: 1 / sum(seconds(op, own) for op in graph.ops) for kind, own in kinds.items()}
+    return tuple(speed[device.kind] for device in cluster.devices)

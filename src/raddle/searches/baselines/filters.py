@@ -33,7 +33,7 @@ from raddle.searches.placing import (
     split,
     standing,
 )
-from raddle.searches.work import whole_seconds
+from raddle.searches.work import speeds, whole_seconds
 
 
 def horizontal(graph: Graph, cluster: Cluster) -> Tiles:
@@ -94,14 +94,11 @@ def _layers(graph: Graph, cluster: Cluster, seconds: Seconds) -> list[Layer]:
     ]
 
 
-def _shares(graph: Graph, cluster: Cluster, seconds: Seconds, total: float) -> list[float]:
+def _shares(graph: Graph, cluster: Cluster, total: float) -> list[float]:
     """The work of each part: the average, or by speed where devices differ."""
-    kinds = {device.kind: device for device in cluster.devices}
-    speed = {
-        kind: 1 / sum(seconds(op, device) for op in graph.ops) for kind, device in kinds.items()
-    }
-    every = sum(speed[device.kind] for device in cluster.devices)
-    return [total * speed[device.kind] / every for device in cluster.devices]
+    own = speeds(graph, cluster)
+    every = sum(own)
+    return [total * speed / every for speed in own]
 
 
 def fill(layers: Sequence[tuple[int, float]], shares: Sequence[float]) -> list[list[Run]]:
@@ -139,7 +136,7 @@ class Layout(NamedTuple):
 def _partition(graph: Graph, cluster: Cluster, *, channels: bool) -> Tiles:
     seconds = whole_seconds(graph)
     layers = _layers(graph, cluster, seconds)
-    shares = _shares(graph, cluster, seconds, sum(layer.work for layer in layers))
+    shares = _shares(graph, cluster, sum(layer.work for layer in layers))
     units = [layer.channels if channels else 1 for layer in layers]  # of a filter
     filled = fill(
         [(layer.filters * u, layer.work) for layer, u in zip(layers, units, strict=True)], shares

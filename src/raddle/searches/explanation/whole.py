@@ -120,13 +120,7 @@ def used(plan: Plan, cluster: Cluster) -> Cluster:
         raise InputError(
             f"the plan needs {plan.devices} devices, '{cluster.name}' has {len(cluster.devices)}."
         )
-    if plan.devices == len(cluster.devices):
-        return cluster
-    devices = cluster.devices[: plan.devices]
-    nodes = devices[-1].node + 1
-    return replace(
-        cluster, devices=devices, inside=cluster.inside[:nodes], between=cluster.between[:nodes]
-    )
+    return cluster.first(plan.devices)
 
 
 def _side(timeline: Timeline) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from raddle.searches.hypergraph.answers import Answer, Asked, Partitioner
 from raddle.searches.hypergraph.cells import Cells, from_vector
 from raddle.searches.hypergraph.files import read_partition
 from raddle.searches.settings import Clock, Found, Settings
-from raddle.searches.work import whole_seconds
+from raddle.searches.work import speeds
 
 
 def search(graph: Graph, cluster: Cluster, grain: str, settings: Settings) -> Found:
     """A part a device; parts are as large as their devices are fast."""
     asked = Asked(
         len(cluster.devices), epsilon=settings.epsilon, budget=settings.budget, seed=settings.seed,
-        shares=device_shares(graph, cluster), heard=settings.heard,
+        shares=None if cluster.homogeneous else speeds(graph, cluster), heard=settings.heard,
     )  # fmt: skip
     if grain == "mixed":
         return _mixed(graph, cluster, asked, settings)
@@ -41,16 +41,6 @@ def _mixed(graph: Graph, cluster: Cluster, asked: Asked, settings: Settings) -> 
         heard=asked.heard, **settings.plan,
     )  # fmt: skip
     return Found(found.tiles)
-
-
-def device_shares(graph: Graph, cluster: Cluster) -> list[float] | None:
-    """The speeds of devices, where they differ."""
-    if cluster.homogeneous:
-        return None
-    seconds = whole_seconds(graph)
-    kinds = {device.kind: device for device in cluster.devices}
-    speed = {k: 1 / sum(seconds(op, device) for op in graph.ops) for k, device in kinds.items()}
-    return [speed[device.kind] for device in cluster.devices]
 
 
 def given(graph: Graph, cluster: Cluster, path: str | pathlib.Path) -> Found:
