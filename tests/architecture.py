@@ -18,7 +18,7 @@ LINES, METHODS, ATTRIBUTES = 400, 15, 12  # the most that a file and a class may
 # Modules beside the packages, which everybody may import.
 COMMON = ("errors", "files", "version", "yaml_files")
 # The files that may use private names of PyTorch: each says why, and has a test for every version.
-ADAPTERS = ("raddle.sync.backward_end",)
+ADAPTERS = ("raddle.sync.private_torch",)
 
 # Modules whose names are public, for those who stand beside the package.
 PUBLIC = ("raddle", "raddle.sync")
@@ -165,7 +165,9 @@ def private_torch(folder: Path) -> list[str]:
     for module, path in modules(folder).items():
         if module in ADAPTERS:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        known = _torch_names(tree)
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
                 names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
             elif isinstance(node, ast.Import):
@@ -173,12 +175,23 @@ def private_torch(folder: Path) -> list[str]:
                     p for a in node.names if a.name.startswith("torch") for p in a.name.split(".")
                 ]
             elif isinstance(node, ast.Attribute):
-                names = _dotted(node) if _dotted(node)[0] == "torch" else []
+                names = _dotted(node) if _dotted(node)[0] in known else []
             else:
                 continue
             private = [n for n in names if n.startswith("_") and not n.startswith("__")]
             found += [f"{module} uses torch's {name}" for name in private]
     return sorted(set(found))
+
+
+def _torch_names(tree: ast.AST) -> set[str]:
+    """What a module calls torch and its parts: torch, and dist after `import torch.distributed as dist`."""
+    names = {"torch"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {a.asname for a in node.names if a.name.startswith("torch") and a.asname}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            names |= {a.asname or a.name for a in node.names}
+    return names
 
 
 def _dotted(node: ast.expr) -> list[str]:

@@ -143,6 +143,7 @@ def test_a_planted_cycle_is_found(tmp_path):
     [
         "import torch\ntorch._C._current_graph_task_id()\n",
         "import torch\ntorch.autograd.Variable._execution_engine\n",
+        "import torch.distributed as dist\ndist.distributed_c10d._get_default_store()\n",
         "from torch._dynamo import config\n",
         "import torch._dynamo.config\n",
         "from torch.nn.modules.module import _global_forward_hooks\n",

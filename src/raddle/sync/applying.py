@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from raddle.sync.private_torch import has_step_hooks
+
 # Every element is updated by itself, and what is kept for a whole tensor (a step's count) is the same for
 # its slices: so slices give the same bits.
 ELEMENTWISE = (
@@ -34,7 +36,7 @@ def needs_barrier(optimizer: Optimizer) -> str | None:
     if not reason and kind not in (getattr(torch.optim, name, None) for name in ELEMENTWISE):
         reason = "it is not known to update every element by itself"
     # A copy of an optimizer has no hooks, and a hook is meant for all parameters at once.
-    if not reason and (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks):
+    if not reason and has_step_hooks(optimizer):
         reason = "it has hooks of its step"
     return f"{kind.__name__} cannot update slices: {reason}: {BARRIER}." if reason else None
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from raddle.sync.allreduce import Buckets
-from raddle.sync.backward_end import BackwardEnd
 from raddle.sync.lines import Lines
 from raddle.sync.mechanism import Mechanism
+from raddle.sync.private_torch import BackwardEnd
 from raddle.sync.settings import Settings
 from raddle.sync.stalls import logger
 from raddle.sync.trained import Trained

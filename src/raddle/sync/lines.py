@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from raddle.sync.lateness import Lateness
+from raddle.sync.private_torch import default_store
 from raddle.sync.session import CPU, Session
 from raddle.transport.exchange import exchange_over
 
@@ -41,9 +41,8 @@ class Lines:
         """Makes ready for sums, on all ranks; gives what says who keeps them waiting."""
         if self._device.type == "cuda":
             self.sums = self._session.open(self._device)
-        store = dist.distributed_c10d._get_default_store()
         place = f"sums {self._session.opened}"
-        self.late = Lateness(self.rank, self.size, store, place, self._stall)
+        self.late = Lateness(self.rank, self.size, default_store(), place, self._stall)
         return self.late
 
     @contextlib.contextmanager

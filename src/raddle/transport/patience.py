@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from raddle.transport.sockets import DIED
+from raddle.transport.alarm import DIED
 from raddle.transport.wire import Arrive, Counters, Fail, Frame, Wire
 
 GRACE = 3.0  # seconds

@@ -19,6 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from raddle.transport.alarm import DIED
 from raddle.transport.door import network_door
 from raddle.transport.inbox import FirstFailure, Inbox
 from raddle.transport.meeting import MAGIC, Share, hang_up, meet
@@ -36,7 +37,6 @@ CREDIT = 128 * 1024  # bytes
 HEADER = struct.Struct("<4sB3xIQQQ")  # magic, kind, item, clock, version, bytes of the payload
 BYE = HEADER.pack(MAGIC, 0, 0, 0, 0, 0)
 FAREWELL = 5.0  # seconds that a rank which has failed gives others to take what is queued
-DIED = "its process has ended without a word: killed, or out of memory?"
 
 
 class SocketWire:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from raddle.transport.base import Arriving, Doing, Expected, Pending, late, sent_in_all, stops
+from raddle.transport.base import DONE, Arriving, Doing, Expected, Pending, late, sent_in_all, stops
 from raddle.transport.memory import memory_wires
 from raddle.transport.wire import Wire
 
@@ -193,18 +193,6 @@ class Threads:
 
     def close(self) -> None:
         pass
-
-
-class _Done:
-    """A message that was copied when it was sent."""
-
-    __slots__ = ()
-
-    def wait(self) -> None:
-        pass
-
-
-DONE = _Done()
 
 
 class _Receive:

@@ -1,12 +1,15 @@
-"""The end of a backward, as backward_end.py relies on it, with any version of PyTorch."""
+"""What private_torch.py relies on, with any version of PyTorch."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from raddle.sync.backward_end import BackwardEnd
+from raddle.sync.private_torch import BackwardEnd, default_store, has_step_hooks
 
 
 class Watched:
@@ -93,3 +96,23 @@ def test_a_backward_inside_of_another_has_an_end_of_its_own(three: list[nn.Param
     assert watched.seen.index("1") < ends[0]
     assert watched.seen[-1] == "end"
     assert sorted(w for w in watched.seen if w != "end") == ["0", "1", "2"]
+
+
+def test_the_jobs_store_is_found(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        default_store().set("raddle/test", "here")
+        assert default_store().check(["raddle/test"])
+        assert not default_store().check(["raddle/nothing"])
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("register", ["register_step_pre_hook", "register_step_post_hook"])
+def test_hooks_of_a_step_are_seen(three: list[nn.Parameter], register: str) -> None:
+    optimizer = torch.optim.SGD(three, lr=0.1)
+    assert not has_step_hooks(optimizer)
+    handle = getattr(optimizer, register)(lambda *_: None)
+    assert has_step_hooks(optimizer)
+    handle.remove()
+    assert not has_step_hooks(optimizer)
