@@ -182,3 +182,9 @@ def plant(folder: Path, name: str, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return folder
+
+
+def test_files_of_tests_have_names_of_their_own():
+    """pytest imports them by their last name: two of one name cannot be collected together."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

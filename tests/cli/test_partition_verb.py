@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import json
 import pathlib
-import sys
-from collections.abc import Callable
 from typing import Any
 
+import calling
 import numpy as np
 import pytest
 
-from raddle.cli import main as cli
 from raddle.searches.hypergraph import files
 
-Raddle = Callable[..., Any]
 
-
-@pytest.fixture
-def raddle(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Raddle:
+def raddle(*words: object) -> Any:
     """What a verb says with --json, or its exit code and what it complains of."""
-
-    def run(*words: object) -> Any:
-        monkeypatch.setattr(sys, "argv", ["raddle", *map(str, words), "--json"])
-        try:
-            cli.main()
-        except SystemExit as end:
-            if end.code:
-                return end.code, capsys.readouterr().err
-        return json.loads(capsys.readouterr().out)
-
-    return run
+    done = calling.raddle(*words, "--json")
+    return (done.returncode, done.stderr) if done.returncode else json.loads(done.stdout)
 
 
-def test_the_thesis_s_layer_wise_table(raddle: Raddle) -> None:
+def test_the_thesis_s_layer_wise_table() -> None:
     """Its Table 5.2, in Mi elements: volume, heaviest layer, average."""
     rows = raddle("partition", "vgg16", "-k", "2,4,8,16", "--method", "layerwise", "--batch", 32)
     expected = [(24.5, 24.5, 12.2), (85.7, 49.0, 21.4), (131.6, 49.0, 16.4), (273.5, 98.0, 17.0)]
@@ -44,7 +30,7 @@ def test_the_thesis_s_layer_wise_table(raddle: Raddle) -> None:
         assert sum(row["received_elements"]) == row["volume_elements"]
 
 
-def test_given_weights_are_balanced(raddle: Raddle, tmp_path: pathlib.Path) -> None:
+def test_given_weights_are_balanced(tmp_path: pathlib.Path) -> None:
     """The reconstructed weights of Table 5.1, whose largest parts are these."""
     weights = [
         629, 6624, 2677, 6371, 2359, 4097, 4353, 2165, 5229, 4478, 1246, 1095, 988, 546, 84, 60,
@@ -58,14 +44,14 @@ def test_given_weights_are_balanced(raddle: Raddle, tmp_path: pathlib.Path) -> N
 
 
 @pytest.mark.parametrize("weights", ["time", "both"])
-def test_time_can_be_balanced(raddle: Raddle, weights: str) -> None:
+def test_time_can_be_balanced(weights: str) -> None:
     line = ("partition", "lenet", "-k", 2, "--method", "filter-incremental", "--weights", weights)
     (row,) = raddle(*line)
     assert row["imbalance"] < 1.3
     assert row["work_max"] != raddle(*line[:-1], "flops")[0]["work_max"]
 
 
-def test_connected_layers_can_be_one_vertex(raddle: Raddle, tmp_path: pathlib.Path) -> None:
+def test_connected_layers_can_be_one_vertex(tmp_path: pathlib.Path) -> None:
     line = ("export", "lenet", "--to", "patoh", "-o", tmp_path / "h")
     assert raddle(*line)["vertices"] == 6 + 16 + 120 + 84 + 10
     assert raddle(*line, "--connected-as-one")["vertices"] == 6 + 16 + 3
@@ -73,7 +59,7 @@ def test_connected_layers_can_be_one_vertex(raddle: Raddle, tmp_path: pathlib.Pa
 
 @pytest.mark.parametrize("grain", ["coarse", "fine"])
 def test_another_partitioner_s_answer_is_a_plan_that_holds(
-    raddle: Raddle, tmp_path: pathlib.Path, grain: str
+    tmp_path: pathlib.Path, grain: str
 ) -> None:
     told = raddle(
         "export", "lenet-tiny", "--to", "hmetis", "--grain", grain, "-o", tmp_path / "h"
@@ -114,14 +100,14 @@ def test_another_partitioner_s_answer_is_a_plan_that_holds(
         (("plan", "lenet", "--cluster", "local:2", "--from-partition", "gone"), "there is no file"),
     ],
 )
-def test_bad_input_gets_one_sentence(raddle: Raddle, words: tuple[str, ...], reason: str) -> None:
+def test_bad_input_gets_one_sentence(words: tuple[str, ...], reason: str) -> None:
     code, said = raddle(*words)
     assert code == 2
     assert reason in said
     assert said.count("\n") == 1
 
 
-def test_an_answer_must_fit(raddle: Raddle, tmp_path: pathlib.Path) -> None:
+def test_an_answer_must_fit(tmp_path: pathlib.Path) -> None:
     line = ("plan", "lenet-tiny", "--cluster", "local:2", "--from-partition", tmp_path / "p")
     (tmp_path / "p").write_text("0 1 2\n")
     assert "has 3 parts, 'local:2' 2 devices" in raddle(*line)[1]

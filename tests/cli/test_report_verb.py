@@ -6,51 +6,23 @@ import json
 import pathlib
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
+from calling import raddle
 from patience import HANG
 
-from raddle.cli import main as cli
-
 LENET = ("report", "lenet-tiny", "--cluster", "local:2")
-
-
-class Done(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Raddle = Callable[..., Done]
-
-
-@pytest.fixture
-def raddle(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Raddle:
-    """A verb in this process."""
-
-    def run(*words: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["raddle", *words])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return Done(code, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("plans") / "owt.json")
     line = ["plan", "lenet-tiny", "--cluster", "local:2", "--method", "owt", "-o", path]
-    subprocess.run([sys.executable, "-m", "raddle", *line], check=True, capture_output=True)
+    assert raddle(*line).returncode == 0
     return path
 
 
-def test_a_page_of_methods(raddle: Raddle, tmp_path: pathlib.Path) -> None:
+def test_a_page_of_methods(tmp_path: pathlib.Path) -> None:
     path = str(tmp_path / "page.html")
     done = raddle(*LENET, "--methods", "data, owt", "-o", path, "--progress", "--json")
     said = json.loads(done.stdout)
@@ -62,9 +34,7 @@ def test_a_page_of_methods(raddle: Raddle, tmp_path: pathlib.Path) -> None:
     assert all(0 <= step["done"] <= step["of"] for step in steps)
 
 
-def test_a_given_plan_stands_beside_data_parallel(
-    raddle: Raddle, plan: str, tmp_path: pathlib.Path
-) -> None:
+def test_a_given_plan_stands_beside_data_parallel(plan: str, tmp_path: pathlib.Path) -> None:
     path = str(tmp_path / "page.html")
     done = raddle("report", "--plan", plan, "-o", path)
     assert done.returncode == 0, done.stderr
@@ -73,9 +43,7 @@ def test_a_given_plan_stands_beside_data_parallel(
     assert labels == ["data", "owt"]
 
 
-def test_a_real_run_is_shown_beside_its_prediction(
-    raddle: Raddle, plan: str, tmp_path: pathlib.Path
-) -> None:
+def test_a_real_run_is_shown_beside_its_prediction(plan: str, tmp_path: pathlib.Path) -> None:
     trace, run = str(tmp_path / "t.json.gz"), tmp_path / "run.json"
     line = [sys.executable, "-m", "raddle", "run", plan, "--local", "--steps", "4", "--json"]
     line += ["--trace", trace]
@@ -105,7 +73,7 @@ def test_a_real_run_is_shown_beside_its_prediction(
     ],
 )
 def test_bad_input_gets_one_sentence(
-    raddle: Raddle, words: tuple[str, ...], reason: str, plan: str, tmp_path: pathlib.Path
+    words: tuple[str, ...], reason: str, plan: str, tmp_path: pathlib.Path
 ) -> None:
     words = tuple(plan if word == "PLAN" else word for word in words)
     given = words if "-o" in words else (*words, "-o", str(tmp_path / "page.html"))

@@ -6,21 +6,19 @@ from typing import Any
 
 import pytest
 
+from raddle.api.explaining import explain_op, explain_plan
+from raddle.api.loading import capture_model
+from raddle.api.planning import plan_for
 from raddle.clusters import cluster
 from raddle.graph.graph import Graph
 from raddle.reports.explaining import sentences, show_op, show_plan, standing, what_changes
 from raddle.reports.explaining.words import cut, listed, ms_text, percent, signed
-from raddle.searches.explanation.operator import explain_op
-from raddle.searches.explanation.whole import explain_plan
-from raddle.searches.planning import plan_for
 
 Shown = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    from raddle.api.loading import capture_model
-
     return capture_model("lenet-tiny", 8)
 
 

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from raddle.api.loading import capture_model
+from raddle.api.planning import Judged, Settings, compare, predict
+from raddle.api.simulating import details
 from raddle.clusters import cluster, presets
 from raddle.clusters.summary import summarise
 from raddle.errors import InputError
@@ -15,25 +18,20 @@ from raddle.reports.tables.clusters import show_cluster, show_clusters
 from raddle.reports.tables.figures import show_comparison, show_plan, show_report, show_simulation
 from raddle.reports.tables.models import show_model, show_models
 from raddle.reports.tables.probing import show_probe, show_profile
-from raddle.searches.figures import Judged, compare, details, planned, speedup_over_data
-from raddle.searches.settings import Settings
 
 Shown = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    from raddle.api.loading import capture_model
-
     return capture_model("lenet-tiny", 8)
 
 
 @pytest.fixture(scope="module")
 def judged(graph: Graph) -> Judged:
     """Data parallelism for the convolutions, another split for the rest."""
-    found = planned(graph, cluster("p100:1x2"), "owt", settings=Settings(sync="allreduce"))
-    found.row["speedup"] = speedup_over_data(found)
-    return found
+    settings = Settings(sync="allreduce")
+    return predict(graph, cluster("p100:1x2"), "owt", settings, model="lenet-tiny")
 
 
 def test_a_plan(judged: Judged, capsys: Shown) -> None:
