@@ -17,7 +17,8 @@ from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plans.adapting import adapt, counterparts
+from raddle.plans.adapting import adapt
+from raddle.plans.counterparts import counterparts
 from raddle.plans.notation import write_tiling
 from raddle.plans.plan import Plan
 from raddle.program.check import check

@@ -10,7 +10,7 @@ device finds the parameters that it holds; what is new goes where what it reads 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -18,14 +18,12 @@ from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
 from raddle.graph.graph import Graph, Op
 from raddle.graph.index import Term
+from raddle.plans.carrying import carried, paired_dims, scaled, tiling_of
+from raddle.plans.counterparts import WEIGHTS, counterparts, reads
 from raddle.plans.plan import Plan
 from raddle.plans.regions import add_boxes, add_unread
-from raddle.plans.tiling import Grid, Irregular, Tile, Tiling, even_cuts, whole
+from raddle.plans.tiling import Grid, Tiling, whole
 from raddle.plans.validation import validate, validate_tiling
-
-WEIGHTS = ("parameter", "frozen")
-
-_Places = Mapping[Box, tuple[int, ...]]  # boxes, each with the devices that have a copy of it
 
 
 def adapt(plan: Plan, graph: Graph, other: Graph) -> Plan:
@@ -73,8 +71,8 @@ def _resized(op: Op, trained: Op, tiling: Tiling, plan: Plan, graph: Graph, othe
     if op.space == trained.space:
         return tiling
     for candidate in (
-        _scaled(op, trained, tiling, graph.batch, other.batch),
-        _carried(op, tiling, {d: d for d in range(len(op.space.dims))}),
+        scaled(op, trained, tiling, graph.batch, other.batch),
+        carried(op, tiling, {d: d for d in range(len(op.space.dims))}),
     ):
         try:
             validate_tiling(op, candidate, plan.devices)
@@ -85,97 +83,6 @@ def _resized(op: Op, trained: Op, tiling: Tiling, plan: Plan, graph: Graph, othe
         f"the tiles of '{op.name}' cannot be those of {other.batch} samples: "
         "use a batch that all micro-batches share evenly."
     )
-
-
-# -- which operators do the same ------------------------------------------------------------------
-
-
-def counterparts(graph: Graph, other: Graph) -> dict[str, Op]:
-    """By operator of `other`, the one of `graph` that does the same: of its kind, with as many dimensions.
-
-    Names do not tell, since numbers shift where operators are missing. Operators that read the same
-    parameters match first, then those that read the same buffers, then those of the same module.
-    """
-    found: dict[str, Op] = {}
-    taken: set[str] = set()
-    undropped = _undropped(graph), _undropped(other)
-    same = {name: name for name, value in other.values.items() if value.role != "op"}
-    for key in (_by_weights, _by_buffers, _by_module):
-        pools: dict[Hashable, list[Op]] = {}
-        for op in graph.ops:
-            if op.name not in taken and (k := key(graph, op)):
-                pools.setdefault(k, []).append(op)
-        for op in other.ops:
-            k = key(other, op)
-            if op.name in found or not k or not pools.get(k):
-                continue
-            match = _closest(op, pools[k], same, *undropped)
-            pools[k].remove(match)
-            taken.add(match.name)
-            found[op.name] = match
-            same.update(zip(op.outputs, match.outputs, strict=False))
-    return found
-
-
-def _what(op: Op) -> Hashable:
-    # Not the letters of its dimensions: in a batch of one, the samples may have lost their `n`.
-    return op.kind, op.label, tuple(dim.whole for dim in op.space.dims)
-
-
-def _reads(graph: Graph, op: Op, roles: Sequence[str]) -> list[str]:
-    return [i for i in op.inputs if graph.values[i].role in roles]
-
-
-def _by_weights(graph: Graph, op: Op) -> Hashable:
-    names = _reads(graph, op, WEIGHTS)
-    return (_what(op), *names) if names else None
-
-
-def _by_buffers(graph: Graph, op: Op) -> Hashable:
-    names = _reads(graph, op, ["buffer"])
-    return (_what(op), *names) if names else None
-
-
-def _by_module(graph: Graph, op: Op) -> Hashable:
-    return _what(op), op.module
-
-
-def _undropped(graph: Graph) -> dict[str, str]:
-    """By result of a dropout, what went in: evaluation reads that instead."""
-    origin: dict[str, str] = {}
-    for op in graph.ops:
-        if op.kind == "dropout":
-            origin[op.outputs[0]] = origin.get(op.inputs[0], op.inputs[0])
-    return origin
-
-
-def _closest(
-    op: Op,
-    pool: Sequence[Op],
-    same: Mapping[str, str],
-    theirs: Mapping[str, str],
-    own: Mapping[str, str],
-) -> Op:
-    """Of the candidates, the first that reads what corresponds to most of the operands.
-
-    Where nothing tells them apart, this is the order of appearance.
-    """
-    operands = [same.get(own.get(i, i)) for i in op.inputs]
-    best, most = pool[0], (-1, False, 0, False)
-    for candidate in pool:
-        given = [theirs.get(i, i) for i in candidate.inputs]
-        shared = sum(a == b for a, b in zip(operands, given, strict=False))
-        line = op.line == candidate.line
-        sizes = sum(a == b for a, b in zip(op.space.dims, candidate.space.dims, strict=True))
-        score = shared, line, sizes, op.layer == candidate.layer
-        if score > most:
-            best, most = candidate, score
-        if line and shared == len(operands):
-            break
-    return best
-
-
-# -- tiles for every operator ---------------------------------------------------------------------
 
 
 class _Adapting:
@@ -201,7 +108,7 @@ class _Adapting:
         for op in self.other.ops:
             self._place(op, chain(self._as_producers(op), self._where_held(op)))
             if op.name not in self.placed:
-                names = ", ".join(f"'{n}'" for n in _reads(self.other, op, WEIGHTS))
+                names = ", ".join(f"'{n}'" for n in reads(self.other, op, WEIGHTS))
                 raise InputError(
                     f"'{op.name}' of the evaluation graph reads more of {names} than any device holds "
                     "in training: evaluate the module on one device, or plan without splitting them."
@@ -242,22 +149,24 @@ class _Adapting:
         if [dim.size for dim in op.space.dims] == [dim.size for dim in trained.space.dims]:
             yield tiling
         else:
-            yield _scaled(op, trained, tiling, self.graph.batch, self.other.batch)
+            yield scaled(op, trained, tiling, self.graph.batch, self.other.batch)
             # Where rows of a parameter are cut (positions), cut points stay: others do not hold them.
-            yield _carried(op, tiling, {d: d for d in range(len(op.space.dims))})
+            yield carried(op, tiling, {d: d for d in range(len(op.space.dims))})
 
     def _as_producers(self, op: Op) -> Iterator[Tiling]:
         for operand, (source, k) in self._sources(op):
             if source.name in self.placed:
-                pairs = _pairs(op, operand, source.space.outputs[k])
-                yield _carried(op, self.placed[source.name], pairs)
+                pairs = paired_dims(op, operand, source.space.outputs[k])
+                yield carried(op, self.placed[source.name], pairs)
 
     def _as_consumers(self, op: Op) -> Iterator[Tiling]:
         for k, name in enumerate(op.outputs):
             for reader, operand in self.consumers.get(name, []):
                 if reader.name in self.placed:
-                    pairs = {d: r for r, d in _pairs(reader, operand, op.space.outputs[k]).items()}
-                    yield _carried(op, self.placed[reader.name], pairs, spread=True)
+                    pairs = {
+                        d: r for r, d in paired_dims(reader, operand, op.space.outputs[k]).items()
+                    }
+                    yield carried(op, self.placed[reader.name], pairs, spread=True)
 
     def _where_held(self, op: Op) -> Iterator[Tiling]:
         """Whole on a device, near what it reads if possible; else cut as its parameters are."""
@@ -272,7 +181,7 @@ class _Adapting:
             box: [d for d in devices if self.held.by(d, op, box, weights)][:1] for box in boxes
         }
         if all(holders.values()):
-            yield _tiling({box: tuple(found) for box, found in holders.items()})
+            yield tiling_of({box: tuple(found) for box, found in holders.items()})
 
     def _sources(self, op: Op) -> Iterator[tuple[int, tuple[Op, int]]]:
         """The operands that operators give, with those operators."""
@@ -327,90 +236,3 @@ def _readers(graph: Graph) -> dict[str, list[tuple[Op, int]]]:
         for operand, name in enumerate(op.inputs):
             readers.setdefault(name, []).append((op, operand))
     return readers
-
-
-# -- tiles from tiles -----------------------------------------------------------------------------
-
-
-def _places(tiling: Tiling) -> _Places:
-    places: dict[Box, tuple[int, ...]] = {}
-    for box, device in tiling.tiles:
-        places[box] = (*places.get(box, ()), device)
-    return places
-
-
-def _tiling(places: _Places) -> Tiling:
-    """The boxes that are not empty: a grid if they are one."""
-    places = {box: devices for box, devices in places.items() if not box.empty}
-    cuts = tuple(_points(places, d) for d in range(len(next(iter(places)).lo)))
-    count = math.prod(len(c) - 1 for c in cuts)
-    copies = {len(devices) for devices in places.values()}
-    if count == len(places) and len(copies) == 1:
-        boxes = Grid(cuts, (0,) * count).boxes
-        if places.keys() == set(boxes):
-            return Grid(cuts, tuple(d for box in boxes for d in places[box]), copies.pop())
-    return Irregular(tuple(Tile(box, d) for box, devices in places.items() for d in devices))
-
-
-def _points(places: _Places, d: int) -> tuple[int, ...]:
-    """The cut points along a dimension."""
-    return tuple(sorted({point for box in places for point in (box.lo[d], box.hi[d])}))
-
-
-def _scaled(op: Op, trained: Op, tiling: Tiling, batch: int, new_batch: int) -> Tiling:
-    """The same tiles in an iteration space of other sizes; parts that would be empty are gone."""
-    places = _places(tiling)
-    to: list[dict[int, int]] = []  # by dimension, cut point -> cut point
-    for d, (old, new) in enumerate(zip(trained.space.dims, op.space.dims, strict=True)):
-        points = _points(places, d)
-        each = old.size // batch  # of a reshape: a sample's tokens, which stay together
-        if (old.size, new.size) != (each * batch, each * new_batch) or any(
-            p % each for p in points
-        ):
-            each = 1
-        scaled = _scaled_points([p // each for p in points], new.size // each)
-        to.append({p: each * s for p, s in zip(points, scaled, strict=True)})
-    return _tiling({Box(_each(to, b.lo), _each(to, b.hi)): at for b, at in places.items()})
-
-
-def _each(to: Sequence[Mapping[int, int]], point: Sequence[int]) -> tuple[int, ...]:
-    return tuple(along[p] for along, p in zip(to, point, strict=True))
-
-
-def _scaled_points(points: Sequence[int], size: int) -> Sequence[int]:
-    """Cut points for another size: equal parts stay equal, others keep their proportions."""
-    old, parts = points[-1], len(points) - 1
-    if size == old:
-        return points
-    if tuple(points) == even_cuts(old, parts):
-        return even_cuts(size, parts)
-    return [(2 * point * size + old) // (2 * old) for point in points]  # rounded
-
-
-def _pairs(op: Op, operand: int, dims: Sequence[int]) -> dict[int, int]:
-    """Dimensions of an operator that index an operand plainly -> those that its producer has there."""
-    indices = op.space.operands[operand].indices
-    paired = zip(indices, dims, strict=True)
-    return {index.plain: d for index, d in paired if index.plain is not None}
-
-
-def _carried(op: Op, source: Tiling, pairs: Mapping[int, int], *, spread: bool = False) -> Tiling:
-    """Another operator's tiles, along those dimensions of this one that are paired with its own.
-
-    Boxes that differ in other dimensions alone become one, on the devices of the first; to `spread` what
-    all of them read, on the devices of all.
-    """
-    sizes = [dim.size for dim in op.space.dims]
-    ends = [max(box.hi[s] for box in source.boxes) for s in range(len(source.boxes[0].hi))]
-    found: dict[Box, tuple[int, ...]] = {}
-    for box, devices in _places(source).items():
-        lo, hi = [0] * len(sizes), list(sizes)
-        for d, s in pairs.items():
-            if not op.space.dims[d].whole:
-                lo[d] = min(box.lo[s], sizes[d])
-                hi[d] = sizes[d] if box.hi[s] == ends[s] else min(box.hi[s], sizes[d])
-        own = Box(tuple(lo), tuple(hi))
-        before = found.get(own, ())
-        found[own] = tuple(dict.fromkeys([*before, *devices])) if spread else before or devices
-    # What is opaque may be random: copies of it could differ.
-    return _tiling({box: at[:1] if op.opaque else at for box, at in found.items()})
