@@ -17,7 +17,7 @@ from raddle.searches.comparing import compare, planned
 from raddle.searches.figures import judge
 from raddle.searches.planning import plan_for
 from raddle.searches.settings import Settings
-from raddle.searches.stepping import proposed, simulated_step
+from raddle.searches.stepping import simulated_step
 from raddle.simulation.fast.coverage import unsupported
 from raddle.simulation.timeline import simulate
 
@@ -28,9 +28,7 @@ SLICED = [sync for sync in each_sync() if Plan({}, 4, sync=sync).syncing.sliced]
 @pytest.mark.parametrize("sync", each_sync())
 def test_chains_time_what_the_evaluator_times(sync: str) -> None:
     plan = Plan({}, 4, sync=sync)
-    assert proposed(plan) is plan
     assert unsupported(plan) is None
-    assert proposed(replace(plan, order=(1, 0))) == plan
 
 
 def test_a_simulated_step_is_that_of_the_program() -> None:

@@ -1,12 +1,7 @@
-"""How searches time one step of a plan: by the evaluator or, where it refuses the plan, by simulation.
-
-Chains make thousands of proposals, too many to simulate. The evaluator times every way to synchronise, but
-no order of sums, which is chosen for what they find.
-"""
+"""One step of a plan on its own, simulated: what the evaluator refuses, and what it is too large for."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,11 +19,6 @@ class Step(NamedTuple):
 
     time: int
     load: int
-
-
-def proposed(plan: Plan) -> Plan:
-    """A plan as chains time it: without an order of sums."""
-    return replace(plan, order=()) if plan.order else plan
 
 
 def simulated_step(

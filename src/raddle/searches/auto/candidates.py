@@ -14,7 +14,7 @@ from raddle.searches.figures import judge
 from raddle.searches.placing import Tiles
 from raddle.searches.recomputing import blocks
 from raddle.searches.settings import Settings
-from raddle.searches.stepping import proposed, simulated_step
+from raddle.searches.stepping import simulated_step
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.memory.fitting import fits
 from raddle.simulation.memory.peaks import peak_bytes
@@ -95,7 +95,7 @@ class Timer:
         own = self.judge
         try:
             if evaluator is None:
-                plan = proposed(own.plan(tiles))
+                plan = own.plan(tiles)
                 evaluator = Evaluator(own.graph, own.cluster, plan, own.settings.profile)
             evaluator.move(tiles)
         except InputError:

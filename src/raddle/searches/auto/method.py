@@ -34,7 +34,6 @@ from raddle.searches.planspace import PlanSpace
 from raddle.searches.ranking import MOST_DEVICES
 from raddle.searches.settings import Clock, Found, Settings
 from raddle.searches.starts import Starts, baseline_starts, expert_starts
-from raddle.searches.stepping import proposed
 
 CHAINS = 6
 FINALISTS = 6  # that are simulated beside the baselines
@@ -58,7 +57,6 @@ class Auto:
         self.space = PlanSpace(graph, cluster, settings)
         self.climb: Climb | None = None
         self.interrupted = False
-        self.stand_in = ""  # the sync that chains time in place of one that the evaluator refuses
 
     def search(self) -> Found:
         bound = self._bound()
@@ -86,7 +84,7 @@ class Auto:
             proposals=climb.proposals if climb else 0,
             accepted=sum(c.accepted for c in climb.every) if climb else 0,
             stopped="interrupt" if self.interrupted else (climb and climb.stopped) or "starts",
-            history=tuple(climb.history) if climb and not self.stand_in else (),
+            history=tuple(climb.history) if climb else (),
             lower_bound_ms=bound,
             tried=(*tried, *(c.row() for c in pipelines)),
             failed=tuple(self.attempts.failures),
@@ -139,8 +137,6 @@ class Auto:
             self.interrupted = True
         if len(self.cluster.devices) > MOST_DEVICES:
             return self._simulated_starts(found)
-        if found and self._is_stood_in(next(iter(found.values()))):
-            return self._simulated_starts(found)
         candidates = []
         for name, tiles in found.items():
             with self.attempts.attempt(name):
@@ -153,23 +149,14 @@ class Auto:
             found["staged optcnn"] = staged_optima
         return {**found, "experts": expert_starts}
 
-    def _is_stood_in(self, tiles: Tiles) -> bool:
-        """Whether chains have to time another sync, because the evaluator refuses the plan's."""
-        plan = self.judge.plan(tiles)
-        timed = proposed(plan)
-        self.stand_in = "" if timed is plan else timed.sync
-        return bool(self.stand_in)
-
     def _simulated_starts(self, found: Mapping[str, Tiles]) -> list[Candidate]:
-        """What the evaluator does not time, simulated for a step.
+        """On very many devices data parallelism and OptCNN's optima, simulated for a step.
 
-        On very many devices these are data parallelism and OptCNN's optima: a message for every pair of
-        devices takes minutes to lower.
+        A message for every pair of devices takes minutes to lower.
         """
-        many = len(self.cluster.devices) > MOST_DEVICES
         candidates: list[Candidate] = []
         for name, tiles in found.items():
-            if many and name != "data" and not name.startswith("optcnn"):
+            if name != "data" and not name.startswith("optcnn"):
                 continue
             if candidates and self.clock.over:
                 break
@@ -184,9 +171,7 @@ class Auto:
         over = False
         with self.attempts.attempt("chains"):
             evaluator = self.timer.at(ranked[0].tiles)
-            self.climb = Climb(
-                self.space, evaluator, self.clock, self.settings, stand_in=self.stand_in
-            )
+            self.climb = Climb(self.space, evaluator, self.clock, self.settings)
             fitting = self._limit(ranked, self.climb)
             seen: set[int] = set()
             for c in fitting:
@@ -208,8 +193,6 @@ class Auto:
 
     def _judged(self, name: str, tiles: Tiles, time: int) -> Candidate:
         """What a chain has found, with the load of its busiest resource."""
-        if self.stand_in:
-            return self.judge.stepped(name, tiles)
         # After an interrupt the evaluator may have stopped amid a move.
         load = 0 if self.interrupted else int(self.timer.at(tiles).load.max())
         return Candidate(name, tiles, time, load)

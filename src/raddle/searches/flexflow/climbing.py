@@ -34,7 +34,6 @@ class Climb:
     given_up: list[Chain] = field(default_factory=list)
     history: list[Progress] = field(default_factory=list)
     stopped: str = ""
-    stand_in: str = ""  # the sync that is timed in place of the plan's, which is then simulated
     fits: Callable[[], bool] = lambda: True
 
     def add(self, name: str, tiles: Mapping[str, Tiling], *, guided: float = 0.8) -> Chain | None:
@@ -111,11 +110,8 @@ class Climb:
             "done": min(self.clock.seconds, budget),
             "of": budget,
             "proposals": self.proposals,
+            "best_ms": best,
         }
-        if self.stand_in:
-            said["step"] += f" with {self.stand_in}"
-        else:
-            said["best_ms"] = best
         self.settings.heard(said)
 
     def _restart(self, own: Chain) -> None:

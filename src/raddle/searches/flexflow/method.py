@@ -28,7 +28,6 @@ from raddle.searches.planspace import PlanSpace
 from raddle.searches.ranking import MOST_DEVICES, best_first
 from raddle.searches.settings import Clock, Found, Settings
 from raddle.searches.starts import baseline_starts, expert_starts, random_start
-from raddle.searches.stepping import proposed, simulated_step
 from raddle.simulation.fast.evaluator import Evaluator
 
 
@@ -63,36 +62,13 @@ def flexflow(
         begin["random"] = random_start(space, settings.seed)
     first = next(iter(begin.values()))
     plan = Plan(first, space.count, **settings.plan)
-    timed = proposed(plan)
-    stand_in = "" if timed is plan else timed.sync
-    evaluator = Evaluator(graph, cluster, timed, settings.profile)
-    climb = Climb(space, evaluator, clock, settings, stand_in=stand_in)
+    evaluator = Evaluator(graph, cluster, plan, settings.profile)
+    climb = Climb(space, evaluator, clock, settings)
     for name, tiles in begin.items():
         climb.add(name, tiles, guided=guided)
     climb.run(settings.budget)
     accepted = sum(c.accepted for c in climb.every)
-    if stand_in:
-        found = {c.start: c.best for c in climb.every} | {
-            f"{n}, as it is": t for n, t in begin.items()
-        }
-        name, tiles = _fastest(graph, plan, cluster, settings, found)
-        return Found(dict(tiles), name, climb.proposals, accepted, climb.stopped)
     best = climb.best
     return Found(
         dict(best.best), best.start, climb.proposals, accepted, climb.stopped, tuple(climb.history)
     )
-
-
-def _fastest(
-    graph: Graph, plan: Plan, cluster: Cluster, settings: Settings, found: Mapping[str, Tiles]
-) -> tuple[str, Tiles]:
-    """Of what chains found with another sync, and of what they began with, the fastest as simulated."""
-    times: dict[str, int] = {}
-    for name, tiles in found.items():
-        try:
-            own = replace(plan, tiles=tiles)
-            times[name] = simulated_step(graph, own, cluster, settings.profile).time
-        except InputError:
-            continue  # a start that no plan can be
-    name = min(times, key=times.__getitem__)
-    return name, found[name]

@@ -33,7 +33,6 @@ from raddle.searches.hypergraph.mixedmoves import draw_run, propose, seeded
 from raddle.searches.hypergraph.mixedstates import State, first_starts, state_of, tiles_of
 from raddle.searches.placing import Tiles
 from raddle.searches.settings import Clock, Heard
-from raddle.searches.stepping import proposed
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.memory.fitting import fits
 from raddle.simulation.memory.peaks import peak_bytes
@@ -79,15 +78,13 @@ def improve(
     """
     clock, blocks = Clock(budget), blocks_of(graph)
     judge = Judge(graph, cluster, profile, {"bn": "local", **settings})
-    # Walks move by another sync's times where the evaluator refuses the plan's; the judge simulates.
-    asked = judge.plan(solution.tiles)
-    timed = proposed(asked)
-    said = "" if timed is asked else f" with {timed.sync}"
     memory = np.array([device.memory for device in cluster.devices])
-    stepper = Stepper(blocks, Evaluator(graph, cluster, timed, profile), memory, seed)
+    stepper = Stepper(
+        blocks, Evaluator(graph, cluster, judge.plan(solution.tiles), profile), memory, seed
+    )
 
     def tell(step: str) -> None:
-        heard({"step": step + said, "done": min(clock.seconds, budget), "of": budget})
+        heard({"step": step, "done": min(clock.seconds, budget), "of": budget})
 
     known = {"volume": solution.tiles, **applicable(graph, cluster, SHORT), **(starts or {})}
     ranked = take_turns(stepper, stepper.walks(known), clock, tell)
