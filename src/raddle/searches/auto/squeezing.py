@@ -8,7 +8,7 @@ from raddle.errors import InputError
 from raddle.program.lower import lower
 from raddle.searches.attempts import reasons
 from raddle.searches.auto.candidates import Candidate, Judge
-from raddle.simulation.memory.layout import Layout
+from raddle.simulation.memory.lasting import state_bytes
 
 RECOMPUTE = (2, 4, 8, 16)
 
@@ -49,7 +49,7 @@ def too_large(judge: Judge, least: Candidate) -> str:
     )
     peak, room = least.peaks[over], judge.cluster.devices[over].memory
     program = lower(judge.graph, judge.plan(least.tiles, least.recompute))
-    fixed = int(Layout(program).static()[over])  # whatever the batch
+    fixed = int(state_bytes(program)[over])  # whatever the batch
     batch = int(judge.graph.batch * (room - fixed) / max(1, peak - fixed)) if room > fixed else 0
     helps = (
         f"a batch of about {batch} would fit"

@@ -6,34 +6,29 @@ own rows, again   in the whole parameter: from the first run that waits for its 
 gradient          from the first backward that adds to it until all of it is pushed or, at home, applied
 """
 
-# d: device; times are in nanoseconds, as in memory.py
+# d: device; times are in nanoseconds, as in ledger.py
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from raddle.program.gathered import uses_of_pulls
 from raddle.program.program import Move, Program, Run, Update
 from raddle.program.versions import parameters_of
-
-if TYPE_CHECKING:
-    from raddle.simulation.memory.peaks import _Ledger
-
-Array = np.ndarray
-NEVER = np.iinfo(np.int64).max
+from raddle.simulation.memory.ledger import Array, Ledger
 
 
-def record_divided(ledger: _Ledger) -> None:
+def record_divided(ledger: Ledger) -> None:
     """Adds what divided parameters and their gradients take for a while."""
     _record_wholes(ledger)
     for (name, _), given in _gradients(ledger.program).items():
         _record_gradient(ledger, name, given)
 
 
-def _record_wholes(ledger: _Ledger) -> None:
+def _record_wholes(ledger: Ledger) -> None:
     for number, use in uses_of_pulls(ledger.program).items():
         pull = ledger.program.instructions[number]
         assert isinstance(pull, Move)
@@ -44,21 +39,21 @@ def _record_wholes(ledger: _Ledger) -> None:
         if ledger.through_host:
             begin = np.maximum(flight.end, first[flight.target])
         ledger.add(flight.target, flight.nbytes, begin, np.maximum(flight.end, last[flight.target]))
-        ledger.add(np.arange(ledger.layout.count), _own_rows(ledger, pull), first, last)
+        ledger.add_by_device(_own_rows(ledger, pull), first, last)
 
 
-def _around(ledger: _Ledger, numbers: Sequence[int]) -> tuple[Array, Array]:
+def _around(ledger: Ledger, numbers: Sequence[int]) -> tuple[Array, Array]:
     """By device, when the first of some instructions starts and the last ends."""
-    first, last = np.full(ledger.layout.count, NEVER), np.full(ledger.layout.count, -1)
+    first, last = ledger.absent()
     for number in numbers:
         span = ledger.span(number)
         first, last = np.minimum(first, span.start), np.maximum(last, span.end)
     return first, last
 
 
-def _own_rows(ledger: _Ledger, pull: Move) -> Array:
+def _own_rows(ledger: Ledger, pull: Move) -> Array:
     """By device that is sent rows of a share, the bytes of those that it has: it puts them together."""
-    program, nbytes = ledger.program, ledger.layout.none()
+    program, nbytes = ledger.program, np.zeros(len(ledger.devices), np.int64)
     width = program.width(pull.value)
     for share in program.shares[pull.value]:
         sent = {m.target for m in pull.messages if any(not (b & share.box).empty for b in m.boxes)}
@@ -95,13 +90,12 @@ def _gradients(program: Program) -> dict[tuple[str, int], _Given]:
     return found
 
 
-def _record_gradient(ledger: _Ledger, name: str, given: _Given) -> None:
+def _record_gradient(ledger: Ledger, name: str, given: _Given) -> None:
     first, _ = _around(ledger, given.backward)
     _, last = _around(ledger, given.updates)
     for number in given.pushes:
         push = ledger.program.instructions[number]
         assert isinstance(push, Move)
         flight = ledger.flight(number, push)
-        gone = flight.start if ledger.through_host else flight.end
-        np.maximum.at(last, flight.source, gone)
-    ledger.add(np.arange(ledger.layout.count), ledger.nbytes_of(name), first, last)
+        np.maximum.at(last, flight.source, ledger.gone(flight))
+    ledger.add_by_device(ledger.nbytes_of(name), first, last)

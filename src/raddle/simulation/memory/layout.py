@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -10,11 +10,10 @@ import numpy as np
 from raddle.costs.kept import kept
 from raddle.graph.box import Box, subtract
 from raddle.graph.graph import Op
-from raddle.plans.optimizers import optimizer_costs
+from raddle.plans.regions import operand_regions
 from raddle.plans.tiling import Grid, Tiling
 from raddle.program.holding import always_local
-from raddle.program.messages import MessageKind
-from raddle.program.program import Message, Move, Program, Update, tensors_of_part
+from raddle.program.program import Message, Move, Program, Variant, tensors_of_part
 from raddle.program.segments import segments
 
 Array = np.ndarray
@@ -25,21 +24,21 @@ class Layout:
 
     def __init__(self, program: Program, variant: int = 0) -> None:
         self.program, self.count, self.number = program, program.plan.devices, variant
-        chosen = program.variants[variant]
-        self.graph, self.tiles, self.merges = chosen.graph, chosen.tiles, chosen.merges
-        self.sent: dict[tuple[str, MessageKind], tuple[Message, ...]] = {}
-        for i in program.instructions:
-            if isinstance(i, Move) and i.key.replica == variant:
-                self.sent.setdefault((i.value, i.what.like), i.messages)
+        self.variant = program.variants[variant]
+        self.graph = self.variant.graph
         self.kept = {op.name: kept(self.graph, program.active, op) for op in self.graph.ops}
         self.size: dict[str, Array] = {}  # of a value that an operator gives, complete
         self.part: dict[str, Array] = {}  # of the partial results of an operator
         self._pieces: dict[int, dict[str, tuple[str, ...]]] = {}  # by device and operator
         for op in self.graph.ops:
             self._measure(op)
-        self.free = {op.name: self._free(op) for op in self.graph.ops if op.traits.view}
+        sent: dict[str, tuple[Message, ...]] = {}
+        for i in program.instructions:
+            if isinstance(i, Move) and i.key.replica == variant and i.what.activates:
+                sent.setdefault(i.value, i.messages)
+        self.free = {op.name: self._free(op, sent) for op in self.graph.ops if op.traits.view}
         self.inputs = {
-            name: self._regions([name])
+            name: read_bytes(program, self.variant, [name])
             for name in self.graph.inputs
             if self.graph.values[name].role == "input"
         }
@@ -70,7 +69,7 @@ class Layout:
         if reader not in found or self.graph.values[value].role != "op":
             return np.zeros(self.count, bool)
         producer = self._producers[value].name
-        if producer not in found or producer in self.merges:
+        if producer not in found or producer in self.variant.merges:
             return np.zeros(self.count, bool)
         return np.asarray((found[producer] >= 0) & (found[producer] == found[reader]))
 
@@ -82,9 +81,9 @@ class Layout:
         return np.zeros(self.count, np.int64)
 
     def _measure(self, op: Op) -> None:
-        tiling = self.tiles[op.name]
+        tiling = self.variant.tiles[op.name]
         devices = np.array(tiling.devices)
-        if op.name in self.merges:
+        if op.name in self.variant.merges:
             part = self.none()
             for tile, volume in zip(
                 tiling.tiles, _volumes(tiling, op.space.outputs[0]), strict=True
@@ -93,76 +92,55 @@ class Layout:
             self.part[op.name] = part * self.program.width(op.outputs[0])
         for name, dims in zip(op.outputs, op.space.outputs, strict=True):
             size = self.none()
-            for cell in self.merges.get(op.name, ()):
+            for cell in self.variant.merges.get(op.name, ()):
                 size[list(cell.devices)] += cell.box.volume
-            if op.name not in self.merges:
+            if op.name not in self.variant.merges:
                 np.add.at(size, devices, _volumes(tiling, dims))
             self.size[name] = size * self.program.width(name)
 
-    def _free(self, op: Op) -> Array:
+    def _free(self, op: Op, messages: Mapping[str, Sequence[Message]]) -> Array:
         """Where a view is one: every tile looks at a box that its device holds in one piece."""
         free = np.zeros(self.count, bool)
-        free[list(self.tiles[op.name].devices)] = True
+        free[list(self.variant.tiles[op.name].devices)] = True
         base = op.inputs[0]
         if self.graph.values[base].role != "op":
             return free
         producer = self._producers[base]
-        merged = self.merges.get(producer.name)
-        tiling, k = self.tiles[producer.name], producer.outputs.index(base)
+        merged = self.variant.merges.get(producer.name)
+        tiling, k = self.variant.tiles[producer.name], producer.outputs.index(base)
         access = op.space.operands[0]
-        if not merged and always_local(tiling, producer.space, k, self.tiles[op.name], access):
+        if not merged and always_local(
+            tiling, producer.space, k, self.variant.tiles[op.name], access
+        ):
             return free
         held: dict[int, list[Box]] = {}
         pieces = [(c.box, d) for c in merged for d in c.devices] if merged else [
             (producer.space.produces(t.box)[k], t.device) for t in tiling.tiles
         ]  # fmt: skip
-        sent = self.sent.get((base, MessageKind.ACTIVATION), ())
-        pieces += [(b, m.target) for m in sent for b in m.boxes]
+        pieces += [(b, m.target) for m in messages.get(base, ()) for b in m.boxes]
         for box, d in pieces:
             held.setdefault(d, []).append(box)
-        for tile in self.tiles[op.name].tiles:
+        for tile in self.variant.tiles[op.name].tiles:
             region = op.space.regions(tile.box)[0]
             if region is not None and not any(b.holds(region) for b in held.get(tile.device, [])):
                 free[tile.device] = False
         return free
 
-    def _regions(self, names: Iterable[str]) -> Array:
-        """Bytes of all that operators read of values that no operator gives."""
-        total = self.none()
-        read: dict[str, dict[int, set[Box]]] = {name: {} for name in names}
-        for op in self.graph.ops:
-            if not any(i in read for i in op.inputs):
-                continue
-            for box, devices in _boxes(self.tiles[op.name]):
-                for name, region in zip(op.inputs, op.space.regions(box), strict=True):
-                    if name in read and region is not None:
-                        for d in devices:
-                            read[name].setdefault(d, set()).add(region)
-        for name, by_device in read.items():
-            width = self.program.width(name)
-            for d, regions in by_device.items():
-                total[d] += width * _union(sorted(regions))
-        return total
 
-    def static(self) -> Array:
-        """Parameters, gradients, what the optimizer keeps, buffers and constants."""
-        total, seen = self.none(), set()
-        keeps = optimizer_costs(self.program.plan.optimizer).state
-        for i in self.program.instructions:
-            if isinstance(i, Update) and i.parameter not in seen:
-                seen.add(i.parameter)
-                for share in self.program.slices.get(i.parameter, i.shares):
-                    nbytes = share.box.volume * self.program.width(i.parameter)
-                    if self.program.plan.syncing.divided:  # the rest is there for a while
-                        total[share.home] += (1 + keeps) * nbytes
-                        continue
-                    holders = list({*share.devices, share.home} - {-1})
-                    total[holders] += 2 * nbytes
-                    total[list(share.updaters)] += keeps * nbytes
-        values = self.graph.values.values()
-        roles = ("buffer", "constant", "frozen", "parameter")
-        total += self._regions(v.name for v in values if v.role in roles and v.name not in seen)
-        return total
+def read_bytes(program: Program, variant: Variant, names: Iterable[str]) -> Array:
+    """By device, bytes of all that operators read of values that no operator gives."""
+    total = np.zeros(program.plan.devices, np.int64)
+    read: dict[str, dict[int, set[Box]]] = {name: {} for name in names}
+    for op in variant.graph.ops:
+        for operand, name in enumerate(op.inputs):
+            if name in read:
+                for d, region in operand_regions(op, operand, variant.tiles[op.name]):
+                    if region is not None:
+                        read[name].setdefault(d, set()).add(region)
+    for name, by_device in read.items():
+        for d, regions in by_device.items():
+            total[d] += program.width(name) * _union(sorted(regions))
+    return total
 
 
 def _volumes(tiling: Tiling, dims: Sequence[int]) -> Array:
@@ -179,17 +157,6 @@ def _volumes(tiling: Tiling, dims: Sequence[int]) -> Array:
         extents = np.diff(cuts) if d in dims else np.ones(len(cuts) - 1, np.int64)
         volumes = np.multiply.outer(volumes, extents).reshape(-1)
     return np.repeat(volumes, tiling.copies)
-
-
-def _boxes(tiling: Tiling) -> Iterator[tuple[Box, Sequence[int]]]:
-    """The boxes of a tiling, each with its devices."""
-    if isinstance(tiling, Grid):
-        k = tiling.copies
-        yield from (
-            (box, tiling.devices[i * k : (i + 1) * k]) for i, box in enumerate(tiling.boxes)
-        )
-    else:
-        yield from ((tile.box, [tile.device]) for tile in tiling.tiles)
 
 
 def _union(boxes: Sequence[Box]) -> int:

@@ -1,0 +1,49 @@
+"""Memory that lasts from the first moment to the last: parameters, gradients, states, buffers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from raddle.clusters import Cluster
+from raddle.costs.compute import family
+from raddle.plans.optimizers import optimizer_costs
+from raddle.program.program import Program, Update
+from raddle.simulation.memory.layout import read_bytes
+
+Array = np.ndarray
+
+
+def lasting_bytes(program: Program, cluster: Cluster) -> Array:
+    """By device; with what a library for products takes once and keeps."""
+    total = state_bytes(program)
+    using = {
+        d
+        for variant in program.variants
+        for op in variant.graph.ops
+        if family(op) == "matmul"
+        for d in variant.tiles[op.name].devices
+    }
+    for d in using:
+        total[d] += int(cluster.devices[d].workspace["matmul"])
+    return total
+
+
+def state_bytes(program: Program) -> Array:
+    """By device: parameters, gradients, what the optimizer keeps, buffers and constants."""
+    total, seen = np.zeros(program.plan.devices, np.int64), set()
+    keeps = optimizer_costs(program.plan.optimizer).state
+    for i in program.instructions:
+        if isinstance(i, Update) and i.parameter not in seen:
+            seen.add(i.parameter)
+            for share in program.slices.get(i.parameter, i.shares):
+                nbytes = share.box.volume * program.width(i.parameter)
+                if program.plan.syncing.divided:  # the rest is there for a while
+                    total[share.home] += (1 + keeps) * nbytes
+                    continue
+                total[list({*share.devices, *share.updaters})] += 2 * nbytes
+                total[list(share.updaters)] += keeps * nbytes
+    variant = program.variants[0]
+    roles = ("buffer", "constant", "frozen", "parameter")
+    names = [v.name for v in variant.graph.values.values() if v.role in roles]
+    total += read_bytes(program, variant, [name for name in names if name not in seen])
+    return total

@@ -1,0 +1,40 @@
+"""Memory of gradients and old weights beside what lasts: of micro-batches, and of steps that overlap."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from raddle.program.program import Run, Update
+from raddle.program.versions import parameters_of
+from raddle.simulation.memory.ledger import Array, Ledger
+
+
+def record_contributions(ledger: Ledger) -> None:
+    """Gradients of weights that are added to those of the micro-batches before."""
+    program = ledger.program
+    phase = "W" if program.plan.split_backward else "B"
+    read, largest = parameters_of(program.graph), dict[str, Array]()
+    for number, i in enumerate(program.instructions):
+        if isinstance(i, Run) and i.phase == phase and i.key.micro and read[i.op]:
+            if i.op not in largest:
+                largest[i.op] = np.max([ledger.nbytes_of(name) for name in read[i.op]], axis=0)
+            ledger.add_by_device(largest[i.op], *ledger.span(number))
+
+
+def record_versions(ledger: Ledger) -> None:
+    """Weights that an update has replaced, until the last backward that uses them."""
+    read = parameters_of(ledger.program.graph)
+    last: dict[tuple[str, int], Array] = {}  # parameter and version -> the end of its last use
+    replaced: dict[str, list[Array]] = {}  # parameter -> by update, when it begins
+    for number, i in enumerate(ledger.program.instructions):
+        if isinstance(i, Update):
+            replaced.setdefault(i.parameter, []).append(ledger.span(number).start)
+        elif isinstance(i, Run) and i.versions:
+            end = ledger.span(number).end
+            for name, version in zip(read[i.op], i.versions, strict=True):
+                known = last.get((name, version))
+                last[name, version] = end if known is None else np.maximum(known, end)
+    for (name, version), end in last.items():
+        starts = replaced.get(name, [])
+        if version < len(starts):
+            ledger.add_by_device(ledger.nbytes_of(name), starts[version], end)

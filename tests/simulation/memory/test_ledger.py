@@ -1,0 +1,54 @@
+"""Entries of a ledger, and when a timeline's instructions run and its messages travel."""
+
+import numpy as np
+from small import mlp, planned
+
+from raddle.clusters import cluster
+from raddle.program.lower import lower
+from raddle.program.program import Move, Run
+from raddle.simulation.memory.lasting import lasting_bytes, state_bytes
+from raddle.simulation.memory.ledger import NEVER, Ledger
+from raddle.simulation.memory.times import MicroTimes
+from raddle.simulation.timeline import Timeline, simulate
+
+
+def timeline() -> Timeline:
+    plan = planned(mlp(), {"fc1": "@0", "relu": "@1", "fc2": "@1", "sum": "@1"}, 2)
+    return simulate(lower(mlp(), plan), cluster("p100:1x2"))
+
+
+def test_what_is_empty_or_over_at_once_is_no_entry() -> None:
+    ledger = Ledger(timeline())
+    ledger.add_by_device(np.array([8, 0]), np.array([1, 1]), np.array([3, 3]))
+    ledger.add_by_device(np.array([8, 8]), np.array([1, 1]), np.array([1, 2]))
+    device, nbytes, begin, end = (column.tolist() for column in ledger.entries())
+    assert list(zip(device, nbytes, begin, end, strict=True)) == [(0, 8, 1, 3), (1, 8, 1, 2)]
+
+
+def test_spans_and_flights_are_those_of_the_tasks() -> None:
+    found = timeline()
+    ledger, instructions = Ledger(found), found.program.instructions
+    run = next(n for n, i in enumerate(instructions) if isinstance(i, Run) and i.op == "relu")
+    start, end = ledger.span(run)
+    assert start[0] == NEVER
+    assert end[0] == -1
+    assert 0 < start[1] < end[1]
+    number, move = next((n, i) for n, i in enumerate(instructions) if isinstance(i, Move))
+    flight = ledger.flight(number, move)
+    assert (flight.source.tolist(), flight.target.tolist()) == ([0], [1])
+    assert flight.end[0] <= start[1]
+    assert ledger.gone(flight) is flight.end
+    assert Ledger(found, through_host=True).gone(flight) is not flight.end
+    times = MicroTimes(ledger, range(len(instructions)))
+    assert times.span("relu", "F").start[1] == start[1]
+    assert not times.recomputed("relu")
+    assert times.sent(move.value, move.what)[0] == flight.end[0]
+
+
+def test_a_library_is_there_beside_the_states() -> None:
+    found = timeline()
+    states, lasting = (
+        state_bytes(found.program), lasting_bytes(found.program, found.cluster)
+    )  # fmt: skip
+    taken = [int(d.workspace["matmul"]) for d in found.cluster.devices]
+    assert (lasting - states).tolist() == taken
