@@ -72,7 +72,7 @@ def test_runtime_imports_torch_and_the_standard_library_alone(path):
 def test_a_rank_needs_no_solver() -> None:
     """Lowering, checking and running import neither numpy-based packages nor the simulator."""
     script = (
-        "import sys, raddle.program.lower, raddle.program.check; "
+        "import sys, raddle.program.lower, raddle.program.checks.check; "
         "import raddle.runtime.threads, raddle.runtime.session; "
         "print(sorted(m for m in sys.modules if m.split('.')[0] in ('numba', 'yaml', 'rich', 'typer') "
         "or m.startswith(('raddle.clusters', 'raddle.costs', 'raddle.simulation'))))"

@@ -21,7 +21,7 @@ from raddle.plans.adapting import adapt
 from raddle.plans.counterparts import counterparts
 from raddle.plans.notation import write_tiling
 from raddle.plans.plan import Plan
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Move, Program, message_bytes
 from raddle.searches.baselines import METHODS

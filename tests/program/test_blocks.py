@@ -17,7 +17,7 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.pipelining import stage_of
 from raddle.program.blocks import blocks_of
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Move, Program, Run, Update
 from raddle.program.segments import segments

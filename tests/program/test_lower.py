@@ -15,7 +15,7 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.notation import read_tiles
 from raddle.plans.plan import Plan
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Move, Program, message_bytes
 from raddle.runtime.threads import run_threads

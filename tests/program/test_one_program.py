@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Key, Move, Program, Reduce, message_bytes
 from raddle.runtime.threads import Result, run_threads

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small import mlp, planned
 
 from raddle.errors import InputError
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Program, Reduce, Run, Update
 from raddle.program.slicing import numbered

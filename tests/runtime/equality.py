@@ -18,7 +18,7 @@ from raddle.graph.capture import capture
 from raddle.graph.dtypes import carries_gradient, in_double
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Key, Move, Program, message_bytes
 from raddle.runtime.threads import run_threads

@@ -34,7 +34,7 @@ from raddle.graph.graph import Graph, Op
 from raddle.plans.pipelining import places, schedule_of, stage_of
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid, Tiling, even_cuts, whole
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Key, Program
 from raddle.runtime.threads import run_threads

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raddle.graph.capture import capture
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.actions import Receive, Send, Sum
 from raddle.runtime.executor import Executor

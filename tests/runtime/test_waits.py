@@ -27,7 +27,7 @@ from raddle.plans.pipelining import schedule_of, stage_of
 from raddle.plans.plan import Plan
 from raddle.plans.schedule import Action, Schedule, read
 from raddle.plans.schedules import ASYNCHRONOUS, MAKERS
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.messages import MessageKind
 from raddle.program.program import Key, Merge, Move, Program, Run

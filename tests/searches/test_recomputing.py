@@ -11,7 +11,7 @@ from small import small
 from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.box import Box
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.actions import Forward, Note
 from raddle.runtime.executor import Executor

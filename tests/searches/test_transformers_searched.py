@@ -12,7 +12,7 @@ from torch import Tensor
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.searches.comparing import planned
 from raddle.searches.settings import Settings
 

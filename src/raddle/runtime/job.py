@@ -19,7 +19,7 @@ from raddle.plans.optimizers import OPTIMIZERS
 from raddle.plans.pipelining import for_running
 from raddle.plans.plan import Plan, describe_inputs
 from raddle.plans.validation import validate
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Program
 from raddle.runtime.updating import Optimizer

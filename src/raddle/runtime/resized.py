@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raddle.errors import InputError
 from raddle.plans.adapting import resize
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.batches import Batches
 from raddle.runtime.executor import Executor

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from raddle.plans import schedule as schedules
 from raddle.plans.pipelining import is_asynchronous, schedule_of
 from raddle.plans.schedule import Schedule
+from raddle.program.checks.waiting import phase_in
 from raddle.program.program import Program
-from raddle.program.waiting import phase_in
 from raddle.runtime.actions import Action, Backward, Forward
 
 

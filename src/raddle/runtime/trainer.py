@@ -20,7 +20,7 @@ from raddle.graph.graph import Graph
 from raddle.plans import file
 from raddle.plans.pipelining import for_running, is_asynchronous, micro_graph
 from raddle.plans.plan import Plan
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Program
 from raddle.runtime.capturing import capture_like

@@ -22,7 +22,7 @@ from raddle.graph.graph import Fused, Graph, Op, Value
 from raddle.graph.resizing import ONE_AT_A_TIME
 from raddle.plans.pipelining import for_running
 from raddle.plans.plan import describe_inputs
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.job import Job, capture_work, load_work
 from raddle.verification.precision import Raising, raise_all, raise_module, raised

@@ -16,7 +16,7 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.threads import run_threads
 from raddle.searches.baselines import METHODS

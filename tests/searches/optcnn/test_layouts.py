@@ -20,7 +20,7 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.plans.validation import validate
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.searches.configurations import tiles
 from raddle.searches.groups import Group, group_of, groups

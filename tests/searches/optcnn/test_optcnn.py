@@ -28,7 +28,7 @@ from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import BUCKET, Plan
 from raddle.plans.tiling import Tiling
 from raddle.plans.validation import validate
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.closing import SMALL
 from raddle.program.lower import lower
 from raddle.program.merging import is_local_statistics, longest

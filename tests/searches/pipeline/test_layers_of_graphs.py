@@ -19,7 +19,7 @@ from pipelines import Piped, pipeline
 from torch import Tensor, nn
 
 from raddle.graph.capture import capture
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.searches.pipeline.layers import topological_order
 from raddle.searches.pipeline.nodes import Nodes, nodes_of, stage_names

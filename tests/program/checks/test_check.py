@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from raddle.clusters import Cluster, cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.messages import MessageKind
 from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Run, Update

@@ -8,10 +8,11 @@ from typing import NoReturn
 from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint
 from raddle.plans.pipelining import is_asynchronous
-from raddle.program.agreement import check_slices
-from raddle.program.describe import PHASES, Boxes, describe
+from raddle.program.checks.agreement import check_slices
+from raddle.program.checks.boxes import by_way, held_by, less
+from raddle.program.checks.refusing import check_waits_for, refuse
+from raddle.program.describe import PHASES, Boxes
 from raddle.program.program import Instruction, Message, Move, Program, Reduce, Run, Share, Update
-from raddle.program.replay import by_way, less
 from raddle.program.versions import parameters_of
 
 
@@ -30,22 +31,13 @@ def check_parameters(program: Program) -> Mapping[str, Boxes]:
             events[i.parameter].append(number)
         elif isinstance(i, Move) and i.what.of_parameters:
             events[i.value].append(number)
-    held = {name: _held(shares) for name, shares in program.shares.items()}
+    held = {name: held_by(shares) for name, shares in program.shares.items()}
     updated = {
         name: _Parameter(program, name, numbers).check()
         for name, numbers in events.items()
         if name in program.active
     }
     return held | updated
-
-
-def _held(shares: Sequence[Share]) -> dict[int, list[Box]]:
-    """What each device holds of a parameter that is read but never updated."""
-    boxes: dict[int, list[Box]] = {}
-    for share in shares:
-        for device in share.devices:
-            boxes.setdefault(device, []).append(share.box)
-    return boxes
 
 
 class _Parameter:
@@ -81,14 +73,10 @@ class _Parameter:
             written.append(before)
         if overlap:
             self._check_versions(written)
-        held: dict[int, list[Box]] = {}
-        for share in self.shares:
-            for device in share.devices:
-                held.setdefault(device, []).append(share.box)
-        return held
+        return held_by(self.shares)
 
     def _refuse(self, number: int, reason: str) -> NoReturn:
-        raise InputError(f"{describe(number, self.program.instructions[number])}: {reason}")
+        refuse(self.program, number, reason)
 
     def _check_shares(self, step: int, update: Update) -> None:
         if step == 0:
@@ -136,7 +124,7 @@ class _Parameter:
                 self._refuse(n, f"it uses version {version} of '{self.name}' before it is there.")
             own = (i.op, i.key.step, i.key.micro)
             if i.phase == "F":
-                self._waits(n, i, set(gave))
+                check_waits_for(self.program, n, gave)
             elif forward.get(own) != version:
                 self._refuse(
                     n,
@@ -151,7 +139,7 @@ class _Parameter:
         backward = {n for n, i in events if isinstance(i, Run) and i.phase == gives}
         shared = tuple(s for s in self.shares if s.travels)
         if not shared:
-            self._waits(number, update, backward)
+            check_waits_for(self.program, number, backward)
             return
         sums = [
             (n, i)
@@ -161,7 +149,7 @@ class _Parameter:
         if len(sums) != 1 or sums[0][0] > number or sums[0][0] not in update.deps:
             self._refuse(number, "it comes before its gradients are summed over all holders.")
         n, summing = sums[0]
-        self._waits(n, summing, backward)
+        check_waits_for(self.program, n, backward)
         if isinstance(summing, Reduce):
             own = dict(zip(summing.parameters, summing.shares, strict=True))[self.name]
             agree = own == shared and all(s.home < 0 for s in shared)
@@ -169,13 +157,6 @@ class _Parameter:
             agree = isinstance(summing, Move) and _carries(summing.messages, shared, up=True)
         if not agree:
             self._disagree(step)
-
-    def _waits(self, number: int, instruction: Instruction, on: set[int]) -> None:
-        missing = on - set(instruction.deps)
-        if missing:
-            first = min(missing)
-            what = describe(first, self.program.instructions[first])
-            self._refuse(number, f"it does not wait for {what}.")
 
     def _spread(
         self, step: int, events: Sequence[tuple[int, Instruction]], number: int
@@ -188,7 +169,7 @@ class _Parameter:
         if len(pulls) != 1 or pulls[0][0] < number:
             self._refuse(number, "what it gives is not sent to the other holders after it.")
         n, pull = pulls[0]
-        self._waits(n, pull, {number})
+        check_waits_for(self.program, n, [number])
         if not (isinstance(pull, Move) and _carries(pull.messages, served, up=False)):
             self._disagree(step)
         return [n]

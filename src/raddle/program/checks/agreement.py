@@ -6,12 +6,12 @@ Without homes: it is summed over all holders, and applied once on each.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint
-from raddle.program.describe import describe
-from raddle.program.gathered import check_pulls
+from raddle.program.checks.boxes import held_by
+from raddle.program.checks.gathered import check_pulls
+from raddle.program.checks.refusing import check_waits_for, refuse
 from raddle.program.messages import MessageKind
 from raddle.program.program import Instruction, Move, Program, Reduce, Run, Share, Update
 
@@ -38,19 +38,15 @@ class _Slices:
         for step, events in enumerate(self.steps):
             for n, i in events:
                 if isinstance(i, Run) and i.phase == "F":
-                    self._waits(n, i, before)
+                    self._waits(n, before)
             self._sort(step, events)
             if self.sync.divided:
                 last = {share: own[-1][0] for share, own in self.updates.items()}
                 self.left -= check_pulls(self.program, self.name, events, last, passed)
             before = [n for s in self.program.slices[self.name] for n in self._serve(s)]
             if self.left:
-                self._refuse(min(self.left), "nothing of the plan asks for it.")
-        held: dict[int, list[Box]] = {}
-        for share in self.program.shares[self.name]:
-            for device in share.devices:
-                held.setdefault(device, []).append(share.box)
-        return held
+                refuse(self.program, min(self.left), "nothing of the plan asks for it.")
+        return held_by(self.program.shares[self.name])
 
     def _check_homes(self) -> None:
         """Slices cut shares; a home holds what it updates, unless it is a server."""
@@ -102,7 +98,7 @@ class _Slices:
             others = [d for d in devices if d != share.home]
             if others and not self.sync.divided:
                 pull = self._only(MessageKind.PULL, share.box, [(share.home, d) for d in others])
-                self._waits(pull, self.program.instructions[pull], [done, *late])
+                self._waits(pull, [done, *late])
                 written.append(pull)
         alone.append(now)
         return [*written, *late]
@@ -113,23 +109,22 @@ class _Slices:
         if len(share.devices) > 1:
             wanted = ("sum", (self.name,), ((share,),), share.devices)
             total = self._one(wanted, f"its sum over {list(share.devices)}", share.box)
-            self._waits(total, self.program.instructions[total], self.backward)
+            self._waits(total, self.backward)
             ready = [total]
-        self._waits(number, self.program.instructions[number], ready)
+        self._waits(number, ready)
         return number
 
     def _update(self, share: Share) -> int:
         number = self._one(
             ((share,), (share.home,)), f"its update for {list(share.devices)}", share.box
         )
-        update = self.program.instructions[number]
         if share.home in share.devices:
-            self._waits(number, update, self.backward)
+            self._waits(number, self.backward)
         ways = [(d, share.home) for d in share.devices if d != share.home]
         if ways:
             push = self._only(MessageKind.PUSH, share.box, ways)
-            self._waits(push, self.program.instructions[push], self.backward)
-            self._waits(number, update, [push])
+            self._waits(push, self.backward)
+            self._waits(number, [push])
         return number
 
     def _only(self, what: MessageKind, box: Box, ways: Sequence[tuple[int, int]]) -> int:
@@ -146,12 +141,5 @@ class _Slices:
         self.left.discard(found[0])
         return found[0]
 
-    def _waits(self, number: int, instruction: Instruction, on: Iterable[int]) -> None:
-        missing = set(on) - set(instruction.deps)
-        if missing:
-            first = min(missing)
-            what = describe(first, self.program.instructions[first])
-            self._refuse(number, f"it does not wait for {what}.")
-
-    def _refuse(self, number: int, reason: str) -> NoReturn:
-        raise InputError(f"{describe(number, self.program.instructions[number])}: {reason}")
+    def _waits(self, number: int, on: Iterable[int]) -> None:
+        check_waits_for(self.program, number, on)

@@ -15,14 +15,15 @@ from itertools import chain
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
+from raddle.program.checks.facts import Facts
+from raddle.program.checks.ownership import check_parameters
+from raddle.program.checks.replay import check_micro_batches
+from raddle.program.checks.waiting import check_waits
 from raddle.program.closing import closing
 from raddle.program.describe import Boxes, describe
 from raddle.program.messages import MessageKind
-from raddle.program.ownership import check_parameters
 from raddle.program.program import Merge, Move, Program, Reduce, Run, Update
-from raddle.program.replay import Facts, check_micro_batches
 from raddle.program.slicing import numbered
-from raddle.program.waiting import check_waits
 
 
 def check(program: Program) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
 from raddle.plans.regions import operand_regions
+from raddle.program.checks.refusing import refuse
 from raddle.program.describe import describe
 from raddle.program.program import Instruction, Move, Program, Run, Share
 
@@ -58,12 +58,12 @@ def check_pulls(
         for m in pull.messages:
             for box in m.boxes:
                 if subtract(box, homes.get(m.source, [])):
-                    _refuse(program, number, f"device {m.source} is not the home of {box}.")
+                    refuse(program, number, f"device {m.source} is not the home of {box}.")
             for share, update in written.items():
                 late = share.home == m.source and update not in pull.deps
                 if late and any(not (box & share.box).empty for box in m.boxes):
                     what = describe(update, program.instructions[update])
-                    _refuse(program, number, f"it does not wait for {what}.")
+                    refuse(program, number, f"it does not wait for {what}.")
     for number, run in events:
         if isinstance(run, Run):
             own = [d for d in run.deps if d in pulls]
@@ -73,7 +73,7 @@ def check_pulls(
                 _check_use(program, name, number, run, homes, [pulls[n] for n in own])
                 passed.add(alike)
     for number in pulls.keys() - used:
-        _refuse(program, number, "nobody waits for it.")
+        refuse(program, number, "nobody waits for it.")
     return set(pulls)
 
 
@@ -91,12 +91,8 @@ def _check_use(
         for device, region in operand_regions(op, operand, variant.tiles[run.op]):
             missing = [] if region is None else subtract(region, held.get(device, []))
             if missing:
-                _refuse(
+                refuse(
                     program, number,
                     f"device {device} has no {missing[0]} of '{name}', which is divided: it waits for no "
                     "pull of that.",
                 )  # fmt: skip
-
-
-def _refuse(program: Program, number: int, reason: str) -> None:
-    raise InputError(f"{describe(number, program.instructions[number])}: {reason}")

@@ -1,0 +1,1 @@
+"""Refuses programs that must not run: each check says why, before anything runs."""

@@ -1,0 +1,24 @@
+"""How a check refuses a program: with the instruction that is wrong, and the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NoReturn
+
+from raddle.errors import InputError
+from raddle.program.describe import describe
+from raddle.program.program import Program
+
+
+def refuse(program: Program, number: int, reason: str) -> NoReturn:
+    """Raises InputError: an instruction must not be there as it is."""
+    raise InputError(f"{describe(number, program.instructions[number])}: {reason}")
+
+
+def check_waits_for(program: Program, number: int, on: Iterable[int]) -> None:
+    """Raises InputError where an instruction does not wait for one of others."""
+    missing = set(on) - set(program.instructions[number].deps)
+    if missing:
+        first = min(missing)
+        what = describe(first, program.instructions[first])
+        refuse(program, number, f"it does not wait for {what}.")
