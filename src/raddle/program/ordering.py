@@ -4,6 +4,9 @@ The instructions of several steps are scheduled as a simulation would, first com
 nominal speeds, so that the order follows from the graph and the plan alone and is the same on every rank.
 What stands between two transfers is not taken apart: it is executed as one piece. A step begins on a device
 when the one that many steps before it has ended there.
+
+The loop is its own, not simulation/engine.py's: ranks lower programs without a simulator or a compiler, a
+block holds any number of devices, and only the order counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The static order of sums for a script of anybody's: a schedule of one channel, made once.
 
 P3 (arXiv 1905.03960): whenever the channel is free, the most urgent of what is ready goes. Differs from
-the paper: the moments are those of the first backward, so that all ranks can follow the same list.
+the paper: the moments are those of the first backward, so that all ranks can follow the same list. It is no
+simulation (simulation/engine.py): there is one channel, and nothing waits for anything else.
 
     ready at   0 1 2     urgency   2 1 0     each takes 3     ->  0 2 1
     ready at   0 1 2     urgency   2 1 0     each takes 0     ->  0 1 2

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from raddle.costs.collectives import ring_seconds
 from raddle.costs.links import transfer_seconds
 from raddle.searches.pipeline.caps import Answer
 from raddle.searches.pipeline.cuts import crossing_bytes
@@ -200,7 +201,7 @@ def _try(
             again = (forward + backward + forward) / r
             kept = (sums.kept[j] - sums.kept[i]) / r
             given = sums.cut[i] / r
-            reduced = 2 * (r - 1) / r * parameters / places.bandwidth[d, r]
+            reduced = ring_seconds(r, places.bandwidth[d, r], 0.0, parameters)
             behind = 0 if j == len(sums.work) - 1 else devices - d - r  # stages, at most
             for q in range(fewer, min(len(rules.alive), fewer + behind + 1)):
                 rest = least[j, d + r, q - fewer] + reduced

@@ -1,5 +1,9 @@
 """simulation/engine.py on stretches and messages, compiled; it stops as soon as a limit is sure to pass.
 
+It is a loop of its own, with the engine's heap and ranks, because what follows a task may start inside of a
+stretch, before that ends, and because most plans of a search are given up half way. Tests hold it to the
+engine, to the nanosecond.
+
 `limit` is the longest time that is of interest: the run is given up as soon as it is certain to take
 longer, because some resource has more left to do than there is time.
 """
