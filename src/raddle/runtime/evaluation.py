@@ -10,7 +10,7 @@ from torch import Tensor
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.plans.adapting import adapt
-from raddle.program.check import check
+from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.batches import Batches
 from raddle.runtime.capturing import capture_evaluating
