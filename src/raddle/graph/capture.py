@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import operator
 import os
 import re
@@ -19,17 +18,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 import raddle.graph.ops  # noqa: F401  (declares the operators)
 from raddle.errors import InputError
-from raddle.graph import letters
+from raddle.graph.arguments import input_names, leaves
 from raddle.graph.builder import Builder
 from raddle.graph.dtypes import carries_gradient
 from raddle.graph.exporting import Step, export
 from raddle.graph.graph import Fused, Graph, Op, Value
 from raddle.graph.mutation import Memory, View, is_view, out_of_place, writes
+from raddle.graph.placeholders import Placeholders
 from raddle.graph.resizing import once_each, resized
 from raddle.graph.sharing import refuse_inputs, refuse_shared
 
@@ -57,9 +57,9 @@ def capture(
     _check_arguments(model, inputs, targets, loss)
     step = Step(model, list(inputs) if isinstance(inputs, Mapping) else None, len(inputs), loss)
     given = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
-    names = _input_names(model, inputs, targets)
-    leaves = _leaves([given, targets])
-    refuse_inputs(zip(names, leaves, strict=False), model.named_parameters())
+    names = input_names(model, inputs, targets)
+    given_leaves = leaves([given, targets])
+    refuse_inputs(zip(names, given_leaves, strict=False), model.named_parameters())
     program = export(step, [*given, *targets], model)
     unknown = set(dims or {}) - set(names)
     if unknown:
@@ -114,38 +114,6 @@ def _depends_on_data(meta: Any) -> bool:
     return isinstance(meta, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def _input_names(
-    model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any], targets: Sequence[Any]
-) -> list[str]:
-    """A name for every leaf of the inputs: arguments that hold several tensors number them."""
-    if isinstance(inputs, Mapping):
-        named = list(inputs.items())
-    else:
-        parameters = inspect.signature(model.forward).parameters.values()
-        known = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
-        known += [f"input{i}" for i in range(len(known), len(inputs))]
-        named = list(zip(known, inputs, strict=False))
-    named += [("target" if not i else f"target{i}", t) for i, t in enumerate(targets)]
-    return [name for argument, value in named for name in _leaf_names(argument, value)]
-
-
-def _leaves(given: Any) -> list[Any]:
-    """What arguments hold, in the order of their names."""
-    if isinstance(given, Mapping):
-        return [leaf for value in given.values() for leaf in _leaves(value)]
-    if isinstance(given, (list, tuple)):
-        return [leaf for value in given for leaf in _leaves(value)]
-    return [given]
-
-
-def _leaf_names(name: str, value: Any) -> list[str]:
-    if isinstance(value, Mapping):
-        return [n for k, v in value.items() for n in _leaf_names(f"{name}.{k}", v)]
-    if isinstance(value, (list, tuple)):
-        return [n for i, v in enumerate(value) for n in _leaf_names(f"{name}.{i}", v)]
-    return [name]
-
-
 def _alive(
     b: Builder, wanted: set[str]
 ) -> tuple[dict[str, Value], tuple[Op, ...], tuple[Fused, ...]]:
@@ -177,20 +145,16 @@ class _Translation:
         input_names: Sequence[str],
         dims: Mapping[str, str],
     ) -> None:
-        self.program, self.model, self.dims = program, model, dims
-        self.input_names = list(input_names)
+        self.program, self.model = program, model
         self.builder = Builder()
         self.memory = Memory(self.builder)
-        self.constants: dict[str, Tensor] = {}
-        self.lifted: list[tuple[str, Tensor]] = []  # constants as they are outside
-        self.inputs: list[str] = []
-        self.aliases: dict[str, str] = {}
+        self.given = Placeholders(program, model, input_names, dims, self.memory, self.builder)
         # By region, the nodes inside that are one and the same tensor as one outside.
         self.returned: dict[Node, list[Node | None]] = {}
         self.leaves = {n for n, m in model.named_modules() if not any(True for _ in m.children())}
 
     def graph(self, name: str, *, has_loss: bool) -> Graph:
-        self._placeholders()
+        self.given.read()
         self._walk(self.program.graph_module)
         outputs = self._outputs()
         first = self.builder.values[outputs[0]] if outputs else None
@@ -204,7 +168,7 @@ class _Translation:
         updates = {b: self._result(value).name for b, value in self.memory.updates.items()}
         states = [*self.model.named_parameters(), *self.model.named_buffers()]
         trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
-        refuse_shared(states, self.lifted, trained | set(updates))
+        refuse_shared(states, self.given.lifted, trained | set(updates))
         values, ops, fused = _alive(self.builder, {*outputs, *updates.values()})
         for value in values.values():
             if 0 in value.shape:
@@ -216,13 +180,13 @@ class _Translation:
             name,
             values,
             ops,
-            tuple(self.inputs),
+            tuple(self.given.inputs),
             tuple(outputs[1:] if has_loss else outputs),
             outputs[0] if has_loss else None,
             updates,
-            self.aliases,
+            self.given.aliases,
             fused,
-            self.constants,
+            self.given.constants,
         )
 
     def _result(self, value: Value) -> Value:
@@ -236,66 +200,6 @@ class _Translation:
         )
         return copied
 
-    # -- placeholders ------------------------------------------------------------------
-
-    def _placeholders(self) -> None:
-        nodes = [n for n in self.program.graph.nodes if n.op == "placeholder"]
-        owners = self._owners()
-        for node, spec in zip(nodes, self.program.graph_signature.input_specs, strict=True):
-            meta = node.meta["val"]
-            if spec.kind == InputKind.USER_INPUT:
-                self._input(node, meta)
-            elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-                self._state(node, spec, owners)
-            elif spec.kind == InputKind.CONSTANT_TENSOR:
-                constant = self.program.constants[spec.target]
-                self.memory.put_state(node, self._constant(spec.target, constant))
-
-    def _input(self, node: Node, meta: Any) -> None:
-        name = self.input_names.pop(0)
-        if not isinstance(meta, Tensor):
-            self.memory.put(node, meta)  # a number or None, which the capture has fixed
-            return
-        named = self.dims.get(name) or letters.of_input(meta.dim(), carries_gradient(meta.dtype))
-        if len(named) != meta.dim() or len(set(named)) < len(named) or not (named + "a").islower():
-            raise InputError(
-                f"dims of '{name}' are '{named}': one small letter for each of {meta.dim()} dimensions."
-            )
-        value = Value(self.builder.reserve(name), tuple(meta.shape), meta.dtype, named, "input")
-        self.memory.put(node, self.builder.add(value))
-        self.inputs.append(value.name)
-
-    def _owners(self) -> dict[str, str]:
-        """Every name of a parameter or buffer -> the first name of the same tensor."""
-        first: dict[int, str] = {}
-        names: dict[str, str] = {}
-        for group in (self.model.named_parameters, self.model.named_buffers):
-            for name, tensor in group(remove_duplicate=False):
-                names[name] = first.setdefault(id(tensor), name)
-        return names
-
-    def _state(self, node: Node, spec: Any, owners: Mapping[str, str]) -> None:
-        own = spec.target.removeprefix("model.")
-        name = owners.get(own, own)
-        if name != own:
-            self.aliases[own] = name
-        if name not in self.builder.values:
-            meta, shape = node.meta["val"], tuple(node.meta["val"].shape)
-            role = "buffer" if spec.kind == InputKind.BUFFER else "parameter"
-            if role == "parameter" and not self.model.get_parameter(name).requires_grad:
-                role = "frozen"
-            self.builder.reserve(name)
-            self.builder.add(Value(name, shape, meta.dtype, letters.POOL[: len(shape)], role))
-        self.memory.put_state(node, self.builder.values[name])
-
-    def _constant(self, target: str, tensor: Tensor) -> Value:
-        name = self.builder.reserve(f"constant.{target.removeprefix('model.')}")
-        self.constants[name] = tensor.detach().clone()
-        self.lifted.append((name, tensor))
-        shape = tuple(tensor.shape)
-        named = letters.POOL[: len(shape)]
-        return self.builder.add(Value(name, shape, tensor.dtype, named, "constant"))
-
     # -- nodes -------------------------------------------------------------------------------
 
     def _walk(self, module: torch.fx.GraphModule) -> None:
@@ -303,7 +207,7 @@ class _Translation:
             if node.op == "get_attr":
                 held = getattr(module, node.target)
                 if isinstance(held, Tensor):
-                    self.memory.put_state(node, self._constant(node.target, held))
+                    self.memory.put_state(node, self.given.constant(node.target, held))
                 else:
                     self.memory.put(node, held)
             elif node.op == "call_function":

@@ -1,0 +1,41 @@
+"""The arguments of a module: what they hold, and a name for each of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+
+def input_names(
+    model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any], targets: Sequence[Any]
+) -> list[str]:
+    """A name for every leaf of the inputs: arguments that hold several tensors number them."""
+    if isinstance(inputs, Mapping):
+        named = list(inputs.items())
+    else:
+        parameters = inspect.signature(model.forward).parameters.values()
+        known = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
+        known += [f"input{i}" for i in range(len(known), len(inputs))]
+        named = list(zip(known, inputs, strict=False))
+    named += [("target" if not i else f"target{i}", t) for i, t in enumerate(targets)]
+    return [name for argument, value in named for name in _leaf_names(argument, value)]
+
+
+def leaves(given: Any) -> list[Any]:
+    """What arguments hold, in the order of their names."""
+    if isinstance(given, Mapping):
+        return [leaf for value in given.values() for leaf in leaves(value)]
+    if isinstance(given, (list, tuple)):
+        return [leaf for value in given for leaf in leaves(value)]
+    return [given]
+
+
+def _leaf_names(name: str, value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return [n for k, v in value.items() for n in _leaf_names(f"{name}.{k}", v)]
+    if isinstance(value, (list, tuple)):
+        return [n for i, v in enumerate(value) for n in _leaf_names(f"{name}.{i}", v)]
+    return [name]

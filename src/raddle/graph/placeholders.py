@@ -1,0 +1,98 @@
+"""What an exported program begins with: inputs, parameters, buffers and constants become values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from raddle.errors import InputError
+from raddle.graph import letters
+from raddle.graph.builder import Builder
+from raddle.graph.dtypes import carries_gradient
+from raddle.graph.graph import Value
+from raddle.graph.mutation import Memory
+
+
+class Placeholders:
+    """Gives placeholders their values, and notes what the module calls them."""
+
+    def __init__(
+        self,
+        program: torch.export.ExportedProgram,
+        model: nn.Module,
+        input_names: Sequence[str],
+        dims: Mapping[str, str],
+        memory: Memory,
+        builder: Builder,
+    ) -> None:
+        self.program, self.model, self.dims = program, model, dims
+        self.memory, self.builder = memory, builder
+        self.input_names = list(input_names)
+        self.constants: dict[str, Tensor] = {}
+        self.lifted: list[tuple[str, Tensor]] = []  # constants as they are outside
+        self.inputs: list[str] = []
+        self.aliases: dict[str, str] = {}
+
+    def read(self) -> None:
+        """Puts every placeholder of the program where operators find it."""
+        nodes = [n for n in self.program.graph.nodes if n.op == "placeholder"]
+        owners = self._owners()
+        for node, spec in zip(nodes, self.program.graph_signature.input_specs, strict=True):
+            meta = node.meta["val"]
+            if spec.kind == InputKind.USER_INPUT:
+                self._input(node, meta)
+            elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+                self._state(node, spec, owners)
+            elif spec.kind == InputKind.CONSTANT_TENSOR:
+                constant = self.program.constants[spec.target]
+                self.memory.put_state(node, self.constant(spec.target, constant))
+
+    def _input(self, node: Node, meta: Any) -> None:
+        name = self.input_names.pop(0)
+        if not isinstance(meta, Tensor):
+            self.memory.put(node, meta)  # a number or None, which the capture has fixed
+            return
+        named = self.dims.get(name) or letters.of_input(meta.dim(), carries_gradient(meta.dtype))
+        if len(named) != meta.dim() or len(set(named)) < len(named) or not (named + "a").islower():
+            raise InputError(
+                f"dims of '{name}' are '{named}': one small letter for each of {meta.dim()} dimensions."
+            )
+        value = Value(self.builder.reserve(name), tuple(meta.shape), meta.dtype, named, "input")
+        self.memory.put(node, self.builder.add(value))
+        self.inputs.append(value.name)
+
+    def _owners(self) -> dict[str, str]:
+        """Every name of a parameter or buffer -> the first name of the same tensor."""
+        first: dict[int, str] = {}
+        names: dict[str, str] = {}
+        for group in (self.model.named_parameters, self.model.named_buffers):
+            for name, tensor in group(remove_duplicate=False):
+                names[name] = first.setdefault(id(tensor), name)
+        return names
+
+    def _state(self, node: Node, spec: Any, owners: Mapping[str, str]) -> None:
+        own = spec.target.removeprefix("model.")
+        name = owners.get(own, own)
+        if name != own:
+            self.aliases[own] = name
+        if name not in self.builder.values:
+            meta, shape = node.meta["val"], tuple(node.meta["val"].shape)
+            role = "buffer" if spec.kind == InputKind.BUFFER else "parameter"
+            if role == "parameter" and not self.model.get_parameter(name).requires_grad:
+                role = "frozen"
+            self.builder.reserve(name)
+            self.builder.add(Value(name, shape, meta.dtype, letters.POOL[: len(shape)], role))
+        self.memory.put_state(node, self.builder.values[name])
+
+    def constant(self, target: str, tensor: Tensor) -> Value:
+        name = self.builder.reserve(f"constant.{target.removeprefix('model.')}")
+        self.constants[name] = tensor.detach().clone()
+        self.lifted.append((name, tensor))
+        shape = tuple(tensor.shape)
+        named = letters.POOL[: len(shape)]
+        return self.builder.add(Value(name, shape, tensor.dtype, named, "constant"))
