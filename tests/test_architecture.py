@@ -11,13 +11,6 @@ import raddle
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
-# What stood against the rules when they were written down. The list only shrinks: a line whose violation
-# has gone has to go too.
-ALLOWED = [
-    line
-    for line in (Path(__file__).parent / "architecture_allowed.txt").read_text().splitlines()
-    if line and not line.startswith("#")
-]
 
 # Who may import whom; imports in functions and for types count too.
 _BELOW_SEARCHES = "simulation costs program plans graph clusters"
@@ -43,14 +36,21 @@ TABLE["api"] = " ".join(TABLE)
 TABLE["cli"] = "api reports lab"
 
 
-def test_violations_are_those_that_are_listed():
-    found = [
-        *architecture.against(SRC, TABLE),
-        *(f"cycle: {ring}" for ring in architecture.cycles(SRC)),
-        *architecture.private_torch(SRC),
-        *architecture.too_large(SRC),
-    ]
-    assert sorted(found) == sorted(ALLOWED)
+def test_packages_import_what_the_table_has():
+    assert set(TABLE) == {path.parent.name for path in (SRC / "raddle").glob("*/__init__.py")}
+    assert architecture.against(SRC, TABLE) == []
+
+
+def test_no_module_is_in_a_ring_of_imports():
+    assert architecture.cycles(SRC) == []
+
+
+def test_no_private_api_of_torch_is_used():
+    assert architecture.private_torch(SRC) == []
+
+
+def test_no_file_and_no_class_is_too_large():
+    assert architecture.too_large(SRC) == []
 
 
 def test_experiments_import_public_names_and_the_api_alone():
