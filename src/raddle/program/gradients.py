@@ -37,7 +37,8 @@ class Gradients:
         self.rows = [0] * (3 * (len(self.number) + len(self.facts.travels)) * COLUMNS)
         self.state = _state(self.facts, self.rows)
         self.hung: list[int] = []  # by row, its instruction
-        order = self.known.plan.order if self.facts.ordered else ()
+        # A forward alone has no gradients, and so no slices.
+        order = self.known.plan.order if self.facts.ordered and self.facts.travels else ()
         self.turns = Turns([s for s in order if self.facts.travels[s]])
 
     def contribute(self, name: str, key: Key, at: int) -> None:

@@ -146,7 +146,7 @@ def staged(graph: Graph, plan: Plan, schedule: str) -> Plan:
     )  # fmt: skip
 
 
-def test_alexnet_with_servers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_alexnet_with_servers() -> None:
     """Where copies agree by servers, the next best split is faster, and that is what is said."""
     w = zoo.load("alexnet", batch=64)
     graph = capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)
@@ -156,16 +156,24 @@ def test_alexnet_with_servers(capsys: pytest.CaptureFixture[str]) -> None:
     first = found["alternatives"][0]
     assert found["base"]["step_ms"] == step(graph, plan, on)
     assert first["difference_ms"] < -10
+    assert found["simulated"] is None
+
+
+def test_what_the_evaluator_refuses_is_simulated(
+    graph: Graph, on: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = replace(plan_for(graph, on, "data", sync="ps"), recompute=((graph.ops[0].name,),))
+    found = explain_op(graph, plan, on, OP)
     show_op(found)
     said = " ".join(capsys.readouterr().out.split())
     assert "other ways to split this group were simulated" in said
-    assert "note: all times are simulated: the evaluator does not time sync 'ps'" in said
+    assert "note: all times are simulated: the evaluator does not time recomputation" in said
 
 
 def test_only_so_many_are_simulated(
     graph: Graph, on: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_for(graph, on, "data", sync="ps")
+    plan = replace(plan_for(graph, on, "data", sync="ps"), recompute=((graph.ops[0].name,),))
     every = explain_op(graph, plan, on, OP)
     monkeypatch.setattr(timing.Simulated, "most", 2)
     found = explain_op(graph, plan, on, OP)
