@@ -41,26 +41,27 @@ class Computing:
 
     def merge(self, number: int, merge: Merge) -> None:
         width = self.program.width(self.program.variant(merge.key).ops[merge.op].outputs[0])
-        passes = ((d, merged_bytes(cell, width)) for cell in merge.cells for d in cell.devices)
+        passes = [(cell.devices, merged_bytes(cell, width)) for cell in merge.cells]
         self.rows.compute(number, *_timed(self._passes(merge.devices, passes)), merge.deps)
 
     def update(self, number: int, update: Update) -> None:
         """Slices are updated as they come, between or beside what a device computes."""
         each = optimizer_costs(self.program.plan.optimizer).passes
         each *= self.program.width(update.parameter)
-        passes = ((d, each * share.box.volume) for share in update.shares for d in share.updaters)
+        passes = [(share.updaters, each * share.box.volume) for share in update.shares]
         seconds = self._passes(update.devices, passes)
         apart = update.parameter in self.program.slices
         self.rows.compute(number, *_timed(seconds), update.deps, apart=apart)
 
     def _passes(
-        self, devices: Iterable[int], passes: Iterable[tuple[int, int]]
+        self, devices: Iterable[int], passes: Iterable[tuple[Iterable[int], int]]
     ) -> dict[int, float]:
-        """By device, seconds in which it passes over bytes of its memory: (device, bytes) a pass."""
+        """By device, seconds in which it passes over bytes of its memory: (devices, bytes) a pass."""
         seconds = dict.fromkeys(devices, 0.0)
-        for d, nbytes in passes:
-            own = self.cluster.devices[d]
-            seconds[d] += pass_seconds(nbytes, memory_speed(own), own.overhead)
+        for several, nbytes in passes:
+            for d in several:
+                own = self.cluster.devices[d]
+                seconds[d] += pass_seconds(nbytes, memory_speed(own), own.overhead)
         return seconds
 
     def _run_seconds(self, run: Run) -> dict[int, float]:
