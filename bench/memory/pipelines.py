@@ -25,8 +25,8 @@ def plans(folder: Path) -> None:
     from raddle import clusters, zoo
     from raddle.graph.capture import capture
     from raddle.plans import file
-    from raddle.searches.figures import judge
     from raddle.searches.planning import find, plan_of
+    from raddle.searches.predict import judge
     from raddle.searches.settings import Settings
     from raddle.simulation.memory.peaks import peak_bytes
 

@@ -33,8 +33,8 @@ from raddle.graph.capture import capture
 from raddle.graph.gradients import active_values
 from raddle.plans.plan import Plan
 from raddle.runtime.trainer import Trainer
-from raddle.searches.figures import judge
 from raddle.searches.planning import plan_for
+from raddle.searches.predict import judge
 from raddle.searches.syncs import host_seconds, with_sync
 
 

@@ -15,7 +15,7 @@ from small import mlp, planned
 
 from raddle.costs.collectives import fastest_seconds
 from raddle.costs.compute import pass_seconds, roofline
-from raddle.costs.handling import bytes_in_sum, host_seconds
+from raddle.costs.host_overhead import bytes_in_sum, host_seconds
 from raddle.costs.links import transfer_seconds
 from raddle.plans.optimizers import optimizer_costs
 from raddle.program.holding import copy_for

@@ -12,9 +12,9 @@ from raddle.costs.profile import Profile, entry, load_profile
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.searches.figures import judge
 from raddle.searches.measuring import profile_methods
 from raddle.searches.planning import plan_for
+from raddle.searches.predict import judge
 
 
 def tiny() -> Graph:

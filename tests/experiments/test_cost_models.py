@@ -32,10 +32,10 @@ from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.reports.experiments.result import Chart, Table
 from raddle.searches import settings
-from raddle.searches.figures import judge
 from raddle.searches.optcnn.tables import tables
 from raddle.searches.planning import plan_for, plan_of
 from raddle.searches.planspace import PlanSpace
+from raddle.searches.predict import judge
 
 
 @pytest.fixture(scope="module")

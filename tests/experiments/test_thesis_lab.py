@@ -26,7 +26,7 @@ from raddle.errors import InputError
 from raddle.plans.pipelining import is_asynchronous
 from raddle.reports.experiments.markdown import markdown
 from raddle.reports.experiments.result import Result
-from raddle.searches.figures import judge
+from raddle.searches.predict import judge
 from raddle.sync.item import Event
 
 LABELS = (lab_table.SINGLE, *lab_kinds.KINDS)

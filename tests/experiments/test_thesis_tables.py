@@ -15,7 +15,7 @@ from experiments.thesis.printed_epoch import EPOCH_DATA, EPOCH_HYPERGRAPH
 from experiments.thesis.simulated import SERVERS, crossover
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.searches.hypergraph.answers import Asked, Partitioner
+from raddle.searches.hypergraph.partitioner import Asked, Partitioner
 
 VGG16 = 138_357_544  # parameters, its Table 5.13
 

@@ -39,11 +39,11 @@ from raddle.reports.page.measured import describe_run, read_run
 from raddle.reports.server.packed import read_page
 from raddle.reports.server.shelf import Shelf
 from raddle.reports.server.wanted import read_wanted
-from raddle.searches.figures import figures, judge
 from raddle.searches.hypergraph import explicit, files
-from raddle.searches.hypergraph.answers import Partitioner
+from raddle.searches.hypergraph.partitioner import Partitioner
 from raddle.searches.hypergraph.searching import given
 from raddle.searches.hypergraph.weights import layer_work
+from raddle.searches.predict import figures, judge
 
 FEW = 64  # micro-batches or devices up to which a plan is simulated, not just read
 

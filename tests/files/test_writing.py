@@ -27,8 +27,8 @@ from raddle.plans import file
 from raddle.probe import cache
 from raddle.program.tracing import write_events
 from raddle.reports.page.gathering import report
-from raddle.searches.figures import judge
 from raddle.searches.hypergraph import explicit, files
+from raddle.searches.predict import judge
 from raddle.simulation.trace import write_trace
 
 Save = Callable[[pathlib.Path], object]

@@ -29,6 +29,7 @@ from raddle.runtime.actions import (
     Step,
     Sum,
 )
+from raddle.runtime.building.pieces import Source
 from raddle.runtime.delivery import Part, delivery_of
 from raddle.runtime.executing.buffers import keep
 from raddle.runtime.executing.feeding import Feeding
@@ -40,7 +41,6 @@ from raddle.runtime.executing.segments import Segments
 from raddle.runtime.executing.sliced import SlicedParameters
 from raddle.runtime.executing.store import Store
 from raddle.runtime.function import Code, Piece
-from raddle.runtime.settling.pieces import Source
 from raddle.transport.threads import Hub, Threads
 
 CPU, KEY, DOUBLE = torch.device("cpu"), Key(), torch.float64

@@ -15,17 +15,17 @@ from raddle.program.lower import lower
 from raddle.program.messages import MessageKind
 from raddle.program.program import Key, Move, Program, Reduce, Run, Update
 from raddle.runtime.actions import Arrive, Call, Forward, Give, Leave, Receive, Send, Step
+from raddle.runtime.building.buffers import Buffers
+from raddle.runtime.building.calls import Calls
+from raddle.runtime.building.lasting import place_lasting
+from raddle.runtime.building.messages import Messages
+from raddle.runtime.building.pieces import Pieces, hulls_of
+from raddle.runtime.building.releasing import drop, lay_down
+from raddle.runtime.building.slices import Slices
+from raddle.runtime.building.sums import Sums
+from raddle.runtime.building.versions import Versions, spend
 from raddle.runtime.delivery import delivery_of
 from raddle.runtime.function import Code, Piece
-from raddle.runtime.settling.buffers import Buffers
-from raddle.runtime.settling.calls import Calls
-from raddle.runtime.settling.lasting import place_lasting
-from raddle.runtime.settling.messages import Messages
-from raddle.runtime.settling.pieces import Pieces, hulls_of
-from raddle.runtime.settling.releasing import drop, lay_down
-from raddle.runtime.settling.slices import Slices
-from raddle.runtime.settling.sums import Sums
-from raddle.runtime.settling.versions import Versions, spend
 
 CPU, KEY = torch.device("cpu"), Key()
 FIRST = Box((0, 0), (1, 8))  # of two samples with eight features

@@ -11,7 +11,7 @@ from raddle.graph.box import Box
 from raddle.plans.sync import read_sync
 from raddle.program.program import Share
 from raddle.runtime.actions import Sliced
-from raddle.runtime.agreeing import Agreeing
+from raddle.runtime.parameter_sync import Agreeing
 from raddle.runtime.rows import Rows
 from raddle.transport.threads import Hub
 

@@ -22,8 +22,8 @@ from raddle.graph.capture import capture
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.actions import Receive, Send, Sum
+from raddle.runtime.build_actions import settle
 from raddle.runtime.executor import Executor
-from raddle.runtime.settle import settle
 from raddle.runtime.threads import run_threads
 from raddle.transport.threads import Hub
 

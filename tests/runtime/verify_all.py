@@ -29,8 +29,8 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.plans.plan import Plan
+from raddle.runtime.building.pieces import Source
 from raddle.runtime.checkpoint import gather_state
-from raddle.runtime.settling.pieces import Source
 from raddle.runtime.trainer import Trainer, parallelize
 from raddle.searches import planning
 from raddle.searches.baselines import METHODS

@@ -21,8 +21,8 @@ from raddle.plans.tiling import whole
 from raddle.program.lower import lower
 from raddle.searches.bounds import lower_bound, unbounded
 from raddle.searches.comparing import planned
-from raddle.searches.figures import judge
 from raddle.searches.planning import plan_for
+from raddle.searches.predict import judge
 from raddle.searches.settings import Settings
 from raddle.simulation.timeline import simulate
 

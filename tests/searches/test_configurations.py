@@ -19,8 +19,8 @@ from raddle.plans.validation import validate
 from raddle.program.lower import lower
 from raddle.program.program import Move
 from raddle.searches.configurations import Configuration, cut, degrees, tiles
+from raddle.searches.grids import standing
 from raddle.searches.groups import BEFORE, groups
-from raddle.searches.placing import standing
 from raddle.searches.planspace import PlanSpace, shared_out
 from raddle.searches.settings import Settings
 

@@ -11,8 +11,8 @@ from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.searches.baselines import METHODS
 from raddle.searches.comparing import compare, planned, speedup_over_data
-from raddle.searches.figures import details, judge
 from raddle.searches.planning import plan_for
+from raddle.searches.predict import details, judge
 from raddle.searches.settings import Settings
 
 KEYS = {

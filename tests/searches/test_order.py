@@ -16,9 +16,9 @@ from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.program import Reduce, Run
 from raddle.program.slicing import numbered
-from raddle.searches.figures import judge
 from raddle.searches.order import with_order
 from raddle.searches.planning import plan_for
+from raddle.searches.predict import judge
 from raddle.simulation.timeline import Timeline, simulate
 
 

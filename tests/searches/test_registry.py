@@ -13,9 +13,9 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.searches import baselines, registry
 from raddle.searches.compiling import EVALUATOR, Compiled
+from raddle.searches.grids import Tiles
 from raddle.searches.hypergraph.compiling import PARTITIONERS
 from raddle.searches.method import Method, Search
-from raddle.searches.placing import Tiles
 from raddle.searches.registry import METHODS, SEARCHES, method_named, to_compile
 from raddle.searches.settings import Found, Settings
 

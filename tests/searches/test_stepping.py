@@ -14,8 +14,8 @@ from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.searches.baselines import METHODS
 from raddle.searches.comparing import compare, planned
-from raddle.searches.figures import judge
 from raddle.searches.planning import plan_for
+from raddle.searches.predict import judge
 from raddle.searches.settings import Settings
 from raddle.searches.stepping import simulated_step
 from raddle.simulation.fast.coverage import unsupported

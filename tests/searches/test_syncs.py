@@ -12,9 +12,9 @@ from raddle.clusters import Cluster, Device, Link, cluster
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
-from raddle.searches.figures import judge
 from raddle.searches.order import with_order
 from raddle.searches.planning import plan_for
+from raddle.searches.predict import judge
 from raddle.searches.syncs import BUCKETS, MARGIN, MESSAGE, SUM, host_seconds, with_sync
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from raddle.sync.departures import Departures, Held
 from raddle.sync.failure import Failure
-from raddle.sync.home import Updates
 from raddle.sync.home_stale import StaleHome
 from raddle.sync.home_sums import Barrier, SummingHome
 from raddle.sync.incoming import Incoming
 from raddle.sync.item import Event, Item
 from raddle.sync.outgoing import Outgoing
+from raddle.sync.parameter_server import Updates
 from raddle.sync.worker import Worker
 from raddle.transport.wire import PULL, PUSH, Counters, Frame
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raddle.searches.compiling import EVALUATOR, Compiled
-from raddle.searches.hypergraph.answers import SOLVED
 from raddle.searches.hypergraph.compiling import PARTITIONERS
+from raddle.searches.hypergraph.partitioner import SOLVED
 from raddle.searches.registry import to_compile
 
 __all__ = ["EVALUATOR", "PARTITIONERS", "Compiled", "compiled_for"]

@@ -10,10 +10,10 @@ from raddle.api.loading import load_measured
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.searches.hypergraph import explicit
-from raddle.searches.hypergraph.answers import METHODS, Answer, Asked, Partitioner, row
 from raddle.searches.hypergraph.coarse import solve as solve_coarse
 from raddle.searches.hypergraph.explicit import Hypergraph
 from raddle.searches.hypergraph.files import FORMATS, write_hypergraph
+from raddle.searches.hypergraph.partitioner import METHODS, Answer, Asked, Partitioner, row
 from raddle.searches.hypergraph.weights import layer_work
 
 __all__ = [

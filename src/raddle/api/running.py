@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raddle.runtime.handling import handling
+from raddle.runtime.host_overhead import handling
 from raddle.runtime.job import load_job, optimizer_for
 from raddle.runtime.options import Options, parse
 from raddle.runtime.trainer import Trainer

@@ -5,12 +5,12 @@ from __future__ import annotations
 from raddle.searches.baselines.spatial import spatial
 from raddle.searches.configurations import Configuration
 from raddle.searches.flexflow.chain import Chain, chain
+from raddle.searches.grids import Tiles, copies
 from raddle.searches.groups import Group
 from raddle.searches.optcnn.method import choose, optcnn_paper
 from raddle.searches.optcnn.tables import Tables, tables
 from raddle.searches.pipeline.asked import Asked
 from raddle.searches.pipeline.nodes import Costs, line_of, nodes_of, stage_names
-from raddle.searches.placing import Tiles, copies
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.starts import one_letter, random_start, stages_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raddle.searches.figures import STEPS, details, judge
+from raddle.searches.predict import STEPS, details, judge
 from raddle.simulation.engine import run_tasks
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.memory.peaks import peak_bytes

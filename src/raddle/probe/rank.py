@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from raddle.probe.kernels import kernels, rate
 from raddle.probe.launch import end_in_time
-from raddle.runtime.handling import handling
+from raddle.runtime.host_overhead import handling
 from raddle.transport.base import Transport
 from raddle.transport.processes import Processes
 

@@ -15,10 +15,10 @@ import torch
 from raddle.graph.box import Box
 from raddle.program.messages import MessageKind
 from raddle.program.program import Key, Share
+from raddle.runtime.building.pieces import Source
 from raddle.runtime.delivery import Delivery, Part
 from raddle.runtime.function import Code
-from raddle.runtime.settling.pieces import Source
-from raddle.runtime.wholes import Whole
+from raddle.runtime.zero3 import Whole
 
 
 @dataclass

@@ -14,7 +14,7 @@ from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.program.program import Program, Run
 from raddle.runtime.actions import Actions
-from raddle.runtime.settling.pieces import Source, hulls_of
+from raddle.runtime.building.pieces import Source, hulls_of
 
 
 class Input(NamedTuple):

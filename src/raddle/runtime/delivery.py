@@ -16,10 +16,10 @@ from raddle.errors import never
 from raddle.graph.box import Box
 from raddle.program.messages import Content, MessageKind, Subject
 from raddle.program.program import Key
+from raddle.runtime.building.pieces import Held, Pieces
 from raddle.runtime.executing.store import Store
 from raddle.runtime.function import Of
 from raddle.runtime.gathering import overlapping
-from raddle.runtime.settling.pieces import Held, Pieces
 
 
 class Part(NamedTuple):

@@ -13,10 +13,10 @@ from raddle.plans.adapting import adapt
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.batches import Batches
+from raddle.runtime.building.pieces import Source
 from raddle.runtime.capturing import capture_evaluating
 from raddle.runtime.checkpoint import assemble, gather_state
 from raddle.runtime.executor import Executor
-from raddle.runtime.settling.pieces import Source
 from raddle.runtime.setup import Setup
 from raddle.runtime.state import State
 

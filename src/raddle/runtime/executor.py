@@ -38,7 +38,8 @@ from raddle.runtime.actions import (
     Sum,
     key_of,
 )
-from raddle.runtime.agreeing import Agreeing
+from raddle.runtime.build_actions import settle
+from raddle.runtime.building.pieces import Source
 from raddle.runtime.executing import buffers
 from raddle.runtime.executing.feeding import Feeding, Part
 from raddle.runtime.executing.losses import Losses
@@ -49,8 +50,7 @@ from raddle.runtime.executing.segments import Segments
 from raddle.runtime.executing.sliced import SlicedParameters
 from raddle.runtime.executing.store import Store
 from raddle.runtime.greedy import carry_out_greedily
-from raddle.runtime.settle import settle
-from raddle.runtime.settling.pieces import Source
+from raddle.runtime.parameter_sync import Agreeing
 from raddle.transport.base import Transport
 
 OF_UPDATES = (Sum, Give, Leave, Step)  # actions that a step without an update leaves out

@@ -16,8 +16,8 @@ from raddle.plans.adapting import resize
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.batches import Batches
+from raddle.runtime.building.pieces import Source
 from raddle.runtime.executor import Executor
-from raddle.runtime.settling.pieces import Source
 from raddle.runtime.setup import Setup
 
 

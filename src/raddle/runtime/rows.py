@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from raddle.plans.sync import Sync
 from raddle.runtime.actions import Sliced
-from raddle.runtime.settling.pieces import Source
+from raddle.runtime.building.pieces import Source
 from raddle.sync.item import Item, cut, named
 
 

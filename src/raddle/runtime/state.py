@@ -14,6 +14,7 @@ from torch import Tensor
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.program.program import Program
+from raddle.runtime.building.pieces import Source
 from raddle.runtime.checkpoint import (
     cut_optimizer,
     cut_state,
@@ -24,7 +25,6 @@ from raddle.runtime.checkpoint import (
 )
 from raddle.runtime.executor import Executor
 from raddle.runtime.materialize import take
-from raddle.runtime.settling.pieces import Source
 from raddle.runtime.setup import Setup
 
 LASTS = ("parameter", "buffer", "frozen")

@@ -14,8 +14,8 @@ from raddle.graph.box import Box
 from raddle.graph.interpret import Pieces, whole
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.program import Key, Program
+from raddle.runtime.building.pieces import Source
 from raddle.runtime.executor import Executor
-from raddle.runtime.settling.pieces import Source
 from raddle.runtime.spans import Span, Spans
 from raddle.transport.threads import Hub
 

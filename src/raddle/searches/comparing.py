@@ -14,11 +14,11 @@ from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.plan import BUCKET, Plan
 from raddle.searches.attempts import Attempts
 from raddle.searches.bounds import lower_bound, unbounded
-from raddle.searches.figures import FIGURES, data_parallel, figures, judge
-from raddle.searches.placing import Tiles
+from raddle.searches.grids import Tiles
 from raddle.searches.planning import find, plan_of
+from raddle.searches.predict import FIGURES, data_parallel, figures, judge
 from raddle.searches.registry import METHODS
-from raddle.searches.settings import Found, Heard, Settings
+from raddle.searches.settings import Found, OnProgress, Settings
 from raddle.simulation.timeline import Timeline
 
 PIPELINE = ("schedule", "stages", "microbatches")
@@ -108,7 +108,7 @@ def compare(
     *,
     model: str = "",
     settings: Settings | None = None,
-    heard: Heard = lambda step: None,
+    heard: OnProgress = lambda step: None,
 ) -> list[dict[str, Any]]:
     """A row a method; one that cannot be applied, or fails, has an `error` in place of figures."""
     rows = [
@@ -150,7 +150,7 @@ def contest(
     *,
     model: str = "",
     settings: Settings | None = None,
-    heard: Heard = lambda step: None,
+    heard: OnProgress = lambda step: None,
 ) -> Iterator[tuple[Judged | None, dict[str, Any]]]:
     """What each method found, one after the other, and its row; without a plan, the row has an `error`.
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from raddle.graph.graph import Graph, Op
 from raddle.graph.space import Access
-from raddle.searches.placing import standing
+from raddle.searches.grids import standing
 
 _STEP = re.compile(r"\.l\d+r?\.t\d+(?=\.)")  # layer and step of a recurrent network
 

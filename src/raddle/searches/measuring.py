@@ -12,7 +12,7 @@ from raddle.graph.box import Box
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph, Op
 from raddle.searches.baselines import METHODS, applicable
-from raddle.searches.settings import Heard
+from raddle.searches.settings import OnProgress
 
 
 def profile_methods(
@@ -22,7 +22,7 @@ def profile_methods(
     methods: Sequence[str] = tuple(METHODS),
     device: str = "cpu",
     known: Profile | None = None,
-    heard: Heard = lambda step: None,
+    heard: OnProgress = lambda step: None,
 ) -> Profile:
     """Seconds of every distinct tile of the methods' plans; what is known is not measured again."""
     kinds = sorted({d.kind for d in cluster.devices})

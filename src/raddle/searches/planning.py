@@ -19,7 +19,7 @@ from raddle.searches.attempts import Attempts
 from raddle.searches.pins import read_pin
 from raddle.searches.recomputing import blocks
 from raddle.searches.registry import METHODS, method_named
-from raddle.searches.settings import AUTO, BUDGET, Found, Heard, Settings
+from raddle.searches.settings import AUTO, BUDGET, Found, OnProgress, Settings
 from raddle.searches.syncs import host_seconds, with_sync
 
 
@@ -39,7 +39,7 @@ def plan_for(
     pins: Sequence[str] = (),
     reduction: bool | None = None,
     profile: Profile | None = None,
-    heard: Heard = lambda step: None,
+    heard: OnProgress = lambda step: None,
 ) -> Plan:
     """The plan of a method for all devices of a cluster.
 
@@ -117,7 +117,7 @@ def plan_of(
 
 
 def _faster(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> Plan:
-    from raddle.searches.figures import judge  # numba is needed to simulate alone
+    from raddle.searches.predict import judge  # numba is needed to simulate alone
 
     def step(candidate: Plan) -> float:
         timeline = judge(graph, candidate, cluster, settings.profile)

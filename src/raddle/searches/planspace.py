@@ -14,9 +14,9 @@ from raddle.clusters import Cluster
 from raddle.graph.graph import Graph
 from raddle.plans.tiling import Grid, Tiling, even_cuts
 from raddle.searches.configurations import Configuration, degrees, tiles
+from raddle.searches.grids import Standing, Tiles, copies
 from raddle.searches.groups import Group, groups
 from raddle.searches.pins import pinned
-from raddle.searches.placing import Standing, Tiles, copies
 from raddle.searches.settings import Settings
 from raddle.searches.work import speeds
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from raddle.errors import InputError
 from raddle.plans.plan import Plan
-from raddle.searches.placing import Tiles
+from raddle.searches.grids import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.stepping import simulated_step
 from raddle.simulation.fast.coverage import unsupported

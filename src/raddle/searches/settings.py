@@ -10,12 +10,12 @@ from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
 from raddle.plans.sync import DEFAULT
 from raddle.searches.attempts import Failure
+from raddle.searches.grids import Tiles
 from raddle.searches.pins import Pin
-from raddle.searches.placing import Tiles
 from raddle.searches.stopwatch import Stopwatch
 
 BUDGET = 30.0  # seconds
-Heard = Callable[[Mapping[str, Any]], None]  # is told of every step, as plain data
+OnProgress = Callable[[Mapping[str, Any]], None]  # is told of every step, as plain data
 AUTO = "auto"  # sync: what is faster, of those that compute the same
 
 
@@ -38,7 +38,7 @@ class Settings:
     microbatches: int | None = None
     pins: tuple[Pin, ...] = ()
     starts: Mapping[str, Tiles] = field(default_factory=dict)  # that `auto` knows besides its own
-    heard: Heard = field(default=lambda step: None, repr=False)
+    heard: OnProgress = field(default=lambda step: None, repr=False)
     watch: Stopwatch = field(default_factory=Stopwatch, repr=False, compare=False)
 
     @property

@@ -17,7 +17,7 @@ from raddle.clusters import Cluster
 from raddle.graph.graph import Graph
 from raddle.searches.attempts import Attempts
 from raddle.searches.configurations import Configuration
-from raddle.searches.placing import Tiles
+from raddle.searches.grids import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.work import whole_seconds
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from raddle.clusters import Cluster
-from raddle.costs.handling import handles
+from raddle.costs.host_overhead import handles
 from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.plan import Plan
 from raddle.plans.sync.servers import SLICE

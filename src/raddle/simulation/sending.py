@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.handling import handles, message_seconds
+from raddle.costs.host_overhead import handles, message_seconds
 from raddle.costs.links import transfer_seconds
 from raddle.program.program import Move, Program, message_bytes
 from raddle.simulation.nanoseconds import nanoseconds

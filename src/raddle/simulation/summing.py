@@ -9,7 +9,7 @@ import numpy as np
 
 from raddle.clusters import Cluster
 from raddle.costs.collectives import all_reduce_seconds, hops, sent_by_each
-from raddle.costs.handling import handles, sum_seconds
+from raddle.costs.host_overhead import handles, sum_seconds
 from raddle.program.program import Program, Reduce, summed_bytes
 from raddle.simulation.nanoseconds import nanoseconds
 from raddle.simulation.rows import NONE, Array, Rows

@@ -5,7 +5,7 @@ the links of its route (sending.py); an all-reduce starts when its last particip
 participant holds its part of the ring (summing.py). A device computes in the program's order, and sums of
 slices leave it in that order too, so that none overtakes another; `overtaking` lets the most urgent go
 first instead, which gives an order that is worth having (searches/order.py). Where communication takes a
-device's time (costs/handling.py), all of it stands in the program's order.
+device's time (costs/host_overhead.py), all of it stands in the program's order.
 """
 
 from __future__ import annotations

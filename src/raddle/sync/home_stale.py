@@ -12,8 +12,8 @@ import time
 import torch
 from torch import Tensor
 
-from raddle.sync.home import Back, Home, Homed, Send, Updates, settle
 from raddle.sync.item import Item
+from raddle.sync.parameter_server import Back, Home, Homed, Send, Updates, settle
 from raddle.sync.stalls import Waiting
 from raddle.transport.wire import PULL, Frame
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from raddle.sync.failure import Failure
-from raddle.sync.home import Back, Home, Homed, Send, Updates
 from raddle.sync.item import Item
+from raddle.sync.parameter_server import Back, Home, Homed, Send, Updates
 from raddle.sync.stalls import Waiting
 from raddle.transport.wire import PULL, Frame
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from raddle.sync.failure import Failure
-from raddle.sync.home import Home
 from raddle.sync.item import Item, read_payload
+from raddle.sync.parameter_server import Home
 from raddle.sync.worker import Worker
 from raddle.transport.wire import PULL, PUSH, Frame
 

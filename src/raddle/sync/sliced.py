@@ -6,11 +6,11 @@ from typing import Any
 
 from raddle.sync.allreduce import check_dense
 from raddle.sync.guarding import Guards
-from raddle.sync.homing import Homing
 from raddle.sync.item import Event
 from raddle.sync.lines import Lines
 from raddle.sync.mechanism import Arrivals, Mechanism
 from raddle.sync.settings import Settings
+from raddle.sync.sliced_updates import Homing
 from raddle.sync.stalls import logger
 from raddle.sync.trained import Trained
 

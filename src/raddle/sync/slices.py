@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from raddle.plans.sync import Sync
-from raddle.sync.home import Record
 from raddle.sync.item import Item, cut, named
+from raddle.sync.parameter_server import Record
 
 Note = Callable[[str, str, float, float], None]  # name, what, start, end
 

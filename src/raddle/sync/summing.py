@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from raddle.sync.departures import Departures, Held
-from raddle.sync.home import Apply, Record
 from raddle.sync.item import Event, Item, check_items, check_rows, names
 from raddle.sync.matching import SAME, Line, check_orders, check_same
+from raddle.sync.parameter_server import Apply, Record
 from raddle.transport.base import Transport
 from raddle.transport.wire import name_ranks
 

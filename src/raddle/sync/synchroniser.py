@@ -19,12 +19,12 @@ from functools import partial
 from torch import Tensor
 
 from raddle.sync.failure import Failure
-from raddle.sync.home import Apply, Home, Record, Updates
 from raddle.sync.home_stale import StaleHome
 from raddle.sync.home_sums import Barrier, SummingHome
 from raddle.sync.incoming import Incoming
 from raddle.sync.item import Event, Item, check_items, check_rows, names
 from raddle.sync.outgoing import Outgoing
+from raddle.sync.parameter_server import Apply, Home, Record, Updates
 from raddle.sync.stalls import Watcher, tick
 from raddle.sync.worker import Worker
 from raddle.transport.wire import PUSH, Frame, Wire

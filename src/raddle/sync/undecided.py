@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from raddle.sync.bucketed import Bucketed
-from raddle.sync.everywhere import Everywhere, turns_of
+from raddle.sync.collective_updates import Everywhere, turns_of
 from raddle.sync.guarding import Guards
-from raddle.sync.homing import Homing, with_homes
 from raddle.sync.lines import Lines
 from raddle.sync.measuring import Moments, rate_of
 from raddle.sync.mechanism import Arrivals, Mechanism, Phase
 from raddle.sync.settings import Settings
 from raddle.sync.sliced import Sliced
+from raddle.sync.sliced_updates import Homing, with_homes
 from raddle.sync.slices import Slices
 from raddle.sync.trained import Trained
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from raddle.sync.failure import Failure
-from raddle.sync.home import Record
 from raddle.sync.item import Item
+from raddle.sync.parameter_server import Record
 from raddle.sync.stalls import Waiting, logger, sentence, unanswered
 
 

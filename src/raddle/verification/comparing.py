@@ -14,8 +14,8 @@ from torch import Tensor
 
 from raddle.graph.box import Box
 from raddle.plans.pipelining import is_asynchronous
+from raddle.runtime.building.pieces import Source
 from raddle.runtime.job import Job, optimizer_for
-from raddle.runtime.settling.pieces import Source
 from raddle.runtime.spans import Spans
 from raddle.runtime.trainer import Trainer
 from raddle.transport.base import Transport

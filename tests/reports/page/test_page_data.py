@@ -29,7 +29,7 @@ from raddle.reports.page.data import PageData, plan_file, torchrun_line
 from raddle.reports.page.gathering import Given, gather
 from raddle.reports.page.html import page
 from raddle.reports.page.measured import describe_run, read_run
-from raddle.searches.figures import figures, judge
+from raddle.searches.predict import figures, judge
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline
 

@@ -17,8 +17,8 @@ from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.searches.baselines import METHODS
 from raddle.searches.comparing import compare, planned
-from raddle.searches.figures import judge
 from raddle.searches.planning import plan_for
+from raddle.searches.predict import judge
 from raddle.searches.settings import Settings
 from raddle.simulation.memory.peaks import peak_bytes
 

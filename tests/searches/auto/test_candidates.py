@@ -13,7 +13,7 @@ from raddle.searches.attempts import Attempts
 from raddle.searches.auto.candidates import Candidate, Judge, Timer
 from raddle.searches.auto.squeezing import squeezed
 from raddle.searches.baselines import METHODS
-from raddle.searches.figures import figures, judge
+from raddle.searches.predict import figures, judge
 from raddle.searches.settings import Settings
 from raddle.simulation.fast.evaluator import Evaluator
 

@@ -26,11 +26,11 @@ from raddle.searches.baselines import METHODS
 from raddle.searches.bounds import lower_bound
 from raddle.searches.explanation import timing
 from raddle.searches.explanation.alternatives import configurations
+from raddle.searches.explanation.explain_plan import explain_plan
 from raddle.searches.explanation.operator import explain_op, find_ops
-from raddle.searches.explanation.whole import explain_plan
-from raddle.searches.figures import details, figures, judge
 from raddle.searches.planning import plan_for
 from raddle.searches.planspace import PlanSpace
+from raddle.searches.predict import details, figures, judge
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.searches.settings import Settings
 from raddle.simulation.fast.evaluator import Evaluator

@@ -26,9 +26,9 @@ from raddle.reports.page.groups import describe_alternatives
 from raddle.searches.explanation import timing
 from raddle.searches.explanation.alternatives import configurations
 from raddle.searches.explanation.operator import explain_op, space_of
-from raddle.searches.figures import judge
 from raddle.searches.order import with_order
 from raddle.searches.planning import plan_for
+from raddle.searches.predict import judge
 from raddle.simulation.timeline import simulate
 
 MODEL, OP = "mlp-tiny", "layers.1"

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from small import small
 
-from raddle.searches.hypergraph.answers import Partitioner
 from raddle.searches.hypergraph.coarse import Annealing, Case, Record, case_of
 from raddle.searches.hypergraph.counts import volume
+from raddle.searches.hypergraph.partitioner import Partitioner
 
 
 def case(parts: int = 2) -> Case:

@@ -20,9 +20,9 @@ from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.threads import run_threads
 from raddle.searches.baselines import METHODS
-from raddle.searches.figures import judge
 from raddle.searches.hypergraph.mixed import MixedSolution, solve
 from raddle.searches.hypergraph.mixedtime import improve
+from raddle.searches.predict import judge
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.simulation.timeline import simulate
 from raddle.zoo.workload import Workload

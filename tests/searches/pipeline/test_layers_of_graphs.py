@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from raddle.graph.capture import capture
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
+from raddle.searches.grids import standing
 from raddle.searches.pipeline.layers import topological_order
 from raddle.searches.pipeline.nodes import Nodes, nodes_of, stage_names
-from raddle.searches.placing import standing
 
 WIDTH, SAMPLES = 6, 4
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from raddle import zoo
 from raddle.clusters import cluster
-from raddle.costs.kept import kept
+from raddle.costs.saved_for_backward import kept
 from raddle.graph.capture import capture
 from raddle.graph.graph import Op
 from raddle.program.lower import lower

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint
 from raddle.program.checks.boxes import held_by
-from raddle.program.checks.gathered import check_pulls
 from raddle.program.checks.refusing import check_waits_for, refuse
+from raddle.program.checks.zero3 import check_pulls
 from raddle.program.messages import MessageKind
 from raddle.program.program import Instruction, Move, Program, Reduce, Run, Share, Update
 

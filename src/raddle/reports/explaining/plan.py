@@ -36,7 +36,7 @@ AVERAGES = {"compute_ms": "computing", "exposed_ms": "waiting for data", "idle_m
 
 
 def show_plan(result: Mapping[str, Any]) -> None:
-    """Print what `raddle.searches.explanation.whole.explain_plan` says."""
+    """Print what `raddle.searches.explanation.explain_plan.explain_plan` says."""
     console = stdout()
     console.print(heading(result), style="bold")
     for sentence in sentences(result):

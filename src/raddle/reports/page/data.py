@@ -22,8 +22,8 @@ from raddle.reports.page.network import describe_network, describe_tiles
 from raddle.reports.page.slices import describe_timeline, operator_of
 from raddle.reports.page.traffic import describe_traffic, describe_work
 from raddle.searches.comparing import add_speedups
-from raddle.searches.explanation.whole import explain_timeline
-from raddle.searches.figures import FIGURES
+from raddle.searches.explanation.explain_plan import explain_timeline
+from raddle.searches.predict import FIGURES
 from raddle.simulation.timeline import Timeline
 from raddle.version import __version__
 

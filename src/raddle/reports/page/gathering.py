@@ -16,8 +16,8 @@ from raddle.plans.plan import Plan
 from raddle.reports.page.data import Entry, PageData, collect
 from raddle.reports.page.html import page
 from raddle.searches.comparing import contest
-from raddle.searches.explanation.whole import used
-from raddle.searches.figures import figures, judge
+from raddle.searches.explanation.explain_plan import used
+from raddle.searches.predict import figures, judge
 from raddle.searches.settings import Settings
 
 ALTERNATIVES = 10.0  # seconds for other ways to split each layer of the plan that opens

@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 from raddle.reports.page.data import PageData
-from raddle.searches.figures import FIGURES
+from raddle.searches.predict import FIGURES
 
 KEYS = (
     "label", "method", *FIGURES, "bn", "sync", "lower_bound_ms", "error", "average", "bytes", "sentences"

@@ -18,8 +18,8 @@ from typing import Any
 
 from raddle.errors import InputError, shorten
 from raddle.files import parse_json
-from raddle.reports.server.answers import HTML, Answers
 from raddle.reports.server.job import Busy
+from raddle.reports.server.routes import HTML, Answers
 
 LOOPBACK = "127.0.0.1"
 LARGEST = 16 * 1024  # bytes of a body

@@ -104,7 +104,7 @@ def show_report(result: Mapping[str, Any]) -> None:
 
 
 def show_simulation(result: Mapping[str, Any]) -> None:
-    """Print what `raddle.searches.figures.details` says of a simulated plan."""
+    """Print what `raddle.searches.predict.details` says of a simulated plan."""
     console = stdout()
     console.print(
         f"{result['model']}, batch {result['batch']}, {result['method'] or 'a plan'} "

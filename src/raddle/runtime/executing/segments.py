@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from raddle.runtime.actions import Backward, Call, Forward
-from raddle.runtime.entering import enter
+from raddle.runtime.autograd_leaves import enter
 from raddle.runtime.executing.parameters import Parameters
 from raddle.runtime.executing.store import Store
 

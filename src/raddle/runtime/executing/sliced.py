@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from raddle.runtime.actions import Forward, Give, Leave, Step
-from raddle.runtime.agreeing import Agreeing
 from raddle.runtime.executing.parameters import Parameters
 from raddle.runtime.executing.store import Store
+from raddle.runtime.parameter_sync import Agreeing
 from raddle.transport.base import Transport
 
 

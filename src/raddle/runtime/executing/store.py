@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raddle.runtime.wholes import Whole, Wholes
+from raddle.runtime.zero3 import Whole, Wholes
 
 
 class Store:

@@ -10,8 +10,8 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.searches.attempts import Attempts
-from raddle.searches.figures import judge
-from raddle.searches.placing import Tiles
+from raddle.searches.grids import Tiles
+from raddle.searches.predict import judge
 from raddle.searches.recomputing import blocks
 from raddle.searches.settings import Settings
 from raddle.searches.stepping import simulated_step

@@ -26,10 +26,10 @@ from raddle.searches.auto.squeezing import squeezed
 from raddle.searches.baselines import METHODS
 from raddle.searches.bounds import lower_bound
 from raddle.searches.flexflow.climbing import Climb
+from raddle.searches.grids import Tiles
 from raddle.searches.optcnn.optima import optima, staged_optima
 from raddle.searches.pipeline.method import Candidate as PipelineCandidate
 from raddle.searches.pipeline.method import pipeline
-from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.ranking import MOST_DEVICES
 from raddle.searches.settings import Clock, Found, Settings

@@ -13,8 +13,8 @@ from raddle.searches.baselines.data import data
 from raddle.searches.baselines.layerwise import layerwise
 from raddle.searches.baselines.model import model, owt
 from raddle.searches.baselines.spatial import spatial
+from raddle.searches.grids import Tiles
 from raddle.searches.method import Method
-from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Found, Settings
 

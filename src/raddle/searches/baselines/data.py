@@ -7,7 +7,7 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Tiling, even_cuts
 from raddle.program.closing import EVERYWHERE
-from raddle.searches.placing import Cuts, Tiles, all_devices, copies, dim_of, place_standing, split
+from raddle.searches.grids import Cuts, Tiles, all_devices, copies, dim_of, place_standing, split
 
 
 def data(graph: Graph, cluster: Cluster) -> Tiles:

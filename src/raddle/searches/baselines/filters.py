@@ -24,7 +24,7 @@ from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Irregular, Tile, Tiling
 from raddle.searches.baselines.model import model
-from raddle.searches.placing import (
+from raddle.searches.grids import (
     Tiles,
     copies,
     dim_of,

@@ -15,7 +15,7 @@ from itertools import accumulate, groupby
 
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph, Op
-from raddle.searches.placing import Tiles, copies, place_standing
+from raddle.searches.grids import Tiles, copies, place_standing
 from raddle.searches.work import whole_seconds
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")

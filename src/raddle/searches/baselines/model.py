@@ -11,7 +11,7 @@ from raddle.clusters import Cluster
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Tiling, even_cuts
 from raddle.searches.baselines.data import by_sample, sample_cuts
-from raddle.searches.placing import (
+from raddle.searches.grids import (
     Tiles,
     all_devices,
     copies,

@@ -8,7 +8,7 @@ from raddle.clusters import Cluster
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Tiling, even_cuts
 from raddle.searches.baselines.data import by_sample
-from raddle.searches.placing import Tiles, all_devices, copies, dim_of, place_standing, split
+from raddle.searches.grids import Tiles, all_devices, copies, dim_of, place_standing, split
 
 
 def spatial(graph: Graph, cluster: Cluster) -> Tiles:

@@ -15,9 +15,9 @@ from raddle.plans.notation import write_tiling
 from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.tiling import Tiling
 from raddle.searches.configurations import Configuration, tiles
+from raddle.searches.explanation.explain_plan import average
 from raddle.searches.explanation.timing import Reading, Timer
-from raddle.searches.explanation.whole import average
-from raddle.searches.placing import Tiles
+from raddle.searches.grids import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.purposes import bytes_by_purpose
 

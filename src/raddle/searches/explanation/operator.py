@@ -19,11 +19,11 @@ from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid, Tiling
 from raddle.searches.configurations import tiles
 from raddle.searches.explanation.alternatives import Alternatives
+from raddle.searches.explanation.explain_plan import heading, used
 from raddle.searches.explanation.timing import timer
-from raddle.searches.explanation.whole import heading, used
-from raddle.searches.figures import judge
 from raddle.searches.groups import OWN, Group, Member, group_of
 from raddle.searches.planspace import PlanSpace
+from raddle.searches.predict import judge
 from raddle.searches.ranking import MOST_DEVICES
 from raddle.searches.settings import Settings
 

@@ -12,10 +12,10 @@ import numpy as np
 from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
-from raddle.searches.figures import judge
+from raddle.searches.grids import Tiles
 from raddle.searches.order import with_order
-from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
+from raddle.searches.predict import judge
 from raddle.simulation.fast.coverage import unsupported
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.memory.peaks import peak_bytes

@@ -19,7 +19,7 @@ from raddle.errors import InputError
 from raddle.plans.tiling import Tiling
 from raddle.searches.configurations import Configuration
 from raddle.searches.flexflow.moves import Mover
-from raddle.searches.placing import Tiles
+from raddle.searches.grids import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.simulation.fast.evaluator import Evaluator
 

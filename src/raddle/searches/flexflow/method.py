@@ -22,8 +22,8 @@ from raddle.searches.attempts import Attempts
 from raddle.searches.baselines.data import data
 from raddle.searches.baselines.model import owt
 from raddle.searches.flexflow.climbing import Climb
+from raddle.searches.grids import Tiles
 from raddle.searches.optcnn.optima import optima, staged_optima
-from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.ranking import MOST_DEVICES, best_first
 from raddle.searches.settings import Clock, Found, Settings

@@ -17,10 +17,10 @@ import numpy as np
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Irregular, Tile, Tiling
+from raddle.searches.grids import Tiles, dim_of, size_of
 from raddle.searches.hypergraph.explicit import channel_start, channels
 from raddle.searches.hypergraph.layouts import channel_tiles, follow, layout_of
 from raddle.searches.hypergraph.network import Map, Network
-from raddle.searches.placing import Tiles, dim_of, size_of
 
 Array = np.ndarray
 

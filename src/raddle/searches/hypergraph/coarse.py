@@ -22,7 +22,7 @@ from raddle.searches.hypergraph.blocks import partition_blocks
 from raddle.searches.hypergraph.bound import bounds as lower_bounds
 from raddle.searches.hypergraph.coarsestarts import balanced, chain, layerwise
 from raddle.searches.hypergraph.counts import Array, Model, volume
-from raddle.searches.settings import Heard
+from raddle.searches.settings import OnProgress
 
 SHORTEST = 1 << 17  # moves of a run of the first round
 EXACT = 256  # layers x parts, of at most 4 parts
@@ -52,7 +52,7 @@ def solve(
     seed: int = 0,
     shares: Sequence[float] | None = None,
     starts: Sequence[Array] = (),
-    heard: Heard = lambda step: None,
+    heard: OnProgress = lambda step: None,
 ) -> Solution:
     """The counts of least volume that are found in `budget` seconds, after kernels are compiled.
 
@@ -117,7 +117,7 @@ def case_of(
 class Record:
     """The best counts that were found by anything, and the highest bound."""
 
-    def __init__(self, case: Case, heard: Heard) -> None:
+    def __init__(self, case: Case, heard: OnProgress) -> None:
         self.case, self.heard = case, heard
         self.best, self.least, self.start = case.balanced, math.inf, "balanced"
         self.columns: dict[bytes, Array] = {}  # of partitions within the capacities

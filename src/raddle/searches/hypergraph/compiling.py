@@ -9,7 +9,7 @@ from raddle.searches.compiling import Compiled, tiny
 
 def compile_partitioners() -> None:
     """Partitions a network of two layers, in every way."""
-    from raddle.searches.hypergraph.answers import SOLVED, Asked, Partitioner
+    from raddle.searches.hypergraph.partitioner import SOLVED, Asked, Partitioner
 
     partitioner = Partitioner(tiny(layers=2, width=4))
     for method in SOLVED:

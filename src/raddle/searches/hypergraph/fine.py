@@ -21,7 +21,7 @@ from raddle.searches.hypergraph.finemodel import FinePartition, fine_volume, fin
 from raddle.searches.hypergraph.finerows import Rows, coarse_rows, laid_out
 from raddle.searches.hypergraph.finewalks import LEAST, OVER, VOLUME, Problem, problem, walk
 from raddle.searches.hypergraph.network import Network
-from raddle.searches.settings import Heard
+from raddle.searches.settings import OnProgress
 
 __all__ = ["FinePartition", "FineSolution", "fine_volume", "fine_work", "solve", "spelt_out"]
 
@@ -63,7 +63,7 @@ def solve(
     starts: Sequence[Array] = (),
     shares: Sequence[float] | None = None,
     iterations: int | None = None,
-    heard: Heard = lambda step: None,
+    heard: OnProgress = lambda step: None,
 ) -> FineSolution:
     """The best partition in so many seconds, or, so that it can be repeated, so many moves.
 

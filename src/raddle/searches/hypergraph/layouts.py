@@ -16,8 +16,7 @@ import numpy as np
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Tiling
 from raddle.searches.baselines.filters import Layout, without_gaps
-from raddle.searches.hypergraph.network import Form, Network
-from raddle.searches.placing import (
+from raddle.searches.grids import (
     Standing,
     Tiles,
     copies,
@@ -25,6 +24,7 @@ from raddle.searches.placing import (
     place_standing,
     split,
 )
+from raddle.searches.hypergraph.network import Form, Network
 
 Array = np.ndarray
 

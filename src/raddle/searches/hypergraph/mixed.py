@@ -24,14 +24,14 @@ from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
 from raddle.program.lower import lower
 from raddle.searches.baselines import applicable
+from raddle.searches.grids import Tiles
 from raddle.searches.hypergraph.mixedanneal import Schedule, anneal
 from raddle.searches.hypergraph.mixedblocks import Blocks, blocks_of
 from raddle.searches.hypergraph.mixedcosts import Array, Model, model
 from raddle.searches.hypergraph.mixedsearch import rounds
 from raddle.searches.hypergraph.mixedstates import State, first_starts, settled, state_of, tiles_of
-from raddle.searches.placing import Tiles
 from raddle.searches.purposes import bytes_by_purpose
-from raddle.searches.settings import Clock, Heard
+from raddle.searches.settings import Clock, OnProgress
 
 
 class Choice(NamedTuple):
@@ -73,7 +73,7 @@ def solve(
     seed: int = 0,
     shares: Sequence[float] | None = None,
     starts: Mapping[str, Mapping[str, Tiling]] | None = None,
-    heard: Heard = lambda step: None,
+    heard: OnProgress = lambda step: None,
 ) -> MixedSolution:
     """The partition of least volume that was found in about `budget` seconds.
 
@@ -133,7 +133,7 @@ class Problem:
         self.most = (1 + epsilon) * float(self.model.work.sum()) * shares
 
     def candidates(
-        self, clock: Clock, seed: int, given: Mapping[str, Mapping[str, Tiling]], heard: Heard
+        self, clock: Clock, seed: int, given: Mapping[str, Mapping[str, Tiling]], heard: OnProgress
     ) -> Iterator[Candidate]:
         """Baselines, what was given, the search's own starts, and what each round found."""
         begin = first_starts(self.blocks, self.model, self.shares)

@@ -19,9 +19,9 @@ from raddle.graph.graph import Graph
 from raddle.graph.ops import work
 from raddle.plans.tiling import Grid, Tiling
 from raddle.searches.configurations import Configuration, tiles
+from raddle.searches.grids import Standing, Tiles, copies
 from raddle.searches.groups import Group, groups
 from raddle.searches.hypergraph.network import network
-from raddle.searches.placing import Standing, Tiles, copies
 
 NESTED = "nck"  # axes whose units are interchangeable, so that a part may have several ranges
 

@@ -18,7 +18,7 @@ from raddle.searches.hypergraph.mixedblocks import Blocks
 from raddle.searches.hypergraph.mixedcosts import Array, Model
 from raddle.searches.hypergraph.mixedstates import State, part_work
 from raddle.searches.hypergraph.mixedvolume import volume
-from raddle.searches.settings import Clock, Heard
+from raddle.searches.settings import Clock, OnProgress
 
 ROUNDS = 6  # of a budget
 FIRST, LONGEST = (
@@ -37,7 +37,7 @@ def rounds(
     starts: Mapping[str, State],
     clock: Clock,
     seed: int,
-    heard: Heard,
+    heard: OnProgress,
 ) -> Iterator[tuple[str, State]]:
     """What each round found, by the name of its start; all are in balance."""
     axes = [np.ones(m.letter.shape, np.bool_), _axes(blocks, m, "nc")]

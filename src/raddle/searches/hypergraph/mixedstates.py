@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.plans.tiling import Grid, Tiling
+from raddle.searches.grids import Tiles
 from raddle.searches.hypergraph.mixedblocks import Block, Blocks
 from raddle.searches.hypergraph.mixedcosts import Array, Model
 from raddle.searches.hypergraph.mixedlayouts import layouts
 from raddle.searches.hypergraph.mixedmoves import shared_out
-from raddle.searches.placing import Tiles
 
 
 class State(NamedTuple):

@@ -24,15 +24,15 @@ from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
 from raddle.searches.baselines import applicable
-from raddle.searches.figures import judge
+from raddle.searches.grids import Tiles
 from raddle.searches.hypergraph.mixed import Choice, MixedSolution, choices
 from raddle.searches.hypergraph.mixedblocks import Blocks, Runs, block_tiles, blocks_of
 from raddle.searches.hypergraph.mixedcosts import Model, model
 from raddle.searches.hypergraph.mixedlayouts import layouts
 from raddle.searches.hypergraph.mixedmoves import draw_run, propose, seeded
 from raddle.searches.hypergraph.mixedstates import State, first_starts, state_of, tiles_of
-from raddle.searches.placing import Tiles
-from raddle.searches.settings import Clock, Heard
+from raddle.searches.predict import judge
+from raddle.searches.settings import Clock, OnProgress
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.memory.fitting import fits
 from raddle.simulation.memory.peaks import peak_bytes
@@ -69,7 +69,7 @@ def improve(
     seed: int = 0,
     starts: Mapping[str, Mapping[str, Tiling]] | None = None,
     profile: Profile | None = None,
-    heard: Heard = lambda step: None,
+    heard: OnProgress = lambda step: None,
     **settings: str,
 ) -> Improved:
     """The fastest plan that was found in about `budget` seconds; never slower than the solution.

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
-from raddle.searches.placing import dim_of, size_of, standing
+from raddle.searches.grids import dim_of, size_of, standing
 
 
 class Piece(NamedTuple):

@@ -7,9 +7,9 @@ import pathlib
 from raddle.clusters import Cluster
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.searches.hypergraph.answers import Answer, Asked, Partitioner
 from raddle.searches.hypergraph.cells import Cells, from_vector
 from raddle.searches.hypergraph.files import read_partition
+from raddle.searches.hypergraph.partitioner import Answer, Asked, Partitioner
 from raddle.searches.settings import Clock, Found, Settings
 from raddle.searches.work import speeds
 

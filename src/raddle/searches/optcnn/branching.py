@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.searches.optcnn.problem import Edges, Near, Nodes, cost_of, near_of, settled
-from raddle.searches.settings import Heard
+from raddle.searches.settings import OnProgress
 
 SWEEPS = 40  # at most, over a part
 GAIN = 0.02  # of the gap between bound and best cost: a sweep that closes less was the last
@@ -52,7 +52,7 @@ def minimum(
     *,
     narrow: Callable[[Nodes, Edges], tuple[tuple[int, ...], bool] | None],
     late: Callable[[], bool],
-    heard: Heard,
+    heard: OnProgress,
 ) -> Found:
     """The best choice, if there is time. `narrow` solves a part and says if to the end; none: too wide."""
     nodes, edges, forbidden = _finite(nodes, edges)

@@ -30,7 +30,7 @@ from numba import njit
 
 from raddle.searches.optcnn import branching, ordering
 from raddle.searches.optcnn.problem import Edge, cost_of, settled
-from raddle.searches.settings import Heard
+from raddle.searches.settings import OnProgress
 
 Scope = tuple[int, ...]  # nodes, in rising order
 Factor = tuple[Scope, np.ndarray]  # costs, with a dimension for each node of the scope
@@ -65,7 +65,7 @@ def solve(
     *,
     limit: int = 2**26,
     deadline: float | None = None,
-    heard: Heard = lambda step: None,
+    heard: OnProgress = lambda step: None,
 ) -> Solution:
     """The best choice, or the best that was found by the deadline, a value of `perf_counter`.
 
@@ -147,7 +147,7 @@ def _eliminate(net: _Network, order: Sequence[int], late: Late) -> None:
         net.eliminate(v)
 
 
-def _fold(net: _Network, late: Late, heard: Heard) -> None:
+def _fold(net: _Network, late: Late, heard: OnProgress) -> None:
     """(2) Node elimination, until every node has three neighbours or more."""
     of = len(net.links)
     while found := [v for v, near in net.links.items() if len(near) < 2] or ordering.between(

@@ -14,10 +14,10 @@ from typing import Any
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph
 from raddle.searches.configurations import Configuration, tiles
+from raddle.searches.grids import Tiles, all_devices, copies, place_standing
 from raddle.searches.groups import Group
 from raddle.searches.optcnn.elimination import Solution, solve
 from raddle.searches.optcnn.tables import Tables, tables
-from raddle.searches.placing import Tiles, all_devices, copies, place_standing
 
 OVERLAPS = (1.0, 0.5, 0.2, 0.0)  # shares of the all-reduces that are taken to be exposed
 

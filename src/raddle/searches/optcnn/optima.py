@@ -10,10 +10,10 @@ from raddle.clusters import Cluster
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.searches.configurations import Configuration
+from raddle.searches.grids import Tiles
 from raddle.searches.groups import Group
 from raddle.searches.optcnn.method import OVERLAPS, choose
 from raddle.searches.optcnn.tables import tables
-from raddle.searches.placing import Tiles
 from raddle.searches.planspace import PlanSpace
 from raddle.searches.ranking import best_first
 from raddle.searches.settings import Found, Settings

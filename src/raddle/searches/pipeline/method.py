@@ -28,11 +28,11 @@ from raddle.program.lower import lower
 from raddle.searches.baselines.data import data
 from raddle.searches.baselines.model import owt
 from raddle.searches.baselines.spatial import spatial
+from raddle.searches.grids import Tiles, copies, everywhere, standing
 from raddle.searches.pipeline.asked import Asked, pipeline_of
 from raddle.searches.pipeline.layers import Line
 from raddle.searches.pipeline.nodes import Costs, Nodes, line_of, nodes_of, stage_names
 from raddle.searches.pipeline.stages import Pipeline, stages_for
-from raddle.searches.placing import Tiles, copies, everywhere, standing
 from raddle.searches.settings import Clock, Found, Settings, Staged
 from raddle.searches.starts import first_devices
 from raddle.simulation.memory.fitting import fits

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from raddle.clusters import Cluster, Device
 from raddle.costs.compute import Compute
-from raddle.costs.kept import kept
+from raddle.costs.saved_for_backward import kept
 from raddle.graph.box import Box
 from raddle.graph.gradients import active_values, has_backward
 from raddle.graph.graph import Graph, Op
+from raddle.searches.grids import standing
 from raddle.searches.pipeline.layers import Line, Work
-from raddle.searches.placing import standing
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class Rings(NamedTuple):
 
 
 class Handling(NamedTuple):
-    """What communication takes from the devices themselves, in seconds by device (costs/handling.py)."""
+    """What communication takes from the devices themselves, in seconds by device (costs/host_overhead.py)."""
 
     handles: bool  # whether it takes anything from any
     message: Array

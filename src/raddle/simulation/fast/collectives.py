@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from raddle.costs.collectives import fastest_seconds
-from raddle.costs.handling import bytes_in_sum, host_seconds
+from raddle.costs.host_overhead import bytes_in_sum, host_seconds
 from raddle.simulation.fast.arrays import Array, Handling, Lane, Rings, Space
 from raddle.simulation.fast.nodes import arrive, edge, node_of, spend
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from raddle.costs.compute import Compute
-from raddle.costs.kept import kept
 from raddle.costs.profile import Profile
+from raddle.costs.saved_for_backward import kept
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Grid
 from raddle.simulation.fast.durations import tile_seconds

@@ -8,7 +8,7 @@ import numpy as np
 
 from raddle.clusters import Cluster
 from raddle.costs.collectives import ring_of
-from raddle.costs.handling import handles, host_seconds
+from raddle.costs.host_overhead import handles, host_seconds
 from raddle.simulation.fast.arrays import Handling, Rings
 from raddle.simulation.sending import links_held
 from raddle.simulation.summing import ring_links
@@ -40,7 +40,7 @@ def routes(cluster: Cluster) -> Routes:
 
 
 def handling(cluster: Cluster) -> Handling:
-    """costs/handling.py by device."""
+    """costs/host_overhead.py by device."""
     figures = {
         name: np.array([d.handling[name] for d in cluster.devices])
         for name in ("message", "slice", "byte", "sum")

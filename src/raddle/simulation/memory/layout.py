@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from raddle.costs.kept import kept
+from raddle.costs.saved_for_backward import kept
 from raddle.graph.box import Box, subtract
 from raddle.graph.graph import Op
 from raddle.plans.regions import operand_regions

@@ -14,7 +14,7 @@ parameters, the rows that it is the home of (divided.py has the rest). While the
     workspace         while a convolution runs, where the device's library takes one
 
 A use is a forward run that reads it, a message that sends it, and a backward run that needs it:
-costs/kept.py says what PyTorch keeps for which operator. Views own no memory, but keep alive what they
+costs/saved_for_backward.py says what PyTorch keeps for which operator. Views own no memory, but keep alive what they
 look at. A device's pieces of a value are used together.
 
 `through_host`: messages wait in the host's memory, as gloo's between GPUs do. They leave the device when
@@ -32,12 +32,12 @@ import numpy as np
 
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.program import Key, Merge, Move, Run
-from raddle.simulation.memory.divided import record_divided
 from raddle.simulation.memory.lasting import lasting_bytes
 from raddle.simulation.memory.layout import Layout
 from raddle.simulation.memory.ledger import Ledger
 from raddle.simulation.memory.micro import record_micro
 from raddle.simulation.memory.weights import record_contributions, record_versions
+from raddle.simulation.memory.zero3 import record_divided
 from raddle.simulation.timeline import Timeline
 
 Array = np.ndarray

@@ -10,15 +10,15 @@ from raddle.graph.graph import Op
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.program import Instruction, Key, Merge, Move, Program, Reduce, Run, Update
 from raddle.runtime.actions import Action, Actions, Backward, Forward, Note, Step
-from raddle.runtime.settling.buffers import Buffers
-from raddle.runtime.settling.calls import Calls
-from raddle.runtime.settling.lasting import place_lasting
-from raddle.runtime.settling.messages import Messages
-from raddle.runtime.settling.pieces import Held, Pieces, hulls_of
-from raddle.runtime.settling.releasing import drop, lay_down
-from raddle.runtime.settling.slices import Slices
-from raddle.runtime.settling.sums import Sums
-from raddle.runtime.settling.versions import Versions, spend
+from raddle.runtime.building.buffers import Buffers
+from raddle.runtime.building.calls import Calls
+from raddle.runtime.building.lasting import place_lasting
+from raddle.runtime.building.messages import Messages
+from raddle.runtime.building.pieces import Held, Pieces, hulls_of
+from raddle.runtime.building.releasing import drop, lay_down
+from raddle.runtime.building.slices import Slices
+from raddle.runtime.building.sums import Sums
+from raddle.runtime.building.versions import Versions, spend
 
 
 def settle(program: Program, device: int, place: torch.device) -> Actions:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from raddle.program.messages import Content
 from raddle.program.program import Message, Move, Program, tensors_in
+from raddle.runtime.acknowledgements import Answers
 from raddle.runtime.actions import Arrive, Receive, Send
-from raddle.runtime.answers import Answers
+from raddle.runtime.building.lasting import is_divided
+from raddle.runtime.building.pieces import Pieces
 from raddle.runtime.delivery import Part, delivery_of
 from raddle.runtime.function import Of
 from raddle.runtime.gathering import gather, overlapping
-from raddle.runtime.settling.lasting import is_divided
-from raddle.runtime.settling.pieces import Pieces
 
 
 class Messages:

@@ -6,7 +6,7 @@ import torch
 
 from raddle.program.program import Program, Reduce
 from raddle.runtime.actions import Bucket, Sum
-from raddle.runtime.settling.pieces import Pieces
+from raddle.runtime.building.pieces import Pieces
 
 
 class Sums:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from raddle.program.program import Instruction, Move, Program, Reduce, Update
 from raddle.program.slicing import numbered
 from raddle.runtime.actions import Give, Leave, Sliced
+from raddle.runtime.building.lasting import is_divided
+from raddle.runtime.building.pieces import Pieces
 from raddle.runtime.delivery import delivery_of
-from raddle.runtime.settling.lasting import is_divided
-from raddle.runtime.settling.pieces import Pieces
 
 
 class Slices:

@@ -12,9 +12,9 @@ from raddle.plans.pipelining import stage_of
 from raddle.program.program import Instruction, Key, Merge, Move, Program, Run
 from raddle.program.segments import segments
 from raddle.runtime.actions import Call, Feed
+from raddle.runtime.building.pieces import Pieces
 from raddle.runtime.code import Writer
 from raddle.runtime.function import Code, Of, Piece
-from raddle.runtime.settling.pieces import Pieces
 
 
 class Calls:

@@ -25,7 +25,7 @@ from raddle.plans.schedules import ASYNCHRONOUS, stashed
 from raddle.program.messages import Purpose
 from raddle.program.program import Instruction, Merge, Move, Reduce, Run
 from raddle.searches.bounds import lower_bound, unbounded
-from raddle.searches.figures import data_parallel, details, judge
+from raddle.searches.predict import data_parallel, details, judge
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.simulation.timeline import Timeline
 

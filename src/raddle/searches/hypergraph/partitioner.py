@@ -17,14 +17,14 @@ from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.program import Move, message_bytes
 from raddle.searches.baselines.model import fully_connected
+from raddle.searches.grids import Tiles
 from raddle.searches.hypergraph import naive
 from raddle.searches.hypergraph.cells import Cells, cell_tiles, traffic, work_of
 from raddle.searches.hypergraph.counts import Model, model, part_work, units_received
 from raddle.searches.hypergraph.layouts import follow, layout_of, layouts
 from raddle.searches.hypergraph.network import Network, merged, network
-from raddle.searches.placing import Tiles
 from raddle.searches.purposes import bytes_by_purpose
-from raddle.searches.settings import Heard
+from raddle.searches.settings import OnProgress
 
 Array = np.ndarray
 
@@ -44,7 +44,7 @@ class Asked:
     budget: float = 10.0
     seed: int = 0
     shares: Sequence[float] | None = None  # of parts, where they are not equal
-    heard: Heard = field(default=lambda step: None, repr=False)
+    heard: OnProgress = field(default=lambda step: None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.optim import Optimizer
 
-from raddle.sync.homing import Exchange, Homing
 from raddle.sync.lateness import Lateness
 from raddle.sync.measuring import Rate
 from raddle.sync.scheduling import urgent_first
 from raddle.sync.sliced_optimizer import SlicedOptimizer
+from raddle.sync.sliced_updates import Exchange, Homing
 from raddle.sync.slices import Note, Slices
 from raddle.sync.states import State
 from raddle.sync.summing import Summing

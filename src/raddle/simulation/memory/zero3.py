@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raddle.program.checks.gathered import uses_of_pulls
+from raddle.program.checks.zero3 import uses_of_pulls
 from raddle.program.program import Move, Program, Run, Update
 from raddle.program.versions import parameters_of
 from raddle.simulation.memory.ledger import Array, Ledger

@@ -20,10 +20,10 @@ from raddle.errors import InputError
 from raddle.graph.dtypes import settled
 from raddle.plans.sync import Sync
 from raddle.runtime.actions import Sliced
+from raddle.runtime.building.pieces import Source
 from raddle.runtime.rows import Rows
-from raddle.runtime.settling.pieces import Source
 from raddle.sync.applying import Applying, needs_barrier
-from raddle.sync.home import Apply
+from raddle.sync.parameter_server import Apply
 from raddle.sync.summing import Summing
 from raddle.sync.synchroniser import Synchroniser
 from raddle.transport.base import Transport

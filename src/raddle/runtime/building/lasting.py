@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from raddle.graph.box import Box, hull
 from raddle.program.program import Program
-from raddle.runtime.settling.pieces import Pieces
-from raddle.runtime.wholes import Whole
+from raddle.runtime.building.pieces import Pieces
+from raddle.runtime.zero3 import Whole
 
 
 class Lasting(NamedTuple):

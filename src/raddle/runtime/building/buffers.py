@@ -8,7 +8,7 @@ from raddle.graph.box import Box
 from raddle.plans.pipelining import stage_of
 from raddle.program.program import Key, Program
 from raddle.runtime.actions import Keep
-from raddle.runtime.settling.pieces import Pieces
+from raddle.runtime.building.pieces import Pieces
 
 
 class Buffers:
