@@ -10,7 +10,7 @@ import torch
 
 from raddle.runtime.job import load_job, optimizer_for
 from raddle.runtime.trainer import Trainer
-from raddle.transport.processes import Processes
+from raddle.transport.process_transport import Processes
 
 STEPS = 2
 

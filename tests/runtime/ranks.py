@@ -9,7 +9,7 @@ from typing import Any
 from patience import HANG
 
 from raddle.runtime.trainer import Trainer, parallelize
-from raddle.transport.threads import Hub
+from raddle.transport.thread_transport import Hub
 
 
 def on_threads(size: int, work: Callable[[Trainer], Any], *args: Any, **more: Any) -> list[Any]:

@@ -28,8 +28,8 @@ from raddle.runtime.actions import Forward
 from raddle.runtime.building.pieces import Source
 from raddle.runtime.trainer import Trainer, parallelize
 from raddle.searches.planning import plan_for
-from raddle.sync.summing import Summing
-from raddle.transport.threads import Hub
+from raddle.sync.collective_synchroniser import Summing
+from raddle.transport.thread_transport import Hub
 
 SYNCS = (
     "sharded", "sharded:parameters", "ps", "ps:one", "ps:2,sliced", "ps:sliced,greedy",

@@ -35,7 +35,7 @@ from raddle.runtime.checkpoint import (
     gather_state,
 )
 from raddle.transport.exchange import exchange_over
-from raddle.transport.processes import Processes
+from raddle.transport.process_transport import Processes
 
 Shapes = dict[str, tuple[int, ...]]
 Layout = list[dict[str, list[Box]]]  # the boxes of each rank

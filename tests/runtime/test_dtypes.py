@@ -26,7 +26,7 @@ from raddle.plans.tiling import Grid
 from raddle.program.lower import lower
 from raddle.runtime.clipping import clip
 from raddle.searches.planning import plan_for
-from raddle.transport.threads import Hub
+from raddle.transport.thread_transport import Hub
 from raddle.zoo.losses import output_loss
 from raddle.zoo.placement import place
 from raddle.zoo.workload import Workload

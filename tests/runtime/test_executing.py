@@ -41,7 +41,7 @@ from raddle.runtime.executing.segments import Segments
 from raddle.runtime.executing.sliced import SlicedParameters
 from raddle.runtime.executing.store import Store
 from raddle.runtime.function import Code, Piece
-from raddle.transport.threads import Hub, Threads
+from raddle.transport.thread_transport import Hub, Threads
 
 CPU, KEY, DOUBLE = torch.device("cpu"), Key(), torch.float64
 

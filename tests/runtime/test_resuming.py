@@ -24,7 +24,7 @@ from raddle.plans.sync import EXAMPLES, KINDS, read_sync
 from raddle.runtime.trainer import Trainer
 from raddle.searches.planning import find, plan_for, plan_of
 from raddle.searches.settings import Settings
-from raddle.sync.applying import ELEMENTWISE
+from raddle.sync.slice_updater import ELEMENTWISE
 
 SYNCS = list(dict.fromkeys([*KINDS, *EXAMPLES.split(", ")]))
 SAME = [sync for sync in SYNCS if read_sync(sync).synchronous]  # others depend on who comes first

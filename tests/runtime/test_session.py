@@ -233,7 +233,7 @@ import os, time
 from raddle import zoo
 from raddle.runtime.executor import Executor
 from raddle.transport import failures
-from raddle.transport.alarm import Alarm
+from raddle.transport.failure_channel import Alarm
 
 whole, tell = Executor.run, Alarm.tell
 

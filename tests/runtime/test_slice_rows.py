@@ -13,7 +13,7 @@ from raddle.program.program import Share
 from raddle.runtime.actions import Sliced
 from raddle.runtime.parameter_sync import Agreeing
 from raddle.runtime.rows import Rows
-from raddle.transport.threads import Hub
+from raddle.transport.thread_transport import Hub
 
 CPU = torch.device("cpu")
 

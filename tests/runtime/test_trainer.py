@@ -21,7 +21,7 @@ from raddle.runtime.actions import Forward
 from raddle.runtime.trainer import Trainer, parallelize
 from raddle.searches.baselines import METHODS
 from raddle.searches.planning import plan_for
-from raddle.transport.threads import Hub
+from raddle.transport.thread_transport import Hub
 
 
 class Net(nn.Module):

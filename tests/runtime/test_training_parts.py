@@ -18,7 +18,7 @@ from raddle.runtime.setup import Setup
 from raddle.runtime.state import State, initialise, owners_of
 from raddle.runtime.stepping import Stepping
 from raddle.runtime.updating import Updating, make_optimizer
-from raddle.transport.threads import Hub
+from raddle.transport.thread_transport import Hub
 
 CPU = torch.device("cpu")
 X, Y = torch.ones(4, 3), torch.zeros(4, 2)

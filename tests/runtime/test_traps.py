@@ -25,7 +25,7 @@ from raddle.runtime.actions import Receive, Send, Sum
 from raddle.runtime.build_actions import settle
 from raddle.runtime.executor import Executor
 from raddle.runtime.threads import run_threads
-from raddle.transport.threads import Hub
+from raddle.transport.thread_transport import Hub
 
 Loss = Callable[..., Tensor]
 

@@ -19,7 +19,7 @@ from raddle.searches.planning import plan_for
 from raddle.searches.recomputing import blocks
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
-from raddle.transport.threads import Hub
+from raddle.transport.thread_transport import Hub
 
 
 def test_blocks_are_the_forward_without_its_last_part() -> None:

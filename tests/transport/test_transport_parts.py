@@ -14,15 +14,15 @@ from torch import Tensor
 
 from raddle.transport import failures
 from raddle.transport.base import Doing
-from raddle.transport.collectives import Collectives
 from raddle.transport.failures import Failures
-from raddle.transport.groups import Groups
 from raddle.transport.inbox import FirstFailure, Inbox
-from raddle.transport.messages import Messages
-from raddle.transport.neighbours import Neighbours
-from raddle.transport.threads import Hub
+from raddle.transport.local_peers import Neighbours
+from raddle.transport.pending_work import Begun
+from raddle.transport.point_to_point import Messages
+from raddle.transport.process_collectives import Collectives
+from raddle.transport.process_groups import Groups
+from raddle.transport.thread_transport import Hub
 from raddle.transport.wire import PUSH, Frame
-from raddle.transport.works import Begun
 
 RECEIVE = Doing("receive from", 1, 5, "halo")
 

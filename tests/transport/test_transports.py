@@ -29,10 +29,10 @@ import torch.distributed as dist
 from patience import HANG, wait_until
 
 from raddle.errors import InputError
-from raddle.transport import alarm, failures
+from raddle.transport import failure_channel, failures
 from raddle.transport.base import Transport
-from raddle.transport.processes import Processes
-from raddle.transport.threads import Hub, Threads
+from raddle.transport.process_transport import Processes
+from raddle.transport.thread_transport import Hub, Threads
 
 SIZE = 3
 EVERYONE = (0, 1, 2)
@@ -614,11 +614,11 @@ class Gathered:
 def test_an_alarm_tells_who_failed_and_why() -> None:
     ranks, rung = Gathered(3), [queue.SimpleQueue[tuple[int, str]]() for _ in range(3)]
 
-    def make(rank: int) -> alarm.Alarm:
+    def make(rank: int) -> failure_channel.Alarm:
         def ring(failed: int, reason: str) -> None:
             rung[rank].put((failed, reason))
 
-        return alarm.Alarm(rank, 3, ranks.share(rank), ring, HANG)
+        return failure_channel.Alarm(rank, 3, ranks.share(rank), ring, HANG)
 
     with ThreadPoolExecutor(3) as pool:
         ends = list(pool.map(make, range(3)))
@@ -635,14 +635,14 @@ def test_a_rank_that_never_connects() -> None:
         TimeoutError,
         match=r"rank 0 has waited 0\.1 s for ranks 1, 2 to meet it \(it listens for ranks 1, 2 at port \d+",
     ):
-        alarm.Alarm(0, 3, lambda own: [own] * 3, lambda *_: None, 0.1)
+        failure_channel.Alarm(0, 3, lambda own: [own] * 3, lambda *_: None, 0.1)
 
 
 # --- torchrun
 
 SCRIPT = """
 import threading, torch, torch.distributed as dist
-from raddle.transport.processes import Processes
+from raddle.transport.process_transport import Processes
 
 transport = Processes(torch.device("cpu"))
 buffer = torch.ones(1)

@@ -22,11 +22,11 @@ import torch
 from patience import HANG
 from torch import Tensor
 
-from raddle.transport import meeting
-from raddle.transport.door import open_door, own_hosts
-from raddle.transport.meeting import HELLO, MAGIC
-from raddle.transport.memory import memory_wires
-from raddle.transport.sockets import BYE, HEADER, SocketWire
+from raddle.transport import rendezvous
+from raddle.transport.listener import open_door, own_hosts
+from raddle.transport.memory_wire import memory_wires
+from raddle.transport.rendezvous import HELLO, MAGIC
+from raddle.transport.socket_wire import BYE, HEADER, SocketWire
 from raddle.transport.wire import PULL, PUSH, Counters, Frame, Outbox, Wire, name_ranks
 
 MB = 1_000_000
@@ -519,7 +519,7 @@ def test_strangers_stay_outside_and_ranks_get_in(
     opened: list[End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever waited for those who say nothing, or not enough, would wait longer than there is time."""
-    monkeypatch.setattr(meeting, "HANDSHAKE", 2 * HANG)
+    monkeypatch.setattr(rendezvous, "HANDSHAKE", 2 * HANG)
     ranks = Ranks(3)
     callers: list[socket.socket] = []
     liars: list[socket.socket] = []
@@ -574,7 +574,7 @@ def test_a_crowd_of_silent_strangers_is_sent_away() -> None:
         given = ranks.share(0)(address)
 
         def gather() -> None:  # while rank 0 waits for rank 1
-            for _ in range(3 * meeting.STRANGERS):
+            for _ in range(3 * rendezvous.STRANGERS):
                 with contextlib.suppress(OSError):
                     crowd.append(stranger(address[1], b"ab"))
             come.set()
@@ -598,7 +598,7 @@ def test_a_crowd_of_silent_strangers_is_sent_away() -> None:
     for wire in wires:
         assert isinstance(wire, SocketWire), wire
     together(2, lambda r: wires[r].close())
-    assert len(crowd) > 2 * meeting.STRANGERS
+    assert len(crowd) > 2 * rendezvous.STRANGERS
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -676,13 +676,13 @@ def test_nobody_listens_to_the_network_where_all_ranks_are_on_one_machine(
 
 def test_a_host_that_leads_elsewhere_is_passed_over() -> None:
     """Rank 0 has two addresses: at the first, somebody else answers, with the wrong token."""
-    tokens = [bytes([rank]) * meeting.ANSWER for rank in (1, 2)]
+    tokens = [bytes([rank]) * rendezvous.ANSWER for rank in (1, 2)]
     heard: list[bytes] = []
 
     def answer() -> None:
         caller = impostor.accept()[0]
         caller.recv(HELLO.size)
-        caller.sendall(bytes(meeting.ANSWER))
+        caller.sendall(bytes(rendezvous.ANSWER))
         heard.append(caller.recv(1))
         caller.close()
 
@@ -693,8 +693,8 @@ def test_a_host_that_leads_elsewhere_is_passed_over() -> None:
             answering.start()
             deadline = time.monotonic() + HANG
             address = (["127.0.0.2", "127.0.0.1"], port, tokens[0].hex())
-            call = meeting._Call(1, 0, address, tokens[1], deadline)
-            found = meeting._answer(server, tokens[0], {1: tokens[1]}, deadline)
+            call = rendezvous._Call(1, 0, address, tokens[1], deadline)
+            found = rendezvous._answer(server, tokens[0], {1: tokens[1]}, deadline)
             call.join(HANG)
             answering.join(HANG)
     assert heard == [b""]  # rank 1 has hung up on it

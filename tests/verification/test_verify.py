@@ -26,7 +26,7 @@ from raddle.plans import file
 from raddle.plans.notation import read_tiling
 from raddle.runtime.executing.parameters import Parameters
 from raddle.searches.planning import plan_for
-from raddle.transport.threads import Threads
+from raddle.transport.thread_transport import Threads
 from raddle.verification import plain, verdict
 from raddle.verification.verdict import verify
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from raddle.transport.base import Transport
 from raddle.transport.orphans import end_with_parent, marked
-from raddle.transport.processes import Processes
-from raddle.transport.sockets import SocketWire
+from raddle.transport.process_transport import Processes
+from raddle.transport.socket_wire import SocketWire
 from raddle.transport.wire import PUSH, Frame
 
 __all__ = [

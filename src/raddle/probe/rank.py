@@ -25,7 +25,7 @@ from raddle.probe.kernels import kernels, rate
 from raddle.probe.launch import end_in_time
 from raddle.runtime.host_overhead import handling
 from raddle.transport.base import Transport
-from raddle.transport.processes import Processes
+from raddle.transport.process_transport import Processes
 
 # bytes of a message: how often it is sent
 SIZES = {2**10: 100, 2**14: 100, 2**17: 60, 2**20: 40, 2**22: 20, 2**24: 10}

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from raddle.sync.applying import Applying
 from raddle.sync.item import Item
-from raddle.sync.synchroniser import Synchroniser
+from raddle.sync.server_synchroniser import Synchroniser
+from raddle.sync.slice_updater import Applying
 from raddle.transport.base import Pending, Transport
 
 COUNT = 16  # of a kind, one after the other

@@ -22,10 +22,10 @@ from raddle.plans.sync import Sync
 from raddle.runtime.actions import Sliced
 from raddle.runtime.building.pieces import Source
 from raddle.runtime.rows import Rows
-from raddle.sync.applying import Applying, needs_barrier
+from raddle.sync.collective_synchroniser import Summing
 from raddle.sync.parameter_server import Apply
-from raddle.sync.summing import Summing
-from raddle.sync.synchroniser import Synchroniser
+from raddle.sync.server_synchroniser import Synchroniser
+from raddle.sync.slice_updater import Applying, needs_barrier
 from raddle.transport.base import Transport
 from raddle.transport.exchange import exchange_over
 

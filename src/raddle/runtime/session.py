@@ -29,7 +29,7 @@ from raddle.runtime.tracing import trace_events
 from raddle.runtime.trainer import Trainer
 from raddle.transport.base import Transport
 from raddle.transport.exchange import exchange_over
-from raddle.transport.joining import join
+from raddle.transport.join import join
 
 TRACED = 3  # steps of a trace, the last ones
 LAST_WORDS = 0.5  # seconds

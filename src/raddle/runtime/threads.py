@@ -17,7 +17,7 @@ from raddle.program.program import Key, Program
 from raddle.runtime.building.pieces import Source
 from raddle.runtime.executor import Executor
 from raddle.runtime.spans import Span, Spans
-from raddle.transport.threads import Hub
+from raddle.transport.thread_transport import Hub
 
 Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 Batches = Callable[[Key], Mapping[str, Tensor]]  # the inputs of a micro-batch, by name

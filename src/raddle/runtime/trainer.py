@@ -30,7 +30,7 @@ from raddle.runtime.state import State, initialise
 from raddle.runtime.stepping import Stepping
 from raddle.runtime.updating import Optimizer, Updating, make_optimizer
 from raddle.transport.base import Transport
-from raddle.transport.joining import join
+from raddle.transport.join import join
 
 FLUSH = 10.0  # seconds for which a trainer that closes waits for what is under way
 

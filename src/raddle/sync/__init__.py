@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from raddle.sync.session import broadcast, close, init, rank, report, size
-    from raddle.sync.wrapping import Optimizer
+    from raddle.sync.wrapped_optimizer import Optimizer
 
 __all__ = ["Optimizer", "broadcast", "close", "init", "rank", "report", "size"]
 
 # Imported on first use: the transports of plans import this package, and sessions import the transports.
 _PUBLIC = dict.fromkeys(("broadcast", "close", "init", "rank", "report", "size"), "session")
-_PUBLIC["Optimizer"] = "wrapping"
+_PUBLIC["Optimizer"] = "wrapped_optimizer"
 
 
 def __getattr__(name: str) -> object:

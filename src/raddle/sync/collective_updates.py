@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.optim import Optimizer
 
-from raddle.sync.lateness import Lateness
-from raddle.sync.measuring import Rate
-from raddle.sync.scheduling import urgent_first
+from raddle.sync.collective_synchroniser import Summing
+from raddle.sync.optimizer_state import State
+from raddle.sync.parameter_slices import Note, Slices
 from raddle.sync.sliced_optimizer import SlicedOptimizer
 from raddle.sync.sliced_updates import Exchange, Homing
-from raddle.sync.slices import Note, Slices
-from raddle.sync.states import State
-from raddle.sync.summing import Summing
+from raddle.sync.stall_inspector import Lateness
+from raddle.sync.sum_order import urgent_first
+from raddle.sync.sum_timing import Rate
 from raddle.transport.base import Transport
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any
 
 from raddle.sync.item import Event
-from raddle.sync.trained import Trained
+from raddle.sync.trained_parameters import Trained
 
 
 class Phase(ABC):

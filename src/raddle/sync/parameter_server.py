@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from raddle.sync.item import Event, Item
-from raddle.sync.stalls import Waiting
+from raddle.sync.server_stalls import Waiting
 from raddle.transport.wire import Frame
 
 Apply = Callable[[int, int, Tensor], None]  # item, clock, gradient (read only): updates the rows

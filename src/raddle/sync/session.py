@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from raddle.sync.timeline import Timeline
+from raddle.sync.chrome_trace import Timeline
 from raddle.transport.exchange import exchange_over
-from raddle.transport.processes import Processes
+from raddle.transport.process_transport import Processes
 
 CPU = torch.device("cpu")
 

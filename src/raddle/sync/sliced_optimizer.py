@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from raddle.sync.applying import Applying
-from raddle.sync.slices import Slices
-from raddle.sync.states import State, cut, join
+from raddle.sync.optimizer_state import State, cut, join
+from raddle.sync.parameter_slices import Slices
+from raddle.sync.slice_updater import Applying
 
 
 class SlicedOptimizer:

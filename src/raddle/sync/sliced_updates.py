@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from raddle.sync.collective_synchroniser import Summing
 from raddle.sync.item import Event
+from raddle.sync.optimizer_state import State, gather
+from raddle.sync.parameter_slices import Note, Slices
+from raddle.sync.server_synchroniser import Synchroniser
 from raddle.sync.sliced_optimizer import SlicedOptimizer, absent_like
-from raddle.sync.slices import Note, Slices
-from raddle.sync.states import State, gather
-from raddle.sync.summing import Summing
-from raddle.sync.synchroniser import Synchroniser
 from raddle.transport.base import Transport
 
 Exchange = Callable[[Any], list[Any]]

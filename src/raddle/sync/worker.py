@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from raddle.sync.failure import Failure
 from raddle.sync.item import Item
 from raddle.sync.parameter_server import Record
-from raddle.sync.stalls import Waiting, logger, sentence, unanswered
+from raddle.sync.rank_failure import Failure
+from raddle.sync.server_stalls import Waiting, logger, sentence, unanswered
 
 
 class Held:

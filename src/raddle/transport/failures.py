@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from raddle.transport.alarm import Alarm
 from raddle.transport.base import Doing, late, stops
-from raddle.transport.meeting import Share
+from raddle.transport.failure_channel import Alarm
+from raddle.transport.rendezvous import Share
 
 GRACE = 3.0  # seconds for which a broken connection waits for the news that explain it
 

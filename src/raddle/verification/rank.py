@@ -12,7 +12,7 @@ import torch
 
 from raddle.files import read_scratch, write_scratch
 from raddle.transport.orphans import end_with_parent
-from raddle.transport.processes import Processes
+from raddle.transport.process_transport import Processes
 from raddle.verification.comparing import Findings, compare
 from raddle.verification.twin import load_twin
 from raddle.zoo.loading import default_dtype

@@ -21,7 +21,7 @@ from raddle.errors import InputError
 from raddle.files import read_scratch, replacing, write_scratch
 from raddle.runtime.job import Job
 from raddle.transport.orphans import marked
-from raddle.transport.threads import Hub
+from raddle.transport.thread_transport import Hub
 from raddle.verification.comparing import Findings, compare
 from raddle.verification.plain import Plain
 

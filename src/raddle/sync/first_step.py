@@ -1,0 +1,116 @@
+"""The first step: gradients stay in p.grad, until all ranks choose how they synchronise."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from raddle.sync.bucketed_mechanism import Bucketed
+from raddle.sync.channels import Lines
+from raddle.sync.collective_updates import Everywhere, turns_of
+from raddle.sync.forward_guards import Guards
+from raddle.sync.mechanism import Arrivals, Mechanism, Phase
+from raddle.sync.parameter_slices import Slices
+from raddle.sync.sliced_mechanism import Sliced
+from raddle.sync.sliced_updates import Homing, with_homes
+from raddle.sync.sum_timing import Moments, rate_of
+from raddle.sync.sync_settings import Settings
+from raddle.sync.trained_parameters import Trained
+
+
+def first_phase(
+    trained: Trained, model: nn.Module, lines: Lines, settings: Settings, barrier: str
+) -> Phase:
+    """What an optimizer begins with: where a barrier is sure, gradients are summed from the start."""
+    if barrier or settings.sync.bucketed:
+        return Bucketed(trained, lines, settings, barrier)
+    guards = Guards(model, trained.numbers) if settings.sync.urgent else None
+    return Undecided(trained, lines, settings, guards)
+
+
+class Undecided(Phase):
+    """Learns what an order of slices is made from, and sees whether somebody changes gradients."""
+
+    def __init__(
+        self, trained: Trained, lines: Lines, settings: Settings, guards: Guards | None
+    ) -> None:
+        super().__init__(trained)
+        self._lines, self._settings, self._guards = lines, settings, guards
+        self._arrivals = Arrivals(lines.rank, trained.names, settings.backward_passes)
+        self._moments = Moments(trained.device)
+        self._bits: dict[int, int] = {}  # by parameter, of its gradient
+
+    def arrived(self, index: int) -> None:
+        self._arrivals.add(index)
+        gradient = self.trained.parameters[index].grad
+        assert gradient is not None
+        if self._settings.sync.collective:
+            self._moments.note(index)
+        with self._moments.leaving_out():
+            self._bits[index] = _bits(gradient)
+
+    def zeroed(self) -> None:
+        self._arrivals.counts.clear()
+        self._bits.clear()
+
+    def close(self) -> None:
+        if self._guards is not None:
+            self._guards.close()
+
+    def decide(self, reason: str) -> Mechanism:
+        """The last moment to find out that something needs a barrier: `reason`, or another rank's."""
+        self._check_unchanged()
+        order = list(self._guards.order) if self._guards is not None else []
+        every = self._lines.exchange((reason, order))
+        barrier = next((r for r, _ in every if r), "")
+        if barrier and not self._settings.sync.synchronous:
+            raise RuntimeError(
+                f"{barrier}, which sync '{self._settings.text}' cannot wait for: choose ps"
+            )
+        if barrier:
+            self.close()
+            arrived = self._arrivals.counts
+            return Bucketed(self.trained, self._lines, self._settings, barrier, arrived)
+        urgent = [*dict.fromkeys([*every[0][1], *range(len(self.trained.parameters))])]
+        homing = self._homing(urgent)
+        sliced = Sliced(self.trained, self._lines, self._settings, homing, self._guards)
+        unguarded = self._guards.learned(self._arrivals.counts) if self._guards is not None else ()
+        if unguarded:
+            sliced.unguard(set(unguarded))
+        return sliced
+
+    def _check_unchanged(self) -> None:
+        for index, bits in self._bits.items():
+            gradient = self.trained.parameters[index].grad
+            if gradient is not None and _bits(gradient) != bits:
+                raise RuntimeError(
+                    f"rank {self._lines.rank} finds the gradient of '{self.trained.names[index]}' changed "
+                    "after backward, before it was summed (unscale_, clip_grad_norm_?): wrap with "
+                    "barrier=True, or use optimizer.clip_grad_norm"
+                )
+
+    def _homing(self, urgent: list[int]) -> Homing:
+        """With homes, or with sums in an order that rank 0 makes of its first backward."""
+        own, lines, settings = self.trained, self._lines, self._settings
+        slices = Slices(own.names, own.parameters, settings.sync, lines.size, urgent)
+        if settings.sync.homes:
+            return with_homes(
+                slices, own.optimizer, settings.sync.staleness, lines.words, lines.exchange,
+                stall=settings.stall, note=lines.note,
+            )  # fmt: skip
+        late = lines.open_sums()
+        rate = rate_of(lines.sums, own.device, own.parameters[0].dtype)
+        ready = self._moments.seconds(len(own.parameters))
+        turns = lines.exchange(turns_of(slices, ready, rate))[0]
+        return Everywhere(
+            slices, own.optimizer, lines.sums, lines.exchange,
+            turns=turns, late=late, debug=settings.debug, note=lines.note,
+        )  # fmt: skip
+
+
+def _bits(gradient: Tensor) -> int:
+    """A sum over the bits of a gradient: it changes when somebody scales it, whatever is in it."""
+    if gradient.layout != torch.strided or not gradient.numel():
+        return 0
+    held = gradient.detach().contiguous().view(-1)
+    return int(held.view(torch.uint8).sum(dtype=torch.int64))

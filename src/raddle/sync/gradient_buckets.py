@@ -1,0 +1,201 @@
+"""Gradients are averaged in buckets, as soon as a bucket is full, and stay in p.grad.
+
+Buckets are filled in the order in which gradients were complete in the first backward, of rank 0, and leave
+in one static order on a group of their own: two ranks that sum in different orders would get wrong sums
+without an error.
+
+Unused parameters. Every parameter has one more element in its bucket: how many ranks have a gradient of it.
+A rank without one gives zeros. Where no rank has one, p.grad is left as it was, so that an optimizer does
+not move the parameter. It is what DistributedDataParallel does with find_unused_parameters=True, without a
+collective of its own; the count is read only where this rank has no gradient itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raddle.sync.consistency import check_same
+from raddle.sync.stall_inspector import Lateness
+from raddle.transport.base import Pending, Transport
+
+BUCKET = 25 * 2**20  # bytes
+Note = Callable[[str, str, float, float], None]  # name, lane, start, end
+
+
+class Bucket:
+    """Gradients of some parameters in one tensor, and after them how many ranks have each."""
+
+    def __init__(
+        self, members: Sequence[int], names: Sequence[str], parameters: Sequence[Tensor],
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        self.members = {i: parameters[i] for i in members}
+        sizes = [p.numel() for p in self.members.values()]
+        device = parameters[members[0]].device
+        self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=device)
+        *parts, counts = torch.split(self.flat, [*sizes, len(sizes)])
+        self.views = {
+            i: part.view(parameters[i].shape) for i, part in zip(members, parts, strict=True)
+        }
+        self.counts = dict(zip(members, counts, strict=True))
+        last = f" to '{names[members[-1]]}'" if len(members) > 1 else ""
+        self.name = f"the gradients of '{names[members[0]]}'{last}"
+        self.filled: set[int] = set()
+        self.pending: Pending | None = None
+        self.left = 0.0  # when
+
+    def fill(self, index: int, size: int) -> None:
+        """Takes this rank's share of an average over `size` ranks from p.grad, if there is one."""
+        gradient = self.members[index].grad
+        if index in self.filled or gradient is None:
+            return
+        view = self.views[index]
+        if view.dtype == gradient.dtype:
+            torch.div(gradient, size, out=view)
+        else:
+            view.copy_(gradient).div_(size)  # in this order torch's own bf16 and fp16 hooks do it
+        self.counts[index].fill_(1)
+        self.filled.add(index)
+
+    def start(self, transport: Transport, number: int) -> None:
+        """What was not filled is zeros, and counted so."""
+        for i in self.members:
+            if i not in self.filled:
+                self.views[i].zero_()
+                self.counts[i].zero_()
+        self.left = time.perf_counter()
+        flat = torch.view_as_real(self.flat) if self.flat.is_complex() else self.flat
+        everyone = tuple(range(transport.size))
+        self.pending = transport.all_reduce(everyone, number, flat, self.name)
+
+    def empty(self) -> None:
+        """Puts the averages into p.grad, but for what no rank has a gradient of."""
+        for index, p in self.members.items():
+            if index not in self.filled and not bool(self.counts[index].abs() > 0):
+                continue
+            if p.grad is None:
+                p.grad = torch.empty_like(p)
+            p.grad.detach().copy_(self.views[index])
+        self.pending = None
+        self.filled.clear()
+
+
+def cut_buckets(
+    order: Sequence[int],
+    names: Sequence[str],
+    parameters: Sequence[Tensor],
+    nbytes: int,
+    compressed: torch.dtype | None,
+) -> list[Bucket]:
+    """Buckets of at most so many bytes, of one type each, in an order; what it lacks comes last."""
+    buckets: list[Bucket] = []
+    filling: dict[torch.dtype, list[int]] = {}
+    filled: dict[torch.dtype, int] = {}  # bytes
+    for index in dict.fromkeys([*order, *range(len(parameters))]):
+        p = parameters[index]
+        dtype = compressed or p.dtype
+        own = p.numel() * dtype.itemsize
+        if dtype in filling and filled[dtype] + own > nbytes:
+            buckets.append(Bucket(filling.pop(dtype), names, parameters, dtype))
+        filling.setdefault(dtype, []).append(index)
+        filled[dtype] = own + (filled[dtype] if len(filling[dtype]) > 1 else 0)
+    return [*buckets, *(Bucket(own, names, parameters, dtype) for dtype, own in filling.items())]
+
+
+class Buckets:
+    """`give` when a parameter's gradient is complete, `finish` at the end of the backward."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        parameters: Sequence[nn.Parameter],
+        transport: Transport,
+        exchange: Callable[[Any], list[Any]],
+        late: Lateness,
+        *,
+        nbytes: int = BUCKET,
+        compressed: torch.dtype | None = None,
+        debug: bool = False,
+        note: Note | None = None,
+    ) -> None:
+        self.buckets: list[Bucket] = []
+        self.sums = 0  # that have left
+        self.waited = 0.0  # seconds
+        self._names, self._transport, self._exchange = names, transport, exchange
+        self._late, self._note, self._debug = late, note, debug
+        self._cut = partial(
+            cut_buckets, names=names, parameters=parameters, nbytes=nbytes, compressed=compressed
+        )
+        self._first: list[int] = []  # the order of the first backward
+        self._next = 0  # bucket to leave
+
+    @torch.no_grad()
+    def give(self, index: int) -> None:
+        """The gradient in p.grad is complete."""
+        if not self.buckets:
+            self._first.append(index)
+            return
+        self._fill(index)
+        while not self._debug and self._next < len(self.buckets):
+            bucket = self.buckets[self._next]
+            if len(bucket.filled) < len(bucket.members):
+                break
+            self._start(bucket)
+
+    @torch.no_grad()
+    def finish(self, given: Sequence[int]) -> None:
+        """Puts averages into p.grad; `given` are all parameters that have a gradient on this rank."""
+        if not self.buckets:  # rank 0's order
+            self.buckets = self._cut(self._exchange(self._first or given)[0])
+        for index in given:
+            self._fill(index)
+        if self._debug:
+            check_same(self._exchange(self._described()))
+        for bucket in self.buckets[self._next :]:
+            self._start(bucket)
+        for bucket in self.buckets:
+            self._end(bucket)
+        self._next = 0
+
+    def _fill(self, index: int) -> None:
+        bucket = next(b for b in self.buckets if index in b.members)
+        gradient = bucket.members[index].grad
+        if gradient is not None:
+            check_dense(self._names[index], gradient)
+        bucket.fill(index, self._transport.size)
+
+    def _start(self, bucket: Bucket) -> None:
+        bucket.start(self._transport, self._next)
+        self._next += 1
+        self.sums += 1
+
+    def _end(self, bucket: Bucket) -> None:
+        assert bucket.pending is not None
+        begin = time.perf_counter()
+        with self._late.waits_for(f"to sum {bucket.name}"):
+            bucket.pending.wait()
+        end = time.perf_counter()
+        self.waited += end - begin
+        if self._note is not None:
+            self._note(bucket.name, "sum", bucket.left, end)
+        bucket.empty()
+
+    def _described(self) -> list[tuple[str, str]]:
+        return [
+            (f"sum {number}", ", ".join(f"'{self._names[i]}' {list(b.views[i].shape)}" for i in b.members))
+            for number, b in enumerate(self.buckets)
+        ]  # fmt: skip
+
+
+def check_dense(name: str, gradient: Tensor) -> None:
+    if gradient.layout != torch.strided:
+        raise ValueError(
+            f"the gradient of '{name}' is {gradient.layout}, and only dense ones are summed: "
+            "make the embedding with sparse=False"
+        )

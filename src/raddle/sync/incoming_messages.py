@@ -1,0 +1,55 @@
+"""What a rank does with the messages of its wire: gradients go to its home, rows to its worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from raddle.sync.item import Item, read_payload
+from raddle.sync.parameter_server import Home
+from raddle.sync.rank_failure import Failure
+from raddle.sync.worker import Worker
+from raddle.transport.wire import PULL, PUSH, Frame
+
+
+class Incoming:
+    """Called on threads of the wire, which are not to see exceptions: who waits raises them."""
+
+    def __init__(
+        self, rank: int, items: Sequence[Item], home: Home, worker: Worker, failure: Failure
+    ) -> None:
+        self.closed = False
+        self._rank, self._items = rank, items
+        self._home, self._worker, self._failure = home, worker, failure
+        self._lock = threading.Lock()
+
+    def __call__(self, source: int, frame: Frame, payload: Tensor) -> None:
+        if self.closed or self._failure.reason:
+            return
+        try:
+            item = self._items[frame.item]
+            values = read_payload(self._rank, source, item, payload)
+            if frame.kind == PUSH:
+                if item.home != self._rank or source not in item.workers:
+                    raise ValueError(
+                        f"rank {self._rank} got a gradient of '{item.name}' from rank {source}: its "
+                        f"workers are {item.workers} and its home is {item.home}"
+                    )
+                self._home.push(source, frame.item, frame.clock, values)
+            elif frame.kind == PULL:
+                self._worker.take(source, item, frame.clock, values)
+        except Exception as error:
+            self._failure.raised(error)
+
+    def lost(self, reason: str) -> None:
+        """The wire has lost a peer."""
+        if not self.closed:
+            self._failure.happen(reason)
+
+    def close(self) -> bool:
+        """Nothing is taken in any more; False if it was closed before."""
+        with self._lock:
+            first, self.closed = not self.closed, True
+            return first

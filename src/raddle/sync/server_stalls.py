@@ -1,0 +1,82 @@
+"""A thread at a home that says who keeps the others waiting, before the time is up and when it is."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from raddle.sync.rank_failure import Failure
+
+logger = logging.getLogger("raddle.sync")
+
+
+class Waiting(NamedTuple):
+    """An item that cannot be answered yet."""
+
+    name: str
+    seconds: float  # since the first worker handed it in
+    missing: tuple[int, ...]  # ranks
+
+
+def sentence(rank: int, waiting: Sequence[Waiting]) -> str:
+    """Who waits for whom, and for what: of the item that has waited longest."""
+    name, seconds, missing = max(waiting, key=lambda w: w.seconds)
+    whom = ", ".join(map(str, missing))
+    ranks, they = ("rank", "it does") if len(missing) == 1 else ("ranks", "they do")
+    more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
+    return (
+        f"rank {rank} has waited {seconds:.1f} s for {ranks} {whom} to hand in '{name}'{more}: "
+        f"see what {they}."
+    )
+
+
+def unanswered(rank: int, home: int, name: str, seconds: float) -> str:
+    """The worker's side: it knows only whom it has asked."""
+    return (
+        f"rank {rank} has waited {seconds:.1f} s for rank {home} to send back '{name}': "
+        "see what it does."
+    )
+
+
+class Watcher:
+    """Looks a few times in every `stall` seconds; one warning for each time that things stand still."""
+
+    def __init__(
+        self,
+        rank: int,
+        look: Callable[[], Sequence[Waiting]],
+        failure: Failure,
+        *,
+        stall: float,
+        timeout: float,
+    ) -> None:
+        self._rank, self._look, self._failure = rank, look, failure
+        self._stall, self._timeout = stall, timeout
+        self._tick = tick(stall, timeout)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="raddle watcher", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._end.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(5)
+
+    def _watch(self) -> None:
+        warned = False
+        while not self._end.wait(self._tick) and not self._failure.reason:
+            waiting = self._look()
+            longest = max((w.seconds for w in waiting), default=0.0)
+            late = bool(waiting) and longest >= min(self._stall, self._timeout)
+            if late and longest >= self._timeout:
+                self._failure.happen(sentence(self._rank, waiting), TimeoutError)
+            elif late and not warned:
+                logger.warning("%s", sentence(self._rank, waiting))
+            warned = late
+
+
+def tick(stall: float, timeout: float) -> float:
+    """Seconds between two looks."""
+    return min(1.0, stall / 4, timeout / 4)

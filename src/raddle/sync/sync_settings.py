@@ -1,0 +1,78 @@
+"""How an optimizer is wrapped: what the caller of `sync.Optimizer` has said, checked."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from raddle.errors import InputError
+from raddle.plans.sync import Sync, check_width, read_sync
+from raddle.sync.slice_updater import needs_barrier
+from raddle.sync.trained_parameters import Trained
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `sync.Optimizer` documents."""
+
+    text: str  # of the way to synchronise
+    sync: Sync
+    backward_passes: int
+    bucket: int  # bytes
+    debug: bool
+    stall: float  # seconds
+
+    def described(self, barrier: str) -> dict[str, Any]:
+        """What all ranks must have alike."""
+        return {"sync": self.text, "barrier": barrier, "backward_passes": self.backward_passes,
+                "bucket": self.bucket, "debug": self.debug}  # fmt: skip
+
+
+def read_settings(
+    text: str, size: int, *, backward_passes: int, bucket: int, debug: bool | None, stall: float
+) -> Settings:
+    """Raises for what nobody can do; without `debug`, the environment says it."""
+    sync = check_sync(read_sync(text), size)
+    if backward_passes < 1:
+        raise ValueError(f"backward_passes is {backward_passes}: a step needs 1 or more")
+    if debug is None:
+        debug = os.environ.get("RADDLE_SYNC_DEBUG", "") not in ("", "0")
+    return Settings(text, sync, backward_passes, bucket, debug, stall)
+
+
+def check_sync(sync: Sync, size: int) -> Sync:
+    """Raises InputError for a way that a script cannot use on so many ranks."""
+    if sync.divided:
+        raise InputError(
+            "sync is 'sharded:parameters', and a module needs its parameters whole: use sharded, or a "
+            "plan (raddle plan --sync sharded:parameters)."
+        )
+    if sync.server is not None and sync.server >= size:
+        raise InputError(
+            f"sync names rank {sync.server} and there are {size}: choose from 0 to {size - 1}"
+        )
+    return sync
+
+
+def find_barrier(trained: Trained, settings: Settings, *, asked: bool) -> str:
+    """Why all gradients are needed before anything is updated; empty if nobody knows a reason yet."""
+    named = dict(zip(trained.names, trained.parameters, strict=True))
+    check_width(settings.text, {name: p.dtype for name, p in named.items()})
+    reason = "barrier=True" if asked else needs_barrier(trained.optimizer) or ""
+    if not reason and not settings.sync.bucketed:
+        reason = next(
+            (_uncuttable(name, p) for name, p in named.items() if _uncuttable(name, p)), ""
+        )
+    if reason and not settings.sync.synchronous:
+        raise InputError(
+            f"{reason.rstrip('.')}, which sync '{settings.text}' cannot wait for: use ps or p3."
+        )
+    return reason
+
+
+def _uncuttable(name: str, p: Any) -> str:
+    if p.is_contiguous() and not p.is_complex():
+        return ""
+    what = "complex" if p.is_complex() else "not contiguous (channels_last?)"
+    return f"'{name}' is {what} and cannot be sent in slices"

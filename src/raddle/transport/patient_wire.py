@@ -1,0 +1,45 @@
+"""A closed connection does not say why: before it is reported, the failing rank's message is awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from raddle.transport.failure_channel import DIED
+from raddle.transport.wire import Arrive, Counters, Fail, Frame, Wire
+
+GRACE = 3.0  # seconds
+
+
+class PatientWire:
+    """A wire whose failure is not told if `hear` knows soon which rank has failed."""
+
+    def __init__(self, wire: Wire, hear: Callable[[float], object | None]) -> None:
+        self.rank, self.size, self.sent = wire.rank, wire.size, wire.sent
+        self._wire, self._hear = wire, hear
+
+    @property
+    def counters(self) -> Counters:
+        return self._wire.counters
+
+    def expect(self, limits: Mapping[int, int]) -> None:
+        self._wire.expect(limits)
+
+    def start(self, arrive: Arrive, fail: Fail) -> None:
+        def tell(reason: str) -> None:
+            if not reason.endswith(DIED) or self._hear(GRACE) is None:
+                fail(reason)
+
+        self._wire.start(arrive, tell)
+
+    def send(self, target: int, frame: Frame, payload: Tensor, priority: int) -> None:
+        try:
+            self._wire.send(target, frame, payload, priority)
+        except RuntimeError as error:
+            if str(error).endswith(DIED):
+                self._hear(GRACE)  # the news, if there are any, come before what is raised here
+            raise
+
+    def close(self) -> None:
+        self._wire.close()

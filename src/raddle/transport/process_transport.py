@@ -1,0 +1,121 @@
+"""Ranks are processes on torch.distributed: gloo between CPUs (or GPUs, through the host), or NCCL.
+
+Failures reach all ranks through an `Alarm`, which then breaks the groups: whatever waits, raises.
+What is not checked here: gloo aborts the process if more is sent than is expected, fills a part of
+the buffer if less, and takes any type for any other. The program is checked instead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from raddle.transport.base import Arriving, Pending, sent_in_all
+from raddle.transport.failures import Failures
+from raddle.transport.orphans import end_with_parent
+from raddle.transport.patient_wire import PatientWire
+from raddle.transport.point_to_point import Messages
+from raddle.transport.process_collectives import Collectives
+from raddle.transport.process_groups import Groups
+from raddle.transport.socket_wire import SocketWire
+from raddle.transport.wire import Wire
+
+
+class Processes:
+    """This process's rank. Joins the user's process group, or torchrun's environment if there is none."""
+
+    def __init__(
+        self, device: torch.device, backend: str | None = None, timeout: float = 300.0
+    ) -> None:
+        end_with_parent()
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        backend = backend or ("nccl" if device.type == "cuda" else "gloo")
+        self._groups = groups = Groups(device, backend, timeout)
+        self.rank, self.size, self.early = groups.rank, groups.size, groups.early
+        self.timeout = timeout  # seconds
+        self.failures = Failures(self.rank, timeout, limited=groups.early)
+        self._collectives = Collectives(groups, self.failures)
+        self._wire: Wire | None = None
+        self._closed = False
+        share = self._collectives.gather
+        with ExitStack() as undo:  # where a rank does not come
+            undo.callback(groups.close, failed=False)
+            groups.connect()
+            self._messages = messages = Messages(groups, self.failures, share)
+            undo.callback(messages.close)
+            # Last: from here on a failure may be heard at any time, and finds all that there is.
+            self.failures.listen(self.size, share, [messages.hang_up, groups.abort])
+            undo.pop_all()
+        self.sent, self.reduced = messages.sent, self._collectives.reduced
+        atexit.register(self.close)  # a thread in torch while Python ends would crash
+
+    def prepare(
+        self,
+        groups: Sequence[tuple[int, ...]],
+        links: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        self._groups.prepare(groups, links)
+
+    def send(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
+        return self._messages.send(target, tag, buffer, what)
+
+    def receive(self, source: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
+        return self._messages.receive(source, tag, buffer, what)
+
+    def post(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
+        return self._messages.post(target, tag, buffer, what)
+
+    def expect(
+        self, source: int, tag: int, like: Tensor, elements: int, what: str = ""
+    ) -> Arriving:
+        return self._messages.expect(source, tag, like, elements, what)
+
+    def all_reduce(
+        self, ranks: tuple[int, ...], tag: int, buffer: Tensor, what: str = ""
+    ) -> Pending:
+        return self._collectives.all_reduce(ranks, tag, buffer, what)
+
+    def broadcast(self, source: int, buffer: Tensor) -> Pending:
+        return self._collectives.broadcast(source, buffer)
+
+    def barrier(self) -> None:
+        self._collectives.barrier()
+
+    def wire(self) -> Wire:
+        if self._wire is None:
+            share, seconds = self._collectives.gather, self.failures.timeout
+            wire = SocketWire(self.rank, self.size, share, timeout=seconds)
+            self._wire = PatientWire(wire, self.failures.hear)
+        return self._wire
+
+    def sent_in_all(self) -> dict[int, int]:
+        return sent_in_all(self, self._wire)
+
+    def on_failure(self, stop: Callable[[str], None]) -> None:
+        self.failures.on_failure(stop)
+
+    def check(self) -> None:
+        self.failures.check()
+
+    def fail(self, reason: str) -> None:
+        self.failures.tell(reason)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        self.failures.close()
+        if self._wire is not None:
+            self._wire.close()
+        self._messages.close()
+        # A group of torch 2.6 that ends holds the GIL and waits for threads which may need it to
+        # free the last tensors.
+        time.sleep(0.05)
+        self._groups.close(failed=self.failures.news is not None)

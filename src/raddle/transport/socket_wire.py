@@ -1,0 +1,271 @@
+"""A wire of TCP lines, one for each pair of ranks.
+
+On the wire a message is a header (`HEADER`) and its payload; a header of kind BYE ends a line in one
+direction, and a line that ends without it means that the process at its other end has died. The kernel
+is given little room (`credit`): what it holds, nothing more urgent can overtake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from raddle.transport.failure_channel import DIED
+from raddle.transport.inbox import FirstFailure, Inbox
+from raddle.transport.listener import network_door
+from raddle.transport.rendezvous import MAGIC, Share, hang_up, meet
+from raddle.transport.wire import (
+    Arrive,
+    Counters,
+    Fail,
+    Frame,
+    Outbox,
+    check_payload,
+    name_ranks,
+)
+
+CREDIT = 128 * 1024  # bytes
+HEADER = struct.Struct("<4sB3xIQQQ")  # magic, kind, item, clock, version, bytes of the payload
+BYE = HEADER.pack(MAGIC, 0, 0, 0, 0, 0)
+FAREWELL = 5.0  # seconds that a rank which has failed gives others to take what is queued
+
+
+class SocketWire:
+    """One rank's end: a thread for each peer sends, another receives."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        share: Share,
+        *,
+        timeout: float = 300.0,
+        host: str | None = None,
+        credit: int = CREDIT,
+    ) -> None:
+        self.rank, self.size = rank, size
+        self.sent = {peer: 0 for peer in range(size) if peer != rank}
+        self._timeout = timeout
+        self._inbox, self._failure = Inbox(), FirstFailure()
+        self._boxes = {peer: Outbox() for peer in self.sent}
+        self._threads: dict[threading.Thread, int] = {}  # each with its peer
+        self._lock = threading.Lock()
+        self._departed: set[int] = set()  # peers that have said goodbye
+        self._closed = False
+        # Lines that block take one system call a message: the kernel waits, not Python.
+        self._lines = meet(rank, list(self.sent), share, timeout, partial(network_door, host=host))
+        for line in self._lines.values():
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, credit)
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _keep_alive(line)
+
+    @property
+    def counters(self) -> Counters:
+        return sum((box.counters for box in self._boxes.values()), Counters())
+
+    def expect(self, limits: Mapping[int, int]) -> None:
+        self._inbox.expect(limits)
+
+    def start(self, arrive: Arrive, fail: Fail) -> None:
+        self._failure.listen(fail)
+        self._inbox.open(arrive)
+        for peer in self._lines:
+            for work, verb in ((self._speak, "to"), (self._listen, "from")):
+                name = f"raddle wire {verb} {peer}"
+                thread = threading.Thread(target=work, args=(peer,), name=name, daemon=True)
+                self._threads[thread] = peer
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, target: int, frame: Frame, payload: Tensor, priority: int) -> None:
+        check_payload(self.rank, self.size, target, payload)
+        if not self._boxes[target].put(priority, frame, payload):
+            raise RuntimeError(
+                self._failure.reason
+                or f"rank {self.rank} cannot send the {frame} to rank {target}: "
+                + ("it has itself" if self._closed else f"rank {target} has")
+                + " closed the line: close after all have synchronised"
+            )
+        with self._lock:
+            self.sent[target] += payload.nbytes
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for box in self._boxes.values():
+            box.close()
+        if not self._threads:  # never started: only the goodbye, which is too short to block
+            for line in self._lines.values():
+                with contextlib.suppress(OSError):
+                    line.sendall(BYE)
+        self._see_off()
+        self._failure.end()  # lines that end from now on, this end has closed
+        for line in self._lines.values():
+            hang_up(line)  # wakes its threads
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(FAREWELL)
+        for line in self._lines.values():
+            line.close()
+
+    def _see_off(self) -> None:
+        """Waits until all is sent and all peers have said goodbye, which they do when they hear ours.
+
+        A line closed before that would lose, at the peer, what it has not read yet.
+        """
+        seconds = min(self._timeout, FAREWELL) if self._failure.reason else self._timeout
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        own = threading.current_thread()
+        slow = {p for t, p in self._threads.items() if t.is_alive() and t is not own}
+        if slow:
+            self._failure.report(
+                f"rank {self.rank} has waited {seconds:.1f} s for {name_ranks(slow)} to take what is "
+                "queued and say goodbye: see what the other side does, or set a longer time-out"
+            )
+
+    def _speak(self, peer: int) -> None:
+        line, box = self._lines[peer], self._boxes[peer]
+        try:
+            while (letter := box.take()) is not None:
+                begin = time.perf_counter()
+                _write(line, letter.frame, letter.payload)
+                box.left(letter, time.perf_counter() - begin)
+                del letter  # not kept while the next is waited for
+        except OSError:
+            self._lose(peer)
+        with contextlib.suppress(OSError):  # if the peer has died, the other thread hears of it
+            line.sendall(BYE)
+            line.shutdown(socket.SHUT_WR)
+
+    def _listen(self, peer: int) -> None:
+        header = bytearray(HEADER.size)
+        try:
+            while self._receive(peer, header):
+                pass
+        except _Nonsense as nonsense:
+            self._lose(
+                peer,
+                f"rank {self.rank} got {nonsense.nbytes} bytes from rank {peer} that are no frame: "
+                f"{nonsense}: see whether both run the same plan and version, and what else "
+                "writes to their line",
+            )
+        except OSError:
+            self._lose(peer)
+        else:
+            self._departed.add(peer)
+            self._boxes[peer].close()  # what is queued still leaves, then our goodbye
+
+    def _receive(self, peer: int, header: bytearray) -> bool:
+        """Takes one message; False where it was a goodbye."""
+        line = self._lines[peer]
+        _read_header(line, header)
+        if header == BYE:
+            return False
+        _, kind, item, clock, version, nbytes = HEADER.unpack(header)
+        frame = Frame(kind, item, clock, version)
+        wrong = self._inbox.refusal(frame, nbytes)
+        if wrong:
+            raise _Nonsense(wrong, len(header))
+        payload = torch.empty(nbytes, dtype=torch.uint8)
+        _read(line, payload)
+        if self._failure.reason:
+            return True  # still read, lest the peer's goodbye is never heard; but of no use
+        try:
+            self._inbox.take(peer, frame, payload)
+        except Exception as error:
+            self._failure.report(
+                f"rank {self.rank} could not take the {frame} from rank {peer}: {error!r}"
+            )
+        return True
+
+    def _lose(self, peer: int, reason: str = "") -> None:
+        if not reason:
+            reason = f"rank {self.rank} has lost rank {peer}: {DIED}"
+            if peer in self._departed:
+                reason = (
+                    f"rank {self.rank} has lost rank {peer}: it closed its line before it had taken "
+                    "all: close after all have synchronised"
+                )
+        first = self._failure.note(reason)
+        hang_up(self._lines[peer])  # first, or the sending thread says goodbye as if all was well
+        self._boxes[peer].close(drop=True)
+        if first:
+            self._failure.tell(reason)
+
+
+class _Nonsense(Exception):
+    def __init__(self, what: str, nbytes: int) -> None:
+        super().__init__(what)
+        self.nbytes = nbytes
+
+
+def _keep_alive(line: socket.socket) -> None:
+    """A machine that vanishes sends no end: its kernel is asked, and has a minute to answer."""
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+# Bytes
+
+_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_view.restype = ctypes.py_object
+_view.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_WRITE = 0x200  # PyBUF_WRITE
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """A contiguous CPU tensor's memory, whatever its type: no copy, no numpy."""
+    if not tensor.nbytes:
+        return memoryview(b"")
+    view: memoryview = _view(tensor.data_ptr(), tensor.nbytes, _WRITE)
+    return view
+
+
+def _write(line: socket.socket, frame: Frame, payload: Tensor) -> None:
+    view = _bytes_of(payload)
+    header = HEADER.pack(MAGIC, frame.kind, frame.item, frame.clock, frame.version, len(view))
+    gone = line.sendmsg((header, view))
+    if gone < len(header):
+        line.sendall(header[gone:])
+        gone = len(header)
+    if gone < len(header) + len(view):
+        line.sendall(view[gone - len(header) :])
+
+
+def _read(line: socket.socket, payload: Tensor) -> None:
+    view = _bytes_of(payload)
+    while view:
+        got = line.recv_into(view, 0, socket.MSG_WAITALL)
+        if not got:
+            raise ConnectionError
+        view = view[got:]
+
+
+def _read_header(line: socket.socket, header: bytearray) -> None:
+    """Fills it; looks at what there is at once, as a few wrong bytes may be all that ever comes."""
+    filled = 0
+    with memoryview(header) as view:
+        while filled < len(view):
+            got = line.recv_into(view[filled:])
+            if not got:
+                raise ConnectionError
+            filled += got
+            start = min(filled, len(MAGIC))
+            if view[:start] != MAGIC[:start]:
+                raise _Nonsense(f"they begin with {bytes(view[: min(filled, 16)])!r}", filled)

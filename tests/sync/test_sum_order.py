@@ -1,0 +1,54 @@
+"""An order of sums is a schedule of one channel: checked against what a schedule has to be."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raddle.sync.sum_order import urgent_first
+
+jobs = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9), st.integers(0, 5)), max_size=12)
+
+
+def begins(order: list[int], ready: list[float], seconds: list[float]) -> list[float]:
+    """When each begins, if the channel takes them in this order and none before it is ready."""
+    free, found = 0.0, [0.0] * len(ready)
+    for i in order:
+        found[i] = max(free, ready[i])
+        free = found[i] + seconds[i]
+    return found
+
+
+@given(jobs)
+def test_whenever_the_channel_is_free_the_most_urgent_of_what_is_ready_goes(
+    given: list[tuple[int, int, int]],
+) -> None:
+    ready, seconds, urgency = ([float(job[k]) for job in given] for k in range(3))
+    order = urgent_first(ready, seconds, [job[2] for job in given])
+    assert sorted(order) == list(range(len(given)))
+    begun = begins(order, ready, seconds)
+    free = 0.0
+    for place, i in enumerate(order):
+        left = order[place:]
+        assert begun[i] == max(
+            free, min(ready[j] for j in left)
+        )  # never idle for the sake of order
+        here = [j for j in left if ready[j] <= begun[i]]
+        assert urgency[i] == min(urgency[j] for j in here)
+        free = begun[i] + seconds[i]
+
+
+@given(jobs)
+def test_an_infinitely_fast_channel_takes_them_as_they_come(
+    given: list[tuple[int, int, int]],
+) -> None:
+    ready, urgency = [float(job[0]) for job in given], [job[2] for job in given]
+    order = urgent_first(ready, [0.0] * len(given), urgency)
+    assert order == sorted(range(len(given)), key=lambda i: (ready[i], urgency[i], i))
+
+
+def test_the_last_layer_is_overtaken() -> None:
+    """Gradients come from the last layer on; the first layer passes whatever waits."""
+    ready, urgency = [0.0, 0.0, 0.0, 1.0, 2.0], [2, 2, 2, 1, 0]
+    assert urgent_first(ready, [1.0] * 5, urgency) == [0, 3, 4, 1, 2]
+    assert urgent_first(ready, [9.0] * 5, urgency) == [0, 4, 3, 1, 2]

@@ -1,0 +1,125 @@
+"""Words between neighbours: each arrives once, in its order, whoever reads; nobody waits for ever."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from patience import HANG
+
+from raddle.transport.local_sockets import Words
+
+
+def meet(size: int) -> list[Words]:
+    """The ranks are threads here; who can meet through `share` can be anywhere."""
+    barrier = threading.Barrier(size)
+    names: list[Any] = [None] * size
+
+    def make(rank: int) -> Words:
+        def share(own: Any) -> list[Any]:
+            names[rank] = own
+            barrier.wait(HANG)
+            return list(names)
+
+        return Words(rank, [r for r in range(size) if r != rank], share, HANG)
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(make, range(size)))
+
+
+@pytest.fixture
+def pair() -> Iterator[list[Words]]:
+    words = meet(2)
+    yield words
+    for own in words:
+        own.close()
+
+
+def test_tags_keep_apart_and_each_keeps_its_order(pair: list[Words]) -> None:
+    zero, one = pair
+    for n in range(5):
+        zero.send(1, 7, bytes([n]), HANG)
+        zero.send(1, 8, bytes([10 + n]), HANG)
+    assert [one.take(0, 8, HANG)[0] for _ in range(5)] == [10, 11, 12, 13, 14]
+    assert [one.take(0, 7, HANG)[0] for _ in range(5)] == [0, 1, 2, 3, 4]
+    one.send(0, 7, b"", HANG)
+    assert zero.take(1, 7, HANG) == b""
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_many_threads_wait_and_read_for_each_other(size: int) -> None:
+    """Every rank has a thread a tag; all send to all, in random orders, more than lines can hold."""
+    ranks, tags, count = meet(size), range(4), 300
+
+    def talk(rank: int, tag: int) -> bool:
+        order = [(peer, n) for n in range(count) for peer in range(size) if peer != rank]
+        for peer, n in order:
+            ranks[rank].send(peer, tag, n.to_bytes(2, "little") * 40, HANG)
+        left = {peer: list(range(count)) for peer in range(size) if peer != rank}
+        draw = random.Random(100 * rank + tag)
+        while left:
+            peer = draw.choice(list(left))
+            word = ranks[rank].take(peer, tag, HANG)
+            assert word == left[peer].pop(0).to_bytes(2, "little") * 40
+            if not left[peer]:
+                del left[peer]
+        return True
+
+    with ThreadPoolExecutor(size * len(tags)) as pool:
+        done = [pool.submit(talk, rank, tag) for rank in range(size) for tag in tags]
+        assert all(d.result(HANG) for d in done)
+    for own in ranks:
+        own.close()
+
+
+def test_who_waits_hears_of_an_end(pair: list[Words]) -> None:
+    zero, one = pair
+    zero.send(1, 1, b"last", HANG)
+    raised: list[type[BaseException]] = []
+
+    def waits(take: Callable[[], bytes]) -> None:
+        try:
+            take()
+        except OSError as error:
+            raised.append(type(error))
+
+    threads = [
+        threading.Thread(target=waits, args=(lambda tag=tag: one.take(0, tag, HANG),))
+        for tag in (2, 3)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    zero.hang_up()
+    for thread in threads:
+        thread.join(HANG)
+        assert not thread.is_alive()
+    assert raised == [ConnectionError, ConnectionError]
+    assert one.take(0, 1, HANG) == b"last"  # what had come before
+
+
+def test_patience_ends(pair: list[Words]) -> None:
+    zero, _ = pair
+    with pytest.raises(TimeoutError):
+        zero.take(1, 0, 0.1)
+
+    def fill() -> None:
+        for _ in range(100_000):
+            zero.send(1, 0, bytes(4096), 0.2)
+
+    with pytest.raises(TimeoutError):  # nobody reads, and the line is full
+        fill()
+
+
+def test_the_own_end_wakes_its_waiters(pair: list[Words]) -> None:
+    zero, _ = pair
+    timer = threading.Timer(0.05, zero.hang_up)
+    timer.start()
+    with pytest.raises(ConnectionError):
+        zero.take(1, 0, HANG)
+    timer.join()

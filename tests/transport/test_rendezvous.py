@@ -1,0 +1,207 @@
+"""How ranks meet: whatever strangers say and whoever is slow, all ranks get the lines that they should.
+
+Ranks are threads here, on loopback and on local sockets; a scene draws who comes late, who is held up,
+and what strangers do at every door.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from raddle.transport import rendezvous
+from raddle.transport.listener import call_at, local_door, network_door
+from raddle.transport.rendezvous import AGREED, HELLO, MAGIC, meet
+
+PATIENCE = 0.05  # seconds: a handshake in these tests
+LIMIT = 60.0  # seconds that end a hang
+DOORS = {"network": partial(network_door, host="127.0.0.1"), "local": local_door}
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """Connects to the door of a rank, says something, and stays or goes."""
+
+    says: tuple[bytes, ...]  # one after the other
+    delay: float  # seconds before each
+    stays: bool
+    count: int  # of them, at the same time
+
+
+@dataclass(frozen=True)
+class Scene:
+    peers: tuple[frozenset[int], ...]  # of each rank
+    before: tuple[float, ...]  # seconds for which each rank is held up before addresses are shared
+    after: tuple[float, ...]  # and after that, while others call it
+    strangers: tuple[tuple[Stranger, ...], ...]  # at each rank's door
+
+
+HALF = HELLO.pack(MAGIC, bytes(32), 1)
+WORDS = st.one_of(
+    st.binary(max_size=2 * HELLO.size),
+    st.sampled_from([b"5\n", '["ß", 1]\n'.encode(), b'["guess", 1]\n', b"GET / HTTP/1.1\r\n\r\n"]),
+    st.integers(0, HELLO.size).map(lambda n: HALF[:n]),
+    st.integers(0, 5).map(lambda rank: HELLO.pack(MAGIC, bytes(32), rank) + AGREED),
+    st.just(b"x" * 2_000_000),  # without an end
+)
+STRANGERS = st.builds(
+    Stranger,
+    says=st.lists(WORDS, max_size=3).map(tuple),
+    delay=st.sampled_from([0.0, 0.0, 0.01, 0.05]),
+    stays=st.booleans(),
+    count=st.sampled_from([1, 1, 1, 5, 80]),
+)
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> Scene:
+    size = draw(st.integers(2, 4))
+    pairs = [(a, b) for b in range(size) for a in range(b)]
+    met = draw(
+        st.one_of(
+            st.just(pairs),  # as a wire
+            st.just([(0, b) for b in range(1, size)]),  # as the alarm
+            st.lists(st.sampled_from(pairs), unique=True),  # as neighbours
+        )
+    )
+    peers = [frozenset({a + b - r for a, b in met if r in (a, b)}) for r in range(size)]
+    held_up = st.sampled_from([0.0, 0.0, 0.02, 2 * PATIENCE, 3.5 * PATIENCE])
+    return Scene(
+        tuple(peers),
+        tuple(draw(held_up) for _ in range(size)),
+        tuple(draw(held_up) for _ in range(size)),
+        tuple(tuple(draw(st.lists(STRANGERS, max_size=3))) for _ in range(size)),
+    )
+
+
+def visit(stranger: Stranger, address: Any, end: threading.Event) -> None:
+    lines = []
+    with contextlib.suppress(OSError):
+        for _ in range(stranger.count):
+            lines.append(call_at(address[0][0], address[1], 1.0))
+            lines[-1].settimeout(0.01)  # nobody may read what it says
+    for words in stranger.says:
+        end.wait(stranger.delay)
+        for line in lines:
+            with contextlib.suppress(OSError):
+                line.sendall(words[:100_000] if line.family == socket.AF_UNIX else words)
+    if stranger.stays:
+        end.wait(LIMIT)
+    for line in lines:
+        line.close()
+
+
+def play(scene: Scene, kind: str) -> list[dict[int, socket.socket]]:
+    """The lines of every rank."""
+    size, end = len(scene.peers), threading.Event()
+    gathered: list[Any] = [None] * size
+    all_here = threading.Barrier(size)
+    crowd: list[threading.Thread] = []
+
+    def rank(r: int) -> dict[int, socket.socket]:
+        def share(own: Any) -> list[Any]:
+            for stranger in scene.strangers[r] if own[0] else ():
+                crowd.append(threading.Thread(target=visit, args=(stranger, own, end)))
+                crowd[-1].start()
+            time.sleep(scene.before[r])
+            gathered[r] = own
+            all_here.wait(LIMIT)
+            time.sleep(scene.after[r])
+            return gathered
+
+        return meet(r, scene.peers[r], share, LIMIT, DOORS[kind])
+
+    try:
+        with ThreadPoolExecutor(size) as pool:
+            return list(pool.map(rank, range(size)))
+    finally:
+        end.set()
+        for thread in crowd:
+            thread.join(LIMIT)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def impatient() -> Iterator[None]:
+    """Ranks call again soon, so that a rank that is held up finds lines that were given up."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendezvous, "HANDSHAKE", PATIENCE)
+        patch.setattr(rendezvous, "PAUSE", 0.01)
+        yield
+
+
+PAIR = (frozenset({1}), frozenset({0}))
+SILENT = Stranger((), 0.0, stays=True, count=2)
+LINES = Stranger((b"5\n",), 0.0, stays=True, count=1)
+LETTERS = Stranger(('["ß", 1]\n'.encode(),), 0.0, stays=True, count=1)
+CROWD = Stranger((HALF[:-1],), 0.0, stays=True, count=200)
+
+
+@pytest.mark.parametrize("kind", DOORS)
+@example(Scene(PAIR, (0.0, 0.0), (3.5 * PATIENCE, 0.0), ((), ())))
+@example(Scene(PAIR, (0.0, 0.0), (0.0, 0.0), ((SILENT, LINES, LETTERS, CROWD), ())))
+@given(scene=scenes())
+@settings(max_examples=max(1, settings().max_examples // 2))  # each waits for slow ranks
+def test_all_ranks_meet_whatever_strangers_do(kind: str, scene: Scene) -> None:
+    lines = play(scene, kind)
+    for rank, own in enumerate(lines):
+        assert own.keys() == scene.peers[rank]
+        for peer, line in own.items():
+            line.sendall(bytes([rank, peer]))
+    for rank, own in enumerate(lines):
+        for peer, line in own.items():
+            line.settimeout(LIMIT)
+            assert line.recv(100) == bytes([peer, rank])  # the other end of this very line
+            line.close()
+
+
+@pytest.mark.parametrize("kind", DOORS)
+def test_who_waits_for_whom_is_said(kind: str) -> None:
+    """Rank 0 never calls nor answers; rank 2 has given its address and gone."""
+    with DOORS[kind](1) as silent:
+        zero = (silent.hosts, silent.port, bytes(32).hex())
+        two = ([], 0, bytes(32).hex())
+        with pytest.raises(TimeoutError) as raised:
+            meet(1, [0, 2], lambda own: [zero, own, two], 0.3, DOORS[kind])
+    said = str(raised.value)
+    assert said.startswith("rank 1 has waited 0.3 s for ranks 0, 2 to meet it (it calls rank 0 at ")
+    assert "; it listens for rank 2 at " in said
+
+
+def test_a_listener_that_trickles_holds_up_nobody() -> None:
+    """At the first address of rank 0 somebody else answers a byte at a time, and never ends."""
+    end = threading.Event()
+
+    def trickle() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                line = impostor.accept()[0]
+                with line:
+                    while not end.wait(0.02):
+                        line.sendall(b"\0")
+
+    with socket.create_server(("127.0.0.2", 0)) as impostor:
+        port = impostor.getsockname()[1]
+        thread = threading.Thread(target=trickle, daemon=True)
+        thread.start()
+        with socket.create_server(("127.0.0.1", port)) as server:
+            tokens, deadline = [bytes([1] * 32), bytes(32)], time.monotonic() + LIMIT
+            hosts = ["127.0.0.2", "127.0.0.1"]
+            call = rendezvous._Call(1, 0, (hosts, port, tokens[0].hex()), tokens[1], deadline)
+            found = rendezvous._answer(server, tokens[0], {1: tokens[1]}, deadline)
+            call.join(LIMIT)
+        end.set()
+    assert call.line is not None
+    assert call.line.getsockname() == found[1].getpeername()
+    call.line.close()
+    found[1].close()
