@@ -10,10 +10,10 @@ from typing import NamedTuple
 from raddle.api.clusters import Cluster, cluster
 from raddle.api.loading import capture_model
 from raddle.api.models import Graph
-from raddle.api.planning import Found, Settings, planned
+from raddle.api.planning import SearchResult, Settings, plan_and_predict
 from raddle.api.plans import Plan
 from raddle.api.results import Chart, Line
-from raddle.api.searching import PlanSpace, Tiles, one_letter, optcnn_paper, stages_of
+from raddle.api.searching import PlanSpace, Tiles, optcnn_paper, split_one_letter, stage_of_groups
 from raddle.errors import InputError
 
 PER_NODE = 4  # GPUs of a node in both papers
@@ -62,9 +62,11 @@ def step(case: Case, method: str, sync: str, budget: float) -> Step | None:
     settings = Settings(sync=sync, budget=budget)
     begun = perf_counter()
     try:
-        own = Found(OWN[method](graph, on)) if method in OWN else None
+        own = SearchResult(OWN[method](graph, on)) if method in OWN else None
         prepared = perf_counter() - begun
-        plan, row, _ = planned(graph, on, method, model=case.model, settings=settings, found=own)
+        plan, row, _ = plan_and_predict(
+            graph, on, method, model=case.model, settings=settings, result=own
+        )
     except InputError:
         return None
     history = row.get("history") or [[0.0, 0, 0.0]]
@@ -87,8 +89,8 @@ def recurrent_expert(graph: Graph, on: Cluster) -> Tiles:
     space = PlanSpace(graph, on, Settings())
     nodes = [on.members(a) for a in range(on.nodes)]
     chosen = [
-        one_letter(space, g, "n", [node[at] for node in nodes])
-        for g, at in enumerate(stages_of(space, len(nodes[0])))
+        split_one_letter(space, g, "n", [node[at] for node in nodes])
+        for g, at in enumerate(stage_of_groups(space, len(nodes[0])))
     ]
     return space.tiles(chosen)
 

@@ -13,12 +13,12 @@ from experiments.ranking import kendall, spearman
 from experiments.timing import Timed, time_plans
 from raddle.api.clusters import Cluster
 from raddle.api.models import Graph
-from raddle.api.planning import Found, Settings, find, plan_of
+from raddle.api.planning import SearchResult, Settings, build_plan, run_method
 from raddle.api.plans import Plan, write_tiles
 from raddle.api.programs import lower
 from raddle.api.results import Cell, Column, Section, Table
 from raddle.api.searching import PlanSpace, random_start
-from raddle.api.simulating import judge
+from raddle.api.simulating import simulate_steps
 from raddle.errors import InputError
 
 TEN = 10
@@ -62,19 +62,22 @@ def _candidates(
     settings = Settings(sync="allreduce", optimizer="momentum", budget=2.0)
     for method in methods:
         try:
-            yield method, plan_of(graph, on, method, find(graph, on, method, settings), settings)
+            yield (
+                method,
+                build_plan(graph, on, method, run_method(graph, on, method, settings), settings),
+            )
         except InputError:
             continue  # a method that does not apply
     space, rng = PlanSpace(graph, on, settings), random.Random(0)
     for seed in range(PATIENCE):
         tiles = random_start(space, seed)
         if changes is not None:
-            data = find(graph, on, "data", settings).tiles
+            data = run_method(graph, on, "data", settings).tiles
             drawn = rng.sample(space.free, min(changes, len(space.free)))
             moves = {g: space.anywhere(rng.choice(space.degrees(g)), rng) for g in drawn}
             tiles = {**data, **space.changes(data, moves)}
         try:
-            plan = plan_of(graph, on, "random", Found(tiles), settings)
+            plan = build_plan(graph, on, "random", SearchResult(tiles), settings)
             lower(graph, plan)
         except InputError:
             continue  # no plan can be so
@@ -92,7 +95,7 @@ def rank(group: Group, methods: Sequence[str], changes: int | None, asked: Asked
     asked.say(f"running {len(plans)} plans", 0.5)
     timed = time_plans(group.spec, graph, plans, ranks=group.ranks, rounds=5 if asked.quick else 9)
     found = [
-        Ranked(name, timed[name], judge(graph, plan, on, profile).step_seconds)
+        Ranked(name, timed[name], simulate_steps(graph, plan, on, profile).step_seconds)
         for name, plan in plans.items()
     ]
     return sorted(found, key=lambda own: own.measured.seconds)

@@ -14,7 +14,7 @@ import pytest
 README = pathlib.Path(__file__).parents[1] / "README.md"
 MODULES = [
     "graph.box", "graph.space", "graph.capture", "graph.ops.reshape", "plans.tiling",
-    "searches.configurations", "searches.baselines.filters", "searches.pins", "searches.planspace",
+    "searches.configurations", "searches.baselines.filters", "searches.pins", "searches.plan_space",
 ]  # fmt: skip
 
 

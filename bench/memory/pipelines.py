@@ -25,8 +25,8 @@ def plans(folder: Path) -> None:
     from raddle import clusters, zoo
     from raddle.graph.capture import capture
     from raddle.plans import file
-    from raddle.searches.planning import find, plan_of
-    from raddle.searches.predict import judge
+    from raddle.searches.planning import build_plan, run_method
+    from raddle.searches.predict import simulate_steps
     from raddle.searches.settings import Settings
     from raddle.simulation.memory.peaks import peak_bytes
 
@@ -40,14 +40,14 @@ def plans(folder: Path) -> None:
             settings = Settings(
                 schedule=schedule, stages=4, microbatches=count, bn="local", optimizer="momentum"
             )
-            found = find(graph, cluster, "pipeline", settings)
-            assert found.staged is not None
-            plan = plan_of(graph, cluster, "pipeline", found, settings, model=model, batch=batch)
+            found = run_method(graph, cluster, "pipeline", settings)
+            assert found.pipeline is not None
+            plan = build_plan(graph, cluster, "pipeline", found, settings, model=model, batch=batch)
             if again:
                 plan = replace(plan, recompute=plan.stages)
             name = f"{model}_{words.replace(', ', '-')}"
-            file.save(plan, found.staged.graph, folder / f"{name}.json")
-            timeline = judge(found.staged.graph, plan, cluster)
+            file.save(plan, found.pipeline.graph, folder / f"{name}.json")
+            timeline = simulate_steps(found.pipeline.graph, plan, cluster)
             peaks = peak_bytes(timeline, through_host=True)
             predicted[name] = [int(peak) for peak in peaks]
     (folder / "predicted.json").write_text(json.dumps(predicted))

@@ -14,8 +14,8 @@ from common import graph_of, keep, machine
 from experiments.flexflow.simulators import engine_seconds, shortened, times
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
-from raddle.searches.baselines import METHODS
-from raddle.searches.planspace import PlanSpace
+from raddle.searches.baselines import BASELINES
+from raddle.searches.plan_space import PlanSpace
 from raddle.searches.settings import Settings
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.timeline import simulate
@@ -27,7 +27,7 @@ def run() -> None:
     for model, count in (("inception_v3", 16), ("nmt", 16)):
         graph, on = graph_of(model, 32 * count), machine(f"p100:{count // 4}x4")
         space, rng = PlanSpace(graph, on, Settings()), random.Random(0)
-        tiles = METHODS["data"](graph, on)
+        tiles = BASELINES["data"](graph, on)
         before = simulate(lower(graph, Plan(tiles, count, bn="local")), on)
         own = Evaluator(graph, on, Plan(tiles, len(on.devices), bn="local"))
         base = own.time()

@@ -17,9 +17,9 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.notation import write_tiling
-from raddle.searches.baselines import METHODS
-from raddle.searches.comparing import compare, planned
-from raddle.searches.optcnn.method import choose
+from raddle.searches.baselines import BASELINES
+from raddle.searches.comparison import compare, plan_and_predict
+from raddle.searches.optcnn.method import choose_configurations
 from raddle.searches.optcnn.tables import tables
 from raddle.searches.settings import Settings
 
@@ -42,12 +42,14 @@ def optcnn_claims() -> None:
     for model, claim in OPTCNN_CLAIMS.items():
         graph, on = graph_of(model, 512), machine("p100:4x4")
         found = tables(graph, on, paper=True)
-        chosen, solution = choose(found)
+        chosen, solution = choose_configurations(found)
         costs = {name: cost_of(found, own) for name, own in baselines(found).items()}
         best = min(costs.values())
         assert abs(cost_of(found, chosen) - solution.cost) <= 1e-5 * solution.cost
         simulated = {
-            m: planned(graph, on, m, settings=Settings(sync="server", budget=20))[1]["step_ms"]
+            m: plan_and_predict(graph, on, m, settings=Settings(sync="server", budget=20))[1][
+                "step_ms"
+            ]
             for m in ("data", "optcnn")
         }
         keep(
@@ -67,7 +69,7 @@ def vgg_plan() -> None:
     """VGG-16 on 4 GPUs in one node, as the paper counts."""
     graph, on = graph_of("vgg16", 128), machine("p100:1x4")
     found = tables(graph, on, paper=True)
-    chosen, _ = choose(found)
+    chosen, _ = choose_configurations(found)
     plan = {}
     for group, own in zip(found.groups, chosen, strict=True):
         splits = [f"{x}={n}" for x, n in zip(group.letters, own.degrees, strict=True) if n > 1]
@@ -84,7 +86,7 @@ def flexflow_claims(budget: float, models: list[str]) -> None:
             asked = Settings(sync=sync, budget=budget)
             times = {}
             for method in ("data", "optcnn", "flexflow"):
-                _, found, _ = planned(graph, on, method, settings=asked)
+                _, found, _ = plan_and_predict(graph, on, method, settings=asked)
                 times[method] = found["step_ms"]
             row[sync] = {m: round(t, 2) for m, t in times.items()}
             row[f"{sync}_over_data"] = round(times["data"] / times["flexflow"], 2)
@@ -123,7 +125,7 @@ def reduction(budget: float) -> None:
             times = {}
             for allowed in (False, True):
                 asked = Settings(budget=budget, reduction=allowed)
-                times[allowed] = planned(graph, on, "auto", settings=asked)[1]["step_ms"]
+                times[allowed] = plan_and_predict(graph, on, "auto", settings=asked)[1]["step_ms"]
             keep(
                 "reduction", f"{graph.name} {spec}",
                 {
@@ -149,14 +151,14 @@ def auto(budget: float, models: list[str], clusters: list[str]) -> None:
             rows = compare(
                 graph,
                 on,
-                [*METHODS, "optcnn", "flexflow", "auto"],
+                [*BASELINES, "optcnn", "flexflow", "auto"],
                 settings=Settings(budget=budget),
             )
             by = {row["method"]: row for row in rows}
             fits = {
                 m: r["step_ms"] for m, r in by.items() if r["step_ms"] is not None and r["fits"]
             }
-            baselines = {m: t for m, t in fits.items() if m in METHODS}
+            baselines = {m: t for m, t in fits.items() if m in BASELINES}
             best = min(baselines, key=lambda m: baselines[m]) if baselines else None
             found = by["auto"]
             keep(
@@ -186,7 +188,7 @@ def memory(budget: float) -> None:
         row: dict[str, Any] = {}
         for method in ("data", "auto"):
             try:
-                _, found, _ = planned(graph, on, method, settings=Settings(budget=budget))
+                _, found, _ = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
                 row[method] = {
                     "step_ms": round(found["step_ms"], 2),
                     "peak_gb": round(found["peak_bytes"] / 1e9, 2),
@@ -211,11 +213,11 @@ def heterogeneous(budget: float) -> None:
     ):
         graph = graph_of(model, batch)
         asked = Settings(budget=budget)
-        rows = compare(graph, on, [*METHODS, "optcnn", "auto"], settings=asked)
+        rows = compare(graph, on, [*BASELINES, "optcnn", "auto"], settings=asked)
         times = {r["method"]: r["step_ms"] for r in rows if r["step_ms"] is not None and r["fits"]}
         found = times.pop("auto")
         best = min(times, key=lambda m: times[m])
-        plan, *_ = planned(graph, on, "auto", settings=asked)
+        plan, *_ = plan_and_predict(graph, on, "auto", settings=asked)
         first = graph.ops[0]
         keep(
             "heterogeneous", model,
@@ -236,7 +238,7 @@ def scale(budget: float) -> None:
         row: dict[str, Any] = {}
         for method in ("data", "optcnn", "auto"):
             begun = time.perf_counter()
-            _, found, _ = planned(graph, on, method, settings=Settings(budget=budget))
+            _, found, _ = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
             row[method] = {
                 "step_ms": round(found["step_ms"], 2),
                 "seconds": round(time.perf_counter() - begun, 1),

@@ -14,12 +14,12 @@ from common import graph_of, keep, machine
 from experiments.flexflow.simulators import engine_seconds, never_shortened
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
-from raddle.searches.baselines import METHODS
-from raddle.searches.flexflow.chain import Chain, chain
-from raddle.searches.optcnn.method import choose
+from raddle.searches.baselines import BASELINES
+from raddle.searches.flexflow.chain import Chain, start_chain
+from raddle.searches.optcnn.method import choose_configurations
 from raddle.searches.optcnn.tables import tables
+from raddle.searches.plan_space import PlanSpace
 from raddle.searches.planning import plan_for
-from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Settings
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.tasks import build_tasks
@@ -46,7 +46,7 @@ def optcnn() -> None:
         for _ in range(8 if count < 64 else 3):
             begun = time.perf_counter()
             found = tables(graph, on, powers=powers)
-            _, solution = choose(found)
+            _, solution = choose_configurations(found)
             seconds.append(time.perf_counter() - begun)
         row = {
             "devices": count,
@@ -66,7 +66,7 @@ def simulation() -> None:
         graph, on = graph_of(model, PER_DEVICE[model] * count), machine(spec(count))
         tasks = build_tasks(lower(graph, plan_for(graph, on, "data")), on)
         best = min(engine_seconds(tasks) for _ in range(10))
-        own = Evaluator(graph, on, Plan(METHODS["data"](graph, on), len(on.devices), bn="local"))
+        own = Evaluator(graph, on, Plan(BASELINES["data"](graph, on), len(on.devices), bn="local"))
         own.time()
         folded = min(_timed(own.time) for _ in range(10))
         keep(
@@ -121,19 +121,19 @@ def proposals() -> None:
 
 
 def begun_chain(graph: Any, on: Any, temperature: float, plain: bool) -> Chain:
-    tiles = METHODS["data"](graph, on)
+    tiles = BASELINES["data"](graph, on)
     own = Evaluator(graph, on, Plan(tiles, len(on.devices), bn="local"))
     if plain:
         never_shortened(own)
     space = PlanSpace(graph, on, Settings())
-    return chain(space, own, "data", tiles, seed=0, guided=0.0, temperature=temperature)
+    return start_chain(space, own, "data", tiles, seed=0, guided=0.0, temperature=temperature)
 
 
 def compilation() -> None:
     """The first use on a machine: every compiled function, from nothing, in a process of its own."""
     code = (
-        "import time; from raddle.searches.compiling import EVALUATOR; import torch; "
-        "t = time.perf_counter(); EVALUATOR.compile(); print(time.perf_counter() - t)"
+        "import time; from raddle.searches.jit_warmup import EVALUATOR; import torch; "
+        "t = time.perf_counter(); EVALUATOR.warm_up(); print(time.perf_counter() - t)"
     )
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "NUMBA_CACHE_DIR": folder}

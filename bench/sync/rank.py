@@ -33,9 +33,9 @@ from raddle.graph.capture import capture
 from raddle.graph.gradients import active_values
 from raddle.plans.plan import Plan
 from raddle.runtime.trainer import Trainer
+from raddle.searches.choose_sync import host_seconds, with_fastest_sync
 from raddle.searches.planning import plan_for
-from raddle.searches.predict import judge
-from raddle.searches.syncs import host_seconds, with_sync
+from raddle.searches.predict import simulate_steps
 
 
 def main(asked: dict[str, Any]) -> None:
@@ -137,7 +137,7 @@ class Bench:
             plan = self._plan("allreduce")
             found: list[Any] = [None]
             if self.rank == 0:
-                best = with_sync(plan, self.on, self._seconds)
+                best = with_fastest_sync(plan, self.on, self._seconds)
                 found = [(best.sync, best.bucket)]
             dist.broadcast_object_list(found)
             self.chosen = found[0]
@@ -145,7 +145,7 @@ class Bench:
         return plan_for(self.graph, on, self.asked["method"], bn="local", sync=sync)
 
     def _seconds(self, plan: Plan) -> float:
-        timeline = judge(self.graph, plan, self.on, Profile(self.profile))
+        timeline = simulate_steps(self.graph, plan, self.on, Profile(self.profile))
         return timeline.step_seconds + host_seconds(timeline)
 
     def _plain(self, module: nn.Module) -> Callable[[], None]:

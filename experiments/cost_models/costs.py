@@ -26,7 +26,7 @@ from raddle.api.costs import Compute, Profile, server_bytes
 from raddle.api.models import Graph, work
 from raddle.api.plans import Plan
 from raddle.api.programs import Merge, Move, Program, Reduce, Run, Update
-from raddle.api.simulating import Timeline, judge
+from raddle.api.simulating import Timeline, simulate_steps
 
 Array = np.ndarray
 
@@ -50,7 +50,7 @@ IN_SECONDS = ("optcnn", "additive", "simulator")
 
 def costs(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Costs:
     """`graph` is of a micro-batch, where the plan divides the batch."""
-    timeline = judge(graph, plan, cluster, profile)
+    timeline = simulate_steps(graph, plan, cluster, profile)
     sums = added(timeline)
     return Costs(
         flops=float(busiest_flops(timeline.program)),

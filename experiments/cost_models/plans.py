@@ -17,7 +17,7 @@ from raddle.api.clusters import Cluster, Network, build, cluster, cores
 from raddle.api.lab import parse_rate
 from raddle.api.loading import capture_model
 from raddle.api.models import Graph
-from raddle.api.planning import METHODS, Found, Settings, find, plan_of
+from raddle.api.planning import METHODS, SearchResult, Settings, build_plan, run_method
 from raddle.api.plans import Plan, validate, write_tiles
 from raddle.api.programs import lower
 from raddle.api.searching import PlanSpace
@@ -110,8 +110,8 @@ def _all(group: Group, graph: Graph, on: Cluster, *, quick: bool) -> Iterator[tu
 
 def _of_method(graph: Graph, on: Cluster, method: str, settings: Settings) -> Plan | None:
     try:
-        found = find(graph, on, method, settings)
-        return plan_of(graph, on, method, found, settings)
+        found = run_method(graph, on, method, settings)
+        return build_plan(graph, on, method, found, settings)
     except InputError:
         return None  # too few samples for so many stages, say
 
@@ -125,7 +125,7 @@ def random_plans(
         chosen = [
             space.anywhere(rng.choice(space.degrees(g)), rng) for g in range(len(space.groups))
         ]
-        plan = plan_of(graph, on, "random", Found(space.tiles(chosen)), settings)
+        plan = build_plan(graph, on, "random", SearchResult(space.tiles(chosen)), settings)
         try:
             validate(plan, graph)
             lower(graph, plan)

@@ -15,7 +15,7 @@ from experiments.scaling import Case
 from raddle.api.planning import BASELINES, Settings
 from raddle.api.plans import Plan
 from raddle.api.programs import Merge, Move, Reduce, Run, lower
-from raddle.api.searching import Chain, PlanSpace, Tiles, chain
+from raddle.api.searching import Chain, PlanSpace, Tiles, start_chain
 from raddle.api.simulating import Evaluator, Tasks, Timeline, run_tasks, simulate
 
 MOVES = 6  # whose timelines are compared
@@ -51,7 +51,7 @@ def _chain(case: Case, *, full: bool) -> Chain:
     own = Evaluator(graph, on, Plan(tiles, case.gpus, bn="local"))
     if full:
         never_shortened(own)
-    return chain(PlanSpace(graph, on, Settings()), own, "data", tiles, seed=0, guided=0.0)
+    return start_chain(PlanSpace(graph, on, Settings()), own, "data", tiles, seed=0, guided=0.0)
 
 
 def never_shortened(own: Evaluator) -> None:

@@ -22,7 +22,7 @@ from raddle.api.plans import Plan, describe_inputs, parameter_shapes, validate
 from raddle.api.programs import active_values
 from raddle.api.schedules import MAKERS, Action, Schedule, schedule_to_text
 from raddle.api.searching import Asked, Costs, copies, line_of, nodes_of, spatial, stage_names
-from raddle.api.simulating import judge, peak_bytes
+from raddle.api.simulating import peak_bytes, simulate_steps
 
 Stages = tuple[tuple[str, ...], ...]
 SPATIAL = "spatial"  # in place of a schedule
@@ -95,7 +95,7 @@ def plans(
 
 
 def predict(planned: Planned, cluster: Cluster, profile: Profile | None = None) -> Predicted:
-    timeline = judge(planned.graph, planned.plan, cluster, profile)
+    timeline = simulate_steps(planned.graph, planned.plan, cluster, profile)
     busy = float(timeline.compute_seconds.sum())
     return Predicted(timeline.step_seconds, busy, tuple(peak_bytes(timeline)))
 

@@ -9,7 +9,7 @@ from experiments.optcnn.additive import baselines, configured, cost_of, parts
 from experiments.scaling import Case
 from raddle.api.models import Op
 from raddle.api.results import Cell, Column, Drawing, Section, Table
-from raddle.api.searching import Configuration, Group, Tables, choose, tables
+from raddle.api.searching import Configuration, Group, Tables, choose_configurations, tables
 
 TITLE = "VGG-16 on 4 GPUs"
 CASE = Case("vgg16", "p100", 4, 32)
@@ -34,7 +34,7 @@ def plans(asked: Asked) -> Section:
     paper = tables(graph, on, paper=True)
     asked.say("all-reduce", 0.6)
     today = tables(graph, on)
-    chosen = [choose(paper)[0], choose(today)[0]]
+    chosen = [choose_configurations(paper)[0], choose_configurations(today)[0]]
     alike = sum(
         parts(group, own) == printed(group)
         for group, own in zip(paper.groups, chosen[0], strict=True)

@@ -9,7 +9,7 @@ from experiments.experiment import Asked
 from experiments.optcnn.additive import baselines, cost_of
 from experiments.scaling import SYNCS, Case, Step, Steps, best, chart, ratio, step
 from raddle.api.results import Cell, Chart, Column, Section, Table
-from raddle.api.searching import choose, tables
+from raddle.api.searching import choose_configurations, tables
 
 TITLE = "Throughput and communication"
 OTHERS = ("data", "model", "owt")
@@ -77,7 +77,7 @@ def _added(model: str, count: int) -> float:
     """The gain over the best baseline by the paper's own cost, where nothing overlaps."""
     case = Case(model, "p100", count, SAMPLES)
     found = tables(case.graph, case.cluster, paper=True)
-    optimum = choose(found)[1].cost
+    optimum = choose_configurations(found)[1].cost
     return min(cost_of(found, own) for own in baselines(found).values()) / optimum
 
 

@@ -14,19 +14,19 @@ from raddle.api.clusters import Cluster
 from raddle.api.costs import Profile
 from raddle.api.models import Graph
 from raddle.api.plans import Plan
-from raddle.api.simulating import Timeline, judge
+from raddle.api.simulating import Timeline, simulate_steps
 
 Array = np.ndarray
 
 
 def step_seconds(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile, cores: int) -> float:
     """Simulated once with a core for each rank, and again with operators that share them."""
-    alone = judge(graph, plan, cluster, profile)
+    alone = simulate_steps(graph, plan, cluster, profile)
     slower = _crowding_of(alone, cores)
     if slower == 1.0:
         return alone.step_seconds
     crowded = Profile({name: slower * seconds for name, seconds in profile.seconds.items()})
-    return judge(graph, plan, cluster, crowded).step_seconds
+    return simulate_steps(graph, plan, cluster, crowded).step_seconds
 
 
 def _crowding_of(timeline: Timeline, cores: int) -> float:

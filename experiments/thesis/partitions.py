@@ -20,7 +20,7 @@ from raddle.api.clusters import cluster
 from raddle.api.loading import capture_model
 from raddle.api.models import Graph
 from raddle.api.partitioning import Answer, Asked, Partitioner
-from raddle.api.planning import Settings, planned
+from raddle.api.planning import Settings, plan_and_predict
 from raddle.api.results import Cell, Column, Table
 
 MI = 2**20
@@ -99,7 +99,7 @@ def data_bytes(parameters: int, parts: int) -> int:
 def of_plan(graph: Graph, method: str, parts: int, budget: float) -> Counted:
     """Of a search for the shortest step, not for the fewest bytes."""
     on = cluster(f"{CLUSTER}:{parts}x1")
-    judged = planned(graph, on, method, settings=Settings(budget=budget))
+    judged = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
     return Counted(judged.timeline.comm_bytes, judged.timeline.imbalance)
 
 

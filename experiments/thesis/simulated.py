@@ -32,9 +32,9 @@ from raddle.api.clusters import Cluster, cluster
 from raddle.api.loading import capture_model
 from raddle.api.models import Graph
 from raddle.api.partitioning import Partitioner, solve_coarse
-from raddle.api.planning import Found, Settings, plan_for, plan_of, planned
+from raddle.api.planning import SearchResult, Settings, build_plan, plan_and_predict, plan_for
 from raddle.api.plans import Plan
-from raddle.api.simulating import Timeline, judge, peak_bytes
+from raddle.api.simulating import Timeline, peak_bytes, simulate_steps
 
 MODEL = (LAYERS, FILTERS, COARSE)
 SERVERS = (ASYNC_ONE, SYNC_ONE, ASYNC_ALL, SYNC_ALL)
@@ -67,7 +67,7 @@ def simulated(
         return _searched(vgg16(batch, dtype), on, KINDS[row].method, budget)
     graph = vgg16(batch * len(on.devices), dtype)
     plan = plan_for(graph, on, "data", sync=KINDS[row].sync if row in KINDS else "allreduce")
-    return Simulated(_ten_epochs(judge(graph, plan, on), graph))
+    return Simulated(_ten_epochs(simulate_steps(graph, plan, on), graph))
 
 
 def threaded(graph: Graph, on: Cluster, row: str, times: Sequence[int]) -> Simulated:
@@ -75,7 +75,7 @@ def threaded(graph: Graph, on: Cluster, row: str, times: Sequence[int]) -> Simul
     plan, count = _model_plan(graph, on, row), len(on.devices)
     found = Simulated(None)
     for under_way in (count * more for more in times):
-        timeline = judge(graph, replace(plan, schedule=f"threaded:{under_way}"), on)
+        timeline = simulate_steps(graph, replace(plan, schedule=f"threaded:{under_way}"), on)
         seconds = _ten_epochs(timeline, graph)
         if seconds is not None and (found.seconds is None or seconds < found.seconds):
             found = Simulated(seconds, under_way)
@@ -86,7 +86,9 @@ def _model_plan(graph: Graph, on: Cluster, row: str) -> Plan:
     if row != COARSE:
         return plan_for(graph, on, KINDS[row].method, sync="allreduce")
     answer = Partitioner(graph).counted("coarse", _counts(len(on.devices)))
-    return plan_of(graph, on, KINDS[row].method, Found(answer.tiles), Settings(sync="allreduce"))
+    return build_plan(
+        graph, on, KINDS[row].method, SearchResult(answer.tiles), Settings(sync="allreduce")
+    )
 
 
 @cache
@@ -96,7 +98,7 @@ def _counts(parts: int) -> np.ndarray:
 
 
 def _searched(graph: Graph, on: Cluster, method: str, budget: float) -> Simulated:
-    judged = planned(graph, on, method, settings=Settings(budget=budget))
+    judged = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
     if not judged.row["fits"]:
         return Simulated(None)
     return Simulated(IMAGES / judged.row["samples_per_s"])

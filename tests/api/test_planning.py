@@ -16,7 +16,7 @@ from raddle.api.planning import (
     predict,
     settings_of,
 )
-from raddle.api.simulating import details, judge
+from raddle.api.simulating import details, simulate_steps
 from raddle.errors import InputError
 
 ASKED = {
@@ -58,7 +58,7 @@ def test_a_prediction_is_a_simulation_beside_data_parallelism() -> None:
     data, owt = (predict(graph, on, name, settings, model="lenet-tiny") for name in ("data", "owt"))
     assert data.row["speedup"] == 1.0
     assert owt.row["speedup"] == data.row["step_ms"] / owt.row["step_ms"]
-    assert details(judge(graph, owt.plan, on))["step_ms"] == owt.row["step_ms"]
+    assert details(simulate_steps(graph, owt.plan, on))["step_ms"] == owt.row["step_ms"]
     assert owt.plan.predicted["step_ms"] == owt.row["step_ms"]
 
 

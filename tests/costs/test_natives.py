@@ -20,8 +20,8 @@ from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.segments import segments
 from raddle.runtime.natives import run_as_one
+from raddle.searches.plan_space import PlanSpace
 from raddle.searches.planning import plan_for
-from raddle.searches.planspace import PlanSpace
 from raddle.searches.settings import Settings
 from raddle.searches.starts import random_start
 

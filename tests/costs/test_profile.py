@@ -12,9 +12,9 @@ from raddle.costs.profile import Profile, entry, load_profile
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.searches.measuring import profile_methods
 from raddle.searches.planning import plan_for
-from raddle.searches.predict import judge
+from raddle.searches.predict import simulate_steps
+from raddle.searches.profile_methods import profile_methods
 
 
 def tiny() -> Graph:
@@ -40,7 +40,11 @@ def test_what_was_measured_comes_before_the_roofline() -> None:
     op = next(op for op in graph.ops if op.kind == "conv2d")
     box, kind = plan.tiles[op.name].boxes[0], pair.devices[0].kind
     slow = Profile({entry(op, box, "F", None, kind): 10.0})
-    assert judge(graph, plan, pair, slow).step_seconds > 10 > judge(graph, plan, pair).step_seconds
+    assert (
+        simulate_steps(graph, plan, pair, slow).step_seconds
+        > 10
+        > simulate_steps(graph, plan, pair).step_seconds
+    )
 
 
 @pytest.mark.parametrize("content", [None, "no json", '{"raddle-profile": 99}', "[1]"])

@@ -33,9 +33,9 @@ from raddle.program.lower import lower
 from raddle.reports.experiments.result import Chart, Table
 from raddle.searches import settings
 from raddle.searches.optcnn.tables import tables
-from raddle.searches.planning import plan_for, plan_of
-from raddle.searches.planspace import PlanSpace
-from raddle.searches.predict import judge
+from raddle.searches.plan_space import PlanSpace
+from raddle.searches.planning import build_plan, plan_for
+from raddle.searches.predict import simulate_steps
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +107,8 @@ def test_additive_cost_is_that_of_optcnns_tables(model: str, devices: int) -> No
         rng = random.Random(seed)
         at = [rng.randrange(len(own)) for own in found.configurations]
         tiles = space.tiles([own[x] for own, x in zip(found.configurations, at, strict=True)])
-        plan = plan_of(graph, on, "random", settings.Found(tiles), asked)
-        timeline = judge(graph, plan, on)
+        plan = build_plan(graph, on, "random", settings.SearchResult(tiles), asked)
+        timeline = simulate_steps(graph, plan, on)
         t_s = sum(float(own[x]) for own, x in zip(found.sync, at, strict=True))
         assert served(timeline.program, on) == pytest.approx(t_s)
         rest = sum(float(own[x]) for own, x in zip(found.compute, at, strict=True))
@@ -129,7 +129,7 @@ def test_pipelines_gain_in_the_simulator_alone(lenet: Graph, plans: dict[str, Pl
     """The sum does not see that stages work at the same time."""
     plan, on = plans["1f1b, 4 micro-batches"], assumed(2)
     found = costs(lenet.at(2), plan, on)
-    added_up = added(judge(lenet.at(2), plan, on))
+    added_up = added(simulate_steps(lenet.at(2), plan, on))
     assert found.simulator < 0.9 * sum(added_up)
 
 

@@ -20,7 +20,7 @@ from raddle.api.loading import capture_model
 from raddle.clusters import cluster
 from raddle.plans.plan import Plan
 from raddle.reports.experiments.result import Column, Table
-from raddle.searches.baselines import METHODS
+from raddle.searches.baselines import BASELINES
 
 # -- the expert's plan -----------------------------------------------------------------------------
 
@@ -55,13 +55,13 @@ def test_full_has_all_models_and_what_quick_has() -> None:
 
 def test_shares_of_data_parallelism_are_equal_and_of_one_gpu_whole() -> None:
     graph, on = capture_model("nmt-tiny", 8), cluster("k80:1x4")
-    found = shares(graph, Plan(METHODS["data"](graph, on), 4))
+    found = shares(graph, Plan(BASELINES["data"](graph, on), 4))
     expected = {"source_embedding", "target_embedding", "attention", "output"}
     expected |= {f"{part}coder.l{number}" for part in ("en", "de") for number in (0, 1)}
     assert set(found) == expected
     for layer, own in found.items():
         assert own == pytest.approx([0.25] * 4), layer
-    alone = shares(graph, Plan(METHODS["data"](graph, cluster("k80:1x1")), 4))
+    alone = shares(graph, Plan(BASELINES["data"](graph, cluster("k80:1x1")), 4))
     assert all(own == [1, 0, 0, 0] for own in alone.values())
 
 

@@ -22,7 +22,7 @@ from experiments.timing import Timed
 from raddle.api.loading import capture_model
 from raddle.clusters import cluster
 from raddle.errors import InputError
-from raddle.searches.optcnn.method import choose
+from raddle.searches.optcnn.method import choose_configurations
 from raddle.searches.optcnn.tables import Tables, tables
 
 figures = st.lists(st.integers(0, 5), min_size=2, max_size=8)
@@ -89,7 +89,7 @@ def lenet() -> Tables:
 
 
 def test_optimum_costs_what_it_adds_up_to_and_no_baseline_is_less(lenet: Tables) -> None:
-    chosen, solution = choose(lenet)
+    chosen, solution = choose_configurations(lenet)
     assert additive.cost_of(lenet, chosen) == pytest.approx(solution.cost, rel=1e-5)
     for name, own in additive.baselines(lenet).items():
         assert additive.cost_of(lenet, own) >= solution.cost * (1 - 1e-6), name
@@ -208,7 +208,7 @@ def test_what_cannot_be_or_does_not_fit_is_none(monkeypatch: pytest.MonkeyPatch)
             raise InputError("it cannot be.")
         return None, {**row, "fits": method == "small"}, None
 
-    monkeypatch.setattr(scaling, "planned", planned)
+    monkeypatch.setattr(scaling, "plan_and_predict", planned)
     case = Case("lenet-tiny", "p100", 2, 4)
     assert step(case, "never", "server", 1.0) is None
     assert step(case, "large", "server", 1.0) is None

@@ -26,7 +26,7 @@ from raddle.errors import InputError
 from raddle.plans.pipelining import is_asynchronous
 from raddle.reports.experiments.markdown import markdown
 from raddle.reports.experiments.result import Result
-from raddle.searches.predict import judge
+from raddle.searches.predict import simulate_steps
 from raddle.sync.item import Event
 
 LABELS = (lab_table.SINGLE, *lab_kinds.KINDS)
@@ -69,7 +69,7 @@ def test_every_row_has_a_plan_that_can_be_simulated(small):
     assert list(plans) == list(lab_kinds.KINDS)
     for label, plan in plans.items():
         assert is_asynchronous(plan) == (lab_kinds.KINDS[label].schedule != ""), label
-        assert judge(of_microbatch(graph, plan), plan, cluster("local:2")).step_seconds > 0
+        assert simulate_steps(of_microbatch(graph, plan), plan, cluster("local:2")).step_seconds > 0
     assert plans[lab_kinds.COARSE].tiles == plans[lab_kinds.SERIAL_COARSE].tiles
     assert not plans[lab_kinds.ASYNC_ALL].syncing.synchronous
     assert plans[lab_kinds.SYNC_ONE].server == 0
@@ -78,7 +78,7 @@ def test_every_row_has_a_plan_that_can_be_simulated(small):
 def test_ranks_with_a_core_each_are_simulated_as_ever_and_sharing_one_costs_time(small):
     graph, plans = small
     plan, on, profile = plans[lab_kinds.DDP], cluster("local:2"), Profile()
-    alone = judge(graph, plan, on, profile).step_seconds
+    alone = simulate_steps(graph, plan, on, profile).step_seconds
     assert step_seconds(graph, plan, on, profile, cores=2) == alone
     measured = Profile(profile_of(graph, plan, on.devices[0].kind))
     shared = [step_seconds(graph, plan, on, measured, cores=c) for c in (1, 2)]

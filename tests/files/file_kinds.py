@@ -43,7 +43,7 @@ from raddle.searches.hypergraph import explicit, files
 from raddle.searches.hypergraph.partitioner import Partitioner
 from raddle.searches.hypergraph.searching import given
 from raddle.searches.hypergraph.weights import layer_work
-from raddle.searches.predict import figures, judge
+from raddle.searches.predict import predicted_metrics, simulate_steps
 
 FEW = 64  # micro-batches or devices up to which a plan is simulated, not just read
 
@@ -128,7 +128,7 @@ def use_plan(path: pathlib.Path) -> object:
     plan = file.from_dict(data, GRAPH)
     few = plan.microbatches <= FEW and plan.devices <= FEW
     threads = sum(int(word) for word in plan.schedule.split(":") if word.isdecimal())
-    return figures(judge(GRAPH, plan, on)) if few and threads <= FEW else plan
+    return predicted_metrics(simulate_steps(GRAPH, plan, on)) if few and threads <= FEW else plan
 
 
 # -- machines ----------------------------------------------------------------------------------------
@@ -145,7 +145,11 @@ def use_cluster(path: pathlib.Path) -> object:
     found = cluster(path)
     if len(found.devices) <= FEW:
         summarise(found)
-    return figures(judge(GRAPH, PLAN, found)) if 2 <= len(found.devices) <= FEW else found
+    return (
+        predicted_metrics(simulate_steps(GRAPH, PLAN, found))
+        if 2 <= len(found.devices) <= FEW
+        else found
+    )
 
 
 def profiles() -> list[str]:
@@ -160,7 +164,7 @@ def profiles() -> list[str]:
 
 
 def use_profile(path: pathlib.Path) -> object:
-    return figures(judge(GRAPH, PLAN, ON, load_profile(path)))
+    return predicted_metrics(simulate_steps(GRAPH, PLAN, ON, load_profile(path)))
 
 
 def use_cache(path: pathlib.Path) -> object:

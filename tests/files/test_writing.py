@@ -28,7 +28,7 @@ from raddle.probe import cache
 from raddle.program.tracing import write_events
 from raddle.reports.page.gathering import report
 from raddle.searches.hypergraph import explicit, files
-from raddle.searches.predict import judge
+from raddle.searches.predict import simulate_steps
 from raddle.simulation.trace import write_trace
 
 Save = Callable[[pathlib.Path], object]
@@ -40,8 +40,8 @@ WRITERS: dict[str, Save] = {
     "cluster.yaml": lambda path: save_cluster(ON.to_dict(), path, comments=["a test"]),
     "profile.json": lambda path: Profile(dict.fromkeys(map(str, range(99)), 0.5)).save(path),
     "report.html": lambda path: report(GRAPH, [PLAN], path, cluster=ON, alternatives=0.0),
-    "trace.json": lambda path: write_trace(judge(GRAPH, PLAN, ON), path),
-    "trace.json.gz": lambda path: write_trace(judge(GRAPH, PLAN, ON), path),
+    "trace.json": lambda path: write_trace(simulate_steps(GRAPH, PLAN, ON), path),
+    "trace.json.gz": lambda path: write_trace(simulate_steps(GRAPH, PLAN, ON), path),
     "run.json.gz": lambda path: write_events(events() * 50, path),
     "coarse.hgr": lambda path: files.write_hypergraph(
         explicit.fine(PARTITIONER.network, PARTITIONER.model), path, "hmetis"

@@ -24,7 +24,7 @@ from raddle.plans.plan import Plan
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Move, Program, message_bytes
-from raddle.searches.baselines import METHODS
+from raddle.searches.baselines import BASELINES
 from raddle.searches.planning import plan_for
 from raddle.zoo.losses import class_loss, class_loss_with_auxiliary
 
@@ -86,7 +86,7 @@ def adapted(plan: Plan, graph: Graph, other: Graph, *, scale: float = 1.0, extra
 def test_baselines_move_no_more_than_in_training(name: str) -> None:
     graph, other = trained(name), evaluated(name)
     for devices in (2, 3, 4):
-        for method in sorted(METHODS.keys() - {"filter-horizontal"}):  # which is `model`
+        for method in sorted(BASELINES.keys() - {"filter-horizontal"}):  # which is `model`
             adapted(plan_for(graph, cluster(f"local:{devices}"), method), graph, other)
 
 
@@ -95,7 +95,7 @@ def test_baselines_move_no_more_than_in_training(name: str) -> None:
 def test_other_batches_move_in_proportion(name: str, batch: int) -> None:
     graph, other = trained(name), evaluated(name, batch)
     assert graph.batch != other.batch == batch
-    for method in METHODS:
+    for method in BASELINES:
         plan = plan_for(graph, cluster("local:3"), method)
         # Parts of a sample more or less than in proportion change what lies at their edges.
         adapted(plan, graph, other, scale=1.01 * batch / graph.batch, extra=64)

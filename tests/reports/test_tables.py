@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raddle.api.loading import capture_model
-from raddle.api.planning import Judged, Settings, compare, predict
+from raddle.api.planning import EvaluatedPlan, Settings, compare, predict
 from raddle.api.simulating import details
 from raddle.clusters import cluster, presets
 from raddle.clusters.summary import summarise
@@ -28,13 +28,13 @@ def graph() -> Graph:
 
 
 @pytest.fixture(scope="module")
-def judged(graph: Graph) -> Judged:
+def judged(graph: Graph) -> EvaluatedPlan:
     """Data parallelism for the convolutions, another split for the rest."""
     settings = Settings(sync="allreduce")
     return predict(graph, cluster("p100:1x2"), "owt", settings, model="lenet-tiny")
 
 
-def test_a_plan(judged: Judged, capsys: Shown) -> None:
+def test_a_plan(judged: EvaluatedPlan, capsys: Shown) -> None:
     show_plan({**judged.row, "file": "owt.json"})
     text = capsys.readouterr().out
     assert "written to owt.json: raddle simulate owt.json shows more" in text
@@ -43,7 +43,7 @@ def test_a_plan(judged: Judged, capsys: Shown) -> None:
     assert "no plan takes less than " in text
 
 
-def test_how_a_search_went(judged: Judged, capsys: Shown) -> None:
+def test_how_a_search_went(judged: EvaluatedPlan, capsys: Shown) -> None:
     searched = {
         "proposals": 7, "start": "data", "stopped": "budget", "file": None,
         "failed": [{"name": "odd", "error": "KeyError: 1", "refused": False}],
@@ -75,7 +75,7 @@ def test_what_fails_and_what_does_not_fit_is_said_below(graph: Graph, capsys: Sh
     assert "speedup" not in text  # over nothing
 
 
-def test_a_simulation(judged: Judged, capsys: Shown) -> None:
+def test_a_simulation(judged: EvaluatedPlan, capsys: Shown) -> None:
     found = details(judged.timeline)
     show_simulation({**found, "trace": "t.json.gz"})
     lines = capsys.readouterr().out.splitlines()
@@ -89,7 +89,7 @@ def test_a_simulation(judged: Judged, capsys: Shown) -> None:
     assert "largest transfers" not in text
 
 
-def test_a_report(judged: Judged, capsys: Shown) -> None:
+def test_a_report(judged: EvaluatedPlan, capsys: Shown) -> None:
     row = {**judged.row, "label": "mine", "measured_ms": 2.0}
     show_report({"methods": [row], "file": "r.html", "bytes": 2048})
     text = capsys.readouterr().out

@@ -16,7 +16,7 @@ from equality import TINY, tiny
 from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.plans.plan import Plan
-from raddle.searches.baselines import METHODS
+from raddle.searches.baselines import BASELINES
 from raddle.searches.planning import plan_for
 
 RANKS = (2, 3, 4)
@@ -42,7 +42,7 @@ def planned(model: str, method: str, ranks: int) -> Plan | None:
 def test_trains_as_the_plain_module_does(model: str, ranks: int, record_property: Any) -> None:
     done: list[Plan] = []
     same = skipped = 0
-    for method in METHODS:
+    for method in BASELINES:
         plan = planned(model, method, ranks)
         if plan is None:
             skipped += 1
@@ -61,5 +61,5 @@ def test_trains_as_the_plain_module_does(model: str, ranks: int, record_property
 
 
 def test_the_matrix_is_whole() -> None:
-    run = len(TINY) * len(METHODS) * len(RANKS) - len(SKIPPED)
+    run = len(TINY) * len(BASELINES) * len(RANKS) - len(SKIPPED)
     assert (run, len(SKIPPED)) == (360, 0)

@@ -12,7 +12,7 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.plans import file
-from raddle.searches.planning import find, plan_of
+from raddle.searches.planning import build_plan, run_method
 from raddle.searches.settings import Settings
 from raddle.verification.verdict import verify
 
@@ -28,9 +28,11 @@ def saved(
     settings = Settings(schedule=schedule, budget=0.4)
     if method == "pipeline":
         settings = replace(settings, stages=devices, microbatches=micro)
-    found = find(graph, on, method, settings)
-    plan = plan_of(graph, on, method, found, settings, model=name)
-    file.save(plan, found.staged.graph if found.staged is not None else graph, path / "plan.json")
+    found = run_method(graph, on, method, settings)
+    plan = build_plan(graph, on, method, found, settings, model=name)
+    file.save(
+        plan, found.pipeline.graph if found.pipeline is not None else graph, path / "plan.json"
+    )
     return str(path / "plan.json")
 
 

@@ -17,7 +17,7 @@ from equality import TINY
 from patience import LONG_HANG
 from verify_all import ALL, RANKS, SOME, SOME_FOUND
 
-from raddle.searches.baselines import METHODS
+from raddle.searches.baselines import BASELINES
 from raddle.searches.registry import SEARCHES
 
 SCRIPT = Path(__file__).with_name("verify_all.py")
@@ -43,7 +43,7 @@ def test_trains_as_the_plain_module_does(which: str, count: int, record_property
 
 def test_the_selection_covers_pairs() -> None:
     assert {(case.model, case.ranks) for case in SOME} == set(product(TINY, RANKS))
-    assert {(case.method, case.ranks) for case in SOME} == set(product(METHODS, RANKS))
+    assert {(case.method, case.ranks) for case in SOME} == set(product(BASELINES, RANKS))
     assert len(SOME) == 60
     assert {case.model for case in SOME_FOUND} == set(TINY)
     assert {case.method for case in SOME_FOUND} == {*SEARCHES, "wild"}

@@ -23,7 +23,7 @@ from raddle.graph.graph import Graph
 from raddle.plans.notation import write_tiling
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Irregular, Tile, Tiling
-from raddle.searches.baselines import METHODS
+from raddle.searches.baselines import BASELINES
 from raddle.searches.planning import plan_for
 
 STEPS = 3
@@ -43,7 +43,7 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
     tiles, share = dict(plan.tiles), rng.choice([0, 0, 0.2])
     if rng.random() < 0.5:
         try:
-            method = rng.choice(list(METHODS))
+            method = rng.choice(list(BASELINES))
             tiles = dict(plan_for(graph, cluster(f"local:{devices}"), method).tiles)
         except InputError:  # fewer samples than devices
             pass

@@ -22,7 +22,7 @@ from raddle.plans.plan import Plan
 from raddle.plans.schedules import ASYNCHRONOUS
 from raddle.plans.sync import EXAMPLES, KINDS, read_sync
 from raddle.runtime.trainer import Trainer
-from raddle.searches.planning import find, plan_for, plan_of
+from raddle.searches.planning import build_plan, plan_for, run_method
 from raddle.searches.settings import Settings
 from raddle.sync.slice_updater import ELEMENTWISE
 
@@ -168,10 +168,10 @@ def test_a_resumed_pipeline_is_the_undisturbed_one(schedule: str) -> None:
     model, graph = captured((0.5, 0.2))
     chosen = Settings(schedule=schedule, stages=2, microbatches=2, budget=0.1, bn="global")
     on = cluster("local:2")
-    found = find(graph, on, "pipeline", chosen)
-    assert found.staged is not None
-    plan = plan_of(graph, on, "pipeline", found, chosen)
-    own = Case(model, found.staged.graph, plan, "Adam")
+    found = run_method(graph, on, "pipeline", chosen)
+    assert found.pipeline is not None
+    plan = build_plan(graph, on, "pipeline", found, chosen)
+    own = Case(model, found.pipeline.graph, plan, "Adam")
     given = [[batch(step)] for step in range(5)]
     whole = own.run(lambda t: (t.train(given[:3]), t.train(given[3:]), state(t))[1:])
     saved = own.run(lambda t: (t.train(given[:3]), state(t))[1])

@@ -37,7 +37,7 @@ from raddle.runtime.job import load_job
 from raddle.runtime.options import Options, parse
 from raddle.runtime.recording import Slice
 from raddle.runtime.tracing import trace_events
-from raddle.searches.comparing import planned
+from raddle.searches.comparison import plan_and_predict
 
 
 @cache
@@ -100,7 +100,7 @@ def plan(tmp_path: pathlib.Path) -> Callable[..., str]:
 
     def write(model: str, method: str, devices: int, **more: Any) -> str:
         graph = captured(model)
-        made, *_ = planned(graph, cluster(f"local:{devices}"), method, model=model, **more)
+        made, *_ = plan_and_predict(graph, cluster(f"local:{devices}"), method, model=model, **more)
         path = tmp_path / f"{model}-{method}-{devices}.json"
         file.save(made, graph, path)
         return str(path)

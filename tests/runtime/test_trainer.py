@@ -19,7 +19,7 @@ from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.runtime.actions import Forward
 from raddle.runtime.trainer import Trainer, parallelize
-from raddle.searches.baselines import METHODS
+from raddle.searches.baselines import BASELINES
 from raddle.searches.planning import plan_for
 from raddle.transport.thread_transport import Hub
 
@@ -98,7 +98,7 @@ def assert_equal(state: dict[str, Tensor], model: nn.Module) -> None:
         torch.testing.assert_close(tensor, plain[name], rtol=1e-9, atol=1e-9, msg=name)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", BASELINES)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_trains_as_plain_pytorch_does(method: str, ranks: int) -> None:
     losses, model, _ = plainly(3)
@@ -183,7 +183,7 @@ def test_schedulers_work_on_every_rank() -> None:
             assert_equal(state, model)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", BASELINES)
 def test_evaluates_as_the_module_does(method: str) -> None:
     _, model, _ = plainly(2)
     x, y = batches(3)[2]

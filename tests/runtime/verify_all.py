@@ -33,10 +33,10 @@ from raddle.runtime.building.pieces import Source
 from raddle.runtime.checkpoint import gather_state
 from raddle.runtime.trainer import Trainer, parallelize
 from raddle.searches import planning
-from raddle.searches.baselines import METHODS
+from raddle.searches.baselines import BASELINES
 from raddle.searches.flexflow.method import flexflow
-from raddle.searches.planning import find, plan_for
-from raddle.searches.planspace import PlanSpace
+from raddle.searches.plan_space import PlanSpace
+from raddle.searches.planning import plan_for, run_method
 from raddle.searches.registry import SEARCHES
 from raddle.searches.settings import Settings
 from raddle.searches.starts import random_start
@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
 SOME = [
     Case(model, method, RANKS[(i + k) % len(RANKS)])
     for i, model in enumerate(TINY)
-    for k, method in enumerate(METHODS)
+    for k, method in enumerate(BASELINES)
     if (i + k) % 2 == 0
 ]
 # What searches find: those with names, and FlexFlow's from a random start with sums split, which is wild.
@@ -78,7 +78,7 @@ ALL = [
     Case(model, method, ranks)
     for model in TINY
     for ranks in RANKS
-    for method in (*METHODS, *PARTITIONS)
+    for method in (*BASELINES, *PARTITIONS)
 ]
 ALL += [case for case in FOUND if case not in ALL]
 
@@ -100,21 +100,23 @@ def run(cases: Sequence[Case], sync: str = "") -> Iterator[Outcome]:
 def plan_of(case: Case) -> Plan:
     """Searched plans are for fast links: on local ones everything would be on one device."""
     graph = tiny(case.model).graph
-    if case.method in METHODS:
+    if case.method in BASELINES:
         return plan_for(graph, cluster(f"local:{case.ranks}"), case.method, bn="global")
     on = cluster(f"p100:1x{case.ranks}")
     asked = Settings(
-        bn="global", proposals=150, reduction=case.method == "wild", powers=False,
+        bn="global", proposals=150, reduction=case.method == "wild", powers_of_two=False,
         budget=0.4 if case.method in PARTITIONS else 20,  # these always take all of it
         microbatches=1 if case.method == "pipeline" else None,  # exact batch statistics
     )  # fmt: skip
     if case.method != "wild":
-        return planning.plan_of(graph, on, case.method, find(graph, on, case.method, asked), asked)
+        return planning.build_plan(
+            graph, on, case.method, run_method(graph, on, case.method, asked), asked
+        )
     space = PlanSpace(graph, on, asked)
     found = flexflow(
         graph, on, asked, {"random": random_start(space, case.ranks)}, random_too=False
     )
-    return planning.plan_of(graph, on, "flexflow", found, asked)
+    return planning.build_plan(graph, on, "flexflow", found, asked)
 
 
 def _start(size: int, planned: Sequence[tuple[Case, Plan]]) -> Iterator[Outcome]:
@@ -256,7 +258,7 @@ def _options(arguments: Sequence[str] | None) -> Any:
 
     parser.add_argument("--ranks", type=lambda t: [int(r) for r in names(t)], default=RANKS)
     parser.add_argument("--models", type=names, default=TINY)
-    parser.add_argument("--methods", type=names, default=(*METHODS, *SEARCHES, "wild"))
+    parser.add_argument("--methods", type=names, default=(*BASELINES, *SEARCHES, "wild"))
     parser.add_argument("--sync", default="", help="how copies of a parameter agree")
     parser.add_argument("--some", action="store_true", help="a covering selection")
     parser.add_argument("--found", action="store_true", help="what the searches find")

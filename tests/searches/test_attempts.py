@@ -15,8 +15,8 @@ from raddle.clusters import cluster
 from raddle.errors import FailedCandidate, InputError
 from raddle.searches.attempts import Attempts
 from raddle.searches.auto import candidates
-from raddle.searches.baselines import METHODS
-from raddle.searches.comparing import compare, planned
+from raddle.searches.baselines import BASELINES
+from raddle.searches.comparison import compare, plan_and_predict
 from raddle.searches.settings import Settings
 
 ASKED = Settings(budget=0.2, proposals=10)
@@ -39,8 +39,8 @@ def broken(*_: Any, **__: Any) -> Any:
 
 
 def break_part(patch: pytest.MonkeyPatch, name: str) -> None:
-    if name in METHODS:
-        patch.setitem(METHODS, name, broken)
+    if name in BASELINES:
+        patch.setitem(BASELINES, name, broken)
     else:
         patch.setattr(PARTS[name], broken)
 
@@ -48,7 +48,7 @@ def break_part(patch: pytest.MonkeyPatch, name: str) -> None:
 @pytest.fixture(scope="module")
 def baselines() -> dict[str, float]:
     """Milliseconds of a step by method that can be applied."""
-    rows = compare(small("mlp-tiny")[1], cluster(ON), list(METHODS))
+    rows = compare(small("mlp-tiny")[1], cluster(ON), list(BASELINES))
     return {row["method"]: row["step_ms"] for row in rows if row["step_ms"] is not None}
 
 
@@ -56,14 +56,14 @@ def failures(row: dict[str, Any]) -> dict[str, str]:
     return {f["name"]: f["error"] for f in row["failed"] if not f["refused"]}
 
 
-@pytest.mark.parametrize("name", [*METHODS, *PARTS])
+@pytest.mark.parametrize("name", [*BASELINES, *PARTS])
 def test_auto_goes_on_without_a_part_that_fails(
     name: str, baselines: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph, on = small("mlp-tiny")[1], cluster(ON)
     break_part(monkeypatch, name)
     with pytest.warns(FailedCandidate, match=f"'{name}' failed and was left out: ZeroDivision"):
-        plan, row, _ = planned(graph, on, "auto", settings=ASKED)
+        plan, row, _ = plan_and_predict(graph, on, "auto", settings=ASKED)
     where = rf"ZeroDivisionError: a mistake ({__file__.rsplit('/')[-1]}:"
     assert failures(row).keys() == {name}
     assert failures(row)[name].startswith(where)
@@ -76,28 +76,28 @@ def test_auto_goes_on_without_a_part_that_fails(
 def test_a_candidate_that_cannot_be_simulated_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first that is simulated, which would have been the answer, perhaps."""
     graph, on = small("mlp-tiny")[1], cluster(ON)
-    real, calls = candidates.judge, []
+    real, calls = candidates.simulate_steps, []
 
     def first_fails(*given: Any) -> Any:
         calls.append(given)
         return broken() if len(calls) == 1 else real(*given)
 
-    monkeypatch.setattr(candidates, "judge", first_fails)
+    monkeypatch.setattr(candidates, "simulate_steps", first_fails)
     with pytest.warns(FailedCandidate):
-        row = planned(graph, on, "auto", settings=ASKED).row
+        row = plan_and_predict(graph, on, "auto", settings=ASKED).row
     assert len(failures(row)) == 1
     assert row["fits"]
 
 
 def test_if_all_fail_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, on = small("mlp-tiny")[1], cluster(ON)
-    for name in [*METHODS, *PARTS]:
+    for name in [*BASELINES, *PARTS]:
         break_part(monkeypatch, name)
     with (
         pytest.warns(FailedCandidate),
         pytest.raises(InputError, match=r"auto found no plan for .*: .*ZeroDivisionError.*more"),
     ):
-        planned(graph, on, "auto", settings=ASKED)
+        plan_and_predict(graph, on, "auto", settings=ASKED)
 
 
 def test_what_cannot_be_applied_is_reported_without_a_warning() -> None:
@@ -105,7 +105,7 @@ def test_what_cannot_be_applied_is_reported_without_a_warning() -> None:
     graph, on = small("lenet-tiny")[1], cluster("p100:4x4")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        row = planned(graph, on, "auto", settings=ASKED).row
+        row = plan_and_predict(graph, on, "auto", settings=ASKED).row
     (data,) = (f for f in row["failed"] if f["name"] == "data")
     assert data["refused"]
     assert "batch of" in data["error"]

@@ -20,9 +20,9 @@ from raddle.plans.plan import Plan
 from raddle.plans.tiling import whole
 from raddle.program.lower import lower
 from raddle.searches.bounds import lower_bound, unbounded
-from raddle.searches.comparing import planned
+from raddle.searches.comparison import plan_and_predict
 from raddle.searches.planning import plan_for
-from raddle.searches.predict import judge
+from raddle.searches.predict import simulate_steps
 from raddle.searches.settings import Settings
 from raddle.simulation.timeline import simulate
 
@@ -55,7 +55,7 @@ def test_nor_are_steps_that_follow_each_other(model: str, seed: int, sync: str) 
     graph, on = small(model)[1], MACHINES["local:4"]
     more = {"split_backward": False, "recompute": (), "sync": sync}
     plan = random_plan(graph, 4, seed, bn="global", **more)
-    assert lower_bound(graph, on).seconds <= judge(graph, plan, on).step_seconds
+    assert lower_bound(graph, on).seconds <= simulate_steps(graph, plan, on).step_seconds
 
 
 class Prepared(nn.Module):
@@ -75,7 +75,7 @@ def test_what_depends_on_no_parameter_runs_ahead() -> None:
     graph = capture(Prepared(), [torch.zeros(4, 4)], loss=lambda y: y.sum())
     on = cluster("p100:1x2")
     tiles = {op.name: whole(op.space.full.shape, [int(op.label == "sin")]) for op in graph.ops}
-    step = judge(graph, Plan(tiles, 2), on).step_seconds
+    step = simulate_steps(graph, Plan(tiles, 2), on).step_seconds
     assert len([op for op in graph.ops if op.label == "sin"]) == 20
     assert 0.5 * step <= lower_bound(graph, on).seconds <= step
 
@@ -84,7 +84,9 @@ def test_plans_without_a_bound() -> None:
     """Where steps overlap they are shorter than what no step on its own can be shorter than."""
     graph, on = small("mlp-tiny")[1], cluster("p100:1x2")
     for schedule in ("threaded:2", ""):
-        found = planned(graph, on, "model", settings=Settings(sync="allreduce", schedule=schedule))
+        found = plan_and_predict(
+            graph, on, "model", settings=Settings(sync="allreduce", schedule=schedule)
+        )
         assert (found.row["lower_bound_ms"] is None) == bool(schedule)
         assert bool(unbounded(found.plan)) == bool(schedule)
     assert unbounded(replace(found.plan, split_backward=True))

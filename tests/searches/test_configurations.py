@@ -18,10 +18,10 @@ from raddle.plans.plan import Plan
 from raddle.plans.validation import validate
 from raddle.program.lower import lower
 from raddle.program.program import Move
-from raddle.searches.configurations import Configuration, cut, degrees, tiles
-from raddle.searches.grids import standing
-from raddle.searches.groups import BEFORE, groups
-from raddle.searches.planspace import PlanSpace, shared_out
+from raddle.searches.configurations import Configuration, cut_points, degrees, tiles
+from raddle.searches.grids import batch_independent
+from raddle.searches.groups import BEFORE, find_groups
+from raddle.searches.plan_space import PlanSpace, shared_out
 from raddle.searches.settings import Settings
 
 MODELS = (
@@ -36,7 +36,7 @@ def graph_of(name: str) -> Graph:
 
 def text(graph: Graph, group: int, parts: dict[str, int]) -> dict[str, str]:
     """The members of a group in plain text."""
-    own = groups(graph)[group]
+    own = find_groups(graph)[group]
     counts = tuple(parts.get(letter, 1) for letter in own.letters)
     found = tiles(own, Configuration(counts, tuple(range(math.prod(counts)))))
     return {name: write_tiling(graph.op(name), tiling) for name, tiling in found.items()}
@@ -45,10 +45,10 @@ def text(graph: Graph, group: int, parts: dict[str, int]) -> dict[str, str]:
 @pytest.mark.parametrize("model", MODELS)
 def test_every_operator_is_in_one_group_or_depends_on_no_sample(model: str) -> None:
     graph = graph_of(model)
-    names = [name for group in groups(graph) for name in group.ops]
+    names = [name for group in find_groups(graph) for name in group.ops]
     assert len(names) == len(set(names))
-    assert set(names) == {op.name for op in graph.ops} - standing(graph)
-    for group in groups(graph):
+    assert set(names) == {op.name for op in graph.ops} - batch_independent(graph)
+    for group in find_groups(graph):
         seen: set[str] = set()
         for member in group.members:
             assert not member.ref or member.ref in seen
@@ -59,7 +59,9 @@ def test_every_operator_is_in_one_group_or_depends_on_no_sample(model: str) -> N
 @given(model=st.sampled_from(MODELS), seed=st.integers(0, 2**30), reduction=st.booleans())
 def test_every_configuration_is_a_legal_plan(model: str, seed: int, reduction: bool) -> None:
     graph, rng = graph_of(model), random.Random(seed)
-    space = PlanSpace(graph, cluster("p100:1x4"), Settings(reduction=reduction, powers=False))
+    space = PlanSpace(
+        graph, cluster("p100:1x4"), Settings(reduction=reduction, powers_of_two=False)
+    )
     chosen = [space.anywhere(rng.choice(space.degrees(g)), rng) for g in range(len(space.groups))]
     plan = Plan(space.tiles(chosen), 4, bn="global")
     validate(plan, graph)
@@ -108,7 +110,7 @@ def test_members_follow_their_anchor() -> None:
 
 def test_what_comes_before_is_computed_as_it_is_read() -> None:
     graph = graph_of("alexnet-tiny")
-    found = groups(graph)
+    found = find_groups(graph)
     at = next(i for i, group in enumerate(found) if group.name == "classifier.1")
     assert {m.op.name for m in found[at].members if m.how == BEFORE} == {"reshape"}
     assert text(graph, at, {"c": 2})["reshape"] == "x2 @0-1"
@@ -125,7 +127,7 @@ def test_a_split_sum_is_divided_among_those_that_have_parts_of_it() -> None:
 
 def test_degrees_are_counted_as_in_the_paper() -> None:
     graph = graph_of("alexnet-tiny")
-    conv = next(group for group in groups(graph) if group.letters == ("n", "c", "h", "w", "k"))
+    conv = next(group for group in find_groups(graph) if group.letters == ("n", "c", "h", "w", "k"))
     wide = type(conv)(conv.members, conv.letters, (1024,) * 5, conv.reduced)
     counts = [len(list(degrees(wide, n))) for n in (4, 16, 64, 256, 1024)]
     assert counts == [15, 70, 210, 495, 1001]
@@ -138,11 +140,11 @@ def test_degrees_are_counted_as_in_the_paper() -> None:
 @given(st.integers(1, 50), st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_cuts_follow_shares(extra: int, shares: list[int]) -> None:
     size = len(shares) + extra
-    cuts = cut(size, len(shares), shares)
+    cuts = cut_points(size, len(shares), shares)
     assert cuts[0] == 0
     assert cuts[-1] == size
     assert all(a < b for a, b in pairwise(cuts))
-    scaled = cut(3 * sum(shares), len(shares), shares)
+    scaled = cut_points(3 * sum(shares), len(shares), shares)
     assert [b - a for a, b in pairwise(scaled)] == [3 * s for s in shares]
 
 

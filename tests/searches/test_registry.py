@@ -12,12 +12,12 @@ from small import small
 from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.searches import baselines, registry
-from raddle.searches.compiling import EVALUATOR, Compiled
 from raddle.searches.grids import Tiles
 from raddle.searches.hypergraph.compiling import PARTITIONERS
+from raddle.searches.jit_warmup import EVALUATOR, JitFunctions
 from raddle.searches.method import Method, Search
-from raddle.searches.registry import METHODS, SEARCHES, method_named, to_compile
-from raddle.searches.settings import Found, Settings
+from raddle.searches.registry import METHODS, SEARCHES, jit_functions_of, method_named
+from raddle.searches.settings import SearchResult, Settings
 
 KNOWN = (
     "optcnn", "flexflow", "hypergraph-coarse", "hypergraph-fine", "hypergraph-mixed", "pipeline", "auto"
@@ -25,7 +25,7 @@ KNOWN = (
 
 
 def test_methods_are_listed_in_one_order_and_known_by_their_names() -> None:
-    assert list(METHODS) == [*baselines.METHODS, *SEARCHES]
+    assert list(METHODS) == [*baselines.BASELINES, *SEARCHES]
     assert [name for name in SEARCHES if name in KNOWN] == [*KNOWN]
     assert all(method.name == name for name, method in METHODS.items())
 
@@ -37,7 +37,7 @@ def test_traits_are_those_of_the_methods_that_have_them() -> None:
     assert "pipeline" in which("has_stages")
     assert "auto" in which("chooses_sync")
     assert "auto" in which("starts_from_others")
-    assert which("compiled") == [*SEARCHES]
+    assert which("jit_functions") == [*SEARCHES]
 
 
 def test_an_unknown_name_is_told_what_is_close() -> None:
@@ -46,12 +46,12 @@ def test_an_unknown_name_is_told_what_is_close() -> None:
 
 
 def test_what_is_compiled_is_named_once_and_before_what_needs_it() -> None:
-    assert to_compile(["data", "owt", "partition"]) == []
-    assert to_compile(["auto", "hypergraph-fine", "optcnn"]) == [EVALUATOR, PARTITIONERS]
+    assert jit_functions_of(["data", "owt", "partition"]) == []
+    assert jit_functions_of(["auto", "hypergraph-fine", "optcnn"]) == [EVALUATOR, PARTITIONERS]
 
 
 def test_a_cache_is_one_that_has_the_largest_functions(tmp_path: Path) -> None:
-    own = Compiled("a toy", 1, str(tmp_path), ("toy.f-*.nbi", "toy.g-*.nbi"), lambda: None)
+    own = JitFunctions("a toy", 1, str(tmp_path), ("toy.f-*.nbi", "toy.g-*.nbi"), lambda: None)
     cache = tmp_path / "__pycache__"
     cache.mkdir()
     (cache / "toy.f-1.nbi").touch()
@@ -66,8 +66,8 @@ class Toy(Search):
     splits_sums = False
 
     def search(self, graph, cluster, settings):  # type: ignore[no-untyped-def]
-        tiles: Tiles = baselines.METHODS["layerwise"](graph, cluster)
-        return Found(tiles, start=f"sums {settings.reduction}", stopped="toy")
+        tiles: Tiles = baselines.BASELINES["layerwise"](graph, cluster)
+        return SearchResult(tiles, start=f"sums {settings.reduction}", stopped="toy")
 
 
 @pytest.mark.parametrize(("asked", "said"), [(None, "sums False"), (True, "sums True")])
@@ -102,8 +102,8 @@ def test_naming_methods_imports_no_compiler() -> None:
     assert found.stdout.strip() == "False"
 
 
-@pytest.mark.parametrize("part", to_compile(METHODS), ids=lambda part: part.name)
-def test_the_functions_that_a_cache_is_asked_for_exist(part: Compiled) -> None:
+@pytest.mark.parametrize("part", jit_functions_of(METHODS), ids=lambda part: part.name)
+def test_the_functions_that_a_cache_is_asked_for_exist(part: JitFunctions) -> None:
     for name in part.largest:
         module, _, function = name.removesuffix("-*.nbi").partition(".")
         assert f"def {function}(" in (Path(part.folder) / f"{module}.py").read_text()

@@ -17,8 +17,8 @@ from torch import nn
 from raddle.clusters import cluster
 from raddle.graph import capture as capturing
 from raddle.graph.capture import capture
-from raddle.searches.baselines import METHODS
-from raddle.searches.comparing import planned
+from raddle.searches.baselines import BASELINES
+from raddle.searches.comparison import plan_and_predict
 from raddle.searches.settings import Clock, Settings
 from raddle.searches.stopwatch import Stopwatch
 
@@ -64,16 +64,16 @@ def compiles() -> int:
 def test_what_is_compiled_amid_a_search_does_not_count(
     time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = METHODS["data"]
+    real = BASELINES["data"]
 
     def slow(*given: Any) -> Any:
         time.now += SEARCHING
         assert compiles() == 42
         return real(*given)
 
-    monkeypatch.setitem(METHODS, "data", slow)
+    monkeypatch.setitem(BASELINES, "data", slow)
     with install_listener("numba:compile", Compiling(time)):
-        row = planned(small("mlp-tiny")[1], cluster("p100:1x2"), "data").row
+        row = plan_and_predict(small("mlp-tiny")[1], cluster("p100:1x2"), "data").row
     assert time.now >= 2 * COMPILING
     assert row["search_s"] == SEARCHING
 
@@ -92,7 +92,9 @@ def test_what_is_captured_amid_a_search_does_not_count(
     monkeypatch.setattr(capturing, "capture", slow)
     assert graph.at(3).batch == 3
     assert time.now == COMPILING  # capturing again is what takes so long
-    row = planned(graph, cluster("p100:1x2"), "pipeline", settings=Settings(budget=1.0)).row
+    row = plan_and_predict(
+        graph, cluster("p100:1x2"), "pipeline", settings=Settings(budget=1.0)
+    ).row
     assert time.now > COMPILING
     assert row["search_s"] == 0
 
@@ -105,6 +107,6 @@ def test_pauses_inside_of_pauses_count_once(time: Time) -> None:
         with watch.paused():
             time.now += 5
         assert watch.seconds == 0
-    assert not clock.over
+    assert not clock.expired
     time.now += 2
-    assert (watch.seconds, clock.seconds, clock.over) == (2, 2, True)
+    assert (watch.seconds, clock.seconds, clock.expired) == (2, 2, True)

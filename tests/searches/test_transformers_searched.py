@@ -13,7 +13,7 @@ from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.program.checks.check import check
-from raddle.searches.comparing import planned
+from raddle.searches.comparison import plan_and_predict
 from raddle.searches.settings import Settings
 
 hf = pytest.importorskip("transformers")
@@ -50,7 +50,7 @@ def graph_of(name: str) -> Graph:
 
 def search(name: str, method: str, on: str = "p100:1x2") -> Any:
     asked = Settings(budget=0.2, proposals=20)
-    found = planned(graph_of(name), cluster(on), method, settings=asked)
+    found = plan_and_predict(graph_of(name), cluster(on), method, settings=asked)
     check(found.timeline.program)
     return found
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raddle.searches.compiling import EVALUATOR, Compiled
 from raddle.searches.hypergraph.compiling import PARTITIONERS
 from raddle.searches.hypergraph.partitioner import SOLVED
-from raddle.searches.registry import to_compile
+from raddle.searches.jit_warmup import EVALUATOR, JitFunctions
+from raddle.searches.registry import jit_functions_of
 
-__all__ = ["EVALUATOR", "PARTITIONERS", "Compiled", "compiled_for"]
+__all__ = ["EVALUATOR", "PARTITIONERS", "JitFunctions", "compiled_for"]
 
 
-def compiled_for(methods: Sequence[str]) -> list[Compiled]:
+def compiled_for(methods: Sequence[str]) -> list[JitFunctions]:
     """What methods of plans, or of partitions, need."""
-    found = to_compile(methods)
+    found = jit_functions_of(methods)
     if PARTITIONERS not in found and not SOLVED.keys().isdisjoint(methods):
         found.append(PARTITIONERS)
     return found

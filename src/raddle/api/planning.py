@@ -7,17 +7,23 @@ from collections.abc import Sequence
 from raddle.api.loading import load_measured
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph
-from raddle.searches.baselines import METHODS as BASELINES
-from raddle.searches.comparing import Judged, compare, planned, speedup_over_data
+from raddle.searches.baselines import BASELINES as BASELINES
+from raddle.searches.comparison import EvaluatedPlan, compare, plan_and_predict, speedup_over_data
 from raddle.searches.hypergraph.searching import given
 from raddle.searches.pins import read_pin
-from raddle.searches.planning import check_pipeline, check_settings, find, plan_for, plan_of
+from raddle.searches.planning import (
+    build_plan,
+    check_pipeline,
+    check_settings,
+    plan_for,
+    run_method,
+)
 from raddle.searches.registry import METHODS, SEARCHES
-from raddle.searches.settings import AUTO, Found, Settings
+from raddle.searches.settings import AUTO, SearchResult, Settings
 
 __all__ = [
-    "AUTO", "BASELINES", "METHODS", "SEARCHES", "Found", "Judged", "Settings", "check_pipeline", "compare",
-    "find", "method_names", "plan_for", "plan_of", "planned", "predict", "settings_of",
+    "AUTO", "BASELINES", "METHODS", "SEARCHES", "SearchResult", "EvaluatedPlan", "Settings", "check_pipeline", "compare",
+    "run_method", "method_names", "plan_for", "build_plan", "plan_and_predict", "predict", "settings_of",
 ]  # fmt: skip
 
 
@@ -59,11 +65,11 @@ def predict(
     model: str,
     recompute: int | None = None,
     partition: str | None = None,
-) -> Judged:
+) -> EvaluatedPlan:
     """The plan of a method, or of another partitioner's file, simulated, beside data parallelism."""
     found = None if partition is None else given(graph, cluster, partition)
-    judged = planned(
-        graph, cluster, method, model=model, settings=settings, recompute=recompute, found=found
+    judged = plan_and_predict(
+        graph, cluster, method, model=model, settings=settings, recompute=recompute, result=found
     )
     judged.row["speedup"] = speedup_over_data(judged, settings.profile)
     return judged

@@ -16,7 +16,7 @@ from raddle.probe import describe, probe
 from raddle.probe.fit import fit
 from raddle.probe.output import check as check_output
 from raddle.probe.output import write as write_probe
-from raddle.searches.measuring import profile_methods
+from raddle.searches.profile_methods import profile_methods
 
 __all__ = [
     "Measured", "check_output", "describe", "fit", "measure_operators", "probe", "write_probe",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raddle.searches.predict import STEPS, details, judge
+from raddle.searches.predict import STEPS, details, simulate_steps
 from raddle.simulation.engine import run_tasks
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.memory.peaks import peak_bytes
@@ -11,6 +11,6 @@ from raddle.simulation.timeline import Timeline, simulate
 from raddle.simulation.trace import write_trace
 
 __all__ = [
-    "STEPS", "Evaluator", "Tasks", "Timeline", "details", "judge", "peak_bytes", "run_tasks",
+    "STEPS", "Evaluator", "Tasks", "Timeline", "details", "simulate_steps", "peak_bytes", "run_tasks",
     "simulate", "write_trace",
 ]  # fmt: skip

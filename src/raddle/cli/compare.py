@@ -48,5 +48,5 @@ def compare(
     graph = captured(model, batch)
     compile_once(compiled_for(names))
     with progress_bar(f"{model} on {on.name}") as heard:
-        rows = planning.compare(graph, on, names, heard=heard, model=model, settings=settings)
+        rows = planning.compare(graph, on, names, on_progress=heard, model=model, settings=settings)
     show(rows, show_comparison, as_json=as_json)

@@ -100,7 +100,7 @@ def plan(
     compile_once(compiled_for([method]))
     with progress_bar(f"planning {model}, {method}") as heard:
         made, row, timeline = predict(
-            graph, on, method, replace(settings, heard=heard), model=model, recompute=recompute,
+            graph, on, method, replace(settings, on_progress=heard), model=model, recompute=recompute,
             partition=from_partition,
         )  # fmt: skip
     if output is not None:

@@ -22,7 +22,7 @@ def simulate(
 ) -> None:
     """Simulate a plan: the time of a step, where each device spends it, what is sent."""
     from raddle.api.loading import load_measured
-    from raddle.api.simulating import details, judge, write_trace
+    from raddle.api.simulating import details, simulate_steps, write_trace
     from raddle.reports.progress import progress
     from raddle.reports.tables.figures import show_simulation
 
@@ -31,7 +31,7 @@ def simulate(
         check_folder(trace)
     graph, made, on = loaded(plan, cluster, model)
     with progress(f"simulating {plan}"):
-        timeline = judge(graph, made, on, measured)
+        timeline = simulate_steps(graph, made, on, measured)
     if trace is not None:
         write_trace(timeline, trace)
     show({**details(timeline), "trace": trace}, show_simulation, as_json=as_json)

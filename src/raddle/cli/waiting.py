@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from raddle.api.compiling import Compiled
+    from raddle.api.compiling import JitFunctions
     from raddle.api.loading import Loaded
     from raddle.api.models import Graph
 
@@ -31,7 +31,7 @@ def loaded(plan: str, cluster: str | None, model: str | None) -> Loaded:
         return load_plan(plan, cluster=cluster, model=model)
 
 
-def compile_once(wanted: Iterable[Compiled]) -> None:
+def compile_once(wanted: Iterable[JitFunctions]) -> None:
     """Searches are compiled on their first use on a machine; who waits is told why."""
     from raddle.reports.progress import progress
 
@@ -40,4 +40,4 @@ def compile_once(wanted: Iterable[Compiled]) -> None:
             said = f"raddle: compiling {part.name}, once on this machine (about {part.seconds} s)"
             typer.echo(said, err=True)
             with progress("compiling"):
-                part.compile()
+                part.warm_up()

@@ -22,7 +22,7 @@ from raddle.graph.graph import Op
 from raddle.plans.tiling import Grid, Tiling, even_cuts
 from raddle.program.closing import EVERYWHERE
 from raddle.program.merging import longest, slices
-from raddle.searches.groups import AFTER, BEFORE, OWN, Group, Member
+from raddle.searches.groups import AFTER, BEFORE, BY_LETTERS, Group, Member
 
 Cuts = tuple[int, ...]
 ANY_NUMBER = 2**62
@@ -36,12 +36,12 @@ class Configuration(NamedTuple):
     shares: tuple[int, ...] = ()  # of the only letter that is split, by part; none: equal parts
 
 
-class Follower(NamedTuple):
+class MemberTiling(NamedTuple):
     """The tiles of one operator under any devices."""
 
     op: Op
     cuts: tuple[Cuts, ...]
-    places: tuple[int, ...]  # positions in the configuration's devices
+    positions: tuple[int, ...]  # positions in the configuration's devices
     copies: int
 
 
@@ -49,8 +49,8 @@ def tiles(group: Group, configuration: Configuration) -> dict[str, Tiling]:
     """The tiling of every operator of a group."""
     devices = configuration.devices
     return {
-        f.op.name: Grid(f.cuts, tuple(devices[i] for i in f.places), f.copies)
-        for f in followers(group, configuration.degrees, configuration.shares)
+        f.op.name: Grid(f.cuts, tuple(devices[i] for i in f.positions), f.copies)
+        for f in member_tilings(group, configuration.degrees, configuration.shares)
     }
 
 
@@ -87,20 +87,20 @@ class _Split(NamedTuple):
     cuts: tuple[Cuts, ...]
 
 
-def followers(
+def member_tilings(
     group: Group, parts: tuple[int, ...], shares: tuple[int, ...] = ()
-) -> tuple[Follower, ...]:
+) -> tuple[MemberTiling, ...]:
     """What each operator of a group does when its letters are split; remembered by the group."""
     key = (parts, shares)
-    if key not in group.known:
-        group.known[key] = _followers(group, parts, shares)
-    found: tuple[Follower, ...] = group.known[key]
-    return found
+    if key not in group.tilings_cache:
+        group.tilings_cache[key] = _followers(group, parts, shares)
+    tilings: tuple[MemberTiling, ...] = group.tilings_cache[key]
+    return tilings
 
 
 def _followers(
     group: Group, parts: tuple[int, ...], shares: tuple[int, ...]
-) -> tuple[Follower, ...]:
+) -> tuple[MemberTiling, ...]:
     splits: dict[str, _Split] = {}
     found = []
     for member in group.members:
@@ -120,11 +120,11 @@ def _split(
     op = member.op
     axes: list[tuple[int, ...]] = [()] * len(op.space.dims)
     cuts: list[Cuts] = [(0, dim.size) for dim in op.space.dims]
-    if member.how == OWN:
+    if member.how == BY_LETTERS:
         for axis, (letter, count) in enumerate(zip(group.letters, parts, strict=True)):
             d = next((d for d, dim in enumerate(op.space.dims) if dim.name == letter), None)
             if count > 1 and d is not None and op.space.dims[d].size >= count:
-                axes[d], cuts[d] = (axis,), cut(op.space.dims[d].size, count, shares)
+                axes[d], cuts[d] = (axis,), cut_points(op.space.dims[d].size, count, shares)
     elif member.how == AFTER:
         ref = next(m.op for m in group.members if m.op.name == member.ref)
         given = _given(ref, splits[ref.name], member.output, parts)
@@ -173,12 +173,12 @@ def _as_read(
         for span in pairwise(split.cuts[over[0]]):
             box[over[0]] = span
             ranges.append(index.range(box))
-        found = meeting(ranges, op.space.dims[d].size)
+        found = cuts_between(ranges, op.space.dims[d].size)
         if found:
             axes[d], cuts[d] = split.axes[over[0]], found
 
 
-def meeting(ranges: Sequence[tuple[int, int]], size: int) -> Cuts:
+def cuts_between(ranges: Sequence[tuple[int, int]], size: int) -> Cuts:
     """The cut points that ranges leave of a dimension; none where they overlap, miss any, or are empty.
 
     A part of a concatenation reads nothing of the operands that lie in other parts: its range is empty.
@@ -191,7 +191,7 @@ def meeting(ranges: Sequence[tuple[int, int]], size: int) -> Cuts:
     return tuple(ends) if meet and all(a < b for a, b in pairwise(ends)) else ()
 
 
-def most_copies(member: Member) -> int:
+def max_copies(member: Member) -> int:
     """How many copies of a tile there may be; where there would be more, the first is the only one."""
     if member.op.opaque:
         return 1  # it may be random, and copies of it could differ
@@ -200,23 +200,23 @@ def most_copies(member: Member) -> int:
     return EVERYWHERE  # many copies are much talk
 
 
-def _placed(member: Member, split: _Split, parts: tuple[int, ...]) -> Follower:
+def _placed(member: Member, split: _Split, parts: tuple[int, ...]) -> MemberTiling:
     op = member.op
     order = [axis for axes in split.axes for axis in axes]
     others = [axis for axis, count in enumerate(parts) if count > 1 and axis not in order]
     copies = math.prod(parts[axis] for axis in others)
     places = np.arange(math.prod(parts)).reshape(parts)
-    if copies > most_copies(member):
+    if copies > max_copies(member):
         places = places[
             tuple(slice(0, 1) if axis in others else slice(None) for axis in range(len(parts)))
         ]
         copies = 1
     ones = [axis for axis, count in enumerate(parts) if count == 1]
     flat = places.transpose([*ones, *order, *others]).reshape(-1)
-    return Follower(op, split.cuts, tuple(int(i) for i in flat), copies)
+    return MemberTiling(op, split.cuts, tuple(int(i) for i in flat), copies)
 
 
-def cut(size: int, parts: int, shares: Sequence[int] = ()) -> Cuts:
+def cut_points(size: int, parts: int, shares: Sequence[int] = ()) -> Cuts:
     """Cut points of equal parts or, given shares, of parts in proportion to them, none of them empty.
 
     >>> cut(8, 4), cut(8, 4, (3, 3, 1, 1)), cut(9, 2, (3, 1))

@@ -46,69 +46,73 @@ def copies(op: Op, devices: Sequence[int]) -> Grid:
     return whole([dim.size for dim in op.space.dims], devices)
 
 
-def everywhere(op: Op, devices: Sequence[int]) -> Grid:
+def copies_unless_opaque(op: Op, devices: Sequence[int]) -> Grid:
     """A copy on each device; of what is opaque one alone, for it may be random and copies could differ."""
     return copies(op, devices[:1] if op.opaque else devices)
 
 
-def standing(graph: Graph) -> set[str]:
+def batch_independent(graph: Graph) -> set[str]:
     """The operators that depend on no sample: their results are the same whatever the batch holds."""
-    given = {
+    fixed_values = {
         name
         for name, value in graph.values.items()
         if value.role not in ("op", "input") or (value.role == "input" and "n" not in value.letters)
     }
-    found = set()
+    names = set()
     for op in graph.ops:
-        if dim_of(op, "n") is None and all(i in given for i in op.inputs):
-            found.add(op.name)
-            given.update(op.outputs)
-    return found
+        if dim_of(op, "n") is None and all(i in fixed_values for i in op.inputs):
+            names.add(op.name)
+            fixed_values.update(op.outputs)
+    return names
 
 
-class Standing:
+class BatchIndependentOps:
     """The operators of a graph that depend on no sample, and who reads them."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.chosen = graph, standing(graph)
+        self.graph, self.names = graph, batch_independent(graph)
         self.readers: dict[str, list[tuple[Op, int]]] = {}
         for op in graph.ops:
             for operand, name in enumerate(op.inputs):
                 self.readers.setdefault(name, []).append((op, operand))
 
-    def feeding(self, names: Iterable[str]) -> tuple[Op, ...]:
+    def read_by(self, names: Iterable[str]) -> tuple[Op, ...]:
         """Those that operators of the given names read, by way of others too; the last ones first."""
-        wanted, found = set(names), []
+        reader_names, ops_read = set(names), []
         for op in reversed(self.graph.ops):
-            reads = any(r.name in wanted for o in op.outputs for r, _ in self.readers.get(o, ()))
-            if op.name in self.chosen and reads:
-                found.append(op)
-                wanted.add(op.name)
-        return tuple(found)
+            reads = any(
+                r.name in reader_names for o in op.outputs for r, _ in self.readers.get(o, ())
+            )
+            if op.name in self.names and reads:
+                ops_read.append(op)
+                reader_names.add(op.name)
+        return tuple(ops_read)
 
     def place(self, ops: Iterable[Op], tiles: Mapping[str, Tiling]) -> Tiles:
         """Tiles of some of them where they are read; readers come before what they read."""
         placed: Tiles = {}
         for op in ops:
-            found = [
-                _as_read(op, k, reader, operand, placed.get(reader.name) or tiles[reader.name])
+            grids = [
+                _grid_as_read(op, k, reader, operand, placed.get(reader.name) or tiles[reader.name])
                 for k, output in enumerate(op.outputs)
                 for reader, operand in self.readers.get(output, [])
             ]
-            if found:
-                placed[op.name] = _agreed(op, found)
+            if grids:
+                placed[op.name] = _common_grid(op, grids)
         return placed
 
 
-def place_standing(graph: Graph, tiles: Tiles, unread: Callable[[Op], Tiling]) -> None:
+def place_batch_independent(
+    graph: Graph, tiles: Tiles, place_unread: Callable[[Op], Tiling]
+) -> None:
     """Adds tiles for the operators that depend on no sample; `unread` places what nobody reads."""
-    found = Standing(graph)
-    ops = [op for op in reversed(graph.ops) if op.name in found.chosen]
+    independent = BatchIndependentOps(graph)
+    ops = [op for op in reversed(graph.ops) if op.name in independent.names]
     for op in ops:
-        tiles.update(found.place([op], tiles) or {op.name: unread(op)})
+        tiles.update(independent.place([op], tiles) or {op.name: place_unread(op)})
 
 
-def _as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling) -> Grid:
+def _grid_as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling) -> Grid:
     """A reader's grid as one of what it reads, or copies where its tiles share elements."""
     whole_everywhere = copies(op, sorted(set(tiling.devices)))
     if not isinstance(tiling, Grid) or tiling.copies > 1:
@@ -118,17 +122,19 @@ def _as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling) -> G
         for at, index in enumerate(reader.space.operands[operand].indices)
         if index.plain is not None
     }
-    cut = [r for r, parts in enumerate(tiling.parts) if parts > 1]
-    own = [dims.get(r, -1) for r in cut]
-    splittable = all(d >= 0 and not op.space.dims[d].whole for d in own)
-    if not splittable or own != sorted(own):  # the devices stand in row-major order
+    cut_dims = [r for r, parts in enumerate(tiling.parts) if parts > 1]
+    op_dims = [dims.get(r, -1) for r in cut_dims]
+    splittable = all(d >= 0 and not op.space.dims[d].whole for d in op_dims)
+    if not splittable or op_dims != sorted(op_dims):  # the devices stand in row-major order
         return whole_everywhere
-    return split(op, {d: tiling.cuts[r] for d, r in zip(own, cut, strict=True)}, tiling.devices)
+    return split(
+        op, {d: tiling.cuts[r] for d, r in zip(op_dims, cut_dims, strict=True)}, tiling.devices
+    )
 
 
-def _agreed(op: Op, found: Sequence[Grid]) -> Grid:
-    if all(grid == found[0] for grid in found):
-        grid = found[0]
+def _common_grid(op: Op, grids: Sequence[Grid]) -> Grid:
+    if all(grid == grids[0] for grid in grids):
+        grid = grids[0]
     else:
-        grid = copies(op, sorted({d for g in found for d in g.devices}))
-    return everywhere(op, grid.devices) if op.opaque else grid
+        grid = copies(op, sorted({d for g in grids for d in g.devices}))
+    return copies_unless_opaque(op, grid.devices) if op.opaque else grid

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from raddle.graph.graph import Graph, Op
 from raddle.graph.space import Access
-from raddle.searches.grids import standing
+from raddle.searches.grids import batch_independent
 
 _STEP = re.compile(r"\.l\d+r?\.t\d+(?=\.)")  # layer and step of a recurrent network
 
-OWN, AFTER, BEFORE = "own", "after", "before"
+BY_LETTERS, AFTER, BEFORE = "own", "after", "before"
 
 
 class Member(NamedTuple):
@@ -33,7 +33,7 @@ class Member(NamedTuple):
     """
 
     op: Op
-    how: str = OWN
+    how: str = BY_LETTERS
     ref: str = ""
     operand: int = 0
     output: int = 0
@@ -47,7 +47,9 @@ class Group:
     letters: tuple[str, ...]  # that can be split, the samples first
     sizes: tuple[int, ...]  # of the letters, the smallest of all members that have their own
     reduced: frozenset[str] = field(default_factory=frozenset)  # letters that give partial results
-    known: dict[Any, Any] = field(default_factory=dict, repr=False)  # configurations, worked out
+    tilings_cache: dict[Any, Any] = field(
+        default_factory=dict, repr=False
+    )  # configurations, worked out
 
     @property
     def name(self) -> str:
@@ -58,7 +60,7 @@ class Group:
         return frozenset(m.op.name for m in self.members)
 
 
-def groups(graph: Graph) -> tuple[Group, ...]:
+def find_groups(graph: Graph) -> tuple[Group, ...]:
     """All groups in the order of their anchors."""
     members = _backward(graph)
     _forward(graph, members)
@@ -67,7 +69,7 @@ def groups(graph: Graph) -> tuple[Group, ...]:
         if op.name in members:
             root, member = members[op.name]
             by_group.setdefault(root, []).append(member)
-    return tuple(_group(graph, root, own) for root, own in by_group.items())
+    return tuple(_group(graph, root, group_members) for root, group_members in by_group.items())
 
 
 Members = dict[str, tuple[str, Member]]  # operator -> its group's key, and how it is a member
@@ -75,7 +77,7 @@ Members = dict[str, tuple[str, Member]]  # operator -> its group's key, and how 
 
 def _backward(graph: Graph) -> Members:
     """Every operator starts a group or joins that of what it reads element by element."""
-    fixed = standing(graph)
+    fixed = batch_independent(graph)
     producer = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
     order = {op.name: i for i, op in enumerate(graph.ops)}
     members: Members = {}
@@ -178,7 +180,7 @@ def _is_light(graph: Graph, op: Op) -> bool:
 
 def _group(graph: Graph, root: str, members: list[Member]) -> Group:
     ordered = _ordered(members)
-    own = [m.op for m in ordered if m.how == OWN]
+    own = [m.op for m in ordered if m.how == BY_LETTERS]
     sizes: dict[str, int] = {}
     reduced = set()
     for op in own:
@@ -198,16 +200,16 @@ def _ordered(members: Iterable[Member]) -> list[Member]:
     waiting = list(members)
     names = {m.op.name for m in waiting}
     done: dict[str, Member] = {}
-    first = next((m for m in waiting if m.how == OWN and _heavy(m.op)), None)
-    first = first or next(m for m in waiting if m.how == OWN)
+    first = next((m for m in waiting if m.how == BY_LETTERS and _heavy(m.op)), None)
+    first = first or next(m for m in waiting if m.how == BY_LETTERS)
     done[first.op.name] = first
     while len(done) < len(names):
         for m in waiting:
-            if m.op.name not in done and (m.how == OWN or m.ref in done):
+            if m.op.name not in done and (m.how == BY_LETTERS or m.ref in done):
                 done[m.op.name] = m
     return list(done.values())
 
 
-def group_of(found: Iterable[Group]) -> Mapping[str, int]:
+def group_indices(groups: Iterable[Group]) -> Mapping[str, int]:
     """By operator, the number of its group."""
-    return {name: g for g, group in enumerate(found) for name in group.ops}
+    return {name: g for g, group in enumerate(groups) for name in group.ops}

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph
-from raddle.searches.compiling import EVALUATOR, Compiled
-from raddle.searches.settings import Found, Settings
+from raddle.searches.jit_warmup import EVALUATOR, JitFunctions
+from raddle.searches.settings import SearchResult, Settings
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Method(ABC):
     has_stages: ClassVar[bool] = False  # it takes a schedule, stages and micro-batches
     chooses_sync: ClassVar[bool] = False  # unless one is asked for, its plan gets the fastest
     starts_from_others: ClassVar[bool] = False  # a comparison tells it what was found before
-    compiled: ClassVar[tuple[Compiled, ...]] = ()  # what is compiled once on a machine
+    jit_functions: ClassVar[tuple[JitFunctions, ...]] = ()  # what is compiled once on a machine
 
     @abstractmethod
-    def find(self, graph: Graph, cluster: Cluster, settings: Settings) -> Found:
+    def find(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
         """Tiles for all operators, and, of a search, how it went."""
 
 
@@ -36,14 +36,14 @@ class Search(Method):
     """A method that takes about `settings.budget` seconds."""
 
     splits_sums: ClassVar[bool] = True  # unless settings.reduction says otherwise
-    compiled: ClassVar[tuple[Compiled, ...]] = (EVALUATOR,)
+    jit_functions: ClassVar[tuple[JitFunctions, ...]] = (EVALUATOR,)
 
-    def find(self, graph: Graph, cluster: Cluster, settings: Settings) -> Found:
+    def find(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
         if settings.reduction is None:
             settings = replace(settings, reduction=self.splits_sums)
-        with settings.watch.searching():
+        with settings.stopwatch.searching():
             return self.search(graph, cluster, settings)
 
     @abstractmethod
-    def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> Found:
+    def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
         """What is found; `settings.reduction` is decided, and compiling does not count as searching."""

@@ -16,11 +16,11 @@ from raddle.plans.schedules import NAMES
 from raddle.plans.sync import read_sync
 from raddle.plans.validation import validate
 from raddle.searches.attempts import Attempts
+from raddle.searches.choose_sync import host_seconds, with_fastest_sync
 from raddle.searches.pins import read_pin
-from raddle.searches.recomputing import blocks
+from raddle.searches.recomputation import blocks
 from raddle.searches.registry import METHODS, method_named
-from raddle.searches.settings import AUTO, BUDGET, Found, OnProgress, Settings
-from raddle.searches.syncs import host_seconds, with_sync
+from raddle.searches.settings import AUTO, BUDGET, OnProgress, SearchResult, Settings
 
 
 def plan_for(
@@ -39,7 +39,7 @@ def plan_for(
     pins: Sequence[str] = (),
     reduction: bool | None = None,
     profile: Profile | None = None,
-    heard: OnProgress = lambda step: None,
+    on_progress: OnProgress = lambda step: None,
 ) -> Plan:
     """The plan of a method for all devices of a cluster.
 
@@ -55,24 +55,24 @@ def plan_for(
     check_settings([method], bn=bn, sync=sync)
     settings = Settings(
         bn=bn, sync=sync, optimizer=optimizer, profile=profile, reduction=reduction, budget=budget,
-        seed=seed, pins=tuple(read_pin(pin) for pin in pins), heard=heard,
+        seed=seed, pins=tuple(read_pin(pin) for pin in pins), on_progress=on_progress,
     )  # fmt: skip
-    found = find(graph, cluster, method, settings)
-    return plan_of(
-        graph, cluster, method, found, settings, model=model, batch=batch, recompute=recompute
+    result = run_method(graph, cluster, method, settings)
+    return build_plan(
+        graph, cluster, method, result, settings, model=model, batch=batch, recompute=recompute
     )
 
 
-def find(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> Found:
+def run_method(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> SearchResult:
     """The tiles of a method, and, of a search, how it went."""
     return METHODS[method].find(graph, cluster, settings)
 
 
-def plan_of(
+def build_plan(
     graph: Graph,
     cluster: Cluster,
     method: str,
-    found: Found,
+    result: SearchResult,
     settings: Settings,
     *,
     model: str = "",
@@ -84,11 +84,11 @@ def plan_of(
 
     Where the method chooses how to synchronise, `attempts` learns what failed and the plan is left alone.
     """
-    kept = found.recompute if recompute is None else recompute
+    block_count = result.recompute if recompute is None else recompute
     batch = graph.batch if batch is None else batch
-    graph = found.staged.graph if found.staged is not None else graph
+    graph = result.pipeline.graph if result.pipeline is not None else graph
     plan = Plan(
-        found.tiles,
+        result.tiles,
         len(cluster.devices),
         model=model or graph.name,
         fingerprint=graph.fingerprint(),
@@ -96,48 +96,52 @@ def plan_of(
         dtype=_dtype(graph),
         cluster=cluster.to_dict(),
         method=method,
-        recompute=() if kept is None else blocks(graph, kept),
-        sums=found.sums,
+        recompute=() if block_count is None else blocks(graph, block_count),
+        sums=result.sums,
         inputs=describe_inputs(graph),
         parameters=parameter_shapes(graph),
-        **settings.plan,
+        **settings.plan_fields,
     )
-    if settings.schedule and found.staged is None:
+    if settings.schedule and result.pipeline is None:
         plan = replace(plan, schedule=settings.schedule)
-    if found.staged is not None:
-        own = found.staged.fields
-        plan = replace(plan, **{**own, "recompute": own["recompute"] or plan.recompute})
+    if result.pipeline is not None:
+        pipeline_fields = result.pipeline.plan_fields
+        plan = replace(
+            plan, **{**pipeline_fields, "recompute": pipeline_fields["recompute"] or plan.recompute}
+        )
     if settings.sync == AUTO and method in METHODS and METHODS[method].chooses_sync:
         with (attempts or Attempts()).attempt("other ways to synchronise"):
-            plan = _faster(graph, plan, cluster, settings)
+            plan = _choose_sync(graph, plan, cluster, settings)
     elif plan.syncing.collective:
-        plan = _ordered(graph, plan, cluster, settings)
+        plan = _with_slice_order(graph, plan, cluster, settings)
     validate(plan, graph)
     return plan
 
 
-def _faster(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> Plan:
-    from raddle.searches.predict import judge  # numba is needed to simulate alone
+def _choose_sync(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> Plan:
+    from raddle.searches.predict import simulate_steps  # numba is needed to simulate alone
 
-    def step(candidate: Plan) -> float:
-        timeline = judge(graph, candidate, cluster, settings.profile)
+    def step_seconds(candidate: Plan) -> float:
+        timeline = simulate_steps(graph, candidate, cluster, settings.profile)
         return timeline.step_seconds + host_seconds(timeline)
 
-    return with_sync(plan, cluster, step, lambda p: _ordered(graph, p, cluster, settings))
+    return with_fastest_sync(
+        plan, cluster, step_seconds, lambda p: _with_slice_order(graph, p, cluster, settings)
+    )
 
 
-def _ordered(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> Plan:
-    from raddle.searches.order import with_order  # likewise
+def _with_slice_order(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> Plan:
+    from raddle.searches.slice_order import with_slice_order  # likewise
 
-    return with_order(graph, plan, cluster, settings.profile)
+    return with_slice_order(graph, plan, cluster, settings.profile)
 
 
 def check_pipeline(method: str, settings: Settings) -> None:
     """Raises InputError where a schedule, stages or micro-batches are asked of what has none."""
     threaded = settings.schedule.split(":")[0] == "threaded"
-    asked = settings.schedule or settings.stages or settings.microbatches
+    requested = settings.schedule or settings.stages or settings.microbatches
     has_stages = method in METHODS and METHODS[method].has_stages
-    if asked and not has_stages and not threaded:
+    if requested and not has_stages and not threaded:
         raise InputError(
             f"'{method}' has no stages: --schedule, --stages and --microbatches are for --method "
             "pipeline; --schedule threaded:4 goes with any."
@@ -148,14 +152,14 @@ def check_pipeline(method: str, settings: Settings) -> None:
             "pipeline, and no stages."
         )
     if settings.schedule and settings.schedule not in NAMES and not threaded:
-        written = read(settings.schedule)
-        for asked, found, what in (
-            (settings.stages, written.stages, "stages"),
-            (settings.microbatches, written.microbatches, "microbatches"),
+        schedule = read(settings.schedule)
+        for requested, scheduled, option in (
+            (settings.stages, schedule.stages, "stages"),
+            (settings.microbatches, schedule.microbatches, "microbatches"),
         ):
-            if asked is not None and asked != found:
+            if requested is not None and requested != scheduled:
                 raise InputError(
-                    f"--{what} is {asked} and the written schedule has {found}: leave it out."
+                    f"--{option} is {requested} and the written schedule has {scheduled}: leave it out."
                 )
 
 

@@ -20,18 +20,20 @@ from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline, simulate
 
 STEPS = 3  # simulated: the last one's period is the steady state
-FIGURES = (
+METRICS = (
     "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s", "fits"
 )  # fmt: skip
 
 
-def judge(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Timeline:
+def simulate_steps(
+    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
+) -> Timeline:
     """The timeline of a few steps of a plan; measured operators take what was measured."""
     steps = steps_to_simulate(plan, STEPS)
     return simulate(lower(graph, replace(plan, steps=steps)), cluster, profile)
 
 
-def figures(timeline: Timeline) -> dict[str, Any]:
+def predicted_metrics(timeline: Timeline) -> dict[str, Any]:
     """What a simulation says of a plan; `speedup` and `search_s` are not its to know."""
     plan, seconds = timeline.program.plan, timeline.step_seconds
     peaks = peak_bytes(timeline)
@@ -53,7 +55,7 @@ def figures(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def data_parallel(
+def simulate_data_parallel(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
 ) -> Timeline | None:
     """Data parallelism with a plan's settings and batch, simulated; None where the plan is just that.
@@ -67,10 +69,12 @@ def data_parallel(
         graph = graph.at(plan.batch)
         plan = replace(flat(plan), microbatches=1, recompute=(), split_backward=False)
         plan = replace(plan, fingerprint="")
-    spread = data(graph, cluster)
-    if spread == dict(plan.tiles):
+    data_tiles = data(graph, cluster)
+    if data_tiles == dict(plan.tiles):
         return None
-    return judge(graph, replace(plan, tiles=spread, sums={}, method="data"), cluster, profile)
+    return simulate_steps(
+        graph, replace(plan, tiles=data_tiles, sums={}, method="data"), cluster, profile
+    )
 
 
 def details(timeline: Timeline, *, largest: int = 10) -> dict[str, Any]:
@@ -82,7 +86,7 @@ def details(timeline: Timeline, *, largest: int = 10) -> dict[str, Any]:
         "model": plan.model,
         "batch": plan.batch,
         "cluster": cluster.name,
-        **{key: value for key, value in figures(timeline).items() if key not in unknown},
+        **{key: value for key, value in predicted_metrics(timeline).items() if key not in unknown},
         "devices": [
             {
                 "device": d,

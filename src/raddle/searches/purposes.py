@@ -10,20 +10,20 @@ from raddle.program.program import Move, Program, Reduce, message_bytes, summed_
 def bytes_by_purpose(program: Program) -> dict[str, int]:
     """What crosses devices in an average step, by what it is for; they add up to `comm_bytes`."""
     totals = dict.fromkeys(Purpose, 0)
-    known: dict[tuple[str, int], int] = {}  # repetitions have the same messages
+    bytes_of_move: dict[tuple[str, int], int] = {}  # repetitions have the same messages
     for instruction in program.instructions:
         if isinstance(instruction, Move):
             key = (instruction.value, id(instruction.messages))
-            if key not in known:
-                known[key] = sum(
+            if key not in bytes_of_move:
+                bytes_of_move[key] = sum(
                     message_bytes(program, instruction, m) for m in instruction.messages
                 )
-            totals[instruction.what.purpose] += known[key]
+            totals[instruction.what.purpose] += bytes_of_move[key]
         elif isinstance(instruction, Reduce):
             sums = summed_bytes(program, instruction).items()
             totals[Purpose.PARAMETERS] += sum(all_reduce_bytes(len(d), n) for d, n in sums)
-    found, before, steps = dict[str, int](), 0, program.plan.steps
+    per_step, before, steps = dict[str, int](), 0, program.plan.steps
     for each, total in totals.items():  # what is rounded off one is not lost to the sum
-        found[each.value] = (before + total) // steps - before // steps
+        per_step[each.value] = (before + total) // steps - before // steps
         before += total
-    return found
+    return per_step

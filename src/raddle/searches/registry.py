@@ -10,9 +10,9 @@ from pkgutil import iter_modules
 from raddle.errors import InputError
 from raddle.searches import baselines
 from raddle.searches.auto import Auto
-from raddle.searches.compiling import Compiled
 from raddle.searches.flexflow import FlexFlow
 from raddle.searches.hypergraph import Partition
+from raddle.searches.jit_warmup import JitFunctions
 from raddle.searches.method import Method, Search
 from raddle.searches.optcnn import OptCNN
 from raddle.searches.pipeline import Pipelines
@@ -20,7 +20,7 @@ from raddle.searches.pipeline import Pipelines
 METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
-        *map(baselines.Baseline, baselines.METHODS),
+        *map(baselines.Baseline, baselines.BASELINES),
         OptCNN("optcnn"),
         FlexFlow("flexflow"),
         Partition("hypergraph-coarse", "coarse"),
@@ -31,7 +31,7 @@ METHODS: Mapping[str, Method] = {
     )
 }
 SEARCHES = tuple(name for name, method in METHODS.items() if isinstance(method, Search))
-NO_METHODS = ("raddle.searches.explanation",)  # folders without
+NOT_METHODS = ("raddle.searches.explanation",)  # folders without
 
 
 def method_named(name: str) -> Method:
@@ -42,10 +42,10 @@ def method_named(name: str) -> Method:
     return METHODS[name]
 
 
-def to_compile(names: Iterable[str]) -> list[Compiled]:
+def jit_functions_of(names: Iterable[str]) -> list[JitFunctions]:
     """What the methods of these names need compiled, each once; other names need nothing."""
     methods = [METHODS[name] for name in names if name in METHODS]
-    return list(dict.fromkeys(part for method in methods for part in method.compiled))
+    return list(dict.fromkeys(part for method in methods for part in method.jit_functions))
 
 
 def _check() -> None:
@@ -53,7 +53,7 @@ def _check() -> None:
     here = iter_modules([str(Path(__file__).parent)], "raddle.searches.")
     folders = {module.name for module in here if module.ispkg}
     listed = {type(method).__module__ for method in METHODS.values()}
-    missing = folders - listed - {*NO_METHODS}
+    missing = folders - listed - {*NOT_METHODS}
     assert not missing, f"{', '.join(sorted(missing))}: no line in {__name__}"
 
 

@@ -28,7 +28,7 @@ class Settings:
     optimizer: str = "sgd"
     profile: Profile | None = None
     reduction: bool | None = None  # whether sums (k) may be split; None: as the method has it
-    powers: bool = True  # degrees are powers of two
+    powers_of_two: bool = True  # degrees are powers of two
     budget: float = BUDGET  # seconds
     proposals: int | None = None  # that a chain makes at most
     seed: int = 0
@@ -38,18 +38,18 @@ class Settings:
     microbatches: int | None = None
     pins: tuple[Pin, ...] = ()
     starts: Mapping[str, Tiles] = field(default_factory=dict)  # that `auto` knows besides its own
-    heard: OnProgress = field(default=lambda step: None, repr=False)
-    watch: Stopwatch = field(default_factory=Stopwatch, repr=False, compare=False)
+    on_progress: OnProgress = field(default=lambda step: None, repr=False)
+    stopwatch: Stopwatch = field(default_factory=Stopwatch, repr=False, compare=False)
 
     @property
-    def plan(self) -> dict[str, Any]:
+    def plan_fields(self) -> dict[str, Any]:
         """What a plan and its evaluation share; which sync is faster is seen when tiles are there."""
         sync = DEFAULT if self.sync == AUTO else self.sync
         return {"bn": self.bn, "sync": sync, "optimizer": self.optimizer}
 
 
 @dataclass(frozen=True)
-class Progress:
+class BestSoFar:
     """The best time of a step that was known after some seconds and proposals."""
 
     seconds: float
@@ -58,7 +58,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Staged:
+class PipelineResult:
     """A pipeline's part of what was found: the graph of a micro-batch, and how they follow each other."""
 
     graph: Graph
@@ -71,13 +71,13 @@ class Staged:
     workers: tuple[tuple[int, ...], ...] = ()
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def plan_fields(self) -> dict[str, Any]:
         """Of a plan."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "graph"}
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Tiles, where they came from, and how the search went."""
 
     tiles: Tiles
@@ -85,9 +85,9 @@ class Found:
     proposals: int = 0
     accepted: int = 0
     stopped: str = ""  # by "proposals" or "no improvement" (reproducible), "budget" or "interrupt"
-    history: tuple[Progress, ...] = ()
+    history: tuple[BestSoFar, ...] = ()
     recompute: int | None = None
-    staged: Staged | None = None  # where micro-batches follow each other through stages
+    pipeline: PipelineResult | None = None  # where micro-batches follow each other through stages
     sums: Tiles = field(default_factory=dict)  # where partial results are summed, if it matters
     lower_bound_ms: float | None = None
     tried: Sequence[Mapping[str, Any]] = ()  # what else there was, and why it was not taken
@@ -97,14 +97,14 @@ class Found:
 class Clock:
     """Seconds since the search began, and whether they are over."""
 
-    def __init__(self, budget: float, watch: Stopwatch | None = None) -> None:
-        self.watch = watch or Stopwatch()
-        self.begun, self.budget = self.watch.seconds, budget
+    def __init__(self, budget: float, stopwatch: Stopwatch | None = None) -> None:
+        self.stopwatch = stopwatch or Stopwatch()
+        self.started_at, self.budget = self.stopwatch.seconds, budget
 
     @property
     def seconds(self) -> float:
-        return self.watch.seconds - self.begun
+        return self.stopwatch.seconds - self.started_at
 
     @property
-    def over(self) -> bool:
+    def expired(self) -> bool:
         return self.seconds >= self.budget

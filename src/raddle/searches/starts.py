@@ -18,8 +18,8 @@ from raddle.graph.graph import Graph
 from raddle.searches.attempts import Attempts
 from raddle.searches.configurations import Configuration
 from raddle.searches.grids import Tiles
-from raddle.searches.planspace import PlanSpace
-from raddle.searches.work import whole_seconds
+from raddle.searches.operator_times import whole_operator_seconds
+from raddle.searches.plan_space import PlanSpace
 
 Method = Callable[[Graph, Cluster], Tiles]
 Starts = Callable[[PlanSpace], dict[str, Tiles]]
@@ -55,10 +55,10 @@ def staged(space: PlanSpace, stages: int, letters: str) -> Tiles:
     """Runs of groups with equal work; steps of a recurrent layer stay together, so that layers overlap."""
     each = space.count // stages
     chosen = []
-    for g, at in enumerate(stages_of(space, stages)):
+    for g, at in enumerate(stage_of_groups(space, stages)):
         devices = range(at * each, (at + 1) * each)
         both = _two_letters(space, g, devices) if letters == "nc" else None
-        chosen.append(both or one_letter(space, g, letters[0], devices))
+        chosen.append(both or split_one_letter(space, g, letters[0], devices))
     return _tiles(space, chosen)
 
 
@@ -69,7 +69,7 @@ def shifted(space: PlanSpace, stages: int, configurations: Sequence[Configuratio
         space,
         [
             c._replace(devices=tuple(at * each + d for d in c.devices))
-            for at, c in zip(stages_of(space, stages), configurations, strict=True)
+            for at, c in zip(stage_of_groups(space, stages), configurations, strict=True)
         ],
     )
 
@@ -79,8 +79,8 @@ def first_devices(cluster: Cluster, count: int) -> Cluster:
     return replace(cluster.first(count), name=f"{count} of {cluster.name}")
 
 
-def stages_of(space: PlanSpace, stages: int) -> list[int]:
-    seconds = whole_seconds(space.graph)
+def stage_of_groups(space: PlanSpace, stages: int) -> list[int]:
+    seconds = whole_operator_seconds(space.graph)
     device = space.cluster.devices[0]
     work = [sum(seconds(m.op, device) for m in group.members) for group in space.groups]
     blocks: dict[
@@ -115,18 +115,18 @@ def by_speed(space: PlanSpace, devices: Sequence[int] | range) -> Tiles:
     """Every group by sample, in proportion to speed."""
     chosen = []
     for g in range(len(space.groups)):
-        given = one_letter(space, g, "n", devices)
+        given = split_one_letter(space, g, "n", devices)
         chosen.append(space.uneven(g, given) or given)
     return _tiles(space, chosen)
 
 
-def one_letter(
+def split_one_letter(
     space: PlanSpace, g: int, letter: str, devices: Sequence[int] | range
 ) -> Configuration:
     """A group in as many parts of one letter as there are devices, or as it can be cut into."""
     group = space.groups[g]
-    able = [letter, *(x for x in "nc" if x != letter)]
-    for x in able:
+    letters_to_try = [letter, *(x for x in "nc" if x != letter)]
+    for x in letters_to_try:
         if x in group.letters and group.sizes[group.letters.index(x)] >= len(devices):
             parts = tuple(len(devices) if y == x else 1 for y in group.letters)
             return Configuration(parts, tuple(devices))

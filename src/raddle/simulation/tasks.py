@@ -4,7 +4,7 @@ An instruction is one task for each device that takes part (computing.py); a mes
 the links of its route (sending.py); an all-reduce starts when its last participant is ready, and then each
 participant holds its part of the ring (summing.py). A device computes in the program's order, and sums of
 slices leave it in that order too, so that none overtakes another; `overtaking` lets the most urgent go
-first instead, which gives an order that is worth having (searches/order.py). Where communication takes a
+first instead, which gives an order that is worth having (searches/slice_order.py). Where communication takes a
 device's time (costs/host_overhead.py), all of it stands in the program's order.
 """
 

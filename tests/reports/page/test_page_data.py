@@ -29,7 +29,7 @@ from raddle.reports.page.data import PageData, plan_file, torchrun_line
 from raddle.reports.page.gathering import Given, gather
 from raddle.reports.page.html import page
 from raddle.reports.page.measured import describe_run, read_run
-from raddle.searches.predict import figures, judge
+from raddle.searches.predict import predicted_metrics, simulate_steps
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline
 
@@ -42,7 +42,7 @@ def reader(data: PageData) -> Any:
 
 def gathered(graph: Graph, plan: Plan) -> tuple[dict[str, Any], Any, Timeline]:
     data = gather(graph, cluster(ON), [Given(plan)], (), alternatives=0)
-    return data.plain["methods"][0], reader(data), judge(graph, plan, cluster(ON))
+    return data.plain["methods"][0], reader(data), simulate_steps(graph, plan, cluster(ON))
 
 
 @given(st.integers(0, 10**6), sync_texts(4))
@@ -50,7 +50,7 @@ def test_random_plans(seed: int, sync: str) -> None:
     _, graph = small("lenet-tiny")
     plan = random_plan(graph, 4, seed, sync=sync, batch=graph.batch, method="random")
     found, read, timeline = gathered(graph, plan)
-    expected = figures(timeline)
+    expected = predicted_metrics(timeline)
     assert {k: found[k] for k in ("step_ms", "comm_bytes", "peak_bytes", "fits")} == {
         k: expected[k] for k in ("step_ms", "comm_bytes", "peak_bytes", "fits")
     }

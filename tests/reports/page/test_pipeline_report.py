@@ -18,7 +18,7 @@ from raddle.plans import file
 from raddle.plans.plan import Plan
 from raddle.plans.schedules import NAMES
 from raddle.reports.page.gathering import Given, gather
-from raddle.searches.planning import find, plan_of
+from raddle.searches.planning import build_plan, run_method
 from raddle.searches.settings import Settings
 
 ON, BATCH, MICROBATCHES = "p100:1x2", 10, 4
@@ -34,10 +34,10 @@ def planned(graph: Graph, schedule: str) -> tuple[Plan, Graph]:
     """Two micro-batches of 3 samples and two of 2, and the graph of the largest."""
     stages = 4 if schedule == "interleaved" else 2
     chosen = Settings(schedule=schedule, stages=stages, microbatches=MICROBATCHES, budget=0.1)
-    found = find(graph, cluster(ON), "pipeline", chosen)
-    assert found.staged is not None
-    plan = plan_of(graph, cluster(ON), "pipeline", found, chosen, model="mlp-tiny")
-    return plan, found.staged.graph
+    found = run_method(graph, cluster(ON), "pipeline", chosen)
+    assert found.pipeline is not None
+    plan = build_plan(graph, cluster(ON), "pipeline", found, chosen, model="mlp-tiny")
+    return plan, found.pipeline.graph
 
 
 def raddle(capsys: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:

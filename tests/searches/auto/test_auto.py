@@ -15,10 +15,10 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
-from raddle.searches.baselines import METHODS
-from raddle.searches.comparing import compare, planned
+from raddle.searches.baselines import BASELINES
+from raddle.searches.comparison import compare, plan_and_predict
 from raddle.searches.planning import plan_for
-from raddle.searches.predict import judge
+from raddle.searches.predict import simulate_steps
 from raddle.searches.settings import Settings
 from raddle.simulation.memory.peaks import peak_bytes
 
@@ -54,7 +54,7 @@ MACHINES = ("p100:1x4", "k80:2x2", "local:2", "skylake-10gbe:4x1")
 def test_it_is_never_slower_than_a_method_that_fits(model: str, machine: str) -> None:
     graph, on = small(model)[1], cluster(machine)
     asked = Settings(budget=2, proposals=300)
-    rows = compare(graph, on, [*METHODS, "optcnn", "flexflow", "auto"], settings=asked)
+    rows = compare(graph, on, [*BASELINES, "optcnn", "flexflow", "auto"], settings=asked)
     (auto,) = (row for row in rows if row["method"] == "auto")
     for row in rows:
         if row["step_ms"] is not None and row["fits"]:
@@ -80,12 +80,12 @@ def test_it_respects_memory_where_data_parallelism_does_not_fit() -> None:
 
 
 def figure_peak(graph: Graph, plan: Plan, on: Cluster) -> int:
-    return max(peak_bytes(judge(graph, plan, on)))
+    return max(peak_bytes(simulate_steps(graph, plan, on)))
 
 
 def test_it_says_which_batch_would_fit() -> None:
     graph, on = small("unet-tiny")[1], cluster("p100:1x1")
-    needed = planned(graph, on, "data")[1]["peak_bytes"]
+    needed = plan_and_predict(graph, on, "data")[1]["peak_bytes"]
     with pytest.raises(InputError, match=r"a batch of about [1-3] would fit"):
         plan_for(graph, small_cards(needed // 3, "p100:1x1"), "auto", budget=2)
 
@@ -93,7 +93,7 @@ def test_it_says_which_batch_would_fit() -> None:
 def test_it_computes_again_what_it_cannot_keep() -> None:
     graph = small("resnet110-tiny")[1]
     on = cluster("p100:1x1")
-    needed = planned(graph, on, "data")[1]["peak_bytes"]
+    needed = plan_and_predict(graph, on, "data")[1]["peak_bytes"]
     plan = plan_for(graph, small_cards(int(0.8 * needed), "p100:1x1"), "auto", budget=2)
     assert plan.recompute
     assert figure_peak(graph, plan, on) <= 0.8 * needed
@@ -115,7 +115,7 @@ def test_slow_devices_get_smaller_parts() -> None:
         loss=lambda y: y.square().sum(),
     )  # fmt: skip
     on = mixed()
-    rows = compare(graph, on, [*METHODS, "optcnn", "auto"], settings=Settings(budget=4))
+    rows = compare(graph, on, [*BASELINES, "optcnn", "auto"], settings=Settings(budget=4))
     auto = rows[-1]["step_ms"]
     equal = min(row["step_ms"] for row in rows[:-1] if row["step_ms"] is not None)
     assert auto * 1.2 <= equal
@@ -127,7 +127,7 @@ def test_slow_devices_get_smaller_parts() -> None:
 def test_the_same_seed_gives_the_same_plan() -> None:
     graph, on = small("lenet-tiny")[1], cluster("p100:1x4")
     asked = Settings(budget=60, proposals=400, seed=7)
-    one, two = (planned(graph, on, "auto", settings=asked)[0] for _ in range(2))
+    one, two = (plan_and_predict(graph, on, "auto", settings=asked)[0] for _ in range(2))
     assert one.tiles == two.tiles
 
 
@@ -142,12 +142,12 @@ def test_an_interrupt_keeps_the_best_so_far(when: int) -> None:
         if len(heard) == when:
             raise KeyboardInterrupt
 
-    asked = Settings(budget=60, proposals=600 if when > 2 else None, heard=interrupt)
+    asked = Settings(budget=60, proposals=600 if when > 2 else None, on_progress=interrupt)
     if when == 1:
         with pytest.raises(KeyboardInterrupt):  # there is nothing to keep yet
-            planned(graph, on, "auto", settings=asked)
+            plan_and_predict(graph, on, "auto", settings=asked)
         return
-    _, row, _ = planned(graph, on, "auto", settings=asked)
+    _, row, _ = plan_and_predict(graph, on, "auto", settings=asked)
     assert row["stopped"] == "interrupt"
     assert row["fits"]
-    assert row["step_ms"] <= planned(graph, on, "data")[1]["step_ms"]
+    assert row["step_ms"] <= plan_and_predict(graph, on, "data")[1]["step_ms"]

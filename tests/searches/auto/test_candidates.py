@@ -11,9 +11,9 @@ from raddle.clusters import Cluster, cluster
 from raddle.errors import InputError
 from raddle.searches.attempts import Attempts
 from raddle.searches.auto.candidates import Candidate, Judge, Timer
-from raddle.searches.auto.squeezing import squeezed
-from raddle.searches.baselines import METHODS
-from raddle.searches.predict import figures, judge
+from raddle.searches.auto.recompute_to_fit import squeezed
+from raddle.searches.baselines import BASELINES
+from raddle.searches.predict import predicted_metrics, simulate_steps
 from raddle.searches.settings import Settings
 from raddle.simulation.fast.evaluator import Evaluator
 
@@ -23,7 +23,7 @@ def judge_on(on: Cluster) -> Judge:
 
 
 def data(own: Judge) -> dict[str, Any]:
-    return METHODS["data"](own.graph, own.cluster)
+    return BASELINES["data"](own.graph, own.cluster)
 
 
 def cards(memory: int) -> Cluster:
@@ -36,7 +36,7 @@ def test_a_simulated_candidate_knows_what_its_plan_takes() -> None:
     own = judge_on(cluster("p100:1x2"))
     candidate = own.stepped("data", data(own))
     assert own.simulate(candidate)
-    row = figures(judge(own.graph, own.plan(candidate.tiles), own.cluster))
+    row = predicted_metrics(simulate_steps(own.graph, own.plan(candidate.tiles), own.cluster))
     assert candidate.row()["step_ms"] == row["step_ms"] == 1e3 * candidate.seconds
     assert (candidate.row()["peak_bytes"], candidate.fits) == (row["peak_bytes"], row["fits"])
 

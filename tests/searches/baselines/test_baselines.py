@@ -17,7 +17,7 @@ from raddle.plans.notation import write_tiling
 from raddle.plans.tiling import Irregular
 from raddle.program.lower import lower
 from raddle.program.program import Move
-from raddle.searches.baselines import METHODS
+from raddle.searches.baselines import BASELINES
 from raddle.searches.planning import plan_for
 
 TINY = [name for name in zoo.names() if name.endswith("-tiny")]
@@ -30,14 +30,14 @@ def captured(name: str, batch: int | None = None) -> Graph:
 
 
 def text(graph: Graph, on: Cluster, method: str, op: str) -> str:
-    return write_tiling(graph.op(op), METHODS[method](graph, on)[op])
+    return write_tiling(graph.op(op), BASELINES[method](graph, on)[op])
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_plans_are_legal_on_one_device_and_on_four_and_survive_a_file(name: str) -> None:
     graph = captured(name)
     for on in (cluster("p100:1x1"), cluster("p100:2x2")):
-        for method in METHODS:
+        for method in BASELINES:
             plan = plan_for(graph, on, method, model=name)
             lower(graph, plan)
             data = json.loads(json.dumps(to_dict(plan, graph)))
@@ -49,7 +49,7 @@ def test_plans_are_legal_on_one_device_and_on_four_and_survive_a_file(name: str)
 def test_plans_of_the_models_themselves_are_legal(name: str) -> None:
     graph = captured(name)
     for devices in (1, 2, 3, 4):
-        for method in METHODS:
+        for method in BASELINES:
             lower(graph, plan_for(graph, cluster(f"p100:1x{devices}"), method))
 
 
@@ -85,7 +85,7 @@ def test_data_parallelism_sends_no_activations(name: str) -> None:
 
 def test_one_weird_trick_without_convolutions_is_model_parallelism() -> None:
     graph, on = captured("mlp-tiny"), cluster("p100:1x2")
-    assert METHODS["owt"](graph, on)["layers.0"] == METHODS["model"](graph, on)["layers.0"]
+    assert BASELINES["owt"](graph, on)["layers.0"] == BASELINES["model"](graph, on)["layers.0"]
 
 
 def test_what_depends_on_no_sample_is_computed_where_it_is_read() -> None:
@@ -98,7 +98,7 @@ def test_what_depends_on_no_sample_is_computed_where_it_is_read() -> None:
 
 def test_a_part_may_begin_inside_of_a_filter() -> None:
     graph, on = captured("vgg16-tiny"), cluster("p100:1x4")
-    tiles = METHODS["channel-incremental"](graph, on)
+    tiles = BASELINES["channel-incremental"](graph, on)
     cut = [op for op in graph.ops if isinstance(tiles[op.name], Irregular)]
     assert cut
     for op in cut:

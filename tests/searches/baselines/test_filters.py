@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raddle.searches.baselines.filters import Run, fill
+from raddle.searches.baselines.filters import Run, assign_runs
 
 
 @given(
@@ -17,7 +17,7 @@ def test_parts_are_filled_in_order_until_they_have_their_share(
     layers: list[tuple[int, int]], parts: int
 ) -> None:
     total = sum(work for _, work in layers)
-    filled = fill(layers, [total / parts] * parts)
+    filled = assign_runs(layers, [total / parts] * parts)
     done = [0.0] * parts
     units = [0.0] * parts  # the largest unit of each part
     order = []
@@ -37,8 +37,8 @@ def test_parts_are_filled_in_order_until_they_have_their_share(
 
 
 def test_equal_layers_are_cut_in_the_middle() -> None:
-    assert fill([(4, 2.0)], [1.0, 1.0]) == [[Run(0, 0, 2), Run(1, 2, 4)]]
-    assert fill([(3, 3.0), (3, 3.0)], [2.0, 2.0, 2.0]) == [
+    assert assign_runs([(4, 2.0)], [1.0, 1.0]) == [[Run(0, 0, 2), Run(1, 2, 4)]]
+    assert assign_runs([(3, 3.0), (3, 3.0)], [2.0, 2.0, 2.0]) == [
         [Run(0, 0, 2), Run(1, 2, 3)],
         [Run(1, 0, 1), Run(2, 1, 3)],
     ]

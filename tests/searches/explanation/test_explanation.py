@@ -22,15 +22,15 @@ from raddle.plans.plan import Plan
 from raddle.plans.tiling import Irregular
 from raddle.program.lower import lower
 from raddle.reports.explaining import sentences, what_changes
-from raddle.searches.baselines import METHODS
+from raddle.searches.baselines import BASELINES
 from raddle.searches.bounds import lower_bound
 from raddle.searches.explanation import timing
 from raddle.searches.explanation.alternatives import configurations
 from raddle.searches.explanation.explain_plan import explain_plan
 from raddle.searches.explanation.operator import explain_op, find_ops
+from raddle.searches.plan_space import PlanSpace
 from raddle.searches.planning import plan_for
-from raddle.searches.planspace import PlanSpace
-from raddle.searches.predict import details, figures, judge
+from raddle.searches.predict import details, predicted_metrics, simulate_steps
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.searches.settings import Settings
 from raddle.simulation.fast.evaluator import Evaluator
@@ -70,10 +70,10 @@ def one_step(graph: Graph, plan: Plan, on: Cluster) -> float:
 def test_the_numbers_are_those_of_figures_and_details(graph: Graph, on: Cluster, owt: Plan) -> None:
     found = explain_plan(graph, owt, on)
     for side, plan in (("plan", owt), ("data", plan_for(graph, on, "data"))):
-        timeline = judge(graph, plan, on)
+        timeline = simulate_steps(graph, plan, on)
         own, rows = found[side], details(timeline)["devices"]
         for key in ("step_ms", "samples_per_s", "comm_bytes", "peak_bytes", "imbalance", "fits"):
-            assert own[key] == figures(timeline)[key]
+            assert own[key] == predicted_metrics(timeline)[key]
         for key, ms in own["average"].items():
             assert ms == pytest.approx(sum(row[key] for row in rows) / len(rows))
         assert own["fullest"]["peak_bytes"] == own["peak_bytes"]
@@ -82,9 +82,9 @@ def test_the_numbers_are_those_of_figures_and_details(graph: Graph, on: Cluster,
     assert found["search"] is None
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", BASELINES)
 def test_bytes_by_purpose_add_up(graph: Graph, on: Cluster, method: str) -> None:
-    timeline = judge(graph, plan_for(graph, on, method), on)
+    timeline = simulate_steps(graph, plan_for(graph, on, method), on)
     assert sum(bytes_by_purpose(timeline.program).values()) == timeline.comm_bytes
 
 
@@ -94,14 +94,14 @@ def test_bytes_of_any_plan_add_up(seed: int, sync: str, microbatches: int, lacki
     graph = small("mlp-tiny")[1]
     batch = microbatches * graph.batch - lacking
     plan = random_plan(graph, 4, seed, sync=sync, microbatches=microbatches, batch=batch)
-    timeline = judge(graph, plan, cluster(MACHINE))
+    timeline = simulate_steps(graph, plan, cluster(MACHINE))
     assert sum(bytes_by_purpose(timeline.program).values()) == timeline.comm_bytes
 
 
 def test_bytes_of_buffers_and_statistics_add_up(on: Cluster) -> None:
     graph = captured("resnet110-tiny")
     for method, bn in (("data", "global"), ("layerwise", "local"), ("spatial", "global")):
-        timeline = judge(graph, plan_for(graph, on, method, bn=bn), on)
+        timeline = simulate_steps(graph, plan_for(graph, on, method, bn=bn), on)
         assert sum(bytes_by_purpose(timeline.program).values()) == timeline.comm_bytes
 
 
@@ -118,7 +118,7 @@ def test_data_parallel_has_the_settings_of_the_plan(graph: Graph, on: Cluster, o
     own = replace(owt, sync="server", optimizer="adam", microbatches=2, batch=16)
     same = replace(plan_for(graph, on, "data"), sync="server", optimizer="adam", microbatches=2)
     found = explain_plan(graph, own, on)
-    assert found["data"]["step_ms"] == 1e3 * judge(graph, same, on).step_seconds
+    assert found["data"]["step_ms"] == 1e3 * simulate_steps(graph, same, on).step_seconds
 
 
 def test_data_parallel_that_cannot_be_applied(graph: Graph) -> None:
@@ -143,7 +143,7 @@ def test_the_bound(graph: Graph, on: Cluster, owt: Plan) -> None:
 
 
 def test_the_critical_path_has_no_gaps(graph: Graph, on: Cluster, owt: Plan) -> None:
-    timeline = judge(graph, owt, on)
+    timeline = simulate_steps(graph, owt, on)
     found = explain_plan(graph, owt, on)
     assert found["path_ms"] == pytest.approx(timeline.total_seconds * 1e3 / 3)
     assert sum(found["path_doing"].values()) == pytest.approx(found["path_ms"])
@@ -226,7 +226,7 @@ def test_alternatives_take_what_simulating_them_takes(
     plan = replace(plan_for(graph, on, method), **settings)
     found = explain_op(graph, plan, on, name)
     assert found["base"]["step_ms"] == one_step(graph, plan, on)
-    assert found["step_ms"] == 1e3 * judge(graph, plan, on).step_seconds
+    assert found["step_ms"] == 1e3 * simulate_steps(graph, plan, on).step_seconds
     expected = simulated_alternatives(graph, plan, on, name)
     assert found["timed"] == len(expected)
     assert found["faster"] == sum(ms < found["base"]["step_ms"] for ms in expected.values())

@@ -26,9 +26,9 @@ from raddle.reports.page.groups import describe_alternatives
 from raddle.searches.explanation import timing
 from raddle.searches.explanation.alternatives import configurations
 from raddle.searches.explanation.operator import explain_op, space_of
-from raddle.searches.order import with_order
 from raddle.searches.planning import plan_for
-from raddle.searches.predict import judge
+from raddle.searches.predict import simulate_steps
+from raddle.searches.slice_order import with_slice_order
 from raddle.simulation.timeline import simulate
 
 MODEL, OP = "mlp-tiny", "layers.1"
@@ -47,7 +47,7 @@ def on() -> Cluster:
 def step(graph: Graph, plan: Plan, on: Cluster) -> float:
     """Milliseconds of one step on its own or, where steps overlap, of one among others."""
     if is_asynchronous(plan):
-        return 1e3 * judge(graph, plan, on).step_seconds
+        return 1e3 * simulate_steps(graph, plan, on).step_seconds
     return int(simulate(lower(graph, replace(plan, steps=1)), on).end.max()) / 1e6
 
 
@@ -65,7 +65,7 @@ def other_steps(graph: Graph, plan: Plan, on: Cluster, g: int) -> dict[str, floa
             continue
         try:
             own = replace(plan, tiles=tiles, order=())
-            own = with_order(graph, own, on) if plan.order else own
+            own = with_slice_order(graph, own, on) if plan.order else own
             found[write_tiling(anchor, tiles[anchor.name])] = step(graph, own, on)
         except InputError:
             continue
@@ -100,7 +100,7 @@ def test_every_way_to_synchronise(graph: Graph, on: Cluster, sync: str) -> None:
 @pytest.mark.parametrize("sync", each_sync())
 def test_the_page_says_the_same(graph: Graph, on: Cluster, sync: str) -> None:
     plan = plan_for(graph, on, "data", sync=sync)
-    timeline = judge(graph, plan, on)
+    timeline = simulate_steps(graph, plan, on)
     space = space_of(graph, plan, on)
     number = {op.name: i for i, op in enumerate(graph.ops)}
     groups = describe_alternatives(plan, timeline, None, 1000.0, lambda step: None)

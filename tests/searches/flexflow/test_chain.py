@@ -13,11 +13,11 @@ from small import small
 from raddle.clusters import cluster
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
-from raddle.searches.baselines import METHODS
-from raddle.searches.flexflow.chain import Chain, chain
-from raddle.searches.flexflow.climbing import Climb
+from raddle.searches.baselines import BASELINES
+from raddle.searches.flexflow.chain import Chain, start_chain
 from raddle.searches.flexflow.method import flexflow
-from raddle.searches.planspace import PlanSpace
+from raddle.searches.flexflow.multi_chain import Climb
+from raddle.searches.plan_space import PlanSpace
 from raddle.searches.settings import Clock, Settings
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.timeline import simulate
@@ -28,9 +28,9 @@ MACHINES = ("p100:1x4", "p100:2x2", "local:4")
 
 def begun(model: str, machine: str, seed: int, temperature: float) -> Chain:
     graph, on = small(model)[1], cluster(machine)
-    space = PlanSpace(graph, on, Settings(reduction=True, powers=False))
-    tiles = METHODS["data"](graph, on)
-    return chain(
+    space = PlanSpace(graph, on, Settings(reduction=True, powers_of_two=False))
+    tiles = BASELINES["data"](graph, on)
+    return start_chain(
         space,
         Evaluator(graph, on, Plan(tiles, len(on.devices), bn="local")),
         "data",
@@ -82,7 +82,7 @@ def test_what_is_accepted_follows_the_temperature() -> None:
 
 def test_the_same_seed_gives_the_same_plan() -> None:
     graph, on = small("lenet-tiny")[1], cluster("p100:1x4")
-    starts = {"data": METHODS["data"](graph, on)}
+    starts = {"data": BASELINES["data"](graph, on)}
     first, again, other = (
         flexflow(graph, on, Settings(budget=60, proposals=600, seed=seed), starts)
         for seed in (1, 1, 2)
@@ -104,8 +104,8 @@ def test_an_interrupt_keeps_the_best_so_far() -> None:
         if len(heard) == 2:
             raise KeyboardInterrupt
 
-    asked = Settings(budget=60, heard=interrupt)
-    found = flexflow(graph, on, asked, {"data": METHODS["data"](graph, on)})
+    asked = Settings(budget=60, on_progress=interrupt)
+    found = flexflow(graph, on, asked, {"data": BASELINES["data"](graph, on)})
     assert found.stopped == "interrupt"
     lower(graph, Plan(found.tiles, 4, bn="local"))
 

@@ -19,10 +19,10 @@ from raddle.plans.plan import Plan
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.threads import run_threads
-from raddle.searches.baselines import METHODS
+from raddle.searches.baselines import BASELINES
 from raddle.searches.hypergraph.mixed import MixedSolution, solve
 from raddle.searches.hypergraph.mixedtime import improve
-from raddle.searches.predict import judge
+from raddle.searches.predict import simulate_steps
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.simulation.timeline import simulate
 from raddle.zoo.workload import Workload
@@ -65,7 +65,7 @@ def test_it_is_in_balance_and_sends_no_more_than_others(name: str, parts: int) -
     assert max(solution.work) <= 1.1 * average * (1 + 1e-6)
     assert solution.imbalance == pytest.approx(max(solution.work) / average)
     for method in ("data", "owt", "model"):  # all of them in balance
-        tiles = METHODS[method](graph, cluster(f"p100:1x{parts}"))
+        tiles = BASELINES[method](graph, cluster(f"p100:1x{parts}"))
         assert solution.volume_bytes <= volume(graph, tiles, parts)
 
 
@@ -140,9 +140,9 @@ def test_a_run_equals_the_plain_module_and_sends_what_was_predicted(parts: int) 
 @pytest.mark.parametrize("name", ["vgg16-tiny", "resnet50-tiny"])
 def test_the_second_stage_is_never_slower(name: str) -> None:
     graph, machine = graph_of(name), cluster("p100:2x2")
-    before = judge(graph, Plan(solved(name, 4).tiles, 4, bn="local"), machine)
+    before = simulate_steps(graph, Plan(solved(name, 4).tiles, 4, bn="local"), machine)
     found = improve(graph, machine, solved(name, 4), budget=4.0)  # a second may go into starts
-    after = judge(graph, Plan(found.tiles, 4, bn="local"), machine)
+    after = simulate_steps(graph, Plan(found.tiles, 4, bn="local"), machine)
     assert found.before_seconds == before.step_seconds
     assert found.step_seconds == after.step_seconds <= before.step_seconds
     assert found.volume_bytes == after.comm_bytes

@@ -6,7 +6,7 @@ import numpy as np
 from small import small
 
 from raddle.clusters import cluster
-from raddle.searches.baselines import METHODS
+from raddle.searches.baselines import BASELINES
 from raddle.searches.hypergraph.mixedblocks import blocks_of
 from raddle.searches.hypergraph.mixedtime import Judge, Stepper, take_turns
 from raddle.searches.settings import Clock
@@ -18,13 +18,13 @@ ON = cluster("p100:1x2")
 def stepper(memory: float = 1e12) -> tuple[Stepper, Judge]:
     graph = small("lenet-tiny")[1]
     judge = Judge(graph, ON, None, {"bn": "local"})
-    evaluator = Evaluator(graph, ON, judge.plan(METHODS["data"](graph, ON)))
+    evaluator = Evaluator(graph, ON, judge.plan(BASELINES["data"](graph, ON)))
     return Stepper(blocks_of(graph), evaluator, np.full(2, memory), seed=3), judge
 
 
 def test_the_best_of_a_walk_is_a_plan_of_that_time() -> None:
     own, judge = stepper()
-    (walk, *_) = own.walks({"data": METHODS["data"](judge.graph, ON)})
+    (walk, *_) = own.walks({"data": BASELINES["data"](judge.graph, ON)})
     own.evaluator.move(walk.tiles)
     before = walk.time
     for _ in range(100):
@@ -38,7 +38,7 @@ def test_the_best_of_a_walk_is_a_plan_of_that_time() -> None:
 
 def test_a_walk_stays_where_it_is_if_nothing_else_fits() -> None:
     own, judge = stepper(memory=0)
-    (walk, *_) = own.walks({"data": METHODS["data"](judge.graph, ON)})
+    (walk, *_) = own.walks({"data": BASELINES["data"](judge.graph, ON)})
     own.evaluator.move(walk.tiles)
     for _ in range(30):
         own.step(walk)

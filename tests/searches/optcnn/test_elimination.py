@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raddle.searches.optcnn import branching, elimination
+from raddle.searches.optcnn import branch_and_bound, elimination
 from raddle.searches.optcnn.elimination import min_plus, solve
 from raddle.searches.optcnn.problem import Edge, near_of
 
@@ -152,7 +152,7 @@ def without_guesses() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (branching, elimination):
             patch.setattr(module, "settled", lambda nodes, edges, choice: tuple(map(int, choice)))
-        patch.setattr(branching, "_rounded", lambda nodes, *rest: (0,) * len(nodes))
+        patch.setattr(branch_and_bound, "_rounded", lambda nodes, *rest: (0,) * len(nodes))
         yield patch
 
 
@@ -171,17 +171,17 @@ def test_bounds_hold_for_all_choices(pairs: Pairs, seed: int, quantile: float) -
     near = near_of(nodes, edges)
     zeros = [[np.zeros(len(nodes[end])) for end in edge[:2]] for edge in edges]
     keep = [np.arange(len(node)) for node in nodes]
-    root = branching.Part(1, branching._bound(nodes, edges, zeros), 0, keep, zeros)
+    root = branch_and_bound.Part(1, branch_and_bound._bound(nodes, edges, zeros), 0, keep, zeros)
     assert root.bound <= costs.min()
-    part = branching._tightened(nodes, edges, near, root, cost, lambda: False)
+    part = branch_and_bound._tightened(nodes, edges, near, root, cost, lambda: False)
     assert part.bound <= max(cost, costs.min()) + 1e-6
     if part.bound < cost:
         assert part.bound <= costs.min() + 1e-6
         for node, kept in enumerate(part.keep):
             assert set(np.nonzero(costs < cost)[node]) <= set(kept)
-        few, some = branching._restricted(nodes, edges, part.keep)
+        few, some = branch_and_bound._restricted(nodes, edges, part.keep)
         if any(len(kept) > 1 for kept in part.keep):
-            for child in branching._divided(few, some, near, part, count()):
+            for child in branch_and_bound._divided(few, some, near, part, count()):
                 assert child.bound <= costs[np.ix_(*child.keep)].min() + 1e-6
     else:
         assert costs.min() >= cost
@@ -271,7 +271,7 @@ def test_a_part_that_was_interrupted_stays_open() -> None:
         return (0,) * len(nodes), False
 
     with without_guesses():
-        found = branching.minimum(
+        found = branch_and_bound.minimum(
             *problem, narrow=interrupted, late=lambda: bool(struck), heard=lambda step: None
         )
     assert struck

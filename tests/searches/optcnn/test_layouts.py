@@ -23,7 +23,7 @@ from raddle.plans.validation import validate
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.searches.configurations import tiles
-from raddle.searches.groups import Group, group_of, groups
+from raddle.searches.groups import Group, find_groups, group_indices
 from raddle.searches.optcnn.layouts import Atlas, Layout
 from raddle.searches.optcnn.method import plan_tiles
 from raddle.searches.optcnn.ranges import Ranges
@@ -153,7 +153,7 @@ def moved(found: Tables, recount: Recount, choice: list[int]) -> dict[tuple[int,
         tiles(group, of[x])
         for group, of, x in zip(found.groups, found.configurations, choice, strict=True)
     ]
-    of = group_of(found.groups)
+    of = group_indices(found.groups)
     seconds: dict[tuple[int, int], list[float]] = {}
     for op in (op for op in recount.graph.ops if op.name in of):
         for operand, name in enumerate(op.inputs):
@@ -177,7 +177,7 @@ def test_layouts_are_the_tiles_and_the_regions_that_they_read(
 ) -> None:
     graph = captured(steps)
     atlas = Atlas(np.arange(4), 4, **options)
-    for group in groups(graph):
+    for group in find_groups(graph):
         assert_laid_out(group, atlas.layouts(group))
 
 

@@ -33,8 +33,8 @@ from raddle.program.closing import SMALL
 from raddle.program.lower import lower
 from raddle.program.merging import is_local_statistics, longest
 from raddle.searches.configurations import Configuration, tiles
-from raddle.searches.groups import Group, group_of
-from raddle.searches.optcnn.method import OVERLAPS, choose, optcnn_paper, plan_tiles
+from raddle.searches.groups import Group, group_indices
+from raddle.searches.optcnn.method import OVERLAPS, choose_configurations, optcnn_paper, plan_tiles
 from raddle.searches.optcnn.tables import Tables, tables
 from raddle.searches.optcnn.transfers import looked_at
 from raddle.searches.planning import plan_for
@@ -332,7 +332,7 @@ def test_edges_are_what_a_recount_finds(
 @pytest.mark.parametrize("model", MODELS)
 def test_all_values_between_groups_are_in_the_tables(model: str) -> None:
     graph, found = small(model)[1], table(model, "p100:2x2", powers=True, reduction=False)
-    of = group_of(found.groups)
+    of = group_indices(found.groups)
     made_by = {o: op.name for op in graph.ops for o in op.outputs}
     pairs = {
         (of[made_by[name]], of[op.name])
@@ -381,7 +381,7 @@ def test_no_choice_costs_less(model: str, where: str, paper: bool) -> None:
     found = table(model, where, paper=paper, powers=False)
     choices = math.prod(len(own) for own in found.nodes)
     assert 100 < choices <= 200_000
-    assert choose(found)[1].cost == pytest.approx(exhaustive(found), rel=1e-6)
+    assert choose_configurations(found)[1].cost == pytest.approx(exhaustive(found), rel=1e-6)
 
 
 @pytest.mark.parametrize("paper", [False, True])
@@ -391,7 +391,7 @@ def test_no_choice_for_lenet_on_four_devices_costs_less(paper: bool) -> None:
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
     found = tables(graph, cluster("p100:1x4"), paper=paper)
     assert math.prod(len(own) for own in found.nodes) > 1e7
-    chosen, solution = choose(found)
+    chosen, solution = choose_configurations(found)
     assert solution.certified
     assert solution.cost == pytest.approx(exhaustive(found), rel=1e-6)
     assert [own[x] for own, x in zip(found.configurations, solution.choice, strict=True)] == chosen
@@ -434,7 +434,7 @@ def test_pins_leave_what_they_allow() -> None:
             free.configurations[edge.target].index(c) for c in pinned.configurations[edge.target]
         ]
         np.testing.assert_array_equal(cut.cost, edge.cost[np.ix_(rows, columns)])
-    assert choose(pinned)[1].cost >= choose(free)[1].cost
+    assert choose_configurations(pinned)[1].cost >= choose_configurations(free)[1].cost
     with pytest.raises(InputError, match=r"no configuration of 'features\.0' is allowed"):
         tables(graph, where, allowed=lambda group, configuration: False)
 
@@ -443,7 +443,7 @@ def test_what_was_measured_comes_before_what_is_estimated() -> None:
     graph, where = small("lenet-tiny")[1], machine("p100:1x4")
     plain = tables(graph, where)
     op = graph.op("classifier.4")
-    g = group_of(plain.groups)[op.name]
+    g = group_indices(plain.groups)[op.name]
     x = plain.configurations[g].index(Configuration((2, 1, 1), (0, 1)))
     box = tiles(plain.groups[g], plain.configurations[g][x])[op.name].boxes[0]
     compute = Compute(graph, active_values(graph))
@@ -511,7 +511,7 @@ def test_the_fastest_plan_of_several_is_taken() -> None:
     found = tables(graph, where)
     times = []
     for overlap in OVERLAPS:
-        chosen, _ = choose(found.overlapped(overlap))
+        chosen, _ = choose_configurations(found.overlapped(overlap))
         times.append(evaluated(graph, where, plan_tiles(graph, where, found.groups, chosen)))
     assert evaluated(graph, where, plan_for(graph, where, "optcnn").tiles) == min(times)
 

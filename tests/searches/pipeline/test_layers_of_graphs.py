@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from raddle.graph.capture import capture
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
-from raddle.searches.grids import standing
+from raddle.searches.grids import batch_independent
 from raddle.searches.pipeline.layers import topological_order
 from raddle.searches.pipeline.nodes import Nodes, nodes_of, stage_names
 
@@ -209,7 +209,7 @@ def test_the_sources_of_random_graphs_have_all_roles() -> None:
     """A role that is new, and depends on no sample, belongs to the sources above."""
     every = Recipe(SOURCES, (), tuple(Step("fixed", 0, k) for k in range(len(SOURCES))))
     graph = capture(Random(every), INPUTS)
-    fixed = standing(graph)
+    fixed = batch_independent(graph)
     read = {i for op in graph.ops if op.name not in fixed for i in op.inputs}
     made = {i for op in graph.ops if op.name in fixed for i in op.inputs}
     roles = {graph.values[name].role for name in read | made} - {"op"}

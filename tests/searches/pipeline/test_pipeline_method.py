@@ -22,7 +22,7 @@ from raddle.graph.graph import Graph
 from raddle.plans import file
 from raddle.plans.schedule import write
 from raddle.plans.schedules import named
-from raddle.searches.comparing import planned
+from raddle.searches.comparison import plan_and_predict
 from raddle.searches.pipeline.method import pipeline
 from raddle.searches.pipeline.nodes import nodes_of
 from raddle.searches.planning import check_pipeline
@@ -41,7 +41,7 @@ def graph_of(name: str, batch: int) -> Graph:
 
 def judged(name: str, batch: int, on: Cluster, method: str = "pipeline", **more: Any) -> Any:
     settings = Settings(budget=2.0, **more)
-    return planned(graph_of(name, batch), on, method, model=name, settings=settings)
+    return plan_and_predict(graph_of(name, batch), on, method, model=name, settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_all_devices_on_one_micro_batch_after_the_other_where_memory_is_short() 
     found = pipeline(graph, on, Settings(budget=2.0), promising=2)
     (together,) = [c for c in found if c.name == "1 stages, 4 micro-batches, spatial inside"]
     assert together.fits
-    assert together.found.staged is not None
-    assert together.found.staged.stages == ()
+    assert together.found.pipeline is not None
+    assert together.found.pipeline.stages == ()
 
 
 class OnePixel(nn.Module):
@@ -160,7 +160,7 @@ def test_micro_batches_too_small_for_the_module_are_left_out() -> None:
     tight = short_of_memory(cluster("v100:2"), 150_000)  # nothing fits: all is tried
     found = pipeline(graph, tight, Settings(budget=1.0))
     assert found
-    assert all(c.found.staged is None or c.found.staged.graph.batch > 1 for c in found)
+    assert all(c.found.pipeline is None or c.found.pipeline.graph.batch > 1 for c in found)
 
 
 class Sized(nn.Module):
@@ -179,11 +179,11 @@ class Sized(nn.Module):
 def test_micro_batches_with_other_operators_are_left_out() -> None:
     graph = capture(Sized(), [torch.zeros(4, 4)], loss=torch.sum)
     found = pipeline(graph, cluster("p100:1x2"), Settings(budget=1.0))
-    sizes = {c.found.staged.graph.batch for c in found if c.found.staged is not None}
+    sizes = {c.found.pipeline.graph.batch for c in found if c.found.pipeline is not None}
     assert sizes == {4}
     asked = Settings(schedule="1f1b", microbatches=2)
     with pytest.raises(InputError, match="other operators at 2 samples than at 4"):
-        planned(graph, cluster("p100:1x2"), "pipeline", settings=asked)
+        plan_and_predict(graph, cluster("p100:1x2"), "pipeline", settings=asked)
 
 
 class Noisy(nn.Module):

@@ -21,9 +21,9 @@ from raddle.reports.page.measured import describe_run
 from raddle.reports.page.network import describe_network, describe_tiles
 from raddle.reports.page.slices import describe_timeline, operator_of
 from raddle.reports.page.traffic import describe_traffic, describe_work
-from raddle.searches.comparing import add_speedups
+from raddle.searches.comparison import add_speedups
 from raddle.searches.explanation.explain_plan import explain_timeline
-from raddle.searches.predict import FIGURES
+from raddle.searches.predict import METRICS
 from raddle.simulation.timeline import Timeline
 from raddle.version import __version__
 
@@ -123,7 +123,7 @@ def _plain_entry(entry: Entry) -> dict[str, Any]:
         "label": entry.label,
         **{
             key: row.get(key)
-            for key in ("method", *FIGURES, "bn", "sync", "lower_bound_ms", "error")
+            for key in ("method", *METRICS, "bn", "sync", "lower_bound_ms", "error")
         },
         "measured": None,
         "groups": [],

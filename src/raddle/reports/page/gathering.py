@@ -15,9 +15,9 @@ from raddle.plans.pipelining import micro_graph
 from raddle.plans.plan import Plan
 from raddle.reports.page.data import Entry, PageData, collect
 from raddle.reports.page.html import page
-from raddle.searches.comparing import contest
+from raddle.searches.comparison import plan_each_method
 from raddle.searches.explanation.explain_plan import used
-from raddle.searches.predict import figures, judge
+from raddle.searches.predict import predicted_metrics, simulate_steps
 from raddle.searches.settings import Settings
 
 ALTERNATIVES = 10.0  # seconds for other ways to split each layer of the plan that opens
@@ -91,8 +91,8 @@ def _entries(
     settings: Settings,
     heard: Heard,
 ) -> Iterator[Entry]:
-    for judged, row in contest(
-        graph, cluster, methods, model=model, settings=settings, heard=heard
+    for judged, row in plan_each_method(
+        graph, cluster, methods, model=model, settings=settings, on_progress=heard
     ):
         label = row["method"]
         yield Entry(label, row, judged.plan, judged.timeline) if judged else Entry(label, row)
@@ -106,9 +106,9 @@ def _judged(
     graph: Graph, cluster: Cluster, given: Given, label: str, profile: Profile | None
 ) -> Entry:
     own = micro_graph(graph, given.plan)
-    timeline = judge(own, given.plan, used(given.plan, cluster), profile)
+    timeline = simulate_steps(own, given.plan, used(given.plan, cluster), profile)
     known = ("search_s", "lower_bound_ms")
-    row = figures(timeline) | {k: given.plan.predicted.get(k) for k in known}
+    row = predicted_metrics(timeline) | {k: given.plan.predicted.get(k) for k in known}
     return Entry(label, row, given.plan, timeline, given.run, given=True)
 
 

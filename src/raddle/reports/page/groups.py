@@ -12,8 +12,8 @@ from raddle.reports.explaining import standing, what_changes
 from raddle.searches.explanation.alternatives import Alternatives
 from raddle.searches.explanation.operator import space_of
 from raddle.searches.explanation.timing import timer
-from raddle.searches.ranking import MOST_DEVICES
-from raddle.searches.work import whole_seconds
+from raddle.searches.operator_times import whole_operator_seconds
+from raddle.searches.ranking import MAX_EVALUATED_DEVICES
 from raddle.simulation.timeline import Timeline
 
 Heard = Callable[[Mapping[str, Any]], None]
@@ -27,13 +27,13 @@ def describe_alternatives(
     The groups of most work come first; what is not reached within `seconds` has no alternatives.
     """
     graph, cluster = timeline.program.graph, timeline.cluster
-    if plan.devices > MOST_DEVICES or seconds <= 0:
+    if plan.devices > MAX_EVALUATED_DEVICES or seconds <= 0:
         return []
     space = space_of(graph, plan, cluster, profile)
     number = {op.name: i for i, op in enumerate(graph.ops)}
     own = timer(space, plan, timeline)
     begun = perf_counter()  # whatever was compiled for the first time by then
-    work = whole_seconds(graph)
+    work = whole_operator_seconds(graph)
 
     def size(g: int) -> float:
         return sum(work(member.op, cluster.devices[0]) for member in space.groups[g].members)

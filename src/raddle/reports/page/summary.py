@@ -6,10 +6,10 @@ import pathlib
 from typing import Any
 
 from raddle.reports.page.data import PageData
-from raddle.searches.predict import FIGURES
+from raddle.searches.predict import METRICS
 
 KEYS = (
-    "label", "method", *FIGURES, "bn", "sync", "lower_bound_ms", "error", "average", "bytes", "sentences"
+    "label", "method", *METRICS, "bn", "sync", "lower_bound_ms", "error", "average", "bytes", "sentences"
 )  # fmt: skip
 
 

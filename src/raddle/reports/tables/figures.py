@@ -43,7 +43,7 @@ def show_plan(row: Mapping[str, Any]) -> None:
 
 
 def show_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print what `raddle.searches.comparing.compare` says of methods; reasons stand below the table."""
+    """Print what `raddle.searches.comparison.compare` says of methods; reasons stand below the table."""
     console = stdout()
     table = new_table(console)
     table.add_column("method", no_wrap=True)

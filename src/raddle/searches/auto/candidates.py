@@ -11,10 +11,10 @@ from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.searches.attempts import Attempts
 from raddle.searches.grids import Tiles
-from raddle.searches.predict import judge
-from raddle.searches.recomputing import blocks
+from raddle.searches.predict import simulate_steps
+from raddle.searches.recomputation import blocks
 from raddle.searches.settings import Settings
-from raddle.searches.stepping import simulated_step
+from raddle.searches.single_step import simulated_step
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.memory.fitting import fits
 from raddle.simulation.memory.peaks import peak_bytes
@@ -61,7 +61,7 @@ class Judge:
 
     def plan(self, tiles: Tiles, recompute: int | None = None) -> Plan:
         settings, batch = self.settings, self.graph.batch
-        plan = Plan(tiles, len(self.cluster.devices), batch=batch, **settings.plan)
+        plan = Plan(tiles, len(self.cluster.devices), batch=batch, **settings.plan_fields)
         return plan if recompute is None else replace(plan, recompute=blocks(self.graph, recompute))
 
     def stepped(self, name: str, tiles: Tiles) -> Candidate:
@@ -75,7 +75,7 @@ class Judge:
         if c.step is None and not c.failed:
             with self.attempts.attempt(c.name):
                 plan = self.plan(c.tiles, c.recompute)
-                timeline = judge(self.graph, plan, self.cluster, self.settings.profile)
+                timeline = simulate_steps(self.graph, plan, self.cluster, self.settings.profile)
                 c.step, c.peaks = timeline.step_seconds, tuple(peak_bytes(timeline))
                 c.fits = fits(c.peaks, self.cluster)
             c.failed = c.step is None

@@ -22,17 +22,17 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.searches.attempts import Attempts
 from raddle.searches.auto.candidates import Candidate, Judge, Timer
-from raddle.searches.auto.squeezing import squeezed
-from raddle.searches.baselines import METHODS
+from raddle.searches.auto.recompute_to_fit import squeezed
+from raddle.searches.baselines import BASELINES
 from raddle.searches.bounds import lower_bound
-from raddle.searches.flexflow.climbing import Climb
+from raddle.searches.flexflow.multi_chain import Climb
 from raddle.searches.grids import Tiles
 from raddle.searches.optcnn.optima import optima, staged_optima
 from raddle.searches.pipeline.method import Candidate as PipelineCandidate
 from raddle.searches.pipeline.method import pipeline
-from raddle.searches.planspace import PlanSpace
-from raddle.searches.ranking import MOST_DEVICES
-from raddle.searches.settings import Clock, Found, Settings
+from raddle.searches.plan_space import PlanSpace
+from raddle.searches.ranking import MAX_EVALUATED_DEVICES
+from raddle.searches.settings import Clock, SearchResult, Settings
 from raddle.searches.starts import Starts, baseline_starts, expert_starts
 
 CHAINS = 6
@@ -40,7 +40,7 @@ FINALISTS = 6  # that are simulated beside the baselines
 PIPELINES = 0.2  # of the budget
 
 
-def search(graph: Graph, cluster: Cluster, settings: Settings) -> Found:
+def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
     """The fastest plan that was found and fits."""
     return Auto(graph, cluster, settings).search()
 
@@ -53,16 +53,16 @@ class Auto:
         self.attempts = Attempts()
         self.judge = Judge(graph, cluster, settings, self.attempts)
         self.timer = Timer(self.judge)
-        self.clock = Clock(settings.budget, settings.watch)
+        self.clock = Clock(settings.budget, settings.stopwatch)
         self.space = PlanSpace(graph, cluster, settings)
         self.climb: Climb | None = None
         self.interrupted = False
 
-    def search(self) -> Found:
+    def search(self) -> SearchResult:
         bound = self._bound()
         candidates = self._starts()
         try:
-            if candidates and len(self.cluster.devices) <= MOST_DEVICES:
+            if candidates and len(self.cluster.devices) <= MAX_EVALUATED_DEVICES:
                 candidates += self._improved(candidates)
         except KeyboardInterrupt:
             self.interrupted = True
@@ -70,7 +70,7 @@ class Auto:
         pipelines = self._pipelines()
         try:
             best = self._final(candidates)
-            found = Found(best.tiles, best.name, recompute=best.recompute)
+            found = SearchResult(best.tiles, best.name, recompute=best.recompute)
             step = best.seconds
         except InputError:
             if not pipelines or not pipelines[0].fits:
@@ -122,8 +122,8 @@ class Auto:
     # -- starts ----------------------------------------------------------------------------------
 
     def _starts(self) -> list[Candidate]:
-        self.settings.heard({"step": "starts", "done": 0, "of": self.settings.budget})
-        found = baseline_starts(self.space, METHODS, self.attempts)
+        self.settings.on_progress({"step": "starts", "done": 0, "of": self.settings.budget})
+        found = baseline_starts(self.space, BASELINES, self.attempts)
         for name, tiles in self.settings.starts.items():
             with self.attempts.attempt(name):
                 found[name] = self.space.with_pins(tiles)
@@ -135,7 +135,7 @@ class Auto:
             if not found:
                 raise
             self.interrupted = True
-        if len(self.cluster.devices) > MOST_DEVICES:
+        if len(self.cluster.devices) > MAX_EVALUATED_DEVICES:
             return self._simulated_starts(found)
         candidates = []
         for name, tiles in found.items():
@@ -145,7 +145,7 @@ class Auto:
 
     def _searched_starts(self) -> dict[str, Starts]:
         found: dict[str, Starts] = {"optcnn": optima}
-        if len(self.cluster.devices) <= MOST_DEVICES:
+        if len(self.cluster.devices) <= MAX_EVALUATED_DEVICES:
             found["staged optcnn"] = staged_optima
         return {**found, "experts": expert_starts}
 
@@ -158,7 +158,7 @@ class Auto:
         for name, tiles in found.items():
             if name != "data" and not name.startswith("optcnn"):
                 continue
-            if candidates and self.clock.over:
+            if candidates and self.clock.expired:
                 break
             with self.attempts.attempt(name):
                 candidates.append(self.judge.stepped(name, tiles))
@@ -225,7 +225,7 @@ class Auto:
         budget = self.settings.budget
         try:
             for number, c in enumerate(ranked):
-                self.settings.heard(
+                self.settings.on_progress(
                     {"step": f"simulating {c.name}", "done": 0.9 * budget, "of": budget}
                 )
                 if best is None or self._may_be_faster(c, best, number):
@@ -240,4 +240,4 @@ class Auto:
         """A period can be shorter than a step on its own, but no shorter than the busiest resource."""
         if c.load / 1e9 >= best.seconds or c.time / 1e9 > 1.5 * best.seconds:
             return False
-        return number < FINALISTS or c.name in METHODS or c.name in self.settings.starts
+        return number < FINALISTS or c.name in BASELINES or c.name in self.settings.starts

@@ -15,10 +15,10 @@ from raddle.searches.baselines.model import model, owt
 from raddle.searches.baselines.spatial import spatial
 from raddle.searches.grids import Tiles
 from raddle.searches.method import Method
-from raddle.searches.planspace import PlanSpace
-from raddle.searches.settings import Found, Settings
+from raddle.searches.plan_space import PlanSpace
+from raddle.searches.settings import SearchResult, Settings
 
-METHODS: dict[str, Callable[[Graph, Cluster], Tiles]] = {
+BASELINES: dict[str, Callable[[Graph, Cluster], Tiles]] = {
     "data": data,
     "model": model,
     "owt": owt,
@@ -30,22 +30,22 @@ METHODS: dict[str, Callable[[Graph, Cluster], Tiles]] = {
 }
 
 
-def applicable(
-    graph: Graph, cluster: Cluster, names: Iterable[str] = tuple(METHODS)
+def applicable_baselines(
+    graph: Graph, cluster: Cluster, names: Iterable[str] = tuple(BASELINES)
 ) -> dict[str, Tiles]:
     """The tiles of the baselines that can be applied: there may be too few samples for some, say."""
-    found = {}
+    tiles_by_name = {}
     for name in names:
         with suppress(InputError):
-            found[name] = METHODS[name](graph, cluster)
-    return found
+            tiles_by_name[name] = BASELINES[name](graph, cluster)
+    return tiles_by_name
 
 
 class Baseline(Method):
     """One of METHODS, by its name."""
 
-    def find(self, graph: Graph, cluster: Cluster, settings: Settings) -> Found:
-        tiles = METHODS[self.name](graph, cluster)
+    def find(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
+        tiles = BASELINES[self.name](graph, cluster)
         if settings.pins:
             tiles = PlanSpace(graph, cluster, settings).with_pins(tiles)
-        return Found(tiles)
+        return SearchResult(tiles)

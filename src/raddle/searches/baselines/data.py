@@ -7,7 +7,15 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Tiling, even_cuts
 from raddle.program.closing import EVERYWHERE
-from raddle.searches.grids import Cuts, Tiles, all_devices, copies, dim_of, place_standing, split
+from raddle.searches.grids import (
+    Cuts,
+    Tiles,
+    all_devices,
+    copies,
+    dim_of,
+    place_batch_independent,
+    split,
+)
 
 
 def data(graph: Graph, cluster: Cluster) -> Tiles:
@@ -15,7 +23,7 @@ def data(graph: Graph, cluster: Cluster) -> Tiles:
     devices = all_devices(cluster)
     cuts = sample_cuts(graph, len(devices))
     tiles: Tiles = {op.name: by_sample(op, cuts, devices) for op in graph.ops}
-    place_standing(graph, tiles, lambda op: copies(op, devices))
+    place_batch_independent(graph, tiles, lambda op: copies(op, devices))
     return tiles
 
 

@@ -26,14 +26,14 @@ from raddle.plans.tiling import Irregular, Tile, Tiling
 from raddle.searches.baselines.model import model
 from raddle.searches.grids import (
     Tiles,
+    batch_independent,
     copies,
     dim_of,
-    place_standing,
+    place_batch_independent,
     size_of,
     split,
-    standing,
 )
-from raddle.searches.work import speeds, whole_seconds
+from raddle.searches.operator_times import device_speeds, whole_operator_seconds
 
 
 def horizontal(graph: Graph, cluster: Cluster) -> Tiles:
@@ -96,12 +96,12 @@ def _layers(graph: Graph, cluster: Cluster, seconds: Seconds) -> list[Layer]:
 
 def _shares(graph: Graph, cluster: Cluster, total: float) -> list[float]:
     """The work of each part: the average, or by speed where devices differ."""
-    own = speeds(graph, cluster)
+    own = device_speeds(graph, cluster)
     every = sum(own)
     return [total * speed / every for speed in own]
 
 
-def fill(layers: Sequence[tuple[int, float]], shares: Sequence[float]) -> list[list[Run]]:
+def assign_runs(layers: Sequence[tuple[int, float]], shares: Sequence[float]) -> list[list[Run]]:
     """Puts the units of layers, given as (count, work), into parts, a part after the other.
 
     >>> fill([(4, 4.0), (2, 4.0)], [3.0, 5.0])
@@ -126,7 +126,7 @@ def fill(layers: Sequence[tuple[int, float]], shares: Sequence[float]) -> list[l
 # -- tiles ---------------------------------------------------------------------------------------
 
 
-class Layout(NamedTuple):
+class ChannelLayout(NamedTuple):
     """Where the channels of a value are: cut points, and the part between each two of them."""
 
     cuts: tuple[int, ...]
@@ -134,11 +134,11 @@ class Layout(NamedTuple):
 
 
 def _partition(graph: Graph, cluster: Cluster, *, channels: bool) -> Tiles:
-    seconds = whole_seconds(graph)
+    seconds = whole_operator_seconds(graph)
     layers = _layers(graph, cluster, seconds)
     shares = _shares(graph, cluster, sum(layer.work for layer in layers))
     units = [layer.channels if channels else 1 for layer in layers]  # of a filter
-    filled = fill(
+    filled = assign_runs(
         [(layer.filters * u, layer.work) for layer, u in zip(layers, units, strict=True)], shares
     )
     runs = {
@@ -152,8 +152,8 @@ def _partition(graph: Graph, cluster: Cluster, *, channels: bool) -> Tiles:
 def _follow(graph: Graph, runs: Mapping[str, tuple[list[Run], int]]) -> Tiles:
     """Tiles for layers with filters, and for all other operators after those that they read."""
     tiles: Tiles = {}
-    layouts: dict[str, Layout] = {}  # of values
-    fixed = standing(graph)
+    layouts: dict[str, ChannelLayout] = {}  # of values
+    fixed = batch_independent(graph)
     last = 0  # where the previous operator is
     for op in graph.ops:
         if op.name in fixed:
@@ -162,15 +162,15 @@ def _follow(graph: Graph, runs: Mapping[str, tuple[list[Run], int]]) -> Tiles:
             own, units = runs[op.name]
             tiles[op.name], layout = _filter_tiles(op, own, units), _layout(own, units)
         else:
-            layout = _read_layout(op, layouts) or Layout((0, size_of(op, "c")), (last,))
+            layout = _read_layout(op, layouts) or ChannelLayout((0, size_of(op, "c")), (last,))
             tiles[op.name] = _channel_tiles(op, layout)
         last = layout.parts[-1]
         layouts.update(dict.fromkeys(op.outputs, layout))
-    place_standing(graph, tiles, lambda op: copies(op, [0]))
+    place_batch_independent(graph, tiles, lambda op: copies(op, [0]))
     return tiles
 
 
-def _channel_tiles(op: Op, layout: Layout) -> Tiling:
+def _channel_tiles(op: Op, layout: ChannelLayout) -> Tiling:
     c = dim_of(op, "c")
     if c is None:
         return copies(op, layout.parts[-1:])
@@ -217,13 +217,13 @@ def _rectangles(first: int, last: int, width: int) -> list[tuple[tuple[int, int]
 # -- channels of what follows --------------------------------------------------------------------
 
 
-def _layout(runs: Sequence[Run], units: int) -> Layout:
+def _layout(runs: Sequence[Run], units: int) -> ChannelLayout:
     """Whole filters: one that is cut counts to the part that has more of it."""
     cuts = [0, *(round(run.last / units) for run in runs)]
-    return without_gaps(cuts, [run.part for run in runs])
+    return join_ranges(cuts, [run.part for run in runs])
 
 
-def _read_layout(op: Op, layouts: Mapping[str, Layout]) -> Layout | None:
+def _read_layout(op: Op, layouts: Mapping[str, ChannelLayout]) -> ChannelLayout | None:
     """The channels of what an operator reads, as channels of its own."""
     read = [layouts[i] for i in op.inputs if i in layouts]
     size = size_of(op, "c")
@@ -234,12 +234,12 @@ def _read_layout(op: Op, layouts: Mapping[str, Layout]) -> Layout | None:
         for layout in read:
             cuts += [cuts[-1] + cut for cut in layout.cuts[1:]]
             parts += layout.parts
-        return without_gaps(cuts, parts)
+        return join_ranges(cuts, parts)
     scale = size / read[0].cuts[-1]  # a flattened image has several features a channel
-    return without_gaps([round(cut * scale) for cut in read[0].cuts], read[0].parts)
+    return join_ranges([round(cut * scale) for cut in read[0].cuts], read[0].parts)
 
 
-def without_gaps(cuts: Sequence[int], parts: Sequence[int]) -> Layout:
+def join_ranges(cuts: Sequence[int], parts: Sequence[int]) -> ChannelLayout:
     """Without empty ranges, and with neighbours in the same part joined."""
     points, kept = [0], list[int]()
     for (a, b), part in zip(pairwise(cuts), parts, strict=True):
@@ -250,4 +250,4 @@ def without_gaps(cuts: Sequence[int], parts: Sequence[int]) -> Layout:
         else:
             points.append(b)
             kept.append(part)
-    return Layout(tuple(points), tuple(kept))
+    return ChannelLayout(tuple(points), tuple(kept))

@@ -15,8 +15,8 @@ from itertools import accumulate, groupby
 
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph, Op
-from raddle.searches.grids import Tiles, copies, place_standing
-from raddle.searches.work import whole_seconds
+from raddle.searches.grids import Tiles, copies, place_batch_independent
+from raddle.searches.operator_times import whole_operator_seconds
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
@@ -31,7 +31,7 @@ def layerwise(graph: Graph, cluster: Cluster) -> Tiles:
         for op in (op for ops in layers[first:last] for op in ops):
             home[op.name] = device
             tiles[op.name] = copies(op, [device])
-    place_standing(graph, tiles, lambda op: copies(op, [home[op.name]]))
+    place_batch_independent(graph, tiles, lambda op: copies(op, [home[op.name]]))
     return tiles
 
 
@@ -43,7 +43,7 @@ def _layer(op: Op) -> str:
 
 def layer_loads(graph: Graph, layers: Sequence[Sequence[Op]], cluster: Cluster) -> list[list[int]]:
     """By device and layer: nanoseconds of forward and backward. Devices of a kind share a list."""
-    seconds = whole_seconds(graph)
+    seconds = whole_operator_seconds(graph)
     by_kind: dict[str, list[int]] = {}
     for device in cluster.devices:
         if device.kind not in by_kind:

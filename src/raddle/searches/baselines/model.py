@@ -14,11 +14,11 @@ from raddle.searches.baselines.data import by_sample, sample_cuts
 from raddle.searches.grids import (
     Tiles,
     all_devices,
+    batch_independent,
     copies,
     dim_of,
-    place_standing,
+    place_batch_independent,
     split,
-    standing,
 )
 
 
@@ -26,7 +26,7 @@ def model(graph: Graph, cluster: Cluster) -> Tiles:
     """Every operator c/N; what has no channels is on device 0."""
     devices = all_devices(cluster)
     tiles: Tiles = {op.name: by_channel(op, devices) for op in graph.ops}
-    place_standing(graph, tiles, lambda op: copies(op, devices))
+    place_batch_independent(graph, tiles, lambda op: copies(op, devices))
     return tiles
 
 
@@ -48,14 +48,14 @@ def owt(graph: Graph, cluster: Cluster) -> Tiles:
         op.name: by_channel(op, devices) if op.name in connected else by_sample(op, cuts, devices)
         for op in graph.ops
     }
-    place_standing(graph, tiles, lambda op: copies(op, devices))
+    place_batch_independent(graph, tiles, lambda op: copies(op, devices))
     return tiles
 
 
 def fully_connected(graph: Graph) -> set[str]:
     """Linear layers on one vector a sample, and what depends on such layers alone."""
     found: set[str] = set()
-    fixed = standing(graph)
+    fixed = batch_independent(graph)
     producer = {output: op.name for op in graph.ops for output in op.outputs}
     for op in graph.ops:
         if op.name in fixed:

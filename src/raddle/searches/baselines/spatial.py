@@ -8,14 +8,14 @@ from raddle.clusters import Cluster
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Tiling, even_cuts
 from raddle.searches.baselines.data import by_sample
-from raddle.searches.grids import Tiles, all_devices, copies, dim_of, place_standing, split
+from raddle.searches.grids import Tiles, all_devices, copies, dim_of, place_batch_independent, split
 
 
 def spatial(graph: Graph, cluster: Cluster) -> Tiles:
     """h/A w/B with A x B as square as it goes; what has no or too small images n/N, or on device 0."""
     devices = all_devices(cluster)
     tiles: Tiles = {op.name: _tiles(graph, op, devices) for op in graph.ops}
-    place_standing(graph, tiles, lambda op: copies(op, devices))
+    place_batch_independent(graph, tiles, lambda op: copies(op, devices))
     return tiles
 
 

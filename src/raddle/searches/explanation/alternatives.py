@@ -18,7 +18,7 @@ from raddle.searches.configurations import Configuration, tiles
 from raddle.searches.explanation.explain_plan import average
 from raddle.searches.explanation.timing import Reading, Timer
 from raddle.searches.grids import Tiles
-from raddle.searches.planspace import PlanSpace
+from raddle.searches.plan_space import PlanSpace
 from raddle.searches.purposes import bytes_by_purpose
 
 NEXT_BEST = 5  # alternatives that are shown

@@ -25,7 +25,7 @@ from raddle.plans.schedules import ASYNCHRONOUS, stashed
 from raddle.program.messages import Purpose
 from raddle.program.program import Instruction, Merge, Move, Reduce, Run
 from raddle.searches.bounds import lower_bound, unbounded
-from raddle.searches.predict import data_parallel, details, judge
+from raddle.searches.predict import details, simulate_data_parallel, simulate_steps
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.simulation.timeline import Timeline
 
@@ -39,7 +39,7 @@ def explain_plan(
 
     Times of `plan` and `data` are those of `figures`; `path` is the critical path of an average step.
     """
-    timeline = judge(graph, plan, used(plan, cluster), profile)
+    timeline = simulate_steps(graph, plan, used(plan, cluster), profile)
     return explain_timeline(plan, timeline, profile)
 
 
@@ -154,7 +154,7 @@ def _data_parallel(
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Data parallelism with a plan's settings, and whether it is the plan itself; or why it cannot be."""
     try:
-        timeline = data_parallel(graph, plan, cluster, profile)
+        timeline = simulate_data_parallel(graph, plan, cluster, profile)
     except InputError as error:
         return None, str(error)
     if timeline is None:

@@ -21,10 +21,10 @@ from raddle.searches.configurations import tiles
 from raddle.searches.explanation.alternatives import Alternatives
 from raddle.searches.explanation.explain_plan import heading, used
 from raddle.searches.explanation.timing import timer
-from raddle.searches.groups import OWN, Group, Member, group_of
-from raddle.searches.planspace import PlanSpace
-from raddle.searches.predict import judge
-from raddle.searches.ranking import MOST_DEVICES
+from raddle.searches.groups import BY_LETTERS, Group, Member, group_indices
+from raddle.searches.plan_space import PlanSpace
+from raddle.searches.predict import simulate_steps
+from raddle.searches.ranking import MAX_EVALUATED_DEVICES
 from raddle.searches.settings import Settings
 
 KINDS = {"S": "sample", "A": "attribute", "P": "parameter", "R": "reduction"}
@@ -43,7 +43,7 @@ def explain_op(
     op, *more = find_ops(graph, name)
     cluster = used(plan, cluster)
     space = space_of(graph, plan, cluster, profile)
-    of = group_of(space.groups)
+    of = group_indices(space.groups)
     g = of.get(op.name)
     found = {
         **heading(plan, cluster),
@@ -67,12 +67,10 @@ def explain_op(
         note = "it depends on no sample, so it is computed where it is read and has no split of its own"
         return {**found, "group": None, "read_by": readers, **nothing, "notes": [note]}
     found["group"] = _group(graph, space, g, plan)
-    if plan.devices > MOST_DEVICES:
-        note = (
-            f"alternatives are timed on up to {MOST_DEVICES} devices, the plan has {plan.devices}"
-        )
+    if plan.devices > MAX_EVALUATED_DEVICES:
+        note = f"alternatives are timed on up to {MAX_EVALUATED_DEVICES} devices, the plan has {plan.devices}"
         return {**found, **nothing, "notes": [note]}
-    judged = judge(graph, plan, cluster, profile)
+    judged = simulate_steps(graph, plan, cluster, profile)
     own = timer(space, plan, judged)
     return {
         **found,
@@ -165,7 +163,7 @@ def _letters(graph: Graph, group: Group, now: Mapping[str, Tiling]) -> list[dict
             zip(member.op.space.dims, graph.kinds(member.op), strict=True)
         ):
             new = dim.name not in rows or (rows[dim.name]["kind"] is None and kind != "-")
-            if member.how == OWN and new:
+            if member.how == BY_LETTERS and new:
                 rows[dim.name] = {
                     "letter": dim.name,
                     "size": can.get(dim.name, dim.size),

@@ -13,9 +13,9 @@ from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.searches.grids import Tiles
-from raddle.searches.order import with_order
-from raddle.searches.planspace import PlanSpace
-from raddle.searches.predict import judge
+from raddle.searches.plan_space import PlanSpace
+from raddle.searches.predict import simulate_steps
+from raddle.searches.slice_order import with_slice_order
 from raddle.simulation.fast.coverage import unsupported
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.memory.peaks import peak_bytes
@@ -111,7 +111,7 @@ class Simulated:
         plan = replace(self.plan, tiles={**self.plan.tiles, **changes})
         if plan.order and changes:  # the slices are others: their sums have an order of their own
             space = self.space
-            plan = with_order(space.graph, plan, space.cluster, space.settings.profile)
+            plan = with_slice_order(space.graph, plan, space.cluster, space.settings.profile)
         return _simulated(self.space, plan)
 
 
@@ -119,5 +119,5 @@ def _simulated(space: PlanSpace, plan: Plan) -> Timeline:
     """One step on its own; several, where they overlap."""
     profile = space.settings.profile
     if is_asynchronous(plan):
-        return judge(space.graph, plan, space.cluster, profile)
+        return simulate_steps(space.graph, plan, space.cluster, profile)
     return simulate(lower(space.graph, plan), space.cluster, profile)

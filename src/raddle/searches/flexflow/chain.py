@@ -20,7 +20,7 @@ from raddle.plans.tiling import Tiling
 from raddle.searches.configurations import Configuration
 from raddle.searches.flexflow.moves import Mover
 from raddle.searches.grids import Tiles
-from raddle.searches.planspace import PlanSpace
+from raddle.searches.plan_space import PlanSpace
 from raddle.simulation.fast.evaluator import Evaluator
 
 TEMPERATURE = 0.003  # of the time of a step: what is that much longer is accepted once in e times
@@ -89,7 +89,7 @@ class Chain:
         return int(-math.log(max(draw, 1e-300)) * self.temperature * self.best_time)
 
 
-def chain(
+def start_chain(
     space: PlanSpace,
     evaluator: Evaluator,
     start: str,
@@ -100,12 +100,21 @@ def chain(
     temperature: float = TEMPERATURE,
 ) -> Chain:
     """A chain that begins with some tiles; the evaluator is set to them."""
-    own = dict(tiles)
-    evaluator.move(own)
+    start_tiles = dict(tiles)
+    evaluator.move(start_tiles)
     time = evaluator.time()
     assert time is not None
     rng = random.Random(f"{seed} {start}")
     mover = Mover(space, rng, guided=guided)
     return Chain(
-        space, evaluator, start, own, time, dict(own), time, mover, rng, temperature=temperature
+        space,
+        evaluator,
+        start,
+        start_tiles,
+        time,
+        dict(start_tiles),
+        time,
+        mover,
+        rng,
+        temperature=temperature,
     )

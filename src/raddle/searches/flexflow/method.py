@@ -21,27 +21,27 @@ from raddle.plans.plan import Plan
 from raddle.searches.attempts import Attempts
 from raddle.searches.baselines.data import data
 from raddle.searches.baselines.model import owt
-from raddle.searches.flexflow.climbing import Climb
+from raddle.searches.flexflow.multi_chain import Climb
 from raddle.searches.grids import Tiles
 from raddle.searches.optcnn.optima import optima, staged_optima
-from raddle.searches.planspace import PlanSpace
-from raddle.searches.ranking import MOST_DEVICES, best_first
-from raddle.searches.settings import Clock, Found, Settings
+from raddle.searches.plan_space import PlanSpace
+from raddle.searches.ranking import MAX_EVALUATED_DEVICES, fastest_first
+from raddle.searches.settings import Clock, SearchResult, Settings
 from raddle.searches.starts import baseline_starts, expert_starts, random_start
 from raddle.simulation.fast.evaluator import Evaluator
 
 
-def search(graph: Graph, cluster: Cluster, settings: Settings) -> Found:
+def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
     """From data parallelism, one weird trick, OptCNN's optima and the best of experts' plans on."""
-    if len(cluster.devices) > MOST_DEVICES:
+    if len(cluster.devices) > MAX_EVALUATED_DEVICES:
         raise InputError(
-            f"flexflow searches on up to {MOST_DEVICES} devices, '{cluster.name}' has "
+            f"flexflow searches on up to {MAX_EVALUATED_DEVICES} devices, '{cluster.name}' has "
             f"{len(cluster.devices)}: use optcnn or auto."
         )
     space, attempts = PlanSpace(graph, cluster, settings), Attempts()
     starts = baseline_starts(space, {"data": data, "owt": owt}, attempts)
-    starts |= best_first(space, optima(space))
-    starts |= best_first(space, expert_starts(space) | staged_optima(space), most=3)
+    starts |= fastest_first(space, optima(space))
+    starts |= fastest_first(space, expert_starts(space) | staged_optima(space), most=3)
     return replace(flexflow(graph, cluster, settings, starts), failed=tuple(attempts.failures))
 
 
@@ -53,15 +53,15 @@ def flexflow(
     *,
     guided: float = 0.8,
     random_too: bool = True,
-) -> Found:
+) -> SearchResult:
     """The best plan that the chains found; `starts` are tiles by name."""
-    clock = Clock(settings.budget, settings.watch)
+    clock = Clock(settings.budget, settings.stopwatch)
     space = PlanSpace(graph, cluster, settings)
     begin = {name: space.with_pins(tiles) for name, tiles in starts.items()}
     if random_too:
         begin["random"] = random_start(space, settings.seed)
     first = next(iter(begin.values()))
-    plan = Plan(first, space.count, **settings.plan)
+    plan = Plan(first, space.count, **settings.plan_fields)
     evaluator = Evaluator(graph, cluster, plan, settings.profile)
     climb = Climb(space, evaluator, clock, settings)
     for name, tiles in begin.items():
@@ -69,6 +69,6 @@ def flexflow(
     climb.run(settings.budget)
     accepted = sum(c.accepted for c in climb.every)
     best = climb.best
-    return Found(
+    return SearchResult(
         dict(best.best), best.start, climb.proposals, accepted, climb.stopped, tuple(climb.history)
     )

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from raddle.searches.configurations import Configuration
-from raddle.searches.planspace import PlanSpace
+from raddle.searches.plan_space import PlanSpace
 
 Moves = dict[int, Configuration]
 State = Sequence[Configuration | None]  # by group; None: tiles that are no configuration

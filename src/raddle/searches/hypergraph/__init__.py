@@ -12,10 +12,10 @@ from typing import Literal
 from raddle.clusters import Cluster
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.searches.compiling import EVALUATOR
 from raddle.searches.hypergraph.compiling import PARTITIONERS
+from raddle.searches.jit_warmup import EVALUATOR
 from raddle.searches.method import Search
-from raddle.searches.settings import Found, Settings
+from raddle.searches.settings import SearchResult, Settings
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Partition(Search):
     """Parts of filters, of their channels, or of any letters layer by layer (mixed); a part a device."""
 
     grain: Literal["coarse", "fine", "mixed"]
-    compiled = (EVALUATOR, PARTITIONERS)
+    jit_functions = (EVALUATOR, PARTITIONERS)
 
-    def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> Found:
+    def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
         from raddle.searches.hypergraph.searching import search
 
         if settings.pins:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raddle.searches.baselines.filters import Layout
+from raddle.searches.baselines.filters import ChannelLayout
 from raddle.searches.hypergraph.cells import Cells
 from raddle.searches.hypergraph.explicit import channel_start, channels, read_maps
 from raddle.searches.hypergraph.network import Map, Network
@@ -37,7 +37,7 @@ class FineLayer(NamedTuple):
     """The pairs of a layer by part (a part may have several blocks), and who owns the filters' sums."""
 
     blocks: tuple[Block, ...]
-    owners: Layout
+    owners: ChannelLayout
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class FinePartition:
     layers: tuple[FineLayer, ...]
 
     @property
-    def layouts(self) -> list[Layout]:
+    def layouts(self) -> list[ChannelLayout]:
         """Where the filters of each layer are summed, and with them all that follows."""
         return [own.owners for own in self.layers]
 
@@ -130,12 +130,12 @@ def length(own: Ranges) -> int:
     return sum(b - a for a, b in own)
 
 
-def owner_of(layout: Layout) -> Array:
+def owner_of(layout: ChannelLayout) -> Array:
     """The part of every filter."""
     return np.repeat(layout.parts, np.diff(layout.cuts))
 
 
-def _owned(layout: Layout, parts: int) -> Array:
+def _owned(layout: ChannelLayout, parts: int) -> Array:
     found: Array = owner_of(layout)[None, :] == np.arange(parts)[:, None]
     return found
 

@@ -15,13 +15,13 @@ import numpy as np
 
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Tiling
-from raddle.searches.baselines.filters import Layout, without_gaps
+from raddle.searches.baselines.filters import ChannelLayout, join_ranges
 from raddle.searches.grids import (
-    Standing,
+    BatchIndependentOps,
     Tiles,
     copies,
     dim_of,
-    place_standing,
+    place_batch_independent,
     split,
 )
 from raddle.searches.hypergraph.network import Form, Network
@@ -29,7 +29,7 @@ from raddle.searches.hypergraph.network import Form, Network
 Array = np.ndarray
 
 
-def layouts(network: Network, x: Array) -> list[Layout]:
+def layouts(network: Network, x: Array) -> list[ChannelLayout]:
     """By layer, the parts of its units, in order; x[l, p] are how many."""
     owners: dict[int, Array] = {}
     for l, layer in enumerate(network.layers):
@@ -63,14 +63,17 @@ def kept(near: Array, counts: Array) -> Array:
     return own
 
 
-def layout_of(owners: Array) -> Layout:
+def layout_of(owners: Array) -> ChannelLayout:
     """The ranges of parts, given the part of every unit."""
     cuts = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
-    return Layout(tuple(cuts), tuple(int(owners[a]) for a in cuts[:-1]))
+    return ChannelLayout(tuple(cuts), tuple(int(owners[a]) for a in cuts[:-1]))
 
 
 def follow(
-    graph: Graph, network: Network, parts: Sequence[Layout], own: Mapping[str, Tiling] | None = None
+    graph: Graph,
+    network: Network,
+    parts: Sequence[ChannelLayout],
+    own: Mapping[str, Tiling] | None = None,
 ) -> Tiles:
     """Tiles of all operators: those given, and what has channels where its units are.
 
@@ -78,11 +81,11 @@ def follow(
     ended.
     """
     tiles: Tiles = dict(own or {})
-    known = Standing(graph)
+    known = BatchIndependentOps(graph)
     views: list[Op] = []
     last = parts[0].parts[0]
     for op in graph.ops:
-        if op.name in known.chosen:
+        if op.name in known.names:
             continue
         form = network.forms.get(op.name)
         if form is not None:
@@ -93,11 +96,11 @@ def follow(
         else:
             tiles[op.name] = copies(op, [last])
     tiles.update(known.place(reversed(views), tiles))
-    place_standing(graph, tiles, lambda op: copies(op, [0]))
+    place_batch_independent(graph, tiles, lambda op: copies(op, [0]))
     return tiles
 
 
-def _formed(form: Form, parts: Sequence[Layout], channels: int) -> Layout:
+def _formed(form: Form, parts: Sequence[ChannelLayout], channels: int) -> ChannelLayout:
     """The layout of a form, scaled to so many channels."""
     scale = channels // sum(piece.units for piece in form)
     cuts, owners = [0], list[int]()
@@ -105,10 +108,10 @@ def _formed(form: Form, parts: Sequence[Layout], channels: int) -> Layout:
         start = cuts[-1]
         cuts += [start + scale * cut for cut in parts[piece.layer].cuts[1:]]
         owners += parts[piece.layer].parts
-    return without_gaps(cuts, owners)
+    return join_ranges(cuts, owners)
 
 
-def channel_tiles(op: Op, form: Form, parts: Sequence[Layout]) -> Tiling:
+def channel_tiles(op: Op, form: Form, parts: Sequence[ChannelLayout]) -> Tiling:
     """An operator's channels where the units of its form are."""
     c = dim_of(op, "c")
     assert c is not None

@@ -23,7 +23,7 @@ from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
 from raddle.program.lower import lower
-from raddle.searches.baselines import applicable
+from raddle.searches.baselines import applicable_baselines
 from raddle.searches.grids import Tiles
 from raddle.searches.hypergraph.mixedanneal import Schedule, anneal
 from raddle.searches.hypergraph.mixedblocks import Blocks, blocks_of
@@ -140,7 +140,7 @@ class Problem:
         for name, state in begin.items():
             yield from self._counted(name, state)
         alike = cluster(f"p100:1x{self.parts}")  # the kind of device does not change a tile
-        for name, tiles in {**applicable(self.graph, alike), **given}.items():
+        for name, tiles in {**applicable_baselines(self.graph, alike), **given}.items():
             near = state_of(self.blocks, tiles, self.parts)
             if near is not None:
                 begin[name] = near

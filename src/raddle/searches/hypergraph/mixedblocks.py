@@ -19,8 +19,8 @@ from raddle.graph.graph import Graph
 from raddle.graph.ops import work
 from raddle.plans.tiling import Grid, Tiling
 from raddle.searches.configurations import Configuration, tiles
-from raddle.searches.grids import Standing, Tiles, copies
-from raddle.searches.groups import Group, groups
+from raddle.searches.grids import BatchIndependentOps, Tiles, copies
+from raddle.searches.groups import Group, find_groups
 from raddle.searches.hypergraph.network import network
 
 NESTED = "nck"  # axes whose units are interchangeable, so that a part may have several ranges
@@ -58,7 +58,7 @@ class Blocks:
     graph: Graph
     blocks: tuple[Block, ...]
     of: Mapping[str, int]  # by operator
-    standing: Standing
+    standing: BatchIndependentOps
     layers: frozenset[str]  # operators whose work is balanced
 
     def tiles(self, chosen: Sequence[tuple[str, Runs]], parts: int) -> Tiles:
@@ -66,7 +66,7 @@ class Blocks:
         found: Tiles = {}
         for block, (axis, runs) in zip(self.blocks, chosen, strict=True):
             found.update(block_tiles(block, axis, runs))
-        for op in (op for op in reversed(self.graph.ops) if op.name in self.standing.chosen):
+        for op in (op for op in reversed(self.graph.ops) if op.name in self.standing.names):
             found.update(self.standing.place([op], found) or {op.name: copies(op, range(parts))})
         return found
 
@@ -82,7 +82,7 @@ class Blocks:
 
 def blocks_of(graph: Graph) -> Blocks:
     """The blocks of a graph."""
-    known = groups(graph)
+    known = find_groups(graph)
     flops = {
         name: work(op, op.space.full).flops
         for layer in network(graph).layers
@@ -93,7 +93,7 @@ def blocks_of(graph: Graph) -> Blocks:
     local = any(op.kind == "moments" and op.composite == "batch_norm" for op in graph.ops)
     found = tuple(_block([known[g] for g in own], flops, local) for own in together)
     of = {name: b for b, block in enumerate(found) for group in block.groups for name in group.ops}
-    return Blocks(graph, found, of, Standing(graph), frozenset(flops))
+    return Blocks(graph, found, of, BatchIndependentOps(graph), frozenset(flops))
 
 
 # -- what belongs together -------------------------------------------------------------------------

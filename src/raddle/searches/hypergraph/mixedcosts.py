@@ -28,7 +28,7 @@ from raddle.graph.graph import Op
 from raddle.plans.tiling import Grid
 from raddle.program.closing import SMALL
 from raddle.program.merging import is_local_statistics, longest
-from raddle.searches.configurations import cut
+from raddle.searches.configurations import cut_points
 from raddle.searches.hypergraph.mixedblocks import Block, Blocks, Run, block_tiles
 
 Array = np.ndarray
@@ -276,6 +276,6 @@ def _splits(block: Block, a: int) -> dict[str, Split]:
             found[name] = Split(ALL if len(tiling.devices) > 1 else LONE)
         else:
             cuts = tiling.cuts[d]
-            as_units = cuts == cut(cuts[-1], 2, [first, units - first])
+            as_units = cuts == cut_points(cuts[-1], 2, [first, units - first])
             found[name] = Split(CUT if as_units else EVEN, d)
     return found

@@ -46,7 +46,7 @@ def rounds(
     known = {name: state.copy() for name, state in starts.items()}
     best_state = known[best]
     steps, number = FIRST, 0
-    while number == 0 or not clock.over:
+    while number == 0 or not clock.expired:
         goes_on = number % 3 == 2
         name = best if goes_on else names[number % len(names)]
         state = (best_state if goes_on else known[name]).copy()

@@ -23,7 +23,7 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
-from raddle.searches.baselines import applicable
+from raddle.searches.baselines import applicable_baselines
 from raddle.searches.grids import Tiles
 from raddle.searches.hypergraph.mixed import Choice, MixedSolution, choices
 from raddle.searches.hypergraph.mixedblocks import Blocks, Runs, block_tiles, blocks_of
@@ -31,7 +31,7 @@ from raddle.searches.hypergraph.mixedcosts import Model, model
 from raddle.searches.hypergraph.mixedlayouts import layouts
 from raddle.searches.hypergraph.mixedmoves import draw_run, propose, seeded
 from raddle.searches.hypergraph.mixedstates import State, first_starts, state_of, tiles_of
-from raddle.searches.predict import judge
+from raddle.searches.predict import simulate_steps
 from raddle.searches.settings import Clock, OnProgress
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.memory.fitting import fits
@@ -86,7 +86,11 @@ def improve(
     def tell(step: str) -> None:
         heard({"step": step, "done": min(clock.seconds, budget), "of": budget})
 
-    known = {"volume": solution.tiles, **applicable(graph, cluster, SHORT), **(starts or {})}
+    known = {
+        "volume": solution.tiles,
+        **applicable_baselines(graph, cluster, SHORT),
+        **(starts or {}),
+    }
     ranked = take_turns(stepper, stepper.walks(known), clock, tell)
     given = judge.simulated(solution.tiles)
     best, start, state = given, "volume", None
@@ -135,7 +139,7 @@ class Judge:
         return Plan(tiles, len(self.cluster.devices), **self.settings)  # type: ignore[arg-type]
 
     def simulated(self, tiles: Mapping[str, Tiling]) -> Timeline:
-        return judge(self.graph, self.plan(tiles), self.cluster, self.profile)
+        return simulate_steps(self.graph, self.plan(tiles), self.cluster, self.profile)
 
 
 class Stepper:
@@ -145,7 +149,7 @@ class Stepper:
         self.blocks, self.evaluator = blocks, evaluator
         self.model: Model = model(blocks)
         self.feeding = [
-            blocks.standing.feeding([name for group in block.groups for name in group.ops])
+            blocks.standing.read_by([name for group in block.groups for name in group.ops])
             for block in blocks.blocks
         ]
         self.allowed = np.ones(self.model.letter.shape, np.bool_)
@@ -215,11 +219,11 @@ def take_turns(
 ) -> list[Walk]:
     """Rounds, each twice as long, after which the slower half is given up; all walks, the fastest first."""
     length, given_up = ROUND, list[Walk]()
-    while walks and not clock.over:
+    while walks and not clock.expired:
         for walk in walks:
             stepper.evaluator.move(walk.tiles)
             for _ in range(length):
-                if clock.over:
+                if clock.expired:
                     break
                 stepper.step(walk)
             best = min(w.best_time for w in walks)

@@ -16,7 +16,7 @@ import numpy as np
 
 from raddle.errors import InputError
 from raddle.plans.tiling import even_cuts
-from raddle.searches.baselines.filters import Run, fill
+from raddle.searches.baselines.filters import Run, assign_runs
 from raddle.searches.hypergraph.cells import Cells
 from raddle.searches.hypergraph.counts import Model
 from raddle.searches.hypergraph.explicit import channels
@@ -72,7 +72,7 @@ def channel_incremental(network: Network, m: Model, parts: int) -> Cells:
 def _filled(m: Model, counts: Sequence[int], parts: int) -> list[list[Run]]:
     work = [(int(n), float(w)) for n, w in zip(counts, m.units * m.work, strict=True)]
     idle = 1e-12 * m.total  # a layer without work is somewhere, too
-    return fill([(n, max(w, idle)) for n, w in work], [m.total / parts] * parts)
+    return assign_runs([(n, max(w, idle)) for n, w in work], [m.total / parts] * parts)
 
 
 def _most(cells: Array) -> Array:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
-from raddle.searches.grids import dim_of, size_of, standing
+from raddle.searches.grids import batch_independent, dim_of, size_of
 
 
 class Piece(NamedTuple):
@@ -85,7 +85,7 @@ class _Builder:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.fixed = standing(graph)
+        self.fixed = batch_independent(graph)
         self.order = {o: i for i, op in enumerate(graph.ops) for o in op.outputs}
         self.layers: dict[tuple[str, int], list[Op]] = {}
         self.numbers: dict[tuple[str, int], int] = {}

@@ -10,27 +10,27 @@ from raddle.graph.graph import Graph
 from raddle.searches.hypergraph.cells import Cells, from_vector
 from raddle.searches.hypergraph.files import read_partition
 from raddle.searches.hypergraph.partitioner import Answer, Asked, Partitioner
-from raddle.searches.settings import Clock, Found, Settings
-from raddle.searches.work import speeds
+from raddle.searches.operator_times import device_speeds
+from raddle.searches.settings import Clock, SearchResult, Settings
 
 
-def search(graph: Graph, cluster: Cluster, grain: str, settings: Settings) -> Found:
+def search(graph: Graph, cluster: Cluster, grain: str, settings: Settings) -> SearchResult:
     """A part a device; parts are as large as their devices are fast."""
     asked = Asked(
         len(cluster.devices), epsilon=settings.epsilon, budget=settings.budget, seed=settings.seed,
-        shares=None if cluster.homogeneous else speeds(graph, cluster), heard=settings.heard,
+        shares=None if cluster.homogeneous else device_speeds(graph, cluster), heard=settings.on_progress,
     )  # fmt: skip
     if grain == "mixed":
         return _mixed(graph, cluster, asked, settings)
     return _found(Partitioner(graph).answer(grain, asked))
 
 
-def _mixed(graph: Graph, cluster: Cluster, asked: Asked, settings: Settings) -> Found:
+def _mixed(graph: Graph, cluster: Cluster, asked: Asked, settings: Settings) -> SearchResult:
     """First few bytes, and from there a short step."""
     from raddle.searches.hypergraph.mixed import solve
     from raddle.searches.hypergraph.mixedtime import improve
 
-    clock = Clock(settings.budget, settings.watch)
+    clock = Clock(settings.budget, settings.stopwatch)
     few = solve(
         graph, asked.parts, epsilon=asked.epsilon, budget=0.5 * asked.budget, seed=asked.seed,
         shares=asked.shares, heard=asked.heard,
@@ -38,12 +38,12 @@ def _mixed(graph: Graph, cluster: Cluster, asked: Asked, settings: Settings) -> 
     left = max(0.0, settings.budget - clock.seconds)
     found = improve(
         graph, cluster, few, budget=left, seed=asked.seed, profile=settings.profile,
-        heard=asked.heard, **settings.plan,
+        heard=asked.heard, **settings.plan_fields,
     )  # fmt: skip
-    return Found(found.tiles)
+    return SearchResult(found.tiles)
 
 
-def given(graph: Graph, cluster: Cluster, path: str | pathlib.Path) -> Found:
+def given(graph: Graph, cluster: Cluster, path: str | pathlib.Path) -> SearchResult:
     """The plan of another partitioner's answer for a hypergraph that `raddle export` wrote."""
     part, own = read_partition(path), Partitioner(graph)
     parts = int(part.max()) + 1
@@ -63,5 +63,5 @@ def given(graph: Graph, cluster: Cluster, path: str | pathlib.Path) -> Found:
     return _found(own.filters("partition", found, parts))
 
 
-def _found(answer: Answer) -> Found:
-    return Found(answer.tiles, sums=answer.sums)
+def _found(answer: Answer) -> SearchResult:
+    return SearchResult(answer.tiles, sums=answer.sums)

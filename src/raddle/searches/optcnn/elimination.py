@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from raddle.searches.optcnn import branching, ordering
+from raddle.searches.optcnn import branch_and_bound, elimination_order
 from raddle.searches.optcnn.problem import Edge, cost_of, settled
 from raddle.searches.settings import OnProgress
 
@@ -77,12 +77,12 @@ def solve(
     folded, left = len(net.trail), len(net.links)
     choice: dict[int, int] = {}
     certified, branches = True, 0
-    for part in [] if late() else ordering.components(net.links):
-        order = ordering.order({v: net.links[v] for v in part}, net.sizes, limit)
+    for part in [] if late() else elimination_order.components(net.links):
+        order = elimination_order.order({v: net.links[v] for v in part}, net.sizes, limit)
         if order is not None:
             _eliminate(net, order, late)
             continue
-        found = branching.minimum(
+        found = branch_and_bound.minimum(
             *net.cut_out(part),
             narrow=lambda nodes, edges: _narrow(nodes, edges, limit, late),
             late=late,
@@ -104,7 +104,7 @@ def _narrow(
 ) -> tuple[tuple[int, ...], bool] | None:
     """A choice, and whether it is the best, without branches; none if tables would be too large."""
     net = _Network(nodes, edges)
-    order = ordering.order(net.links, net.sizes, limit)
+    order = elimination_order.order(net.links, net.sizes, limit)
     if order is None:
         return None
     _eliminate(net, order, late)
@@ -150,9 +150,9 @@ def _eliminate(net: _Network, order: Sequence[int], late: Late) -> None:
 def _fold(net: _Network, late: Late, heard: OnProgress) -> None:
     """(2) Node elimination, until every node has three neighbours or more."""
     of = len(net.links)
-    while found := [v for v, near in net.links.items() if len(near) < 2] or ordering.between(
-        net.links
-    ):
+    while found := [
+        v for v, near in net.links.items() if len(near) < 2
+    ] or elimination_order.between(net.links):
         heard({"step": "eliminate", "done": of - len(net.links), "of": of})
         for v in found:  # which grows: chains fold from their ends, without a product
             if late():

@@ -18,9 +18,9 @@ import numpy as np
 
 from raddle.graph.needs import needed
 from raddle.graph.space import Space
-from raddle.searches.configurations import degrees, followers, most_copies
-from raddle.searches.groups import AFTER, OWN, Group, Member
-from raddle.searches.optcnn.following import Dims, Following
+from raddle.searches.configurations import degrees, max_copies, member_tilings
+from raddle.searches.groups import AFTER, BY_LETTERS, Group, Member
+from raddle.searches.optcnn.member_ranges import Dims, Following
 from raddle.searches.optcnn.ranges import Array, Cuts, Lattice, Ranges
 
 
@@ -103,7 +103,7 @@ class Atlas:
         # Sums that are split are divided once more by what follows them: that takes two letters.
         apart = {a for a, letter in enumerate(group.letters) if letter in group.reduced}
         for m in group.members:
-            if m.how == OWN:
+            if m.how == BY_LETTERS:
                 dims[m.op.name] = self.following.own(group, m, lattice)
             elif m.how == AFTER:
                 dims[m.op.name] = self.following.after(m, spaces, dims)
@@ -111,12 +111,14 @@ class Atlas:
                 dims[m.op.name] = self.following.before(m, lattice, spaces, dims, apart)
         split = [a for a in apart if lattice.options[a][-1] > 1]
         slow = np.flatnonzero((lattice.parts[:, split] > 1).any(axis=1)).tolist() if split else []
-        found = [followers(group, lattice.degrees[x]) for x in slow]
+        found = [member_tilings(group, lattice.degrees[x]) for x in slow]
         layouts = []
         for k, m in enumerate(group.members):
             own = dims[m.op.name]
             placing, present = self._placed(m, lattice, own)
-            if slow and m.how != OWN:  # of those that are, every letter cuts its own dimension
+            if (
+                slow and m.how != BY_LETTERS
+            ):  # of those that are, every letter cuts its own dimension
                 rows = {x: each[k] for x, each in zip(slow, found, strict=True)}
                 layouts.append(self._written(m.op.space, lattice, own, present, rows))
             else:
@@ -133,7 +135,7 @@ class Atlas:
 
     def _placed(self, member: Member, lattice: Lattice, dims: Dims) -> tuple[Placing, Array]:
         cut = frozenset((r.axes, r.uncut) for r in dims if r.axes)
-        placing = Placing(cut, most_copies(member))
+        placing = Placing(cut, max_copies(member))
         return placing, self.following.once(
             ("placing", id(lattice), placing), _present, lattice, placing
         )

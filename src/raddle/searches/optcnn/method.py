@@ -14,7 +14,7 @@ from typing import Any
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph
 from raddle.searches.configurations import Configuration, tiles
-from raddle.searches.grids import Tiles, all_devices, copies, place_standing
+from raddle.searches.grids import Tiles, all_devices, copies, place_batch_independent
 from raddle.searches.groups import Group
 from raddle.searches.optcnn.elimination import Solution, solve
 from raddle.searches.optcnn.tables import Tables, tables
@@ -25,11 +25,11 @@ OVERLAPS = (1.0, 0.5, 0.2, 0.0)  # shares of the all-reduces that are taken to b
 def optcnn_paper(graph: Graph, cluster: Cluster, **options: Any) -> tuple[Tiles, Solution]:
     """By the paper's costs: a server for each layer's parameters, no overlap; options are `tables`'."""
     found = tables(graph, cluster, paper=True, **options)
-    chosen, solution = choose(found)
+    chosen, solution = choose_configurations(found)
     return plan_tiles(graph, cluster, found.groups, chosen), solution
 
 
-def choose(tables: Tables) -> tuple[list[Configuration], Solution]:
+def choose_configurations(tables: Tables) -> tuple[list[Configuration], Solution]:
     """The configurations, by group, with the least sum of costs."""
     solution = solve(tables.nodes, tables.edges)
     chosen = [own[x] for own, x in zip(tables.configurations, solution.choice, strict=True)]
@@ -44,5 +44,5 @@ def plan_tiles(
     for group, configuration in zip(groups, configurations, strict=True):
         found.update(tiles(group, configuration))
     devices = all_devices(cluster)
-    place_standing(graph, found, lambda op: copies(op, devices))
+    place_batch_independent(graph, found, lambda op: copies(op, devices))
     return found

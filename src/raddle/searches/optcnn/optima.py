@@ -12,28 +12,28 @@ from raddle.graph.graph import Graph
 from raddle.searches.configurations import Configuration
 from raddle.searches.grids import Tiles
 from raddle.searches.groups import Group
-from raddle.searches.optcnn.method import OVERLAPS, choose
+from raddle.searches.optcnn.method import OVERLAPS, choose_configurations
 from raddle.searches.optcnn.tables import tables
-from raddle.searches.planspace import PlanSpace
-from raddle.searches.ranking import best_first
-from raddle.searches.settings import Found, Settings
+from raddle.searches.plan_space import PlanSpace
+from raddle.searches.ranking import fastest_first
+from raddle.searches.settings import SearchResult, Settings
 from raddle.searches.starts import first_devices, shifted
 
 # Devices up to which the tables have splits of sums: there are many more of them.
 MOST_SUMS = 64
 
 
-def search(graph: Graph, cluster: Cluster, settings: Settings) -> Found:
+def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
     """The optimum whose simulation is fastest."""
     space = PlanSpace(graph, cluster, settings)
-    ranked = best_first(space, optima(space))
+    ranked = fastest_first(space, optima(space))
     if not ranked:
         raise InputError(
             f"no optimum of OptCNN's costs is a plan for '{graph.name}' on '{cluster.name}': "
             "use another method."
         )
     name, tiles = next(iter(ranked.items()))
-    return Found(tiles, name, stopped="optimum")
+    return SearchResult(tiles, name, stopped="optimum")
 
 
 def optima(space: PlanSpace) -> dict[str, Tiles]:
@@ -47,12 +47,12 @@ def optima(space: PlanSpace) -> dict[str, Tiles]:
     found: dict[str, Tiles] = {}
     for reduction in [False, True] if settings.reduction and space.count <= MOST_SUMS else [False]:
         base = tables(
-            space.graph, space.cluster, powers=settings.powers, reduction=reduction,
+            space.graph, space.cluster, powers=settings.powers_of_two, reduction=reduction,
             bn=settings.bn, profile=settings.profile, found_groups=space.groups, allowed=allowed,
         )  # fmt: skip
         seen = set()
         for overlap in OVERLAPS:
-            chosen, solution = choose(base.overlapped(overlap))
+            chosen, solution = choose_configurations(base.overlapped(overlap))
             if solution.choice not in seen:
                 seen.add(solution.choice)
                 own = [space.pinned.get(g, c) for g, c in enumerate(chosen)]
@@ -77,7 +77,7 @@ def _chosen(space: PlanSpace, count: int) -> dict[float, list[Configuration]]:
     """OptCNN's optima for the first devices, by the share of synchronisation that is not hidden."""
     settings = space.settings
     base = tables(
-        space.graph, first_devices(space.cluster, count), powers=settings.powers, bn=settings.bn,
+        space.graph, first_devices(space.cluster, count), powers=settings.powers_of_two, bn=settings.bn,
         profile=settings.profile, found_groups=space.groups,
     )  # fmt: skip
-    return {overlap: choose(base.overlapped(overlap))[0] for overlap in (0.5, 0.1)}
+    return {overlap: choose_configurations(base.overlapped(overlap))[0] for overlap in (0.5, 0.1)}

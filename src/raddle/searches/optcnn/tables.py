@@ -31,13 +31,13 @@ from raddle.graph.gradients import active_values, trained_parameters
 from raddle.graph.graph import Graph, Op
 from raddle.program.merging import is_local_statistics
 from raddle.searches.configurations import Configuration
-from raddle.searches.groups import Group, group_of, groups
+from raddle.searches.groups import Group, find_groups, group_indices
+from raddle.searches.optcnn.communication import Moves
 from raddle.searches.optcnn.layouts import Atlas, Layout
-from raddle.searches.optcnn.moves import Moves
 from raddle.searches.optcnn.problem import Edge
 from raddle.searches.optcnn.ranges import Ranges
-from raddle.searches.optcnn.syncing import Read, Syncing
-from raddle.searches.optcnn.tiletimes import TileTimes
+from raddle.searches.optcnn.sync_times import Read, Syncing
+from raddle.searches.optcnn.tile_times import TileTimes
 from raddle.searches.optcnn.transfers import looked_at
 
 Array = np.ndarray
@@ -75,7 +75,7 @@ def tables(
     found_groups: Sequence[Group] | None = None,
 ) -> Tables:
     """The costs of all groups; `allowed` says which configurations a group may have."""
-    found = tuple(groups(graph) if found_groups is None else found_groups)
+    found = tuple(find_groups(graph) if found_groups is None else found_groups)
     active, devices = active_values(graph), looked_at(cluster, every=reduction)
     atlas = Atlas(devices, len(cluster.devices), powers=powers, reduction=reduction)
     layouts = [atlas.layouts(group) for group in found]
@@ -199,7 +199,7 @@ def _synchronising(
     layouts: Sequence[tuple[Layout, ...]], count: Callable[[list[Read]], Array],
 ) -> list[Array]:  # fmt: skip
     """t_S of groups; the same for those that are alike."""
-    readers = _parameter_readers(graph, active, group_of(found))
+    readers = _parameter_readers(graph, active, group_indices(found))
     known: dict[tuple[object, ...], Array] = {}
     seconds = []
     for group, own in zip(found, layouts, strict=True):
@@ -231,7 +231,7 @@ def _parameter_readers(
 
 def _edges(graph: Graph, groups: Sequence[Group], moves: Moves) -> list[Edge]:
     """t_X; readers of one group that need the same of a value fetch it once."""
-    of = group_of(groups)
+    of = group_indices(groups)
     made_by = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
     found: dict[tuple[object, ...], Edge] = {}
     for op in graph.ops:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph
 from raddle.searches.method import Search
-from raddle.searches.settings import Found, Settings
+from raddle.searches.settings import SearchResult, Settings
 
 
 class Pipelines(Search):
@@ -13,7 +13,7 @@ class Pipelines(Search):
 
     has_stages = True
 
-    def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> Found:
+    def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
         from raddle.searches.pipeline.method import search
 
         return search(graph, cluster, settings)

@@ -28,12 +28,12 @@ from raddle.program.lower import lower
 from raddle.searches.baselines.data import data
 from raddle.searches.baselines.model import owt
 from raddle.searches.baselines.spatial import spatial
-from raddle.searches.grids import Tiles, copies, everywhere, standing
+from raddle.searches.grids import Tiles, batch_independent, copies, copies_unless_opaque
 from raddle.searches.pipeline.asked import Asked, pipeline_of
 from raddle.searches.pipeline.layers import Line
 from raddle.searches.pipeline.nodes import Costs, Nodes, line_of, nodes_of, stage_names
 from raddle.searches.pipeline.stages import Pipeline, stages_for
-from raddle.searches.settings import Clock, Found, Settings, Staged
+from raddle.searches.settings import Clock, PipelineResult, SearchResult, Settings
 from raddle.searches.starts import first_devices
 from raddle.simulation.memory.fitting import fits
 from raddle.simulation.memory.peaks import peak_bytes
@@ -50,7 +50,7 @@ class Candidate:
     """A pipeline plan, and what simulating it gave."""
 
     name: str
-    found: Found
+    found: SearchResult
     step: float  # seconds
     peak: int  # bytes, the most of any device beyond its memory
     fits: bool
@@ -79,7 +79,7 @@ def pipeline(
     return found.candidates(one_batch=one_batch, promising=promising)
 
 
-def search(graph: Graph, cluster: Cluster, settings: Settings) -> Found:
+def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
     """The fastest pipeline that fits; of those that do not fit, the smallest."""
     if len(cluster.devices) < 2:
         raise InputError(f"'{cluster.name}' has one device: a pipeline needs at least two.")
@@ -96,7 +96,7 @@ def search(graph: Graph, cluster: Cluster, settings: Settings) -> Found:
 class _Pipelines:
     def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
         self.graph, self.cluster, self.settings = graph, cluster, settings
-        self.clock = Clock(settings.budget, settings.watch)
+        self.clock = Clock(settings.budget, settings.stopwatch)
         self.count = len(cluster.devices)
         self.nodes = nodes_of(graph)
         active = active_values(graph)
@@ -125,7 +125,7 @@ class _Pipelines:
     def candidates(self, *, one_batch: bool, promising: int) -> list[Candidate]:
         cuts = sorted(self._cuts(one_batch=one_batch), key=lambda cut: cut[1].seconds)
         for m, cut in cuts[:promising]:
-            if self.clock.over and self.simulated:
+            if self.clock.expired and self.simulated:
                 break
             for schedule in self._schedules(cut, m):
                 self._try(m, cut, schedule)
@@ -142,7 +142,7 @@ class _Pipelines:
         counts = {1} if one_batch else {2**k for k in range(7)} | {self.count, 2 * self.count}
         chosen = sorted(m for m in counts if m <= min(batch, MOST))
         for done, m in enumerate(chosen):
-            self.settings.heard(
+            self.settings.on_progress(
                 {"step": f"cutting, {m} micro-batches", "done": done, "of": len(chosen)}
             )
             work = self.costs.work(ceil(batch / m))
@@ -204,7 +204,7 @@ class _Pipelines:
         self, m: int, cut: Pipeline, schedule: str, workers: tuple[tuple[int, ...], ...] = ()
     ) -> None:
         try:
-            with self.settings.watch.paused():
+            with self.settings.stopwatch.paused():
                 graph = self.graph.at(ceil(self.graph.batch / m))
         except InputError as error:  # batch statistics of one sample, say, that has one pixel left
             self.reasons.append(str(error))
@@ -219,7 +219,7 @@ class _Pipelines:
         for method in inside:
             words = [f"{len(cut.stages)} stages", f"{m} micro-batches", *schedule.splitlines()[:1]]
             name = ", ".join([*words, f"{method} inside"] if method else words)
-            self.settings.heard({"step": f"simulating {name}", "done": 0.5, "of": 1})
+            self.settings.on_progress({"step": f"simulating {name}", "done": 0.5, "of": 1})
             try:
                 found = self._found(graph, m, cut, schedule, method, workers)
                 self.simulated.append(self._judged(name, found))
@@ -229,11 +229,11 @@ class _Pipelines:
     def _found(
         self, graph: Graph, m: int, cut: Pipeline, schedule: str, method: str,
         workers: tuple[tuple[int, ...], ...],
-    ) -> Found:  # fmt: skip
+    ) -> SearchResult:  # fmt: skip
         nodes = Nodes(graph, self.nodes.of, self.nodes.names, self.nodes.successors)
         stages = stage_names(nodes, [stage.layers for stage in cut.stages])
         bn = self.settings.bn
-        staged = Staged(
+        staged = PipelineResult(
             graph,
             m,
             stages if len(stages) > 1 else (),
@@ -246,7 +246,7 @@ class _Pipelines:
         tiles: Tiles = {}
         for own, stage in zip(stages, cut.stages, strict=True):
             tiles |= self._tiles(graph, set(own), stage.devices, method)
-        return Found(tiles, staged=staged)
+        return SearchResult(tiles, pipeline=staged)
 
     def _tiles(
         self, graph: Graph, own: set[str], devices: tuple[int, ...], method: str
@@ -255,23 +255,25 @@ class _Pipelines:
         if len(devices) == 1:
             return {op.name: copies(op, devices) for op in graph.ops if op.name in own}
         made = INSIDE[method](graph, first_devices(self.cluster, len(devices)))
-        alone = standing(graph)
+        alone = batch_independent(graph)
         tiles: dict[str, Tiling] = {}
         for op in (op for op in graph.ops if op.name in own):
             # What is read in other stages too must not be on their devices.
             tiles[op.name] = (
-                everywhere(op, devices) if op.name in alone else _on(made[op.name], devices)
+                copies_unless_opaque(op, devices)
+                if op.name in alone
+                else _on(made[op.name], devices)
             )
         return tiles
 
-    def _judged(self, name: str, found: Found) -> Candidate:
-        assert found.staged is not None
+    def _judged(self, name: str, found: SearchResult) -> Candidate:
+        assert found.pipeline is not None
         plan = replace(
-            Plan(found.tiles, self.count, batch=self.graph.batch, **self.settings.plan),
-            **found.staged.fields,
+            Plan(found.tiles, self.count, batch=self.graph.batch, **self.settings.plan_fields),
+            **found.pipeline.plan_fields,
         )
         plan = replace(plan, steps=steps_to_simulate(plan, STEPS))
-        timeline = simulate(lower(found.staged.graph, plan), self.cluster, self.settings.profile)
+        timeline = simulate(lower(found.pipeline.graph, plan), self.cluster, self.settings.profile)
         peaks = peak_bytes(timeline)
         return Candidate(name, found, timeline.step_seconds, max(peaks), fits(peaks, self.cluster))
 

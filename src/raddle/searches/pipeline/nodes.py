@@ -18,7 +18,7 @@ from raddle.costs.saved_for_backward import kept
 from raddle.graph.box import Box
 from raddle.graph.gradients import active_values, has_backward
 from raddle.graph.graph import Graph, Op
-from raddle.searches.grids import standing
+from raddle.searches.grids import batch_independent
 from raddle.searches.pipeline.layers import Line, Work
 
 
@@ -34,7 +34,7 @@ class Nodes:
 
 def nodes_of(graph: Graph) -> Nodes:
     """Joins operators that read one layer alone to it, unless they have weights."""
-    fixed = standing(graph)
+    fixed = batch_independent(graph)
     values, producer = graph.values, {o: op for op in graph.ops for o in op.outputs}
     of: dict[str, int] = {}
     count = 0

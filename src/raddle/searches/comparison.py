@@ -15,21 +15,26 @@ from raddle.plans.plan import BUCKET, Plan
 from raddle.searches.attempts import Attempts
 from raddle.searches.bounds import lower_bound, unbounded
 from raddle.searches.grids import Tiles
-from raddle.searches.planning import find, plan_of
-from raddle.searches.predict import FIGURES, data_parallel, figures, judge
+from raddle.searches.planning import build_plan, run_method
+from raddle.searches.predict import (
+    METRICS,
+    predicted_metrics,
+    simulate_data_parallel,
+    simulate_steps,
+)
 from raddle.searches.registry import METHODS
-from raddle.searches.settings import Found, OnProgress, Settings
+from raddle.searches.settings import OnProgress, SearchResult, Settings
 from raddle.simulation.timeline import Timeline
 
-PIPELINE = ("schedule", "stages", "microbatches")
+PIPELINE_KEYS = ("schedule", "stages", "microbatches")
 # What a plan file keeps of its prediction, and of the search that found it.
-KEPT = (
-    *(key for key in FIGURES if key != "speedup"),
+PREDICTED_KEYS = (
+    *(key for key in METRICS if key != "speedup"),
     "lower_bound_ms", "start", "proposals", "stopped", "history", "tried", "failed", "searched_as",
 )  # fmt: skip
 
 
-class Judged(NamedTuple):
+class EvaluatedPlan(NamedTuple):
     """A plan, what was simulated of it, and its figures as a row of `compare`."""
 
     plan: Plan
@@ -37,7 +42,7 @@ class Judged(NamedTuple):
     timeline: Timeline
 
 
-def planned(
+def plan_and_predict(
     graph: Graph,
     cluster: Cluster,
     method: str,
@@ -45,58 +50,58 @@ def planned(
     model: str = "",
     settings: Settings | None = None,
     recompute: int | None = None,
-    found: Found | None = None,
-) -> Judged:
+    result: SearchResult | None = None,
+) -> EvaluatedPlan:
     """The plan of a method, or of what was found already, with its predicted figures in it."""
     settings = settings or Settings()
-    begun, attempts = settings.watch.seconds, Attempts()
-    with settings.watch.searching():
-        found = found or find(graph, cluster, method, settings)
-        plan = plan_of(
-            graph, cluster, method, found, settings, model=model, recompute=recompute,
+    started_at, attempts = settings.stopwatch.seconds, Attempts()
+    with settings.stopwatch.searching():
+        result = result or run_method(graph, cluster, method, settings)
+        plan = build_plan(
+            graph, cluster, method, result, settings, model=model, recompute=recompute,
             attempts=attempts,
         )  # fmt: skip
-    search_s = settings.watch.seconds - begun
-    found = replace(found, failed=(*found.failed, *attempts.failures))
-    chosen = found.staged.graph if found.staged is not None else graph
-    timeline = judge(chosen, plan, cluster, settings.profile)
-    row = {**figures(timeline), "search_s": search_s}
-    row |= _search_figures(graph, cluster, found, settings, plan)
-    predicted = {key: row[key] for key in KEPT if row.get(key) is not None}
-    return Judged(replace(plan, predicted=predicted), row, timeline)
+    search_s = settings.stopwatch.seconds - started_at
+    result = replace(result, failed=(*result.failed, *attempts.failures))
+    planned_graph = result.pipeline.graph if result.pipeline is not None else graph
+    timeline = simulate_steps(planned_graph, plan, cluster, settings.profile)
+    row = {**predicted_metrics(timeline), "search_s": search_s}
+    row |= _search_metrics(graph, cluster, result, settings, plan)
+    predicted = {key: row[key] for key in PREDICTED_KEYS if row.get(key) is not None}
+    return EvaluatedPlan(replace(plan, predicted=predicted), row, timeline)
 
 
-def _search_figures(
-    graph: Graph, cluster: Cluster, found: Found, settings: Settings, plan: Plan
+def _search_metrics(
+    graph: Graph, cluster: Cluster, result: SearchResult, settings: Settings, plan: Plan
 ) -> dict[str, Any]:
     """How low any plan could go, and of a search what it started from and how it ended."""
     bound = None
     if not unbounded(plan, settings.profile):
-        bound = found.lower_bound_ms
+        bound = result.lower_bound_ms
         if bound is None:
             bound = 1e3 * lower_bound(graph, cluster, optimizer=settings.optimizer).seconds
     row: dict[str, Any] = {"lower_bound_ms": bound}
-    if found.stopped:
+    if result.stopped:
         row |= {
-            "start": found.start,
-            "proposals": found.proposals,
-            "accepted": found.accepted,
-            "stopped": found.stopped,
-            "history": [[p.seconds, p.proposals, p.best_ms] for p in found.history],
-            "tried": list(found.tried),
-            "failed": [failure.row() for failure in found.failed],
-            "searched_as": _searched_as(plan, found, settings),
+            "start": result.start,
+            "proposals": result.proposals,
+            "accepted": result.accepted,
+            "stopped": result.stopped,
+            "history": [[p.seconds, p.proposals, p.best_ms] for p in result.history],
+            "tried": list(result.tried),
+            "failed": [failure.row() for failure in result.failed],
+            "searched_as": _searched_as(plan, result, settings),
         }
     return row
 
 
-def _searched_as(plan: Plan, found: Found, settings: Settings) -> str | None:
+def _searched_as(plan: Plan, result: SearchResult, settings: Settings) -> str | None:
     """What `history` and `tried` are times of, where the plan was given something else after its tiles."""
-    asked = settings.plan["sync"]
-    parts = [] if plan.sync == asked else [f"sync {asked} in place of {plan.sync}"]
+    requested = settings.plan_fields["sync"]
+    parts = [] if plan.sync == requested else [f"sync {requested} in place of {plan.sync}"]
     if plan.bucket != BUCKET:
         parts.append(f"buckets of {BUCKET} bytes in place of {plan.bucket}")
-    if plan.schedule and found.staged is None:
+    if plan.schedule and result.pipeline is None:
         parts.append(f"steps that do not overlap in place of {plan.schedule}")
     return " and ".join(parts) or None
 
@@ -108,12 +113,14 @@ def compare(
     *,
     model: str = "",
     settings: Settings | None = None,
-    heard: OnProgress = lambda step: None,
+    on_progress: OnProgress = lambda step: None,
 ) -> list[dict[str, Any]]:
     """A row a method; one that cannot be applied, or fails, has an `error` in place of figures."""
     rows = [
         {k: v for k, v in row.items() if k not in ("history", "tried", "failed", "searched_as")}
-        for _, row in contest(graph, cluster, methods, model=model, settings=settings, heard=heard)
+        for _, row in plan_each_method(
+            graph, cluster, methods, model=model, settings=settings, on_progress=on_progress
+        )
     ]
     add_speedups(rows)
     return rows
@@ -128,56 +135,66 @@ def add_speedups(rows: Iterable[dict[str, Any]]) -> None:
             row["speedup"] = base / row["step_ms"]
 
 
-def speedup_over_data(judged: Judged, profile: Profile | None = None) -> float | None:
+def speedup_over_data(evaluated: EvaluatedPlan, profile: Profile | None = None) -> float | None:
     """How much faster a plan is than data parallelism; None where there is nothing to compare with.
 
     Where steps overlap, weights are older than those that data parallelism would use: it is another thing.
     """
-    plan, _, timeline = judged
+    plan, _, timeline = evaluated
     if is_asynchronous(plan):
         return None
     try:
-        data = data_parallel(timeline.program.graph, plan, timeline.cluster, profile)
+        data = simulate_data_parallel(timeline.program.graph, plan, timeline.cluster, profile)
     except InputError:
         return None
     return 1.0 if data is None else data.step_seconds / timeline.step_seconds
 
 
-def contest(
+def plan_each_method(
     graph: Graph,
     cluster: Cluster,
     methods: Sequence[str],
     *,
     model: str = "",
     settings: Settings | None = None,
-    heard: OnProgress = lambda step: None,
-) -> Iterator[tuple[Judged | None, dict[str, Any]]]:
+    on_progress: OnProgress = lambda step: None,
+) -> Iterator[tuple[EvaluatedPlan | None, dict[str, Any]]]:
     """What each method found, one after the other, and its row; without a plan, the row has an `error`.
 
     `auto` starts from all methods, so it is also given what those before it found.
     """
     settings = settings or Settings()
-    known = dict[str, Tiles]()
+    tiles_by_method = dict[str, Tiles]()
     for done, method in enumerate(methods):
-        heard({"step": method, "done": done, "of": len(methods)})
+        on_progress({"step": method, "done": done, "of": len(methods)})
 
-        def inside(step: Mapping[str, Any], method: str = method, done: int = done) -> None:
+        def report_progress(
+            step: Mapping[str, Any], method: str = method, done: int = done
+        ) -> None:
             part = step.get("done", 0) / step["of"] if step.get("of") else 0.0
             now = {"step": f"{method}, {step['step']}", "done": done + part, "of": len(methods)}
-            heard({**step, **now, "method": method})
+            on_progress({**step, **now, "method": method})
 
-        attempts, judged = Attempts(), None
+        attempts, evaluated = Attempts(), None
         with attempts.attempt(method):
-            own = replace(
-                settings, heard=inside, starts=known if METHODS[method].starts_from_others else {}
+            method_settings = replace(
+                settings,
+                on_progress=report_progress,
+                starts=tiles_by_method if METHODS[method].starts_from_others else {},
             )
-            judged = planned(graph, cluster, method, model=model, settings=own)
-        if judged is None:
-            unknown = dict.fromkeys(FIGURES)
-            setting = {"bn": settings.bn, "sync": settings.plan["sync"], **dict.fromkeys(PIPELINE)}
+            evaluated = plan_and_predict(
+                graph, cluster, method, model=model, settings=method_settings
+            )
+        if evaluated is None:
+            no_metrics = dict.fromkeys(METRICS)
+            setting = {
+                "bn": settings.bn,
+                "sync": settings.plan_fields["sync"],
+                **dict.fromkeys(PIPELINE_KEYS),
+            }
             error = attempts.failures[-1].error
-            yield None, {"method": method, **unknown, **setting, "error": error}
+            yield None, {"method": method, **no_metrics, **setting, "error": error}
             continue
-        if not judged.plan.stages and judged.plan.microbatches == 1:
-            known[method] = dict(judged.plan.tiles)
-        yield judged, judged.row
+        if not evaluated.plan.stages and evaluated.plan.microbatches == 1:
+            tiles_by_method[method] = dict(evaluated.plan.tiles)
+        yield evaluated, evaluated.row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raddle.searches.optcnn.ordering import between, components, order
+from raddle.searches.optcnn.elimination_order import between, components, order
 
 CHAIN = {0: {1}, 1: {0, 2}, 2: {1}}
 RING = {0: {1, 3}, 1: {0, 2}, 2: {1, 3}, 3: {2, 0}}

@@ -16,7 +16,7 @@ from raddle.program.lower import lower
 from raddle.runtime.actions import Forward, Note
 from raddle.runtime.executor import Executor
 from raddle.searches.planning import plan_for
-from raddle.searches.recomputing import blocks
+from raddle.searches.recomputation import blocks
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
 from raddle.transport.thread_transport import Hub

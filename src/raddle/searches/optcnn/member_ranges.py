@@ -12,7 +12,7 @@ import numpy as np
 from raddle.graph.index import Index
 from raddle.graph.space import Space
 from raddle.plans.tiling import even_cuts
-from raddle.searches.configurations import meeting
+from raddle.searches.configurations import cuts_between
 from raddle.searches.groups import Group, Member
 from raddle.searches.optcnn.ranges import Cuts, Lattice, Ranges, by_axis, constant, indexed
 
@@ -94,7 +94,7 @@ class Following:
         for q in lattice.options[a].tolist():
             lo, hi = part.lo[first : first + q].tolist(), part.hi[first : first + q].tolist()
             able = len(lo) == q and q not in reader.uncut
-            cuts.append(meeting(list(zip(lo, hi, strict=True)), size) if able else ())
+            cuts.append(cuts_between(list(zip(lo, hi, strict=True)), size) if able else ())
             first += q
         found = by_axis(lattice, a, size, cuts)
         if np.array_equal(found.lo, reader.lo) and np.array_equal(found.hi, reader.hi):

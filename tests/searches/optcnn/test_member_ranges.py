@@ -7,10 +7,10 @@ from small import small
 
 from raddle.clusters import cluster
 from raddle.graph.gradients import active_values
-from raddle.searches.groups import groups
-from raddle.searches.optcnn.following import Following
+from raddle.searches.groups import find_groups
+from raddle.searches.optcnn.communication import Moves
 from raddle.searches.optcnn.layouts import Atlas
-from raddle.searches.optcnn.moves import Moves
+from raddle.searches.optcnn.member_ranges import Following
 
 GRAPH, ON = small("mlp-tiny")[1], cluster("p100:1x2")
 ATLAS = Atlas(np.arange(2), 2)
@@ -18,7 +18,7 @@ ATLAS = Atlas(np.arange(2), 2)
 
 def test_ranges_of_one_letter_are_one_object() -> None:
     own = Following()
-    (group, *_) = groups(GRAPH)
+    (group, *_) = find_groups(GRAPH)
     lattice = ATLAS.lattice(group)
     (member, *_) = group.members
     dims = own.own(group, member, lattice)
@@ -33,7 +33,7 @@ def test_ranges_of_one_letter_are_one_object() -> None:
 def test_a_value_that_is_read_where_it_was_made_costs_nothing() -> None:
     layouts = {
         m.op.name: layout
-        for group in groups(GRAPH)
+        for group in find_groups(GRAPH)
         for m, layout in zip(group.members, ATLAS.layouts(group), strict=True)
     }
     moves = Moves(GRAPH, active_values(GRAPH), ON, np.arange(2), layouts, {})

@@ -21,7 +21,9 @@ from raddle.program.slicing import numbered
 from raddle.simulation.timeline import simulate
 
 
-def with_order(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Plan:
+def with_slice_order(
+    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
+) -> Plan:
     """The plan with an order of its sums; of one step, at whose beginning nothing is under way.
 
     Every parameter is used in the forward, which waits for it: no sum lasts until the next backward.

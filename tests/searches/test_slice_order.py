@@ -16,9 +16,9 @@ from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.program import Reduce, Run
 from raddle.program.slicing import numbered
-from raddle.searches.order import with_order
 from raddle.searches.planning import plan_for
-from raddle.searches.predict import judge
+from raddle.searches.predict import simulate_steps
+from raddle.searches.slice_order import with_slice_order
 from raddle.simulation.timeline import Timeline, simulate
 
 
@@ -56,7 +56,7 @@ def begun(timeline: Timeline) -> list[int]:
 )
 def test_what_the_forward_uses_first_passes(nanoseconds: float, order: tuple[int, ...]) -> None:
     on = toy(nanoseconds)
-    found = with_order(mlp(), plan(), on)
+    found = with_slice_order(mlp(), plan(), on)
     assert found.order == order
     timeline = simulate(lower(mlp(), replace(found, steps=2)), on)
     assert begun(timeline) == list(order)  # nothing overtakes
@@ -66,7 +66,7 @@ def test_a_forward_begins_before_the_last_sum_has_ended() -> None:
     """No barrier: with the order, fc1 runs again while fc2's rest is on its way; and that is faster."""
     on = toy(300.0)
     ends = {}
-    for name, chosen in (("order", with_order(mlp(), plan(), on)), ("none", plan())):
+    for name, chosen in (("order", with_slice_order(mlp(), plan(), on)), ("none", plan())):
         timeline = simulate(lower(mlp(), replace(chosen, steps=3)), on)
         tasks, instructions = timeline.tasks, timeline.program.instructions
         sums = [n for n, i in enumerate(instructions) if isinstance(i, Reduce) and i.key.step == 0]
@@ -86,10 +86,10 @@ def test_any_plan_can_be_ordered(seed: int) -> None:
     graph = small("lenet-tiny")[1]
     chosen = random_plan(graph, 3, seed, sync="p3:collective,slice=9")
     on = cluster("p100:1x4")
-    found = with_order(graph, chosen, on)
+    found = with_slice_order(graph, chosen, on)
     count = len(numbered(lower(graph, found).slices))
     assert sorted(found.order) == list(range(count))
-    assert found == with_order(graph, found, on)  # whatever order it had before
+    assert found == with_slice_order(graph, found, on)  # whatever order it had before
 
 
 def test_planning_orders_by_itself() -> None:
@@ -97,5 +97,5 @@ def test_planning_orders_by_itself() -> None:
     on = cluster("p100:1x2")
     made = plan_for(mlp(), on, "data", sync="p3:collective,slice=8")
     assert sorted(made.order) == list(range(8))
-    assert judge(mlp(), made, on).step_seconds > 0
+    assert simulate_steps(mlp(), made, on).step_seconds > 0
     assert plan_for(mlp(), on, "data", sync="p3").order == ()

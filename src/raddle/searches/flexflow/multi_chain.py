@@ -13,9 +13,9 @@ from typing import Any
 
 from raddle.errors import InputError
 from raddle.plans.tiling import Tiling
-from raddle.searches.flexflow.chain import TEMPERATURE, Chain, chain
-from raddle.searches.planspace import PlanSpace
-from raddle.searches.settings import Clock, Progress, Settings
+from raddle.searches.flexflow.chain import TEMPERATURE, Chain, start_chain
+from raddle.searches.plan_space import PlanSpace
+from raddle.searches.settings import BestSoFar, Clock, Settings
 from raddle.simulation.fast.evaluator import Evaluator
 
 ROUND = 64  # proposals of a chain before another has its turn, at first
@@ -32,14 +32,14 @@ class Climb:
     settings: Settings
     chains: list[Chain] = field(default_factory=list)
     given_up: list[Chain] = field(default_factory=list)
-    history: list[Progress] = field(default_factory=list)
+    history: list[BestSoFar] = field(default_factory=list)
     stopped: str = ""
     fits: Callable[[], bool] = lambda: True
 
     def add(self, name: str, tiles: Mapping[str, Tiling], *, guided: float = 0.8) -> Chain | None:
         """A chain that starts there; None where no plan can be so."""
         try:
-            new = chain(
+            new = start_chain(
                 self.space, self.evaluator, name, tiles, seed=self.settings.seed, guided=guided,
                 temperature=TEMPERATURE,
             )  # fmt: skip
@@ -65,7 +65,7 @@ class Climb:
     def _note(self) -> None:
         best = self.best.best_time / 1e6
         if not self.history or best < self.history[-1].best_ms:
-            self.history.append(Progress(self.clock.seconds, self.proposals, best))
+            self.history.append(BestSoFar(self.clock.seconds, self.proposals, best))
 
     def run(self, budget: float) -> None:
         """Until `budget` seconds of the clock are over; an interrupt keeps the best so far."""
@@ -112,7 +112,7 @@ class Climb:
             "proposals": self.proposals,
             "best_ms": best,
         }
-        self.settings.heard(said)
+        self.settings.on_progress(said)
 
     def _restart(self, own: Chain) -> None:
         """Back to the best that a chain has seen, when it has strayed."""

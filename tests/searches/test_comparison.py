@@ -9,10 +9,10 @@ import pytest
 from raddle import zoo
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
-from raddle.searches.baselines import METHODS
-from raddle.searches.comparing import compare, planned, speedup_over_data
+from raddle.searches.baselines import BASELINES
+from raddle.searches.comparison import compare, plan_and_predict, speedup_over_data
 from raddle.searches.planning import plan_for
-from raddle.searches.predict import details, judge
+from raddle.searches.predict import details, simulate_steps
 from raddle.searches.settings import Settings
 
 KEYS = {
@@ -29,8 +29,8 @@ def graph():
 
 def test_a_row_a_method(graph) -> None:
     heard: list[Any] = []
-    rows = compare(graph, cluster("p100:1x2"), list(METHODS), heard=heard.append)
-    assert [row["method"] for row in rows] == list(METHODS) == [h["step"] for h in heard]
+    rows = compare(graph, cluster("p100:1x2"), list(BASELINES), on_progress=heard.append)
+    assert [row["method"] for row in rows] == list(BASELINES) == [h["step"] for h in heard]
     data = rows[0]
     for row in rows:
         assert set(row) == KEYS | {"lower_bound_ms"}
@@ -53,25 +53,25 @@ def test_methods_that_cannot_be_applied_stay(graph) -> None:
 
 def test_one_plan_has_the_speedup_that_it_has_among_others(graph) -> None:
     on = cluster("p100:1x2")
-    for row in compare(graph, on, list(METHODS)):
-        found = speedup_over_data(planned(graph, on, row["method"]))
+    for row in compare(graph, on, list(BASELINES)):
+        found = speedup_over_data(plan_and_predict(graph, on, row["method"]))
         assert found == pytest.approx(row["speedup"])
 
 
 def test_a_pipeline_is_held_against_data_parallelism_with_its_whole_batch(graph) -> None:
     on = cluster("p100:1x2")
     asked = Settings(budget=0.2, schedule="1f1b", microbatches=4)
-    found = planned(graph, on, "pipeline", settings=asked)
-    data = planned(graph, on, "data", settings=Settings(bn="global"))
+    found = plan_and_predict(graph, on, "pipeline", settings=asked)
+    data = plan_and_predict(graph, on, "data", settings=Settings(bn="global"))
     expected = data.row["step_ms"] / found.row["step_ms"]
     assert speedup_over_data(found) == pytest.approx(expected)
 
 
 def test_what_data_parallelism_cannot_do_has_no_speedup(graph) -> None:
     many = cluster("p100:4x4")  # there are 8 samples
-    assert speedup_over_data(planned(graph, many, "model")) is None
+    assert speedup_over_data(plan_and_predict(graph, many, "model")) is None
     overlapping = Settings(budget=0.2, schedule="pipedream")  # weights are older than they would be
-    found = planned(graph, cluster("p100:1x2"), "pipeline", settings=overlapping)
+    found = plan_and_predict(graph, cluster("p100:1x2"), "pipeline", settings=overlapping)
     assert speedup_over_data(found) is None
 
 
@@ -83,14 +83,14 @@ def test_data_parallelism_moves_what_a_ring_moves(graph) -> None:
 
 
 def test_predicted_figures_are_in_the_plan(graph) -> None:
-    plan, row, _ = planned(graph, cluster("local:2"), "owt")
+    plan, row, _ = plan_and_predict(graph, cluster("local:2"), "owt")
     assert plan.predicted == {key: row[key] for key in plan.predicted}
     assert plan.predicted["step_ms"] > 0
 
 
 def test_details(graph) -> None:
     on = cluster("p100:1x2")
-    timeline = judge(graph, plan_for(graph, on, "owt"), on)
+    timeline = simulate_steps(graph, plan_for(graph, on, "owt"), on)
     found = details(timeline, largest=3)
     assert len(found["devices"]) == 2
     for device in found["devices"]:

@@ -14,11 +14,11 @@ from raddle.clusters import Cluster
 from raddle.graph.graph import Graph
 from raddle.plans.tiling import Grid, Tiling, even_cuts
 from raddle.searches.configurations import Configuration, degrees, tiles
-from raddle.searches.grids import Standing, Tiles, copies
-from raddle.searches.groups import Group, groups
+from raddle.searches.grids import BatchIndependentOps, Tiles, copies
+from raddle.searches.groups import Group, find_groups
+from raddle.searches.operator_times import device_speeds
 from raddle.searches.pins import pinned
 from raddle.searches.settings import Settings
-from raddle.searches.work import speeds
 
 
 class PlanSpace:
@@ -27,11 +27,11 @@ class PlanSpace:
     def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
         self.graph, self.cluster, self.settings = graph, cluster, settings
         self.count = len(cluster.devices)
-        self.groups = groups(graph)
+        self.groups = find_groups(graph)
         self.pinned = pinned(self.groups, settings.pins, self.count)
         self.free = [g for g in range(len(self.groups)) if g not in self.pinned]
-        self.standing = Standing(graph)
-        self.feeding = [self.standing.feeding(group.ops) for group in self.groups]
+        self.standing = BatchIndependentOps(graph)
+        self.feeding = [self.standing.read_by(group.ops) for group in self.groups]
         self._degrees: dict[tuple[tuple[str, ...], tuple[int, ...]], list[tuple[int, ...]]] = {}
 
     # -- from configurations to tiles and back -----------------------------------------------------
@@ -41,7 +41,7 @@ class PlanSpace:
         found: Tiles = {}
         for group, configuration in zip(self.groups, configurations, strict=True):
             found.update(tiles(group, configuration))
-        chosen = [op for op in reversed(self.graph.ops) if op.name in self.standing.chosen]
+        chosen = [op for op in reversed(self.graph.ops) if op.name in self.standing.names]
         for op in chosen:
             found.update(
                 self.standing.place([op], found) or {op.name: copies(op, range(self.count))}
@@ -94,7 +94,9 @@ class PlanSpace:
         if key not in self._degrees:
             wanted = self.settings
             self._degrees[key] = list(
-                degrees(group, self.count, powers=wanted.powers, reduction=bool(wanted.reduction))
+                degrees(
+                    group, self.count, powers=wanted.powers_of_two, reduction=bool(wanted.reduction)
+                )
             )
         return self._degrees[key]
 
@@ -115,7 +117,7 @@ class PlanSpace:
 
     @cached_property
     def speeds(self) -> tuple[float, ...]:
-        return speeds(self.graph, self.cluster)
+        return device_speeds(self.graph, self.cluster)
 
     def uneven(self, g: int, configuration: Configuration) -> Configuration | None:
         """A split by sample with shares by speed; None where there is nothing to gain."""

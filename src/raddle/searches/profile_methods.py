@@ -11,7 +11,7 @@ from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph, Op
-from raddle.searches.baselines import METHODS, applicable
+from raddle.searches.baselines import BASELINES, applicable_baselines
 from raddle.searches.settings import OnProgress
 
 
@@ -19,7 +19,7 @@ def profile_methods(
     graph: Graph,
     cluster: Cluster,
     *,
-    methods: Sequence[str] = tuple(METHODS),
+    methods: Sequence[str] = tuple(BASELINES),
     device: str = "cpu",
     known: Profile | None = None,
     heard: OnProgress = lambda step: None,
@@ -49,6 +49,6 @@ def _distinct(
 ) -> list[tuple[Op, Box]]:
     """One tile for each thing that can be measured apart."""
     found: dict[str, tuple[Op, Box]] = {}
-    for tiles in applicable(graph, cluster, methods).values():
+    for tiles in applicable_baselines(graph, cluster, methods).values():
         found = distinct(graph, tiles, kind) | found
     return list(found.values())

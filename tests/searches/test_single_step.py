@@ -12,12 +12,12 @@ from small import small
 from raddle.clusters import cluster
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
-from raddle.searches.baselines import METHODS
-from raddle.searches.comparing import compare, planned
+from raddle.searches.baselines import BASELINES
+from raddle.searches.comparison import compare, plan_and_predict
 from raddle.searches.planning import plan_for
-from raddle.searches.predict import judge
+from raddle.searches.predict import simulate_steps
 from raddle.searches.settings import Settings
-from raddle.searches.stepping import simulated_step
+from raddle.searches.single_step import simulated_step
 from raddle.simulation.fast.coverage import unsupported
 from raddle.simulation.timeline import simulate
 
@@ -47,19 +47,21 @@ def test_a_simulated_step_is_that_of_the_program() -> None:
 def test_auto_is_no_slower_than_a_method_that_fits(sync: str) -> None:
     graph, on = small("alexnet-tiny")[1], cluster(ON)
     said: list[dict[str, Any]] = []
-    asked = Settings(sync=sync, budget=3, proposals=100, heard=lambda step: said.append(dict(step)))
-    rows = {r["method"]: r for r in compare(graph, on, [*METHODS, "optcnn"], settings=asked)}
-    judged = planned(graph, on, "auto", settings=asked)
+    asked = Settings(
+        sync=sync, budget=3, proposals=100, on_progress=lambda step: said.append(dict(step))
+    )
+    rows = {r["method"]: r for r in compare(graph, on, [*BASELINES, "optcnn"], settings=asked)}
+    judged = plan_and_predict(graph, on, "auto", settings=asked)
     assert judged.plan.sync == judged.row["sync"] == sync
     for name, row in rows.items():
         if row["step_ms"] is not None and row["fits"]:
             assert judged.row["step_ms"] <= row["step_ms"] * (1 + 1e-9), name
     assert any("best_ms" in step for step in said)
     tried = {row["name"]: row for row in judged.row["tried"]}
-    for name in METHODS.keys() & tried.keys():
+    for name in BASELINES.keys() & tried.keys():
         plan = plan_for(graph, on, name, sync=sync)
         alone = simulated_step(graph, plan, on).time / 1e6
-        period = 1e3 * judge(graph, plan, on).step_seconds
+        period = 1e3 * simulate_steps(graph, plan, on).step_seconds
         assert tried[name]["step_ms"] == (period if tried[name]["simulated"] else alone)
 
 
@@ -69,9 +71,9 @@ def test_auto_is_no_slower_than_a_method_that_fits(sync: str) -> None:
 def test_searches_find_plans_for_it(method: str) -> None:
     graph, on = small("lenet-tiny")[1], cluster(ON)
     asked = Settings(sync="ps", budget=1, proposals=50)
-    judged = planned(graph, on, method, settings=asked)
+    judged = plan_and_predict(graph, on, method, settings=asked)
     assert judged.plan.sync == "ps"
-    assert judged.row["step_ms"] == 1e3 * judge(graph, judged.plan, on).step_seconds
+    assert judged.row["step_ms"] == 1e3 * simulate_steps(graph, judged.plan, on).step_seconds
     if method == "flexflow":
         data = plan_for(graph, on, "data", sync="ps")
         found = simulated_step(graph, replace(judged.plan, predicted={}), on).time
@@ -81,7 +83,7 @@ def test_searches_find_plans_for_it(method: str) -> None:
 def test_what_is_chosen_after_the_tiles_is_said() -> None:
     graph, on = small("lenet-tiny")[1], cluster(ON)
     asked = Settings(budget=1, proposals=20, sync="allreduce")
-    assert planned(graph, on, "flexflow", settings=asked).row["searched_as"] is None
+    assert plan_and_predict(graph, on, "flexflow", settings=asked).row["searched_as"] is None
     asked = replace(asked, schedule="threaded:2")
-    said = planned(graph, on, "flexflow", settings=asked).plan.predicted["searched_as"]
+    said = plan_and_predict(graph, on, "flexflow", settings=asked).plan.predicted["searched_as"]
     assert said == "steps that do not overlap in place of threaded:2"

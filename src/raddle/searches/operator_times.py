@@ -11,7 +11,7 @@ from raddle.graph.gradients import has_backward
 from raddle.graph.graph import Graph, Op
 
 
-def whole_seconds(graph: Graph) -> Callable[[Op, Device], float]:
+def whole_operator_seconds(graph: Graph) -> Callable[[Op, Device], float]:
     """Seconds of an operator on a device, forward and backward."""
     active = active_values(graph)
     compute = Compute(graph, active)
@@ -23,9 +23,9 @@ def whole_seconds(graph: Graph) -> Callable[[Op, Device], float]:
     return seconds
 
 
-def speeds(graph: Graph, cluster: Cluster) -> tuple[float, ...]:
+def device_speeds(graph: Graph, cluster: Cluster) -> tuple[float, ...]:
     """By device, how much of the graph it computes in a second."""
-    seconds = whole_seconds(graph)
+    seconds = whole_operator_seconds(graph)
     kinds = {device.kind: device for device in cluster.devices}
     speed = {kind: 1 / sum(seconds(op, own) for op in graph.ops) for kind, own in kinds.items()}
     return tuple(speed[device.kind] for device in cluster.devices)

@@ -28,7 +28,7 @@ MESSAGE = (
 SUM = 1e-4
 
 
-def with_sync(
+def with_fastest_sync(
     plan: Plan,
     cluster: Cluster,
     step: Callable[[Plan], float],

@@ -12,10 +12,17 @@ from raddle.clusters import Cluster, Device, Link, cluster
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
-from raddle.searches.order import with_order
+from raddle.searches.choose_sync import (
+    BUCKETS,
+    MARGIN,
+    MESSAGE,
+    SUM,
+    host_seconds,
+    with_fastest_sync,
+)
 from raddle.searches.planning import plan_for
-from raddle.searches.predict import judge
-from raddle.searches.syncs import BUCKETS, MARGIN, MESSAGE, SUM, host_seconds, with_sync
+from raddle.searches.predict import simulate_steps
+from raddle.searches.slice_order import with_slice_order
 
 
 @cache
@@ -47,12 +54,12 @@ def test_it_pays_where_communication_takes_as_long_as_compute(bandwidth: str, sy
     seconds: dict[tuple[str, int], float] = {}
 
     def step(candidate: Plan) -> float:
-        timeline = judge(vgg(), candidate, on)
+        timeline = simulate_steps(vgg(), candidate, on)
         own = timeline.step_seconds + host_seconds(timeline)
         seconds[candidate.sync, candidate.bucket] = own
         return own
 
-    found = with_sync(plan, on, step)
+    found = with_fastest_sync(plan, on, step)
     assert found.sync == sync
     sums = [s for (how, _), s in seconds.items() if how == "allreduce"]
     assert len(sums) == 1 + len(BUCKETS)
@@ -62,7 +69,7 @@ def test_it_pays_where_communication_takes_as_long_as_compute(bandwidth: str, sy
 
 def test_many_small_messages_cost_their_host() -> None:
     plan = plan_for(vgg(), hosts("1 GB/s"), "data", bn="local", sync="p3")
-    timeline = judge(vgg(), plan, hosts("1 GB/s"))
+    timeline = simulate_steps(vgg(), plan, hosts("1 GB/s"))
     slices = [s for own in timeline.program.slices.values() for s in own]
     small = sum(s.box.volume < 125_000 for s in slices)
     assert 20 < small < len(slices)
@@ -81,13 +88,13 @@ def test_inside_of_a_node_slices_are_summed_where_it_pays(bandwidth: float, sync
     seconds: dict[str, float] = {}
 
     def step(candidate: Plan) -> float:
-        timeline = judge(vgg(), candidate, on)
+        timeline = simulate_steps(vgg(), candidate, on)
         own = timeline.step_seconds + host_seconds(timeline)
         seconds[candidate.sync] = own
         return own
 
     plan = plan_for(vgg(), on, "data", bn="local")
-    found = with_sync(plan, on, step, lambda p: with_order(vgg(), p, on))
+    found = with_fastest_sync(plan, on, step, lambda p: with_slice_order(vgg(), p, on))
     assert found.sync == sync
     assert bool(found.order) == (sync != "allreduce")
     assert set(seconds) == {"allreduce", "p3:collective"}  # two simulations, and one for the order
@@ -97,7 +104,9 @@ def test_inside_of_a_node_slices_are_summed_where_it_pays(bandwidth: float, sync
 
 def test_sums_of_slices_cost_their_host() -> None:
     on = hosts("1 GB/s")
-    timeline = judge(vgg(), plan_for(vgg(), on, "data", bn="local", sync="p3:collective"), on)
+    timeline = simulate_steps(
+        vgg(), plan_for(vgg(), on, "data", bn="local", sync="p3:collective"), on
+    )
     count = len(timeline.program.plan.order)
     assert host_seconds(timeline) == pytest.approx(count * SUM)
 
@@ -106,7 +115,7 @@ def test_sums_of_slices_cost_their_host() -> None:
 def test_devices_of_a_node_have_better_ways(machine: str) -> None:
     on = cluster(machine)
     plan = plan_for(vgg(), on, "data", bn="local")
-    assert with_sync(plan, on, lambda p: {"p3": 0.1}.get(p.sync, 1.0)) == plan
+    assert with_fastest_sync(plan, on, lambda p: {"p3": 0.1}.get(p.sync, 1.0)) == plan
 
 
 def test_auto_chooses_for_itself_and_does_as_it_is_told() -> None:

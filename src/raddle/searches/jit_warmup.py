@@ -12,14 +12,14 @@ from raddle.simulation import fast
 
 
 @dataclass(frozen=True)
-class Compiled:
+class JitFunctions:
     """Functions that are compiled together, before a search whose time counts."""
 
     name: str  # as who waits for it is told
     seconds: int  # about
     folder: str  # of their sources
     largest: tuple[str, ...]  # files of the cache: those that take longest to compile
-    compile: Callable[[], None]
+    warm_up: Callable[[], None]
 
     def is_cached(self) -> bool:
         """Whether the cache holds the largest of them; False at worst means a needless message."""
@@ -27,7 +27,7 @@ class Compiled:
         return all(next(folder.rglob(name), None) for name in self.largest)
 
 
-def tiny(*, layers: int, width: int) -> Graph:
+def tiny_graph(*, layers: int, width: int) -> Graph:
     """A network of linear layers, as small as what is searched only in order to compile."""
     import torch
     from torch import nn
@@ -39,20 +39,20 @@ def tiny(*, layers: int, width: int) -> Graph:
     return capture(model, inputs, loss=lambda y: y.sum(), name="tiny")
 
 
-def compile_evaluator() -> None:
+def warm_up_evaluator() -> None:
     """Searches for a plan of a network of one layer, by all that is compiled."""
     from raddle.clusters import cluster
     from raddle.searches.flexflow.method import search
     from raddle.searches.settings import Settings
 
-    own = Settings(budget=30, proposals=8, reduction=True)
-    search(tiny(layers=1, width=2), cluster("p100:1x2"), own)
+    settings = Settings(budget=30, proposals=8, reduction=True)
+    search(tiny_graph(layers=1, width=2), cluster("p100:1x2"), settings)
 
 
-EVALUATOR = Compiled(
+EVALUATOR = JitFunctions(
     "the search",
     30,
     str(Path(fast.__file__).parent),
     ("kernel.step_time-*.nbi",),
-    compile_evaluator,
+    warm_up_evaluator,
 )
