@@ -19,7 +19,7 @@ from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.program.lower import lower
 from raddle.runtime.actions import Forward
-from raddle.runtime.executing import segments as running
+from raddle.runtime.execution import segments as running
 from raddle.runtime.executor import Executor
 from raddle.searches.planning import plan_for
 
@@ -79,7 +79,7 @@ def own_seconds(name: str, method: str, bn: str) -> tuple[float, int, int]:
 
     rank.load(lambda s: part(s, state).clone())
     given = dict(zip(graph.inputs, [*work.inputs, *work.targets], strict=True))
-    fed = {s: part(s, given) for s in rank.plan.of("input")}
+    fed = {s: part(s, given) for s in rank.plan.sources_with_role("input")}
     rank.run(lambda s: fed[s], 0)
     _take_out_torch(rank)
     rank.run(lambda s: fed[s], 0)

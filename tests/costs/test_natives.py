@@ -19,7 +19,7 @@ from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.segments import segments
-from raddle.runtime.natives import run_as_one
+from raddle.runtime.native_calls import run_as_one
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.planning import plan_for
 from raddle.searches.settings import Settings

@@ -40,7 +40,7 @@ ALLOWED = {
     "runtime/session.py": "a copy of its own stdout",
     "transport/failure_channel.py": "lines between ranks",
     "transport/shared_memory.py": "/proc: files of other ranks on this machine",
-    "runtime/function.py": "the code of a segment",
+    "runtime/function_writer.py": "the code of a segment",
     "reports/server/children.py": "what a child printed",
     "reports/server/job.py": "what a child printed",
     "reports/server/offer.py": "what a child printed",
@@ -86,4 +86,4 @@ def test_files_are_opened_in_one_module() -> None:
 
 def test_code_is_made_in_one_module() -> None:
     made = [name for name, own in found().items() if any(call in RUNNING for _, call in own)]
-    assert made == ["runtime/function.py"]
+    assert made == ["runtime/function_writer.py"]

@@ -25,7 +25,7 @@ from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.slicing import numbered
 from raddle.runtime.actions import Forward
-from raddle.runtime.building.pieces import Source
+from raddle.runtime.builders.slot_table import Source
 from raddle.runtime.trainer import Trainer, parallelize
 from raddle.searches.planning import plan_for
 from raddle.sync.collective_synchroniser import Summing

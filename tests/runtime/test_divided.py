@@ -168,7 +168,7 @@ def test_evaluates_and_keeps_nothing_of_it() -> None:
         loss = float(trainer.evaluate(x, y))
         assert trainer._evaluation is not None
         executor = trainer._evaluation.executor
-        return loss, [executor.slots[s.slot] for s in executor.plan.of("parameter")]
+        return loss, [executor.slots[s.slot] for s in executor.plan.sources_with_role("parameter")]
 
     assert task.loss is not None
     expected = task.loss(task.model.eval()(x), y).item()

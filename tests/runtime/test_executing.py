@@ -14,33 +14,33 @@ from raddle.program.lower import lower
 from raddle.program.messages import MessageKind
 from raddle.program.program import Key
 from raddle.runtime.actions import (
-    Arrive,
+    AwaitMessage,
     Backward,
     Bucket,
     Call,
     Feed,
     Forward,
-    Give,
-    Keep,
-    Leave,
-    Note,
     Receive,
+    RecordLoss,
     Send,
-    Step,
-    Sum,
+    StartAllReduce,
+    StartSliceAllReduce,
+    SubmitGradients,
+    UpdateBuffers,
+    UpdateParameters,
 )
-from raddle.runtime.building.pieces import Source
+from raddle.runtime.builders.slot_table import Source
 from raddle.runtime.delivery import Part, delivery_of
-from raddle.runtime.executing.buffers import keep
-from raddle.runtime.executing.feeding import Feeding
-from raddle.runtime.executing.losses import Losses
-from raddle.runtime.executing.messages import Messages
-from raddle.runtime.executing.overlapping import OverlappingParameters
-from raddle.runtime.executing.parameters import Parameters
-from raddle.runtime.executing.segments import Segments
-from raddle.runtime.executing.sliced import SlicedParameters
-from raddle.runtime.executing.store import Store
-from raddle.runtime.function import Code, Piece
+from raddle.runtime.execution.buffers import keep
+from raddle.runtime.execution.input_feeder import Feeding
+from raddle.runtime.execution.losses import Losses
+from raddle.runtime.execution.messages import Messages
+from raddle.runtime.execution.overlapping_parameter_updater import OverlappingParameters
+from raddle.runtime.execution.parameter_updater import Parameters
+from raddle.runtime.execution.segments import Segments
+from raddle.runtime.execution.sliced_parameter_updater import SlicedParameters
+from raddle.runtime.execution.store import Store
+from raddle.runtime.function_writer import Code, Piece
 from raddle.transport.thread_transport import Hub, Threads
 
 CPU, KEY, DOUBLE = torch.device("cpu"), Key(), torch.float64
@@ -103,7 +103,7 @@ def deliver(
     receiver.ahead(0)
     sender.send(send)
     receiver.receive(receive)
-    receiver.arrive(Arrive(receive))
+    receiver.arrive(AwaitMessage(receive))
     sender.finish()
     assert not receiver.posted
 
@@ -170,7 +170,7 @@ def test_gradients_come_back_slot_by_slot(adds_once: bool, phases: str, recomput
     assert torch.equal(own.slots[2], 6 * ones(2))
     if recompute:
         assert not segments.saved
-        segments.forward(Forward(call, again=True))
+        segments.forward(Forward(call, recomputation=True))
     own.grads[2] = ones(2)
     for phase in phases:
         segments.backward(Backward(call, phase))
@@ -192,8 +192,8 @@ def test_gradients_are_summed_in_a_bucket_and_the_optimizer_sees_them() -> None:
     for _ in range(2):  # steps, of two micro-batches
         parameters.accumulate(product(), [ones(2)])
         parameters.accumulate(product(), [ones(2)])
-        parameters.sum(Sum(0, 0, "", KEY))
-        parameters.step(Step(KEY))
+        parameters.sum(StartAllReduce(0, 0, "", KEY))
+        parameters.step(UpdateParameters(KEY))
     assert [g.tolist() for g in seen] == [[2, 2], [2, 2]]
     assert own.slots[1].grad is None
     assert not own.given
@@ -219,7 +219,7 @@ def test_an_update_leaves_the_weights_of_those_under_way() -> None:
     parameters.begin(updating=True)
     (used,) = parameters.use(Forward(product(), versions=(0,)))
     parameters.accumulate(product(), [ones(2)])
-    parameters.step(Step(KEY, (1,)))
+    parameters.step(UpdateParameters(KEY, (1,)))
     assert (used.tolist(), own.slots[1].tolist()) == ([3, 3], [4, 4])
     parameters.used(product(), [used])
     assert [(line.phase, line.version) for line in parameters.log()] == [("F", 0), ("U", 1)]
@@ -245,9 +245,9 @@ def test_slices_are_handed_in_and_waited_for() -> None:
     parameters.use(Forward(product()))
     own.add(1, ones(2))
     own.given.add(1)
-    parameters.give(Give(KEY, (1,)))
-    parameters.leave(Leave(KEY, 5, ""))
-    parameters.step(Step(KEY))
+    parameters.give(SubmitGradients(KEY, (1,)))
+    parameters.leave(StartSliceAllReduce(KEY, 5, ""))
+    parameters.step(UpdateParameters(KEY))
     assert [name for name, *_ in noted.calls] == ["begin", "wait", "give", "leave", "finish"]
     assert not own.given
 
@@ -269,7 +269,7 @@ def test_a_buffer_is_replaced_and_never_written() -> None:
     own = store((4,), (2,), (4,), (4,))
     before = own.slots[0] = ones(4)
     own.slots[1], own.slots[2], own.slots[3] = 2 * ones(2), ones(4), 5 * ones(4)
-    keep(own, Keep(KEY, [(2, 3)], [(0, [(Box((1,), (3,)), 1)])], drop=[1, 3]))
+    keep(own, UpdateBuffers(KEY, [(2, 3)], [(0, [(Box((1,), (3,)), 1)])], dead_slots=[1, 3]))
     assert own.slots[0].tolist() == [1, 2, 2, 1]
     assert before.tolist() == [1, 1, 1, 1]
     assert own.slots[2].tolist() == [5, 5, 5, 5]
@@ -286,6 +286,6 @@ def test_a_rank_that_has_the_loss_tells_it() -> None:
         found.append(losses)
         if rank == 0:
             own.slots[0] = torch.tensor(8.0)
-            losses.note(Note(0, seeds=True, counts=True, key=KEY))
+            losses.note(RecordLoss(0, starts_backward=True, reports=True, key=KEY))
             assert own.gradient(0, torch.float32).item() == 0.5
     assert [losses.all().tolist() for losses in found] == [[4.0], [4.0]]

@@ -8,8 +8,8 @@ from small import planned, small
 from raddle.graph.box import Box
 from raddle.program.lower import lower
 from raddle.program.segments import segments
-from raddle.runtime.function import Function, Of, Piece
-from raddle.runtime.natives import boxes_of, run_as_one
+from raddle.runtime.function_writer import Function, Of, Piece
+from raddle.runtime.native_calls import boxes_of, run_as_one
 
 LEFT, RIGHT, ALL = Box((0,), (2,)), Box((2,), (4,)), Box((0,), (4,))
 

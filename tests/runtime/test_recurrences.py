@@ -16,7 +16,7 @@ from raddle.plans.tiling import Grid, even_cuts
 from raddle.program.lower import lower
 from raddle.program.program import Program
 from raddle.program.segments import segments
-from raddle.runtime.natives import run_as_one
+from raddle.runtime.native_calls import run_as_one
 from raddle.runtime.threads import run_threads
 
 KINDS = [nn.LSTM, nn.GRU, nn.RNN]

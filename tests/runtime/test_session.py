@@ -34,9 +34,9 @@ from raddle.plans import file
 from raddle.program.program import Move, message_bytes
 from raddle.runtime import clocks, session
 from raddle.runtime.job import load_job
+from raddle.runtime.measured_trace import trace_events
 from raddle.runtime.options import Options, parse
-from raddle.runtime.recording import Slice
-from raddle.runtime.tracing import trace_events
+from raddle.runtime.recorder import Slice
 from raddle.searches.comparison import plan_and_predict
 
 

@@ -14,18 +14,27 @@ from raddle.graph.ops import kernel
 from raddle.program.lower import lower
 from raddle.program.messages import MessageKind
 from raddle.program.program import Key, Move, Program, Reduce, Run, Update
-from raddle.runtime.actions import Arrive, Call, Forward, Give, Leave, Receive, Send, Step
-from raddle.runtime.building.buffers import Buffers
-from raddle.runtime.building.calls import Calls
-from raddle.runtime.building.lasting import place_lasting
-from raddle.runtime.building.messages import Messages
-from raddle.runtime.building.pieces import Pieces, hulls_of
-from raddle.runtime.building.releasing import drop, lay_down
-from raddle.runtime.building.slices import Slices
-from raddle.runtime.building.sums import Sums
-from raddle.runtime.building.versions import Versions, spend
+from raddle.runtime.actions import (
+    AwaitMessage,
+    Call,
+    Forward,
+    Receive,
+    Send,
+    StartSliceAllReduce,
+    SubmitGradients,
+    UpdateParameters,
+)
+from raddle.runtime.builders.buckets import Sums
+from raddle.runtime.builders.buffers import BufferUpdateBuilder
+from raddle.runtime.builders.calls import CallBuilder
+from raddle.runtime.builders.messages import Messages
+from raddle.runtime.builders.persistent import place_lasting
+from raddle.runtime.builders.slices import Slices
+from raddle.runtime.builders.slot_lifetimes import drop, lay_down
+from raddle.runtime.builders.slot_table import Pieces, hulls_of
+from raddle.runtime.builders.versions import Versions, spend
 from raddle.runtime.delivery import delivery_of
-from raddle.runtime.function import Code, Piece
+from raddle.runtime.function_writer import Code, Piece
 
 CPU, KEY = torch.device("cpu"), Key()
 FIRST = Box((0, 0), (1, 8))  # of two samples with eight features
@@ -78,13 +87,13 @@ def test_a_segment_is_a_call_on_slots() -> None:
     found = program()
     pieces = pieces_of(found, 1)
     place_lasting(found, 1, pieces)
-    calls = Calls(found, 1, CPU, pieces)
+    calls = CallBuilder(found, 1, CPU, pieces)
     call = calls.segment(0, KEY)
     assert call is calls.segment(0, KEY)
     weights = [slot for name in ("fc1.weight", "fc1.bias") for _, slot in pieces.lasting[name]]
     assert (sorted(call.weights), call.backward, call.recompute) == (weights, True, False)
     (feed,) = calls.feeds(call)
-    assert call.plain == [feed.source.slot]
+    assert call.nondifferentiable == [feed.source.slot]
     assert not calls.feeds(call)
     x, weight, bias = torch.ones(1, 4), torch.ones(8, 4), torch.zeros(8)
     (result,) = call.code.function(weight, bias, x)
@@ -93,9 +102,9 @@ def test_a_segment_is_a_call_on_slots() -> None:
 
 def test_a_segment_waits_at_its_first_instruction() -> None:
     found = program()
-    calls = Calls(found, 1, CPU, pieces_of(found, 1), found.instructions)
+    calls = CallBuilder(found, 1, CPU, pieces_of(found, 1), found.instructions)
     runs = [i for i in found.instructions if isinstance(i, Run) and 1 in i.devices]
-    waits = [(run.op, run.phase, calls.first(run)) for run in runs]
+    waits = [(run.op, run.phase, calls.dependencies_at_first(run)) for run in runs]
     assert [deps is not None for _, _, deps in waits] == [True, False, True, False]
     assert [(op, phase) for op, phase, _ in waits] == [
         ("fc1", "F"), ("relu", "F"), ("relu", "B"), ("fc1", "B"),
@@ -157,8 +166,8 @@ def test_slices_are_handed_in_once_and_leave_one_by_one() -> None:
     place_lasting(found, 1, pieces)
     slices = Slices(found, 1, pieces)
     given = [a for i in found.instructions if slices.concerns(i) for a in slices.give(i)]
-    assert sum(isinstance(a, Give) for a in given) == 2  # the weight and the bias of fc1
-    left = [a.number for a in given if isinstance(a, Leave)]
+    assert sum(isinstance(a, SubmitGradients) for a in given) == 2  # the weight and the bias of fc1
+    left = [a.number for a in given if isinstance(a, StartSliceAllReduce)]
     held = {n for n, s in enumerate(slices.all()) if 1 in s.share.devices}
     assert set(left) == held
     assert len(slices.order) == len(slices.all())
@@ -181,14 +190,14 @@ def test_buffers_take_what_is_there() -> None:
     found = lower(graph, planned(graph, {}, 1))
     pieces = pieces_of(found, 0)
     place_lasting(found, 0, pieces)
-    buffers = Buffers(found, 0, pieces)
+    buffers = BufferUpdateBuilder(found, 0, pieces)
     value = graph.updates["running_mean"]
-    assert not buffers.keep([value], KEY)  # nothing of it is here yet
+    assert not buffers.build([value], KEY)  # nothing of it is here yet
     half = pieces.make(KEY, value, Box((0,), (2,)))
     ((_, slot),) = pieces.lasting["running_mean"]
-    (keep,) = buffers.keep([value], KEY)
-    assert keep.pieces == [(slot, [(Box((0,), (2,)), half)])]
-    assert buffers.written == {"running_mean": [Box((0,), (2,))]}
+    (keep,) = buffers.build([value], KEY)
+    assert keep.partial_updates == [(slot, [(Box((0,), (2,)), half)])]
+    assert buffers.current_boxes == {"running_mean": [Box((0,), (2,))]}
 
 
 def call(number: int, *, weights: list[int], results: list[int], graded: list[int]) -> Call:
@@ -208,16 +217,16 @@ def test_versions_are_the_programs() -> None:
 def test_an_old_weight_is_kept_until_its_last_use() -> None:
     one = call(0, weights=[5], results=[], graded=[])
     first, second = Forward(one, versions=(0,)), Forward(one, versions=(0,))
-    step = Step(KEY, (5,))
+    step = UpdateParameters(KEY, (5,))
     spend([first, step, second])
-    assert (step.kept, first.spent, second.spent) == ((5,), [], [(5, 0)])
+    assert (step.stashed, first.expired_versions, second.expired_versions) == ((5,), [], [(5, 0)])
 
 
 def test_a_slot_is_emptied_after_its_last_use() -> None:
     first = Forward(call(0, weights=[], results=[1, 2], graded=[0]))
     second = Forward(call(1, weights=[], results=[3], graded=[1]))
     drop([first, second], kept=[3])
-    assert (sorted(first.drop), second.drop) == ([0, 2], [1])
+    assert (sorted(first.dead_slots), second.dead_slots) == ([0, 2], [1])
 
 
 def test_gathered_parameters_are_released_before_they_come_again() -> None:
@@ -230,8 +239,8 @@ def test_gathered_parameters_are_released_before_they_come_again() -> None:
     rows = delivery_of(kind, divided=True)
     part = rows.landing(pieces, KEY, "fc1.weight", box)
     pull = Receive(0, 0, kind, "", [part], torch.float32, 32, "fc1.weight", KEY, rows)
-    lay_down([uses[0], uses[1], Arrive(pull), uses[2]], [4])
-    assert [use.lay_down for use in uses] == [[], [4], [4]]
+    lay_down([uses[0], uses[1], AwaitMessage(pull), uses[2]], [4])
+    assert [use.release for use in uses] == [[], [4], [4]]
 
 
 def test_updates_are_no_actions_of_slices_where_there_are_none() -> None:

@@ -10,21 +10,23 @@ import torch
 from raddle.graph.box import Box
 from raddle.plans.sync import read_sync
 from raddle.program.program import Share
-from raddle.runtime.actions import Sliced
+from raddle.runtime.actions import ParameterSlice
 from raddle.runtime.parameter_sync import Agreeing
-from raddle.runtime.rows import Rows
+from raddle.runtime.rank_slices import Rows
 from raddle.transport.thread_transport import Hub
 
 CPU = torch.device("cpu")
 
 
-def sliced(*, homes: tuple[int, ...] = (0, 1), own: int = -1) -> list[Sliced]:
+def sliced(*, homes: tuple[int, ...] = (0, 1), own: int = -1) -> list[ParameterSlice]:
     """A parameter of four rows in two slices, in slot 0; whoever divides it has its rows in slot `own`."""
     found = []
     for at, home in enumerate(homes):
         share = Share(Box((2 * at, 0), (2 * at + 2, 3)), (0, 1), home)
         rows = slice(2 * at, 2 * at + 2)
-        found.append(Sliced("w", share, torch.float32, 0, 0, rows, own if home == 1 else -1))
+        found.append(
+            ParameterSlice("w", share, torch.float32, 0, 0, rows, own if home == 1 else -1)
+        )
     return found
 
 
@@ -77,7 +79,7 @@ def test_schedulers_see_that_steps_are_taken(make: type[torch.optim.Optimizer]) 
     """The optimizer's own `step` is called, and leaves parameters alone."""
     held = [torch.nn.Parameter(torch.zeros(2, 3))]
     share = Share(Box((0, 0), (2, 3)), (0,), 0)
-    own = [Sliced("w", share, torch.float32, 0, 0, slice(0, 2))]
+    own = [ParameterSlice("w", share, torch.float32, 0, 0, slice(0, 2))]
     agreeing = Agreeing(own, held, Hub(1).transport(0), read_sync("ps"), CPU)
     optimizer = make([p for _, p in agreeing.updated], lr=1.0)  # type: ignore[call-arg]
     agreeing.start(optimizer)

@@ -11,13 +11,13 @@ from raddle.graph.capture import capture
 from raddle.plans.notation import read_tiling
 from raddle.plans.plan import Plan, describe_inputs
 from raddle.program.lower import lower
-from raddle.runtime.capturing import capture_evaluating, capture_like
+from raddle.runtime.capture_for_plan import capture_evaluating, capture_like
 from raddle.runtime.evaluation import Evaluation
-from raddle.runtime.resized import Resized
+from raddle.runtime.optimizer_step import Updating, make_optimizer
+from raddle.runtime.resized_step import Resized
 from raddle.runtime.setup import Setup
 from raddle.runtime.state import State, initialise, owners_of
-from raddle.runtime.stepping import Stepping
-from raddle.runtime.updating import Updating, make_optimizer
+from raddle.runtime.step_runner import Stepping
 from raddle.transport.thread_transport import Hub
 
 CPU = torch.device("cpu")
@@ -101,8 +101,8 @@ def test_a_resized_plan_lends_and_returns() -> None:
     resized = Resized(own, executor, 3)
     resized.step([X[:3], Y[:3]], 0)
     assert updates == [1]
-    for source in resized.executor.plan.of("buffer"):
-        theirs = next(s for s in executor.plan.of("buffer") if s.name == source.name)
+    for source in resized.executor.plan.sources_with_role("buffer"):
+        theirs = next(s for s in executor.plan.sources_with_role("buffer") if s.name == source.name)
         assert resized.executor.slots[source.slot] is executor.slots[theirs.slot]
 
 

@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from raddle.graph.capture import capture
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
-from raddle.runtime.actions import Receive, Send, Sum
-from raddle.runtime.build_actions import settle
+from raddle.runtime.actions import Receive, Send, StartAllReduce
+from raddle.runtime.build_actions import build_actions
 from raddle.runtime.executor import Executor
 from raddle.runtime.threads import run_threads
 from raddle.transport.thread_transport import Hub
@@ -296,14 +296,18 @@ def test_both_ends_of_a_message_agree(model: str, devices: int, seed: int) -> No
     sent, awaited = set(), set()
     sums = []
     for device in range(devices):
-        actions = settle(program, device, torch.device("cpu"))
+        actions = build_actions(program, device, torch.device("cpu"))
         for action in actions.actions:
             if isinstance(action, Send):
                 elements = sum(torch.Size(part.shape).numel() for part in action.parts)
                 sent.add((device, action.peer, action.tag, elements, action.dtype))
             elif isinstance(action, Receive):
                 awaited.add((action.peer, device, action.tag, action.elements, action.dtype))
-        order = [(a.tag, actions.buckets[a.bucket]) for a in actions.actions if isinstance(a, Sum)]
+        order = [
+            (a.tag, actions.buckets[a.bucket])
+            for a in actions.actions
+            if isinstance(a, StartAllReduce)
+        ]
         sums.append(order)
     assert sent == awaited
     for a in range(devices):  # equal sums in different orders would be silently wrong

@@ -31,7 +31,7 @@ from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.messages import MessageKind
 from raddle.program.program import Key, Merge, Move, Program, Run
-from raddle.runtime.spans import Early, Span, early
+from raddle.runtime.schedule_spans import Early, Span, early
 from raddle.runtime.threads import run_threads
 from raddle.simulation.timeline import simulate
 

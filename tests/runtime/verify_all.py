@@ -29,7 +29,7 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.plans.plan import Plan
-from raddle.runtime.building.pieces import Source
+from raddle.runtime.builders.slot_table import Source
 from raddle.runtime.checkpoint import gather_state
 from raddle.runtime.trainer import Trainer, parallelize
 from raddle.searches import planning

@@ -13,7 +13,7 @@ from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
-from raddle.runtime.actions import Forward, Note
+from raddle.runtime.actions import Forward, RecordLoss
 from raddle.runtime.executor import Executor
 from raddle.searches.planning import plan_for
 from raddle.searches.recomputation import blocks
@@ -51,10 +51,10 @@ def kept_bytes(program: object, graph: object, work: object) -> tuple[int, float
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        do = rank._do[Note]
-        rank._do[Note] = lambda action: (counted.append(sum(held.values())), do(action))  # type: ignore[assignment]
+        do = rank._do[RecordLoss]
+        rank._do[RecordLoss] = lambda action: (counted.append(sum(held.values())), do(action))  # type: ignore[assignment]
         loss = rank.run(lambda s: part(s, given), 0)
-    assert any(isinstance(a, Forward) and a.again for a in rank.plan.actions) == bool(
+    assert any(isinstance(a, Forward) and a.recomputation for a in rank.plan.actions) == bool(
         program.plan.recompute  # type: ignore[attr-defined]
     )
     return counted[0], float(loss)

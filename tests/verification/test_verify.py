@@ -24,7 +24,7 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans import file
 from raddle.plans.notation import read_tiling
-from raddle.runtime.executing.parameters import Parameters
+from raddle.runtime.execution.parameter_updater import Parameters
 from raddle.searches.planning import plan_for
 from raddle.transport.thread_transport import Threads
 from raddle.verification import plain, verdict
@@ -255,7 +255,7 @@ def run(capsys: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int,
 DAMAGED = """
 import os, time
 from raddle import zoo
-from raddle.runtime.executing.parameters import Parameters
+from raddle.runtime.execution.parameter_updater import Parameters
 from raddle.runtime.executor import Executor
 
 accumulate, run = Parameters.accumulate, Executor.run

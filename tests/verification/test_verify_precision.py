@@ -21,7 +21,7 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.plans import file
-from raddle.runtime.executing.parameters import Parameters
+from raddle.runtime.execution.parameter_updater import Parameters
 from raddle.runtime.job import load_job
 from raddle.searches.planning import plan_for
 from raddle.verification.precision import Raising

@@ -5,7 +5,7 @@ count as those of the composite's main operator, and its others take none; a rec
 its operators by their work, as plans have its steps on different devices.
 
 A run makes one call only where a device's tiles of all operators belong together and nothing is sent
-between them (runtime/code.py, program/segments.py): steps of a recurrent layer that come from another
+between them (runtime/code_generator.py, program/segments.py): steps of a recurrent layer that come from another
 device, or go to one, are computed one by one. Simulation and evaluator know all tiles and count so
 (`tiled_alike`); searches that ask for one operator take the others to be tiled alike.
 

@@ -15,9 +15,9 @@ import torch
 from raddle.graph.box import Box
 from raddle.program.messages import MessageKind
 from raddle.program.program import Key, Share
-from raddle.runtime.building.pieces import Source
+from raddle.runtime.builders.slot_table import Source
 from raddle.runtime.delivery import Delivery, Part
-from raddle.runtime.function import Code
+from raddle.runtime.function_writer import Code
 from raddle.runtime.zero3 import Whole
 
 
@@ -29,14 +29,16 @@ class Call:
     label: str
     code: Code
     key: Key
-    graded: list[int] = field(default_factory=list)  # slots of arguments that get a gradient
+    differentiable: list[int] = field(
+        default_factory=list
+    )  # slots of arguments that get a gradient
     weights: list[int] = field(default_factory=list)  # slots of parameters
-    plain: list[int] = field(default_factory=list)
+    nondifferentiable: list[int] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
     dtypes: list[torch.dtype] = field(default_factory=list)  # of the results
     backward: bool = False
     recompute: bool = False
-    split: bool = False
+    split_backward: bool = False
     stage: int = 0  # of a pipeline
 
 
@@ -57,11 +59,11 @@ class Forward:
     """
 
     call: Call
-    again: bool = False
+    recomputation: bool = False
     versions: tuple[int, ...] = ()
-    spent: list[tuple[int, int]] = field(default_factory=list)  # slot, version
-    drop: list[int] = field(default_factory=list)  # slots that nobody reads any more
-    lay_down: list[int] = field(default_factory=list)  # divided parameters, until they come again
+    expired_versions: list[tuple[int, int]] = field(default_factory=list)  # slot, version
+    dead_slots: list[int] = field(default_factory=list)  # slots that nobody reads any more
+    release: list[int] = field(default_factory=list)  # divided parameters, until they come again
 
 
 @dataclass
@@ -70,7 +72,7 @@ class Backward:
 
     call: Call
     phase: str = "B"
-    lay_down: list[int] = field(default_factory=list)
+    release: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -79,14 +81,14 @@ class Send:
 
     peer: int
     tag: int
-    what: MessageKind
+    kind: MessageKind
     label: str
     parts: list[Part]
     dtype: torch.dtype
     key: Key
     delivery: Delivery
     number: int = 0  # among the sends of a rank
-    drop: list[int] = field(default_factory=list)
+    dead_slots: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -95,7 +97,7 @@ class Receive:
 
     peer: int
     tag: int
-    what: MessageKind
+    kind: MessageKind
     label: str
     parts: list[Part]
     dtype: torch.dtype
@@ -111,15 +113,17 @@ class Receive:
 
 
 @dataclass
-class Arrive:
+class AwaitMessage:
     """Waits for a message where it is first needed."""
 
     receive: Receive
-    answers: list[int] = field(default_factory=list)  # sends that its sender must have received
-    drop: list[int] = field(default_factory=list)
+    acknowledged_sends: list[int] = field(
+        default_factory=list
+    )  # sends that its sender must have received
+    dead_slots: list[int] = field(default_factory=list)
 
 
-class Sliced(NamedTuple):
+class ParameterSlice(NamedTuple):
     """A slice of a parameter that is updated by itself, and where it is on this rank."""
 
     name: str
@@ -128,7 +132,7 @@ class Sliced(NamedTuple):
     priority: int
     slot: int  # that holds it; -1: not on this rank
     rows: slice | None  # in the slot; None: it is a number
-    own: int = -1  # where parameters are divided: the slot of its rows at home
+    shard_slot: int = -1  # where parameters are divided: the slot of its rows at home
 
 
 class Bucket(NamedTuple):
@@ -141,7 +145,7 @@ class Bucket(NamedTuple):
 
 
 @dataclass
-class Sum:
+class StartAllReduce:
     """Starts the all-reduce of a bucket."""
 
     bucket: int
@@ -151,7 +155,7 @@ class Sum:
 
 
 @dataclass
-class Give:
+class SubmitGradients:
     """Hands in the gradients of parameters: slices of them go to their homes, or wait for their turn."""
 
     key: Key
@@ -159,7 +163,7 @@ class Give:
 
 
 @dataclass
-class Leave:
+class StartSliceAllReduce:
     """Starts the sum of a slice whose gradient was handed in: on all ranks at this place of the program."""
 
     key: Key
@@ -168,28 +172,32 @@ class Leave:
 
 
 @dataclass
-class Keep:
+class UpdateBuffers:
     """Buffers take the pieces of their new values."""
 
     key: Key
-    whole: list[tuple[int, int]] = field(default_factory=list)  # slots of a buffer and of its value
-    pieces: list[tuple[int, list[tuple[Box, int]]]] = field(default_factory=list)
-    drop: list[int] = field(default_factory=list)
+    full_updates: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # slots of a buffer and of its value
+    partial_updates: list[tuple[int, list[tuple[Box, int]]]] = field(default_factory=list)
+    dead_slots: list[int] = field(default_factory=list)
 
 
 @dataclass
-class Note:
+class RecordLoss:
     """The loss of a micro-batch; its gradient starts here."""
 
     slot: int
-    seeds: bool  # of several copies, one counts, unless all devices start their own gradients
-    counts: bool  # whether this device tells it
+    starts_backward: (
+        bool  # of several copies, one counts, unless all devices start their own gradients
+    )
+    reports: bool  # whether this device tells it
     key: Key
-    drop: list[int] = field(default_factory=list)
+    dead_slots: list[int] = field(default_factory=list)
 
 
 @dataclass
-class Step:
+class UpdateParameters:
     """Updates parameters of this rank: all of them or, where steps overlap, those whose turn it is.
 
     `kept` are those among them whose old weights a later forward uses.
@@ -197,32 +205,45 @@ class Step:
 
     key: Key
     slots: tuple[int, ...] = ()
-    kept: tuple[int, ...] = ()
+    stashed: tuple[int, ...] = ()
 
 
 Action = (
-    Feed | Forward | Backward | Send | Receive | Arrive | Sum | Give | Leave | Keep | Note | Step
+    Feed
+    | Forward
+    | Backward
+    | Send
+    | Receive
+    | AwaitMessage
+    | StartAllReduce
+    | SubmitGradients
+    | StartSliceAllReduce
+    | UpdateBuffers
+    | RecordLoss
+    | UpdateParameters
 )
 
 
 @dataclass
-class Actions:
+class RankActions:
     """A step of one rank."""
 
     device: int
     actions: list[Action]
-    slots: int
+    slot_count: int
     shapes: list[tuple[int, ...]]  # by slot
     sources: list[Source]
-    updated: list[int]  # slots of parameters that are updated here
+    updated_slots: list[int]  # slots of parameters that are updated here
     buckets: list[Bucket]
     outputs: dict[str, list[tuple[Box, int]]]  # of the graph, on this device
-    fresh: dict[str, list[Box]]  # buffers that this rank keeps up to date
+    current_buffers: dict[str, list[Box]]  # buffers that this rank keeps up to date
     groups: list[tuple[int, ...]]  # that sum gradients, in the same order on every rank
     links: list[tuple[int, int]]  # source and target of messages, likewise
-    slices: list[Sliced]  # of all parameters, likewise
-    wholes: list[Whole]  # parameters of which this rank keeps its own rows alone
-    order: list[int]  # their numbers, as their sums leave, likewise; empty where they have homes
+    slices: list[ParameterSlice]  # of all parameters, likewise
+    gathered: list[Whole]  # parameters of which this rank keeps its own rows alone
+    slice_order: list[
+        int
+    ]  # their numbers, as their sums leave, likewise; empty where they have homes
 
     def by_step(self) -> dict[int, list[Action]]:
         """The actions of each step, in their order."""
@@ -231,7 +252,7 @@ class Actions:
             steps.setdefault(key_of(action).step, []).append(action)
         return steps
 
-    def of(self, role: str) -> Iterable[Source]:
+    def sources_with_role(self, role: str) -> Iterable[Source]:
         return (s for s in self.sources if s.role == role)
 
 
@@ -239,4 +260,4 @@ def key_of(action: Action) -> Key:
     """Which step and micro-batch an action belongs to."""
     if isinstance(action, Forward | Backward):
         return action.call.key
-    return action.receive.key if isinstance(action, Arrive) else action.key
+    return action.receive.key if isinstance(action, AwaitMessage) else action.key

@@ -14,7 +14,7 @@ from torch import Tensor
 LARGE = 256 * 1024  # bytes: for less, a function of Python's takes longer than it is worth
 
 
-class _Enter(torch.autograd.Function):
+class _LeafForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stand_in: Tensor, value: Tensor) -> Tensor:
         return value.view_as(value)
@@ -24,11 +24,11 @@ class _Enter(torch.autograd.Function):
         return gradient, None
 
 
-def enter(value: Tensor) -> tuple[Tensor, Tensor]:
+def make_leaf(value: Tensor) -> tuple[Tensor, Tensor]:
     """What to ask a gradient for, and what to compute with."""
     if value.nbytes < LARGE:
         leaf = value.detach().requires_grad_()
         return leaf, leaf
     stand_in = value.new_empty(1).expand(value.shape).requires_grad_()
-    entered: Tensor = _Enter.apply(stand_in, value.detach())  # type: ignore[no-untyped-call]
-    return stand_in, entered
+    input_value: Tensor = _LeafForward.apply(stand_in, value.detach())  # type: ignore[no-untyped-call]
+    return stand_in, input_value

@@ -13,8 +13,8 @@ from torch import Tensor
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.program.program import Program, Run
-from raddle.runtime.actions import Actions
-from raddle.runtime.building.pieces import Source, hulls_of
+from raddle.runtime.actions import RankActions
+from raddle.runtime.builders.slot_table import Source, hulls_of
 
 
 class Input(NamedTuple):
@@ -23,39 +23,45 @@ class Input(NamedTuple):
     name: str
     shapes: tuple[tuple[int, ...], ...]  # by micro-batch
     dtype: torch.dtype
-    samples: int | None  # the dimension that counts samples
+    sample_dim: int | None  # the dimension that counts samples
     boxes: tuple[Box | None, ...]  # by micro-batch; None: this rank reads nothing of it
 
     @property
-    def whole(self) -> tuple[int, ...]:
-        return _joined(self.shapes, self.samples)
+    def full_shape(self) -> tuple[int, ...]:
+        return _concatenated_shape(self.shapes, self.sample_dim)
 
     @property
-    def part(self) -> tuple[int, ...] | None:
+    def part_shape(self) -> tuple[int, ...] | None:
         """The shape of all that this rank reads, where that is a box of every micro-batch."""
         shapes = [box.shape for box in self.boxes if box is not None]
-        if not shapes or (self.samples is None and len(set(shapes)) > 1):
+        if not shapes or (self.sample_dim is None and len(set(shapes)) > 1):
             return None
-        rest = {tuple(s for d, s in enumerate(shape) if d != self.samples) for shape in shapes}
-        return _joined(shapes, self.samples) if len(rest) == 1 else None
+        other_sizes = {
+            tuple(s for d, s in enumerate(shape) if d != self.sample_dim) for shape in shapes
+        }
+        return _concatenated_shape(shapes, self.sample_dim) if len(other_sizes) == 1 else None
 
 
-class Batches:
+class BatchCutter:
     """Cuts batches for one rank."""
 
-    def __init__(self, program: Program, actions: Actions) -> None:
-        boxes = {(s.name, s.key.micro): s.box for s in actions.of("input") if not s.key.step}
+    def __init__(self, program: Program, actions: RankActions) -> None:
+        boxes = {
+            (s.name, s.key.micro): s.box
+            for s in actions.sources_with_role("input")
+            if not s.key.step
+        }
         self.program = program
-        micros = range(program.plan.microbatches)
+        microbatches = range(program.plan.microbatches)
         graph = program.graph
         names = [n for n in graph.inputs if graph.values[n].role == "input"]
         self.inputs = {
             name: Input(
                 name,
-                tuple(_shape(program, name, m) for m in micros),
+                tuple(_shape(program, name, m) for m in microbatches),
                 graph.values[name].dtype,
-                _samples(graph.values[name].letters),
-                tuple(boxes.get((name, m)) for m in micros),
+                _sample_dim(graph.values[name].letters),
+                tuple(boxes.get((name, m)) for m in microbatches),
             )
             for name in names
         }
@@ -67,49 +73,49 @@ class Batches:
             raise InputError(
                 f"a step takes {len(self.inputs)} tensors ({names}), not {len(batch)}."
             )
-        for given, tensor in zip(self.inputs.values(), batch, strict=True):
-            self._check(given, tensor, rank)
+        for spec, tensor in zip(self.inputs.values(), batch, strict=True):
+            self._check(spec, tensor, rank)
         return dict(zip(self.inputs, batch, strict=True))
 
-    def _check(self, given: Input, tensor: Tensor, rank: int) -> None:
+    def _check(self, spec: Input, tensor: Tensor, rank: int) -> None:
         if not isinstance(tensor, Tensor):
-            raise InputError(f"'{given.name}' is a {type(tensor).__name__}: give a tensor.")
-        whole, part = given.whole, given.part
-        read = any(box is not None for box in given.boxes)
+            raise InputError(f"'{spec.name}' is a {type(tensor).__name__}: give a tensor.")
+        whole, part = spec.full_shape, spec.part_shape
+        read = any(box is not None for box in spec.boxes)
         if read and tuple(tensor.shape) not in (whole, part):
-            own = "" if part in (whole, None) else f" (or {part}, the part of rank {rank} alone)"
+            hint = "" if part in (whole, None) else f" (or {part}, the part of rank {rank} alone)"
             raise InputError(
-                f"'{given.name}' has shape {tuple(tensor.shape)}, but the plan is for {whole}{own}: "
+                f"'{spec.name}' has shape {tuple(tensor.shape)}, but the plan is for {whole}{hint}: "
                 "drop a last, smaller batch, or plan for this size."
             )
-        if tensor.dtype != given.dtype:
-            raise InputError(
-                f"'{given.name}' is {tensor.dtype}, but was captured as {given.dtype}."
-            )
+        if tensor.dtype != spec.dtype:
+            raise InputError(f"'{spec.name}' is {tensor.dtype}, but was captured as {spec.dtype}.")
 
-    def samples(self, batch: Sequence[Tensor]) -> int | None:
+    def unplanned_size(self, batch: Sequence[Tensor]) -> int | None:
         """How many samples a whole batch of another size has; None: it is none, or the planned one."""
         counts = set()
-        for given, tensor in zip(self.inputs.values(), batch, strict=False):
-            shape, dim = tuple(getattr(tensor, "shape", ())), given.samples
-            if dim is None or len(shape) != len(given.whole) or shape == given.part:
+        for spec, tensor in zip(self.inputs.values(), batch, strict=False):
+            shape, dim = tuple(getattr(tensor, "shape", ())), spec.sample_dim
+            if dim is None or len(shape) != len(spec.full_shape) or shape == spec.part_shape:
                 continue
-            pairs = enumerate(zip(shape, given.whole, strict=True))
+            pairs = enumerate(zip(shape, spec.full_shape, strict=True))
             if any(a != b for d, (a, b) in pairs if d != dim):
                 return None
-            if shape != given.whole and shape[dim]:  # an empty one: a rank that reads nothing of it
-                self._refuse_ambiguous(given, shape[dim])
+            if (
+                shape != spec.full_shape and shape[dim]
+            ):  # an empty one: a rank that reads nothing of it
+                self._refuse_ambiguous(spec, shape[dim])
                 counts.add(shape[dim])
         return counts.pop() if len(counts) == 1 else None
 
-    def _refuse_ambiguous(self, given: Input, samples: int) -> None:
+    def _refuse_ambiguous(self, spec: Input, samples: int) -> None:
         """Another rank would take the same batch for its part of a planned one."""
-        assert given.samples is not None
+        assert spec.sample_dim is not None
         for device in range(self.program.plan.devices):
             parts = [
-                box.shape[given.samples]
-                for micro in range(len(given.shapes))
-                if (box := _read_by(self.program, device, given.name, micro)) is not None
+                box.shape[spec.sample_dim]
+                for micro in range(len(spec.shapes))
+                if (box := _box_read_by(self.program, device, spec.name, micro)) is not None
             ]
             if parts and sum(parts) == samples:
                 raise InputError(
@@ -117,53 +123,53 @@ class Batches:
                     "drop it, or plan for its size."
                 )
 
-    def feed(
+    def reader(
         self, batches: Sequence[Sequence[Tensor]], rank: int, place: torch.device
     ) -> Callable[[Source], Tensor]:
         """Gives what sources stand for, of a batch for each step that runs."""
         tensors = [self.check(batch, rank) for batch in batches]
-        return lambda s: self.take(s, tensors[s.key.step]).to(place, non_blocking=True)
+        return lambda s: self.read(s, tensors[s.key.step]).to(place, non_blocking=True)
 
-    def take(self, source: Source, tensors: Mapping[str, Tensor]) -> Tensor:
+    def read(self, source: Source, tensors: Mapping[str, Tensor]) -> Tensor:
         """What a source stands for, out of a whole batch or of this rank's part."""
-        given, m = self.inputs[source.name], source.key.micro
-        tensor, whole = tensors[source.name], tuple(tensors[source.name].shape) == given.whole
-        shapes = given.shapes if whole else [box.shape if box else () for box in given.boxes]
+        spec, m = self.inputs[source.name], source.key.micro
+        tensor, whole = tensors[source.name], tuple(tensors[source.name].shape) == spec.full_shape
+        shapes = spec.shapes if whole else [box.shape if box else () for box in spec.boxes]
         shape, box = shapes[m], source.box if whole else Box.full(source.box.shape)
-        if given.samples is not None and len(shapes) > 1:
-            before = sum(s[given.samples] for s in shapes[:m] if s)
-            tensor = tensor.narrow(given.samples, before, shape[given.samples])
+        if spec.sample_dim is not None and len(shapes) > 1:
+            before = sum(s[spec.sample_dim] for s in shapes[:m] if s)
+            tensor = tensor.narrow(spec.sample_dim, before, shape[spec.sample_dim])
         return tensor[box.within(Box.full(shape))]
 
     def part(self, batch: Sequence[Tensor]) -> list[Tensor]:
         """This rank's part of a whole batch, tensor by tensor."""
         parts = []
-        for given, tensor in zip(self.inputs.values(), batch, strict=True):
-            if all(box is None for box in given.boxes):
+        for spec, tensor in zip(self.inputs.values(), batch, strict=True):
+            if all(box is None for box in spec.boxes):
                 parts.append(tensor[:0] if tensor.dim() else tensor)
-            elif given.part is None:  # of every micro-batch another box: all of it
+            elif spec.part_shape is None:  # of every micro-batch another box: all of it
                 parts.append(tensor)
             else:
-                parts.append(_cut(given, tensor))
+                parts.append(_cut(spec, tensor))
         return parts
 
 
-def _cut(given: Input, tensor: Tensor) -> Tensor:
-    micros = [tensor] * len(given.shapes)
-    if given.samples is not None:
-        sizes = [shape[given.samples] for shape in given.shapes]
-        micros = list(torch.split(tensor, sizes, given.samples))
-    own = [
+def _cut(spec: Input, tensor: Tensor) -> Tensor:
+    microbatches = [tensor] * len(spec.shapes)
+    if spec.sample_dim is not None:
+        sizes = [shape[spec.sample_dim] for shape in spec.shapes]
+        microbatches = list(torch.split(tensor, sizes, spec.sample_dim))
+    boxes = [
         t[box.within(Box.full(shape))]
-        for t, box, shape in zip(micros, given.boxes, given.shapes, strict=True)
+        for t, box, shape in zip(microbatches, spec.boxes, spec.shapes, strict=True)
         if box is not None
     ]
-    if len(own) == 1 or given.samples is None:
-        return own[0]
-    return torch.cat(own, given.samples)
+    if len(boxes) == 1 or spec.sample_dim is None:
+        return boxes[0]
+    return torch.cat(boxes, spec.sample_dim)
 
 
-def _read_by(program: Program, device: int, name: str, micro: int) -> Box | None:
+def _box_read_by(program: Program, device: int, name: str, micro: int) -> Box | None:
     """The box of an input that a device reads of a micro-batch."""
     key = next(i.key for i in program.instructions if isinstance(i, Run) and i.key.micro == micro)
     variant = program.variant(key)
@@ -172,15 +178,15 @@ def _read_by(program: Program, device: int, name: str, micro: int) -> Box | None
 
 def _shape(program: Program, name: str, m: int) -> tuple[int, ...]:
     value = program.graph.values[name]
-    dim = _samples(value.letters)
+    dim = _sample_dim(value.letters)
     return tuple(program.sizes[m] if d == dim else s for d, s in enumerate(value.shape))
 
 
-def _samples(letters: str) -> int | None:
+def _sample_dim(letters: str) -> int | None:
     return letters.index("n") if "n" in letters else None
 
 
-def _joined(shapes: Sequence[tuple[int, ...]], dim: int | None) -> tuple[int, ...]:
+def _concatenated_shape(shapes: Sequence[tuple[int, ...]], dim: int | None) -> tuple[int, ...]:
     """Pieces one after the other along a dimension."""
     return tuple(
         sum(shape[d] for shape in shapes) if d == dim else s for d, s in enumerate(shapes[0])

@@ -16,10 +16,10 @@ from raddle.errors import never
 from raddle.graph.box import Box
 from raddle.program.messages import Content, MessageKind, Subject
 from raddle.program.program import Key
-from raddle.runtime.building.pieces import Held, Pieces
-from raddle.runtime.executing.store import Store
-from raddle.runtime.function import Of
-from raddle.runtime.gathering import overlapping
+from raddle.runtime.builders.slot_table import Held, Pieces
+from raddle.runtime.execution.store import Store
+from raddle.runtime.function_writer import Of
+from raddle.runtime.region_assembly import overlapping
 
 
 class Part(NamedTuple):

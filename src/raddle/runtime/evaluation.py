@@ -12,9 +12,9 @@ from raddle.graph.box import Box
 from raddle.plans.adapting import adapt
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
-from raddle.runtime.batches import Batches
-from raddle.runtime.building.pieces import Source
-from raddle.runtime.capturing import capture_evaluating
+from raddle.runtime.batches import BatchCutter
+from raddle.runtime.builders.slot_table import Source
+from raddle.runtime.capture_for_plan import capture_evaluating
 from raddle.runtime.checkpoint import assemble, gather_state
 from raddle.runtime.executor import Executor
 from raddle.runtime.setup import Setup
@@ -42,18 +42,20 @@ class Evaluation:
         program = lower(self.graph, adapt(setup.plan, setup.graph, self.graph), train=False)
         check(program)
         self.executor = setup.executor(program)
-        self.batches = Batches(program, self.executor.plan)
+        self.batches = BatchCutter(program, self.executor.plan)
 
     def fits(self, batch: Sequence[Tensor]) -> bool:
         return self.shapes == [tuple(t.shape) for t in batch]
 
     def run(self, batch: Sequence[Tensor], step: int, *, outputs: bool) -> Any:
         """The loss; with `outputs`, also what the module gives, whole."""
-        feed = self.batches.feed([batch], self.setup.rank, self.setup.place)
+        feed = self.batches.reader([batch], self.setup.rank, self.setup.place)
         self.executor.load(self._current())
         loss = self.executor.run(feed, step)
-        if self.training.plan.wholes:  # a rank that keeps its own rows keeps no others
-            self.executor.store.drop(s.slot for s in self.executor.plan.of("parameter"))
+        if self.training.plan.gathered:  # a rank that keeps its own rows keeps no others
+            self.executor.store.drop(
+                s.slot for s in self.executor.plan.sources_with_role("parameter")
+            )
         return (loss, self._outputs()) if outputs else loss
 
     def _current(self) -> Callable[[Source], Tensor]:

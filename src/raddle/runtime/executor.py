@@ -23,37 +23,42 @@ from raddle.plans.pipelining import is_asynchronous, is_greedy, threads_of
 from raddle.program.program import Program
 from raddle.runtime.actions import (
     Action,
-    Actions,
-    Arrive,
+    AwaitMessage,
     Backward,
     Feed,
     Forward,
-    Give,
-    Keep,
-    Leave,
-    Note,
+    RankActions,
     Receive,
+    RecordLoss,
     Send,
-    Step,
-    Sum,
+    StartAllReduce,
+    StartSliceAllReduce,
+    SubmitGradients,
+    UpdateBuffers,
+    UpdateParameters,
     key_of,
 )
-from raddle.runtime.build_actions import settle
-from raddle.runtime.building.pieces import Source
-from raddle.runtime.executing import buffers
-from raddle.runtime.executing.feeding import Feeding, Part
-from raddle.runtime.executing.losses import Losses
-from raddle.runtime.executing.messages import Messages
-from raddle.runtime.executing.overlapping import OverlappingParameters
-from raddle.runtime.executing.parameters import Parameters
-from raddle.runtime.executing.segments import Segments
-from raddle.runtime.executing.sliced import SlicedParameters
-from raddle.runtime.executing.store import Store
+from raddle.runtime.build_actions import build_actions
+from raddle.runtime.builders.slot_table import Source
+from raddle.runtime.execution import buffers
+from raddle.runtime.execution.input_feeder import Feeding, Part
+from raddle.runtime.execution.losses import Losses
+from raddle.runtime.execution.messages import Messages
+from raddle.runtime.execution.overlapping_parameter_updater import OverlappingParameters
+from raddle.runtime.execution.parameter_updater import Parameters
+from raddle.runtime.execution.segments import Segments
+from raddle.runtime.execution.sliced_parameter_updater import SlicedParameters
+from raddle.runtime.execution.store import Store
 from raddle.runtime.greedy import carry_out_greedily
 from raddle.runtime.parameter_sync import Agreeing
 from raddle.transport.base import Transport
 
-OF_UPDATES = (Sum, Give, Leave, Step)  # actions that a step without an update leaves out
+OF_UPDATES = (
+    StartAllReduce,
+    SubmitGradients,
+    StartSliceAllReduce,
+    UpdateParameters,
+)  # actions that a step without an update leaves out
 
 
 class Executor:
@@ -69,8 +74,8 @@ class Executor:
         autocast: torch.dtype | None = None,
     ) -> None:
         self.program, self.transport = program, transport
-        self.plan = plan = settle(program, transport.rank, torch.device(place))
-        self.store = Store(plan.shapes, torch.device(place), plan.wholes)
+        self.plan = plan = build_actions(program, transport.rank, torch.device(place))
+        self.store = Store(plan.shapes, torch.device(place), plan.gathered)
         self.losses = Losses(program, transport, self.store)
         self.trained = _parameters(program, plan, transport, self.store)
         self.segments = Segments(
@@ -90,13 +95,13 @@ class Executor:
             Backward: self.segments.backward,
             Send: self.messages.send,
             Receive: self.messages.receive,
-            Arrive: self.messages.arrive,
-            Sum: self.trained.sum,
-            Give: self.trained.give,
-            Leave: self.trained.leave,
-            Keep: partial(buffers.keep, self.store),
-            Note: self.losses.note,
-            Step: self.trained.step,
+            AwaitMessage: self.messages.arrive,
+            StartAllReduce: self.trained.sum,
+            SubmitGradients: self.trained.give,
+            StartSliceAllReduce: self.trained.leave,
+            UpdateBuffers: partial(buffers.keep, self.store),
+            RecordLoss: self.losses.note,
+            UpdateParameters: self.trained.step,
         }
         transport.prepare(plan.groups, plan.links)
 
@@ -137,14 +142,14 @@ class Executor:
         self.trained.load()
 
     def parameters(self) -> list[tuple[Source, torch.nn.Parameter]]:
-        return [(s, self.slots[s.slot]) for s in self.plan.of("parameter")]
+        return [(s, self.slots[s.slot]) for s in self.plan.sources_with_role("parameter")]
 
     def updated(self) -> list[tuple[Source, torch.nn.Parameter]]:
         """What an optimizer on this rank updates."""
         if self.agreeing is not None:
             return self.agreeing.updated
         own = {s.slot: (s, p) for s, p in self.parameters()}
-        return [own[slot] for slot in self.plan.updated]
+        return [own[slot] for slot in self.plan.updated_slots]
 
     def synchronize(self) -> None:
         """All parameters are as the last step leaves them, and nothing is under way."""
@@ -207,20 +212,22 @@ class Executor:
             self.trained.end(step)
 
 
-def _parameters(program: Program, plan: Actions, transport: Transport, store: Store) -> Parameters:
+def _parameters(
+    program: Program, plan: RankActions, transport: Transport, store: Store
+) -> Parameters:
     """How the plan's parameters are updated."""
     sync = program.plan.syncing
     if plan.slices:
         agree = partial(
-            Agreeing, plan.slices, store.slots, transport, sync, store.place, plan.order
+            Agreeing, plan.slices, store.slots, transport, sync, store.place, plan.slice_order
         )
         return SlicedParameters(store, transport, agree)
     if is_asynchronous(program.plan):
         return OverlappingParameters(
-            store, transport, plan.updated, plan.buckets, narrow=sync.compressed,
+            store, transport, plan.updated_slots, plan.buckets, narrow=sync.compressed,
             latest=is_greedy(program.plan),
         )  # fmt: skip
-    return Parameters(store, transport, plan.updated, plan.buckets, narrow=sync.compressed)
+    return Parameters(store, transport, plan.updated_slots, plan.buckets, narrow=sync.compressed)
 
 
 def _nothing(action: Action) -> None:

@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 from raddle.errors import InputError
 from raddle.graph.dtypes import settled
 from raddle.plans.sync import Sync
-from raddle.runtime.actions import Sliced
-from raddle.runtime.building.pieces import Source
-from raddle.runtime.rows import Rows
+from raddle.runtime.actions import ParameterSlice
+from raddle.runtime.builders.slot_table import Source
+from raddle.runtime.rank_slices import Rows
 from raddle.sync.collective_synchroniser import Summing
 from raddle.sync.parameter_server import Apply
 from raddle.sync.server_synchroniser import Synchroniser
@@ -39,7 +39,7 @@ class Agreeing:
     """One rank's slices. `slots` hold its parameters; `start` comes when the optimizer is made."""
 
     def __init__(
-        self, slices: Sequence[Sliced], slots: Sequence[Tensor], transport: Transport, sync: Sync,
+        self, slices: Sequence[ParameterSlice], slots: Sequence[Tensor], transport: Transport, sync: Sync,
         place: torch.device, order: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.rows = Rows(slices, slots, sync, transport.rank)

@@ -21,11 +21,11 @@ from raddle.plans.pipelining import is_asynchronous
 from raddle.program.tracing import write_events
 from raddle.runtime.clocks import behind
 from raddle.runtime.job import Job, load_job, optimizer_for
+from raddle.runtime.measured_trace import trace_events
 from raddle.runtime.options import Options, parse
 from raddle.runtime.progress import Progress
-from raddle.runtime.recording import Recorder
+from raddle.runtime.recorder import Recorder
 from raddle.runtime.summary import Told, show, summarise
-from raddle.runtime.tracing import trace_events
 from raddle.runtime.trainer import Trainer
 from raddle.transport.base import Transport
 from raddle.transport.exchange import exchange_over

@@ -14,7 +14,7 @@ from torch import Tensor
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.program.program import Program
-from raddle.runtime.building.pieces import Source
+from raddle.runtime.builders.slot_table import Source
 from raddle.runtime.checkpoint import (
     cut_optimizer,
     cut_state,
@@ -104,9 +104,9 @@ class State:
                 pieces.setdefault(source.name, []).append((source.box, parameter.detach()))
         for name, tensor in self._untrained.items():
             pieces[name] = [(Box.full(tensor.shape), tensor)]
-        for source in executor.plan.of("buffer"):
+        for source in executor.plan.sources_with_role("buffer"):
             tensor = executor.slots[source.slot]
-            fresh = executor.plan.fresh.get(source.name, [])
+            fresh = executor.plan.current_buffers.get(source.name, [])
             if source.name not in self.setup.graph.updates:
                 fresh = [source.box] if self.setup.rank == 0 else []
             pieces[source.name] = [(box, tensor[box.within(source.box)]) for box in fresh]

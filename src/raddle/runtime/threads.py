@@ -14,9 +14,9 @@ from raddle.graph.box import Box
 from raddle.graph.interpret import Pieces, whole
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.program import Key, Program
-from raddle.runtime.building.pieces import Source
+from raddle.runtime.builders.slot_table import Source
 from raddle.runtime.executor import Executor
-from raddle.runtime.spans import Span, Spans
+from raddle.runtime.schedule_spans import Span, Spans
 from raddle.transport.thread_transport import Hub
 
 Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -141,10 +141,10 @@ def _state(program: Program, ranks: list[_Rank]) -> dict[str, Tensor]:
     for rank in ranks:
         own: dict[str, Pieces] = {}
         plan, slots = rank.executor.plan, rank.executor.slots
-        for source in plan.of("parameter"):
+        for source in plan.sources_with_role("parameter"):
             own.setdefault(source.name, []).append((source.box, slots[source.slot].detach()))
-        for source in plan.of("buffer"):
-            fresh = plan.fresh.get(source.name, [])
+        for source in plan.sources_with_role("buffer"):
+            fresh = plan.current_buffers.get(source.name, [])
             if source.name not in program.graph.updates:
                 fresh = [source.box]
             own[source.name] = [(box, slots[source.slot][box.within(source.box)]) for box in fresh]

@@ -23,12 +23,12 @@ from raddle.plans.plan import Plan
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Program
-from raddle.runtime.capturing import capture_like
+from raddle.runtime.capture_for_plan import capture_like
 from raddle.runtime.evaluation import Evaluation
+from raddle.runtime.optimizer_step import Optimizer, Updating, make_optimizer
 from raddle.runtime.setup import Setup
 from raddle.runtime.state import State, initialise
-from raddle.runtime.stepping import Stepping
-from raddle.runtime.updating import Optimizer, Updating, make_optimizer
+from raddle.runtime.step_runner import Stepping
 from raddle.transport.base import Transport
 from raddle.transport.join import join
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from raddle.graph.box import Box
 from raddle.plans.pipelining import is_asynchronous
-from raddle.runtime.building.pieces import Source
+from raddle.runtime.builders.slot_table import Source
 from raddle.runtime.job import Job, optimizer_for
-from raddle.runtime.spans import Spans
+from raddle.runtime.schedule_spans import Spans
 from raddle.runtime.trainer import Trainer
 from raddle.transport.base import Transport
 from raddle.verification.plain import Plain, batch_of_step
@@ -32,7 +32,9 @@ class Findings:
     sent: list[tuple[int, int]] = field(default_factory=list)  # target, bytes
     reduced: list[tuple[list[int], int]] = field(default_factory=list)  # devices, bytes
     staleness: dict[str, tuple[int, int]] = field(default_factory=dict)  # where steps overlap
-    spans: list[tuple[int, str, float, float]] = field(default_factory=list)  # runtime/spans.py
+    spans: list[tuple[int, str, float, float]] = field(
+        default_factory=list
+    )  # runtime/schedule_spans.py
 
     def note(self, what: str, deviation: float, where: str) -> None:
         """Keeps the worst; what is no number is worse than any."""
@@ -140,11 +142,11 @@ def _compare_state(trainer: Trainer, plain: Plain, findings: Findings) -> None:
     for source, parameter in executor.parameters():
         difference = parameter.detach() - _cut(plain.state[source.name], source)
         findings.note("parameters", _relative(difference, plain.state[source.name]), source.name)
-    for source in executor.plan.of("buffer"):
+    for source in executor.plan.sources_with_role("buffer"):
         held: Tensor = executor.slots[source.slot]
         changes = source.name in trainer.graph.updates
         expected = _number(plain.buffer(trainer.rank, source.name))
-        for box in executor.plan.fresh.get(source.name, []) if changes else [source.box]:
+        for box in executor.plan.current_buffers.get(source.name, []) if changes else [source.box]:
             own = _number(held[box.within(source.box)])
             difference = own - expected[box.within(Box.full(expected.shape))]
             findings.note("buffers", _relative(difference, expected), source.name)

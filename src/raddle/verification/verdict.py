@@ -13,7 +13,7 @@ from raddle.errors import InputError
 from raddle.plans.pipelining import is_asynchronous, schedule_of
 from raddle.program.program import Program
 from raddle.runtime.job import Job
-from raddle.runtime.spans import Span, early
+from raddle.runtime.schedule_spans import Span, early
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline
 from raddle.verification import starting, traffic

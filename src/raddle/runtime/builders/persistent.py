@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from raddle.graph.box import Box, hull
 from raddle.program.program import Program
-from raddle.runtime.building.pieces import Pieces
+from raddle.runtime.builders.slot_table import Pieces
 from raddle.runtime.zero3 import Whole
 
 

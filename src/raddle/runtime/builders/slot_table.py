@@ -8,7 +8,7 @@ from typing import NamedTuple
 from raddle.graph.box import Box, hull
 from raddle.graph.graph import Graph, Op
 from raddle.program.program import Key, Variant
-from raddle.runtime.function import Of, Piece
+from raddle.runtime.function_writer import Of, Piece
 
 Held = list[tuple[Box, int]]  # boxes, with the slots that hold them
 

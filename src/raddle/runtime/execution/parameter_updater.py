@@ -11,9 +11,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from raddle.runtime.actions import Bucket, Call, Forward, Give, Leave, Step, Sum
-from raddle.runtime.executing.store import Store
-from raddle.runtime.weights import Used
+from raddle.runtime.actions import (
+    Bucket,
+    Call,
+    Forward,
+    StartAllReduce,
+    StartSliceAllReduce,
+    SubmitGradients,
+    UpdateParameters,
+)
+from raddle.runtime.execution.store import Store
+from raddle.runtime.weight_stash import Used
 from raddle.transport.base import Pending, Transport, Widened
 
 
@@ -100,7 +108,7 @@ class Parameters:
 
     # -- actions ---------------------------------------------------------------------------------------
 
-    def sum(self, action: Sum) -> None:
+    def sum(self, action: StartAllReduce) -> None:
         """Starts the sum of a bucket."""
         store = self.store
         for slot in self.buckets[action.bucket].slots:
@@ -110,7 +118,7 @@ class Parameters:
                 store.given.add(slot)
         self._sums.append(self._all_reduce(action, self.flat[action.bucket]))
 
-    def _all_reduce(self, action: Sum, flat: Tensor) -> Pending:
+    def _all_reduce(self, action: StartAllReduce, flat: Tensor) -> Pending:
         devices = self.buckets[action.bucket].devices
         if not self.narrow:
             return self.transport.all_reduce(devices, action.tag, flat, action.label)
@@ -119,13 +127,13 @@ class Parameters:
             self.transport.all_reduce(devices, action.tag, sent, action.label), sent, flat
         )
 
-    def give(self, action: Give) -> None:
+    def give(self, action: SubmitGradients) -> None:
         raise AssertionError("only slices are handed in")
 
-    def leave(self, action: Leave) -> None:
+    def leave(self, action: StartSliceAllReduce) -> None:
         raise AssertionError("only slices have an order")
 
-    def step(self, action: Step) -> None:
+    def step(self, action: UpdateParameters) -> None:
         """All gradients are there: the optimizer updates all parameters of this rank."""
         store = self.store
         for pending in self._sums:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from raddle.program.tracing import COMPUTE, Event, arrow, lane_names, name_event
-from raddle.runtime.recording import Slice
+from raddle.runtime.recorder import Slice
 
 WAITS = 1  # the lane of a device below what it computes
 COMPUTES = ("run", "update")

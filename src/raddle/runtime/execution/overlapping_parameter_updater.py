@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raddle.runtime.actions import Call, Forward, Step, Sum
-from raddle.runtime.executing.parameters import Parameters
-from raddle.runtime.weights import Used, Weights
+from raddle.runtime.actions import Call, Forward, StartAllReduce, UpdateParameters
+from raddle.runtime.execution.parameter_updater import Parameters
+from raddle.runtime.weight_stash import Used, Weights
 
 
 class OverlappingParameters(Parameters):
@@ -34,7 +34,7 @@ class OverlappingParameters(Parameters):
         return self.weights.log
 
     def use(self, action: Forward) -> list[Tensor]:
-        if action.again:
+        if action.recomputation:
             return super().use(action)
         return self.weights.use(self.store.slots, action)
 
@@ -52,7 +52,7 @@ class OverlappingParameters(Parameters):
     def put(self, call: Call, slot: int, gradient: Tensor) -> None:
         self.weights.grads[call.key.step, slot] = gradient
 
-    def sum(self, action: Sum) -> None:
+    def sum(self, action: StartAllReduce) -> None:
         step, slots = action.key.step, self.buckets[action.bucket].slots
         found = [self.weights.take(step, s, self.store.slots[s]) for s in slots]
         flat = torch.cat([t.reshape(-1) for t in found])
@@ -61,7 +61,7 @@ class OverlappingParameters(Parameters):
         for slot, piece, tensor in zip(slots, pieces, found, strict=True):
             self.weights.sums[step, slot] = pending, piece.view(tensor.shape)
 
-    def step(self, action: Step) -> None:
+    def step(self, action: UpdateParameters) -> None:
         """Updates the parameters whose gradients of a step are complete."""
         parameters = [self.store.slots[s] for s in action.slots]
         gradients = [

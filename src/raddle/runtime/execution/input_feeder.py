@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from raddle.runtime.actions import Feed
-from raddle.runtime.building.pieces import Source
-from raddle.runtime.executing.store import Store
+from raddle.runtime.builders.slot_table import Source
+from raddle.runtime.execution.store import Store
 
 Part = Callable[[Source], Tensor]  # the part of the batch that a source stands for
 

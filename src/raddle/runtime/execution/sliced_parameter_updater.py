@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from raddle.runtime.actions import Forward, Give, Leave, Step
-from raddle.runtime.executing.parameters import Parameters
-from raddle.runtime.executing.store import Store
+from raddle.runtime.actions import Forward, StartSliceAllReduce, SubmitGradients, UpdateParameters
+from raddle.runtime.execution.parameter_updater import Parameters
+from raddle.runtime.execution.store import Store
 from raddle.runtime.parameter_sync import Agreeing
 from raddle.transport.base import Transport
 
@@ -34,7 +34,7 @@ class SlicedParameters(Parameters):
             self._agreeing.wait(action.call.weights)
         return super().use(action)
 
-    def give(self, action: Give) -> None:
+    def give(self, action: SubmitGradients) -> None:
         """Hands in gradients that are complete."""
         for slot in action.slots:
             gradient = self.store.grads[slot]
@@ -43,11 +43,11 @@ class SlicedParameters(Parameters):
             self._agreeing.give(slot, gradient)
             self.store.forget(slot)
 
-    def leave(self, action: Leave) -> None:
+    def leave(self, action: StartSliceAllReduce) -> None:
         """It is a slice's turn to be summed."""
         self._agreeing.leave(action.number)
 
-    def step(self, action: Step) -> None:
+    def step(self, action: UpdateParameters) -> None:
         self._agreeing.finish(self.update)
 
     @property

@@ -13,7 +13,16 @@ from typing import NamedTuple
 import torch
 
 from raddle.program.describe import PHASES
-from raddle.runtime.actions import Action, Arrive, Backward, Forward, Leave, Send, Step, Sum
+from raddle.runtime.actions import (
+    Action,
+    AwaitMessage,
+    Backward,
+    Forward,
+    Send,
+    StartAllReduce,
+    StartSliceAllReduce,
+    UpdateParameters,
+)
 from raddle.runtime.trainer import Trainer
 
 
@@ -62,27 +71,33 @@ class Recorder:
     def _record(self, action: Action, start: float, end: float) -> None:
         ends: tuple[int, tuple[int, ...], int]  # bytes, who, tag
         if isinstance(action, Forward | Backward):
-            phase = action.phase if isinstance(action, Backward) else "R" if action.again else "F"
+            phase = (
+                action.phase
+                if isinstance(action, Backward)
+                else "R"
+                if action.recomputation
+                else "F"
+            )
             call = action.call
             self._add("run", call.label, PHASES[phase], call.key.micro, start, self._now())
         elif isinstance(action, Send):
             nbytes = sum(math.prod(p.shape) for p in action.parts) * action.dtype.itemsize
             ends = (nbytes, (action.peer,), action.tag)
-            self._add("send", action.label, str(action.what), -1, start, end, *ends)
-        elif isinstance(action, Arrive):
+            self._add("send", action.label, str(action.kind), -1, start, end, *ends)
+        elif isinstance(action, AwaitMessage):
             r = action.receive
             ends = (r.elements * r.dtype.itemsize, (r.peer,), r.tag)
-            self._add("wait", r.value, str(r.what), r.key.micro, start, self._now(), *ends)
-        elif isinstance(action, Sum):
+            self._add("wait", r.value, str(r.kind), r.key.micro, start, self._now(), *ends)
+        elif isinstance(action, StartAllReduce):
             bucket = self.trainer.executor.plan.buckets[action.bucket]
             ends = (bucket.elements * bucket.dtype.itemsize, bucket.devices, action.tag)
             self._add("sum", action.label, "reduce", -1, start, end, *ends)
-        elif isinstance(action, Leave):
+        elif isinstance(action, StartSliceAllReduce):
             own = self.trainer.executor.plan.slices[action.number]
             ends = (own.share.box.volume * own.dtype.itemsize, own.share.devices, action.number)
             if len(own.share.devices) > 1:
                 self._add("sum", action.label, "reduce", -1, start, end, *ends)
-        elif isinstance(action, Step) and self.trainer.executor.plan.buckets:
+        elif isinstance(action, UpdateParameters) and self.trainer.executor.plan.buckets:
             self._add("wait", "sums of gradients", "reduce", -1, start, self._update_start(start))
 
     def _update_start(self, otherwise: float) -> float:

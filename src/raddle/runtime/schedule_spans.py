@@ -45,7 +45,7 @@ class Spans:
     def record(self, action: Action, start: float, end: float) -> None:
         if not self._named or not isinstance(action, Forward | Backward):
             return
-        phase = "R" if isinstance(action, Forward) and action.again else "F"
+        phase = "R" if isinstance(action, Forward) and action.recomputation else "F"
         phase = action.phase if isinstance(action, Backward) else phase
         key = action.call.key
         micro = key.step * self._per_step + key.micro

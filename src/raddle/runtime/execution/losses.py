@@ -7,8 +7,8 @@ from torch import Tensor
 
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.program import Program
-from raddle.runtime.actions import Note
-from raddle.runtime.executing.store import Store
+from raddle.runtime.actions import RecordLoss
+from raddle.runtime.execution.store import Store
 from raddle.transport.base import Pending, Transport
 
 
@@ -34,17 +34,17 @@ class Losses:
         if self._early and self.transport.rank != self.tellers[0]:
             self._tell()
 
-    def note(self, action: Note) -> None:
+    def note(self, action: RecordLoss) -> None:
         """A micro-batch's loss is there: its gradient starts here."""
         share = self.weight * self.sizes[action.key.micro] / sum(self.sizes)
         loss = self.store.slots[action.slot]
-        if action.counts or self.known:
+        if action.reports or self.known:
             self._noted.append((action.key.step, loss.detach() * share))
-        if action.seeds:
+        if action.starts_backward:
             self.store.grads[action.slot] = torch.full_like(loss, share)
-        if action.counts and self._early and len(self._noted) == len(self.sizes) * self.steps:
+        if action.reports and self._early and len(self._noted) == len(self.sizes) * self.steps:
             self._tell()
-        self.store.drop(action.drop)
+        self.store.drop(action.dead_slots)
 
     def all(self) -> Tensor:
         """By step: told by the ranks that have it, as soon as they have it."""

@@ -9,11 +9,11 @@ from functools import partial
 from torch import Tensor
 
 from raddle.program.lower import lower
-from raddle.runtime.batches import Batches
+from raddle.runtime.batches import BatchCutter
 from raddle.runtime.executor import Executor
-from raddle.runtime.resized import Loan, Resized
+from raddle.runtime.resized_step import Loan, Resized
 from raddle.runtime.setup import Setup
-from raddle.runtime.weights import Used
+from raddle.runtime.weight_stash import Used
 
 
 class Stepping:
@@ -24,14 +24,14 @@ class Stepping:
 
     def __init__(self, setup: Setup, executor: Executor, *, accumulate: int = 1) -> None:
         self.setup, self.executor, self.accumulate = setup, executor, accumulate
-        self.batches = Batches(setup.program, executor.plan)
+        self.batches = BatchCutter(setup.program, executor.plan)
         self.log: list[Used] | None = None  # which weights steps used that overlapped, if asked for
         self._sizes: dict[int, Resized] = {}  # by samples, for batches of other sizes than planned
         self._running = executor  # the one that runs the present step
 
     def one(self, batch: Sequence[Tensor], step: int) -> Tensor:
         """The loss of a step."""
-        samples = self.batches.samples(batch)
+        samples = self.batches.unplanned_size(batch)
         if samples is not None and self.accumulate == 1:
             resized = self._resized(samples)
             self._running = resized.executor
@@ -39,7 +39,7 @@ class Stepping:
         self._running = self.executor
         run = partial(
             self.executor.run,
-            self.batches.feed([batch], self.setup.rank, self.setup.place),
+            self.batches.reader([batch], self.setup.rank, self.setup.place),
             step,
             update=(step + 1) % self.accumulate == 0,
             weight=1 / self.accumulate,
@@ -49,7 +49,7 @@ class Stepping:
 
     def overlapped(self, chunk: Sequence[Sequence[Tensor]], step: int) -> list[Tensor]:
         """The losses of steps that overlap, no more of them than the program has; all end."""
-        feed = self.batches.feed(chunk, self.setup.rank, self.setup.place)
+        feed = self.batches.reader(chunk, self.setup.rank, self.setup.place)
         executor, loan = self.executor, None
         if len(chunk) < self.setup.plan.steps:  # the last ones
             program = lower(self.setup.graph, replace(self.setup.plan, steps=len(chunk)))

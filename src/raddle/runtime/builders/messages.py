@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from raddle.program.messages import Content
 from raddle.program.program import Message, Move, Program, tensors_in
-from raddle.runtime.acknowledgements import Answers
-from raddle.runtime.actions import Arrive, Receive, Send
-from raddle.runtime.building.lasting import is_divided
-from raddle.runtime.building.pieces import Pieces
+from raddle.runtime.acknowledgements import Acknowledgements
+from raddle.runtime.actions import AwaitMessage, Receive, Send
+from raddle.runtime.builders.persistent import is_divided
+from raddle.runtime.builders.slot_table import Pieces
 from raddle.runtime.delivery import Part, delivery_of
-from raddle.runtime.function import Of
-from raddle.runtime.gathering import gather, overlapping
+from raddle.runtime.function_writer import Of
+from raddle.runtime.region_assembly import gather, overlapping
 
 
 class Messages:
@@ -21,7 +21,7 @@ class Messages:
     def __init__(self, program: Program, device: int, pieces: Pieces) -> None:
         self.program, self.device, self.pieces = program, device, pieces
         self._divided = is_divided(program)
-        self._answers = Answers(program, device)
+        self._answers = Acknowledgements(program, device)
         self._answered: dict[tuple[int, int], list[int]] = {}  # sends, by instruction and peer
         self._waiting: dict[int, list[Receive]] = {}  # by instruction
         self._sends = self._receives = 0  # so far
@@ -31,7 +31,7 @@ class Messages:
         for message, tag in zip(move.messages, tags, strict=True):
             if message.source == self.device:
                 send = self._send(move, message, tag)
-                answer = self._answers.first(number, message.target)
+                answer = self._answers.find(number, message.target)
                 if answer is not None:
                     self._answered.setdefault(answer, []).append(send.number)
                 yield send
@@ -41,10 +41,10 @@ class Messages:
                 self._waiting.setdefault(number, []).append(receive)
                 yield receive
 
-    def arrive(self, number: int) -> list[Arrive]:
+    def arrive(self, number: int) -> list[AwaitMessage]:
         """Waits for what an instruction brings, if nobody has before."""
         return [
-            Arrive(receive, self._answered.get((number, receive.peer), []))
+            AwaitMessage(receive, self._answered.get((number, receive.peer), []))
             for receive in self._waiting.pop(number, [])
         ]
 

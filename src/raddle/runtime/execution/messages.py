@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from raddle.graph.dtypes import settled
-from raddle.runtime.actions import Arrive, Receive, Send
+from raddle.runtime.actions import AwaitMessage, Receive, Send
 from raddle.runtime.delivery import Part
-from raddle.runtime.executing.store import Store
-from raddle.runtime.posting import Posting
+from raddle.runtime.early_receives import Posting
+from raddle.runtime.execution.store import Store
 from raddle.transport.base import Arriving, Pending, Transport
 
 
@@ -65,7 +65,7 @@ class Messages:
             for part in action.parts:
                 for slot in part.slots:
                     self.store.forget(slot)
-        self.store.drop(action.drop)
+        self.store.drop(action.dead_slots)
 
     def receive(self, receive: Receive) -> None:
         """The place at which a receive has to be posted by."""
@@ -74,13 +74,13 @@ class Messages:
         else:
             self.post(receive)
 
-    def arrive(self, action: Arrive) -> None:
+    def arrive(self, action: AwaitMessage) -> None:
         receive = action.receive
         found = self.posted.pop(receive.number, None)
         if found is None:  # gradients stay where they are until the update
             return
         buffer = self._wait(found)
-        for number in action.answers:  # what this answers has arrived
+        for number in action.acknowledged_sends:  # what this answers has arrived
             if number in self._sending:
                 self._sending.pop(number).wait()
         if self.transport.early:
@@ -92,7 +92,7 @@ class Messages:
             pieces = torch.split(buffer, [math.prod(part.shape) for part in parts])
             for part, piece in zip(parts, pieces, strict=True):
                 take(self.store, part, piece.view(part.shape))
-        self.store.drop(action.drop)
+        self.store.drop(action.dead_slots)
 
     def finish(self) -> None:
         """Waits until all that was sent has left."""

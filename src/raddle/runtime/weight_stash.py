@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raddle.runtime.actions import Call, Forward, Step
+from raddle.runtime.actions import Call, Forward, UpdateParameters
 
 
 class Used(NamedTuple):
@@ -56,7 +56,7 @@ class Weights:
             self.log.append(Used(slot, "F", call.key.step, call.key.micro, version))
             if version == there and call.backward:
                 self.using[slot] = self.using.get(slot, 0) + 1
-        for slot, version in () if self.latest else action.spent:
+        for slot, version in () if self.latest else action.expired_versions:
             self.older.pop((slot, version))
         return leaves
 
@@ -84,11 +84,11 @@ class Weights:
         found = self.grads.pop((step, slot), None)
         return torch.zeros_like(parameter) if found is None else found
 
-    def make_room(self, action: Step, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def make_room(self, action: UpdateParameters, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Before an update: what others use is not written."""
         for slot, parameter in zip(action.slots, parameters, strict=True):
             version = self.done.get(slot, 0)
-            kept = slot in action.kept and not self.latest
+            kept = slot in action.stashed and not self.latest
             if kept:
                 self.older[slot, version] = parameter.data
             if self.using.get(slot) or kept:

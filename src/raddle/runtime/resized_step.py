@@ -15,8 +15,8 @@ from raddle.errors import InputError
 from raddle.plans.adapting import resize
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
-from raddle.runtime.batches import Batches
-from raddle.runtime.building.pieces import Source
+from raddle.runtime.batches import BatchCutter
+from raddle.runtime.builders.slot_table import Source
 from raddle.runtime.executor import Executor
 from raddle.runtime.setup import Setup
 
@@ -48,10 +48,10 @@ class Resized:
         check(program)
         self.executor = setup.executor(program, seed=training.feeding.seed)
         self.loan = Loan(training, self.executor)
-        self.batches = Batches(program, self.executor.plan)
+        self.batches = BatchCutter(program, self.executor.plan)
 
     def step(self, batch: Sequence[Tensor], step: int) -> Tensor:
-        feed = self.batches.feed([batch], self.setup.rank, self.setup.place)
+        feed = self.batches.reader([batch], self.setup.rank, self.setup.place)
         self.loan.lend()
         loss = self.executor.run(feed, step)
         self.loan.give_back()

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from raddle.runtime.actions import Action, Arrive, Backward, Forward, Keep, Note, Send
+from raddle.runtime.actions import (
+    Action,
+    AwaitMessage,
+    Backward,
+    Forward,
+    RecordLoss,
+    Send,
+    UpdateBuffers,
+)
 
 
 def drop(actions: Sequence[Action], kept: Collection[int]) -> None:
     """Notes at each action which slots nobody reads after it, but for those that are kept."""
     done = set(kept)
     for action in reversed(actions):
-        if isinstance(action, Forward | Send | Arrive | Keep | Note):
+        if isinstance(action, Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss):
             for slot in _touched(action):
                 if slot not in done:
                     done.add(slot)
-                    action.drop.append(slot)
+                    action.dead_slots.append(slot)
 
 
 def lay_down(actions: Sequence[Action], wholes: Collection[int]) -> None:
@@ -23,23 +31,27 @@ def lay_down(actions: Sequence[Action], wholes: Collection[int]) -> None:
     divided = set(wholes)
     later: set[int] = set()  # that are used before they come again
     for action in reversed(actions) if divided else ():
-        if isinstance(action, Arrive) and action.receive.delivery.gathers:
+        if isinstance(action, AwaitMessage) and action.receive.delivery.gathers:
             later -= {slot for part in action.receive.parts for slot in part.slots}
         elif isinstance(action, Forward | Backward):
             own = divided & set(action.call.weights)
-            action.lay_down += sorted(own - later)
+            action.release += sorted(own - later)
             later |= own
 
 
-def _touched(action: Forward | Send | Arrive | Keep | Note) -> Iterable[int]:
+def _touched(action: Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss) -> Iterable[int]:
     """Slots that an action reads or fills."""
     if isinstance(action, Forward):
         call = action.call
-        return [*call.graded, *call.plain, *([] if action.again else call.results)]
-    if isinstance(action, Keep):
-        apart = [slot for _, pieces in action.pieces for _, slot in pieces]
-        return [*(slot for _, slot in action.whole), *apart]
-    if isinstance(action, Note):
+        return [
+            *call.differentiable,
+            *call.nondifferentiable,
+            *([] if action.recomputation else call.results),
+        ]
+    if isinstance(action, UpdateBuffers):
+        apart = [slot for _, pieces in action.partial_updates for _, slot in pieces]
+        return [*(slot for _, slot in action.full_updates), *apart]
+    if isinstance(action, RecordLoss):
         return [action.slot]
-    message = action.receive if isinstance(action, Arrive) else action
+    message = action.receive if isinstance(action, AwaitMessage) else action
     return [s for part in message.parts for s in part.slots] if message.delivery.fills else []

@@ -13,8 +13,8 @@ from raddle.graph.graph import Fused, Op
 from raddle.graph.ops import kernel, merge
 from raddle.graph.ops.fused import FUSED
 from raddle.program.program import Cell, Program, Variant, tensors_of_part
-from raddle.runtime.function import Code, Function, Of, Piece
-from raddle.runtime.natives import boxes_of, run_as_one
+from raddle.runtime.function_writer import Code, Function, Of, Piece
+from raddle.runtime.native_calls import boxes_of, run_as_one
 
 
 class Writer:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from raddle.program.program import Program, Reduce
-from raddle.runtime.actions import Bucket, Sum
-from raddle.runtime.building.pieces import Pieces
+from raddle.runtime.actions import Bucket, StartAllReduce
+from raddle.runtime.builders.slot_table import Pieces
 
 
 class Sums:
@@ -22,7 +22,7 @@ class Sums:
         for shares in reduce.shares:
             self.groups += [s.devices for s in shares if s.devices not in self.groups]
 
-    def reduce(self, reduce: Reduce, tag: int) -> list[Sum]:
+    def reduce(self, reduce: Reduce, tag: int) -> list[StartAllReduce]:
         """A bucket for each group and type that this device takes part in."""
         together: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[int, int]]] = {}
         for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
@@ -35,6 +35,8 @@ class Sums:
         found = []
         for (devices, dtype), own in together.items():
             elements = sum(volume for _, volume in own)
-            found.append(Sum(len(self.buckets), tag, f"reduce {reduce.parameters[0]}", reduce.key))
+            found.append(
+                StartAllReduce(len(self.buckets), tag, f"reduce {reduce.parameters[0]}", reduce.key)
+            )
             self.buckets.append(Bucket(devices, tuple(s for s, _ in own), dtype, elements))
         return found

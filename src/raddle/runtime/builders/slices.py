@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from raddle.program.program import Instruction, Move, Program, Reduce, Update
 from raddle.program.slicing import numbered
-from raddle.runtime.actions import Give, Leave, Sliced
-from raddle.runtime.building.lasting import is_divided
-from raddle.runtime.building.pieces import Pieces
+from raddle.runtime.actions import ParameterSlice, StartSliceAllReduce, SubmitGradients
+from raddle.runtime.builders.persistent import is_divided
+from raddle.runtime.builders.slot_table import Pieces
 from raddle.runtime.delivery import delivery_of
 
 
@@ -28,20 +28,20 @@ class Slices:
             return i.what.of_parameters and not delivery_of(i.what, divided=self._divided).gathers
         return isinstance(i, Update | Reduce)
 
-    def give(self, i: Instruction) -> list[Give | Leave]:
+    def give(self, i: Instruction) -> list[SubmitGradients | StartSliceAllReduce]:
         """A parameter's gradient is complete: all its slices on this device are handed in."""
-        name, found = _parameter(i), list[Give | Leave]()
+        name, found = _parameter(i), list[SubmitGradients | StartSliceAllReduce]()
         if name not in self._given:
             self._given.add(name)
             held = {s.box for s in self.program.shares[name] if self.device in s.devices}
             slots = tuple(s for box, s in self.pieces.lasting.get(name, []) if box in held)
             if slots:
-                found.append(Give(i.key, slots))
+                found.append(SubmitGradients(i.key, slots))
         if self.program.plan.syncing.collective:
             found += self._leave(name, i)
         return found
 
-    def _leave(self, name: str, i: Instruction) -> list[Leave]:
+    def _leave(self, name: str, i: Instruction) -> list[StartSliceAllReduce]:
         """A slice is summed where the program has it, or, held by one device alone, updated."""
         if isinstance(i, Update):
             share = i.shares[0]
@@ -52,9 +52,13 @@ class Slices:
             share = i.shares[0][0]
         number = self._numbers[name, share]
         self.order.append(number)
-        return [Leave(i.key, number, f"reduce {name}")] if self.device in share.devices else []
+        return (
+            [StartSliceAllReduce(i.key, number, f"reduce {name}")]
+            if self.device in share.devices
+            else []
+        )
 
-    def all(self) -> list[Sliced]:
+    def all(self) -> list[ParameterSlice]:
         """All slices of the program, numbered alike on every rank."""
         program = self.program
         priority = program.priority if program.plan.syncing.urgent else {}
@@ -67,7 +71,7 @@ class Slices:
                 rows = share.box.within(held)[0] if share.box.shape else None
             own = next((s for b, s in self.pieces.rows.get(name, []) if b == share.box), -1)
             dtype = program.graph.values[name].dtype
-            found.append(Sliced(name, share, dtype, priority.get(name, 0), slot, rows, own))
+            found.append(ParameterSlice(name, share, dtype, priority.get(name, 0), slot, rows, own))
         return found
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from raddle.graph.box import Box
-from raddle.runtime.actions import Keep
-from raddle.runtime.executing.store import Store
+from raddle.runtime.actions import UpdateBuffers
+from raddle.runtime.execution.store import Store
 
 
-def keep(store: Store, action: Keep) -> None:
+def keep(store: Store, action: UpdateBuffers) -> None:
     """A buffer is replaced, never written: a segment may have kept it."""
     slots = store.slots
-    for buffer, slot in action.whole:
+    for buffer, slot in action.full_updates:
         slots[buffer] = slots[slot]
-    for buffer, pieces in action.pieces:
+    for buffer, pieces in action.partial_updates:
         fresh = slots[buffer].clone()
         for box, slot in pieces:
             fresh[box.within(Box.full(fresh.shape))] = slots[slot]
         slots[buffer] = fresh
-    store.drop(action.drop)
+    store.drop(action.dead_slots)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from raddle.graph.box import Box
-from raddle.runtime.gathering import gather, overlapping
+from raddle.runtime.region_assembly import gather, overlapping
 
 # Names what a piece is of: a value, or the k-th tensor of a part of an operator's partial results.
 Of = str | tuple[str, int, int]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from raddle.graph.graph import Op
 from raddle.program.program import Instruction, Key, Program, Run
 from raddle.program.versions import parameters_of
-from raddle.runtime.actions import Action, Call, Forward, Step
+from raddle.runtime.actions import Action, Call, Forward, UpdateParameters
 
 
 class Versions:
@@ -31,17 +31,17 @@ class Versions:
 def spend(actions: Iterable[Action]) -> None:
     """Notes which old weights are used after an update, and which forward is the last to use them."""
     done: dict[int, int] = {}  # updates so far, by slot
-    steps: dict[tuple[int, int], Step] = {}  # that replaces a version of a slot
+    steps: dict[tuple[int, int], UpdateParameters] = {}  # that replaces a version of a slot
     uses: dict[tuple[int, int], Forward] = {}  # the last use of one that was replaced
     for action in actions:
-        if isinstance(action, Step):
+        if isinstance(action, UpdateParameters):
             for slot in action.slots:
                 steps[slot, done.get(slot, 0)] = action
                 done[slot] = done.get(slot, 0) + 1
-        elif isinstance(action, Forward) and not action.again:
+        elif isinstance(action, Forward) and not action.recomputation:
             for slot, version in zip(action.call.weights, action.versions, strict=True):
                 if version < done.get(slot, 0):
                     uses[slot, version] = action
     for (slot, version), action in uses.items():
-        steps[slot, version].kept += (slot,)
-        action.spent.append((slot, version))
+        steps[slot, version].stashed += (slot,)
+        action.expired_versions.append((slot, version))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from raddle.plans.sync import Sync
-from raddle.runtime.actions import Sliced
-from raddle.runtime.building.pieces import Source
+from raddle.runtime.actions import ParameterSlice
+from raddle.runtime.builders.slot_table import Source
 from raddle.sync.item import Item, cut, named
 
 
@@ -17,7 +17,7 @@ class Rows:
     """All slices, by number, and those of them that are on one rank; `slots` hold its parameters."""
 
     def __init__(
-        self, slices: Sequence[Sliced], slots: Sequence[Tensor], sync: Sync, rank: int
+        self, slices: Sequence[ParameterSlice], slots: Sequence[Tensor], sync: Sync, rank: int
     ) -> None:
         self.slices, self.sync, self.rank = slices, sync, rank
         self._slots = slots
@@ -29,15 +29,15 @@ class Rows:
             if rank == s.share.home or (sync.collective and rank in s.share.devices):
                 self.updated[number] = self._to_update(s)
 
-    def _to_update(self, s: Sliced) -> nn.Parameter:
+    def _to_update(self, s: ParameterSlice) -> nn.Parameter:
         if self.sync.divided:
-            parameter: nn.Parameter = self._slots[s.own]  # type: ignore[assignment]
+            parameter: nn.Parameter = self._slots[s.shard_slot]  # type: ignore[assignment]
             return parameter
         rows = self._held(s)
         # Where others' updates come while this rank computes, a copy takes them.
         return nn.Parameter(rows if self.sync.synchronous else rows.clone())
 
-    def _held(self, s: Sliced) -> Tensor:
+    def _held(self, s: ParameterSlice) -> Tensor:
         return cut(self._slots[s.slot].detach(), s.rows)
 
     def cut(self, number: int, tensor: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Rows:
         """All slices, as synchronisers know them."""
         return [self._item(number, s) for number, s in enumerate(self.slices)]
 
-    def _item(self, number: int, s: Sliced) -> Item:
+    def _item(self, number: int, s: ParameterSlice) -> Item:
         box = s.share.box
         rows = slice(box.lo[0], box.hi[0]) if box.shape else None
         return Item(

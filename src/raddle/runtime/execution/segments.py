@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from raddle.runtime.actions import Backward, Call, Forward
-from raddle.runtime.autograd_leaves import enter
-from raddle.runtime.executing.parameters import Parameters
-from raddle.runtime.executing.store import Store
+from raddle.runtime.autograd_leaves import make_leaf
+from raddle.runtime.execution.parameter_updater import Parameters
+from raddle.runtime.execution.store import Store
 
 
 class Segments:
@@ -44,12 +44,12 @@ class Segments:
 
     def forward(self, action: Forward) -> None:
         call, slots = action.call, self.store.slots
-        graph = call.backward and (action.again or not call.recompute)
-        entered: list[Any] = [slots[s] for s in call.graded]
+        graph = call.backward and (action.recomputation or not call.recompute)
+        entered: list[Any] = [slots[s] for s in call.differentiable]
         leaves: list[Tensor] = []
         weights = self.parameters.use(action)
-        plain = [slots[s] for s in call.plain]
-        if call.recompute and not action.again:
+        plain = [slots[s] for s in call.nondifferentiable]
+        if call.recompute and not action.recomputation:
             self._read[call.number] = [*weights, *plain]
         elif call.recompute:  # buffers have new values by now: it reads them as they were
             rest = self._read.pop(call.number)
@@ -57,7 +57,7 @@ class Segments:
         rest = [*weights, *plain]
         lent = self.store.wholes.memory(call.weights)
         if graph:
-            pairs = [enter(value) for value in entered]
+            pairs = [make_leaf(value) for value in entered]
             leaves, entered = [leaf for leaf, _ in pairs], [value for _, value in pairs]
             del pairs
             results = self._typed(call, call.code.function(*entered, *rest))
@@ -73,14 +73,14 @@ class Segments:
             ]
             own = [e for e, _ in ends], [s for _, s in ends]
             self.saved[call.number] = leaves, weights, *own
-        if not action.again:
+        if not action.recomputation:
             for slot, result in zip(call.results, results, strict=True):
                 found = result.detach()
                 # A view of a divided parameter (positions, say) must outlast its memory.
                 slots[slot] = found.clone() if lent and _memory(found) in lent else found
-        for slot in action.drop:
+        for slot in action.dead_slots:
             slots[slot] = None
-        self.store.wholes.drop(action.lay_down)
+        self.store.wholes.drop(action.release)
 
     def backward(self, action: Backward) -> None:
         if action.call.backward:
@@ -88,7 +88,7 @@ class Segments:
                 self._weights_only(action.call)
             else:
                 self._hand_back(action.call)
-        self.store.wholes.drop(action.lay_down)
+        self.store.wholes.drop(action.release)
 
     def _typed(self, call: Call, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """With autocast, results have whatever type it chose; the program knows another."""
@@ -99,19 +99,19 @@ class Segments:
     def _hand_back(self, call: Call) -> None:
         store = self.store
         store.wholes.memory(call.weights)  # it is there
-        saved = self.saved[call.number] if call.split else self.saved.pop(call.number)
+        saved = self.saved[call.number] if call.split_backward else self.saved.pop(call.number)
         leaves, weights, edges, ends = saved
         edges, seeds = self._seeds(edges, ends)
-        weights = [] if call.split else weights
-        if call.split:
+        weights = [] if call.split_backward else weights
+        if call.split_backward:
             self._seeded[call.number] = edges, seeds
         if edges and (leaves or weights):
-            keep = call.split and bool(call.weights)
+            keep = call.split_backward and bool(call.weights)
             found = self._gradients(call, edges, seeds, leaves, weights, keep=keep)
-            for slot, gradient in zip(call.graded, found, strict=True):
+            for slot, gradient in zip(call.differentiable, found, strict=True):
                 if gradient is not None:
                     store.add(slot, gradient)
-        if not call.split:
+        if not call.split_backward:
             self.parameters.used(call, weights)
 
     def _weights_only(self, call: Call) -> None:

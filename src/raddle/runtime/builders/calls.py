@@ -1,0 +1,169 @@
+"""Segments and merges as calls: functions of pieces, and the slots that they read and fill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from raddle.graph.box import Box
+from raddle.graph.graph import Op
+from raddle.plans.pipelining import stage_of
+from raddle.program.program import Instruction, Key, Merge, Move, Program, Run
+from raddle.program.segments import segments
+from raddle.runtime.actions import Call, Feed
+from raddle.runtime.builders.slot_table import Pieces
+from raddle.runtime.code_generator import Writer
+from raddle.runtime.function_writer import Code, Of, Piece
+
+
+class CallBuilder:
+    """Makes the calls of one device; code is written once for all micro-batches of a variant.
+
+    `instructions` are those that run, of which a segment does all of its own where the first one stands.
+    """
+
+    def __init__(
+        self, program: Program, device: int, place: torch.device, slot_table: Pieces,
+        instructions: Iterable[Instruction] = (),
+    ) -> None:  # fmt: skip
+        self.program, self.device, self.place, self.slot_table = program, device, place, slot_table
+        self.stages = stage_of(program.plan)
+        self.segments = [segments(program, device, v) for v in range(len(program.variants))]
+        self.segment_of = [
+            {op.name: n for n, ops in enumerate(segment_ops) for op in ops}
+            for segment_ops in self.segments
+        ]
+        self._sent = _sent(program, device)
+        self._codes: dict[object, Code] = {}
+        self._calls: dict[tuple[object, Key], Call] = {}
+        self._read_inputs: set[int] = set()  # slots of the batch that some call has taken
+        self._waits: dict[tuple[Key, str, int], set[int]] = {}  # by segments that have not run
+        for i in instructions:
+            if isinstance(i, Run) and device in i.devices:
+                self._waits.setdefault(self._segment_run(i), set()).update(i.deps)
+
+    def dependencies_at_first(self, run: Run) -> set[int] | None:
+        """At the first instruction of a segment, all that its operators wait for; None at the others."""
+        return self._waits.pop(self._segment_run(run), None)
+
+    def _segment_run(self, run: Run) -> tuple[Key, str, int]:
+        return run.key, run.phase, self.segment_of[run.key.replica][run.op]
+
+    def segment(self, number: int, key: Key) -> Call:
+        """The call of a segment in a micro-batch."""
+        ops, code_key = self.segments[key.replica][number], (key.replica, number)
+        if (code_key, key) in self._calls:
+            return self._calls[code_key, key]
+        recomputed = any(ops[0].name in block for block in self.program.plan.recompute)
+        if code_key not in self._codes:
+            needed = self._needed_outside(ops, key.replica)
+            self._codes[code_key] = self._generator(key).segment(ops, needed, again=recomputed)
+        call = self._call(code_key, key, _label(ops))
+        call.recompute = call.backward and recomputed
+        call.split_backward = self.program.plan.split_backward
+        call.stage = self.stages.get(ops[0].name, 0)
+        return call
+
+    def merge(self, merge: Merge) -> Call:
+        """The call of an operator's merge in a micro-batch."""
+        key, code_key = merge.key, ("merge", merge.op, merge.key.replica)
+        if (code_key, key) in self._calls:
+            return self._calls[code_key, key]
+        op = self.program.variant(key).ops[merge.op]
+        if code_key not in self._codes:
+            self._codes[code_key] = self._generator(key).merge(op, merge.cells)
+        call = self._call(code_key, key, f"merge {op.name}")
+        call.stage = self.stages.get(op.name, 0)
+        return call
+
+    def feeds(self, call: Call) -> list[Feed]:
+        """What a batch gives is taken where it is first read."""
+        feeds = []
+        for piece in (*call.code.graded, *call.code.plain):
+            if isinstance(piece.of, str) and self.slot_table.is_fed(piece.of):
+                source = self.slot_table.feed(call.key, piece.of)
+                if source.slot not in self._read_inputs:
+                    self._read_inputs.add(source.slot)
+                    feeds.append(Feed(source, call.key))
+        return feeds
+
+    def _call(self, code_key: object, key: Key, label: str) -> Call:
+        code, slot_table = self._codes[code_key], self.slot_table
+        call = Call(len(self._calls), label, code, key)
+        call.differentiable = [slot_table.slot_of(key, piece) for piece in code.graded]
+        call.weights = [slot_table.slot_of(key, piece) for piece in code.weights]
+        call.nondifferentiable = [slot_table.slot_of(key, piece) for piece in code.plain]
+        for tensor_id, box in code.results:
+            call.results.append(slot_table.make(key, tensor_id, box))
+            call.dtypes.append(slot_table.graph.values[self._value_names(tensor_id)[0]].dtype)
+            call.backward |= self._is_active(tensor_id)
+        call.backward = call.backward and bool(call.differentiable or call.weights)
+        self._calls[code_key, key] = call
+        return call
+
+    def _generator(self, key: Key) -> Writer:
+        def boxes(tensor_id: Of) -> list[Box]:
+            return [box for box, _ in self.slot_table.held(key, tensor_id)]
+
+        variant = self.program.variant(key)
+        return Writer(
+            self.program,
+            variant,
+            self.device,
+            self.place,
+            boxes,
+            lambda p: self._argument_kind(key, p),
+        )
+
+    def _needed_outside(self, ops: Sequence[Op], variant: int) -> set[str]:
+        """Values of a segment that are needed outside of it."""
+        graph, inside = self.program.graph, {op.name for op in ops}
+        computed = {o for op in ops for o in op.outputs}
+        needed = {*graph.updates.values(), *graph.outputs, graph.loss, *self._sent[variant]}
+        for op in graph.ops:
+            if op.name in self.segment_of[variant] and op.name not in inside:
+                needed.update(op.inputs)
+        return {name for name in computed if name in needed}
+
+    def _argument_kind(self, key: Key, piece: Piece) -> str:
+        """Whether a piece gets a gradient, is of a parameter, or neither."""
+        tensor_id = piece.of
+        if not self._is_active(tensor_id):
+            return "plain"
+        if isinstance(tensor_id, str):
+            return (
+                "weight"
+                if self.slot_table.graph.values[tensor_id].role == "parameter"
+                else "graded"
+            )
+        computed_here = any(
+            box == piece.box for box, _ in self.slot_table.made.get((key, tensor_id), [])
+        )
+        # Where the program closes, others start the gradients of their own parts.
+        starts_own_gradient = tensor_id[0] in self.program.variant(key).closing
+        return "graded" if computed_here or not starts_own_gradient else "plain"
+
+    def _is_active(self, tensor_id: Of) -> bool:
+        """Of partial results: whether any output of the operator is (of moments, only the variance)."""
+        return any(name in self.program.active for name in self._value_names(tensor_id))
+
+    def _value_names(self, tensor_id: Of) -> Sequence[str]:
+        return (
+            [tensor_id]
+            if isinstance(tensor_id, str)
+            else self.program.variants[0].ops[tensor_id[0]].outputs
+        )
+
+
+def _sent(program: Program, device: int) -> list[set[str]]:
+    """By variant, the values that a device sends."""
+    sent: list[set[str]] = [set() for _ in program.variants]
+    for i in program.instructions:
+        if isinstance(i, Move) and any(m.source == device for m in i.messages):
+            sent[i.key.replica].add(i.value)
+    return sent
+
+
+def _label(ops: Sequence[Op]) -> str:
+    return ops[0].name if len(ops) == 1 else f"{ops[0].name} … {ops[-1].name}"
