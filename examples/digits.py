@@ -57,7 +57,7 @@ def main() -> None:
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
         plan = raddle.search(graph, raddle.cluster(f"local:{ranks}"), chosen.method, bn="global")
         if chosen.save and os.environ.get("RANK", "0") == "0":
-            from raddle.plans.file import save
+            from raddle.plans.plan_file import save
 
             save(plan, graph, chosen.save)
     trainer = raddle.parallelize(

@@ -24,7 +24,7 @@ SCHEDULES = {
 def plans(folder: Path) -> None:
     from raddle import clusters, zoo
     from raddle.graph.capture import capture
-    from raddle.plans import file
+    from raddle.plans import plan_file
     from raddle.searches.planning import build_plan, run_method
     from raddle.searches.predict import simulate_steps
     from raddle.searches.settings import Settings
@@ -46,7 +46,7 @@ def plans(folder: Path) -> None:
             if again:
                 plan = replace(plan, recompute=plan.stages)
             name = f"{model}_{words.replace(', ', '-')}"
-            file.save(plan, found.pipeline.graph, folder / f"{name}.json")
+            plan_file.save(plan, found.pipeline.graph, folder / f"{name}.json")
             timeline = simulate_steps(found.pipeline.graph, plan, cluster)
             peaks = peak_bytes(timeline, through_host=True)
             predicted[name] = [int(peak) for peak in peaks]

@@ -23,7 +23,7 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.lab import Lab, launch
 from raddle.lab.torchrun import lines
-from raddle.plans.file import save
+from raddle.plans.plan_file import save
 from raddle.probe import describe, probe
 from raddle.program.lower import lower
 from raddle.searches.planning import plan_for

@@ -21,7 +21,7 @@ import nets
 import torch
 
 from raddle.clusters import Cluster
-from raddle.plans.file import save
+from raddle.plans.plan_file import save
 from raddle.probe import describe, probe
 
 HERE = pathlib.Path(__file__).parent

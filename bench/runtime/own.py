@@ -88,7 +88,7 @@ def own_seconds(name: str, method: str, bn: str) -> tuple[float, int, int]:
         start = time.perf_counter()
         rank.run(lambda s: fed[s], 0)
         best = min(best, time.perf_counter() - start)
-    return best, len(program.of(1)), len(rank.plan.actions)
+    return best, len(program.instructions_of(1)), len(rank.plan.actions)
 
 
 def _take_out_torch(rank: Executor) -> None:

@@ -206,7 +206,7 @@ def loads_of(trainer: Trainer) -> float:
     found = [0] * trainer.plan.devices
     for slices in trainer.program.slices.values():
         for share in slices:
-            found[share.home] += share.box.volume
+            found[share.server] += share.box.volume
     return max(found) * len(found) / sum(found) if any(found) else 1.0
 
 

@@ -101,13 +101,13 @@ def added(timeline: Timeline) -> Added:
         if instruction.key.step != last:
             continue
         if isinstance(instruction, Run):  # forward and backward of a device go together
-            key = (instruction.op, instruction.key.micro, instruction.key.replica)
+            key = (instruction.op, instruction.key.micro_batch, instruction.key.variant)
             chosen = slice(*np.searchsorted(tasks.instruction, [number, number + 1]))
             for d, t in zip(tasks.device[chosen], tasks.duration[chosen], strict=True):
                 operators[key][int(d)] += float(t)
         elif isinstance(instruction, Merge):
             operators["merge", number][0] = longest[number]
-        elif isinstance(instruction, Move) and not instruction.what.of_parameters:
+        elif isinstance(instruction, Move) and not instruction.kind.is_of_parameter:
             transfer += longest[number]
         else:
             assert isinstance(instruction, Move | Reduce | Update)
@@ -147,8 +147,8 @@ def served(program: Program, cluster: Cluster) -> float:
     """t_S as the paper has it: every holder sends its gradient to a server and receives the parameter,
     all through one link."""
     nbytes = sum(
-        server_bytes(len(share.devices), share.box.volume * program.width(name))
-        for name, shares in program.shares.items()
+        server_bytes(len(share.devices), share.box.volume * program.element_bytes(name))
+        for name, shares in program.regions.items()
         for share in shares
     )
     way = cluster.between[0] if cluster.nodes > 1 else cluster.inside[0]

@@ -128,5 +128,5 @@ def _name(i: Any) -> tuple[str, ...]:
     if isinstance(i, Run | Merge):
         return (type(i).__name__, i.op, i.phase)
     if isinstance(i, Move):
-        return ("Move", i.value, i.what)
+        return ("Move", i.value, i.kind)
     return ("Reduce", *i.parameters) if isinstance(i, Reduce) else ("Update", i.parameter)

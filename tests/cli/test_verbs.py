@@ -19,7 +19,7 @@ from raddle.plans import schedules as named_schedules
 from raddle.plans.pipelining import THREADED
 from raddle.plans.schedules import NAMES
 from raddle.program.lower import lower
-from raddle.program.messages import Content, MessageKind
+from raddle.program.message_kind import Content, MessageKind
 from raddle.program.program import Move, Program
 from raddle.runtime.job import load_job
 from raddle.searches.purposes import bytes_by_purpose
@@ -121,7 +121,7 @@ def program_of(plan: pathlib.Path) -> Program:
 @pytest.mark.parametrize("kind", MessageKind)
 def test_every_kind_of_message_is_known_where_kinds_are_told_apart(kind: MessageKind) -> None:
     assert kind.content in Content
-    assert kind.of_parameters in (False, True)
+    assert kind.is_of_parameter in (False, True)
     assert kind.purpose.value
     assert f"{kind}" == str(kind) == kind.value == json.loads(json.dumps(kind))
 
@@ -130,8 +130,8 @@ def test_every_kind_of_message_is_known_where_kinds_are_told_apart(kind: Message
 def test_bytes_of_signals_are_told_apart(plan: pathlib.Path) -> None:
     program = program_of(plan)
     moves = [i for i in program.instructions if isinstance(i, Move)]
-    signals = [m for i in moves if i.what == MessageKind.SIGNAL for m in i.messages]
+    signals = [m for i in moves if i.kind == MessageKind.SIGNAL for m in i.messages]
     found = bytes_by_purpose(program)
-    assert found["signals"] == len(signals) * program.width(program.graph.loss or "") > 0
+    assert found["signals"] == len(signals) * program.element_bytes(program.graph.loss or "") > 0
     timeline = simulate(program, _cluster(program.plan))
     assert sum(found.values()) == timeline.comm_bytes

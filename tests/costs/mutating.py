@@ -10,18 +10,18 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from plans import machine_of
-from small import mlp, planned
+from random_plans import machine_of
+from small_models import mlp, planned
 
 from raddle.costs.collectives import fastest_seconds
 from raddle.costs.compute import pass_seconds, roofline
 from raddle.costs.host_overhead import bytes_in_sum, host_seconds
 from raddle.costs.links import transfer_seconds
 from raddle.plans.optimizers import optimizer_costs
-from raddle.program.holding import copy_for
 from raddle.program.lower import lower
-from raddle.program.merging import merged_bytes
-from raddle.program.program import sum_width
+from raddle.program.merges import merged_bytes
+from raddle.program.program import reduced_element_bytes
+from raddle.program.value_holders import chosen_copy
 from raddle.searches.optcnn.tables import tables
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.timeline import simulate
@@ -38,13 +38,13 @@ RULES: dict[str, Rule] = {  # what stands there, and what takes its place
     "host": (host_seconds, "each +", "3 * each +"),
     "sum on a host": (bytes_in_sum, "return 4", "return 9e9"),
     "merge": (merged_bytes, "+ 1", "+ 1_000_000"),
-    "compressed sum": (sum_width, "return 2", "return 2_000_000"),
+    "compressed sum": (reduced_element_bytes, "return 2", "return 2_000_000"),
     "optimizer": (
         optimizer_costs,
         'OPTIMIZERS["adam"])',
         'OPTIMIZERS["adam"])._replace(passes=10**6)',
     ),
-    "copy": (copy_for, "device % copies", "0"),
+    "copy": (chosen_copy, "device % copies", "0"),
 }
 
 

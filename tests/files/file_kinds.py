@@ -25,7 +25,7 @@ from raddle.files import parse_json, read_bytes
 from raddle.graph.capture import capture
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
-from raddle.plans import file
+from raddle.plans import plan_file
 from raddle.plans import schedule as schedules
 from raddle.plans.notation import read_tiling
 from raddle.plans.pipelining import cut_stages
@@ -123,9 +123,9 @@ def _boxes(op: Any) -> str:
 
 
 def use_plan(path: pathlib.Path) -> object:
-    data = file.read(path)
+    data = plan_file.read(path)
     on = ON if data["cluster"] is None else Cluster.from_dict(data["cluster"], str(path))
-    plan = file.from_dict(data, GRAPH)
+    plan = plan_file.from_dict(data, GRAPH)
     few = plan.microbatches <= FEW and plan.devices <= FEW
     threads = sum(int(word) for word in plan.schedule.split(":") if word.isdecimal())
     return predicted_metrics(simulate_steps(GRAPH, plan, on)) if few and threads <= FEW else plan
@@ -355,7 +355,7 @@ def _kind(name: str, form: str, seeds: list[str], read: Callable[[pathlib.Path],
 
 
 def _plan_texts() -> list[str]:
-    return [_saved(lambda path, plan=plan: file.save(plan, GRAPH, path)) for plan in plans()]
+    return [_saved(lambda path, plan=plan: plan_file.save(plan, GRAPH, path)) for plan in plans()]
 
 
 TRACE = json.dumps({"displayTimeUnit": "ms", "traceEvents": events()})

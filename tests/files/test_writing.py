@@ -23,9 +23,9 @@ from raddle.clusters.file import save as save_cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.files import replacing, write_atomically, write_json
-from raddle.plans import file
+from raddle.plans import plan_file
 from raddle.probe import cache
-from raddle.program.tracing import write_events
+from raddle.program.chrome_trace import write_events
 from raddle.reports.page.gathering import report
 from raddle.searches.hypergraph import explicit, files
 from raddle.searches.predict import simulate_steps
@@ -36,7 +36,7 @@ Save = Callable[[pathlib.Path], object]
 # All that write a file for a user: plan -o, probe -o, probe --profile, report -o, simulate and run --trace,
 # export -o, and the answers of partitioners.
 WRITERS: dict[str, Save] = {
-    "plan.json": lambda path: file.save(PLAN, GRAPH, path),
+    "plan.json": lambda path: plan_file.save(PLAN, GRAPH, path),
     "cluster.yaml": lambda path: save_cluster(ON.to_dict(), path, comments=["a test"]),
     "profile.json": lambda path: Profile(dict.fromkeys(map(str, range(99)), 0.5)).save(path),
     "report.html": lambda path: report(GRAPH, [PLAN], path, cluster=ON, alternatives=0.0),

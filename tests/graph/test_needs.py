@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from small import mlp, small
+from small_models import mlp, small
 
 from raddle.graph.needs import needed
 from raddle.plans.notation import read_tiling

@@ -13,7 +13,7 @@ from raddle import zoo
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.lab import Lab
-from raddle.plans.file import save
+from raddle.plans.plan_file import save
 from raddle.program.lower import lower
 from raddle.program.program import Move, Reduce, message_bytes
 from raddle.searches.planning import plan_for
@@ -47,9 +47,9 @@ def bytes_of_a_step(graph, plan) -> list[float]:
             for m in i.messages:
                 sent[m.source] += message_bytes(program, i, m)
         elif isinstance(i, Reduce):
-            for name, shares in zip(i.parameters, i.shares, strict=True):
+            for name, shares in zip(i.parameters, i.regions, strict=True):
                 for share in shares:
                     p = len(share.devices)
                     for d in share.devices:
-                        sent[d] += 2 * (p - 1) / p * share.box.volume * program.width(name)
+                        sent[d] += 2 * (p - 1) / p * share.box.volume * program.element_bytes(name)
     return sent

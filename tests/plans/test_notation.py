@@ -7,8 +7,8 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import random_plan, random_tiling
-from small import MODELS, mlp, small
+from random_plans import random_plan, random_tiling
+from small_models import MODELS, mlp, small
 
 from raddle.errors import InputError
 from raddle.graph.box import Box

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
-from plans import random_plan
-from small import MODELS, mlp, planned, small
+from random_plans import random_plan
+from small_models import MODELS, mlp, planned, small
 
 from raddle.errors import InputError
-from raddle.plans.file import from_dict, read, save, to_dict
+from raddle.plans.plan_file import from_dict, read, save, to_dict
 
 
 @settings(max_examples=40)

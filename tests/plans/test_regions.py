@@ -1,7 +1,7 @@
 """What devices read of a value: as the regions of their tiles say, each box once."""
 
 import pytest
-from small import mlp
+from small_models import mlp
 
 from raddle.graph.box import Box
 from raddle.plans.notation import read_tiling

@@ -35,7 +35,7 @@ from raddle.plans.schedules import (
     updates,
     versions,
 )
-from raddle.plans.schedules.one_way import interleaved
+from raddle.plans.schedules.unidirectional import interleaved
 from raddle.reports.schedules import describe, show_schedule
 
 # P: workers, m: micro-batches, v: stages a worker, f, b, w: durations of F, B, W

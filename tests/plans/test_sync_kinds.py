@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from raddle.errors import InputError
 from raddle.plans.sync import EXAMPLES, KINDS, Sync, read_sync
 from raddle.plans.sync.allreduce import AllReduce
-from raddle.plans.sync.inline import Inline
+from raddle.plans.sync.in_order_server import Inline
 from raddle.plans.sync.p3 import P3, Collective
+from raddle.plans.sync.server_assignment import greedy
 from raddle.plans.sync.servers import SLICE, Servers
 from raddle.plans.sync.sharded import Divided, Sharded
-from raddle.plans.sync.spreading import greedy
-from raddle.plans.sync.way import Kind
+from raddle.plans.sync.sync_kind import Kind
 
 # VGG-19's parameters: one tensor is 71.5 % of them.
 VGG19 = [

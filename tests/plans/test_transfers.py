@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import random_plan
-from small import MODELS, mlp, small
+from random_plans import random_plan
+from small_models import MODELS, mlp, small
 
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
@@ -85,8 +85,8 @@ class Messages:
         self.moves: dict[tuple[str, str], tuple[Message, ...]] = {}
         for i in program.instructions:
             if isinstance(i, Move):
-                assert (i.value, i.what) not in self.moves
-                self.moves[i.value, i.what] = i.messages
+                assert (i.value, i.kind) not in self.moves
+                self.moves[i.value, i.kind] = i.messages
 
     def of(self, value: str, what: str) -> tuple[Message, ...]:
         return self.moves.get((value, what), ())
@@ -164,7 +164,7 @@ def test_every_part_arrives_once_where_it_is_merged(**plan: Any) -> None:
         if value in program.active:
             back = messages.of(value, "partial gradient")
             if (
-                name in program.variants[0].closing
+                name in program.variants[0].replicated_loss_ops
             ):  # every device starts the gradient of its own part
                 assert not back
                 continue

@@ -71,7 +71,7 @@ def test_data_parallel(name: str, count: int) -> None:
 
 def forward_elements(program: Program) -> int:
     """Activations that cross devices in the forward of one step, losses left out."""
-    moves = [i for i in program.instructions if isinstance(i, Move) and i.what == "activation"]
+    moves = [i for i in program.instructions if isinstance(i, Move) and i.kind == "activation"]
     return sum(m.elements for move in moves for m in move.messages if m.elements > 1)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from plans import train_plain
+from random_plans import train_plain
 from torch import Tensor, nn
 
 from raddle.errors import InputError

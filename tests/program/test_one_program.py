@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from plans import random_plan, train_plain
-from small import planned, small
+from random_plans import random_plan, train_plain
+from small_models import planned, small
 from torch import Tensor, nn
 
 from raddle.clusters import cluster
@@ -75,7 +75,7 @@ class Case:
 
     def run(self, program: Program) -> Result:
         def feed(key: Key) -> dict[str, Tensor]:
-            inputs, targets = self.batches[key.step][key.micro]
+            inputs, targets = self.batches[key.step][key.micro_batch]
             return dict(zip(self.graph.inputs, [*inputs, *targets], strict=True))
 
         state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}

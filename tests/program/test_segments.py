@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import SYNCS, random_plan
-from small import MODELS, mlp, planned, small
+from random_plans import SYNCS, random_plan
+from small_models import MODELS, mlp, planned, small
 
 from raddle.clusters import cluster
 from raddle.program.lower import lower

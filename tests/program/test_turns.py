@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small import mlp, planned
+from small_models import mlp, planned
 
 from raddle.errors import InputError
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
+from raddle.program.parameter_slices import numbered_slices
 from raddle.program.program import Program, Reduce, Run, Update
-from raddle.program.slicing import numbered
 from raddle.program.turns import Turns
 
 
@@ -46,18 +46,18 @@ def data_parallel(**more: Any) -> Program:
 
 def picture(program: Program) -> str:
     """B2 is the backward of fc2; numbers are slices whose sums leave."""
-    number = {own: n for n, own in enumerate(numbered(program.slices))}
+    number = {own: n for n, own in enumerate(numbered_slices(program.slices))}
     found = []
     for i in program.instructions:
         if isinstance(i, Run) and i.phase == "B" and i.op.startswith("fc"):
             found.append(f"B{i.op[-1]}")
         elif isinstance(i, Reduce):
-            found.append(str(number[i.parameters[0], i.shares[0][0]]))
+            found.append(str(number[i.parameters[0], i.regions[0][0]]))
     return " ".join(found)
 
 
 def test_slices_are_numbered_by_parameter() -> None:
-    found = [(name, share.box.lo[:1]) for name, share in numbered(data_parallel().slices)]
+    found = [(name, share.box.lo[:1]) for name, share in numbered_slices(data_parallel().slices)]
     assert found == [
         ("fc1.weight", (0,)), ("fc1.weight", (4,)), ("fc1.bias", (0,)), ("fc2.weight", (0,)),
         ("fc2.bias", (0,)),

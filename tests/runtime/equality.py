@@ -114,7 +114,9 @@ class Task:
         timeline = simulate(program, cluster(f"local:{plan.devices}"))
 
         def feed(key: Key) -> dict[str, Tensor]:
-            return dict(zip(self.graph.inputs, self.batches[key.step][key.micro], strict=True))
+            return dict(
+                zip(self.graph.inputs, self.batches[key.step][key.micro_batch], strict=True)
+            )
 
         state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         result = run_threads(program, state, self.optimizer, feed)

@@ -148,7 +148,7 @@ class Piped:
 
     def _expected(self, program: Program) -> tuple[Trained, Any]:
         plan = program.plan
-        key = tuple(program.sizes), updates_of(plan, self.graph)
+        key = tuple(program.micro_batch_sizes), updates_of(plan, self.graph)
         return self.plain(*key), key
 
     def verify(self, plan: Plan) -> Program:
@@ -158,10 +158,10 @@ class Piped:
         check(program)
         timeline = simulate(program, cluster(f"local:{plan.devices}"))
         assert all(nbytes >= 0 for nbytes in peak_bytes(timeline))
-        batches = self.batches(tuple(program.sizes))
+        batches = self.batches(tuple(program.micro_batch_sizes))
 
         def feed(key: Key) -> dict[str, Tensor]:
-            return dict(zip(self.graph.inputs, batches[key.step][key.micro], strict=True))
+            return dict(zip(self.graph.inputs, batches[key.step][key.micro_batch], strict=True))
 
         state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         result = run_threads(program, state, self.optimizer, feed)

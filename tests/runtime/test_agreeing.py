@@ -23,7 +23,7 @@ from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
-from raddle.program.slicing import numbered
+from raddle.program.parameter_slices import numbered_slices
 from raddle.runtime.actions import Forward
 from raddle.runtime.builders.slot_table import Source
 from raddle.runtime.trainer import Trainer, parallelize
@@ -305,7 +305,7 @@ def test_all_sums_are_under_way_at_the_end_of_a_step(clip: float | None) -> None
 
 def ordered(made: Plan, by: int = 1) -> Plan:
     """By the numbers of slices, or with -1 the last one first."""
-    count = len(numbered(lower(graph(), made).slices))
+    count = len(numbered_slices(lower(graph(), made).slices))
     return dataclasses.replace(made, order=tuple(range(count))[::by])
 
 
@@ -333,7 +333,7 @@ def test_sums_leave_in_the_plans_order(debug: str, monkeypatch: pytest.MonkeyPat
     for found, state in on_threads(3, work, net(), made, sgd, graph=graph()):
         assert found == pytest.approx(losses, rel=1e-9)
         assert_equal(state, model)
-    slices = numbered(lower(graph(), made).slices)
+    slices = numbered_slices(lower(graph(), made).slices)
     for rank, tags in enumerate(summed):
         mine = [n for n in made.order if rank in slices[n][1].devices]
         assert tags == 3 * [n for n in mine if len(slices[n][1].devices) > 1]

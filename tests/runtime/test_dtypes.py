@@ -11,7 +11,7 @@ import torch
 from equality import Task
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import SYNCS, random_plan
+from random_plans import SYNCS, random_plan
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,8 +20,8 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.dtypes import carries_gradient, in_double
 from raddle.graph.graph import Graph
-from raddle.plans.file import from_dict, to_dict
 from raddle.plans.plan import Plan
+from raddle.plans.plan_file import from_dict, to_dict
 from raddle.plans.tiling import Grid
 from raddle.program.lower import lower
 from raddle.runtime.clipping import clip

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from small import mlp, planned
+from small_models import mlp, planned
 from torch import Tensor
 
 from raddle.graph.box import Box
 from raddle.program.lower import lower
-from raddle.program.messages import MessageKind
+from raddle.program.message_kind import MessageKind
 from raddle.program.program import Key
 from raddle.runtime.actions import (
     AwaitMessage,
@@ -115,16 +115,16 @@ WHOLE = Part((2,), (0,), places=(((slice(0, 2),), (slice(0, 2),)),))
 def test_what_is_sent_lands(kind: MessageKind) -> None:
     source, target = store((2,)), store((2,))
     (source.grads if kind.content == "gradient" else source.slots)[0] = 3 * ones(2)
-    if kind.pulls:
+    if kind.is_pull:
         target.slots[0] = ones(2)
     deliver(*message(kind, WHOLE), source, target)
     landed = target.grads[0] if kind.content == "gradient" else target.slots[0]
     assert torch.equal(landed, 3 * ones(2))
     assert source.grads == [None]  # gradients are handed on
-    assert target.given == ({0} if kind.pushes else set())
+    assert target.given == ({0} if kind.is_push else set())
 
 
-@pytest.mark.parametrize("kind", [k for k in MessageKind if k.of_parameters])
+@pytest.mark.parametrize("kind", [k for k in MessageKind if k.is_of_parameter])
 def test_a_step_without_an_update_sends_no_parameters(kind: MessageKind) -> None:
     source, target = store((2,)), store((2,))
     source.grads[0] = source.slots[0] = ones(2)

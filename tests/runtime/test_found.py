@@ -8,7 +8,7 @@ import pytest
 import torch
 from equality import Task
 from ranks import on_threads
-from small import planned
+from small_models import planned
 from torch import Tensor, nn
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from small import planned, small
+from small_models import planned, small
 
 from raddle.graph.box import Box
 from raddle.program.lower import lower

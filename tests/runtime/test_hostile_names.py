@@ -9,7 +9,7 @@ import torch
 from equality import Task
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from plans import random_plan
+from random_plans import random_plan
 from torch import Tensor, nn
 
 # Every character at which a line ends for Python or for str.splitlines; what begins or ends tokens.

@@ -11,7 +11,7 @@ from raddle import zoo
 from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
-from raddle.plans import file
+from raddle.plans import plan_file
 from raddle.searches.planning import build_plan, run_method
 from raddle.searches.settings import Settings
 from raddle.verification.verdict import verify
@@ -30,7 +30,7 @@ def saved(
         settings = replace(settings, stages=devices, microbatches=micro)
     found = run_method(graph, on, method, settings)
     plan = build_plan(graph, on, method, found, settings, model=name)
-    file.save(
+    plan_file.save(
         plan, found.pipeline.graph if found.pipeline is not None else graph, path / "plan.json"
     )
     return str(path / "plan.json")

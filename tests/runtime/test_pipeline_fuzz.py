@@ -17,7 +17,7 @@ from hypothesis import Phase, event, given, note, reject, settings
 from hypothesis import strategies as st
 from modules import random_case
 from pipelines import Piped, updates_of
-from plans import random_blocks, random_sums, random_tiling, some_sync
+from random_plans import random_blocks, random_sums, random_tiling, some_sync
 from test_random_graphs import scattered_blocks, written
 
 from raddle.errors import InputError
@@ -183,7 +183,7 @@ def verify(seed: int) -> str:
     if depends_on_the_order(piped.graph, plan):
         return "depends on the order"
     try:
-        sizes = tuple(program.sizes)
+        sizes = tuple(program.micro_batch_sizes)
         piped.plain(sizes)
     except (ValueError, RuntimeError, IndexError):  # a module that wants more samples
         return "the module refuses"

@@ -165,7 +165,7 @@ def test_skips_fan_out_and_tied_weights(schedule: str, microbatches: int) -> Non
     assert {1, 3, 4} in readers(plan, piped).values()
     program = piped.verify(plan)
     holders = {0, 4}
-    assert all(set(share.devices) == holders for share in program.shares["ends.weight"])
+    assert all(set(share.devices) == holders for share in program.regions["ends.weight"])
 
 
 @pytest.mark.parametrize("microbatches", [1, 3])
@@ -186,7 +186,7 @@ def test_a_tied_embedding_is_summed_over_both_ends() -> None:
     )
     for schedule, workers in (("1f1b", 3), ("zb-h1", 3), ("gems", 3), ("chimera", 4)):
         program = piped.verify(pipeline(piped, workers, 4, schedule, batch=7))
-        assert all(len(s.devices) > 1 for s in program.shares["table.weight"])
+        assert all(len(s.devices) > 1 for s in program.regions["table.weight"])
 
 
 class Tied(nn.Module):
@@ -353,7 +353,7 @@ def test_a_replicated_stage_takes_turns(width: int, batch: int) -> None:
             workers=workers, batch=batch, recompute=recompute,
         )  # fmt: skip
         program = piped.verify(plan)
-        assert set(program.shares["conv1.weight"][0].devices) == {*workers[0], *workers[1]}
+        assert set(program.regions["conv1.weight"][0].devices) == {*workers[0], *workers[1]}
 
 
 def test_a_worker_may_have_devices_that_a_stage_leaves_idle() -> None:

@@ -15,7 +15,7 @@ from equality import Different, Task
 from hypothesis import Phase, given, note, reject, settings
 from hypothesis import strategies as st
 from modules import random_case
-from plans import random_plan, random_tiling, some_sync, with_any_order
+from random_plans import random_plan, random_tiling, some_sync, with_any_order
 
 from raddle.clusters import cluster
 from raddle.errors import InputError

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from plans import train_plain
+from random_plans import train_plain
 from torch import Tensor, nn
 
 from raddle.graph.capture import capture

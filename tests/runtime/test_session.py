@@ -30,7 +30,7 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plans import file
+from raddle.plans import plan_file
 from raddle.program.program import Move, message_bytes
 from raddle.runtime import clocks, session
 from raddle.runtime.job import load_job
@@ -102,7 +102,7 @@ def plan(tmp_path: pathlib.Path) -> Callable[..., str]:
         graph = captured(model)
         made, *_ = plan_and_predict(graph, cluster(f"local:{devices}"), method, model=model, **more)
         path = tmp_path / f"{model}-{method}-{devices}.json"
-        file.save(made, graph, path)
+        plan_file.save(made, graph, path)
         return str(path)
 
     return write

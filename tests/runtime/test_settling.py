@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import mlp, planned
+from small_models import mlp, planned
 
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.graph.ops import kernel
 from raddle.program.lower import lower
-from raddle.program.messages import MessageKind
+from raddle.program.message_kind import MessageKind
 from raddle.program.program import Key, Move, Program, Reduce, Run, Update
 from raddle.runtime.actions import (
     AwaitMessage,
@@ -54,7 +54,7 @@ def test_a_slot_for_every_piece() -> None:
     made = pieces.make(KEY, "fc1", FIRST)
     came = pieces.receive(KEY, "fc1", Box((1, 0), (2, 8)))
     assert pieces.held(KEY, "fc1") == [(FIRST, made), (Box((1, 0), (2, 8)), came)]
-    assert pieces.held(Key(micro=1), "fc1") == []  # another micro-batch has its own
+    assert pieces.held(Key(micro_batch=1), "fc1") == []  # another micro-batch has its own
     assert pieces.slot_of(KEY, Piece("fc1", FIRST)) == made
     (name,) = pieces.graph.inputs
     source = pieces.feed(KEY, name)
@@ -116,7 +116,7 @@ def test_messages_are_sent_posted_and_awaited_once() -> None:
     number, move = next(
         (n, i)
         for n, i in enumerate(found.instructions)
-        if isinstance(i, Move) and i.what == MessageKind.ACTIVATION
+        if isinstance(i, Move) and i.kind == MessageKind.ACTIVATION
     )
     ends = {}
     for device in (0, 1):
@@ -178,7 +178,7 @@ def test_pulls_of_rows_are_messages_of_the_program() -> None:
         found = program(sync)
         slices = Slices(found, 0, pieces_of(found, 0))
         pulls = [
-            i for i in found.instructions if isinstance(i, Move) and i.what == MessageKind.PULL
+            i for i in found.instructions if isinstance(i, Move) and i.kind == MessageKind.PULL
         ]
         assert pulls
         assert all(slices.concerns(i) is not inline for i in pulls)

@@ -9,7 +9,7 @@ import torch
 
 from raddle.graph.box import Box
 from raddle.plans.sync import read_sync
-from raddle.program.program import Share
+from raddle.program.program import ParameterRegion
 from raddle.runtime.actions import ParameterSlice
 from raddle.runtime.parameter_sync import Agreeing
 from raddle.runtime.rank_slices import Rows
@@ -22,7 +22,7 @@ def sliced(*, homes: tuple[int, ...] = (0, 1), own: int = -1) -> list[ParameterS
     """A parameter of four rows in two slices, in slot 0; whoever divides it has its rows in slot `own`."""
     found = []
     for at, home in enumerate(homes):
-        share = Share(Box((2 * at, 0), (2 * at + 2, 3)), (0, 1), home)
+        share = ParameterRegion(Box((2 * at, 0), (2 * at + 2, 3)), (0, 1), home)
         rows = slice(2 * at, 2 * at + 2)
         found.append(
             ParameterSlice("w", share, torch.float32, 0, 0, rows, own if home == 1 else -1)
@@ -78,7 +78,7 @@ def test_divided_rows_stay_at_home() -> None:
 def test_schedulers_see_that_steps_are_taken(make: type[torch.optim.Optimizer]) -> None:
     """The optimizer's own `step` is called, and leaves parameters alone."""
     held = [torch.nn.Parameter(torch.zeros(2, 3))]
-    share = Share(Box((0, 0), (2, 3)), (0,), 0)
+    share = ParameterRegion(Box((0, 0), (2, 3)), (0,), 0)
     own = [ParameterSlice("w", share, torch.float32, 0, 0, slice(0, 2))]
     agreeing = Agreeing(own, held, Hub(1).transport(0), read_sync("ps"), CPU)
     optimizer = make([p for _, p in agreeing.updated], lr=1.0)  # type: ignore[call-arg]

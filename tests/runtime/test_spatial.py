@@ -53,7 +53,7 @@ SPLITS = (
 def halos(piped: Piped, plan: Plan) -> set[str]:
     """The values whose borders are sent."""
     program = piped.verify(plan)
-    moves = (i for i in program.instructions if isinstance(i, Move) and i.what == "activation")
+    moves = (i for i in program.instructions if isinstance(i, Move) and i.kind == "activation")
     return {i.value for i in moves}
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import SYNCS, random_plan, train_plain
-from small import MODELS, planned, small
+from random_plans import SYNCS, random_plan, train_plain
+from small_models import MODELS, planned, small
 from torch import Tensor, nn
 from torch.nn import functional as F
 

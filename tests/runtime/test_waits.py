@@ -29,7 +29,7 @@ from raddle.plans.schedule import Action, Schedule, read
 from raddle.plans.schedules import ASYNCHRONOUS, MAKERS
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
-from raddle.program.messages import MessageKind
+from raddle.program.message_kind import MessageKind
 from raddle.program.program import Key, Merge, Move, Program, Run
 from raddle.runtime.schedule_spans import Early, Span, early
 from raddle.runtime.threads import run_threads
@@ -73,16 +73,16 @@ def simulated(program: Program) -> list[Span]:
     ):
         i = program.instructions[number]
         if isinstance(i, Run | Merge):
-            action = Action(phase_of(i, schedule.split), of[i.op], i.key.micro)
+            action = Action(phase_of(i, schedule.split), of[i.op], i.key.micro_batch)
             spans.append(Span(i.key.step, str(action), float(start), float(end)))
     return spans
 
 
 def recorded(piped: Piped, program: Program) -> list[Span]:
-    batches = piped.batches(tuple(program.sizes))
+    batches = piped.batches(tuple(program.micro_batch_sizes))
 
     def feed(key: Key) -> dict[str, Tensor]:
-        return dict(zip(piped.graph.inputs, batches[key.step][key.micro], strict=True))
+        return dict(zip(piped.graph.inputs, batches[key.step][key.micro_batch], strict=True))
 
     state = {**dict(piped.model.named_parameters()), **dict(piped.model.named_buffers())}
     spans: list[Span] = []
@@ -96,7 +96,7 @@ def hold(program: Program, spans: list[Span], schedule: Schedule | None = None) 
     named = {str(action) for wait in schedule.waits for action in wait}
     of, split = stage_of(program.plan), schedule.split
     expected = {
-        (i.key.step, str(Action(phase_of(i, split), of[i.op], i.key.micro)))
+        (i.key.step, str(Action(phase_of(i, split), of[i.op], i.key.micro_batch)))
         for i in program.instructions
         if isinstance(i, Run | Merge)
     }
@@ -127,7 +127,7 @@ def with_lost_waits(program: Program, rng: random.Random) -> Program:
     signals = {
         n
         for n, i in enumerate(program.instructions)
-        if isinstance(i, Move) and i.what == MessageKind.SIGNAL
+        if isinstance(i, Move) and i.kind == MessageKind.SIGNAL
     }
     kept = [
         replace(i, deps=tuple(d for d in i.deps if d not in signals or rng.random() < 0.5))
@@ -195,7 +195,7 @@ def test_every_device_of_the_awaited_action_signals_every_device_of_the_waiting_
     )
     program = lower(piped.graph, plan)
     (signal,) = (
-        i for i in program.instructions if isinstance(i, Move) and i.what == MessageKind.SIGNAL
+        i for i in program.instructions if isinstance(i, Move) and i.kind == MessageKind.SIGNAL
     )
     assert {(m.source, m.target) for m in signal.messages} == {(2, 0), (2, 1), (3, 0), (3, 1)}
 

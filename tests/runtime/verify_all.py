@@ -183,7 +183,7 @@ def verify(task: Task, plan: Plan) -> None:
         losses = [float(trainer.step(*micros[0])) for micros in task.batches[:STEPS]]
         trainer.synchronize()
         found = trainer.setup.exchange(trainer.transport.sent_in_all())
-        shapes = {n: trainer.graph.values[n].shape for n in trainer.program.shares}
+        shapes = {n: trainer.graph.values[n].shape for n in trainer.program.regions}
         shapes = {n: s for n, s in shapes.items() if n in trainer.program.active}
         state = trainer.state_dict()
         whole = gather_state(trainer.setup.exchange, gradients, shapes, {})

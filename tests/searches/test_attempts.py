@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 import pytest
-from small import small
+from small_models import small
 
 from raddle.cli import main as cli
 from raddle.clusters import cluster

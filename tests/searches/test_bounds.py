@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import random_plan, sync_texts
-from small import small
+from random_plans import random_plan, sync_texts
+from small_models import small
 from torch import Tensor, nn
 
 from raddle import zoo

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import small
+from small_models import small
 
 from raddle.clusters import cluster
 from raddle.graph.graph import Graph
@@ -85,7 +85,7 @@ def test_a_group_moves_nothing_inside(model: str, letter: str) -> None:
     plan = Plan(space.tiles(chosen), 2, bn="local")
     large = {
         i.value for i in lower(graph, plan).instructions
-        if isinstance(i, Move) and i.what == "activation"
+        if isinstance(i, Move) and i.kind == "activation"
     }  # fmt: skip
     producer = {o: op.name for op in graph.ops for o in op.outputs}
     for group in space.groups:

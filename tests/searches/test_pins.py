@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from small import small
+from small_models import small
 
 from raddle.clusters import cluster
 from raddle.errors import InputError

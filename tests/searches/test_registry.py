@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from small import small
+from small_models import small
 
 from raddle.clusters import cluster
 from raddle.errors import InputError

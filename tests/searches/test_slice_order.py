@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plans import random_plan
-from small import mlp, planned, small
+from random_plans import random_plan
+from small_models import mlp, planned, small
 
 from raddle.clusters import Cluster, Device, Link, cluster
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
+from raddle.program.parameter_slices import numbered_slices
 from raddle.program.program import Reduce, Run
-from raddle.program.slicing import numbered
 from raddle.searches.planning import plan_for
 from raddle.searches.predict import simulate_steps
 from raddle.searches.slice_order import with_slice_order
@@ -37,12 +37,12 @@ def plan(**more: Any) -> Plan:
 def begun(timeline: Timeline) -> list[int]:
     """Slices of the last step in the order in which their sums begin."""
     program, found = timeline.program, []
-    number = {own: n for n, own in enumerate(numbered(program.slices))}
+    number = {own: n for n, own in enumerate(numbered_slices(program.slices))}
     holds = timeline.tasks.first >= 0
     for at, i in enumerate(program.instructions):
         if isinstance(i, Reduce) and i.key.step == program.plan.steps - 1:
             own = timeline.start[(timeline.tasks.instruction == at) & holds]
-            found.append((int(own.min()), at, number[i.parameters[0], i.shares[0][0]]))
+            found.append((int(own.min()), at, number[i.parameters[0], i.regions[0][0]]))
     return [n for *_, n in sorted(found)]
 
 
@@ -87,7 +87,7 @@ def test_any_plan_can_be_ordered(seed: int) -> None:
     chosen = random_plan(graph, 3, seed, sync="p3:collective,slice=9")
     on = cluster("p100:1x4")
     found = with_slice_order(graph, chosen, on)
-    count = len(numbered(lower(graph, found).slices))
+    count = len(numbered_slices(lower(graph, found).slices))
     assert sorted(found.order) == list(range(count))
     assert found == with_slice_order(graph, found, on)  # whatever order it had before
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numba import njit
 from numba.core.event import Event, Listener, install_listener
-from small import small
+from small_models import small
 from torch import nn
 
 from raddle.clusters import cluster

@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import machine_of, random_plan
-from small import MODELS, mlp, planned, small
+from random_plans import machine_of, random_plan
+from small_models import MODELS, mlp, planned, small
 from torch import Tensor, nn
 
 from raddle.clusters import Cluster, Device, Link
@@ -70,7 +70,7 @@ def runs(timeline: Timeline, op: str, phase: str = "F") -> dict[int, tuple[int, 
 
 
 def message(timeline: Timeline, value: str, what: str = "activation") -> tuple[int, int]:
-    found = spans(timeline, lambda i: isinstance(i, Move) and (i.value, i.what) == (value, what))
+    found = spans(timeline, lambda i: isinstance(i, Move) and (i.value, i.kind) == (value, what))
     assert len(found) == 1
     return next(iter(found.values()))
 
@@ -180,14 +180,14 @@ def test_a_sum_takes_time_from_those_that_take_part() -> None:
 def test_slices_are_handled_beside_what_is_computed(sync: str) -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
     program = lower(mlp(), planned(mlp(), tiles, 2, sync=sync))
-    moves = [i for i in program.instructions if isinstance(i, Move) and i.what == "push"]
+    moves = [i for i in program.instructions if isinstance(i, Move) and i.kind == "push"]
     assert moves
     plain = simulate(program, toy(1000, 1000))
     timeline = simulate(program, toy(1000, 1000, handling={"slice": 700}))
     busy = [(t.compute_seconds * 1e9).round().astype(int) for t in (plain, timeline)]
     ends = np.zeros(2, int)
     for i in program.instructions:
-        if isinstance(i, Move) and i.what in ("push", "pull"):
+        if isinstance(i, Move) and i.kind in ("push", "pull"):
             for m in i.messages:
                 ends[[m.source, m.target]] += 1
     assert (busy[1] - busy[0] == 700 * ends).all()

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plans import SYNCS, random_plan
-from small import small
+from random_plans import SYNCS, random_plan
+from small_models import small
 
 from raddle.clusters import cluster
 from raddle.program.lower import lower

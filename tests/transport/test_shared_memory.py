@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from raddle.graph.capture import capture
-from raddle.plans import file
+from raddle.plans import plan_file
 from raddle.plans.pipelining import cut_stages
 from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
 from raddle.plans.tiling import whole
@@ -41,7 +41,7 @@ def test_a_pipeline_of_large_activations(tmp_path: Path) -> None:
         fingerprint=graph.fingerprint(), inputs=describe_inputs(graph),
         parameters=parameter_shapes(graph),
     )  # fmt: skip
-    file.save(plan, graph, tmp_path / "plan.json")
+    plan_file.save(plan, graph, tmp_path / "plan.json")
     result = verify(str(tmp_path / "plan.json"), steps=4)
     assert result["holds"], result
     each = 8 * 8192 * 8  # float64

@@ -22,7 +22,7 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plans import file
+from raddle.plans import plan_file
 from raddle.plans.notation import read_tiling
 from raddle.runtime.execution.parameter_updater import Parameters
 from raddle.searches.planning import plan_for
@@ -45,7 +45,7 @@ def plan(tmp_path: pathlib.Path) -> Callable[..., str]:
         graph = captured(model)
         made = plan_for(graph, cluster(f"local:{devices}"), method, model=model, **more)
         path = tmp_path / "plan.json"
-        file.save(replace(made, **(fields or {})), graph, path)
+        plan_file.save(replace(made, **(fields or {})), graph, path)
         return str(path)
 
     return write
@@ -106,7 +106,7 @@ def test_it_holds_for_masks_deep_inside(tmp_path: pathlib.Path) -> None:
     graph = captured(name)
     assert sum(op.kind == "dropout" for op in graph.ops) == 3
     path = tmp_path / "plan.json"
-    file.save(plan_for(graph, cluster("local:2"), "data", model=name), graph, path)
+    plan_file.save(plan_for(graph, cluster("local:2"), "data", model=name), graph, path)
     assert verify(str(path), threads=True)["holds"]
 
 
@@ -210,7 +210,7 @@ def test_numbers_drawn_by_an_operator_of_its_own(tmp_path: pathlib.Path) -> None
     )
     name = f"{tmp_path}/mine.py:build"
     path = tmp_path / "plan.json"
-    file.save(
+    plan_file.save(
         plan_for(captured(name), cluster("local:2"), "model", model=name), captured(name), path
     )
     with pytest.raises(InputError, match="draws random numbers"):
@@ -230,7 +230,7 @@ def test_local_statistics_without_a_serial_reference(tmp_path: pathlib.Path) -> 
     made = plan_for(graph, cluster("local:2"), "data", model=name, bn="local")
     made = replace(made, tiles={op.name: read_tiling(op, tiles[op.name]) for op in graph.ops})
     path = tmp_path / "plan.json"
-    file.save(made, graph, path)
+    plan_file.save(made, graph, path)
     result = verify(str(path), threads=True)
     assert result["holds"]
     assert result["bn"] == "global"
@@ -288,7 +288,7 @@ def damaged(folder: pathlib.Path, attribute: str, function: str, *, hurried: boo
     name = f"{folder}/damaged.py:build"
     graph = captured(name)
     path = folder / "plan.json"
-    file.save(plan_for(graph, cluster("local:2"), "data", model=name), graph, path)
+    plan_file.save(plan_for(graph, cluster("local:2"), "data", model=name), graph, path)
     return str(path)
 
 

@@ -20,7 +20,7 @@ from raddle.cli import main as cli
 from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
-from raddle.plans import file
+from raddle.plans import plan_file
 from raddle.runtime.execution.parameter_updater import Parameters
 from raddle.runtime.job import load_job
 from raddle.searches.planning import plan_for
@@ -42,7 +42,7 @@ def planned(folder: pathlib.Path, text: str, method: str = "data", **more: Any) 
     work = zoo.load(name)
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=work.name)
     made = plan_for(graph, cluster("local:2"), method, model=name, **more)
-    file.save(made, graph, folder / "plan.json")
+    plan_file.save(made, graph, folder / "plan.json")
     return str(folder / "plan.json")
 
 

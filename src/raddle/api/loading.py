@@ -17,7 +17,7 @@ MOST_SAMPLES = 2**31
 
 
 def capture_model(name: str, batch: int | None, dtype: str = "float32") -> "Graph":
-    """The graph of a model of the zoo or file.py:function, at a global batch or at its own."""
+    """The graph of a model of the zoo or plan_file.py:function, at a global batch or at its own."""
     import torch
 
     from raddle import zoo
@@ -48,17 +48,17 @@ class Loaded(NamedTuple):
 
 def load_plan(path: str, *, cluster: str | None = None, model: str | None = None) -> Loaded:
     """The plan of a file; its model is captured, and a cluster or model that is given replaces its own."""
-    from raddle.plans import file
+    from raddle.plans import plan_file
     from raddle.runtime.job import takes_batch
 
-    data = file.read(path)
+    data = plan_file.read(path)
     on = _cluster_for(path, data, cluster)
     name = model or data["model"]
     if not name:
-        raise InputError(f"'{path}' names no model: add --model file.py:function.")
+        raise InputError(f"'{path}' names no model: add --model plan_file.py:function.")
     batch = -(-data["batch"] // data["microbatches"]) if takes_batch(name) else None
     graph = capture_model(name, batch, data["dtype"])
-    return Loaded(graph, file.from_dict(data, graph), on)
+    return Loaded(graph, plan_file.from_dict(data, graph), on)
 
 
 class LoadedPlans(NamedTuple):
@@ -73,13 +73,13 @@ def load_plans(
     paths: Sequence[str], *, cluster: str | None = None, model: str | None = None
 ) -> LoadedPlans:
     """The plans of files; the first one's model and cluster are those of all."""
-    from raddle.plans import file
+    from raddle.plans import plan_file
     from raddle.plans.pipelining import micro_graph
 
     micro, first, on = load_plan(paths[0], cluster=cluster, model=model)
     graph = micro.at(first.batch) if first.batch else micro
-    others = [file.read(path) for path in paths[1:]]
-    plans = [first, *(file.from_dict(data, micro_graph(graph, data)) for data in others)]
+    others = [plan_file.read(path) for path in paths[1:]]
+    plans = [first, *(plan_file.from_dict(data, micro_graph(graph, data)) for data in others)]
     return LoadedPlans(graph, plans, on)
 
 

@@ -80,7 +80,7 @@ def _difference(plan: Plan, graph: Graph) -> str:
 
 
 def _validate_order(plan: Plan) -> None:
-    """Whether it names all slices is seen when the plan is lowered (program/slicing.py)."""
+    """Whether it names all slices is seen when the plan is lowered (program/parameter_slices.py)."""
     if plan.order and not plan.syncing.collective:
         raise InputError(
             f"the plan orders {len(plan.order)} sums of slices, and sync {quote(plan.sync)} has none: "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from raddle.program.program import Message
 
 
-def recognise(messages: Sequence[Message]) -> str:
+def recognise_collective(messages: Sequence[Message]) -> str:
     """`all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `gather`, or "" for none of them.
 
     Messages say which boxes go where; a collective is a name for a pattern that libraries do well.
@@ -18,7 +18,7 @@ def recognise(messages: Sequence[Message]) -> str:
     if len(pairs) < 2:
         return ""
     if len(sources) == 1:
-        return "broadcast" if _alike(messages) else "scatter"
+        return "broadcast" if _all_same_boxes(messages) else "scatter"
     if len(targets) == 1:
         return "gather"
     if sources != targets or len(pairs) != len(sources) * (len(sources) - 1):
@@ -35,5 +35,5 @@ def recognise(messages: Sequence[Message]) -> str:
     return "all_to_all"
 
 
-def _alike(messages: Sequence[Message]) -> bool:
+def _all_same_boxes(messages: Sequence[Message]) -> bool:
     return len({m.boxes for m in messages}) == 1

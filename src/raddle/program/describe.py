@@ -18,13 +18,13 @@ PHASES = {"F": "forward", "R": "forward again", "B": "backward", "W": "backward 
 
 
 def describe(number: int, instruction: Instruction) -> str:
-    at = f"step {instruction.key.step}, micro-batch {instruction.key.micro}"
+    at = f"step {instruction.key.step}, micro-batch {instruction.key.micro_batch}"
     if isinstance(instruction, Run):
         what = f"'{instruction.op}' {PHASES[instruction.phase]}"
     elif isinstance(instruction, Merge):
         what = f"merge of '{instruction.op}' {PHASES[instruction.phase]}"
     elif isinstance(instruction, Move):
-        what = f"{instruction.what} of '{instruction.value}'"
+        what = f"{instruction.kind} of '{instruction.value}'"
     elif isinstance(instruction, Reduce):
         what = f"reduce of {', '.join(repr(name) for name in instruction.parameters)}"
     else:

@@ -17,18 +17,18 @@ from raddle.plans.pipelining import is_asynchronous, is_greedy, is_threaded, thr
 from raddle.plans.plan import Plan
 from raddle.plans.schedule import Action
 from raddle.plans.validation import validate
-from raddle.program.blocks import Block, cut, prefetched, pulls_of
-from raddle.program.gradients import Gradients
-from raddle.program.messages import MessageKind
-from raddle.program.micro import Micro
-from raddle.program.ordering import reorder
-from raddle.program.parameters import Parameters
+from raddle.program.gradient_sync import Gradients
+from raddle.program.instruction_writer import InstructionWriter
+from raddle.program.lower_variant import LoweredVariant
+from raddle.program.message_kind import MessageKind
+from raddle.program.micro_batch import Micro
+from raddle.program.parameter_layout import ParameterLayout
 from raddle.program.program import Instruction, Key, Message, Program
-from raddle.program.settling import Settled
 from raddle.program.signals import SIGNALS, Signals, between
+from raddle.program.threaded_order import reorder
 from raddle.program.variants import Variants
-from raddle.program.versions import with_versions
-from raddle.program.writer import Writer
+from raddle.program.weight_versions import with_versions
+from raddle.program.zero3_blocks import Block, cut, prefetched, pulls_of
 
 _Pulls = Mapping[str, tuple[Message, ...]]  # by parameter, what brings it to a block
 
@@ -41,21 +41,21 @@ def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
     validate(plan, graph)
     lowering = _Lowering(graph, plan, active_values(graph) if train else frozenset())
     lowering.write()
-    known, instructions = lowering.known, lowering.writer.out
+    known, instructions = lowering.known, lowering.writer.instructions
     if is_greedy(plan):
         _refuse_shared(known)
     if is_threaded(plan):
         instructions = reorder(instructions, graph, plan, threads_of(plan))
     if lowering.overlap:
         instructions = with_versions(instructions, graph, plan)
-    variants = tuple(s.variant for s in known.settled)
+    variants = tuple(s.variant for s in known.lowered)
     return Program(
-        graph, plan, tuple(instructions), known.settled[0].active, variants, known.shares, known.slices
+        graph, plan, tuple(instructions), known.lowered[0].active, variants, known.regions, known.slices
     )  # fmt: skip
 
 
-def _refuse_shared(known: Parameters) -> None:
-    shared = next((name for name in known.graded if known.shared(name)), None)
+def _refuse_shared(known: ParameterLayout) -> None:
+    shared = next((name for name in known.trainable if known.synced_regions(name)), None)
     if shared is not None:
         raise InputError(
             f"'{shared}' is on several devices, which would have to update it at the same time: "
@@ -70,8 +70,8 @@ class _Lowering:
         self.graph, self.plan, self.overlap = graph, plan, is_asynchronous(plan)
         self.variants = Variants(graph, plan, active)
         self.actions = self.variants.actions
-        self.writer = Writer(plan.devices, latest=plan.syncing.divided)
-        self.known = Parameters(graph, plan, self.variants.settled)
+        self.writer = InstructionWriter(plan.devices, track_latest=plan.syncing.divided)
+        self.known = ParameterLayout(graph, plan, self.variants.lowered)
         self.gradients = Gradients(self.known, self.writer, overlap=self.overlap)
         self.micros: dict[tuple[int, int], Micro] = {}
         # By buffer and the devices that write it, what wrote it last.
@@ -85,11 +85,11 @@ class _Lowering:
             schedule = self.variants.schedule
             signals = Signals(schedule) if schedule is not None else None
             for key, action in actions:
-                first = len(self.writer.out)
+                first = len(self.writer.instructions)
                 before = signals.before(action) if signals is not None else []
                 self._act(key, action, before)
                 if signals is not None:
-                    signals.end(action, self.writer.out, first)
+                    signals.end(action, self.writer.instructions, first)
                     self._signal(key, action, signals, {a: k for k, a in actions})
                 if action.phase != "F":
                     self.gradients.action_ends(key)
@@ -98,10 +98,10 @@ class _Lowering:
 
     def _act(self, key: Key, action: Action, before: list[int]) -> None:
         """A stage of a micro-batch, in one direction."""
-        settled, schedule = self.variants.of(key), self.variants.schedule
-        micro = self.micros.get((key.step, key.micro))
+        settled, schedule = self.variants.lowered_for(key), self.variants.schedule
+        micro = self.micros.get((key.step, key.micro_batch))
         if micro is None:
-            micro = self.micros[key.step, key.micro] = Micro(settled, key, self)
+            micro = self.micros[key.step, key.micro_batch] = Micro(settled, key, self)
         ops = settled.ops_of(action.stage)
         micro.signals = before
         if action.phase == "F":
@@ -122,10 +122,12 @@ class _Lowering:
         slices = self.known.slices
         if not self.plan.syncing.divided or not slices:
             return [(ops, [])]
-        own, settled = (key.replica, action.stage, action.phase), self.variants.of(key)
+        own, settled = (key.variant, action.stage, action.phase), self.variants.lowered_for(key)
         if own not in self.pulled:
             blocks = cut(ops, settled.graph, settled.plan, slices, settled.active, action.phase)
-            pulls = (pulls_of(b.run, settled.plan.tiles, self.known.shares, slices) for b in blocks)
+            pulls = (
+                pulls_of(b.run, settled.plan.tiles, self.known.regions, slices) for b in blocks
+            )
             self.pulled[own] = list(zip(blocks, pulls, strict=True))
         found = self.pulled[own]
         return prefetched([b for b, _ in found], lambda at: self._pull(key, found[at][1]))
@@ -136,7 +138,7 @@ class _Lowering:
         for name, messages in pulls.items():
             deps = list(self.gradients.updated.get(name, ()))
             deps += [i for d in {m.source for m in messages} for i in latest.get(d, ())]
-            numbers.append(self.writer.move(name, MessageKind.PULL, key, messages, deps))
+            numbers.append(self.writer.emit_move(name, MessageKind.PULL, key, messages, deps))
         return numbers
 
     def _signal(
@@ -146,14 +148,16 @@ class _Lowering:
         if action not in signals.waiting:
             return
         ends = signals.ends.found[action]
-        sources = {d for n in ends for d in self.writer.out[n].devices}
-        waiting = ((self.variants.of(keys[a]), a.stage) for a in signals.waiting[action])
+        sources = {d for n in ends for d in self.writer.instructions[n].devices}
+        waiting = ((self.variants.lowered_for(keys[a]), a.stage) for a in signals.waiting[action])
         sent = between(sources, {d for own, stage in waiting for d in own.devices_of(stage)})
         if sent:
             value = self.graph.loss or self.graph.outputs[0]
-            signals.sent[action] = self.writer.move(value, SIGNALS[action.phase], key, sent, ends)
+            signals.sent[action] = self.writer.emit_move(
+                value, SIGNALS[action.phase], key, sent, ends
+            )
 
-    def _keep(self, micro: Micro, settled: Settled, ops: Sequence[Op]) -> None:
+    def _keep(self, micro: Micro, settled: LoweredVariant, ops: Sequence[Op]) -> None:
         """Buffers that these operators write are read by the next micro-batch on the same devices."""
         made = {o: op for op in ops for o in op.outputs}
         for buffer, value in self.graph.updates.items():
@@ -172,7 +176,7 @@ class _Lowering:
             return () if self.overlap else self.gradients.updated.get(name, ())
         if role != "buffer" or name not in self.graph.updates:
             return ()
-        settled = self.variants.of(key)
+        settled = self.variants.lowered_for(key)
         writer = settled.producer[self.graph.updates[name]]
         return self.kept.get((name, settled.devices[writer.name]), ())
 

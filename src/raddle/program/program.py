@@ -18,15 +18,15 @@ from raddle.plans.pipelining import micro_sizes
 from raddle.plans.plan import Plan
 from raddle.plans.sync import Sync
 from raddle.plans.tiling import Tiling
-from raddle.program.messages import MessageKind
+from raddle.program.message_kind import MessageKind
 
 
 class Key(NamedTuple):
     """Which of the repetitions of a graph an instruction belongs to; `replica` numbers the variants."""
 
     step: int = 0
-    micro: int = 0
-    replica: int = 0
+    micro_batch: int = 0
+    variant: int = 0
 
 
 class Message(NamedTuple):
@@ -53,27 +53,27 @@ class Cell(NamedTuple):
     devices: tuple[int, ...]
 
 
-class Share(NamedTuple):
+class ParameterRegion(NamedTuple):
     """A box of a parameter, the devices that hold it, and its home, where it is updated (-1: on each)."""
 
     box: Box
     devices: tuple[int, ...]
-    home: int = -1
+    server: int = -1
 
     @property
-    def owner(self) -> int:
+    def first_updater(self) -> int:
         """The one device that counts it, or hands it out."""
         return self.updaters[0]
 
     @property
     def updaters(self) -> tuple[int, ...]:
         """The devices that update it."""
-        return self.devices if self.home < 0 else (self.home,)
+        return self.devices if self.server < 0 else (self.server,)
 
     @property
-    def travels(self) -> bool:
+    def needs_sync(self) -> bool:
         """Whether it is on several devices, its home among them, so that gradients are brought together."""
-        return len({*self.devices, self.home} - {-1}) > 1
+        return len({*self.devices, self.server} - {-1}) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Move:
     """
 
     value: str
-    what: MessageKind
+    kind: MessageKind
     key: Key
     messages: tuple[Message, ...]
     collective: str
@@ -131,7 +131,9 @@ class Reduce:
 
     parameters: tuple[str, ...]
     key: Key
-    shares: tuple[tuple[Share, ...], ...]  # by parameter, those that several devices hold
+    regions: tuple[
+        tuple[ParameterRegion, ...], ...
+    ]  # by parameter, those that several devices hold
     devices: tuple[int, ...]
     deps: tuple[int, ...]
 
@@ -142,7 +144,7 @@ class Update:
 
     parameter: str
     key: Key
-    shares: tuple[Share, ...]
+    regions: tuple[ParameterRegion, ...]
     devices: tuple[int, ...]
     deps: tuple[int, ...]
 
@@ -157,7 +159,9 @@ class Variant:
     graph: Graph
     tiles: Mapping[str, Tiling]
     merges: dict[str, tuple[Cell, ...]]  # operators with partial results
-    closing: frozenset[str] = frozenset()  # merged operators whose gradient starts on every device
+    replicated_loss_ops: frozenset[str] = (
+        frozenset()
+    )  # merged operators whose gradient starts on every device
 
     @cached_property
     def ops(self) -> dict[str, Op]:
@@ -181,26 +185,26 @@ class Program:
     instructions: tuple[Instruction, ...]
     active: frozenset[str]  # values whose gradient is needed
     variants: tuple[Variant, ...]  # the first is the graph's, with the plan's own tiles
-    shares: dict[str, tuple[Share, ...]]  # parameters: who holds what
+    regions: dict[str, tuple[ParameterRegion, ...]]  # parameters: who holds what
     # Where steps do not wait for parameters: what is sent to a home, updated and sent back, or what
     # is summed over all holders and updated on each.
-    slices: dict[str, tuple[Share, ...]] = field(default_factory=dict)
+    slices: dict[str, tuple[ParameterRegion, ...]] = field(default_factory=dict)
 
     def variant(self, key: Key) -> Variant:
-        return self.variants[key.replica]
+        return self.variants[key.variant]
 
     @cached_property
     def priority(self) -> dict[str, int]:
         """Parameters in the order of their first use: the smaller, the more urgent."""
-        used = (name for op in self.graph.ops for name in op.inputs if name in self.shares)
+        used = (name for op in self.graph.ops for name in op.inputs if name in self.regions)
         return {name: at for at, name in enumerate(dict.fromkeys(used))}
 
     @cached_property
-    def sizes(self) -> list[int]:
+    def micro_batch_sizes(self) -> list[int]:
         """Samples of each micro-batch."""
         return micro_sizes(self.plan, self.graph)
 
-    def of(self, device: int) -> list[Instruction]:
+    def instructions_of(self, device: int) -> list[Instruction]:
         """What one device does, in order."""
         return [i for i in self.instructions if device in i.devices]
 
@@ -211,43 +215,47 @@ class Program:
     def _producers(self) -> dict[str, Op]:
         return {o: op for op in self.graph.ops for o in op.outputs}
 
-    def sum_width(self, parameter: str) -> int:
+    def reduced_element_bytes(self, parameter: str) -> int:
         """Bytes of an element of a gradient as it is all-reduced."""
-        return sum_width(self.plan.syncing, self.width(parameter))
+        return reduced_element_bytes(self.plan.syncing, self.element_bytes(parameter))
 
-    def width(self, value: str) -> int:
+    def element_bytes(self, value: str) -> int:
         """Bytes of an element of a value."""
         return self.graph.values[value].dtype.itemsize
 
 
-def sum_width(sync: Sync, width: int) -> int:
+def reduced_element_bytes(sync: Sync, width: int) -> int:
     """Bytes of an element of a gradient as it is all-reduced, and that has so many in memory."""
     return 2 if sync.compressed else width
 
 
-def summed_bytes(program: Program, reduce: Reduce) -> dict[tuple[int, ...], int]:
+def reduced_bytes(program: Program, reduce: Reduce) -> dict[tuple[int, ...], int]:
     """By the devices that sum a part of a bucket, the bytes that each of them hands in."""
-    found: dict[tuple[int, ...], int] = {}
-    for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
+    nbytes_by_group: dict[tuple[int, ...], int] = {}
+    for name, shares in zip(reduce.parameters, reduce.regions, strict=True):
         for share in shares:
-            nbytes = share.box.volume * program.sum_width(name)
-            found[share.devices] = found.get(share.devices, 0) + nbytes
-    return found
+            nbytes = share.box.volume * program.reduced_element_bytes(name)
+            nbytes_by_group[share.devices] = nbytes_by_group.get(share.devices, 0) + nbytes
+    return nbytes_by_group
 
 
 def message_bytes(program: Program, move: Move, message: Message) -> int:
     """Bytes of a message as they are handed to the transport."""
-    return message.elements * program.width(move.value) * tensors_in(program, move, message)
+    return (
+        message.elements
+        * program.element_bytes(move.value)
+        * tensors_in_message(program, move, message)
+    )
 
 
-def tensors_in(program: Program, move: Move, message: Message) -> int:
+def tensors_in_message(program: Program, move: Move, message: Message) -> int:
     """How many tensors of the box travel."""
     if message.part < 0:
         return 1
     op, variant = program.producer(move.value), program.variant(move.key)
-    return tensors_of_part(variant.ops[op.name], variant.tiles[op.name].tiles[message.part].box)
+    return tensors_per_part(variant.ops[op.name], variant.tiles[op.name].tiles[message.part].box)
 
 
-def tensors_of_part(op: Op, box: Box) -> int:
+def tensors_per_part(op: Op, box: Box) -> int:
     """How many tensors a tile of a reduction gives: partial log-sum-exps are pairs, moments always."""
     return {"moments": 2, "lse": 2 if op.space.partial(box) else 1}.get(op.space.combine, 1)

@@ -38,11 +38,11 @@ def _typical(program: Program, variant: int) -> list[list[tuple[int, Instruction
     """The instructions of a micro-batch of the first step, and of those that reduce gradients."""
     micros: dict[Key, list[tuple[int, Instruction]]] = {}
     for number, i in enumerate(program.instructions):
-        if i.key.step == 0 and i.key.replica == variant:
+        if i.key.step == 0 and i.key.variant == variant:
             micros.setdefault(i.key, []).append((number, i))
     found = list(micros.values())
     if not found:  # a variant that appears in later steps
-        later = next(i.key for i in program.instructions if i.key.replica == variant)
+        later = next(i.key for i in program.instructions if i.key.variant == variant)
         return [[(n, i) for n, i in enumerate(program.instructions) if i.key == later]]
     return [
         own for at, own in enumerate(found)
@@ -74,7 +74,7 @@ def _talks(
             last, direction, cut_next, hands_in = at, way, False, hands_in and not left
         elif isinstance(i, Reduce) or _pushes(program, i):  # gradients are handed in, wherever
             hands_in = True
-        elif program.slices and isinstance(i, Move) and i.what.pulls and not divided:
+        elif program.slices and isinstance(i, Move) and i.kind.is_pull and not divided:
             continue  # comes beside what the device computes
         elif isinstance(i, Move) and all(m.source != device for m in i.messages):
             received.add(number)
@@ -86,7 +86,7 @@ def _talks(
 
 
 def _pushes(program: Program, i: Instruction) -> bool:
-    return bool(program.slices) and isinstance(i, Move) and i.what.pushes
+    return bool(program.slices) and isinstance(i, Move) and i.kind.is_push
 
 
 def _all_talks(

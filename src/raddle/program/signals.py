@@ -14,7 +14,7 @@ from functools import cached_property
 
 from raddle.graph.box import Box
 from raddle.plans.schedule import Action, Schedule, predecessors
-from raddle.program.messages import MessageKind, Subject, all_are_sent
+from raddle.program.message_kind import MessageKind, Subject, check_all_kinds_sent
 from raddle.program.program import Instruction, Merge, Message, Run
 
 CONTENT = (Box((), ()),)  # one element, which nobody reads
@@ -23,7 +23,7 @@ SIGNALS = {  # by the phase of the action that has ended
     "B": MessageKind.SIGNAL,
     "W": MessageKind.SIGNAL,
 }
-all_are_sent(SIGNALS.values(), Subject.ACTION)
+check_all_kinds_sent(SIGNALS.values(), Subject.ACTION)
 
 
 @dataclass

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 
 from raddle.graph.box import Box
-from raddle.program.messages import MessageKind
-from raddle.program.program import Key, Share
+from raddle.program.message_kind import MessageKind
+from raddle.program.program import Key, ParameterRegion
 from raddle.runtime.builders.slot_table import Source
 from raddle.runtime.delivery import Delivery, Part
 from raddle.runtime.function_writer import Code
@@ -127,7 +127,7 @@ class ParameterSlice(NamedTuple):
     """A slice of a parameter that is updated by itself, and where it is on this rank."""
 
     name: str
-    share: Share
+    share: ParameterRegion
     dtype: torch.dtype
     priority: int
     slot: int  # that holds it; -1: not on this rank

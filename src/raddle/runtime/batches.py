@@ -47,7 +47,7 @@ class BatchCutter:
 
     def __init__(self, program: Program, actions: RankActions) -> None:
         boxes = {
-            (s.name, s.key.micro): s.box
+            (s.name, s.key.micro_batch): s.box
             for s in actions.sources_with_role("input")
             if not s.key.step
         }
@@ -132,7 +132,7 @@ class BatchCutter:
 
     def read(self, source: Source, tensors: Mapping[str, Tensor]) -> Tensor:
         """What a source stands for, out of a whole batch or of this rank's part."""
-        spec, m = self.inputs[source.name], source.key.micro
+        spec, m = self.inputs[source.name], source.key.micro_batch
         tensor, whole = tensors[source.name], tuple(tensors[source.name].shape) == spec.full_shape
         shapes = spec.shapes if whole else [box.shape if box else () for box in spec.boxes]
         shape, box = shapes[m], source.box if whole else Box.full(source.box.shape)
@@ -171,7 +171,9 @@ def _cut(spec: Input, tensor: Tensor) -> Tensor:
 
 def _box_read_by(program: Program, device: int, name: str, micro: int) -> Box | None:
     """The box of an input that a device reads of a micro-batch."""
-    key = next(i.key for i in program.instructions if isinstance(i, Run) and i.key.micro == micro)
+    key = next(
+        i.key for i in program.instructions if isinstance(i, Run) and i.key.micro_batch == micro
+    )
     variant = program.variant(key)
     return hulls_of(variant, device, variant.graph.readers.get(name, ())).get(name)
 
@@ -179,7 +181,7 @@ def _box_read_by(program: Program, device: int, name: str, micro: int) -> Box | 
 def _shape(program: Program, name: str, m: int) -> tuple[int, ...]:
     value = program.graph.values[name]
     dim = _sample_dim(value.letters)
-    return tuple(program.sizes[m] if d == dim else s for d, s in enumerate(value.shape))
+    return tuple(program.micro_batch_sizes[m] if d == dim else s for d, s in enumerate(value.shape))
 
 
 def _sample_dim(letters: str) -> int | None:

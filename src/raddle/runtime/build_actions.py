@@ -118,14 +118,14 @@ class _ActionBuilder:
         if deps is None:
             return
         self._await_messages(sorted(deps))
-        number = self.calls.segment_of[run.key.replica][run.op]
+        number = self.calls.segment_of[run.key.variant][run.op]
         call = self.calls.segment(number, run.key)
         if run.phase == "R":
             self.actions.append(Forward(call, recomputation=True))
         elif run.phase != "F":
             self.actions.append(Backward(call, run.phase))
         else:
-            ops = self.calls.segments[run.key.replica][number]
+            ops = self.calls.segments[run.key.variant][number]
             versions = self.versions.of(call, ops) if self.versions is not None else ()
             self.actions += [*self.calls.feeds(call), Forward(call, versions=versions)]
             merges = self.program.variant(run.key).merges
@@ -149,7 +149,9 @@ class _ActionBuilder:
             ((_, slot),) = self.slot_table.made[key, loss]
             variant = self.program.variant(key)
             first = self.device == variant.loss_devices[0]
-            self.actions.append(RecordLoss(slot, first or bool(variant.closing), first, key))
+            self.actions.append(
+                RecordLoss(slot, first or bool(variant.replicated_loss_ops), first, key)
+            )
 
     def _update(self, update: Update) -> None:
         if self.versions is None:
@@ -175,5 +177,5 @@ def _outputs(program: Program, slot_table: Pieces) -> dict[str, Held]:
         name: box_slots
         for name in program.graph.outputs
         for (key, tensor_id), box_slots in slot_table.made.items()
-        if tensor_id == name and key.micro == program.plan.microbatches - 1
+        if tensor_id == name and key.micro_batch == program.plan.microbatches - 1
     }

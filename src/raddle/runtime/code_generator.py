@@ -12,7 +12,7 @@ from raddle.graph.box import Box
 from raddle.graph.graph import Fused, Op
 from raddle.graph.ops import kernel, merge
 from raddle.graph.ops.fused import FUSED
-from raddle.program.program import Cell, Program, Variant, tensors_of_part
+from raddle.program.program import Cell, Program, Variant, tensors_per_part
 from raddle.runtime.function_writer import Code, Function, Of, Piece
 from raddle.runtime.native_calls import boxes_of, run_as_one
 
@@ -59,7 +59,7 @@ class Writer:
             parts = [
                 [
                     function.region((op.name, p, k), cell.box)
-                    for k in range(tensors_of_part(op, tiles[p].box))
+                    for k in range(tensors_per_part(op, tiles[p].box))
                 ]
                 for p in cell.parts
             ]
@@ -95,7 +95,7 @@ class Writer:
             ]
             outs = op.space.produces(tile.box)
             if op.name in self.variant.merges:
-                count = tensors_of_part(op, tile.box)
+                count = tensors_per_part(op, tile.box)
                 into: list[tuple[Of, Box]] = [((op.name, number, k), outs[0]) for k in range(count)]
             else:
                 into = list(zip(op.outputs, outs, strict=True))

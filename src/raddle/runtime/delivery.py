@@ -1,7 +1,7 @@
 """What a rank does with messages of each kind: what it packs, and where it puts what has come.
 
 All of the runtime that depends on the kind of a message is in this file. It depends on what the message
-carries and is about (`program/messages.py`), so a new kind that is about nothing new needs no change here.
+carries and is about (`program/message_kind.py`), so a new kind that is about nothing new needs no change here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raddle.errors import never
 from raddle.graph.box import Box
-from raddle.program.messages import Content, MessageKind, Subject
+from raddle.program.message_kind import Content, MessageKind, Subject
 from raddle.program.program import Key
 from raddle.runtime.builders.slot_table import Held, Pieces
 from raddle.runtime.execution.store import Store

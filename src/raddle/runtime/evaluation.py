@@ -9,7 +9,7 @@ from torch import Tensor
 
 from raddle.errors import InputError
 from raddle.graph.box import Box
-from raddle.plans.adapting import adapt
+from raddle.plans.adapt import adapt
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.batches import BatchCutter

@@ -14,7 +14,7 @@ from raddle import zoo
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plans import file
+from raddle.plans import plan_file
 from raddle.plans.optimizers import OPTIMIZERS
 from raddle.plans.pipelining import for_running
 from raddle.plans.plan import Plan, describe_inputs
@@ -72,15 +72,15 @@ def load_work(
     path: str, *, model: str = "", dtype: str = "", seed: int = 0, device: str = "cpu"
 ) -> tuple[Workload, Graph, Plan]:
     """What `load_job` loads before it lowers: the workload, its graph, and the plan for that."""
-    data = file.read(path)
+    data = plan_file.read(path)
     name = model or data["model"]
     if not name:
-        raise InputError(f"'{path}' names no model: add --model file.py:function.")
+        raise InputError(f"'{path}' names no model: add --model plan_file.py:function.")
     own, wanted = data["dtype"], dtype or data["dtype"]
     work = _workload(name, data, wanted, device, seed)
     graph = capture_work(work, data["microbatches"])
     if wanted == own:
-        return work, graph, file.from_dict(data, graph)
+        return work, graph, plan_file.from_dict(data, graph)
     return work, graph, _converted(name, data, wanted, graph)
 
 
@@ -134,7 +134,7 @@ def _converted(name: str, data: dict[str, Any], dtype: str, graph: Graph) -> Pla
             f"casts, or asks for the type of its inputs; run it in {data['dtype']}, or plan in {dtype}."
         )
     plan = replace(
-        file.from_dict(data, own),
+        plan_file.from_dict(data, own),
         dtype=dtype,
         fingerprint=graph.fingerprint(),
         inputs=describe_inputs(graph),

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from raddle.program.tracing import COMPUTE, Event, arrow, lane_names, name_event
+from raddle.program.chrome_trace import COMPUTE, Event, arrow, lane_names, name_event
 from raddle.runtime.recorder import Slice
 
 WAITS = 1  # the lane of a device below what it computes

@@ -26,7 +26,7 @@ class Rows:
         for number, s in enumerate(slices):
             if rank in s.share.devices:
                 self.given.setdefault(s.slot, []).append(number)
-            if rank == s.share.home or (sync.collective and rank in s.share.devices):
+            if rank == s.share.server or (sync.collective and rank in s.share.devices):
                 self.updated[number] = self._to_update(s)
 
     def _to_update(self, s: ParameterSlice) -> nn.Parameter:
@@ -51,7 +51,7 @@ class Rows:
         """
         found: dict[int, tuple[Tensor | None, Tensor | None]] = {}
         for number, s in enumerate(self.slices):
-            if self.rank in (*s.share.devices, s.share.home):
+            if self.rank in (*s.share.devices, s.share.server):
                 own = self.updated.get(number)
                 updated = None if own is None else own.detach()
                 into = updated if self.sync.divided else self._held(s)
@@ -71,7 +71,7 @@ class Rows:
         box = s.share.box
         rows = slice(box.lo[0], box.hi[0]) if box.shape else None
         return Item(
-            number, named(s.name, rows), s.share.devices, s.share.home, box.volume, s.dtype, s.priority,
+            number, named(s.name, rows), s.share.devices, s.share.server, box.volume, s.dtype, s.priority,
             returned=not self.sync.divided,
         )  # fmt: skip
 

@@ -79,7 +79,7 @@ class Recorder:
                 else "F"
             )
             call = action.call
-            self._add("run", call.label, PHASES[phase], call.key.micro, start, self._now())
+            self._add("run", call.label, PHASES[phase], call.key.micro_batch, start, self._now())
         elif isinstance(action, Send):
             nbytes = sum(math.prod(p.shape) for p in action.parts) * action.dtype.itemsize
             ends = (nbytes, (action.peer,), action.tag)
@@ -87,7 +87,7 @@ class Recorder:
         elif isinstance(action, AwaitMessage):
             r = action.receive
             ends = (r.elements * r.dtype.itemsize, (r.peer,), r.tag)
-            self._add("wait", r.value, str(r.kind), r.key.micro, start, self._now(), *ends)
+            self._add("wait", r.value, str(r.kind), r.key.micro_batch, start, self._now(), *ends)
         elif isinstance(action, StartAllReduce):
             bucket = self.trainer.executor.plan.buckets[action.bucket]
             ends = (bucket.elements * bucket.dtype.itemsize, bucket.devices, action.tag)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from raddle.errors import InputError
-from raddle.plans.adapting import resize
+from raddle.plans.adapt import resize
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.batches import BatchCutter
@@ -38,7 +38,7 @@ class Resized:
             chosen, microbatches=count, batch=samples, fingerprint=graph.fingerprint(), steps=1
         )
         program = lower(graph, replace(chosen, order=()))
-        if program.shares != setup.program.shares:
+        if program.regions != setup.program.regions:
             raise InputError(
                 f"with {samples} samples some devices have none, and their parameters would not be "
                 "updated: drop this batch, or plan for its size."

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from raddle.plans import schedule as schedules
 from raddle.plans.pipelining import is_asynchronous, schedule_of
 from raddle.plans.schedule import Schedule
-from raddle.program.checks.waiting import phase_in
+from raddle.program.checks.schedule_waits import phase_in
 from raddle.program.program import Program
 from raddle.runtime.actions import Action, Backward, Forward
 
@@ -48,7 +48,7 @@ class Spans:
         phase = "R" if isinstance(action, Forward) and action.recomputation else "F"
         phase = action.phase if isinstance(action, Backward) else phase
         key = action.call.key
-        micro = key.step * self._per_step + key.micro
+        micro = key.step * self._per_step + key.micro_batch
         own = schedules.Action(phase_in(self._schedule, phase), action.call.stage, micro)
         if own in self._named:
             self.found.append(Span(self._step(), str(own), start, end))

@@ -18,7 +18,7 @@ import torch
 
 from raddle.errors import InputError
 from raddle.plans.pipelining import is_asynchronous
-from raddle.program.tracing import write_events
+from raddle.program.chrome_trace import write_events
 from raddle.runtime.clocks import behind
 from raddle.runtime.job import Job, load_job, optimizer_for
 from raddle.runtime.measured_trace import trace_events
@@ -180,7 +180,7 @@ def _steps(
 ) -> tuple[list[float], list[float]]:
     """The loss of each step, and the seconds from the end of the one before to its own."""
     batch = [tensor.to(trainer.place) for tensor in trainer.part(*job.batch)]
-    samples = sum(job.program.sizes)
+    samples = sum(job.program.micro_batch_sizes)
     progress = Progress(options.steps, samples, shown=trainer.rank == 0)
     losses: list[float] = []
     seconds: list[float] = []

@@ -40,8 +40,8 @@ def initialise(setup: Setup, executor: Executor, seed: int) -> None:
 
 def owners_of(program: Program) -> dict[tuple[str, Box], int]:
     """The rank that counts a box that several hold: of shares, or of slices where there are some."""
-    every = {**program.shares, **program.slices}
-    return {(name, share.box): share.owner for name, own in every.items() for share in own}
+    every = {**program.regions, **program.slices}
+    return {(name, share.box): share.first_updater for name, own in every.items() for share in own}
 
 
 class State:
@@ -56,7 +56,7 @@ class State:
 
     def _take_untrained(self, seed: int) -> dict[str, Tensor]:
         """Parameters that are frozen or not used: rank 0 keeps them for checkpoints."""
-        shares = self.setup.program.shares
+        shares = self.setup.program.regions
         boxes = {
             v.name: [Box.full(v.shape)]
             for v in self.setup.graph.values.values()
@@ -161,7 +161,7 @@ class State:
 
     def _trained_shapes(self) -> dict[str, tuple[int, ...]]:
         values = self.setup.graph.values
-        return {name: values[name].shape for name in self.setup.program.shares}
+        return {name: values[name].shape for name in self.setup.program.regions}
 
     def _groups(self) -> list[tuple[dict[str, Any], list[str]]]:
         """The options of this rank's parameter groups, with the names of what is in them."""

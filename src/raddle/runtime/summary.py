@@ -36,7 +36,7 @@ def summarise(
     plan, steps = job.plan, len(losses)
     counted = seconds[options.uncounted :]
     step = median(counted)
-    batch = plan.batch or sum(job.program.sizes)
+    batch = plan.batch or sum(job.program.micro_batch_sizes)
     return {
         "plan": options.plan,
         "model": job.work.name,

@@ -126,7 +126,7 @@ class _Rank:
 
     def _feed(self, step: int, source: Source) -> Tensor:
         key = source.key
-        tensor = self.batches(Key(step + key.step, key.micro))[source.name]
+        tensor = self.batches(Key(step + key.step, key.micro_batch))[source.name]
         return tensor[_within(self.program, source)]
 
 

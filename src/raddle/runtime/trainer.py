@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.plans import file
+from raddle.plans import plan_file
 from raddle.plans.pipelining import for_running, is_asynchronous, micro_graph
 from raddle.plans.plan import Plan
 from raddle.program.checks.check import check
@@ -79,7 +79,7 @@ def _trainer(
     model: nn.Module, plan: Any, optimizer: Optimizer, transport: Transport, place: torch.device,
     *, loss: Any, graph: Graph | None, **settings: Any,
 ) -> Trainer:  # fmt: skip
-    data = plan if isinstance(plan, Plan | Mapping) else file.read(plan)
+    data = plan if isinstance(plan, Plan | Mapping) else plan_file.read(plan)
     devices = data.devices if isinstance(data, Plan) else data["devices"]
     if devices != transport.size:
         were = "was" if transport.size == 1 else "were"
@@ -92,7 +92,7 @@ def _trainer(
     if graph.loss is None:
         raise InputError("the module gives no loss: pass loss=..., as torch's cross_entropy.")
     graph = micro_graph(graph, data)
-    chosen = data if isinstance(data, Plan) else file.from_dict(dict(data), graph)
+    chosen = data if isinstance(data, Plan) else plan_file.from_dict(dict(data), graph)
     program = lower(graph, for_running(chosen))
     check(program)
     return Trainer(model, program, optimizer, transport, place, loss=loss, **settings)

@@ -47,13 +47,13 @@ class Weights:
         for at, slot in enumerate(call.weights):
             there = self.done.get(slot, 0)
             if self.latest:  # a micro-batch that uses it several times uses one version
-                own = (call.key.step, call.key.micro, slot)
+                own = (call.key.step, call.key.micro_batch, slot)
                 version, held = self.first.setdefault(own, (there, slots[slot].data))
             else:
                 version = action.versions[at]
                 held = slots[slot].data if version == there else self.older[slot, version]
             leaves.append(held.detach().requires_grad_(call.backward))
-            self.log.append(Used(slot, "F", call.key.step, call.key.micro, version))
+            self.log.append(Used(slot, "F", call.key.step, call.key.micro_batch, version))
             if version == there and call.backward:
                 self.using[slot] = self.using.get(slot, 0) + 1
         for slot, version in () if self.latest else action.expired_versions:

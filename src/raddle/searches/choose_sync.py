@@ -71,6 +71,6 @@ def host_seconds(timeline: Timeline) -> float:
     if program.plan.syncing.collective:
         sums = sum(len(i.devices) for i in program.instructions if isinstance(i, Reduce))
         return SUM * sums / program.plan.devices / program.plan.steps
-    moves = (i for i in program.instructions if isinstance(i, Move) and i.what.of_parameters)
+    moves = (i for i in program.instructions if isinstance(i, Move) and i.kind.is_of_parameter)
     ends = 2 * sum(m.elements < SLICE // 2 for move in moves for m in move.messages)
     return MESSAGE * ends / program.plan.devices / program.plan.steps

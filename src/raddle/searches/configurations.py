@@ -20,8 +20,8 @@ import numpy as np
 from raddle.graph.box import Box
 from raddle.graph.graph import Op
 from raddle.plans.tiling import Grid, Tiling, even_cuts
-from raddle.program.closing import EVERYWHERE
-from raddle.program.merging import longest, slices
+from raddle.program.merges import longest_dim, split_longest_dim
+from raddle.program.replicated_loss import MOST_REPLICAS
 from raddle.searches.groups import AFTER, BEFORE, BY_LETTERS, Group, Member
 
 Cuts = tuple[int, ...]
@@ -145,7 +145,7 @@ def _given(ref: Op, split: _Split, output: int, parts: tuple[int, ...]) -> _Spli
     summed = [axis for d in ref.space.reduced for axis in split.axes[d]]
     if summed and ref.space.product and dims:
         shape = [c[1] - c[0] for c in cuts]
-        along = longest(shape)
+        along = longest_dim(shape)
         count = math.prod(parts[axis] for axis in summed)
         pieces = [_sliced(a, b, count) for a, b in pairwise(cuts[along])]
         if all(len(piece) == count for piece in pieces):
@@ -156,7 +156,7 @@ def _given(ref: Op, split: _Split, output: int, parts: tuple[int, ...]) -> _Spli
 
 def _sliced(a: int, b: int, count: int) -> list[int]:
     """The ends of the slices that a merge makes of a range."""
-    return [a + piece.hi[0] for piece in slices(Box((0,), (b - a,)), count)]
+    return [a + piece.hi[0] for piece in split_longest_dim(Box((0,), (b - a,)), count)]
 
 
 def _as_read(
@@ -197,7 +197,7 @@ def max_copies(member: Member) -> int:
         return 1  # it may be random, and copies of it could differ
     if member.op.traits.beside or member.how == BEFORE:
         return ANY_NUMBER  # it belongs where it is read
-    return EVERYWHERE  # many copies are much talk
+    return MOST_REPLICAS  # many copies are much talk
 
 
 def _placed(member: Member, split: _Split, parts: tuple[int, ...]) -> MemberTiling:

@@ -9,8 +9,8 @@ from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.plans.file import DTYPES
 from raddle.plans.plan import STATISTICS, Plan, describe_inputs, parameter_shapes
+from raddle.plans.plan_file import DTYPES
 from raddle.plans.schedule import read
 from raddle.plans.schedules import NAMES
 from raddle.plans.sync import read_sync

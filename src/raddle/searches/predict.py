@@ -112,7 +112,7 @@ def _transfers(timeline: Timeline) -> list[dict[str, Any]]:
             continue
         if isinstance(instruction, Move):
             name, pattern = instruction.value, instruction.collective
-            what = str(instruction.what)
+            what = str(instruction.kind)
         elif isinstance(instruction, Reduce):
             name = ", ".join(instruction.parameters)
             what, pattern = "synchronise", "all_reduce"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from raddle.costs.collectives import all_reduce_bytes
-from raddle.program.messages import Purpose
-from raddle.program.program import Move, Program, Reduce, message_bytes, summed_bytes
+from raddle.program.message_kind import Purpose
+from raddle.program.program import Move, Program, Reduce, message_bytes, reduced_bytes
 
 
 def bytes_by_purpose(program: Program) -> dict[str, int]:
@@ -18,9 +18,9 @@ def bytes_by_purpose(program: Program) -> dict[str, int]:
                 bytes_of_move[key] = sum(
                     message_bytes(program, instruction, m) for m in instruction.messages
                 )
-            totals[instruction.what.purpose] += bytes_of_move[key]
+            totals[instruction.kind.purpose] += bytes_of_move[key]
         elif isinstance(instruction, Reduce):
-            sums = summed_bytes(program, instruction).items()
+            sums = reduced_bytes(program, instruction).items()
             totals[Purpose.PARAMETERS] += sum(all_reduce_bytes(len(d), n) for d, n in sums)
     per_step, before, steps = dict[str, int](), 0, program.plan.steps
     for each, total in totals.items():  # what is rounded off one is not lost to the sum

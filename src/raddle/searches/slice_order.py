@@ -16,8 +16,8 @@ from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
+from raddle.program.parameter_slices import numbered_slices
 from raddle.program.program import Reduce
-from raddle.program.slicing import numbered
 from raddle.simulation.timeline import simulate
 
 
@@ -29,14 +29,14 @@ def with_slice_order(
     Every parameter is used in the forward, which waits for it: no sum lasts until the next backward.
     """
     program = lower(graph, replace(plan, order=(), steps=1))
-    number = {own: n for n, own in enumerate(numbered(program.slices))}
+    number = {own: n for n, own in enumerate(numbered_slices(program.slices))}
     timeline = simulate(program, cluster, profile, overtaking=True)
     begin = np.full(len(program.instructions), np.iinfo(np.int64).max)
     tasks = timeline.tasks
     holds = (tasks.first >= 0) | (tasks.second >= 0)  # what holds no link begins when it is ready
     np.minimum.at(begin, tasks.instruction[holds], timeline.start[holds])
     sums = [
-        (int(begin[at]), at, number[i.parameters[0], i.shares[0][0]])
+        (int(begin[at]), at, number[i.parameters[0], i.regions[0][0]])
         for at, i in enumerate(program.instructions)
         if isinstance(i, Reduce)
     ]

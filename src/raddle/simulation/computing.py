@@ -13,7 +13,7 @@ from raddle.costs.profile import Profile
 from raddle.graph.graph import Op
 from raddle.plans.optimizers import optimizer_costs
 from raddle.plans.tiling import Grid
-from raddle.program.merging import merged_bytes
+from raddle.program.merges import merged_bytes
 from raddle.program.program import Merge, Program, Run, Update
 from raddle.simulation.nanoseconds import nanoseconds
 from raddle.simulation.rows import Array, Rows
@@ -34,21 +34,21 @@ class Computing:
         self.runs: dict[tuple[str, str, int], tuple[Array, Array]] = {}
 
     def run(self, number: int, run: Run) -> None:
-        key = (run.op, run.phase, run.key.replica)
+        key = (run.op, run.phase, run.key.variant)
         if key not in self.runs:
             self.runs[key] = _timed(self._run_seconds(run))
         self.rows.compute(number, *self.runs[key], run.deps)
 
     def merge(self, number: int, merge: Merge) -> None:
-        width = self.program.width(self.program.variant(merge.key).ops[merge.op].outputs[0])
+        width = self.program.element_bytes(self.program.variant(merge.key).ops[merge.op].outputs[0])
         passes = [(cell.devices, merged_bytes(cell, width)) for cell in merge.cells]
         self.rows.compute(number, *_timed(self._passes(merge.devices, passes)), merge.deps)
 
     def update(self, number: int, update: Update) -> None:
         """Slices are updated as they come, between or beside what a device computes."""
         each = optimizer_costs(self.program.plan.optimizer).passes
-        each *= self.program.width(update.parameter)
-        passes = [(share.updaters, each * share.box.volume) for share in update.shares]
+        each *= self.program.element_bytes(update.parameter)
+        passes = [(share.updaters, each * share.box.volume) for share in update.regions]
         seconds = self._passes(update.devices, passes)
         apart = update.parameter in self.program.slices
         self.rows.compute(number, *_timed(seconds), update.deps, apart=apart)

@@ -31,11 +31,11 @@ class Sending:
         self.known: dict[object, tuple[Array, ...]] = {}
 
     def move(self, number: int, move: Move) -> None:
-        key = (move.value, move.what, id(move.messages))
+        key = (move.value, move.kind, id(move.messages))
         if key not in self.known:
             self.known[key] = self._messages(move)
         duration, first, second, source, target, nbytes = self.known[key]
-        urgency = self.urgency.get(move.value, 0) if move.what.of_parameters else 0
+        urgency = self.urgency.get(move.value, 0) if move.kind.is_of_parameter else 0
         ids = self.rows.block(number, duration, first, second, target, source, nbytes, urgency)
         self.rows.after(ids, move.deps, source)
         if self.handles and urgency:

@@ -10,7 +10,7 @@ import numpy as np
 from raddle.clusters import Cluster
 from raddle.costs.collectives import all_reduce_seconds, hops, sent_by_each
 from raddle.costs.host_overhead import handles, sum_seconds
-from raddle.program.program import Program, Reduce, summed_bytes
+from raddle.program.program import Program, Reduce, reduced_bytes
 from raddle.simulation.nanoseconds import nanoseconds
 from raddle.simulation.rows import NONE, Array, Rows
 from raddle.simulation.sending import links_held
@@ -45,7 +45,7 @@ class Summing:
     def reduce(self, number: int, reduce: Reduce) -> None:
         rows, devices, ids = self.rows, [], []
         urgency = self.urgency.get(reduce.parameters[0], 0)
-        for members, nbytes in summed_bytes(self.program, reduce).items():
+        for members, nbytes in reduced_bytes(self.program, reduce).items():
             ring = np.array(members)
             gate = rows.point(number, ring[:1])
             gates = np.repeat(gate, len(ring))

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from raddle.program.chrome_trace import COMPUTE, Event, arrow, lane_names, write_events
 from raddle.program.describe import PHASES
 from raddle.program.program import Instruction, Merge, Move, Reduce, Run
-from raddle.program.tracing import COMPUTE, Event, arrow, lane_names, write_events
 from raddle.simulation.memory.peaks import memory_curves
 from raddle.simulation.timeline import Timeline
 
@@ -67,13 +67,13 @@ def _title(i: Instruction) -> Event:
         name, phase = i.op, PHASES[i.phase]
         what = "run" if isinstance(i, Run) else "merge"
     elif isinstance(i, Move):
-        name, what, phase = i.value, "move", str(i.what)
+        name, what, phase = i.value, "move", str(i.kind)
     elif isinstance(i, Reduce):
         name, what, phase = ", ".join(i.parameters), "reduce", "reduce"
     else:
         name, what = i.parameter, type(i).__name__.lower()
         phase = what
-    args = {"phase": phase, "step": i.key.step, "micro-batch": i.key.micro}
+    args = {"phase": phase, "step": i.key.step, "micro-batch": i.key.micro_batch}
     return {"name": name, "cat": what, "args": args}
 
 
@@ -85,7 +85,7 @@ def _arrows(timeline: Timeline) -> Iterator[Event]:
         i = timeline.program.instructions[tasks.instruction[task]]
         assert isinstance(i, Move)
         own = _lane(timeline, tasks.first[task])
-        title = {"name": i.value, "cat": str(i.what), "id": int(task)}
+        title = {"name": i.value, "cat": str(i.kind), "id": int(task)}
         # An arrow holds on to the slice that its time lies in, so it starts just before that slice's end.
         start, end = timeline.start[task], timeline.end[task]
         made, used = before[task], after[task]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raddle.program.tracing import Event, name_event, write_events
+from raddle.program.chrome_trace import Event, name_event, write_events
 
 LANES = ("wait", "push", "pull", "sum", "update")  # of a rank; what overlaps in a lane is shown so
 MOST = 500_000  # slices that are kept: a long run shows its beginning

@@ -80,7 +80,7 @@ class _Step:
         ]
         self.replicas = Replicas(job.program, model)
         self.variants = {
-            i.key.micro: i.key.replica
+            i.key.micro_batch: i.key.variant
             for i in job.program.instructions
             if isinstance(i, Run) and not i.key.step
         }
@@ -103,7 +103,7 @@ class _Step:
 
 def micro_batches(job: Job, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """A batch as its micro-batches, which may differ in size."""
-    sizes = job.program.sizes
+    sizes = job.program.micro_batch_sizes
     parts = [torch.split(t, sizes) if t.ndim else [t] * len(sizes) for t in tensors]
     return (list(own) for own in zip(*parts, strict=True))
 
@@ -113,7 +113,7 @@ def micro_loss(
     local: LocalStatistics | None = None,
 ) -> Tensor:  # fmt: skip
     """A micro-batch's part of the loss, by its share of the samples."""
-    inputs, sizes = len(job.work.inputs), job.program.sizes
+    inputs, sizes = len(job.work.inputs), job.program.micro_batch_sizes
     graph = job.graph.at(sizes[micro])
     with Substitutes(graph, _seed(seed, step, micro), local) as substitutes, Raising():
         value = job.work.loss(model(*batch[:inputs]), *batch[inputs:])

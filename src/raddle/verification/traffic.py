@@ -10,7 +10,7 @@ from raddle.clusters import Cluster, cluster
 from raddle.costs.collectives import all_reduce_bytes
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
-from raddle.program.program import Move, Program, Reduce, message_bytes, summed_bytes
+from raddle.program.program import Move, Program, Reduce, message_bytes, reduced_bytes
 from raddle.runtime.job import Job
 from raddle.simulation.timeline import Timeline, simulate
 from raddle.verification.comparing import Findings
@@ -46,7 +46,7 @@ def summed(program: Program, steps: int) -> dict[Group, int]:
     total: dict[Group, int] = {}
     steps //= program.plan.steps
     for reduce in (i for i in program.instructions if isinstance(i, Reduce)):
-        for group, nbytes in summed_bytes(program, reduce).items():
+        for group, nbytes in reduced_bytes(program, reduce).items():
             total[group] = total.get(group, 0) + steps * nbytes
     return total
 

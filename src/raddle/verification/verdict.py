@@ -147,7 +147,7 @@ def _result(
     return {
         "model": job.work.name,
         "method": plan.method,
-        "batch": sum(job.program.sizes),
+        "batch": sum(job.program.micro_batch_sizes),
         "schedule": plan.schedule.split("\n")[0],
         "staleness": found[0].staleness if found else {},
         "devices": plan.devices,

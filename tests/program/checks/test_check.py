@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import random_plan
-from small import MODELS, mlp, planned, small
+from random_plans import random_plan
+from small_models import MODELS, mlp, planned, small
 from torch import Tensor, nn
 
 from raddle.clusters import Cluster, cluster
@@ -19,9 +19,9 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
-from raddle.program.messages import MessageKind
+from raddle.program.message_kind import MessageKind
+from raddle.program.parameter_slices import numbered_slices
 from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Run, Update
-from raddle.program.slicing import numbered
 from raddle.simulation.memory.fitting import check_memory
 
 # -- accepted -------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def summed(**more: Any) -> Program:
 
 
 def count() -> int:
-    return len(numbered(summed().slices))
+    return len(numbered_slices(summed().slices))
 
 
 def ordered_sums() -> Program:
@@ -114,7 +114,7 @@ def merged(op: str, phase: str) -> Pick:
 
 
 def move(value: str, what: str) -> Pick:
-    return lambda i: isinstance(i, Move) and (i.value, i.what) == (value, what)
+    return lambda i: isinstance(i, Move) and (i.value, i.kind) == (value, what)
 
 
 def reduction(parameter: str) -> Pick:
@@ -184,8 +184,8 @@ def cells(**fields: Callable[[Any], Any]) -> Callable[[Merge], Any]:
 def shares(*devices: int) -> Callable[[Any], Any]:
     def other(i: Reduce | Update) -> Any:
         if isinstance(i, Update):
-            return tuple(s._replace(devices=devices) for s in i.shares)
-        return tuple(tuple(s._replace(devices=devices) for s in own) for own in i.shares)
+            return tuple(s._replace(devices=devices) for s in i.regions)
+        return tuple(tuple(s._replace(devices=devices) for s in own) for own in i.regions)
 
     return other
 

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import random_plan, sync_texts
-from small import small
+from random_plans import random_plan, sync_texts
+from small_models import small
 
 import raddle
 from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.plans.file import from_dict
 from raddle.plans.plan import Plan
+from raddle.plans.plan_file import from_dict
 from raddle.plans.tiling import Grid
 from raddle.reports.page import slices
 from raddle.reports.page.columns import Columns, read_column

@@ -14,7 +14,7 @@ from raddle.cli import main as cli
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plans import file
+from raddle.plans import plan_file
 from raddle.plans.plan import Plan
 from raddle.plans.schedules import NAMES
 from raddle.reports.page.gathering import Given, gather
@@ -58,7 +58,7 @@ def test_every_row_is_of_the_plans_whole_batch(
     plan, micro = planned(graph, schedule)
     assert (plan.batch, plan.microbatches, micro.batch) == (BATCH, MICROBATCHES, 3)
     path, page = tmp_path / "mine.json", tmp_path / "page.html"
-    file.save(plan, micro, path)
+    plan_file.save(plan, micro, path)
     words = ("--plan", str(path), "--alternatives", "0", "-o", str(page))
     said = raddle(capsys, monkeypatch, "report", *words)
     assert said["batch"] == BATCH
@@ -75,7 +75,7 @@ def test_the_page_says_the_same_as_the_other_verbs(
 ) -> None:
     plan, micro = planned(graph, "1f1b")
     path = tmp_path / "mine.json"
-    file.save(plan, micro, path)
+    plan_file.save(plan, micro, path)
     page = str(tmp_path / "page.html")
     data, own = raddle(capsys, monkeypatch, "report", "--plan", str(path), "-o", page)["methods"]
     compared = raddle(
@@ -105,7 +105,7 @@ def test_a_given_plan_opens_though_others_are_faster(graph: Graph) -> None:
         assert [m["batch"] for m in shown["methods"]] == [BATCH] * len(shown["methods"])
         fastest = max(shown["methods"], key=lambda method: method["samples_per_s"])
         assert shown["methods"][shown["best"]] is fastest
-        assert file.from_dict(opened["plan"], graph.at(3)) == slow  # what the page saves runs
+        assert plan_file.from_dict(opened["plan"], graph.at(3)) == slow  # what the page saves runs
 
 
 def test_without_given_plans_the_best_opens(graph: Graph) -> None:

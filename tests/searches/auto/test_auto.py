@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import small
+from small_models import small
 from test_bounds import mixed
 from torch import nn
 

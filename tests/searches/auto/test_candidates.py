@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from small import small
+from small_models import small
 
 from raddle.clusters import Cluster, cluster
 from raddle.errors import InputError

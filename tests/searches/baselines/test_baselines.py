@@ -12,8 +12,8 @@ from raddle.clusters import Cluster, cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plans.file import from_dict, to_dict
 from raddle.plans.notation import write_tiling
+from raddle.plans.plan_file import from_dict, to_dict
 from raddle.plans.tiling import Irregular
 from raddle.program.lower import lower
 from raddle.program.program import Move
@@ -80,7 +80,7 @@ def test_data_parallelism_sends_no_activations(name: str) -> None:
     graph = captured(name, 6)
     program = lower(graph, plan_for(graph, cluster("p100:1x4"), "data"))
     moves = [i for i in program.instructions if isinstance(i, Move)]
-    assert {move.what for move in moves} <= {"partial", "partial gradient"}
+    assert {move.kind for move in moves} <= {"partial", "partial gradient"}
 
 
 def test_one_weird_trick_without_convolutions_is_model_parallelism() -> None:

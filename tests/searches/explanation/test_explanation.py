@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import random_plan, sync_texts
-from small import small
+from random_plans import random_plan, sync_texts
+from small_models import small
 
 from raddle import zoo
 from raddle.clusters import Cluster, cluster

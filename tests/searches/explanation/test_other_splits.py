@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from plans import each_sync
-from small import small
+from random_plans import each_sync
+from small_models import small
 
 from raddle import zoo
 from raddle.clusters import Cluster, cluster

@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import small
+from small_models import small
 
 from raddle.clusters import cluster
 from raddle.plans.plan import Plan

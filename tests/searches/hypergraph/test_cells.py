@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small import small
+from small_models import small
 
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
@@ -80,7 +80,7 @@ def test_cells_are_the_bytes_of_the_lowered_program(name: str, parts: int) -> No
     sent: Counter[str] = Counter()
     for i in program.instructions:
         if isinstance(i, Move) and i.value in maps | sums:
-            sent[i.what] += sum(message_bytes(program, i, m) for m in i.messages)
+            sent[i.kind] += sum(message_bytes(program, i, m) for m in i.messages)
     expected = sum(traffic(found, partition, parts).of.values()) * 8
     assert sent["activation"] + sent["partial"] == expected
     assert sent["gradient"] + sent["partial gradient"] == expected

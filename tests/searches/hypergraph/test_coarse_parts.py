@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import numpy as np
-from small import small
+from small_models import small
 
 from raddle.searches.hypergraph.coarse import Annealing, Case, Record, case_of
 from raddle.searches.hypergraph.counts import volume

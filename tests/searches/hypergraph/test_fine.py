@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import train_plain
+from random_plans import train_plain
 from torch import Tensor, nn
 
 from raddle.graph.capture import capture
@@ -290,7 +290,7 @@ def test_the_volume_is_what_the_lowered_program_sends(name: str, parts: int, see
     sent = Counter[str]()
     for i in program.instructions:
         if isinstance(i, Move) and i.value in values:
-            sent[i.what] += sum(message_bytes(program, i, m) for m in i.messages)
+            sent[i.kind] += sum(message_bytes(program, i, m) for m in i.messages)
     assert sent["activation"] + sent["partial"] == 8 * fine.fine_volume(own.network, partition)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from small import small
+from small_models import small
 
 from raddle.clusters import cluster
 from raddle.searches.baselines import BASELINES

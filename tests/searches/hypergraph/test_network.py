@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small import small
+from small_models import small
 
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
@@ -76,7 +76,7 @@ def test_counts_are_the_bytes_of_the_lowered_program(name: str, parts: int) -> N
     maps = {v.name for v in own.network.maps}
     for i in program.instructions:
         if isinstance(i, Move) and i.value in maps:
-            sent[i.what] += sum(message_bytes(program, i, m) for m in i.messages)
+            sent[i.kind] += sum(message_bytes(program, i, m) for m in i.messages)
     width = own.graph.values[own.network.maps[0].name].dtype.itemsize
     expected = volume(own.model, x) * width
     assert sent == Counter({"activation": expected, "gradient": expected})

@@ -13,7 +13,7 @@ import pytest
 from raddle.api.loading import capture_model
 from raddle.clusters import cluster
 from raddle.graph.graph import Graph
-from raddle.plans import file
+from raddle.plans import plan_file
 from raddle.searches.planning import plan_for
 from raddle.searches.registry import SEARCHES
 from raddle.verification.verdict import verify
@@ -32,7 +32,7 @@ def plan_file(model: str, method: str, ranks: int, folder: pathlib.Path) -> str:
     graph = captured(model)
     plan = plan_for(graph, cluster(f"local:{ranks}"), method, model=model, budget=0.4)
     path = folder / f"{model}-{method}-{ranks}.json"
-    file.save(plan, graph, path)
+    plan_file.save(plan, graph, path)
     return str(path)
 
 

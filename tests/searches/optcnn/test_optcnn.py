@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small import small
+from small_models import small
 from torch import Tensor, nn
 
 from raddle import zoo
@@ -29,9 +29,9 @@ from raddle.plans.plan import BUCKET, Plan
 from raddle.plans.tiling import Tiling
 from raddle.plans.validation import validate
 from raddle.program.checks.check import check
-from raddle.program.closing import SMALL
 from raddle.program.lower import lower
-from raddle.program.merging import is_local_statistics, longest
+from raddle.program.merges import is_local_statistics, longest_dim
+from raddle.program.replicated_loss import SMALL_RESULT
 from raddle.searches.configurations import Configuration, tiles
 from raddle.searches.groups import Group, group_indices
 from raddle.searches.optcnn.method import OVERLAPS, choose_configurations, optcnn_paper, plan_tiles
@@ -124,7 +124,7 @@ class Recount:
         if not (op.space.product and self.partial(op, tiling)):
             return pieces
         first = pieces[0][0]
-        along = longest(first.shape)
+        along = longest_dim(first.shape)
         found: Pieces = {}
         for device, (box,) in pieces.items():
             owners = [t.device for t in tiling.tiles if op.space.produces(t.box)[output] == box]
@@ -173,7 +173,7 @@ class Recount:
             amount = sum(
                 box.volume * self.width(name) for box, name in zip(out, op.outputs, strict=True)
             )
-            small = small and amount <= SMALL
+            small = small and amount <= SMALL_RESULT
             partners = [
                 t.device
                 for t in tiling.tiles

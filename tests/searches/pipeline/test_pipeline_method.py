@@ -19,7 +19,7 @@ from raddle.clusters.topology import build
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.plans import file
+from raddle.plans import plan_file
 from raddle.plans.schedule import write
 from raddle.plans.schedules import named
 from raddle.searches.comparison import plan_and_predict
@@ -122,7 +122,7 @@ def test_auto_finds_what_fits_where_data_does_not_and_it_trains(tmp_path: Path) 
     plan, found, timeline = judged("unet-tiny", 8, small, "auto")
     assert found["fits"]
     assert max(peak_bytes(timeline)) <= small.devices[0].memory
-    file.save(plan, timeline.program.graph, tmp_path / "plan.json")
+    plan_file.save(plan, timeline.program.graph, tmp_path / "plan.json")
     assert verify(str(tmp_path / "plan.json"), steps=2)["holds"]
 
 

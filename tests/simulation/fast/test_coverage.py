@@ -10,7 +10,7 @@ import pytest
 
 from raddle.plans.plan import Plan
 from raddle.plans.sync import KINDS
-from raddle.plans.sync.way import NUMBER
+from raddle.plans.sync.sync_kind import NUMBER
 from raddle.simulation.fast.coverage import DESCRIBED, unsupported
 
 DOCS = Path(__file__).parents[3] / "docs" / "searching.md"

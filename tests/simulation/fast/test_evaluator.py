@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import each_sync, machine_of, random_plan, random_tiling, sync_texts
-from small import small
+from random_plans import each_sync, machine_of, random_plan, random_tiling, sync_texts
+from small_models import small
 
 from raddle.clusters import cluster
 from raddle.costs.compute import Compute
@@ -20,10 +20,10 @@ from raddle.costs.profile import Profile, entry, native_entry
 from raddle.errors import InputError
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
-from raddle.plans.file import DTYPES
 from raddle.plans.optimizers import OPTIMIZERS
 from raddle.plans.pipelining import THREADED, cut_stages
 from raddle.plans.plan import STATISTICS, Plan
+from raddle.plans.plan_file import DTYPES
 from raddle.plans.schedules import NAMES
 from raddle.plans.tiling import Tiling, whole
 from raddle.program.lower import lower

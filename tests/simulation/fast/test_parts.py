@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from small import mlp, planned
+from small_models import mlp, planned
 
 from raddle.clusters import cluster
 from raddle.graph.box import Box
 from raddle.graph.gradients import has_backward
 from raddle.plans.sync import read_sync
-from raddle.program.program import Message, Share
+from raddle.program.program import Message, ParameterRegion
 from raddle.simulation.fast.arrays import COMPUTE, EVENT, LATEST, MESSAGES, PULLS, PUSHES, TRAVELS
 from raddle.simulation.fast.machine import Machine
 from raddle.simulation.fast.outline import outline
@@ -115,7 +115,9 @@ def test_slices_are_rows_of_their_own() -> None:
     sharing, store = Sharing(Machine(cluster("local:2")), plan), Store()
     value = graph.parameters[0]
     box = Box.full(value.shape)
-    slot = sharing.slices(store, value, (Share(box, (0, 1), 0), Share(box, (1,), 1)))
+    slot = sharing.slices(
+        store, value, (ParameterRegion(box, (0, 1), 0), ParameterRegion(box, (1,), 1))
+    )
     rows = store.synced.data[slot[0] : slot[0] + slot[1]]
     assert rows[:, TRAVELS].tolist() == [1, 0]
     assert rows[:, PUSHES].tolist() == rows[:, PULLS].tolist() == [1, 0]

@@ -1,6 +1,6 @@
 """A rule that is changed in its one place changes lowering, simulation and fast path alike.
 
-Without compilation the fast path is plain Python, so a function of program/script.py can be replaced before
+Without compilation the fast path is plain Python, so a function of program/step_script.py can be replaced before
 its compiled form is made: in a process of its own.
 """
 

@@ -1,7 +1,7 @@
 """Entries of a ledger, and when a timeline's instructions run and its messages travel."""
 
 import numpy as np
-from small import mlp, planned
+from small_models import mlp, planned
 
 from raddle.clusters import cluster
 from raddle.program.lower import lower
@@ -42,7 +42,7 @@ def test_spans_and_flights_are_those_of_the_tasks() -> None:
     times = MicroTimes(ledger, range(len(instructions)))
     assert times.span("relu", "F").start[1] == start[1]
     assert not times.recomputed("relu")
-    assert times.sent(move.value, move.what)[0] == flight.end[0]
+    assert times.sent(move.value, move.kind)[0] == flight.end[0]
 
 
 def test_a_library_is_there_beside_the_states() -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import SYNCS, machine_of, random_plan
-from small import MODELS, mlp, planned, small
+from random_plans import SYNCS, machine_of, random_plan
+from small_models import MODELS, mlp, planned, small
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,7 +23,15 @@ from raddle.costs.saved_for_backward import kept
 from raddle.graph.capture import capture
 from raddle.graph.graph import Op
 from raddle.program.lower import lower
-from raddle.program.program import Merge, Move, Program, Run, Update, message_bytes, tensors_of_part
+from raddle.program.program import (
+    Merge,
+    Move,
+    Program,
+    Run,
+    Update,
+    message_bytes,
+    tensors_per_part,
+)
 from raddle.program.segments import segments
 from raddle.simulation.memory.peaks import memory_curve, peak_bytes
 from raddle.simulation.timeline import Timeline, simulate
@@ -212,7 +220,7 @@ class Replay:
                 for t, span in zip(of[number], spans, strict=True):
                     self.runs[i.key, i.op, phase, int(tasks.device[t])] = span
             elif isinstance(i, Move):
-                self.flights.setdefault((i.key, i.value, i.what), []).extend(
+                self.flights.setdefault((i.key, i.value, i.kind), []).extend(
                     [
                         (m.source, m.target, message_bytes(self.program, i, m), a, b, m)
                         for m, (a, b) in zip(i.messages, spans, strict=False)
@@ -328,8 +336,8 @@ class Replay:
         if span is None or not key.micro or not weights:
             return
         held = [
-            sum(s.box.volume for s in self.program.shares[name] if device in s.devices)
-            * self.program.width(name)
+            sum(s.box.volume for s in self.program.regions[name] if device in s.devices)
+            * self.program.element_bytes(name)
             for name in weights
         ]
         self.alive.append((device, max(held), *span))
@@ -343,7 +351,7 @@ class Replay:
                     region = op.space.regions(tile.box)[operand]
                     if tile.device == device and region is not None:
                         mask[tuple(map(slice, *region))] = True
-        return int(mask.sum()) * self.program.width(value)
+        return int(mask.sum()) * self.program.element_bytes(value)
 
     def _parts(self, key: Any, op: Op, device: int) -> None:
         value = op.outputs[0]
@@ -361,9 +369,9 @@ class Replay:
             self.alive.append((device, self.part(op, device), start, max(end, *used, *gone)))
 
     def part(self, op: Op, device: int) -> int:
-        width = self.program.width(op.outputs[0])
+        width = self.program.element_bytes(op.outputs[0])
         return sum(
-            op.space.produces(t.box)[0].volume * tensors_of_part(op, t.box) * width
+            op.space.produces(t.box)[0].volume * tensors_per_part(op, t.box) * width
             for t in self.plan.tiles[op.name].tiles
             if t.device == device
         )
@@ -381,7 +389,7 @@ class Replay:
                 self.alive.append((device, size, again[0], self.last_use(key, value, device, 2)))
         extra = kept(self.program.graph, self.program.active, op).extra
         if extra:
-            count = self.own(op, op.outputs[0], device) // self.program.width(op.outputs[0])
+            count = self.own(op, op.outputs[0], device) // self.program.element_bytes(op.outputs[0])
             if again is not None:
                 self.alive.append(
                     (device, extra * count, start, self.runs[key, op.name, phase, device][1])
@@ -391,7 +399,9 @@ class Replay:
             self.alive.append((device, extra * count, start, end))
 
     def own(self, op: Op, value: str, device: int) -> int:
-        return sum(b.volume for b in self.boxes(op, value, device)) * self.program.width(value)
+        return sum(b.volume for b in self.boxes(op, value, device)) * self.program.element_bytes(
+            value
+        )
 
     def first_gradient(self, key: Any, value: str, device: int, arriving: bool) -> int:
         starts = [2**62]
@@ -420,7 +430,7 @@ class Replay:
 
     def _divided(self, name: str) -> None:
         """Rows of a parameter that are not at home, and its gradients, device by device."""
-        tasks, width = self.timeline.tasks, self.program.width(name)
+        tasks, width = self.timeline.tasks, self.program.element_bytes(name)
         read = {op.name for op in self.graph.ops if name in op.inputs}
         spans: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by instruction and device
         for t, number in enumerate(tasks.instruction):
@@ -432,7 +442,7 @@ class Replay:
             or getattr(i, "op", "") in read
         ]  # fmt: skip
         for device, (number, pull) in itertools.product(range(self.plan.devices), of):
-            if not isinstance(pull, Move) or pull.what != "pull":
+            if not isinstance(pull, Move) or pull.kind != "pull":
                 continue
             came = [m for m in pull.messages if m.target == device]
             waiting = [(n, i) for n, i in self.waiting[number] if device in i.devices]
@@ -444,9 +454,9 @@ class Replay:
             boxes = [box for m in came for box in m.boxes]
             mine = sum(
                 s.box.volume
-                for share in self.program.shares[name]
+                for share in self.program.regions[name]
                 for s in self.program.slices[name]
-                if s.home == device and share.box.holds(s.box)
+                if s.server == device and share.box.holds(s.box)
                 and any(not (box & share.box).empty for box in boxes)
             )  # fmt: skip
             begin = min(spans[n, device][0][0] for n, _ in waiting)
@@ -462,9 +472,9 @@ class Replay:
                 if isinstance(i, Update) and i.devices == (device,)
             ]  # fmt: skip
             for n, i in now:
-                if isinstance(i, Move) and i.what == "push":
+                if isinstance(i, Move) and i.kind == "push":
                     gone += [end for source, *_, end in self._flown(n, i) if source == device]
-            held = sum(s.box.volume for s in self.program.shares[name] if device in s.devices)
+            held = sum(s.box.volume for s in self.program.regions[name] if device in s.devices)
             if begins and held:
                 self.alive.append((device, held * width, min(begins), max(gone)))
 
@@ -482,12 +492,12 @@ class Replay:
         for i in self.program.instructions:
             if isinstance(i, Update) and i.parameter not in seen:
                 seen.add(i.parameter)
-                width = self.program.width(i.parameter)
-                for s in self.program.slices.get(i.parameter, i.shares):
+                width = self.program.element_bytes(i.parameter)
+                for s in self.program.slices.get(i.parameter, i.regions):
                     if self.divided:
-                        total += s.box.volume * width * (1 + keeps) * (s.home == device)
-                    elif device in (*s.devices, s.home):
-                        state = keeps if s.home in (-1, device) else 0
+                        total += s.box.volume * width * (1 + keeps) * (s.server == device)
+                    elif device in (*s.devices, s.server):
+                        state = keeps if s.server in (-1, device) else 0
                         total += s.box.volume * width * (2 + state)
         for v in self.graph.values.values():
             if v.role in ("buffer", "constant", "frozen", "parameter") and v.name not in seen:

@@ -6,9 +6,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from raddle.errors import InputError
-from raddle.plans.named import Named
+from raddle.plans.named_schedule import Named
 from raddle.plans.schedule import Schedule
-from raddle.plans.schedules.unflushed import stashed, updates, versions
+from raddle.plans.schedules.asynchronous import stashed, updates, versions
 
 __all__ = [
     "ASYNCHRONOUS", "MAKERS", "NAMES", "SCHEDULES", "named", "stashed", "updates", "versions",
@@ -17,7 +17,7 @@ __all__ = [
 
 def _declared() -> dict[str, Named]:
     """What the files of this folder declare: those with one stage a worker, then the others."""
-    first = ["one_way", "zero_bubble", "both_ways", "unflushed"]  # the order of lists
+    first = ["unidirectional", "zero_bubble", "bidirectional", "asynchronous"]  # the order of lists
     files = first + sorted({file.name for file in iter_modules(__path__)} - set(first))
     found = [own for file in files for own in import_module(f"{__name__}.{file}").NAMED]
     found.sort(key=lambda own: own.several is not None)

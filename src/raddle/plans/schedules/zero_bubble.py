@@ -7,7 +7,7 @@ same on all workers, and so is the number of micro-batches that are alive.
 
 from __future__ import annotations
 
-from raddle.plans.named import Named
+from raddle.plans.named_schedule import Named
 from raddle.plans.schedule import Action, Schedule
 
 # s: stage, m: micro-batch; P stages

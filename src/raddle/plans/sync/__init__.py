@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 
 from raddle.errors import InputError, quote
 from raddle.plans.sync.allreduce import KIND as ALLREDUCE
-from raddle.plans.sync.inline import KIND as INLINE
+from raddle.plans.sync.in_order_server import KIND as INLINE
 from raddle.plans.sync.p3 import KIND as P3
 from raddle.plans.sync.servers import KIND as SERVERS
 from raddle.plans.sync.sharded import KIND as SHARDED
-from raddle.plans.sync.way import Sync, Unreadable
+from raddle.plans.sync.sync_kind import Sync, Unreadable
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,11 @@ KINDS = {kind.name: kind for kind in (ALLREDUCE, SHARDED, SERVERS, P3, INLINE)}
 EXAMPLES = ", ".join(example for kind in KINDS.values() for example in kind.examples)
 DEFAULT = "allreduce"
 
-_files = {"way", "spreading", *(kind.read.__module__.rpartition(".")[2] for kind in KINDS.values())}
+_files = {
+    "sync_kind",
+    "server_assignment",
+    *(kind.read.__module__.rpartition(".")[2] for kind in KINDS.values()),
+}
 for _file in iter_modules(__path__):
     if _file.name not in _files:
         raise ImportError(f"plans/sync has {_file.name}.py, whose kind is not among the KINDS")

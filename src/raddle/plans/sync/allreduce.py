@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from raddle.plans.sync.way import Kind, Sync
+from raddle.plans.sync.sync_kind import Kind, Sync
 
 COMPRESSED = {"bf16": "bfloat16", "fp16": "float16"}
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from raddle.plans.sync.server_assignment import greedy
 from raddle.plans.sync.servers import HOMES, SLICE, Servers, read_words
-from raddle.plans.sync.spreading import greedy
-from raddle.plans.sync.way import NUMBER, Kind, Sync, Unreadable
+from raddle.plans.sync.sync_kind import NUMBER, Kind, Sync, Unreadable
 
 COLLECTIVE = "collective"
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raddle.plans.sync.spreading import greedy, round_robin
-from raddle.plans.sync.way import NUMBER, Kind, Sync, Unreadable
+from raddle.plans.sync.server_assignment import greedy, round_robin
+from raddle.plans.sync.sync_kind import NUMBER, Kind, Sync, Unreadable
 
 SLICE = 250_000  # elements: fills a link of 1 Gbit/s with two of them under way
 HOMES = (NUMBER, "one", "distributed", "round-robin", "greedy")  # words that say where homes are

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from raddle.plans.sync.spreading import round_robin
-from raddle.plans.sync.way import Kind, Sync, at_most_one
+from raddle.plans.sync.server_assignment import round_robin
+from raddle.plans.sync.sync_kind import Kind, Sync, at_most_one
 
 
 class Sharded(Sync):

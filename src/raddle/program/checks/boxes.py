@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from raddle.graph.box import Box, subtract
-from raddle.program.program import Message, Share
+from raddle.program.program import Message, ParameterRegion
 
 
 def less(boxes: Iterable[Box], others: Sequence[Box]) -> list[Box]:
@@ -13,7 +13,7 @@ def less(boxes: Iterable[Box], others: Sequence[Box]) -> list[Box]:
     return [piece for box in boxes for piece in subtract(box, others)]
 
 
-def held_by(shares: Iterable[Share]) -> dict[int, list[Box]]:
+def held_by(shares: Iterable[ParameterRegion]) -> dict[int, list[Box]]:
     """By device, the boxes of the shares that it holds."""
     held: dict[int, list[Box]] = {}
     for share in shares:

@@ -15,15 +15,15 @@ from itertools import chain
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
-from raddle.program.checks.facts import Facts
-from raddle.program.checks.ownership import check_parameters
+from raddle.program.checks.parameters import check_parameters
 from raddle.program.checks.replay import check_micro_batches
-from raddle.program.checks.waiting import check_waits
-from raddle.program.closing import closing
+from raddle.program.checks.schedule_waits import check_waits
+from raddle.program.checks.variant_facts import Facts
 from raddle.program.describe import Boxes, describe
-from raddle.program.messages import MessageKind
+from raddle.program.message_kind import MessageKind
+from raddle.program.parameter_slices import numbered_slices
 from raddle.program.program import Merge, Move, Program, Reduce, Run, Update
-from raddle.program.slicing import numbered
+from raddle.program.replicated_loss import replicated_loss_ops
 
 
 def check(program: Program) -> None:
@@ -44,15 +44,15 @@ def _check_order(program: Program) -> None:
     steps, micros = program.plan.steps, program.plan.microbatches
     for number, instruction in enumerate(program.instructions):
         key = instruction.key
-        known = 0 <= key.replica < len(program.variants)
-        if not (known and 0 <= key.step < steps and 0 <= key.micro < micros):
+        known = 0 <= key.variant < len(program.variants)
+        if not (known and 0 <= key.step < steps and 0 <= key.micro_batch < micros):
             raise InputError(
                 f"{describe(number, instruction)} belongs to none of the plan's {steps} steps of "
                 f"{micros} micro-batches."
             )
-        if isinstance(instruction, Move) and not isinstance(instruction.what, MessageKind):
+        if isinstance(instruction, Move) and not isinstance(instruction.kind, MessageKind):
             raise InputError(
-                f"{describe(number, instruction)}: '{instruction.what}' is no kind of message."
+                f"{describe(number, instruction)}: '{instruction.kind}' is no kind of message."
             )
         for dep in instruction.deps:
             if not 0 <= dep < number:
@@ -69,9 +69,9 @@ def _check_devices(program: Program) -> None:
         if isinstance(instruction, Merge):
             named = chain(named, *(cell.devices for cell in instruction.cells))
         elif isinstance(instruction, Reduce):
-            named = chain(named, *(s.devices for own in instruction.shares for s in own))
+            named = chain(named, *(s.devices for own in instruction.regions for s in own))
         elif isinstance(instruction, Update):
-            named = chain(named, *(share.devices for share in instruction.shares))
+            named = chain(named, *(share.devices for share in instruction.regions))
         wrong = [d for d in named if not 0 <= d < count]
         if wrong:
             raise InputError(
@@ -89,12 +89,12 @@ def _check_turns(program: Program) -> None:
     order = program.plan.order
     if not order or not program.slices:
         return
-    place = {own: at for at, own in enumerate(numbered(program.slices))}
+    place = {own: at for at, own in enumerate(numbered_slices(program.slices))}
     turn = {number: at for at, number in enumerate(order)}
     last: dict[int, tuple[int, str]] = {}  # by step, the turn of the sum before, and its parameter
     for number, i in enumerate(program.instructions):
         if isinstance(i, Reduce):
-            at = turn[place[i.parameters[0], i.shares[0][0]]]
+            at = turn[place[i.parameters[0], i.regions[0][0]]]
             before, name = last.get(i.key.step, (-1, ""))
             if at < before:
                 raise InputError(
@@ -106,7 +106,7 @@ def _check_turns(program: Program) -> None:
 
 def _check_closing(facts: Facts) -> None:
     program = facts.program
-    found = closing(
+    found = replicated_loss_ops(
         facts.graph,
         replace(program.plan, tiles=facts.variant.tiles),
         program.active,
@@ -127,8 +127,8 @@ def _check_buffers(program: Program, every: Sequence[Facts]) -> None:
     written = program.graph.buffers_of
     fresh: dict[str, dict[int, list[Box]]] = {}  # by buffer and device, once it was written
     for number, i in enumerate(program.instructions):
-        facts = every[i.key.replica]
-        if isinstance(i, Move) and i.what.activates:
+        facts = every[i.key.variant]
+        if isinstance(i, Move) and i.kind.is_activation:
             for buffer in written.get(i.value, []):
                 for m in i.messages:
                     fresh[buffer].setdefault(m.target, []).extend(m.boxes)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raddle.errors import InputError
-from raddle.program.checks.backward import Backward
-from raddle.program.checks.facts import Facts
-from raddle.program.checks.forward import Forward
-from raddle.program.checks.progress import Progress
+from raddle.program.checks.backward_replay import Backward
+from raddle.program.checks.forward_replay import Forward
+from raddle.program.checks.replay_progress import Progress
+from raddle.program.checks.variant_facts import Facts
 from raddle.program.describe import PHASES
-from raddle.program.messages import Subject
+from raddle.program.message_kind import Subject
 from raddle.program.program import Instruction, Key, Merge, Move, Program, Run
 
 
@@ -18,10 +18,10 @@ def check_micro_batches(program: Program, every: Sequence[Facts]) -> None:
     """Every micro-batch of every step; those with the same instructions are replayed once."""
     groups: dict[Key, list[int]] = {}
     for number, i in enumerate(program.instructions):
-        if isinstance(i, Run | Merge) or (isinstance(i, Move) and not i.what.of_parameters):
+        if isinstance(i, Run | Merge) or (isinstance(i, Move) and not i.kind.is_of_parameter):
             groups.setdefault(i.key, []).append(number)
     steps, count = program.plan.steps, program.plan.microbatches
-    there = {(key.step, key.micro) for key in groups}
+    there = {(key.step, key.micro_batch) for key in groups}
     for step, micro in ((s, m) for s in range(steps) for m in range(count)):
         if (step, micro) not in there:
             raise InputError(f"nothing is run in step {step}, micro-batch {micro}.")
@@ -34,11 +34,11 @@ def check_micro_batches(program: Program, every: Sequence[Facts]) -> None:
             frozenset(place[d] for d in program.instructions[n].deps if d in place) for n in numbers
         ]
         signature = [
-            (key.replica, *_content(program.instructions[n]), w)
+            (key.variant, *_content(program.instructions[n]), w)
             for n, w in zip(numbers, waits, strict=True)
         ]
         if signature not in passed:
-            _replay(every[key.replica], key, Progress(program, numbers))
+            _replay(every[key.variant], key, Progress(program, numbers))
             passed.append(signature)
 
 
@@ -49,7 +49,7 @@ def _content(i: Instruction) -> tuple[object, ...]:
     if isinstance(i, Merge):
         return (i.op, i.phase, i.devices, i.cells)
     assert isinstance(i, Move)
-    return (i.value, i.what, i.messages)
+    return (i.value, i.kind, i.messages)
 
 
 def _replay(facts: Facts, key: Key, progress: Progress) -> None:
@@ -65,10 +65,10 @@ def _replay(facts: Facts, key: Key, progress: Progress) -> None:
             {"F": forward.run, "R": forward.recompute}.get(i.phase, backward.run)(i)
         elif isinstance(i, Merge):
             (forward.merge if i.phase == "F" else backward.unmerge)(i)
-        elif isinstance(i, Move) and i.what.between_operators:
+        elif isinstance(i, Move) and i.kind.between_operators:
             # ownership.py checks messages of parameters, waiting.py who waits for a signal
-            whole = i.what.subject is Subject.RESULT
-            if i.what.forward:
+            whole = i.kind.subject is Subject.RESULT
+            if i.kind.is_forward:
                 (forward.activation if whole else forward.partial)(i)
             else:
                 (backward.gradient if whole else backward.partial_gradient)(i)
@@ -77,5 +77,5 @@ def _replay(facts: Facts, key: Key, progress: Progress) -> None:
             if (op.name, phase) not in progress.done:
                 raise InputError(
                     f"'{op.name}' is never run {PHASES[phase]} in step {key.step}, "
-                    f"micro-batch {key.micro}."
+                    f"micro-batch {key.micro_batch}."
                 )

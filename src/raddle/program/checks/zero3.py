@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from raddle.graph.box import Box, subtract
 from raddle.plans.regions import operand_regions
-from raddle.program.checks.refusing import refuse
+from raddle.program.checks.refuse import refuse
 from raddle.program.describe import describe
-from raddle.program.program import Instruction, Move, Program, Run, Share
+from raddle.program.program import Instruction, Move, ParameterRegion, Program, Run
 
 
 class Use(NamedTuple):
@@ -29,7 +29,7 @@ def uses_of_pulls(program: Program) -> dict[int, Use]:
         return found
     reads = {op.name: set(op.inputs) for op in program.graph.ops}
     for number, i in enumerate(program.instructions):
-        if isinstance(i, Move) and i.what.pulls:
+        if isinstance(i, Move) and i.kind.is_pull:
             found[number] = Use([], [])
         elif isinstance(i, Run):
             for dep in i.deps:
@@ -43,24 +43,24 @@ def uses_of_pulls(program: Program) -> dict[int, Use]:
 
 def check_pulls(
     program: Program, name: str, events: Sequence[tuple[int, Instruction]],
-    written: Mapping[Share, int], passed: set[object],
+    written: Mapping[ParameterRegion, int], passed: set[object],
 ) -> set[int]:  # fmt: skip
     """Checks the uses of a parameter in a step; its pulls.
 
     `written`: by slice, its last update. `passed` takes what need not be looked at again.
     """
-    pulls = {n: i for n, i in events if isinstance(i, Move) and i.what.pulls}
+    pulls = {n: i for n, i in events if isinstance(i, Move) and i.kind.is_pull}
     used: set[int] = set()
     homes: dict[int, list[Box]] = {}
     for share in program.slices[name]:
-        homes.setdefault(share.home, []).append(share.box)
+        homes.setdefault(share.server, []).append(share.box)
     for number, pull in pulls.items():
         for m in pull.messages:
             for box in m.boxes:
                 if subtract(box, homes.get(m.source, [])):
                     refuse(program, number, f"device {m.source} is not the home of {box}.")
             for share, update in written.items():
-                late = share.home == m.source and update not in pull.deps
+                late = share.server == m.source and update not in pull.deps
                 if late and any(not (box & share.box).empty for box in m.boxes):
                     what = describe(update, program.instructions[update])
                     refuse(program, number, f"it does not wait for {what}.")
@@ -68,7 +68,7 @@ def check_pulls(
         if isinstance(run, Run):
             own = [d for d in run.deps if d in pulls]
             used.update(own)
-            alike = (run.op, run.key.replica, tuple(pulls[n].messages for n in own))
+            alike = (run.op, run.key.variant, tuple(pulls[n].messages for n in own))
             if alike not in passed:
                 _check_use(program, name, number, run, homes, [pulls[n] for n in own])
                 passed.add(alike)

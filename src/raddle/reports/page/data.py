@@ -10,9 +10,9 @@ from typing import Any
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
-from raddle.plans.file import to_dict
 from raddle.plans.notation import write_tiles
 from raddle.plans.plan import Plan
+from raddle.plans.plan_file import to_dict
 from raddle.reports.explaining import BINDING, sentences
 from raddle.reports.page.columns import Columns
 from raddle.reports.page.curves import describe_memory

@@ -97,18 +97,18 @@ def operator_of(graph: Graph) -> dict[str, int]:
 def _title(i: Instruction, ops: dict[str, int]) -> Title:
     if isinstance(i, Run | Merge):
         kind = "run" if isinstance(i, Run) else "merge"
-        return kind, i.op, PHASES[i.phase], ops[i.op], i.key.micro
+        return kind, i.op, PHASES[i.phase], ops[i.op], i.key.micro_batch
     if isinstance(i, Move):
-        return "move", i.value, str(i.what), ops.get(i.value, -1), i.key.micro
+        return "move", i.value, str(i.kind), ops.get(i.value, -1), i.key.micro_batch
     if isinstance(i, Reduce):
         return (
             "reduce",
             names_text(i.parameters),
             "sum of gradients",
             ops.get(i.parameters[0], -1),
-            i.key.micro,
+            i.key.micro_batch,
         )
-    return "update", i.parameter, "update", ops.get(i.parameter, -1), i.key.micro
+    return "update", i.parameter, "update", ops.get(i.parameter, -1), i.key.micro_batch
 
 
 def names_text(names: Sequence[str]) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from raddle.costs.collectives import all_reduce_bytes, hops, sent_by_each
-from raddle.program.messages import Content
-from raddle.program.program import Merge, Move, Program, Reduce, Run, message_bytes, summed_bytes
+from raddle.program.message_kind import Content
+from raddle.program.program import Merge, Move, Program, Reduce, Run, message_bytes, reduced_bytes
 from raddle.reports.page.columns import Columns
 from raddle.reports.page.slices import operator_of
 from raddle.simulation.timeline import Timeline
@@ -32,8 +32,8 @@ def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
             for m in i.messages:
                 nbytes = message_bytes(program, i, m)
                 pairs[m.source, m.target] += nbytes
-                if i.value in number and i.what.content != Content.NOTHING:
-                    back = i.what.content == Content.GRADIENT
+                if i.value in number and i.kind.content != Content.NOTHING:
+                    back = i.kind.content == Content.GRADIENT
                     (backward if back else forward)[number[i.value]] += nbytes
         elif isinstance(i, Reduce):
             for (source, target), nbytes in _ring_pairs(program, i).items():
@@ -49,7 +49,7 @@ def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
 
 def _ring_pairs(program: Program, reduce: Reduce) -> Counter[tuple[int, int]]:
     pairs: Counter[tuple[int, int]] = Counter()
-    for ring, amount in summed_bytes(program, reduce).items():
+    for ring, amount in reduced_bytes(program, reduce).items():
         pairs.update(dict(zip(hops(ring), sent_by_each(len(ring), amount), strict=True)))
     return pairs
 
@@ -68,10 +68,10 @@ def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
             op_of[number] = ops[i.op]
             phase_of[number] = int(i.phase != "F") if i.key.step == steps - 1 else -1
         elif isinstance(i, Reduce) and i.key.step == steps - 1:
-            for name, shares in zip(i.parameters, i.shares, strict=True):
+            for name, shares in zip(i.parameters, i.regions, strict=True):
                 nbytes = (all_reduce_bytes(len(s.devices), s.box.volume) for s in shares)
-                synced[ops[name]] += sum(nbytes) * program.sum_width(name)
-        elif isinstance(i, Move) and i.what.of_parameters and i.key.step == steps - 1:
+                synced[ops[name]] += sum(nbytes) * program.reduced_element_bytes(name)
+        elif isinstance(i, Move) and i.kind.is_of_parameter and i.key.step == steps - 1:
             synced[ops[i.value]] += sum(message_bytes(program, i, m) for m in i.messages)
     for number, phase in enumerate("FB"):
         chosen = np.flatnonzero(phase_of[tasks.instruction] == number)

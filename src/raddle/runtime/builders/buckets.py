@@ -19,13 +19,13 @@ class Sums:
 
     def note_groups(self, reduce: Reduce) -> None:
         """Every rank knows of every group, also of those that it is not in."""
-        for shares in reduce.shares:
+        for shares in reduce.regions:
             self.groups += [s.devices for s in shares if s.devices not in self.groups]
 
     def reduce(self, reduce: Reduce, tag: int) -> list[StartAllReduce]:
         """A bucket for each group and type that this device takes part in."""
         together: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[int, int]]] = {}
-        for name, shares in zip(reduce.parameters, reduce.shares, strict=True):
+        for name, shares in zip(reduce.parameters, reduce.regions, strict=True):
             slots = dict(self.pieces.lasting.get(name, []))
             for share in shares:
                 if self.device in share.devices:

@@ -48,16 +48,16 @@ class CallBuilder:
         return self._waits.pop(self._segment_run(run), None)
 
     def _segment_run(self, run: Run) -> tuple[Key, str, int]:
-        return run.key, run.phase, self.segment_of[run.key.replica][run.op]
+        return run.key, run.phase, self.segment_of[run.key.variant][run.op]
 
     def segment(self, number: int, key: Key) -> Call:
         """The call of a segment in a micro-batch."""
-        ops, code_key = self.segments[key.replica][number], (key.replica, number)
+        ops, code_key = self.segments[key.variant][number], (key.variant, number)
         if (code_key, key) in self._calls:
             return self._calls[code_key, key]
         recomputed = any(ops[0].name in block for block in self.program.plan.recompute)
         if code_key not in self._codes:
-            needed = self._needed_outside(ops, key.replica)
+            needed = self._needed_outside(ops, key.variant)
             self._codes[code_key] = self._generator(key).segment(ops, needed, again=recomputed)
         call = self._call(code_key, key, _label(ops))
         call.recompute = call.backward and recomputed
@@ -67,7 +67,7 @@ class CallBuilder:
 
     def merge(self, merge: Merge) -> Call:
         """The call of an operator's merge in a micro-batch."""
-        key, code_key = merge.key, ("merge", merge.op, merge.key.replica)
+        key, code_key = merge.key, ("merge", merge.op, merge.key.variant)
         if (code_key, key) in self._calls:
             return self._calls[code_key, key]
         op = self.program.variant(key).ops[merge.op]
@@ -141,7 +141,7 @@ class CallBuilder:
             box == piece.box for box, _ in self.slot_table.made.get((key, tensor_id), [])
         )
         # Where the program closes, others start the gradients of their own parts.
-        starts_own_gradient = tensor_id[0] in self.program.variant(key).closing
+        starts_own_gradient = tensor_id[0] in self.program.variant(key).replicated_loss_ops
         return "graded" if computed_here or not starts_own_gradient else "plain"
 
     def _is_active(self, tensor_id: Of) -> bool:
@@ -161,7 +161,7 @@ def _sent(program: Program, device: int) -> list[set[str]]:
     sent: list[set[str]] = [set() for _ in program.variants]
     for i in program.instructions:
         if isinstance(i, Move) and any(m.source == device for m in i.messages):
-            sent[i.key.replica].add(i.value)
+            sent[i.key.variant].add(i.value)
     return sent
 
 

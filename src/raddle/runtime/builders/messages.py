@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from raddle.program.messages import Content
-from raddle.program.program import Message, Move, Program, tensors_in
+from raddle.program.message_kind import Content
+from raddle.program.program import Message, Move, Program, tensors_in_message
 from raddle.runtime.acknowledgements import Acknowledgements
 from raddle.runtime.actions import AwaitMessage, Receive, Send
 from raddle.runtime.builders.persistent import is_divided
@@ -54,40 +54,42 @@ class Messages:
 
     def _things(self, move: Move, message: Message) -> list[Of]:
         """What a message carries of each box: a value, or the tensors of a part."""
-        if move.what.content == Content.NOTHING:
+        if move.kind.content == Content.NOTHING:
             return []
         if message.part < 0:
             return [move.value]
         op = self.program.producer(move.value).name
-        return [(op, message.part, k) for k in range(tensors_in(self.program, move, message))]
+        return [
+            (op, message.part, k) for k in range(tensors_in_message(self.program, move, message))
+        ]
 
     def _send(self, move: Move, message: Message, tag: int) -> Send:
-        delivery, parts = delivery_of(move.what, divided=self._divided), []
+        delivery, parts = delivery_of(move.kind, divided=self._divided), []
         for box in message.boxes:
             for of in self._things(move, message):
                 held = delivery.packed(self.pieces, move.key, of)
                 found = overlapping([b for b, _ in held], box)
                 make = gather([held[i][0] for i in found], box)
                 parts.append(Part(box.shape, tuple(held[i][1] for i in found), make))
-        label = f"{move.what} of {move.value} to {message.target}"
+        label = f"{move.kind} of {move.value} to {message.target}"
         dtype = self.program.graph.values[move.value].dtype
         self._sends += 1
         return Send(
-            message.target, tag, move.what, label, parts, dtype, move.key, delivery, self._sends - 1
+            message.target, tag, move.kind, label, parts, dtype, move.key, delivery, self._sends - 1
         )
 
     def _receive(self, move: Move, message: Message, tag: int) -> Receive:
-        delivery = delivery_of(move.what, divided=self._divided)
+        delivery = delivery_of(move.kind, divided=self._divided)
         parts = [
             delivery.landing(self.pieces, move.key, of, box)
             for box in message.boxes
             for of in self._things(move, message)
         ]
-        label = f"{move.what} of {move.value} from {message.source}"
+        label = f"{move.kind} of {move.value} from {message.source}"
         dtype = self.program.graph.values[move.value].dtype
-        elements = message.elements * tensors_in(self.program, move, message)
+        elements = message.elements * tensors_in_message(self.program, move, message)
         self._receives += 1
         return Receive(
-            message.source, tag, move.what, label, parts, dtype, elements, move.value, move.key,
+            message.source, tag, move.kind, label, parts, dtype, elements, move.value, move.key,
             delivery, self._receives - 1,
         )  # fmt: skip

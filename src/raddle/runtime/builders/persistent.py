@@ -21,15 +21,15 @@ def place_lasting(program: Program, device: int, pieces: Pieces) -> Lasting:
     """Gives slots to all that lasts on a device."""
     updated: list[int] = []
     wholes: list[Whole] = []
-    for name, shares in program.shares.items():
+    for name, shares in program.regions.items():
         for share in shares:
-            if device not in (*share.devices, share.home):
+            if device not in (*share.devices, share.server):
                 continue
             if is_divided(program) and name in program.slices:
                 wholes += _place_divided(program, device, pieces, name, share.box)
                 continue
             slot = pieces.keep(name, "parameter", share.box)
-            if name in program.active and share.home in (-1, device):
+            if name in program.active and share.server in (-1, device):
                 updated.append(slot)
     for value in program.graph.values.values():
         full = Box.full(value.shape)
@@ -51,7 +51,7 @@ def _place_divided(
     program: Program, device: int, pieces: Pieces, name: str, box: Box
 ) -> list[Whole]:
     """Rows of which this device is the home last; the rest of the box is there while it is used."""
-    own = [s.box for s in program.slices[name] if s.home == device and box.holds(s.box)]
+    own = [s.box for s in program.slices[name] if s.server == device and box.holds(s.box)]
     assert len(own) <= 1, f"device {device} is the home of {len(own)} slices of {box}"
     if own == [box]:
         pieces.keep_rows(name, box, pieces.keep(name, "parameter", box))

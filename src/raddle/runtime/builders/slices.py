@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from raddle.program.parameter_slices import numbered_slices
 from raddle.program.program import Instruction, Move, Program, Reduce, Update
-from raddle.program.slicing import numbered
 from raddle.runtime.actions import ParameterSlice, StartSliceAllReduce, SubmitGradients
 from raddle.runtime.builders.persistent import is_divided
 from raddle.runtime.builders.slot_table import Pieces
@@ -17,7 +17,7 @@ class Slices:
         self.program, self.device, self.pieces = program, device, pieces
         self.order: list[int] = []
         self._divided = is_divided(program)
-        self._numbers = {own: n for n, own in enumerate(numbered(program.slices))}
+        self._numbers = {own: n for n, own in enumerate(numbered_slices(program.slices))}
         self._given: set[str] = set()  # parameters whose gradients are handed in
 
     def concerns(self, i: Instruction) -> bool:
@@ -25,7 +25,7 @@ class Slices:
         if not self.program.slices:
             return False
         if isinstance(i, Move):
-            return i.what.of_parameters and not delivery_of(i.what, divided=self._divided).gathers
+            return i.kind.is_of_parameter and not delivery_of(i.kind, divided=self._divided).gathers
         return isinstance(i, Update | Reduce)
 
     def give(self, i: Instruction) -> list[SubmitGradients | StartSliceAllReduce]:
@@ -33,7 +33,7 @@ class Slices:
         name, found = _parameter(i), list[SubmitGradients | StartSliceAllReduce]()
         if name not in self._given:
             self._given.add(name)
-            held = {s.box for s in self.program.shares[name] if self.device in s.devices}
+            held = {s.box for s in self.program.regions[name] if self.device in s.devices}
             slots = tuple(s for box, s in self.pieces.lasting.get(name, []) if box in held)
             if slots:
                 found.append(SubmitGradients(i.key, slots))
@@ -44,12 +44,12 @@ class Slices:
     def _leave(self, name: str, i: Instruction) -> list[StartSliceAllReduce]:
         """A slice is summed where the program has it, or, held by one device alone, updated."""
         if isinstance(i, Update):
-            share = i.shares[0]
+            share = i.regions[0]
             if len(share.devices) > 1:  # comes after its sum
                 return []
         else:
             assert isinstance(i, Reduce)
-            share = i.shares[0][0]
+            share = i.regions[0][0]
         number = self._numbers[name, share]
         self.order.append(number)
         return (
@@ -63,9 +63,9 @@ class Slices:
         program = self.program
         priority = program.priority if program.plan.syncing.urgent else {}
         found = []
-        for name, share in numbered(program.slices):
+        for name, share in numbered_slices(program.slices):
             slot, rows = -1, None
-            if self.device in (*share.devices, share.home):
+            if self.device in (*share.devices, share.server):
                 lasting = self.pieces.lasting[name]
                 held, slot = next((b, s) for b, s in lasting if b.holds(share.box))
                 rows = share.box.within(held)[0] if share.box.shape else None

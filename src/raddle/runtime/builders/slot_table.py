@@ -69,7 +69,7 @@ class Pieces:
         """What a batch, or a seed, gives to this device in a micro-batch."""
         if (key, name) not in self._fed:
             role = self.graph.values[name].role
-            box = self.hulls[key.replica][name] if role == "input" else Box((), ())
+            box = self.hulls[key.variant][name] if role == "input" else Box((), ())
             source = Source(name, role, box, self.slot(box), key)
             self.sources.append(source)
             self._fed[key, name] = source

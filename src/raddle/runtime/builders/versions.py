@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from raddle.graph.graph import Op
 from raddle.program.program import Instruction, Key, Program, Run
-from raddle.program.versions import parameters_of
+from raddle.program.weight_versions import parameters_by_op
 from raddle.runtime.actions import Action, Call, Forward, UpdateParameters
 
 
@@ -14,7 +14,7 @@ class Versions:
     """The versions that operators of one device use, as the program says."""
 
     def __init__(self, program: Program, device: int, instructions: Iterable[Instruction]) -> None:
-        read = parameters_of(program.graph)
+        read = parameters_by_op(program.graph)
         self._used: dict[tuple[Key, str], dict[str, int]] = {}  # by operator and weight
         for i in instructions:
             if isinstance(i, Run) and device in i.devices and i.phase == "F" and i.versions:

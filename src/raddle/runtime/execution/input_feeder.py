@@ -42,6 +42,6 @@ class Feeding:
         if source.role == "input":
             tensor = self._part(source)
         else:
-            number = self.seed + 1_000_003 * (self._step + key.step) + key.micro
+            number = self.seed + 1_000_003 * (self._step + key.step) + key.micro_batch
             tensor = torch.tensor(number, device=self.store.place)
         self.store.slots[source.slot] = tensor

@@ -17,7 +17,7 @@ class Losses:
 
     def __init__(self, program: Program, transport: Transport, store: Store) -> None:
         self.transport, self.store = transport, store
-        self.sizes = program.sizes
+        self.sizes = program.micro_batch_sizes
         self.steps = program.plan.steps if is_asynchronous(program.plan) else 1  # of a run
         self.dtype = program.graph.values[program.graph.loss or ""].dtype
         places = {v.loss_devices for v in program.variants}
@@ -36,7 +36,7 @@ class Losses:
 
     def note(self, action: RecordLoss) -> None:
         """A micro-batch's loss is there: its gradient starts here."""
-        share = self.weight * self.sizes[action.key.micro] / sum(self.sizes)
+        share = self.weight * self.sizes[action.key.micro_batch] / sum(self.sizes)
         loss = self.store.slots[action.slot]
         if action.reports or self.known:
             self._noted.append((action.key.step, loss.detach() * share))

@@ -6,7 +6,7 @@ from raddle.clusters import Cluster
 from raddle.errors import InputError
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Tiling, even_cuts
-from raddle.program.closing import EVERYWHERE
+from raddle.program.replicated_loss import MOST_REPLICAS
 from raddle.searches.grids import (
     Cuts,
     Tiles,
@@ -44,5 +44,5 @@ def by_sample(op: Op, cuts: Cuts, devices: tuple[int, ...]) -> Tiling:
         return split(op, {n: tuple(each * cut for cut in cuts)}, devices)
     if n is not None and op.space.dims[n].size >= len(devices):
         return split(op, {n: even_cuts(op.space.dims[n].size, len(devices))}, devices)
-    everywhere = op.traits.beside or (len(devices) <= EVERYWHERE and not op.opaque)
+    everywhere = op.traits.beside or (len(devices) <= MOST_REPLICAS and not op.opaque)
     return copies(op, devices if everywhere else devices[:1])

@@ -22,7 +22,7 @@ from raddle.plans.pipelining import (
 from raddle.plans.plan import Plan
 from raddle.plans.schedule import alive, bubble, rows
 from raddle.plans.schedules import ASYNCHRONOUS, stashed
-from raddle.program.messages import Purpose
+from raddle.program.message_kind import Purpose
 from raddle.program.program import Instruction, Merge, Move, Reduce, Run
 from raddle.searches.bounds import lower_bound, unbounded
 from raddle.searches.predict import details, simulate_data_parallel, simulate_steps
@@ -213,7 +213,7 @@ def _subject(instruction: Instruction) -> tuple[str, str]:
     if isinstance(instruction, Merge):
         return instruction.op, "merging"
     if isinstance(instruction, Move):
-        own = instruction.what.purpose
+        own = instruction.kind.purpose
         what = "synchronising" if own == Purpose.PARAMETERS else f"sending {own.value}"
         return instruction.value, what
     if isinstance(instruction, Reduce):

@@ -26,8 +26,8 @@ import numpy as np
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Op
 from raddle.plans.tiling import Grid
-from raddle.program.closing import SMALL
-from raddle.program.merging import is_local_statistics, longest
+from raddle.program.merges import is_local_statistics, longest_dim
+from raddle.program.replicated_loss import SMALL_RESULT
 from raddle.searches.configurations import cut_points
 from raddle.searches.hypergraph.mixedblocks import Block, Blocks, Run, block_tiles
 
@@ -113,7 +113,9 @@ class _Builder:
             np.array([b.work for b in blocks], np.float64),
             self._table(self._weights()).astype(np.float64),
             np.array([x * y for x, y in zip(sizes, both, strict=True)], np.float64),
-            np.array([x * y * (1 if x > SMALL else -1) for x, y in zip(sizes, both, strict=True)]),
+            np.array(
+                [x * y * (1 if x > SMALL_RESULT else -1) for x, y in zip(sizes, both, strict=True)]
+            ),
             np.array(sources, np.int64),
             self._encoded(holds),
             _starts(needs),
@@ -152,7 +154,7 @@ class _Builder:
             if is_local_statistics(op, "local"):
                 return Split(ALL)
             shape = [op.space.dims[d].size for d in dims]
-            return Split(EVEN, longest(shape), True) if shape else Split(ALL, -1, True)
+            return Split(EVEN, longest_dim(shape), True) if shape else Split(ALL, -1, True)
         at = dims.index(split.dim)
         if split.kind == EVEN or not self.blocks.blocks[b].contiguous[a]:
             return Split(split.kind, at)

@@ -193,9 +193,9 @@ class Partitioner:
         of: dict[str, int] = {}
         received = np.zeros(parts, np.int64)
         for i in program.instructions:
-            if isinstance(i, Move) and i.what.forward:
+            if isinstance(i, Move) and i.kind.is_forward:
                 for message in i.messages:
-                    elements = message_bytes(program, i, message) // program.width(i.value)
+                    elements = message_bytes(program, i, message) // program.element_bytes(i.value)
                     of[i.value] = of.get(i.value, 0) + elements
                     received[message.target] += elements
         volume = sum(bytes_by_purpose(program).values())

@@ -12,7 +12,7 @@ import numpy as np
 from raddle.clusters import Cluster
 from raddle.graph.gradients import gives_gradient, has_backward
 from raddle.graph.graph import Graph, Op
-from raddle.program.closing import SMALL
+from raddle.program.replicated_loss import SMALL_RESULT
 from raddle.searches.optcnn.layouts import Layout
 from raddle.searches.optcnn.partners import partners
 from raddle.searches.optcnn.ranges import Array, volume
@@ -55,7 +55,7 @@ class Moves:
         for name, output in zip(op.outputs, layout.outputs, strict=True):
             width = self.graph.values[name].dtype.itemsize
             nbytes = nbytes + volume(output, self.volumes) * width
-        small = nbytes <= SMALL
+        small = nbytes <= SMALL_RESULT
         near = np.where(small, found.parts_near - found.counts, found.near - 1)
         far = np.where(small, found.parts - found.parts_near, found.number - found.near)
         here = np.where(small, readers, layout.present) & (found.number > 1)

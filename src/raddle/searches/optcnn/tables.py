@@ -29,7 +29,7 @@ from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.gradients import active_values, trained_parameters
 from raddle.graph.graph import Graph, Op
-from raddle.program.merging import is_local_statistics
+from raddle.program.merges import is_local_statistics
 from raddle.searches.configurations import Configuration
 from raddle.searches.groups import Group, find_groups, group_indices
 from raddle.searches.optcnn.communication import Moves

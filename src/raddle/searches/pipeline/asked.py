@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raddle.errors import InputError
-from raddle.plans.named import Named
+from raddle.plans.named_schedule import Named
 from raddle.plans.pipelining import is_schedule
 from raddle.plans.schedule import read
 from raddle.plans.schedules import ASYNCHRONOUS, NAMES, SCHEDULES

@@ -97,7 +97,7 @@ class Handling(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """How a plan synchronises (program/script.py)."""
+    """How a plan synchronises (program/step_script.py)."""
 
     way: int
     bucket: int  # bytes

@@ -1,4 +1,4 @@
-"""How the forward ends (program/closing.py), remembered by the tiles that decide it."""
+"""How the forward ends (program/replicated_loss.py), remembered by the tiles that decide it."""
 
 # i: operator
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
-from raddle.program.closing import SMALL, closing
+from raddle.program.replicated_loss import SMALL_RESULT, replicated_loss_ops
 from raddle.simulation.fast.outline import Outline
 from raddle.simulation.fast.pointers import Undo
 from raddle.simulation.fast.tiled import Tiled, Tilings
@@ -44,7 +44,7 @@ class Closings:
         graph, number = self.outline.graph, self.outline.number
         own = {op.name: tiles[i].tiling for i, op in enumerate(graph.ops)}
         plan = Plan(own, self.plan.devices, bn=self.plan.bn)
-        return closing(
+        return replicated_loss_ops(
             graph, plan, self.outline.active, lambda op: tilings.partial(op, tiles[number[op.name]])
         )
 
@@ -57,6 +57,6 @@ def _tail(graph: Graph, active: frozenset[str]) -> dict[int, None]:
         op = graph.ops[i]
         if graph.loss in op.outputs or any(out in near for out in op.outputs):
             found[i] = None
-            if all(graph.values[out].nbytes <= SMALL for out in op.outputs):
+            if all(graph.values[out].nbytes <= SMALL_RESULT for out in op.outputs):
                 near.update(name for name in op.inputs if name in active)
     return found

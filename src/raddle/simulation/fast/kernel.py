@@ -1,6 +1,6 @@
 """One step of a program from arrays: its rows are put together, folded, and simulated, all compiled.
 
-The tape has the order of what is computed and sent; program/script.py says, at its events, when gradients
+The tape has the order of what is computed and sent; program/step_script.py says, at its events, when gradients
 leave and what is updated. Stretches and messages (nodes.py) are all that is left of the tasks, and their
 times are exactly those of the full simulation (simulation/engine.py): links serve by ready time and
 number, and messages keep their order.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from raddle.program.script import (
+from raddle.program.step_script import (
     AFTER,
     BUCKETS,
     COLUMNS,
@@ -110,7 +110,7 @@ def step_time(
 def _rows(
     ways: Ways, tape: Tape, slots: Slots, arena: Arena, rings: Rings
 ) -> tuple[Array, Array, Array]:
-    """What program/script.py says about this plan."""
+    """What program/step_script.py says about this plan."""
     parameters, sets = len(slots.synced), len(rings.set_at) - 1
     group, nbytes = np.full(parameters, -1, np.int64), np.zeros(parameters, np.int64)
     left = np.zeros(sets, np.int64)

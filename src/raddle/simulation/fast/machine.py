@@ -11,8 +11,8 @@ import numpy as np
 from raddle.clusters import Cluster
 from raddle.costs.compute import memory_speed, pass_seconds
 from raddle.costs.links import transfer_seconds
-from raddle.program.holding import in_turn
 from raddle.program.program import Message
+from raddle.program.value_holders import in_sending_order
 from raddle.simulation.fast.network import RingBook, handling, of_messages, routes
 from raddle.simulation.nanoseconds import nanoseconds
 
@@ -53,7 +53,7 @@ class Machine:
         if not messages:
             return np.zeros((0, 7), np.int64)
         nbytes_of = dict(messages)
-        ordered = in_turn(nbytes_of, self.count)
+        ordered = in_sending_order(nbytes_of, self.count)
         s, t = np.array([m[:2] for m in ordered]).T
         nbytes = np.array([nbytes_of[m] for m in ordered])
         seconds = transfer_seconds(self.routes.latency[s, t], self.routes.bandwidth[s, t], nbytes)

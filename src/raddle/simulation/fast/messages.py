@@ -9,10 +9,10 @@ from numba import njit
 from numba.extending import register_jitable
 
 from raddle.costs.links import transfer_seconds
-from raddle.program.holding import at_turn, copy_for
+from raddle.program.value_holders import chosen_copy, target_at_turn
 
 Array = np.ndarray
-for _rule in (copy_for, at_turn):  # what compiled functions call
+for _rule in (chosen_copy, target_at_turn):  # what compiled functions call
     register_jitable(_rule)
 ROOM = 1024  # boxes that a device may hold of a value; more are given up, and counted box by box
 
@@ -70,7 +70,7 @@ def pair_volumes(
                         hi = min(left[m, d, 1], pieces[p, d, 1])
                         volume = volume * (hi - lo) if hi > lo else 0
                     if volume > 0:
-                        source = holders[at[p] + copy_for(device, at[p + 1] - at[p])]
+                        source = holders[at[p] + chosen_copy(device, at[p + 1] - at[p])]
                         forward[source, device] += volume
                         if graded[need]:
                             backward[device, source] += volume
@@ -114,7 +114,7 @@ def message_rows(volumes: Array, width: int, latency: Array, bandwidth: Array, r
     n = 0
     for turn in range(1, count):
         for s in range(count):
-            t = at_turn(s, turn, count)
+            t = target_at_turn(s, turn, count)
             if volumes[s, t] > 0:
                 seconds = transfer_seconds(latency[s, t], bandwidth[s, t], volumes[s, t] * width)
                 rows[n, 0], rows[n, 1] = s, t

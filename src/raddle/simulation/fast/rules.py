@@ -1,4 +1,4 @@
-"""The rules of program/script.py, compiled: the same functions, which call each other's compiled forms."""
+"""The rules of program/step_script.py, compiled: the same functions, which call each other's compiled forms."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from numba import njit
 
-from raddle.program import script
+from raddle.program import step_script
 
 
 def compiled(module: ModuleType) -> dict[str, Any]:

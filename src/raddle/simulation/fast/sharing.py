@@ -14,10 +14,10 @@ from raddle.graph.graph import Op, Value
 from raddle.plans.optimizers import optimizer_costs
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
-from raddle.program.blocks import pulls_of
-from raddle.program.hanging import served_alone
-from raddle.program.program import Message, Share, sum_width
-from raddle.program.sharing import shares_from
+from raddle.program.parameter_regions import parameter_regions
+from raddle.program.program import Message, ParameterRegion, reduced_element_bytes
+from raddle.program.sync_instructions import served_alone
+from raddle.program.zero3_blocks import pulls_of
 from raddle.simulation.fast.machine import Machine
 from raddle.simulation.fast.store import NOTHING, Slot, Store
 from raddle.simulation.fast.tiled import Reader
@@ -26,7 +26,7 @@ from raddle.simulation.fast.tiled import Reader
 class Held(NamedTuple):
     """A parameter on its devices."""
 
-    shares: tuple[Share, ...]
+    shares: tuple[ParameterRegion, ...]
     nbytes: Slot  # rows of what it takes of their memory
     whole: Slot  # a row of how it is synchronised in one piece
 
@@ -52,7 +52,9 @@ class Sharing:
                 boxes = by_device.setdefault(d, {})
                 if box is not None:
                     boxes.setdefault(box)
-        shares = shares_from(value.shape, {d: list(b) for d, b in by_device.items()}, self.plan)
+        shares = parameter_regions(
+            value.shape, {d: list(b) for d, b in by_device.items()}, self.plan
+        )
         sizes = np.zeros(self.machine.count, np.int64)
         for s in shares:
             sizes[list(s.devices)] += self.optimizer.held * s.box.volume * value.dtype.itemsize
@@ -62,7 +64,7 @@ class Sharing:
             return Held(shares, size, NOTHING)
         return Held(shares, size, store.synced.add(np.array([self._row(store, value, shares)])))
 
-    def slices(self, store: Store, value: Value, slices: tuple[Share, ...]) -> Slot:
+    def slices(self, store: Store, value: Value, slices: tuple[ParameterRegion, ...]) -> Slot:
         """Rows of slices in their order, each for all workers or, without a barrier, one by one."""
         key = ("slices", value.dtype.itemsize, slices)
 
@@ -73,29 +75,33 @@ class Sharing:
 
         return store.once(key, find)
 
-    def _row(self, store: Store, value: Value, shares: Sequence[Share]) -> list[int]:
+    def _row(self, store: Store, value: Value, shares: Sequence[ParameterRegion]) -> list[int]:
         """How shares are synchronised together (the columns are in arrays.py)."""
         width, machine = value.dtype.itemsize, self.machine
         passes = [self.optimizer.passes * s.box.volume * width for s in shares]
         update = store.computes.add(machine.touch([s.updaters for s in shares], passes))
-        shared = [s for s in shares if s.travels]
-        own = any(s.home < 0 or s.home in s.devices for s in shares)
+        shared = [s for s in shares if s.needs_sync]
+        own = any(s.server < 0 or s.server in s.devices for s in shares)
         rings, push, pull = (-1, 0), NOTHING, NOTHING
         if self.sync.homes:
-            push = self._sent(store, [(d, s.home, s) for s in shared for d in s.devices], width)
+            push = self._sent(store, [(d, s.server, s) for s in shared for d in s.devices], width)
             if not self.sync.divided:
-                pull = self._sent(store, [(s.home, d, s) for s in shared for d in s.devices], width)
+                pull = self._sent(
+                    store, [(s.server, d, s) for s in shared for d in s.devices], width
+                )
         elif shared:
             amounts: dict[tuple[int, ...], int] = {}
             for s in shared:
                 amounts[s.devices] = amounts.get(s.devices, 0) + s.box.volume
             volumes = np.array(list(amounts.values()))
-            summed = volumes * sum_width(self.sync, width)
+            summed = volumes * reduced_element_bytes(self.sync, width)
             row, _ = store.amounts.add(np.stack([summed, volumes * width], axis=1))
             rings = (machine.rings.number(tuple(amounts)), row)
         return [*push, *update, *pull, *rings, int(bool(shared)), int(own)]
 
-    def _sent(self, store: Store, ways: Sequence[tuple[int, int, Share]], width: int) -> Slot:
+    def _sent(
+        self, store: Store, ways: Sequence[tuple[int, int, ParameterRegion]], width: int
+    ) -> Slot:
         """Messages between servers and holders: one for each pair of devices."""
         volumes: dict[tuple[int, int], int] = {}
         for source, target, share in ways:
@@ -105,8 +111,8 @@ class Sharing:
         return store.messages.add(self.machine.listed(sent, sliced=self.sync.sliced))
 
     def pulls(
-        self, store: Store, value: Value, readers: Sequence[Reader], shares: Sequence[Share],
-        slices: tuple[Share, ...],
+        self, store: Store, value: Value, readers: Sequence[Reader], shares: Sequence[ParameterRegion],
+        slices: tuple[ParameterRegion, ...],
     ) -> Slot:  # fmt: skip
         """Rows that bring a divided parameter to operators of a block."""
         width, name = value.dtype.itemsize, value.name

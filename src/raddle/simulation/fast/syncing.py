@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from raddle.graph.graph import Value
 from raddle.plans.plan import Plan
-from raddle.program.program import Share
-from raddle.program.slicing import slices_of
+from raddle.program.parameter_slices import cut_slices
+from raddle.program.program import ParameterRegion
 from raddle.simulation.fast.machine import Machine
 from raddle.simulation.fast.outline import Outline
 from raddle.simulation.fast.pointers import Pointers, Undo
@@ -25,8 +25,8 @@ class Syncing:
         self.outline, self.pointers, self.sync = outline, pointers, plan.syncing
         self.sharing = Sharing(machine, plan)
         self.names = list(outline.parameter)
-        self.shares: list[tuple[Share, ...]] = [() for _ in self.names]
-        self.slices: list[tuple[Share, ...]] = [() for _ in self.names]
+        self.shares: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]
+        self.slices: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]
         self.pulls_of: dict[str, list[int]] = {}  # by operator, what it may need pulled
         for number, (_, ops) in enumerate(outline.pulls):
             for op in ops:
@@ -65,7 +65,9 @@ class Syncing:
     def _slice(self, undo: Undo, store: Store) -> set[str]:
         """Cuts all parameters anew; the names of those whose slices are others now."""
         o, to, moved = self.outline, self.pointers, set[str]()
-        found = slices_of({n: self.shares[o.parameter[n]] for n in o.trained}, o.trained, self.sync)
+        found = cut_slices(
+            {n: self.shares[o.parameter[n]] for n in o.trained}, o.trained, self.sync
+        )
         for name, slices in found.items():
             p = o.parameter[name]
             if slices != self.slices[p]:

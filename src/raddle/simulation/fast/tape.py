@@ -13,12 +13,12 @@ import numpy as np
 from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import Plan
 from raddle.plans.sync import Sync
-from raddle.program.blocks import cut, prefetched
-from raddle.program.messages import MessageKind
-from raddle.program.micro import Micro
+from raddle.program.lower_variant import GradientPortion, LoweredVariant
+from raddle.program.message_kind import MessageKind
+from raddle.program.micro_batch import Micro
 from raddle.program.program import Instruction, Key, Merge, Message, Move, Run
-from raddle.program.script import ACTION_ENDS, COMPLETE, STEP_ENDS
-from raddle.program.settling import Portion, Settled
+from raddle.program.step_script import ACTION_ENDS, COMPLETE, STEP_ENDS
+from raddle.program.zero3_blocks import cut, prefetched
 from raddle.simulation.fast.arrays import COMPUTE, EVENT, LATEST, MESSAGES, NOW, Array, Tape
 
 SOMETHING = (Message(0, 1, ()),)
@@ -26,29 +26,29 @@ Pull = tuple[str, list[Op]]  # a parameter, and the operators of a block that re
 Event = tuple[int, int, int]  # what, the parameter, the row that gave its last contribution
 
 
-def anything(graph: Graph, plan: Plan, active: frozenset[str]) -> Settled:
+def anything(graph: Graph, plan: Plan, active: frozenset[str]) -> LoweredVariant:
     """What any plan may have: merges of all that can be partial, messages of all values."""
     values = [name for op in graph.ops for name in op.outputs]
     merged = [op.name for op in graph.ops if op.space.combine]
-    return Settled(
+    return LoweredVariant(
         graph,
         plan,
         active,
         devices={op.name: () for op in graph.ops},
         stage_of={op.name: 0 for op in graph.ops},
-        closing=frozenset(),
+        replicated_loss_ops=frozenset(),
         merges=dict.fromkeys(merged, ()),
         partial_messages=dict.fromkeys(merged, SOMETHING),
-        partial_back=dict.fromkeys(merged, SOMETHING),
+        partial_gradient_messages=dict.fromkeys(merged, SOMETHING),
         messages=dict.fromkeys(values, SOMETHING),
-        returned=dict.fromkeys(values, (Portion(frozenset([0]), SOMETHING),)),
+        gradient_portions=dict.fromkeys(values, (GradientPortion(frozenset([0]), SOMETHING),)),
     )
 
 
 class Recorder:
     """Takes down what a micro-batch writes (micro.Writing)."""
 
-    def __init__(self, settled: Settled, parameter: Mapping[str, int]) -> None:
+    def __init__(self, settled: LoweredVariant, parameter: Mapping[str, int]) -> None:
         self.settled, self.parameter = settled, parameter
         self.rows: list[Instruction | Event] = []
         self.pending = {
@@ -164,8 +164,8 @@ def _arrays(recorder: Recorder, number: Mapping[tuple[object, str], int], urgenc
                 slot[r], since[r] = pulled[r], LATEST
                 urgency[r] = urgencies[recorder.parameter[row.value]]
                 continue
-            name = producer[row.value].name if row.what in partial else row.value
-            slot[r] = number[row.what, name]
+            name = producer[row.value].name if row.kind in partial else row.value
+            slot[r] = number[row.kind, name]
             if row.deps != (computed,):
                 since[r] = counted
                 for dep in row.deps:

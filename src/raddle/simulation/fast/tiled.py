@@ -10,7 +10,7 @@ import numpy as np
 from raddle.costs.natives import signature
 from raddle.graph.graph import Op
 from raddle.plans.tiling import Grid, Tiling
-from raddle.program.merging import is_partial
+from raddle.program.merges import is_partial
 from raddle.simulation.fast.regions import Regions, regions
 
 Array = np.ndarray

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from raddle.plans.plan import Plan
-from raddle.program.gradients import way_of
+from raddle.program.gradient_sync import way_of
 from raddle.simulation.fast.arrays import Slots, Space, Ways
 from raddle.simulation.fast.kernel import LONGER, TOO_SMALL, step_time
 from raddle.simulation.fast.machine import Machine

@@ -11,9 +11,9 @@ from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Grid
-from raddle.program.holding import always_local, holding_of
-from raddle.program.merging import is_local_statistics, merged_bytes, place_merge
-from raddle.program.program import Cell, Message, tensors_of_part
+from raddle.program.merges import is_local_statistics, merged_bytes, place_merge
+from raddle.program.program import Cell, Message, tensors_per_part
+from raddle.program.value_holders import always_local, output_holders
 from raddle.simulation.fast.machine import Machine
 from raddle.simulation.fast.messages import message_rows, pair_volumes
 from raddle.simulation.fast.regions import boxes_of
@@ -31,7 +31,7 @@ class MergeKey(NamedTuple):
     readers: tuple[int, ...]  # devices
     width: int  # bytes of an element
     active: bool  # whether there is a gradient
-    closes: bool  # program/closing.py
+    closes: bool  # program/replicated_loss.py
 
 
 class Merged(NamedTuple):
@@ -64,12 +64,12 @@ class Values:
 
     def _merge(self, store: Store, op: Op, tiled: Tiled, key: MergeKey) -> Merged:
         tiling, width = tiled.tiling, key.width
-        cells, messages = place_merge(op, tiling, key.readers, width, closes=key.closes)
+        cells, messages = place_merge(op, tiling, key.readers, width, replicated=key.closes)
         devices, nbytes = [c.devices for c in cells], [merged_bytes(c, width) for c in cells]
         returned = messages if key.active and not key.closes else ()
         back = [Message(m.target, m.source, m.boxes, m.part) for m in returned]
         sent = (
-            [(m, m.elements * width * tensors_of_part(op, tiling.tiles[m.part].box)) for m in way]
+            [(m, m.elements * width * tensors_per_part(op, tiling.tiles[m.part].box)) for m in way]
             for way in (messages, back)
         )
         ways = [store.messages.add(self.machine.listed(way)) for way in sent]
@@ -137,7 +137,7 @@ class Values:
             if isinstance(tiling, Grid) and _shown(tiling, dims):
                 at = np.arange(0, len(tiling.devices) + tiling.copies, tiling.copies)
                 return boxes_of(tiling, dims), made.tiled.each, at
-            held = holding_of(made.op.space, tiling, made.output)
+            held = output_holders(made.op.space, tiling, made.output)
             return _packed(held.pieces, len(dims))
 
         return store.once(("pieces", made.tiled.number, made.output), find)

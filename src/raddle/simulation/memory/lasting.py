@@ -35,10 +35,10 @@ def state_bytes(program: Program) -> Array:
     for i in program.instructions:
         if isinstance(i, Update) and i.parameter not in seen:
             seen.add(i.parameter)
-            for share in program.slices.get(i.parameter, i.shares):
-                nbytes = share.box.volume * program.width(i.parameter)
+            for share in program.slices.get(i.parameter, i.regions):
+                nbytes = share.box.volume * program.element_bytes(i.parameter)
                 if program.plan.syncing.divided:  # the rest is there for a while
-                    total[share.home] += (1 + keeps) * nbytes
+                    total[share.server] += (1 + keeps) * nbytes
                     continue
                 total[list({*share.devices, *share.updaters})] += 2 * nbytes
                 total[list(share.updaters)] += keeps * nbytes

@@ -12,9 +12,9 @@ from raddle.graph.box import Box, subtract
 from raddle.graph.graph import Op
 from raddle.plans.regions import operand_regions
 from raddle.plans.tiling import Grid, Tiling
-from raddle.program.holding import always_local
-from raddle.program.program import Message, Move, Program, Variant, tensors_of_part
+from raddle.program.program import Message, Move, Program, Variant, tensors_per_part
 from raddle.program.segments import segments
+from raddle.program.value_holders import always_local
 
 Array = np.ndarray
 
@@ -34,7 +34,7 @@ class Layout:
             self._measure(op)
         sent: dict[str, tuple[Message, ...]] = {}
         for i in program.instructions:
-            if isinstance(i, Move) and i.key.replica == variant and i.what.activates:
+            if isinstance(i, Move) and i.key.variant == variant and i.kind.is_activation:
                 sent.setdefault(i.value, i.messages)
         self.free = {op.name: self._free(op, sent) for op in self.graph.ops if op.traits.view}
         self.inputs = {
@@ -88,15 +88,15 @@ class Layout:
             for tile, volume in zip(
                 tiling.tiles, _volumes(tiling, op.space.outputs[0]), strict=True
             ):
-                part[tile.device] += volume * tensors_of_part(op, tile.box)
-            self.part[op.name] = part * self.program.width(op.outputs[0])
+                part[tile.device] += volume * tensors_per_part(op, tile.box)
+            self.part[op.name] = part * self.program.element_bytes(op.outputs[0])
         for name, dims in zip(op.outputs, op.space.outputs, strict=True):
             size = self.none()
             for cell in self.variant.merges.get(op.name, ()):
                 size[list(cell.devices)] += cell.box.volume
             if op.name not in self.variant.merges:
                 np.add.at(size, devices, _volumes(tiling, dims))
-            self.size[name] = size * self.program.width(name)
+            self.size[name] = size * self.program.element_bytes(name)
 
     def _free(self, op: Op, messages: Mapping[str, Sequence[Message]]) -> Array:
         """Where a view is one: every tile looks at a box that its device holds in one piece."""
@@ -139,7 +139,7 @@ def read_bytes(program: Program, variant: Variant, names: Iterable[str]) -> Arra
                         read[name].setdefault(d, set()).add(region)
     for name, by_device in read.items():
         for d, regions in by_device.items():
-            total[d] += program.width(name) * _union(sorted(regions))
+            total[d] += program.element_bytes(name) * _union(sorted(regions))
     return total
 
 

@@ -104,6 +104,6 @@ class Ledger:
     def nbytes_of(self, name: str) -> Array:
         """By device, of a parameter."""
         nbytes = np.zeros(len(self.devices), np.int64)
-        for share in self.program.shares[name]:
-            nbytes[list(share.devices)] += share.box.volume * self.program.width(name)
+        for share in self.program.regions[name]:
+            nbytes[list(share.devices)] += share.box.volume * self.program.element_bytes(name)
         return nbytes

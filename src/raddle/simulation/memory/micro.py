@@ -9,7 +9,7 @@ import numpy as np
 from raddle.costs.compute import family
 from raddle.graph.gradients import has_backward
 from raddle.graph.graph import Op
-from raddle.program.messages import MessageKind, Subject
+from raddle.program.message_kind import MessageKind, Subject
 from raddle.simulation.memory.layout import Layout
 from raddle.simulation.memory.ledger import NEVER, Array, Flight, Ledger
 from raddle.simulation.memory.times import MicroTimes, uses_of
@@ -73,7 +73,9 @@ class _Micro:
                 add(owned, rerun.start, self.uses.again[o])
         extra = self.layout.kept[op.name].extra
         if extra:
-            nbytes = extra * (self.layout.size[op.outputs[0]] // self.program.width(op.outputs[0]))
+            nbytes = extra * (
+                self.layout.size[op.outputs[0]] // self.program.element_bytes(op.outputs[0])
+            )
             made = forward
             if times.recomputed(op.name):
                 add(nbytes, *forward)
@@ -123,13 +125,13 @@ class _Micro:
     def _record_flight(self, value: str, what: MessageKind, flight: Flight) -> None:
         """What is on its way counts where it goes; a gradient, until it has gone, also where it was."""
         until, begin = flight.end, flight.start
-        if what.activates:
+        if what.is_activation:
             until = np.maximum(until, self.uses.last[value][flight.target])
             begin = self.ledger.reached(flight, self._read(value))
-        elif what.forward:
+        elif what.is_forward:
             used = self._parts_used(self.program.producer(value))
             until = np.maximum(until, used[flight.target])
-        elif what.backward and what.subject is Subject.RESULT:
+        elif what.is_backward and what.subject is Subject.RESULT:
             first = self.uses.first[value][flight.source]
             self.ledger.add(flight.source, flight.nbytes, first, self.ledger.gone(flight))
             producer = self.program.producer(value).name

@@ -90,13 +90,13 @@ def _recorded(timeline: Timeline, *, through_host: bool) -> Ledger:
     program, ledger = timeline.program, Ledger(timeline, through_host=through_host)
     plan, groups = program.plan, dict[Key, list[int]]()
     for number, i in enumerate(program.instructions):
-        if isinstance(i, Move) and plan.syncing.divided and i.what.pulls:
+        if isinstance(i, Move) and plan.syncing.divided and i.kind.is_pull:
             continue  # brings rows of a divided parameter
         if isinstance(i, Run | Merge | Move):
             groups.setdefault(i.key, []).append(number)
     layouts = [Layout(program, v) for v in range(len(program.variants))]
     for key, numbers in groups.items():
-        record_micro(ledger, numbers, layouts[key.replica])
+        record_micro(ledger, numbers, layouts[key.variant])
     if plan.microbatches > 1:
         record_contributions(ledger)
     if is_asynchronous(plan):

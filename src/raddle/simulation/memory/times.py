@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.graph.gradients import graded_inputs
-from raddle.program.messages import MessageKind
+from raddle.program.message_kind import MessageKind
 from raddle.program.program import Merge, Move, Run
 from raddle.simulation.memory.layout import Layout
 from raddle.simulation.memory.ledger import NEVER, Array, Flight, Ledger, Span
@@ -25,7 +25,7 @@ class MicroTimes:
             i = ledger.program.instructions[number]
             if isinstance(i, Move):
                 flight = ledger.flight(number, i)
-                key = i.value, i.what.like
+                key = i.value, i.kind.first_alike
                 known = self.flights.get(key)
                 self.flights[key] = flight if known is None else known.joined(flight)
             elif isinstance(i, Run | Merge):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from raddle.program.program import Run, Update
-from raddle.program.versions import parameters_of
+from raddle.program.weight_versions import parameters_by_op
 from raddle.simulation.memory.ledger import Array, Ledger
 
 
@@ -13,9 +13,9 @@ def record_contributions(ledger: Ledger) -> None:
     """Gradients of weights that are added to those of the micro-batches before."""
     program = ledger.program
     phase = "W" if program.plan.split_backward else "B"
-    read, largest = parameters_of(program.graph), dict[str, Array]()
+    read, largest = parameters_by_op(program.graph), dict[str, Array]()
     for number, i in enumerate(program.instructions):
-        if isinstance(i, Run) and i.phase == phase and i.key.micro and read[i.op]:
+        if isinstance(i, Run) and i.phase == phase and i.key.micro_batch and read[i.op]:
             if i.op not in largest:
                 largest[i.op] = np.max([ledger.nbytes_of(name) for name in read[i.op]], axis=0)
             ledger.add_by_device(largest[i.op], *ledger.span(number))
@@ -23,7 +23,7 @@ def record_contributions(ledger: Ledger) -> None:
 
 def record_versions(ledger: Ledger) -> None:
     """Weights that an update has replaced, until the last backward that uses them."""
-    read = parameters_of(ledger.program.graph)
+    read = parameters_by_op(ledger.program.graph)
     last: dict[tuple[str, int], Array] = {}  # parameter and version -> the end of its last use
     replaced: dict[str, list[Array]] = {}  # parameter -> by update, when it begins
     for number, i in enumerate(ledger.program.instructions):

@@ -17,7 +17,7 @@ import numpy as np
 
 from raddle.program.checks.zero3 import uses_of_pulls
 from raddle.program.program import Move, Program, Run, Update
-from raddle.program.versions import parameters_of
+from raddle.program.weight_versions import parameters_by_op
 from raddle.simulation.memory.ledger import Array, Ledger
 
 
@@ -54,12 +54,12 @@ def _around(ledger: Ledger, numbers: Sequence[int]) -> tuple[Array, Array]:
 def _own_rows(ledger: Ledger, pull: Move) -> Array:
     """By device that is sent rows of a share, the bytes of those that it has: it puts them together."""
     program, nbytes = ledger.program, np.zeros(len(ledger.devices), np.int64)
-    width = program.width(pull.value)
-    for share in program.shares[pull.value]:
+    width = program.element_bytes(pull.value)
+    for share in program.regions[pull.value]:
         sent = {m.target for m in pull.messages if any(not (b & share.box).empty for b in m.boxes)}
         for s in program.slices[pull.value]:
-            if s.home in sent and share.box.holds(s.box):
-                nbytes[s.home] += s.box.volume * width
+            if s.server in sent and share.box.holds(s.box):
+                nbytes[s.server] += s.box.volume * width
     return nbytes
 
 
@@ -74,7 +74,7 @@ class _Given(NamedTuple):
 def _gradients(program: Program) -> dict[tuple[str, int], _Given]:
     """By divided parameter and step."""
     found: dict[tuple[str, int], _Given] = {}
-    read = parameters_of(program.graph)
+    read = parameters_by_op(program.graph)
 
     def of(name: str, step: int) -> _Given:
         return found.setdefault((name, step), _Given([], [], []))
@@ -83,7 +83,7 @@ def _gradients(program: Program) -> dict[tuple[str, int], _Given]:
         if isinstance(i, Run) and i.phase == "B":
             for name in (n for n in read[i.op] if n in program.slices):
                 of(name, i.key.step).backward.append(number)
-        elif isinstance(i, Move) and i.what.pushes:
+        elif isinstance(i, Move) and i.kind.is_push:
             of(i.value, i.key.step).pushes.append(number)
         elif isinstance(i, Update) and i.parameter in program.slices:
             of(i.parameter, i.key.step).updates.append(number)

@@ -1,0 +1,238 @@
+"""From the plan of a training graph to one of the evaluation graph of the same module.
+
+In evaluation dropout is gone, batch norms read running statistics, one operator may stand where a composite
+stood, and the batch may be another. What both graphs compute stays where it is in training, so that every
+device finds the parameters that it holds; what is new goes where what it reads is, so that little moves.
+"""
+
+# d: a dimension of an operator's iteration space
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from raddle.errors import InputError
+from raddle.graph.box import Box, subtract
+from raddle.graph.graph import Graph, Op
+from raddle.graph.index import Term
+from raddle.plans.derive_tiling import carried, paired_dims, scaled, tiling_of
+from raddle.plans.match_ops import WEIGHTS, counterparts, reads
+from raddle.plans.plan import Plan
+from raddle.plans.regions import add_boxes, add_unread
+from raddle.plans.tiling import Grid, Tiling, whole
+from raddle.plans.validation import validate, validate_tiling
+
+
+def adapt(plan: Plan, graph: Graph, other: Graph) -> Plan:
+    """The plan of `graph` for `other`, the same module in evaluation, perhaps with another batch.
+
+    No device reads more of a parameter than it holds in the training program. Raises InputError where
+    that cannot be: an operator without a counterpart reads more of a parameter than any device holds.
+    """
+    validate(plan, graph)
+    adapted = replace(
+        plan,
+        tiles=_Adapting(plan, graph, other).tiles(),
+        microbatches=1,
+        steps=1,
+        recompute=(),
+        split_backward=False,
+        sums={},
+        stages=(),
+        schedule="",
+        workers=(),
+        fingerprint=other.fingerprint(),
+        batch=other.batch,
+        predicted={},
+    )
+    validate(adapted, other)
+    return adapted
+
+
+def resize(plan: Plan, graph: Graph, other: Graph) -> tuple[Graph, Plan]:
+    """The plan of `graph` for `other`, the same graph with fewer samples: tiles keep their proportions."""
+    if [op.name for op in graph.ops] != [op.name for op in other.ops]:
+        raise InputError(
+            f"'{graph.name}' has other operators for {other.batch} samples than for {graph.batch}: "
+            "use a batch that all micro-batches share evenly."
+        )
+
+    def resized(tilings: Mapping[str, Tiling]) -> dict[str, Tiling]:
+        pairs = ((a, b) for a, b in zip(graph.ops, other.ops, strict=True) if a.name in tilings)
+        return {b.name: _resized(b, a, tilings[a.name], plan, graph, other) for a, b in pairs}
+
+    return other, replace(plan, tiles=resized(plan.tiles), sums=resized(plan.sums))
+
+
+def _resized(op: Op, trained: Op, tiling: Tiling, plan: Plan, graph: Graph, other: Graph) -> Tiling:
+    if op.space == trained.space:
+        return tiling
+    for candidate in (
+        scaled(op, trained, tiling, graph.batch, other.batch),
+        carried(op, tiling, {d: d for d in range(len(op.space.dims))}),
+    ):
+        try:
+            validate_tiling(op, candidate, plan.devices)
+        except InputError:
+            continue
+        return candidate
+    raise InputError(
+        f"the tiles of '{op.name}' cannot be those of {other.batch} samples: "
+        "use a batch that all micro-batches share evenly."
+    )
+
+
+class _Adapting:
+    def __init__(self, plan: Plan, graph: Graph, other: Graph) -> None:
+        self.plan, self.graph, self.other = plan, graph, other
+        self.held = _Held(plan, graph)
+        self.placed: dict[str, Tiling] = {}
+        self.producer = {o: (op, k) for op in other.ops for k, o in enumerate(op.outputs)}
+        self.consumers = _readers(other)
+
+    def tiles(self) -> dict[str, Tiling]:
+        """Counterparts first; then, along the edges of the graph, what stands next to what is placed."""
+        matched = counterparts(self.graph, self.other)
+        for op in self.other.ops:
+            if op.name in matched and self._is_same(op, matched[op.name]):
+                self.placed[op.name] = self.plan.tiles[matched[op.name].name]
+            elif op.name in matched:
+                self._place(op, self._as_trained(op, matched[op.name]))
+        for op in self.other.ops:
+            self._place(op, self._as_producers(op))
+        for op in reversed(self.other.ops):
+            self._place(op, self._as_consumers(op))
+        for op in self.other.ops:
+            self._place(op, chain(self._as_producers(op), self._where_held(op)))
+            if op.name not in self.placed:
+                names = ", ".join(f"'{n}'" for n in reads(self.other, op, WEIGHTS))
+                raise InputError(
+                    f"'{op.name}' of the evaluation graph reads more of {names} than any device holds "
+                    "in training: evaluate the module on one device, or plan without splitting them."
+                )
+        return {op.name: self.placed[op.name] for op in self.other.ops}
+
+    def _is_same(self, op: Op, trained: Op) -> bool:
+        """Whether tiles of the one fit the other, and find there the parameters that it reads."""
+        weights = self._weights(op)
+        return op.space == trained.space and all(op.inputs[i] == trained.inputs[i] for i in weights)
+
+    def _place(self, op: Op, candidates: Iterator[Tiling]) -> None:
+        """Gives an operator the first tiles that are legal and find their parameters."""
+        if op.name not in self.placed:
+            fitting = (t for t in candidates if self._is_legal(op, t) and self._is_held(op, t))
+            if (tiling := next(fitting, None)) is not None:
+                self.placed[op.name] = tiling
+
+    def _is_legal(self, op: Op, tiling: Tiling) -> bool:
+        try:
+            validate_tiling(op, tiling, self.plan.devices)
+        except InputError:
+            return False
+        return True
+
+    def _is_held(self, op: Op, tiling: Tiling) -> bool:
+        weights = self._weights(op)
+        return all(self.held.by(device, op, box, weights) for box, device in tiling.tiles)
+
+    def _weights(self, op: Op) -> list[int]:
+        """The operands that are parameters."""
+        return [i for i, name in enumerate(op.inputs) if self.other.values[name].role in WEIGHTS]
+
+    # -- candidates --------------------------------------------------------------------------------
+
+    def _as_trained(self, op: Op, trained: Op) -> Iterator[Tiling]:
+        tiling = self.plan.tiles[trained.name]
+        if [dim.size for dim in op.space.dims] == [dim.size for dim in trained.space.dims]:
+            yield tiling
+        else:
+            yield scaled(op, trained, tiling, self.graph.batch, self.other.batch)
+            # Where rows of a parameter are cut (positions), cut points stay: others do not hold them.
+            yield carried(op, tiling, {d: d for d in range(len(op.space.dims))})
+
+    def _as_producers(self, op: Op) -> Iterator[Tiling]:
+        for operand, (source, k) in self._sources(op):
+            if source.name in self.placed:
+                pairs = paired_dims(op, operand, source.space.outputs[k])
+                yield carried(op, self.placed[source.name], pairs)
+
+    def _as_consumers(self, op: Op) -> Iterator[Tiling]:
+        for k, name in enumerate(op.outputs):
+            for reader, operand in self.consumers.get(name, []):
+                if reader.name in self.placed:
+                    pairs = {
+                        d: r for r, d in paired_dims(reader, operand, op.space.outputs[k]).items()
+                    }
+                    yield carried(op, self.placed[reader.name], pairs, spread=True)
+
+    def _where_held(self, op: Op) -> Iterator[Tiling]:
+        """Whole on a device, near what it reads if possible; else cut as its parameters are."""
+        near = [d for _, (source, _) in self._sources(op) for d in self.placed[source.name].devices]
+        devices = list(dict.fromkeys([*near, *range(self.plan.devices)]))
+        for device in devices:
+            yield whole([dim.size for dim in op.space.dims], [device])
+        weights = self._weights(op)
+        cuts = tuple(self.held.cuts(op, d, weights) for d in range(len(op.space.dims)))
+        boxes = Grid(cuts, (0,) * math.prod(len(c) - 1 for c in cuts)).boxes
+        holders = {
+            box: [d for d in devices if self.held.by(d, op, box, weights)][:1] for box in boxes
+        }
+        if all(holders.values()):
+            yield tiling_of({box: tuple(found) for box, found in holders.items()})
+
+    def _sources(self, op: Op) -> Iterator[tuple[int, tuple[Op, int]]]:
+        """The operands that operators give, with those operators."""
+        for operand, name in enumerate(op.inputs):
+            if name in self.producer:
+                yield operand, self.producer[name]
+
+
+class _Held:
+    """Which boxes of parameters the devices hold in training: those that they read, as `lower` has it."""
+
+    def __init__(self, plan: Plan, graph: Graph) -> None:
+        self.plan, self.graph, self.readers = plan, graph, _readers(graph)
+        self.found: dict[str, dict[int, list[Box]]] = {}
+
+    def of(self, name: str) -> dict[int, list[Box]]:
+        """By device. Nothing if training never reads the parameter: it stays as anybody loads it."""
+        if name not in self.found:
+            held = self.found.setdefault(name, {})
+            for op, operand in self.readers.get(name, []):
+                add_boxes(held, op, operand, self.plan.tiles[op.name])
+            if held:
+                add_unread(held, self.graph.values[name].shape)
+        return self.found[name]
+
+    def by(self, device: int, op: Op, box: Box, operands: Sequence[int]) -> bool:
+        """Whether a device holds what a box reads of these operands."""
+        regions = op.space.regions(box) if operands else ()
+        for i in operands:
+            region, held = regions[i], self.of(op.inputs[i])
+            if region is not None and held:
+                boxes = held.get(device, ())
+                if region not in boxes and subtract(region, boxes):
+                    return False
+        return True
+
+    def cuts(self, op: Op, d: int, operands: Sequence[int]) -> tuple[int, ...]:
+        """Where a dimension meets the edge of a box of these operands that some device holds."""
+        dim = op.space.dims[d]
+        points = {0, dim.size}
+        for i in operands if not dim.whole else ():
+            boxes = [box for held in self.of(op.inputs[i]).values() for box in held]
+            for at, index in enumerate(op.space.operands[i].indices):
+                if index.terms == (Term(d),) and index.den == 1 and not index.table:
+                    points |= {e[at] - index.offset for box in boxes for e in (box.lo, box.hi)}
+        return tuple(point for point in sorted(points) if 0 <= point <= dim.size)
+
+
+def _readers(graph: Graph) -> dict[str, list[tuple[Op, int]]]:
+    readers: dict[str, list[tuple[Op, int]]] = {}
+    for op in graph.ops:
+        for operand, name in enumerate(op.inputs):
+            readers.setdefault(name, []).append((op, operand))
+    return readers

@@ -1,0 +1,117 @@
+"""Schedules over several steps without a flush, and which weights each micro-batch then sees.
+
+Micro-batch m belongs to step m // per_step. A worker updates its parameters as soon as it has all
+gradients of a step; a micro-batch's backward uses the version of its forward, which is stashed until then.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+
+from raddle.errors import InputError
+from raddle.plans.named_schedule import Named
+from raddle.plans.schedule import Schedule
+from raddle.plans.schedules.unidirectional import one_f_one_b
+
+# s: stage, m: micro-batch, w: worker, k: step, v: version (updates that it has seen)
+
+
+def pipedream(stages: int, microbatches: int) -> Schedule:
+    """1F1B over the whole run: after the fill no worker idles. PipeDream, Narayanan et al. 2019 (SOSP).
+
+    F0 F1 F2 .. .. B0 F3 B1 F4 B2 F5 B3 .. B4 .. B5
+    .. F0 F1 .. B0 F2 B1 F3 B2 F4 B3 F5 B4 .. B5 ..
+    .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 .. ..
+
+    Differs from the paper: a stage is on one worker, not on several that take turns.
+    """
+    return one_f_one_b(stages, microbatches)
+
+
+def two_bw(stages: int, microbatches: int) -> Schedule:
+    """PipeDream's rows; a step uses the weights of the step before the last, so two versions are enough.
+
+    PipeDream-2BW, Narayanan et al. 2021 (arXiv 2006.09503, section 3).
+
+    Differs from the paper: it wants per_step >= P; P - 1 is enough for two versions.
+    """
+    return one_f_one_b(stages, microbatches)
+
+
+def updates(schedule: Schedule, per_step: int) -> list[list[int]]:
+    """By worker and step: how many of the worker's actions come before its update."""
+    steps = _steps(schedule, per_step)
+    points = []
+    for row in schedule.rows:
+        ends = [0] * steps
+        for i, action in enumerate(row):
+            if action.phase == schedule.last:
+                ends[action.micro // per_step] = i + 1
+        points.append(list(accumulate(ends, max)))  # updates are made in the order of steps
+    return points
+
+
+def versions(schedule: Schedule, per_step: int, rule: str) -> dict[tuple[int, int], int]:
+    """By (stage, micro-batch): the version that its forward and its backward use.
+
+    latest: all updates that the worker has made by then. 2bw: those up to the step before the last.
+    """
+    if rule not in ("latest", "2bw"):
+        raise InputError(f"there is no rule {rule!r} for versions: use latest or 2bw.")
+    used = {}
+    for row, points in zip(schedule.rows, updates(schedule, per_step), strict=True):
+        for i, action in enumerate(row):
+            if action.phase != "F":
+                continue
+            latest = bisect_right(points, i)
+            delayed = max(0, action.micro // per_step - 1)
+            if rule == "2bw" and delayed > latest:
+                raise InputError(
+                    f"micro-batch {action.micro} on stage {action.stage} needs version {delayed}, but its "
+                    f"worker is at {latest}: use more than {per_step} micro-batches a step."
+                )
+            used[action.stage, action.micro] = latest if rule == "latest" else delayed
+    return used
+
+
+def stashed(schedule: Schedule, per_step: int, rule: str) -> list[int]:
+    """By worker, the most versions that are needed at once: the newest, and those of backwards to come."""
+    used = versions(schedule, per_step, rule)
+    peaks = []
+    for row, points in zip(schedule.rows, updates(schedule, per_step), strict=True):
+        until = [point - 1 for point in points] + [
+            len(row) - 1
+        ]  # v is the newest until the next update
+        for i, action in enumerate(row):
+            if action.phase in "FB":
+                v = used[action.stage, action.micro]
+                until[v] = max(until[v], i)
+        changes = [0] * (len(row) + 1)
+        for first, last in zip([0, *points], until, strict=True):
+            if first <= last:
+                changes[first] += 1
+                changes[last + 1] -= 1
+        peaks.append(max(accumulate(changes)))
+    return peaks
+
+
+def _steps(schedule: Schedule, per_step: int) -> int:
+    if per_step < 1 or schedule.microbatches % per_step:
+        raise InputError(
+            f"{schedule.microbatches} micro-batches are not whole steps of {per_step}: "
+            "use a multiple of the micro-batches a step."
+        )
+    return schedule.microbatches // per_step
+
+
+NAMED = (
+    Named(
+        "pipedream", pipedream, "1F1B without a flush: every step updates, weights are stashed",
+        rule="latest", per_step=lambda stages: 1, replicated=True,
+    ),
+    Named(
+        "2bw", two_bw, "1F1B without a flush and two versions of the weights",
+        rule="2bw", per_step=lambda stages: stages, replicated=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,82 @@
+"""Schedules with two replicas of the model: stage s is on worker s for one, on P-1-s for the other."""
+
+from __future__ import annotations
+
+from raddle.errors import InputError
+from raddle.plans.named_schedule import Named
+from raddle.plans.schedule import Action, Schedule
+
+# s: stage, m: micro-batch, w: worker; P stages
+
+
+def gems(stages: int, microbatches: int) -> Schedule:
+    """Even micro-batches go down, odd ones up: a forward chases the backward before it. One is alive.
+
+    GEMS, Jain et al. 2020 (SC20): MAST with two micro-batches, MASTER with more.
+
+    F0.0 .... .... .... .... B0.0 F1.2 B1.2 .... ....
+    .... F0.1 .... .... B0.1 F1.1 .... .... B1.1 ....
+    .... .... F0.2 B0.2 F1.0 .... .... .... .... B1.0
+
+    Differs from the paper: an odd number of micro-batches ends with half a pair.
+    """
+    rows = []
+    for w in range(stages):
+        places = [(w if m % 2 == 0 else stages - 1 - w, m) for m in range(microbatches)]
+        rows.append(tuple(Action(phase, s, m) for s, m in places for phase in "FB"))
+    return Schedule(tuple(rows))
+
+
+def gems_basic(stages: int, microbatches: int) -> Schedule:
+    """GEMS without overlap: a forward waits until the backward before it has ended on all workers.
+
+    F0.0 .... .... B0.0 .... F1.1 B1.1 ....
+    .... F0.1 B0.1 .... F1.0 .... .... B1.0
+
+    Differs from the paper: it has one pair a step; here pairs follow each other like the halves of a pair.
+    """
+    overlapped = gems(stages, microbatches)
+    waits = ((Action("F", 0, m), Action("B", 0, m - 1)) for m in range(1, microbatches))
+    return Schedule(overlapped.rows, tuple(waits))
+
+
+def chimera(stages: int, microbatches: int) -> Schedule:
+    """Of each P micro-batches half go down and half go up; the next P fill the bubbles. P is even.
+
+    Chimera, Li & Hoefler 2021 (SC21, section 3, with direct concatenation).
+
+    F0.0 F1.0 .... F2.3 B2.3 F3.3 B3.3 B0.0 .... B1.0
+    .... F0.1 F2.2 F1.1 F3.2 B2.2 B0.1 B3.2 B1.1 ....
+    .... F2.1 F0.2 F3.1 F1.2 B0.2 B2.1 B1.2 B3.1 ....
+    F2.0 F3.0 .... F0.3 B0.3 F1.3 B1.3 B2.0 .... B3.0
+
+    In unit time, the i-th micro-batch of either way is forward on stage s at s + 2i and backward at
+    2P-1-s + 2i; a group starts 2P after the one before. As P is even, a worker's four streams never meet:
+
+        down F and up B at times of w's parity, up F and down B at the others.
+
+    Differs from the paper: a last group of fewer than P micro-batches is halved, the odd one goes down.
+    """
+    if stages % 2:
+        raise InputError(
+            f"chimera needs an even number of workers, got {stages}: use {stages + 1}, or 1f1b."
+        )
+    rows: list[list[tuple[int, Action]]] = [[] for _ in range(stages)]
+    for first in range(0, microbatches, stages):
+        size = min(stages, microbatches - first)
+        down = (size + 1) // 2
+        for j in range(size):
+            i = j if j < down else j - down
+            start = 2 * first + 2 * i
+            for s in range(stages):
+                w = s if j < down else stages - 1 - s
+                rows[w].append((start + s, Action("F", s, first + j)))
+                rows[w].append((start + 2 * stages - 1 - s, Action("B", s, first + j)))
+    return Schedule(tuple(tuple(action for _, action in sorted(row)) for row in rows))
+
+
+NAMED = (
+    Named("gems", gems, "two mirrored replicas, one micro-batch alive: the least memory"),
+    Named("gems-basic", gems_basic, "the same without overlap"),
+    Named("chimera", chimera, "two mirrored replicas at the same time", even=True),
+)

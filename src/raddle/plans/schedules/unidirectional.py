@@ -1,0 +1,115 @@
+"""Schedules in which every micro-batch goes down the same workers, with a flush at the end of the step."""
+
+from __future__ import annotations
+
+from raddle.plans.named_schedule import Named
+from raddle.plans.schedule import Action, Schedule
+
+# s: stage, m: micro-batch, w: worker; P workers, M micro-batches, v stages (chunks) a worker
+
+
+def sequential(stages: int, microbatches: int) -> Schedule:
+    """Plain model parallelism: a micro-batch's forward and backward, then the next one's.
+
+    F0 .. .. B0 F1 .. .. B1
+    .. F0 B0 .. .. F1 B1 ..
+    """
+    phases = [(phase, m) for m in range(microbatches) for phase in "FB"]
+    return Schedule(tuple(tuple(Action(p, s, m) for p, m in phases) for s in range(stages)))
+
+
+def gpipe(stages: int, microbatches: int) -> Schedule:
+    """All forwards, then all backwards, the last micro-batch first. GPipe, Huang et al. 2019.
+
+    F0 F1 F2 .. .. B2 B1 B0
+    .. F0 F1 F2 B2 B1 B0 ..
+
+    Differs from the paper: recomputation is the plan's, not the schedule's.
+    """
+    forwards = [("F", m) for m in range(microbatches)]
+    backwards = [("B", m) for m in reversed(range(microbatches))]
+    phases = forwards + backwards
+    return Schedule(tuple(tuple(Action(p, s, m) for p, m in phases) for s in range(stages)))
+
+
+def one_f_one_b(stages: int, microbatches: int) -> Schedule:
+    """One forward, one backward, with a flush: at most P - s micro-batches are alive on stage s.
+
+    PipeDream-Flush, Narayanan et al. 2021 (arXiv 2006.09503, section 3).
+
+    F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3
+    .. F0 F1 .. B0 F2 B1 F3 B2 .. B3 ..
+    .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. ..
+
+    Differs from the paper: nothing. With M < P, a worker starts with M forwards.
+    """
+    return Schedule(
+        tuple(
+            _in_turn(
+                [Action("F", s, m) for m in range(microbatches)],
+                [Action("B", s, m) for m in range(microbatches)],
+                ahead=stages - s,
+            )
+            for s in range(stages)
+        )
+    )
+
+
+def interleaved(stages: int, workers: int, microbatches: int) -> Schedule:
+    """1F1B where stage s is on worker s mod P: a bubble v times smaller for v times the transfers.
+
+    Megatron-LM, Narayanan et al. 2021 (arXiv 2104.04473, section 2.2). P = 2, v = 2:
+
+    F0.0 F1.0 F0.2 F1.2 F2.0 B0.2 F3.0 B1.2 F2.2 B0.0 F3.2 B1.0 .... B2.2 .... B3.2 B2.0 B3.0
+    .... F0.1 F1.1 F0.3 B0.3 F1.3 B1.3 F2.1 B0.1 F3.1 B1.1 F2.3 B2.3 F3.3 B3.3 B2.1 B3.1 ....
+
+    Differs from the paper: where M is no multiple of P, the rows are those of the next multiple without the
+    micro-batches that are not there, which cannot deadlock either. With v = 1 it is 1F1B.
+    """
+    chunks = stages // workers
+    if chunks == 1:
+        return one_f_one_b(stages, microbatches)
+    padded = -(-microbatches // workers) * workers
+    rows = []
+    for w in range(workers):
+        visits = [_visit(k, chunks, workers) for k in range(padded * chunks)]
+        forwards = [Action("F", c * workers + w, m) for c, m in visits]
+        backwards = [Action("B", (chunks - 1 - c) * workers + w, m) for c, m in visits]
+        ahead = 2 * (workers - 1 - w) + (chunks - 1) * workers + 1
+        row = _in_turn(forwards, backwards, ahead)
+        rows.append(tuple(action for action in row if action.micro < microbatches))
+    return Schedule(tuple(rows))
+
+
+def _visit(k: int, chunks: int, workers: int) -> tuple[int, int]:
+    """(chunk, micro-batch) of a worker's k-th forward: P micro-batches through a chunk, then the next."""
+    group, rest = divmod(k, workers * chunks)
+    chunk, i = divmod(rest, workers)
+    return chunk, group * workers + i
+
+
+def _in_turn(forwards: list[Action], backwards: list[Action], ahead: int) -> tuple[Action, ...]:
+    """`ahead` forwards, then a backward and a forward in turn, then the backwards that are left."""
+    row = forwards[:ahead]
+    for i, backward in enumerate(backwards):
+        row.append(backward)
+        row += forwards[i + ahead : i + ahead + 1]
+    return tuple(row)
+
+
+NAMED = (
+    Named(
+        "sequential", sequential, "plain model parallelism: one micro-batch after the other",
+        in_turn=True,
+    ),
+    Named("gpipe", gpipe, "all forwards, then all backwards", replicated=True),
+    Named(
+        "1f1b", one_f_one_b, "a backward as soon as it can be: fewer micro-batches are alive",
+        replicated=True,
+    ),
+    Named(
+        "interleaved", one_f_one_b,
+        "1F1B with several stages on each worker: a smaller bubble, more messages",
+        several=interleaved,
+    ),
+)  # fmt: skip

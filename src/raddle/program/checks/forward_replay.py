@@ -1,0 +1,177 @@
+"""Replays a micro-batch's forward: who holds which boxes of values, and of partial results."""
+
+from __future__ import annotations
+
+from raddle.graph.box import Box, covers, disjoint, subtract
+from raddle.graph.gradients import gives_gradient
+from raddle.graph.graph import Op
+from raddle.program.checks.boxes import less
+from raddle.program.checks.replay_progress import Progress
+from raddle.program.checks.variant_facts import Facts
+from raddle.program.program import Merge, Message, Move, Run
+
+
+class Forward:
+    """What devices have computed and received so far."""
+
+    def __init__(self, facts: Facts, progress: Progress) -> None:
+        self.facts, self.progress = facts, progress
+        self.made: dict[tuple[str, int], list[Box]] = {}  # value, device
+        self.got: dict[tuple[str, int], dict[int, list[Box]]] = {}  # and by sender
+        # What operators that give gradients read on a device that did not compute it:
+        self.needs: dict[str, dict[int, list[Box]]] = {}
+        self.parts: dict[str, list[Message]] = {}  # partial results by operator, as they were sent
+
+    def recompute(self, run: Run) -> None:
+        """What a recomputed operator reads is still held: values are kept until the backward."""
+        if run.op not in self.facts.recomputed:
+            self.progress.refuse("the plan keeps its values.")
+        self.progress.after_forward(run.op, "F")
+        if any((run.op, phase) in self.progress.done for phase in "BW"):
+            self.progress.refuse("it comes after the backward that it is for.")
+        self.progress.finish(run.op, "R")
+
+    def run(self, run: Run) -> None:
+        op, active = self.facts.ops[run.op], self.facts.program.active
+        left = self.facts.devices[op.name] - set(run.devices)
+        if left:
+            self.progress.refuse(f"it leaves out device {min(left)}, which has a tile of it.")
+        if self.facts.partial(op) and op.name not in self.facts.merges:
+            self._check_local(op)
+        for name in op.inputs:
+            self.progress.arrived(name, "activation")
+        for tile in self.facts.tiles[op.name]:
+            regions, outs = self.facts.reads(op, tile.box)
+            for name, region in zip(op.inputs, regions, strict=True):
+                if region is not None:
+                    self._read(op, name, region, tile.device, gives_gradient(op, name, active))
+            if op.name not in self.facts.merges:
+                for o, out in zip(op.outputs, outs, strict=True):
+                    self.made.setdefault((o, tile.device), []).append(out)
+        self.progress.finish(op.name, "F")
+
+    def _check_local(self, op: Op) -> None:
+        if not self.facts.local(op):
+            self.progress.refuse("its tiles give partial results, which nothing merges.")
+        for device in self.facts.devices[op.name]:
+            tiles = [t.box for t in self.facts.tiles[op.name] if t.device == device]
+            if not disjoint([self.facts.reads(op, box)[1][0] for box in tiles]):
+                self.progress.refuse(
+                    f"device {device} computes several local statistics of the same channels, and "
+                    "nothing says which of them counts: give it one tile."
+                )
+
+    def _read(self, op: Op, name: str, region: Box, device: int, graded: bool) -> None:
+        role = self.facts.graph.values[name].role
+        if role not in ("op", "parameter"):
+            return  # inputs, buffers and constants are there from the start
+        if role == "parameter":
+            held = self.facts.held.get(name, {}).get(device, ())
+        else:
+            held = self.made.get((name, device), ())
+        if region in held:
+            return
+        missing = subtract(region, held)
+        if missing and graded and role == "op":
+            needs = self.needs.setdefault(name, {}).setdefault(device, [])
+            for box in missing:
+                needs += subtract(box, needs)
+        missing = less(missing, self.received(name, device))
+        if missing:
+            self.progress.refuse(
+                f"device {device} has no {missing[0]} of '{name}', which its tile of '{op.name}' reads: "
+                "it was neither computed nor received there before."
+            )
+
+    def received(self, name: str, device: int) -> list[Box]:
+        return [box for boxes in self.got.get((name, device), {}).values() for box in boxes]
+
+    def merge(self, merge: Merge) -> None:
+        self.progress.after(merge.op, "F", "it comes before what it merges.")
+        self.progress.arrived(merge.op, "partial")
+        op, tiles = self.facts.ops[merge.op], self.facts.tiles[merge.op]
+        self._check_cells(op, merge)
+        parts: dict[tuple[int, int], list[Box]] = {}  # by part and device
+        for m in self.parts.get(merge.op, []):
+            parts.setdefault((m.part, m.target), []).extend(m.boxes)
+        for cell in merge.cells:
+            for device in cell.devices:
+                for part in cell.parts:
+                    here = tiles[part].device == device
+                    if not here and not covers(parts.get((part, device), []), cell.box):
+                        self.progress.refuse(f"device {device} lacks part {part} of {cell.box}.")
+                for o in op.outputs:
+                    self.made.setdefault((o, device), []).append(cell.box)
+        self.progress.finish(op.name, "merge F")
+
+    def _check_cells(self, op: Op, merge: Merge) -> None:
+        """Cells cover the output once, and each is made of every box that adds to it, once."""
+        tiles = self.facts.tiles[op.name]
+        outs = {tile.box: op.space.produces(tile.box)[0] for tile in tiles}
+        full = Box.full(self.facts.graph.values[op.outputs[0]].shape)
+        boxes = [cell.box for cell in merge.cells]
+        if not disjoint(boxes) or not covers(boxes, full):
+            self.progress.refuse(f"its cells do not cover {full} once.")
+        for cell in merge.cells:
+            wrong = [p for p in cell.parts if not 0 <= p < len(tiles)]
+            if wrong:
+                self.progress.refuse(
+                    f"the cell {cell.box} names part {wrong[0]}, which is no tile."
+                )
+            found = [tiles[p].box for p in cell.parts]
+            lacking = [b for b, o in outs.items() if b not in found and not (o & cell.box).empty]
+            if lacking:
+                self.progress.refuse(f"the cell {cell.box} lacks the part of tile {lacking[0]}.")
+            if len(set(found)) < len(found):
+                self.progress.refuse(f"the cell {cell.box} counts a part twice.")
+
+    def activation(self, move: Move) -> None:
+        producer = self.facts.producer[move.value].name
+        phase = "merge F" if producer in self.facts.merges else "F"
+        self.progress.after(producer, phase, "it comes before what it sends.")
+        for m in move.messages:
+            # Only whoever computed a value sends it: gradients then take one step back, and not several.
+            held = self.made.get((move.value, m.source), [])
+            for box in m.boxes:
+                missing = [] if box in held else subtract(box, held)
+                if missing:
+                    self.progress.refuse(
+                        f"device {m.source} sends {missing[0]}, which it does not hold."
+                    )
+            by_sender = self.got.setdefault((move.value, m.target), {})
+            by_sender.setdefault(m.source, []).extend(m.boxes)
+        for device in {m.target for m in move.messages}:
+            self._check_arrivals(move.value, device)
+        self.progress.finish(move.value, "activation")
+
+    def _check_arrivals(self, name: str, device: int) -> None:
+        arrived = self.received(name, device)
+        if not disjoint(arrived):
+            self.progress.refuse(f"something of it goes to device {device} twice.")
+        for own in self.made.get((name, device), []):
+            for box in arrived:
+                if not (own & box).empty:
+                    self.progress.refuse(
+                        f"device {device} is sent {own & box}, which it holds itself."
+                    )
+
+    def partial(self, move: Move) -> None:
+        op = self.facts.producer[move.value]
+        tiles = self.facts.tiles[op.name]
+        self.progress.after(op.name, "F", "it comes before what it sends.")
+        by_target: dict[tuple[int, int], list[Box]] = {}
+        for m in move.messages:
+            if not 0 <= m.part < len(tiles) or tiles[m.part].device != m.source:
+                self.progress.refuse(
+                    f"device {m.source} sends part {m.part}, which it does not hold."
+                )
+            (own, *_) = op.space.produces(tiles[m.part].box)
+            for box in m.boxes:
+                if not own.holds(box):
+                    self.progress.refuse(f"device {m.source} sends {box}, which it does not hold.")
+            by_target.setdefault((m.part, m.target), []).extend(m.boxes)
+        for (part, target), boxes in by_target.items():
+            if not disjoint(boxes):
+                self.progress.refuse(f"something of part {part} goes to device {target} twice.")
+        self.parts.setdefault(op.name, []).extend(move.messages)
+        self.progress.finish(op.name, "partial")

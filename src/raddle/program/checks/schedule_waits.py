@@ -1,0 +1,100 @@
+"""Checks that the program enforces what its schedule says: `F1.0 after B0.1`.
+
+Whether it does is read off the program alone, not off how it was made: on every device that takes part in
+the waiting action, each of its instructions comes after the end of the awaited action on every device that
+takes part in that one. A device knows what it has done before, and what others knew when they sent it a
+message that it has waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from raddle.errors import InputError
+from raddle.plans.pipelining import is_asynchronous, schedule_of, stage_of
+from raddle.plans.schedule import Action, Schedule, order
+from raddle.program.describe import describe
+from raddle.program.program import Merge, Move, Program, Run
+from raddle.program.signals import Ends
+
+Known = Mapping[
+    int, frozenset[int]
+]  # by device, the devices on which it knows the action to have ended
+NOTHING: frozenset[int] = frozenset()
+
+
+def check_waits(program: Program) -> None:
+    """Raises InputError where an action can start before one that it waits for has ended."""
+    if not program.plan.stages:
+        return
+    schedule = schedule_of(program.plan)
+    for actions in _rounds(program, schedule) if schedule.waits else ():
+        ends = Ends(schedule)
+        for action in order(schedule):
+            ends.add(action, actions.get(action, ()))
+        for first, second in dict.fromkeys(schedule.waits):
+            _check_wait(program, first, second, actions.get(first, ()), ends.found[second])
+
+
+def _rounds(program: Program, schedule: Schedule) -> Iterator[dict[Action, list[int]]]:
+    """By step, or once where steps overlap: the runs and merges of each action."""
+    stages, overlap = stage_of(program.plan), is_asynchronous(program.plan)
+    found: dict[int, dict[Action, list[int]]] = {}
+    for number, i in enumerate(program.instructions):
+        if isinstance(i, Run | Merge):
+            step, micro = i.key.step, i.key.micro_batch
+            if overlap:
+                step, micro = 0, step * program.plan.microbatches + micro
+            action = Action(phase_in(schedule, i.phase), stages[i.op], micro)
+            found.setdefault(step, {}).setdefault(action, []).append(number)
+    yield from found.values()
+
+
+def phase_in(schedule: Schedule, phase: str) -> str:
+    """The phase of the action that runs of a phase belong to: what is computed again is part of B."""
+    return phase if phase == "F" or (phase == "W" and schedule.split) else "B"
+
+
+def _check_wait(
+    program: Program, first: Action, second: Action, waiting: Collection[int], ends: Collection[int]
+) -> None:
+    if not waiting or not ends:
+        return
+    waiting = set(waiting)
+    last = {d: n for n in sorted(ends) for d in program.instructions[n].devices}
+    everyone = frozenset(last)
+    now: dict[int, frozenset[int]] = {}  # what each device knows at this point of the program
+    computed: dict[int, Known] = {}  # by run or merge, what its devices know when it has ended
+    received: dict[int, Known] = {}  # by move, what whoever waits for it knows
+    for number in range(min(*ends, *waiting), max(waiting) + 1):
+        i = program.instructions[number]
+        if isinstance(i, Move):
+            received[number] = _told(i, computed)
+        elif isinstance(i, Run | Merge):
+            for d in i.devices:
+                told = (received[dep].get(d, NOTHING) for dep in i.deps if dep in received)
+                now[d] = now.get(d, NOTHING).union(*told)
+                if number in waiting and now[d] != everyone:
+                    _refuse(program, first, second, number, d, min(everyone - now[d]))
+                if last.get(d) == number:
+                    now[d] |= {d}
+            computed[number] = {d: now[d] for d in i.devices}
+
+
+def _told(move: Move, computed: Mapping[int, Known]) -> Known:
+    """What the messages of a move say: what their sources knew after what the move waits for."""
+    found: dict[int, frozenset[int]] = {}
+    for m in move.messages:
+        told = (computed[dep].get(m.source, NOTHING) for dep in move.deps if dep in computed)
+        found[m.target] = found.get(m.target, NOTHING).union(*told)
+    return found
+
+
+def _refuse(
+    program: Program, first: Action, second: Action, number: int, device: int, other: int
+) -> None:
+    i = program.instructions[number]
+    raise InputError(
+        f"{describe(number, i)} on device {device} does not wait for device {other}, which takes part in "
+        f"{second}, though the schedule has {first} after {second}."
+    )

@@ -1,0 +1,69 @@
+"""What the checks of a micro-batch look up: operators, tiles, merges, and who gives whom a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from raddle.graph.box import Box
+from raddle.graph.gradients import graded_inputs, graders, has_backward, trained_parameters
+from raddle.graph.graph import Graph, Op
+from raddle.program.describe import Boxes
+from raddle.program.merges import is_local_statistics
+from raddle.program.program import Cell, Program, Variant
+
+
+class Facts:
+    """What holds for every micro-batch of a variant of a program."""
+
+    def __init__(self, program: Program, held: Mapping[str, Boxes], variant: Variant) -> None:
+        graph, tiles, active = variant.graph, variant.tiles, program.active
+        self.program, self.held, self.variant = program, held, variant
+        self.producer = {o: op for op in graph.ops for o in op.outputs}
+        self.tiles = {op.name: tiles[op.name].tiles for op in graph.ops}
+        self.devices = {op.name: set(tiles[op.name].devices) for op in graph.ops}
+        # By value, operators that give it a gradient.
+        self.graders = {v: [op.name for op in ops] for v, ops in graders(graph, active).items()}
+        self.recomputed = {name for block in program.plan.recompute for name in block}
+        self._known: dict[tuple[int, Box], tuple[tuple[Box | None, ...], tuple[Box, ...]]] = {}
+
+    @property
+    def graph(self) -> Graph:
+        return self.variant.graph
+
+    @property
+    def ops(self) -> Mapping[str, Op]:
+        return self.variant.ops
+
+    @property
+    def merges(self) -> Mapping[str, tuple[Cell, ...]]:
+        return self.variant.merges
+
+    @property
+    def closing(self) -> frozenset[str]:
+        return self.variant.replicated_loss_ops
+
+    def reads(self, op: Op, box: Box) -> tuple[tuple[Box | None, ...], tuple[Box, ...]]:
+        """Regions of operands and boxes of outputs; operators that look alike share their space."""
+        key = (id(op.space), box)
+        if key not in self._known:
+            self._known[key] = op.space.regions(box), op.space.produces(box)
+        return self._known[key]
+
+    def phases(self, op: Op) -> str:
+        """How an operator has to be run, apart from being recomputed."""
+        active = self.program.active
+        if not has_backward(op, active):
+            return "F"
+        weights = trained_parameters(self.graph, op, active)
+        if not self.program.plan.split_backward or not weights:
+            return "FB"
+        return "FBW" if len(graded_inputs(op, active)) > len(weights) else "FW"
+
+    def partial(self, op: Op) -> bool:
+        """Whether tiles give partial results."""
+        boxes = self.variant.tiles[op.name].boxes
+        return bool(op.space.combine) and any(op.space.partial(box) for box in boxes)
+
+    def local(self, op: Op) -> bool:
+        """Whether partial results are not merged, because each tile has statistics of its own."""
+        return is_local_statistics(op, self.program.plan.bn)

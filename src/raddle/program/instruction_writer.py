@@ -1,0 +1,39 @@
+"""Where the instructions of a program are written, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from raddle.program.collective import recognise_collective
+from raddle.program.message_kind import MessageKind
+from raddle.program.program import Instruction, Key, Merge, Message, Move, Run
+from raddle.program.value_holders import in_sending_order
+
+
+class InstructionWriter:
+    """Instructions in their order; `latest`, if asked for, is what each device computed last."""
+
+    def __init__(self, devices: int, *, track_latest: bool = False) -> None:
+        self.devices, self._track_latest = devices, track_latest
+        self.instructions: list[Instruction] = []
+        self.latest: dict[int, list[int]] = {}
+
+    def emit(self, instruction: Instruction) -> int:
+        """The number of the instruction."""
+        self.instructions.append(instruction)
+        if self._track_latest and isinstance(instruction, Run | Merge):
+            self.latest.update((d, [len(self.instructions) - 1]) for d in instruction.devices)
+        return len(self.instructions) - 1
+
+    def emit_move(
+        self, value: str, kind: MessageKind, key: Key, messages: Iterable[Message],
+        deps: Iterable[int],
+    ) -> int:  # fmt: skip
+        ordered = in_sending_order(messages, self.devices)
+        return self.emit(
+            Move(value, kind, key, ordered, recognise_collective(ordered), sorted_deps(deps))
+        )
+
+
+def sorted_deps(deps: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(deps)))

@@ -1,0 +1,247 @@
+"""What goes where, once for all micro-batches of a variant: merges, messages and who reads what.
+
+Transfers are what consumers need less what they hold, so they are minimal, and nothing goes to a device
+twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from raddle.errors import InputError
+from raddle.graph.box import Box, merge
+from raddle.graph.gradients import gives_gradient, graders
+from raddle.graph.graph import Graph, Op
+from raddle.plans.pipelining import stage_of
+from raddle.plans.plan import Plan
+from raddle.plans.regions import operand_regions
+from raddle.plans.tiling import Tiling
+from raddle.program.merges import is_local_statistics, is_partial, place_merge
+from raddle.program.program import Cell, Message, Variant
+from raddle.program.replicated_loss import replicated_loss_ops
+from raddle.program.value_holders import (
+    ValueHolders,
+    always_local,
+    boxes_to_fetch,
+    in_sending_order,
+    output_holders,
+)
+
+
+def lower_variant(graph: Graph, plan: Plan, active: frozenset[str]) -> LoweredVariant:
+    """All that follows from a graph and the tiles of a plan."""
+    lowered = LoweredVariant(
+        graph,
+        plan,
+        active,
+        {op.name: tuple(sorted(set(plan.tiles[op.name].devices))) for op in graph.ops},
+        stage_of(plan) or {op.name: 0 for op in graph.ops},
+        replicated_loss_ops(
+            graph, plan, active, lambda op: is_partial(op, plan.tiles[op.name], plan.bn)
+        ),
+    )
+    for op in graph.ops:
+        lowered.add_op(op)
+    return lowered
+
+
+class GradientPortion(NamedTuple):
+    """Messages that bring a part of a gradient back once these stages have given theirs."""
+
+    stages: frozenset[int]
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class LoweredVariant:
+    """A variant of a program: a graph and tiles, with all that follows from them."""
+
+    graph: Graph
+    plan: Plan
+    active: frozenset[str]
+    devices: dict[str, tuple[int, ...]]  # that compute an operator
+    stage_of: dict[str, int]
+    replicated_loss_ops: frozenset[str]
+    merges: dict[str, tuple[Cell, ...]] = field(default_factory=dict)
+    partial_messages: dict[str, tuple[Message, ...]] = field(default_factory=dict)
+    partial_gradient_messages: dict[str, tuple[Message, ...]] = field(default_factory=dict)
+    messages: dict[str, tuple[Message, ...]] = field(default_factory=dict)  # of a value, forward
+    gradient_portions: dict[str, tuple[GradientPortion, ...]] = field(
+        default_factory=dict
+    )  # of its gradient
+
+    @cached_property
+    def consumers(self) -> dict[str, list[tuple[Op, int]]]:
+        consumers: dict[str, list[tuple[Op, int]]] = {}
+        for op in self.graph.ops:
+            for i, name in enumerate(op.inputs):
+                consumers.setdefault(name, []).append((op, i))
+        return consumers
+
+    @cached_property
+    def producer(self) -> dict[str, Op]:
+        return {o: op for op in self.graph.ops for o in op.outputs}
+
+    @cached_property
+    def variant(self) -> Variant:
+        return Variant(self.graph, self.plan.tiles, self.merges, self.replicated_loss_ops)
+
+    @cached_property
+    def graders(self) -> dict[str, list[Op]]:
+        """By value, the operators that contribute to its gradient, in their order."""
+        return graders(self.graph, self.active)
+
+    def ops_of(self, stage: int) -> list[Op]:
+        return [op for op in self.graph.ops if self.stage_of[op.name] == stage]
+
+    def devices_of(self, stage: int) -> set[int]:
+        """All devices that may compute something of a stage."""
+        ops = self.ops_of(stage)
+        cells = (cell for op in ops for cell in self.merges.get(op.name, ()))
+        devices = {d for op in ops for d in self.devices[op.name]}
+        return devices.union(*(cell.devices for cell in cells))
+
+    @cached_property
+    def recompute_blocks(self) -> dict[str, list[Op]]:
+        """Recomputed operators, with those of their block and stage: a stage's backward runs them."""
+        blocks: dict[str, list[Op]] = {}
+        for names in map(set, self.plan.recompute):
+            block = [op for op in self.graph.ops if op.name in names]
+            for op in block:
+                stage = self.stage_of[op.name]
+                blocks[op.name] = [o for o in block if self.stage_of[o.name] == stage]
+        return blocks
+
+    def contributions(self, name: str, stages: frozenset[int]) -> int:
+        """How many operators of some stages contribute to a value's gradient."""
+        return sum(self.stage_of[op.name] in stages for op in self.graders.get(name, ()))
+
+    def add_op(self, op: Op) -> None:
+        """Settles where an operator's results are merged and which messages carry them."""
+        tiling = self.plan.tiles[op.name]
+        if is_partial(op, tiling, self.plan.bn):
+            self._add_merge(op, tiling)
+        for k, name in enumerate(op.outputs):
+            self.messages[name], self.gradient_portions[name] = self._messages_of_value(op, k, name)
+            if self.messages[name] and is_local_statistics(op, self.plan.bn):
+                target = self.messages[name][0].target
+                raise InputError(
+                    f"with bn: local, device {target} normalises samples whose statistics '{op.name}' "
+                    "takes elsewhere: give both the same tiles, or use bn: global."
+                )
+
+    def _holders(self, op: Op, output: int) -> ValueHolders:
+        if op.name in self.merges:
+            return ValueHolders([(c.box, c.devices) for c in self.merges[op.name]])
+        return output_holders(op.space, self.plan.tiles[op.name], output)
+
+    def _add_merge(self, op: Op, tiling: Tiling) -> None:
+        readers = {
+            d
+            for o in op.outputs
+            for c, _ in self.consumers.get(o, [])
+            for d in self.devices[c.name]
+        }
+        width, devices = self.graph.values[op.outputs[0]].dtype.itemsize, self.plan.devices
+        cells, messages = place_merge(
+            op,
+            tiling,
+            sorted(readers),
+            width,
+            replicated=op.name in self.replicated_loss_ops,
+            sums=self.plan.sums.get(op.name),
+        )
+        self.merges[op.name], self.partial_messages[op.name] = (
+            cells,
+            in_sending_order(messages, devices),
+        )
+        back = [Message(m.target, m.source, m.boxes, m.part) for m in messages]
+        self.partial_gradient_messages[op.name] = in_sending_order(back, devices)
+
+    def _messages_of_value(
+        self, op: Op, output: int, name: str
+    ) -> tuple[tuple[Message, ...], tuple[GradientPortion, ...]]:
+        """Messages that bring a value to its consumers, and those that bring its gradient back."""
+        gradient_reads: dict[int, list[Box]] = {}
+        other_reads: dict[int, list[Box]] = {}  # by consumers that give no gradient
+        readers = list(self.consumers.get(name, []))
+        for buffer in self.graph.buffers_of.get(name, ()):
+            # whoever reads the buffer in the next step needs what it holds then
+            readers += self.consumers.get(buffer, [])
+        stages: dict[int, set[int]] = {}  # by device, those that give a gradient there
+        for consumer, operand in readers:
+            gives_back = gives_gradient(consumer, name, self.active)
+            if gives_back:
+                for d in self.devices[consumer.name]:
+                    stages.setdefault(d, set()).add(self.stage_of[consumer.name])
+            if not self._always_local(op, output, consumer, operand):
+                needs = gradient_reads if gives_back else other_reads
+                _add_regions(needs, consumer, operand, self.plan.tiles[consumer.name])
+        if not gradient_reads and not other_reads:
+            return (), ()
+        holders, received = self._holders(op, output), dict[int, list[Box]]()
+        messages = self._fetch_messages(holders, gradient_reads, received)
+        other_messages = self._fetch_messages(holders, other_reads, received)
+        gradient_messages = [Message(m.target, m.source, m.boxes) for m in messages]
+        return in_sending_order(
+            join_messages(messages + other_messages), self.plan.devices
+        ), self._portions(gradient_messages, stages)
+
+    def _portions(
+        self, messages: Sequence[Message], stages: dict[int, set[int]]
+    ) -> tuple[GradientPortion, ...]:
+        """Gradients leave a device when its last stage has given them; others need not be waited for."""
+        groups: list[set[int]] = []
+        for m in messages:
+            group = set(stages[m.source])
+            for other in [g for g in groups if g & group]:
+                groups.remove(other)
+                group |= other
+            groups.append(group)
+        return tuple(
+            GradientPortion(
+                frozenset(own),
+                in_sending_order(
+                    [m for m in messages if stages[m.source] <= own], self.plan.devices
+                ),
+            )
+            for own in groups
+        )
+
+    def _always_local(self, op: Op, output: int, consumer: Op, operand: int) -> bool:
+        if op.name in self.merges:
+            return False
+        tiling, target = self.plan.tiles[op.name], self.plan.tiles[consumer.name]
+        access = consumer.space.operands[operand]
+        return always_local(tiling, op.space, output, target, access)
+
+    def _fetch_messages(
+        self, holders: ValueHolders, needs: dict[int, list[Box]], received: dict[int, list[Box]]
+    ) -> list[Message]:
+        messages = []
+        for device in sorted(needs):
+            regions = list(dict.fromkeys(needs[device]))
+            boxes_by_source = boxes_to_fetch(
+                holders, device, regions, received.setdefault(device, [])
+            )
+            messages += [
+                Message(s, device, tuple(boxes)) for s, boxes in sorted(boxes_by_source.items())
+            ]
+        return messages
+
+
+def _add_regions(needs: dict[int, list[Box]], op: Op, operand: int, tiling: Tiling) -> None:
+    for device, region in operand_regions(op, operand, tiling):
+        if region is not None:
+            needs.setdefault(device, []).append(region)
+
+
+def join_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """One message for each pair of devices (and part)."""
+    together: dict[tuple[int, int, int], list[Box]] = {}
+    for m in messages:
+        together.setdefault((m.source, m.target, m.part), []).extend(m.boxes)
+    return tuple(Message(s, t, tuple(merge(b)), p) for (s, t, p), b in sorted(together.items()))

@@ -1,0 +1,115 @@
+"""Where partial results of an operator are merged, and which messages bring them there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raddle.errors import InputError
+from raddle.graph.box import Box, cells, grid, merge
+from raddle.graph.graph import Op
+from raddle.plans.tiling import Grid, Tiling
+from raddle.program.program import Cell, Message
+from raddle.program.replicated_loss import SMALL_RESULT
+
+
+def is_local_statistics(op: Op, bn: str) -> bool:
+    return bn == "local" and op.kind == "moments" and op.composite == "batch_norm"
+
+
+def is_partial(op: Op, tiling: Tiling, bn: str) -> bool:
+    """Whether tiles leave out a part of a summed dimension, so that their results are merged."""
+    if not op.space.combine:
+        return False
+    if isinstance(tiling, Grid):
+        if all(len(tiling.cuts[d]) == 2 for d in op.space.reduced):
+            return False
+    elif not any(op.space.partial(box) for box in tiling.boxes):
+        return False
+    if not is_local_statistics(op, bn):
+        return True
+    # Local batch statistics are not merged: each tile's own count as copies of the result.
+    if len(set(tiling.devices)) == len(tiling.devices):
+        return False
+    places = [(op.space.produces(t.box)[0], t.device) for t in tiling.tiles]
+    if len(set(places)) < len(places):
+        raise InputError(
+            f"with bn: local, '{op.name}' may have one tile of the samples a device: "
+            "use bn: global, or fewer tiles."
+        )
+    return False
+
+
+def place_merge(
+    op: Op,
+    tiling: Tiling,
+    readers: Sequence[int],
+    width: int,
+    *,
+    replicated: bool,
+    sums: Tiling | None = None,
+) -> tuple[tuple[Cell, ...], tuple[Message, ...]]:
+    """The cells of an operator's result with the devices that merge them, and what travels there.
+
+    `readers` are the devices of its consumers, `width` the bytes of an element; `closes` says that every
+    device ends the forward by itself (closing.py). `where` says it for those that do not.
+    """
+    tiles = tiling.tiles
+    first_of: dict[Box, int] = {}  # of the copies of a tile, one counts
+    for number, tile in enumerate(tiles):
+        first_of.setdefault(tile.box, number)
+    counted_tiles = list(first_of.values())
+    outs = [op.space.produces(tiles[i].box)[0] for i in counted_tiles]
+    placed: list[Cell] = []
+    messages: dict[tuple[int, int, int], list[Box]] = {}
+    for box, tile_numbers in cells(outs):
+        parts = tuple(counted_tiles[f] for f in tile_numbers)
+        owners = tuple(dict.fromkeys(tiles[i].device for i in parts))
+        if replicated and not readers:  # the loss itself
+            placed.append(Cell(box, parts, tuple(sorted(set(tiling.devices)))))
+        elif sums is not None and not replicated:
+            placed += _cells_of_plan(op, box, parts, sums)
+        elif len(owners) == 1 and not replicated:
+            placed.append(Cell(box, parts, owners))
+        elif box.volume * width <= SMALL_RESULT:
+            placed.append(Cell(box, parts, tuple(readers) or owners[:1]))
+        else:
+            placed += [
+                Cell(piece, parts, (owner,))
+                for piece, owner in zip(split_longest_dim(box, len(owners)), owners, strict=False)
+            ]
+    for cell in placed:
+        for target in cell.devices:
+            for part in cell.parts:
+                if tiles[part].device != target:
+                    messages.setdefault((tiles[part].device, target, part), []).append(cell.box)
+    return tuple(placed), tuple(
+        Message(s, t, tuple(merge(boxes)), part) for (s, t, part), boxes in sorted(messages.items())
+    )
+
+
+def _cells_of_plan(op: Op, box: Box, parts: tuple[int, ...], sums: Tiling) -> list[Cell]:
+    """A cell cut where a plan says that it is summed; copies of a tile each sum it."""
+    devices: dict[Box, list[int]] = {}
+    for tile in sums.tiles:
+        devices.setdefault(op.space.produces(tile.box)[0], []).append(tile.device)
+    cut = [(box & output, tuple(there)) for output, there in devices.items()]
+    return [Cell(piece, parts, there) for piece, there in cut if not piece.empty]
+
+
+def merged_bytes(cell: Cell, width: int) -> int:
+    """Bytes that merging a cell passes over: its parts, and what they give."""
+    return (len(cell.parts) + 1) * cell.box.volume * width
+
+
+def longest_dim(shape: Sequence[int]) -> int:
+    """The dimension along which a large result is divided among those that merge it."""
+    return max(range(len(shape)), key=lambda d: shape[d])
+
+
+def split_longest_dim(box: Box, count: int) -> list[Box]:
+    """A box cut into at most `count` parts along its longest dimension."""
+    shape = box.shape
+    along = longest_dim(shape)
+    parts = min(count, shape[along])
+    pieces = grid(shape, [parts if d == along else 1 for d in range(len(shape))])
+    return [piece.shift(box.lo) for piece in pieces]

@@ -1,0 +1,73 @@
+"""Who holds which part of a parameter, in all variants of a program, and what of it is synchronised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from raddle.graph.box import Box
+from raddle.graph.graph import Graph
+from raddle.plans.plan import Plan
+from raddle.plans.regions import add_boxes
+from raddle.program.lower_variant import LoweredVariant
+from raddle.program.parameter_regions import parameter_regions
+from raddle.program.parameter_slices import check_order, cut_slices
+from raddle.program.program import ParameterRegion
+
+HolderSets = tuple[tuple[int, ...], ...]  # the devices that sum, share by share
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """The parameters of a graph as some plan holds them."""
+
+    graph: Graph
+    plan: Plan
+    lowered: Sequence[LoweredVariant]
+
+    @cached_property
+    def trainable(self) -> list[str]:
+        """Those that have a gradient."""
+        values = self.graph.values
+        return [n for n in self.lowered[0].graders if values[n].role == "parameter"]
+
+    @cached_property
+    def regions(self) -> dict[str, tuple[ParameterRegion, ...]]:
+        """Every parameter as boxes, each with the devices that hold it, in any variant."""
+        boxes_read: dict[str, dict[int, list[Box]]] = {}
+        for lowered in self.lowered:
+            for op in lowered.graph.ops:
+                for operand, name in enumerate(op.inputs):
+                    if self.graph.values[name].role == "parameter":
+                        tiling = lowered.plan.tiles[op.name]
+                        add_boxes(boxes_read.setdefault(name, {}), op, operand, tiling)
+        return {
+            name: parameter_regions(self.graph.values[name].shape, by_device, self.plan)
+            for name, by_device in boxes_read.items()
+        }
+
+    @cached_property
+    def slices(self) -> dict[str, tuple[ParameterRegion, ...]]:
+        """What is synchronised piece by piece; nothing where whole parameters are."""
+        if not self.plan.syncing.sliced or not self.lowered[0].active:
+            return {}
+        slices = cut_slices(self.regions, self.trainable, self.plan.syncing)
+        check_order(self.plan.order, slices)
+        return slices
+
+    def synced_regions(self, name: str) -> tuple[ParameterRegion, ...]:
+        """The shares that several devices, or a server and another device, have."""
+        return tuple(s for s in self.regions[name] if s.needs_sync)
+
+    @cached_property
+    def groups(self) -> dict[str, HolderSets]:
+        """By parameter, if anybody shares it, who sums it."""
+        synced = ((name, self.synced_regions(name)) for name in self.trainable)
+        return {
+            n: tuple(dict.fromkeys(s.devices for s in regions)) for n, regions in synced if regions
+        }
+
+
+def holders(regions: Iterable[ParameterRegion]) -> tuple[int, ...]:
+    return tuple(sorted({d for s in regions for d in s.devices}))

@@ -1,0 +1,37 @@
+"""Which devices hold which boxes of a parameter, told from the tiles that read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raddle.graph.box import Box, cells, merge
+from raddle.plans.plan import Plan
+from raddle.plans.regions import add_unread
+from raddle.program.program import ParameterRegion
+
+
+def parameter_regions(
+    shape: Sequence[int], by_device: dict[int, list[Box]], plan: Plan
+) -> tuple[ParameterRegion, ...]:
+    """A parameter as boxes, each with the devices that hold it, given the boxes that each device reads."""
+    add_unread(by_device, shape)
+    devices_by_box: dict[Box, list[int]] = {}  # devices that hold a box
+    for device, boxes in sorted(by_device.items()):
+        for box in boxes:
+            devices_by_box.setdefault(box, []).append(device)
+    device_lists = list(devices_by_box.values())
+    boxes_by_holders: dict[
+        tuple[int, ...], list[Box]
+    ] = {}  # gates of a recurrence read their rows each
+    for box, box_numbers in cells(list(devices_by_box)):
+        devices = (
+            sorted({d for f in box_numbers for d in device_lists[f]})
+            if len(box_numbers) > 1
+            else device_lists[box_numbers[0]]
+        )
+        boxes_by_holders.setdefault(tuple(devices), []).append(box)
+    regions = []
+    for holders, boxes in boxes_by_holders.items():
+        server = plan.syncing.home(holders)
+        regions += [ParameterRegion(box, holders, server) for box in merge(boxes)]
+    return tuple(sorted(regions))

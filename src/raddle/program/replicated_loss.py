@@ -1,0 +1,57 @@
+"""The end of the forward that every device computes for itself.
+
+A loss is a sum over samples, and a few operators on what it gives. Where all devices that have a part of
+the sum merge it, and have a copy of all that follows, each starts the backward of its own part: the same
+gradient is on all of them, so it need not travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from raddle.graph.gradients import graders, trained_parameters
+from raddle.graph.graph import Graph, Op
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import Grid
+
+SMALL_RESULT = (
+    64 * 1024
+)  # bytes: partial results up to this size are merged wherever they are needed
+MOST_REPLICAS = 8  # devices: every part goes to every device, so their number is squared
+
+
+def replicated_loss_ops(
+    graph: Graph, plan: Plan, active: frozenset[str], is_partial: Callable[[Op], bool]
+) -> frozenset[str]:
+    """The operators whose partial results end so; none if something else feeds what follows them."""
+    if graph.loss not in active:
+        return frozenset()
+    users = {name: {op.name for op in ops} for name, ops in graders(graph, active).items()}
+    last = next(op for op in graph.ops if graph.loss in op.outputs)
+    devices = set(plan.tiles[last.name].devices)
+    if len(devices) > MOST_REPLICAS:
+        return frozenset()
+    if is_partial(last):
+        return frozenset([last.name])
+    tail: set[str] = set()
+    merged: set[str] = set()
+    for op in reversed(graph.ops):
+        readers = {r for o in op.outputs if o in active for r in users.get(o, ())}
+        if op is not last and not readers & tail:
+            continue
+        small = all(graph.values[o].nbytes <= SMALL_RESULT for o in op.outputs)
+        if not readers <= tail or not small:
+            return frozenset()
+        if is_partial(op) and set(plan.tiles[op.name].devices) <= devices:
+            merged.add(op.name)
+        elif _is_replicated(op, plan, devices) and not trained_parameters(graph, op, active):
+            tail.add(op.name)
+        else:
+            return frozenset()
+    return frozenset(merged)
+
+
+def _is_replicated(op: Op, plan: Plan, devices: set[int]) -> bool:
+    tiling = plan.tiles[op.name]
+    whole = isinstance(tiling, Grid) and all(len(cuts) == 2 for cuts in tiling.cuts)
+    return whole and set(tiling.devices) == devices

@@ -1,0 +1,155 @@
+"""Who holds which boxes of a value, and from whom a device takes what it lacks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import product
+
+from raddle.graph.box import Box, merge, subtract
+from raddle.graph.space import Access, Space
+from raddle.plans.tiling import Grid, Tiling
+from raddle.program.program import Message
+
+
+class ValueHolders:
+    """The boxes of one value on the devices that produced them; a box may be on several."""
+
+    def __init__(
+        self, pieces: Sequence[tuple[Box, tuple[int, ...]]], grid: _GridLookup | None = None
+    ) -> None:
+        self.pieces = pieces
+        self.grid = grid
+        self._local: dict[int, list[Box]] | None = None
+
+    def boxes_on(self, device: int) -> list[Box]:
+        if self._local is None:
+            self._local = {}
+            for box, devices in self.pieces:
+                for d in devices:
+                    self._local.setdefault(d, []).append(box)
+        return self._local.get(device, [])
+
+    def overlapping(self, box: Box) -> Iterable[tuple[Box, tuple[int, ...]]]:
+        if self.grid is not None:
+            return (self.pieces[i] for i in self.grid.find(box))
+        return (piece for piece in self.pieces if not (piece[0] & box).empty)
+
+
+class _GridLookup:
+    """Finds the boxes of a grid that overlap a box, by bisection of its cut points."""
+
+    def __init__(self, cuts: Sequence[Sequence[int]]) -> None:
+        self.cuts = cuts
+
+    def find(self, box: Box) -> Iterable[int]:
+        spans = []
+        for cuts, lo, hi in zip(self.cuts, box.lo, box.hi, strict=True):
+            spans.append(range(bisect_right(cuts, lo) - 1, bisect_left(cuts, hi)))
+        for point in product(*spans):
+            number = 0
+            for at, cuts in zip(point, self.cuts, strict=True):
+                number = number * (len(cuts) - 1) + at
+            yield number
+
+
+def output_holders(space: Space, tiling: Tiling, output: int) -> ValueHolders:
+    """Who holds an output of an operator whose results are complete."""
+    dims = space.outputs[output]
+    if isinstance(tiling, Grid) and list(dims) == sorted(dims):
+        # Dimensions that the output lacks are not split here, so the boxes stay in row-major order.
+        cuts = [tiling.cuts[d] for d in dims]
+        k = tiling.copies
+        others = 1
+        for d, c in enumerate(tiling.cuts):
+            others *= 1 if d in dims else len(c) - 1
+        if others == 1:
+            boxes = Grid(tuple(cuts), (0,) * box_count(cuts)).boxes
+            pieces = [(box, tiling.devices[i * k : (i + 1) * k]) for i, box in enumerate(boxes)]
+            return ValueHolders(pieces, _GridLookup(cuts))
+    devices_by_box: dict[Box, list[int]] = {}
+    for tile in tiling.tiles:
+        devices = devices_by_box.setdefault(space.produces(tile.box)[output], [])
+        if tile.device not in devices:
+            devices.append(tile.device)
+    return ValueHolders([(box, tuple(devices)) for box, devices in devices_by_box.items()])
+
+
+def box_count(cuts: Sequence[Sequence[int]]) -> int:
+    count = 1
+    for c in cuts:
+        count *= len(c) - 1
+    return count
+
+
+def chosen_copy(device: int, copies: int) -> int:
+    """Which of the copies of a box a device takes: devices take different ones, so that none serves all.
+
+    Compiled code calls it, too.
+    """
+    return device % copies
+
+
+def in_sending_order(messages: Iterable[Message], devices: int) -> tuple[Message, ...]:
+    """Messages as a program has them: each device sends to its next neighbour first (`turn`)."""
+    return tuple(sorted(messages, key=lambda m: (sending_turn(m.source, m.target, devices), m)))
+
+
+def sending_turn(source: int, target: int, devices: int) -> int:
+    """When a device sends to another: to its next neighbour first, so that nobody is everybody's first."""
+    return (target - source) % devices
+
+
+def target_at_turn(source: int, sending_turn: int, devices: int) -> int:
+    """To whom a device sends then. Compiled code calls it, too."""
+    return (source + sending_turn) % devices
+
+
+def boxes_to_fetch(
+    holders: ValueHolders, device: int, regions: Iterable[Box], received: list[Box]
+) -> dict[int, list[Box]]:
+    """What a device takes from which other, so that it holds the regions; `have` grows by it.
+
+    Nothing is taken twice, nor what the device holds itself.
+    """
+    boxes_by_source: dict[int, list[Box]] = {}
+    for region in regions:
+        missing = subtract(region, [*holders.boxes_on(device), *received])
+        for box in missing:
+            for piece, devices in holders.overlapping(box):
+                common = piece & box
+                if not common.empty:
+                    boxes_by_source.setdefault(
+                        devices[chosen_copy(device, len(devices))], []
+                    ).append(common)
+        received.extend(missing)
+    return {source: merge(boxes) for source, boxes in boxes_by_source.items()}
+
+
+def always_local(
+    producer: Tiling, space: Space, output: int, consumer: Tiling, access: Access
+) -> bool:
+    """Whether every consumer finds its region on its own device, told from cut points alone.
+
+    It never says yes wrongly; a no only means that the boxes have to be looked at.
+    """
+    if not isinstance(producer, Grid) or not isinstance(consumer, Grid):
+        return False
+    dims = space.outputs[output]
+    if all(
+        len(producer.cuts[d]) == 2 for d in dims
+    ):  # every device that has a tile holds all of it
+        same = consumer.devices is producer.devices
+        return same or set(consumer.devices) <= set(producer.devices)
+    if producer.devices != consumer.devices or producer.copies != consumer.copies:
+        return False
+    split = [d for d, c in enumerate(producer.cuts) if len(c) > 2]
+    if any(d not in dims for d in split):
+        return False
+    matched = []
+    for d in split:
+        plain = access.indices[dims.index(d)].plain
+        if plain is None or consumer.cuts[plain] != producer.cuts[d]:
+            return False
+        matched.append(plain)
+    return matched == [d for d, c in enumerate(consumer.cuts) if len(c) > 2]

@@ -1,0 +1,123 @@
+"""Blocks of operators whose parameters are whole at a time, where parameters are divided among devices.
+
+    block      0     1     2            F: forward; pulls of a block leave when the one before begins,
+    pulls     0 1    2                  so that a device has about two blocks' parameters whole
+    computes  F0     F1    F2           (ZeRO, Rajbhandari et al., SC 2020, section 7.2.2: stage 3)
+
+A block has an eighth of the parameters' bytes or a little more: many small messages cost more than they
+hide. It is not cut where operators run in one piece: what is computed again, what a native call replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from raddle.graph.gradients import has_backward
+from raddle.graph.graph import Graph, Op
+from raddle.plans.plan import Plan
+from raddle.plans.regions import operand_regions
+from raddle.plans.tiling import Tiling
+from raddle.program.lower_variant import join_messages
+from raddle.program.program import Message, ParameterRegion
+
+PARTS = 8
+
+
+class Block(NamedTuple):
+    """Operators whose parameters are whole at a time, and those of them that run in a direction."""
+
+    ops: list[Op]
+    run: list[Op]
+
+
+def cut(
+    ops: Sequence[Op], graph: Graph, plan: Plan, divided: Collection[str], active: Collection[str],
+    phase: str,
+) -> list[Block]:  # fmt: skip
+    """The blocks of some operators, in the order of a direction."""
+    again = {name for names in plan.recompute for name in names}
+    blocks = blocks_of(ops, graph, plan, divided)
+    if phase == "F":
+        return [Block(own, own) for own in blocks]
+    return [
+        Block(own, [op for op in own if op.name in again or has_backward(op, active)])
+        for own in reversed(blocks)
+    ]
+
+
+def prefetched(
+    blocks: Sequence[Block], pull: Callable[[int], list[int]]
+) -> Iterator[tuple[list[Op], list[int]]]:
+    """The operators of each block, with what brings their parameters.
+
+    That leaves when the block before begins, and not earlier: parameters of two blocks are whole.
+    """
+    coming = pull(0)
+    for at, block in enumerate(blocks):
+        pulls, coming = coming, pull(at + 1) if at + 1 < len(blocks) else []
+        yield block.ops, pulls
+
+
+def blocks_of(
+    ops: Sequence[Op], graph: Graph, plan: Plan, divided: Collection[str]
+) -> list[list[Op]]:
+    """Operators in their order, cut in front of those that read parameters."""
+    new, seen = [], set[str]()  # by operator, the bytes of parameters that it is the first to read
+    for op in ops:
+        fresh = [n for n in dict.fromkeys(op.inputs) if n in divided and n not in seen]
+        seen.update(fresh)
+        new.append(sum(graph.values[n].nbytes for n in fresh))
+    whole = _inside(ops, [*plan.recompute, *(fused.ops for fused in graph.fused)])
+    blocks: list[list[Op]] = [[]]
+    size = 0
+    for at, op in enumerate(ops):
+        if new[at] and size * PARTS >= sum(new) and at not in whole:
+            blocks.append([])
+            size = 0
+        blocks[-1].append(op)
+        size += new[at]
+    return blocks
+
+
+def _inside(ops: Sequence[Op], pieces: Sequence[Sequence[str]]) -> set[int]:
+    """Places in front of which nothing is cut: inside of a piece."""
+    place = {op.name: at for at, op in enumerate(ops)}
+    inside: set[int] = set()
+    for names in pieces:
+        own = [place[name] for name in names if name in place]
+        if own:
+            inside.update(range(min(own) + 1, max(own) + 1))
+    return inside
+
+
+def pulls_of(
+    ops: Sequence[Op], tiles: Mapping[str, Tiling], shares: Mapping[str, Sequence[ParameterRegion]],
+    slices: Mapping[str, Sequence[ParameterRegion]],
+) -> dict[str, tuple[Message, ...]]:  # fmt: skip
+    """By parameter, what brings the rows that these operators read to devices that are not their home.
+
+    A device has a share in one piece: it needs all of what it reads any of.
+    """
+    readers: dict[str, dict[tuple[int, ...], set[int]]] = {}  # devices, by the place of a share
+    for op in ops:
+        for operand, name in enumerate(op.inputs):
+            if name not in slices:
+                continue
+            own = readers.setdefault(name, {})
+            for device, region in operand_regions(op, operand, tiles[op.name]):
+                for share in shares[name]:
+                    if region is not None and not (region & share.box).empty:
+                        own.setdefault(share.box.lo, set()).add(device)
+    found = {}
+    for name, by_share in readers.items():
+        messages = [
+            Message(s.server, d, (s.box,))
+            for share in shares[name]
+            for s in slices[name]
+            if share.box.holds(s.box)
+            for d in sorted(by_share.get(share.box.lo, set()) - {s.server})
+        ]
+        if messages:
+            found[name] = join_messages(messages)
+    return found

@@ -1,0 +1,207 @@
+"""Random legal plans, and the plain module as the oracle of a run."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from raddle.clusters import Cluster, cluster
+from raddle.clusters.topology import build
+from raddle.errors import InputError
+from raddle.graph.box import Box
+from raddle.graph.graph import Graph, Op
+from raddle.plans.plan import Plan
+from raddle.plans.sync import KINDS, read_sync
+from raddle.plans.sync.sync_kind import NUMBER
+from raddle.plans.tiling import Grid, Irregular, Tile, Tiling, even_cuts, uneven_cuts
+from raddle.program.lower import lower
+from raddle.program.parameter_slices import numbered_slices
+
+# One of each kind of synchronisation that computes what the plain module does.
+SYNCS = [
+    "allreduce", "server", "sharded", "sharded:parameters", "ps:one", "ps:sliced", "p3:slice=5",
+    "p3:collective",
+]  # fmt: skip
+
+
+def machine_of(name: str) -> Cluster:
+    """`handling`: devices that have to communicate themselves, each in its own time."""
+    if name != "handling:4":
+        return cluster(name)
+    plain = cluster("local:4")
+    figures = [
+        {"message": 2e-5, "slice": 1e-5, "byte": 1e-9, "sum": 5e-5},
+        {"message": 3e-5, "byte": 2e-9},
+        {"sum": 1e-4},
+        {},
+    ]
+    devices = [
+        replace(plain.devices[0], kind=f"cpu {n}", handling=own) for n, own in enumerate(figures)
+    ]
+    return build(name, [(devices, plain.inside[0], None)])
+
+
+def random_tiling(op: Op, devices: int, rng: random.Random) -> Tiling:
+    """Whole, copies, an even or uneven grid, or irregular boxes, on any devices."""
+    kind = rng.choice(["whole", "copies", "even", "even", "uneven", "irregular"])
+    shape = [d.size for d in op.space.dims]
+    full = tuple((0, s) for s in shape)
+    if kind == "whole":
+        return Grid(full, (rng.randrange(devices),))
+    if kind == "copies":
+        chosen = rng.sample(range(devices), rng.randint(1, devices))
+        return Grid(full, tuple(chosen), len(chosen))
+    if kind == "irregular":
+        return Irregular(tuple(Tile(b, rng.randrange(devices)) for b in _pieces(op, rng)))
+    cuts = list(full)
+    able = [d for d, dim in enumerate(op.space.dims) if not dim.whole and dim.size > 1]
+    for d in rng.sample(able, min(len(able), rng.randint(1, 2))):
+        if kind == "even":
+            cuts[d] = even_cuts(shape[d], rng.randint(2, min(3, shape[d])))
+        else:
+            at = rng.randint(1, shape[d] - 1)
+            cuts[d] = uneven_cuts([at, shape[d] - at])
+    count = 1
+    for c in cuts:
+        count *= len(c) - 1
+    return Grid(tuple(cuts), tuple(rng.randrange(devices) for _ in range(count)))
+
+
+def _pieces(op: Op, rng: random.Random) -> list[Box]:
+    boxes = [op.space.full]
+    for _ in range(3):
+        i = rng.randrange(len(boxes))
+        box = boxes[i]
+        able = [d for d, dim in enumerate(op.space.dims) if not dim.whole and box.shape[d] > 1]
+        if able:
+            d = rng.choice(able)
+            at = rng.randrange(box.lo[d] + 1, box.hi[d])
+            boxes[i : i + 1] = [
+                Box(box.lo, (*box.hi[:d], at, *box.hi[d + 1 :])),
+                Box((*box.lo[:d], at, *box.lo[d + 1 :]), box.hi),
+            ]
+    return boxes
+
+
+def some_sync(devices: int, rng: random.Random) -> str:
+    """A way to synchronise that computes the same; all-reduce, which is common, more often."""
+    own = rng.randrange(devices)
+    return rng.choice(
+        ["allreduce", "allreduce", "server", f"server:{own}", "sharded", "sharded:parameters",
+         "p3:slice=20", f"ps:{own},sliced", "ps:greedy,slice=50", "p3:collective,slice=20"]
+    )  # fmt: skip
+
+
+def each_sync() -> list[str]:
+    """Every kind alone and with each of its words."""
+    words = [(kind, word.replace(NUMBER, "1")) for kind, own in KINDS.items() for word in own.words]
+    return [*KINDS, *(f"{kind}:{word}".replace("slice=1", "slice=99") for kind, word in words)]
+
+
+def sync_texts(devices: int) -> st.SearchStrategy[str]:
+    """Any way to synchronise that can be written: every kind, with any of its words."""
+    return st.sampled_from(sorted(KINDS)).flatmap(
+        lambda kind: st.lists(_words(kind, devices), max_size=2).map(
+            lambda words: f"{kind}:{','.join(words)}".removesuffix(":")
+        )
+    ).filter(_is_sync)  # fmt: skip
+
+
+def _words(kind: str, devices: int) -> st.SearchStrategy[str]:
+    def written(word: str) -> st.SearchStrategy[str]:
+        least, most = {NUMBER: (0, devices - 1), f"ssp={NUMBER}": (0, 3)}.get(word, (50, 999))
+        return st.integers(least, most).map(lambda number: word.replace(NUMBER, str(number)))
+
+    return st.sampled_from(KINDS[kind].words).flatmap(written)
+
+
+def _is_sync(text: str) -> bool:
+    try:
+        read_sync(text)
+    except InputError:  # words that do not go together
+        return False
+    return True
+
+
+def random_plan(graph: Graph, devices: int, seed: int, **more: Any) -> Plan:
+    rng = random.Random(seed)
+    tiles = {op.name: random_tiling(op, devices, rng) for op in graph.ops}
+    if more.get("microbatches", 1) > 1:
+        more.setdefault("bn", "microbatch")
+    more.setdefault("bucket", rng.choice([0, 1000, 10**6]))
+    apart = rng.random() < 0.3
+    more.setdefault("split_backward", apart and more.get("sync") != "sharded:parameters")
+    if rng.random() < 0.4:
+        more.setdefault("recompute", random_blocks(graph, rng))
+    if rng.random() < 0.5:
+        more.setdefault("sums", random_sums(graph, tiles, devices, rng))
+    return with_any_order(graph, Plan(tiles, devices, **more), rng)
+
+
+def with_any_order(graph: Graph, plan: Plan, rng: random.Random) -> Plan:
+    """Where sums have an order: any, or as gradients become complete."""
+    plan = replace(plan, order=())
+    if not plan.syncing.collective or rng.random() < 0.3:
+        return plan
+    count = len(numbered_slices(lower(graph, replace(plan, steps=1)).slices))
+    return replace(plan, order=tuple(rng.sample(range(count), count)))
+
+
+def random_sums(
+    graph: Graph, tiles: dict[str, Tiling], devices: int, rng: random.Random
+) -> dict[str, Tiling]:
+    """For some operators with partial results, any devices that sum them."""
+    found: dict[str, Tiling] = {}
+    for op in graph.ops:
+        partial = op.space.combine and any(op.space.partial(b) for b in tiles[op.name].boxes)
+        if not partial or rng.random() < 0.4:
+            continue
+        cuts = [(0, dim.size) for dim in op.space.dims]
+        kept = [d for d in range(len(cuts)) if d not in op.space.reduced]
+        able = [d for d in kept if not op.space.dims[d].whole and op.space.dims[d].size > 1]
+        if able:
+            d = rng.choice(able)
+            cuts[d] = even_cuts(op.space.dims[d].size, 2)
+        count = 2 if able else 1
+        found[op.name] = Grid(tuple(cuts), tuple(rng.randrange(devices) for _ in range(count)))
+    return found
+
+
+def random_blocks(graph: Graph, rng: random.Random) -> tuple[tuple[str, ...], ...]:
+    """Runs of operators to recompute, with gaps."""
+    blocks, at = [], 0
+    while at < len(graph.ops):
+        size = rng.randint(1, max(1, len(graph.ops) // 3))
+        if rng.random() < 0.7:
+            blocks.append(tuple(op.name for op in graph.ops[at : at + size]))
+        at += size
+    return tuple(blocks)
+
+
+def train_plain(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    batches: Sequence[Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]]],
+    optimizer: Callable[[Any], torch.optim.Optimizer],
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Steps of micro-batches on the unmodified module: losses, and parameters and buffers after."""
+    model = copy.deepcopy(model)
+    opt = optimizer(list(model.parameters()))
+    losses = []
+    for micros in batches:
+        opt.zero_grad()
+        total = 0.0
+        for inputs, targets in micros:
+            value = loss(model(*inputs), *targets) / len(micros)
+            value.backward()
+            total += value.item()
+        opt.step()
+        losses.append(total)
+    return losses, {k: v.detach() for k, v in model.state_dict(keep_vars=True).items()}
