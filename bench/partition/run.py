@@ -19,10 +19,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
-from raddle.searches.pipeline.layers import Layers, Line, Work
-from raddle.searches.pipeline.partition import partition
-from raddle.searches.pipeline.profiles import read_profile
-from raddle.searches.pipeline.stages import stages_for
+from raddle.searches.pipeline.layers import DeviceChain, LayerCosts, Layers
+from raddle.searches.pipeline.pipedream_profiles import read_profile
+from raddle.searches.pipeline.shortest_period import partition
+from raddle.searches.pipeline.shortest_step import stages_for
 
 HERE = Path(__file__).resolve().parent
 PROFILES = HERE.parents[2] / "shared" / "data" / "pipedream"
@@ -92,7 +92,7 @@ def flushed(layers: Layers, devices: int) -> dict[str, Any]:
     def share(column: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(x / m for x in column)
 
-    work = Work(
+    work = LayerCosts(
         (share(layers.forward),),
         (share(layers.backward),),
         share(layers.activation),
@@ -100,7 +100,7 @@ def flushed(layers: Layers, devices: int) -> dict[str, Any]:
         layers.parameters,
         layers.successors,
     )
-    line = Line.of_equals(devices, bandwidth=BANDWIDTH, latency=1e-5, capacity=16e9)
+    line = DeviceChain.uniform(devices, bandwidth=BANDWIDTH, latency=1e-5, capacity=16e9)
     found, seconds = best_of(3, lambda: stages_for(work, line, microbatches=m))
     assert found
     return {
@@ -117,8 +117,8 @@ def first_use() -> dict[str, float]:
     script = """
 import sys, time; begun = time.perf_counter()
 from raddle.searches.pipeline.layers import Layers, Line, Work
-from raddle.searches.pipeline.partition import partition
-from raddle.searches.pipeline.stages import stages_for
+from raddle.searches.pipeline.shortest_period import partition
+from raddle.searches.pipeline.shortest_step import stages_for
 row = (1.0, 1.0); one = time.perf_counter()
 partition(Layers(row, row, row, row, ((1,), ())), 2, bandwidth=1.0); two = time.perf_counter()
 work = Work((row,), (row,), row, row, row, ((1,), ()))

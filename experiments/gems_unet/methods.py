@@ -21,7 +21,15 @@ from raddle.api.models import Graph
 from raddle.api.plans import Plan, describe_inputs, parameter_shapes, validate
 from raddle.api.programs import active_values
 from raddle.api.schedules import MAKERS, Action, Schedule, schedule_to_text
-from raddle.api.searching import Asked, Costs, copies, line_of, nodes_of, spatial, stage_names
+from raddle.api.searching import (
+    Asked,
+    LayerCostModel,
+    build_device_chain,
+    build_layer_graph,
+    copies,
+    spatial,
+    stage_op_names,
+)
 from raddle.api.simulating import peak_bytes, simulate_steps
 
 Stages = tuple[tuple[str, ...], ...]
@@ -106,14 +114,14 @@ def cut(
     """As raddle's search cuts, with room enough: nothing is computed again to save memory."""
     if count == 1:
         return (tuple(op.name for op in graph.ops),)
-    nodes = nodes_of(graph)
+    nodes = build_layer_graph(graph)
     compute = Compute(graph, frozenset(active_values(graph)), profile, bn="local")
-    line = line_of(cluster)
+    line = build_device_chain(cluster)
     line = replace(line, capacity=(float("inf"),) * len(line.kinds))
-    work = Costs(nodes, cluster, compute).work(graph.batch)
+    work = LayerCostModel(nodes, cluster, compute).micro_batch_costs(graph.batch)
     found = Asked("gems", count).cut(work, line, microbatches, STATIC)
     assert found is not None
-    return stage_names(nodes, [stage.layers for stage in found.stages])
+    return stage_op_names(nodes, [stage.layers for stage in found.stages])
 
 
 def side_by_side(schedule: str, stages: int, microbatches: int, pipelines: int) -> str:

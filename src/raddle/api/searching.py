@@ -9,13 +9,18 @@ from raddle.searches.grids import Tiles, copies
 from raddle.searches.groups import Group
 from raddle.searches.optcnn.method import choose_configurations, optcnn_paper
 from raddle.searches.optcnn.tables import Tables, tables
-from raddle.searches.pipeline.asked import Asked
-from raddle.searches.pipeline.nodes import Costs, line_of, nodes_of, stage_names
+from raddle.searches.pipeline.layer_graph import (
+    LayerCostModel,
+    build_device_chain,
+    build_layer_graph,
+    stage_op_names,
+)
+from raddle.searches.pipeline.request import Asked
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.starts import random_start, split_one_letter, stage_of_groups
 
 __all__ = [
-    "Asked", "Chain", "Configuration", "Costs", "Group", "PlanSpace", "Tables", "Tiles", "start_chain",
-    "choose_configurations", "copies", "line_of", "nodes_of", "split_one_letter", "optcnn_paper", "random_start", "spatial",
-    "stage_names", "stage_of_groups", "tables",
+    "Asked", "Chain", "Configuration", "LayerCostModel", "Group", "PlanSpace", "Tables", "Tiles", "start_chain",
+    "choose_configurations", "copies", "build_device_chain", "build_layer_graph", "split_one_letter", "optcnn_paper", "random_start", "spatial",
+    "stage_op_names", "stage_of_groups", "tables",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from raddle.searches.pipeline.layers import Layers, Line, Work
+from raddle.searches.pipeline.layers import DeviceChain, LayerCosts, Layers
 
 PROFILES = Path(__file__).resolve().parents[4] / "shared" / "data" / "pipedream"
 Ideal = frozenset[int]
@@ -147,8 +147,8 @@ def pipedream(layers: Layers, machines: int, bandwidth: float) -> float:
 
 
 def step(
-    work: Work,
-    line: Line,
+    work: LayerCosts,
+    line: DeviceChain,
     chain: list[Ideal],
     rs: Sequence[int],
     recompute: Sequence[bool],
@@ -162,7 +162,7 @@ def step(
     for s, (r, again) in enumerate(zip(rs, recompute, strict=True)):
         devices, stage = range(d, d + r), chain[s + 1] - chain[s]
         given = crossing(work.successors, work.activation, chain[s])
-        kept = sum(work.kept[v] for v in stage)
+        kept = sum(work.saved[v] for v in stage)
         parameters = sum(work.parameters[v] for v in stage)
         alive = microbatches if schedule == "gpipe" else min(microbatches, len(rs) - s)
         memory = static * parameters + (alive * given + kept if again else alive * kept) / r
@@ -182,7 +182,7 @@ def step(
     return (microbatches - 1) * max(times) + sum(times) + others
 
 
-def shortest_step(work: Work, line: Line, **rules: object) -> float:
+def shortest_step(work: LayerCosts, line: DeviceChain, **rules: object) -> float:
     return min(
         step(work, line, chain, rs, recompute, **rules)  # type: ignore[arg-type]
         for chain in chains(ideals(work.successors), len(line.kinds))
@@ -216,11 +216,11 @@ def layered(draw: st.DrawFn, most: int = 6) -> Layers:
 
 
 @st.composite
-def lines(draw: st.DrawFn, kinds: int, most: int) -> Line:
+def lines(draw: st.DrawFn, kinds: int, most: int) -> DeviceChain:
     devices = draw(st.integers(1, most))
     positive = st.sampled_from([0.5, 1.0, 4.0])
     kind = draw(st.tuples(*[st.integers(0, kinds - 1)] * devices))
-    return Line(
+    return DeviceChain(
         tuple(sorted(kind)) if draw(st.booleans()) else kind,
         draw(st.tuples(*[st.sampled_from([20.0, 40.0, 80.0, math.inf])] * devices)),
         draw(st.tuples(*[positive] * (devices - 1))),
@@ -229,8 +229,8 @@ def lines(draw: st.DrawFn, kinds: int, most: int) -> Line:
 
 
 @st.composite
-def works(draw: st.DrawFn, kinds: int, most: int = 5) -> Work:
+def works(draw: st.DrawFn, kinds: int, most: int = 5) -> LayerCosts:
     successors = draw(graphs(most))
     column = columns(len(successors))
     rows = st.tuples(*[column] * kinds)
-    return Work(draw(rows), draw(rows), draw(column), draw(column), draw(column), successors)
+    return LayerCosts(draw(rows), draw(rows), draw(column), draw(column), draw(column), successors)

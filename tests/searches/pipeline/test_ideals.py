@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raddle.searches.pipeline.cuts import antichain_bytes, crossing_bytes
-from raddle.searches.pipeline.ideals import Ideals, ideals_of, prefixes
-from raddle.searches.pipeline.layers import Layers, Line, predecessors, topological_order
+from raddle.searches.pipeline.ideals import Ideals, ideals_of, prefix_ideals
+from raddle.searches.pipeline.layers import DeviceChain, Layers, predecessors, topological_order
 
 
 def sets(ideals: Ideals) -> list[frozenset[int]]:
-    return [frozenset(ideals.between(0, i)) for i in range(len(ideals))]
+    return [frozenset(ideals.layers_between(0, i)) for i in range(len(ideals))]
 
 
 @given(reference.graphs(7))
@@ -24,20 +24,20 @@ def test_all_ideals_are_found_by_size_with_what_they_cover(successors) -> None:
     assert ideals.complete
     assert sorted(found, key=lambda a: (len(a), sorted(a))) == reference.ideals(successors)
     assert [len(a) for a in found] == sorted(len(a) for a in found)
-    assert list(np.diff(ideals.level)) == np.bincount([len(a) for a in found]).tolist()
+    assert list(np.diff(ideals.level_start)) == np.bincount([len(a) for a in found]).tolist()
     for i, a in enumerate(found):
-        below = ideals.below[ideals.below_start[i] : ideals.below_start[i + 1]]
+        below = ideals.covered[ideals.covered_start[i] : ideals.covered_start[i + 1]]
         covered = {b for b in found if b < a and len(b) == len(a) - 1}
         assert {found[x] for x in below} == covered
         assert len(below) == len(covered)
-        inside = ideals.inside(i, np.arange(len(found)))
+        inside = ideals.subsets_of(i, np.arange(len(found)))
         assert [x for x, b in enumerate(found) if b <= a] == inside.tolist()
 
 
 @given(reference.layered(7))
 def test_sums_and_cuts(layers) -> None:
     graph = layers.successors
-    for ideals in (ideals_of(graph), prefixes(topological_order(graph))):
+    for ideals in (ideals_of(graph), prefix_ideals(topological_order(graph))):
         found = sets(ideals)
         assert ideals.sums(layers.forward).tolist() == [
             sum(layers.forward[v] for v in a) for a in found
@@ -63,8 +63,8 @@ def test_chains_of_more_layers_than_a_word_has_bits(layers) -> None:
 
 def test_too_many_ideals_leave_those_of_a_topological_order() -> None:
     successors = [[] for _ in range(12)]  # 4,096 ideals
-    assert ideals_of(successors, limit=4096).complete
-    ideals = ideals_of(successors, limit=4095)
+    assert ideals_of(successors, max_ideals=4096).complete
+    ideals = ideals_of(successors, max_ideals=4095)
     assert not ideals.complete
     assert sets(ideals) == [frozenset(range(s)) for s in range(13)]
 
@@ -92,7 +92,7 @@ def test_a_branch_goes_as_far_as_it_can() -> None:
         (lambda: Layers((-1,), (1,), (1,), (1,), ((),)), "at least 0, got -1"),
         (lambda: Layers((), (), (), (), ()), "at least one layer"),
         (
-            lambda: Line((0, 0), (1.0, 1.0), (), ()),
+            lambda: DeviceChain((0, 0), (1.0, 1.0), (), ()),
             "2 devices need .* got 2 capacities, 0 bandwidths",
         ),
     ],

@@ -23,8 +23,8 @@ from raddle.plans import plan_file
 from raddle.plans.schedule import write
 from raddle.plans.schedules import named
 from raddle.searches.comparison import plan_and_predict
+from raddle.searches.pipeline.layer_graph import build_layer_graph
 from raddle.searches.pipeline.method import pipeline
-from raddle.searches.pipeline.nodes import nodes_of
 from raddle.searches.planning import check_pipeline
 from raddle.searches.settings import Settings
 from raddle.simulation.memory.peaks import peak_bytes
@@ -49,12 +49,12 @@ def judged(name: str, batch: int, on: Cluster, method: str = "pipeline", **more:
 )
 def test_layers_are_a_graph_without_cycles(name: str) -> None:
     graph = graph_of(name, 4)
-    nodes = nodes_of(graph)
-    assert sorted(n for own in nodes.names for n in own) == sorted(op.name for op in graph.ops)
+    nodes = build_layer_graph(graph)
+    assert sorted(n for own in nodes.op_names for n in own) == sorted(op.name for op in graph.ops)
     place = {op.name: at for at, op in enumerate(graph.ops)}
-    heads = [min(place[n] for n in own) for own in nodes.names]
+    heads = [min(place[n] for n in own) for own in nodes.op_names]
     for v, readers in enumerate(nodes.successors):
-        assert all(heads[v] < max(place[n] for n in nodes.names[u]) for u in readers)
+        assert all(heads[v] < max(place[n] for n in nodes.op_names[u]) for u in readers)
 
 
 def test_it_has_stages_and_says_so() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
-from raddle.searches.pipeline.ideals import Array, Graph, Ideals, bit_index, graph_of
+from raddle.searches.pipeline.ideals import Array, Edges, Ideals, bit_index, edges_of
 from raddle.searches.pipeline.layers import predecessors, topological_order
 
 
@@ -27,10 +27,10 @@ def crossing_bytes(
     """By ideal, the bytes of its layers' outputs that layers outside read."""
     return _crossing(
         ideals.members,
-        ideals.below,
-        ideals.below_start,
+        ideals.covered,
+        ideals.covered_start,
         ideals.added,
-        graph_of(successors),
+        edges_of(successors),
         np.asarray(activation, float),
     )
 
@@ -41,20 +41,20 @@ def antichain_bytes(
     """By ideal, the bytes that PipeDream's optimizer counts for its output."""
     reads = [sum(1 << u for u in row) for row in predecessors(successors)]
     return _antichain(
-        ideals.below,
-        ideals.below_start,
+        ideals.covered,
+        ideals.covered_start,
         ideals.added,
-        _words(reads),
-        _words(_still_read(successors)),
+        _bit_words(reads),
+        _bit_words(_still_read(successors)),
         np.asarray(activation, float),
     )
 
 
-def _words(rows: Sequence[int]) -> Array:
+def _bit_words(rows: Sequence[int]) -> Array:
     """Sets of layers as words of 64 bits."""
-    words = (len(rows) + 63) // 64
+    word_count = (len(rows) + 63) // 64
     return np.array(
-        [[row >> (64 * b) & (2**64 - 1) for b in range(words)] for row in rows], np.uint64
+        [[row >> (64 * b) & (2**64 - 1) for b in range(word_count)] for row in rows], np.uint64
     )
 
 
@@ -78,18 +78,23 @@ def _still_read(successors: Sequence[Sequence[int]]) -> list[int]:
 
 @njit(cache=True)
 def _crossing(
-    members: Array, below: Array, below_start: Array, added: Array, graph: Graph, activation: Array
+    members: Array,
+    covered: Array,
+    covered_start: Array,
+    added: Array,
+    edges: Edges,
+    activation: Array,
 ) -> Array:
     one = np.uint64(1)
     result = np.zeros(len(members))
     for j in range(1, len(members)):
         v = added[j]
-        total = result[below[below_start[j]]]
-        if graph.reader_start[v] < graph.reader_start[v + 1]:
+        total = result[covered[covered_start[j]]]
+        if edges.reader_start[v] < edges.reader_start[v + 1]:
             total += activation[v]
-        for u in graph.reads[graph.read_start[v] : graph.read_start[v + 1]]:
+        for u in edges.reads[edges.read_start[v] : edges.read_start[v + 1]]:
             crosses = False
-            for w in graph.readers[graph.reader_start[u] : graph.reader_start[u + 1]]:
+            for w in edges.readers[edges.reader_start[u] : edges.reader_start[u + 1]]:
                 crosses = crosses or not (members[j, w >> 6] >> np.uint64(w & 63)) & one
             if not crosses:
                 total -= activation[u]
@@ -99,31 +104,36 @@ def _crossing(
 
 @njit(cache=True)
 def _antichain(
-    below: Array, below_start: Array, added: Array, reads: Array, extra: Array, activation: Array
+    covered: Array,
+    covered_start: Array,
+    added: Array,
+    reads: Array,
+    still_read: Array,
+    activation: Array,
 ) -> Array:
     one = np.uint64(1)
-    words = reads.shape[1]
+    word_count = reads.shape[1]
     result = np.zeros(len(added))
-    last = np.zeros((len(added), words), np.uint64)  # layers that nobody in the ideal reads
-    counted = np.zeros(words, np.uint64)
+    last = np.zeros((len(added), word_count), np.uint64)  # layers that nobody in the ideal reads
+    counted = np.zeros(word_count, np.uint64)
     for j in range(1, len(added)):
-        v, i = added[j], below[below_start[j]]
+        v, i = added[j], covered[covered_start[j]]
         counted[:] = 0
-        for b in range(words):
-            rest = last[i, b] & ~reads[v, b]
+        for b in range(word_count):
+            remaining = last[i, b] & ~reads[v, b]
             if b == v >> 6:
-                rest |= one << np.uint64(v & 63)
-            last[j, b] = rest
-            while rest:
-                bit = rest & (~rest + one)
-                rest ^= bit
+                remaining |= one << np.uint64(v & 63)
+            last[j, b] = remaining
+            while remaining:
+                bit = remaining & (~remaining + one)
+                remaining ^= bit
                 u = 64 * b + bit_index(bit)
-                for c in range(words):
-                    counted[c] |= extra[u, c]
-        for b in range(words):
-            rest = counted[b]
-            while rest:
-                bit = rest & (~rest + one)
-                rest ^= bit
+                for c in range(word_count):
+                    counted[c] |= still_read[u, c]
+        for b in range(word_count):
+            remaining = counted[b]
+            while remaining:
+                bit = remaining & (~remaining + one)
+                remaining ^= bit
                 result[j] += activation[64 * b + bit_index(bit)]
     return result

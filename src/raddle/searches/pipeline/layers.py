@@ -26,23 +26,23 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class Work:
+class LayerCosts:
     """By layer, what one micro-batch takes and holds; seconds by kind of device and layer."""
 
     forward: tuple[tuple[float, ...], ...]  # seconds
     backward: tuple[tuple[float, ...], ...]  # seconds
     activation: tuple[float, ...]  # bytes of the output
-    kept: tuple[float, ...]  # bytes that are kept for the backward
+    saved: tuple[float, ...]  # bytes that are kept for the backward
     parameters: tuple[float, ...]  # bytes
     successors: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        columns = (self.activation, self.kept, self.parameters, *self.forward, *self.backward)
+        columns = (self.activation, self.saved, self.parameters, *self.forward, *self.backward)
         check_columns(len(self.successors), columns)
 
 
 @dataclass(frozen=True)
-class Line:
+class DeviceChain:
     """Devices in the order in which stages take them; link d is between devices d and d + 1."""
 
     kinds: tuple[int, ...]  # by device, its row in the seconds of the work
@@ -52,17 +52,17 @@ class Line:
 
     def __post_init__(self) -> None:
         devices, links = len(self.kinds), len(self.kinds) - 1
-        given = len(self.capacity), len(self.bandwidth), len(self.latency)
-        if not devices or given != (devices, links, links):
+        lengths = len(self.capacity), len(self.bandwidth), len(self.latency)
+        if not devices or lengths != (devices, links, links):
             raise ValueError(
                 f"{devices} devices need as many capacities and a link less, got "
-                "{} capacities, {} bandwidths and {} latencies.".format(*given)
+                "{} capacities, {} bandwidths and {} latencies.".format(*lengths)
             )
 
     @classmethod
-    def of_equals(
+    def uniform(
         cls, devices: int, *, bandwidth: float, latency: float = 0.0, capacity: float = math.inf
-    ) -> Line:
+    ) -> DeviceChain:
         """Devices and links that are all alike."""
         links = devices - 1
         return cls((0,) * devices, (capacity,) * devices, (bandwidth,) * links, (latency,) * links)

@@ -29,10 +29,16 @@ from raddle.searches.baselines.data import data
 from raddle.searches.baselines.model import owt
 from raddle.searches.baselines.spatial import spatial
 from raddle.searches.grids import Tiles, batch_independent, copies, copies_unless_opaque
-from raddle.searches.pipeline.asked import Asked, pipeline_of
-from raddle.searches.pipeline.layers import Line
-from raddle.searches.pipeline.nodes import Costs, Nodes, line_of, nodes_of, stage_names
-from raddle.searches.pipeline.stages import Pipeline, stages_for
+from raddle.searches.pipeline.layer_graph import (
+    LayerCostModel,
+    LayerGraph,
+    build_device_chain,
+    build_layer_graph,
+    stage_op_names,
+)
+from raddle.searches.pipeline.layers import DeviceChain
+from raddle.searches.pipeline.request import Asked, pipeline_of
+from raddle.searches.pipeline.shortest_step import Pipeline, stages_for
 from raddle.searches.settings import Clock, PipelineResult, SearchResult, Settings
 from raddle.searches.starts import first_devices
 from raddle.simulation.memory.fitting import fits
@@ -98,12 +104,12 @@ class _Pipelines:
         self.graph, self.cluster, self.settings = graph, cluster, settings
         self.clock = Clock(settings.budget, settings.stopwatch)
         self.count = len(cluster.devices)
-        self.nodes = nodes_of(graph)
+        self.nodes = build_layer_graph(graph)
         active = active_values(graph)
-        self.costs = Costs(
+        self.costs = LayerCostModel(
             self.nodes, cluster, Compute(graph, active, settings.profile, bn="local")
         )
-        self.line = line_of(cluster)
+        self.line = build_device_chain(cluster)
         self.static = float(optimizer_costs(settings.optimizer).held)
         self.simulated: list[Candidate] = []
         self.short = False  # whether some numbers of micro-batches need more memory than there is
@@ -115,7 +121,9 @@ class _Pipelines:
         batch = self.graph.batch
         wanted = wanted.checked(batch, self.count)
         for m in wanted.counts(batch, self.count):
-            cut = wanted.cut(self.costs.work(ceil(batch / m)), self.line, m, self.static)
+            cut = wanted.cut(
+                self.costs.micro_batch_costs(ceil(batch / m)), self.line, m, self.static
+            )
             if cut is not None:
                 self._try(m, cut, wanted.schedule or "1f1b", wanted.workers)
         if not self.simulated and self.reasons:
@@ -145,7 +153,7 @@ class _Pipelines:
             self.settings.on_progress(
                 {"step": f"cutting, {m} micro-batches", "done": done, "of": len(chosen)}
             )
-            work = self.costs.work(ceil(batch / m))
+            work = self.costs.micro_batch_costs(ceil(batch / m))
             found = pipeline_of(work, self.line, m, self.static)
             if found is not None:
                 yield m, found
@@ -164,7 +172,7 @@ class _Pipelines:
         """Memory is short: all devices on one micro-batch after the other, which may spare recomputing."""
         batch = self.graph.batch
         for m in sorted({batch, min(batch, 2 * self.count)}):
-            work = self.costs.work(ceil(batch / m))
+            work = self.costs.micro_batch_costs(ceil(batch / m))
             found = stages_for(
                 work, self._free, microbatches=m, static=self.static, recompute=(False,),
                 replicas=self.count,
@@ -173,7 +181,7 @@ class _Pipelines:
                 self._try(m, found, "")
 
     @property
-    def _free(self) -> Line:
+    def _free(self) -> DeviceChain:
         """The devices, with as much memory as one likes: simulating tells what is needed."""
         return replace(self.line, capacity=(float("inf"),) * self.count)
 
@@ -182,7 +190,7 @@ class _Pipelines:
         free = self._free
         batch = self.graph.batch
         for m in sorted({batch, min(batch, 2 * self.count)}):
-            work = self.costs.work(ceil(batch / m))
+            work = self.costs.micro_batch_costs(ceil(batch / m))
             for replicas in sorted({1, min(2, self.count), self.count}):
                 found = stages_for(
                     work,
@@ -209,7 +217,7 @@ class _Pipelines:
         except InputError as error:  # batch statistics of one sample, say, that has one pixel left
             self.reasons.append(str(error))
             return
-        if any(op.name not in self.nodes.of for op in graph.ops):
+        if any(op.name not in self.nodes.layer_of for op in graph.ops):
             self.reasons.append(
                 f"'{graph.name}' has other operators at {graph.batch} samples than at {self.graph.batch}: "
                 "a module that looks at the size of its batch cannot have micro-batches of that size."
@@ -230,8 +238,8 @@ class _Pipelines:
         self, graph: Graph, m: int, cut: Pipeline, schedule: str, method: str,
         workers: tuple[tuple[int, ...], ...],
     ) -> SearchResult:  # fmt: skip
-        nodes = Nodes(graph, self.nodes.of, self.nodes.names, self.nodes.successors)
-        stages = stage_names(nodes, [stage.layers for stage in cut.stages])
+        nodes = LayerGraph(graph, self.nodes.layer_of, self.nodes.op_names, self.nodes.successors)
+        stages = stage_op_names(nodes, [stage.layers for stage in cut.stages])
         bn = self.settings.bn
         staged = PipelineResult(
             graph,

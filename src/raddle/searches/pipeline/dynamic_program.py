@@ -11,10 +11,10 @@ from numba import njit
 
 from raddle.costs.collectives import ring_seconds
 from raddle.costs.links import transfer_seconds
-from raddle.searches.pipeline.caps import Answer
+from raddle.searches.pipeline.cap_search import CappedOptimum
 from raddle.searches.pipeline.cuts import crossing_bytes
 from raddle.searches.pipeline.ideals import Array, Ideals
-from raddle.searches.pipeline.layers import Line, Work
+from raddle.searches.pipeline.layers import DeviceChain, LayerCosts
 
 ROUNDING = 1e-9
 
@@ -66,20 +66,20 @@ class Span(NamedTuple):
     recompute: bool
 
 
-def sums_of(ideals: Ideals, work: Work) -> Sums:
+def sums_of(ideals: Ideals, work: LayerCosts) -> Sums:
     both = np.add(work.forward, work.backward)
     return Sums(
         ideals.members,
         np.array([ideals.sums(row) for row in work.forward]),
         np.array([ideals.sums(row) for row in work.backward]),
         ideals.sums(both.min(axis=0)),
-        ideals.sums(work.kept),
+        ideals.sums(work.saved),
         ideals.sums(work.parameters),
         crossing_bytes(ideals, work.activation, work.successors),
     )
 
 
-def places_of(line: Line, replicas: int) -> Places:
+def places_of(line: DeviceChain, replicas: int) -> Places:
     devices = len(line.kinds)
     most = np.ones(devices, np.int64)
     room = np.zeros((devices, devices + 1))
@@ -100,7 +100,9 @@ def places_of(line: Line, replicas: int) -> Places:
     )
 
 
-def least_sum(sums: Sums, places: Places, rules: Rules, cap: float) -> Answer[list[Span]] | None:
+def least_sum(
+    sums: Sums, places: Places, rules: Rules, cap: float
+) -> CappedOptimum[list[Span]] | None:
     """Stages of at most the cap, each, with the least sum of their seconds and of what cuts take."""
     least, choice = _fill(sums, places, rules, cap)
     i, d, q = 0, 0, int(np.argmin(least[0, 0]))
@@ -112,7 +114,7 @@ def least_sum(sums: Sums, places: Places, rules: Rules, cap: float) -> Answer[li
         spans.append(Span(i, j, d, r, bool(recompute)))
         i, d, q = j, d + r, max(q - 1, 0)
     largest = max(seconds(sums, places, span) for span in spans)
-    return Answer(largest, float(least[0, 0].min()), spans)
+    return CappedOptimum(largest, float(least[0, 0].min()), spans)
 
 
 def seconds(sums: Sums, places: Places, span: Span) -> float:

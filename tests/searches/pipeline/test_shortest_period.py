@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raddle.searches.pipeline.layers import Layers
-from raddle.searches.pipeline.partition import Partition, partition
-from raddle.searches.pipeline.profiles import read_profile
+from raddle.searches.pipeline.pipedream_profiles import read_profile
+from raddle.searches.pipeline.shortest_period import Partition, partition
 
 bandwidths = st.sampled_from([0.5, 1.0, 3.0, 50.0])
 countings = st.sampled_from(["pipedream", "crossing"])

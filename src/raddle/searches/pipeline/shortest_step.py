@@ -34,10 +34,8 @@ from typing import Literal
 import numpy as np
 
 from raddle.costs.links import transfer_seconds
-from raddle.searches.pipeline.caps import Answer, least_total
-from raddle.searches.pipeline.ideals import Array, Ideals, ideals_of
-from raddle.searches.pipeline.layers import Line, Work, topological_order
-from raddle.searches.pipeline.tables import (
+from raddle.searches.pipeline.cap_search import CappedOptimum, least_total
+from raddle.searches.pipeline.dynamic_program import (
     Places,
     Rules,
     Span,
@@ -48,6 +46,8 @@ from raddle.searches.pipeline.tables import (
     seconds,
     sums_of,
 )
+from raddle.searches.pipeline.ideals import Array, Ideals, ideals_of
+from raddle.searches.pipeline.layers import DeviceChain, LayerCosts, topological_order
 
 Schedule = Literal["1f1b", "gpipe"]
 
@@ -87,16 +87,16 @@ class Problem:
         keep, recompute = False in self.recompute, True in self.recompute
         return Rules(self.static, keep, recompute, np.array(alive))
 
-    def best(self, sums: Sums) -> Answer[list[Span]] | None:
+    def best(self, sums: Sums) -> CappedOptimum[list[Span]] | None:
         """The stages with the shortest step."""
         devices = len(self.places.kind)
         depths = [self.alive(max(q, 1)) for q in range(devices + 1)]
         same = len(set(depths)) == 1
 
-        def answer(cap: float) -> Answer[list[Span]] | None:
+        def answer(cap: float) -> CappedOptimum[list[Span]] | None:
             # With as few micro-batches alive as any stage has, where that turns out to fit.
             found = least_sum(sums, self.places, self.rules([min(depths)]), cap)
-            if same or not found or self.fits(sums, found.found):
+            if same or not found or self.fits(sums, found.solution):
                 return found
             return least_sum(sums, self.places, self.rules(depths), cap)
 
@@ -120,13 +120,13 @@ class Problem:
             for s, span in enumerate(spans)
         ]
 
-    def step(self, answer: Answer[list[Span]]) -> float:
+    def step(self, answer: CappedOptimum[list[Span]]) -> float:
         return (self.microbatches - 1) * answer.largest + answer.sum
 
 
 def stages_for(
-    work: Work,
-    line: Line,
+    work: LayerCosts,
+    line: DeviceChain,
     *,
     microbatches: int,
     schedule: Schedule = "1f1b",
@@ -145,7 +145,7 @@ def stages_for(
     if microbatches < 1:
         raise ValueError(f"a step needs at least one micro-batch, got {microbatches}.")
     order = topological_order(work.successors)
-    ideals = ideals_of(work.successors, limit=limit)
+    ideals = ideals_of(work.successors, max_ideals=limit)
     sums = sums_of(ideals, work)
     places = places_of(line, replicas or len(line.kinds))
     problem = Problem(places, microbatches, schedule, static, tuple(recompute))
@@ -165,13 +165,15 @@ def stages_for(
     rank = {v: x for x, v in enumerate(order)}
     stages = [
         Stage(
-            layers=tuple(sorted(ideals.between(*chosen[[span.i, span.j]]), key=rank.__getitem__)),
+            layers=tuple(
+                sorted(ideals.layers_between(*chosen[[span.i, span.j]]), key=rank.__getitem__)
+            ),
             devices=tuple(range(span.d, span.d + span.r)),
             recompute=span.recompute,
             seconds=seconds(some, places, span),
             memory=held,
         )
-        for span, held in zip(found.found, problem.memories(some, found.found), strict=True)
+        for span, held in zip(found.solution, problem.memories(some, found.solution), strict=True)
     ]
     return Pipeline(tuple(stages), problem.step(found), exact, len(chosen))
 
@@ -186,11 +188,11 @@ def _affordable(problem: Problem, operations: float) -> int:
 
 def _narrow(ideals: Ideals, cut: Array, order: Sequence[int], count: int) -> Array:
     """About so many ideals: of each size those with the least at the cut, and prefixes of an order."""
-    each = max(1, count // len(ideals.level) - 1)
+    each = max(1, count // len(ideals.level_start) - 1)
     prefix = np.zeros_like(ideals.members[0])
     chosen: list[int] = []
-    for s in range(len(ideals.level) - 1):
-        of_size = np.arange(ideals.level[s], ideals.level[s + 1])
+    for s in range(len(ideals.level_start) - 1):
+        of_size = np.arange(ideals.level_start[s], ideals.level_start[s + 1])
         chosen.extend(of_size[np.argsort(cut[of_size], kind="stable")[:each]])
         chosen.extend(of_size[np.all(ideals.members[of_size] == prefix, axis=1)])
         if s < len(order):
@@ -198,7 +200,7 @@ def _narrow(ideals: Ideals, cut: Array, order: Sequence[int], count: int) -> Arr
     return np.unique(chosen)
 
 
-def _worth_cutting(problem: Problem, sums: Sums, found: Answer[list[Span]] | None) -> Array:
+def _worth_cutting(problem: Problem, sums: Sums, found: CappedOptimum[list[Span]] | None) -> Array:
     """The ideals that a shorter step than the one found may be cut behind."""
     if not found:
         return np.arange(len(sums.cut))

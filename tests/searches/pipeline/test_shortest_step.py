@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raddle.searches.pipeline.caps import Answer, least_total
-from raddle.searches.pipeline.layers import Line, Work
-from raddle.searches.pipeline.stages import Pipeline, stages_for
+from raddle.searches.pipeline.cap_search import CappedOptimum, least_total
+from raddle.searches.pipeline.layers import DeviceChain, LayerCosts
+from raddle.searches.pipeline.shortest_step import Pipeline, stages_for
 
 rules = st.fixed_dictionaries(
     {
@@ -22,7 +22,7 @@ rules = st.fixed_dictionaries(
 )
 
 
-def estimated(work: Work, line: Line, found: Pipeline, rules) -> float:
+def estimated(work: LayerCosts, line: DeviceChain, found: Pipeline, rules) -> float:
     chain = [frozenset[int]()]
     for stage in found.stages:
         chain.append(chain[-1] | set(stage.layers))
@@ -72,10 +72,10 @@ def test_fewer_ideals_are_no_better_and_it_says_so(work, line, rules, operations
             assert found.seconds == pytest.approx(all_of_them.seconds, rel=1e-11)
 
 
-def chain_of(layers: int, **columns: float) -> Work:
+def chain_of(layers: int, **columns: float) -> LayerCosts:
     row = {name: (float(x),) * layers for name, x in columns.items()}
     readers = (*((v + 1,) for v in range(layers - 1)), ())
-    return Work(
+    return LayerCosts(
         (row["forward"],),
         (row["backward"],),
         row["activation"],
@@ -88,7 +88,7 @@ def chain_of(layers: int, **columns: float) -> Work:
 def test_equal_layers_are_shared_out() -> None:
     """Eight layers of 1 + 2 seconds, too dear to replicate: two a device, (4 - 1 + 4) · 6 seconds."""
     work = chain_of(8, forward=1, backward=2, activation=0, kept=1, parameters=1000)
-    found = stages_for(work, Line.of_equals(4, bandwidth=1.0), microbatches=4, static=1.0)
+    found = stages_for(work, DeviceChain.uniform(4, bandwidth=1.0), microbatches=4, static=1.0)
     assert found
     assert [stage.layers for stage in found.stages] == [(0, 1), (2, 3), (4, 5), (6, 7)]
     assert found.seconds == 42
@@ -98,7 +98,7 @@ def test_equal_layers_are_shared_out() -> None:
 def test_first_stages_recompute_where_memory_is_short() -> None:
     """Stage s keeps 2 (4 - s) layers' worth of values, or what it was given and 2."""
     work = chain_of(8, forward=1, backward=2, activation=0.5, kept=1, parameters=0)
-    line = Line.of_equals(4, bandwidth=1e9, capacity=5.0)
+    line = DeviceChain.uniform(4, bandwidth=1e9, capacity=5.0)
     found = stages_for(work, line, microbatches=4, replicas=1)
     assert found
     assert found.stages[0].recompute
@@ -113,7 +113,7 @@ def test_first_stages_recompute_where_memory_is_short() -> None:
 
 def test_gpipe_keeps_every_microbatch() -> None:
     work = chain_of(4, forward=1, backward=2, activation=0, kept=1, parameters=0)
-    line = Line.of_equals(2, bandwidth=1.0, capacity=7.0)
+    line = DeviceChain.uniform(2, bandwidth=1.0, capacity=7.0)
     kept = {}
     for schedule in ("1f1b", "gpipe"):
         found = stages_for(work, line, microbatches=4, schedule=schedule, replicas=1)
@@ -125,8 +125,10 @@ def test_gpipe_keeps_every_microbatch() -> None:
 def test_a_fast_device_has_more_layers() -> None:
     seconds = (1.0,) * 9, (2.0,) * 9
     plain = chain_of(9, forward=1, backward=1, activation=0, kept=0, parameters=0)
-    work = Work(seconds, seconds, plain.activation, plain.kept, plain.parameters, plain.successors)
-    line = Line((0, 1), (math.inf,) * 2, (1.0,), (0.0,))
+    work = LayerCosts(
+        seconds, seconds, plain.activation, plain.saved, plain.parameters, plain.successors
+    )
+    line = DeviceChain((0, 1), (math.inf,) * 2, (1.0,), (0.0,))
     found = stages_for(work, line, microbatches=100)
     assert found
     assert [len(stage.layers) for stage in found.stages] == [6, 3]
@@ -136,7 +138,7 @@ def test_a_slow_link_is_not_cut() -> None:
     work = chain_of(4, forward=1, backward=1, activation=1, kept=0, parameters=0)
     stages = []
     for bandwidth in (1e3, 1e-3):
-        line = Line.of_equals(2, bandwidth=bandwidth)
+        line = DeviceChain.uniform(2, bandwidth=bandwidth)
         found = stages_for(work, line, microbatches=2, replicas=1)
         stages.append(found and len(found.stages))
     assert stages == [2, 1]
@@ -144,16 +146,19 @@ def test_a_slow_link_is_not_cut() -> None:
 
 def test_nothing_fits() -> None:
     work = chain_of(2, forward=1, backward=1, activation=1, kept=1, parameters=8)
-    assert stages_for(work, Line.of_equals(2, bandwidth=1.0, capacity=7.0), microbatches=2) is None
+    assert (
+        stages_for(work, DeviceChain.uniform(2, bandwidth=1.0, capacity=7.0), microbatches=2)
+        is None
+    )
     with pytest.raises(ValueError, match="at least one micro-batch, got 0"):
-        stages_for(work, Line.of_equals(2, bandwidth=1.0), microbatches=0)
+        stages_for(work, DeviceChain.uniform(2, bandwidth=1.0), microbatches=0)
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), max_size=30), st.integers(0, 5))
 def test_caps_find_the_least_total(solutions, repeats) -> None:
-    def answer(cap: float) -> Answer[None] | None:
+    def answer(cap: float) -> CappedOptimum[None] | None:
         within = [(total, largest) for largest, total in solutions if largest <= cap]
-        return Answer(min(within)[1], min(within)[0], None) if within else None
+        return CappedOptimum(min(within)[1], min(within)[0], None) if within else None
 
     found = least_total(answer, repeats, low=0.5, high=100.0)
     expected = min((repeats * largest + total for largest, total in solutions), default=None)

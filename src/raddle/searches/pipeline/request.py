@@ -12,9 +12,9 @@ from raddle.plans.named_schedule import Named
 from raddle.plans.pipelining import is_schedule
 from raddle.plans.schedule import read
 from raddle.plans.schedules import ASYNCHRONOUS, NAMES, SCHEDULES
-from raddle.searches.pipeline.layers import Layers, Line, Work, topological_order
-from raddle.searches.pipeline.partition import partition
-from raddle.searches.pipeline.stages import Pipeline, Stage, stages_for
+from raddle.searches.pipeline.layers import DeviceChain, LayerCosts, Layers, topological_order
+from raddle.searches.pipeline.shortest_period import partition
+from raddle.searches.pipeline.shortest_step import Pipeline, Stage, stages_for
 
 DEFAULT = "1f1b"
 
@@ -74,7 +74,7 @@ class Asked:
             return [min(batch, self.named.per_step(devices))]
         return sorted({m for m in (devices, 2 * devices, 4 * devices) if m <= batch} or {batch})
 
-    def cut(self, work: Work, line: Line, m: int, static: float) -> Pipeline | None:
+    def cut(self, work: LayerCosts, line: DeviceChain, m: int, static: float) -> Pipeline | None:
         """Stages for the schedule: as many as it needs."""
         devices = len(line.kinds)
         alone = self.rows or not self.named.replicated
@@ -90,7 +90,7 @@ class Asked:
         if self.named.even and stages % 2:
             raise InputError(f"{self.schedule} needs an even number of stages, not {stages}.")
         if stages <= devices:
-            first = Line(
+            first = DeviceChain(
                 line.kinds[:stages], line.capacity[:stages],
                 line.bandwidth[: stages - 1], line.latency[: stages - 1],
             )  # fmt: skip
@@ -100,7 +100,7 @@ class Asked:
         return _balanced(work, [s % min(stages, devices) for s in range(stages)])
 
 
-def pipeline_of(work: Work, line: Line, m: int, static: float) -> Pipeline | None:
+def pipeline_of(work: LayerCosts, line: DeviceChain, m: int, static: float) -> Pipeline | None:
     """The best cut into two stages or more; where one device is best, as many stages as devices."""
     devices = len(line.kinds)
     limit = max(1, devices - 1)
@@ -110,7 +110,7 @@ def pipeline_of(work: Work, line: Line, m: int, static: float) -> Pipeline | Non
     return found
 
 
-def _shortest_period(work: Work, line: Line) -> Pipeline:
+def _shortest_period(work: LayerCosts, line: DeviceChain) -> Pipeline:
     """Without a flush the slowest stage decides (partition.py)."""
     devices = len(line.kinds)
     layers = Layers(
@@ -128,7 +128,7 @@ def _shortest_period(work: Work, line: Line) -> Pipeline:
     return Pipeline(tuple(stages), found.period, found.exact, found.ideals)
 
 
-def _balanced(work: Work, devices: Sequence[int]) -> Pipeline:
+def _balanced(work: LayerCosts, devices: Sequence[int]) -> Pipeline:
     """Runs of one topological order whose longest is as short as can be, each on its device."""
     order, stages = topological_order(work.successors), len(devices)
     if stages > len(order):

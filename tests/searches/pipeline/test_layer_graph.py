@@ -22,8 +22,8 @@ from raddle.graph.capture import capture
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.searches.grids import batch_independent
+from raddle.searches.pipeline.layer_graph import LayerGraph, build_layer_graph, stage_op_names
 from raddle.searches.pipeline.layers import topological_order
-from raddle.searches.pipeline.nodes import Nodes, nodes_of, stage_names
 
 WIDTH, SAMPLES = 6, 4
 
@@ -138,9 +138,9 @@ INPUTS = (
 )
 
 
-def is_acyclic(nodes: Nodes) -> bool:
+def is_acyclic(nodes: LayerGraph) -> bool:
     """Whether layers are in an order; it is that of their numbers."""
-    assert sorted(n for own in nodes.names for n in own) == sorted(
+    assert sorted(n for own in nodes.op_names for n in own) == sorted(
         op.name for op in nodes.graph.ops
     )
     topological_order(nodes.successors)
@@ -156,13 +156,13 @@ def test_every_convex_cut_of_a_random_graph_trains_as_the_module(
     if not any(True for _ in model.parameters()):
         return
     piped = Piped(model, INPUTS, steps=2)
-    nodes = nodes_of(piped.graph)
+    nodes = build_layer_graph(piped.graph)
     assert is_acyclic(nodes)
     every = ideals(nodes.successors)[1:-1][:24]
     run = rng.choice([*every, None])
     for first in every:
-        last = set(range(len(nodes.names))) - first
-        stages = stage_names(nodes, [sorted(first), sorted(last)])
+        last = set(range(len(nodes.op_names))) - first
+        stages = stage_op_names(nodes, [sorted(first), sorted(last)])
         plan = pipeline(piped, 2, 2, "1f1b", stages=stages)
         check(lower(piped.graph, plan))
         if first is run:
@@ -184,8 +184,8 @@ class Late(nn.Module):
 
 
 def test_what_depends_on_no_sample_is_with_the_earliest_layer_that_reads_it() -> None:
-    nodes = nodes_of(capture(Late(), [torch.zeros(SAMPLES, WIDTH)], loss=torch.sum))
-    assert nodes.names == (("arange", "mul", "a", "mul_1"), ("add", "b", "mul_2", "sum"))
+    nodes = build_layer_graph(capture(Late(), [torch.zeros(SAMPLES, WIDTH)], loss=torch.sum))
+    assert nodes.op_names == (("arange", "mul", "a", "mul_1"), ("add", "b", "mul_2", "sum"))
     assert nodes.successors == ((1,), ())
 
 
@@ -202,7 +202,7 @@ class Samples(nn.Module):
 
 def test_a_graph_without_samples_is_one_layer() -> None:
     graph = capture(Samples(), [torch.zeros(SAMPLES, WIDTH)])
-    assert nodes_of(graph).names == (tuple(op.name for op in graph.ops),)
+    assert build_layer_graph(graph).op_names == (tuple(op.name for op in graph.ops),)
 
 
 def test_the_sources_of_random_graphs_have_all_roles() -> None:

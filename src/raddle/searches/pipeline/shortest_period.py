@@ -32,7 +32,7 @@ import numpy as np
 from numba import njit
 
 from raddle.searches.pipeline.cuts import antichain_bytes, crossing_bytes
-from raddle.searches.pipeline.ideals import Array, Ideals, ideals_of, prefixes
+from raddle.searches.pipeline.ideals import Array, Ideals, ideals_of, prefix_ideals
 from raddle.searches.pipeline.layers import Layers, topological_order
 
 EQUAL = 1e-12  # periods that differ by less than this share of them are equal
@@ -92,9 +92,9 @@ def partition(
             f"{devices} devices, {bandwidth} bytes a second: give one device or more, and a bandwidth."
         )
     order = topological_order(layers.successors)
-    along = Problem(prefixes(order), layers, devices, bandwidth, counting)
+    along = Problem(prefix_ideals(order), layers, devices, bandwidth, counting)
     period = along.shorten(along.alone())
-    ideals = ideals_of(layers.successors, limit=limit)
+    ideals = ideals_of(layers.successors, max_ideals=limit)
     problem = along
     if ideals.complete:
         problem = Problem(ideals, layers, devices, bandwidth, counting)
@@ -104,7 +104,7 @@ def partition(
     return Partition(
         stages=tuple(
             Stage(
-                tuple(sorted(problem.ideals.between(span.i, span.j), key=rank.__getitem__)),
+                tuple(sorted(problem.ideals.layers_between(span.i, span.j), key=rank.__getitem__)),
                 span.replicas,
                 problem.seconds(span),
             )
@@ -183,9 +183,9 @@ class Problem:
         """Stages that keep a limit of the period, with as few devices as can be; none if none do."""
         limit = max(limit, np.finfo(float).tiny)
         needs = _needs(
-            self.ideals.below,
-            self.ideals.below_start,
-            self.ideals.level,
+            self.ideals.covered,
+            self.ideals.covered_start,
+            self.ideals.level_start,
             self.costs,
             self.devices,
             limit,
@@ -202,7 +202,7 @@ class Problem:
         With the fewest replicas, and then the least in it; all of j if there is no stage before it.
         """
         costs = self.costs
-        inside = self.ideals.inside(j, np.flatnonzero(needs[:j] < needs[j]))
+        inside = self.ideals.subsets_of(j, np.flatnonzero(needs[:j] < needs[j]))
         for r in range(1, needs[j]):
             phi = costs.work + costs.alpha[r] * costs.parameters
             fits = inside[

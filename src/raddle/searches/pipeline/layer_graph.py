@@ -1,0 +1,211 @@
+"""A captured graph as the layers that a pipeline is cut between, with what a micro-batch takes and holds.
+
+A layer is an operator with weights together with all that follows from it alone (statistics, activations,
+views): a cut between those would never carry less. What depends on no sample goes with the earliest of the
+layers that read it. Layers are numbered so that each reads earlier ones alone: they cannot form a cycle.
+"""
+
+# v: a layer (a node of the partitioner's graph)
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from raddle.clusters import Cluster, Device
+from raddle.costs.compute import Compute
+from raddle.costs.saved_for_backward import kept
+from raddle.graph.box import Box
+from raddle.graph.gradients import active_values, has_backward
+from raddle.graph.graph import Graph, Op
+from raddle.searches.grids import batch_independent
+from raddle.searches.pipeline.layers import DeviceChain, LayerCosts
+
+
+@dataclass(frozen=True)
+class LayerGraph:
+    """The layers of a graph."""
+
+    graph: Graph
+    layer_of: dict[str, int]  # by operator
+    op_names: tuple[tuple[str, ...], ...]  # operators of each layer, in their order
+    successors: tuple[tuple[int, ...], ...]
+
+
+def build_layer_graph(graph: Graph) -> LayerGraph:
+    """Joins operators that read one layer alone to it, unless they have weights."""
+    fixed = batch_independent(graph)
+    values, producer = graph.values, {o: op for op in graph.ops for o in op.outputs}
+    layer_of: dict[str, int] = {}
+    count = 0
+    for op in graph.ops:
+        if op.name in fixed:
+            continue
+        read_layers = {
+            layer_of[producer[i].name]
+            for i in op.inputs
+            if i in producer and producer[i].name in layer_of
+        }
+        has_weights = any(values[i].role == "parameter" for i in op.inputs) and op.space.product
+        if len(read_layers) == 1 and not has_weights:
+            layer_of[op.name] = read_layers.pop()
+        else:
+            layer_of[op.name] = count
+            count += 1
+    _place_batch_independent(graph, fixed, layer_of)
+    count = max(count, 1)
+    edges: list[set[int]] = [set() for _ in range(count)]
+    for op in graph.ops:
+        for i in op.inputs:
+            if i in producer and layer_of[producer[i].name] != layer_of[op.name]:
+                edges[layer_of[producer[i].name]].add(layer_of[op.name])
+    op_names: list[list[str]] = [[] for _ in range(count)]
+    for op in graph.ops:
+        op_names[layer_of[op.name]].append(op.name)
+    return LayerGraph(
+        graph,
+        layer_of,
+        tuple(map(tuple, op_names)),
+        tuple(tuple(sorted(readers)) for readers in edges),
+    )
+
+
+def _place_batch_independent(
+    graph: Graph, batch_independent: Collection[str], layer_of: dict[str, int]
+) -> None:
+    """Gives operators that depend on no sample the earliest layer that reads them, by way of others too.
+
+    A buffer's next value counts as read by whoever reads the buffer: only within a stage does a
+    micro-batch find what the one before has written.
+    """
+    buffers = {value: buffer for buffer, value in graph.updates.items()}
+    waiting = [op for op in reversed(graph.ops) if op.name in batch_independent]
+    changed = True
+    while changed:
+        changed = False
+        for op in waiting:
+            value_names = [*op.outputs, *(buffers[o] for o in op.outputs if o in buffers)]
+            readers = [r.name for name in value_names for r in graph.readers.get(name, ())]
+            first_layer = min((layer_of[r] for r in readers if r in layer_of), default=None)
+            if first_layer is not None and first_layer != layer_of.get(op.name):
+                layer_of[op.name] = first_layer
+                changed = True
+    layer_of.update({op.name: 0 for op in waiting if op.name not in layer_of})  # nobody reads these
+
+
+def build_device_chain(cluster: Cluster) -> DeviceChain:
+    """The devices in their order; what they can use of their memory, and the links between neighbours."""
+    kinds = device_kinds(cluster)
+    routes = [cluster.route(d, d + 1) for d in range(len(cluster.devices) - 1)]
+    return DeviceChain(
+        tuple(kinds.index(d.kind) for d in cluster.devices),
+        tuple(float(d.memory) for d in cluster.devices),
+        tuple(r.bandwidth for r in routes),
+        tuple(r.latency for r in routes),
+    )
+
+
+def device_kinds(cluster: Cluster) -> list[str]:
+    return list(dict.fromkeys(d.kind for d in cluster.devices))
+
+
+class LayerCostModel:
+    """What layers take and hold, for micro-batches of any size."""
+
+    def __init__(
+        self, layer_graph: LayerGraph, cluster: Cluster, compute: Compute | None = None
+    ) -> None:
+        self.layer_graph, self.graph = layer_graph, layer_graph.graph
+        self.active = active_values(self.graph)
+        self.compute = compute or Compute(self.graph, self.active)
+        first_of_kind = {d.kind: d for d in reversed(cluster.devices)}
+        self.one_of_each_kind = [first_of_kind[kind] for kind in device_kinds(cluster)]
+
+    def micro_batch_costs(self, samples: int) -> LayerCosts:
+        """Of micro-batches of so many samples."""
+        return LayerCosts(
+            tuple(self._seconds(device, samples, "F") for device in self.one_of_each_kind),
+            tuple(self._seconds(device, samples, "B") for device in self.one_of_each_kind),
+            self._output_bytes(samples),
+            self._saved_bytes(samples),
+            self._parameter_bytes(),
+            self.layer_graph.successors,
+        )
+
+    def _seconds(self, device: Device, samples: int, phase: str) -> tuple[float, ...]:
+        total = [0.0] * len(self.layer_graph.op_names)
+        for op in self.graph.ops:
+            if phase == "F" or has_backward(op, self.active):
+                box = micro_batch_box(op, self.graph.batch, samples)
+                seconds = self.compute.seconds(op, box, phase, device)
+                total[self.layer_graph.layer_of[op.name]] += seconds
+        return tuple(total)
+
+    def _output_bytes(self, samples: int) -> tuple[float, ...]:
+        """Bytes that other layers read."""
+        total = [0.0] * len(self.layer_graph.op_names)
+        layer_of = self.layer_graph.layer_of
+        for op in self.graph.ops:
+            for o in op.outputs:
+                readers = {layer_of[r.name] for r in self.graph.readers.get(o, ())}
+                if readers - {layer_of[op.name]}:
+                    total[layer_of[op.name]] += self._nbytes(o, samples)
+        return tuple(total)
+
+    def _saved_bytes(self, samples: int) -> tuple[float, ...]:
+        """Bytes that backwards need; of a view, what it looks at."""
+        viewed = {
+            op.outputs[0]: op.inputs[0] for op in self.graph.ops if op.traits.view
+        }  # fmt: skip
+        producer = {o: op for op in self.graph.ops for o in op.outputs}
+        total = [0.0] * len(self.layer_graph.op_names)
+        saved_values: set[str] = set()
+        for op in self.graph.ops:
+            saved = kept(self.graph, self.active, op)
+            saved_values |= saved.inputs | (set(op.outputs) if saved.output else set())
+            value = self.graph.values[op.outputs[0]]
+            elements = self._nbytes(op.outputs[0], samples) / value.dtype.itemsize
+            total[self.layer_graph.layer_of[op.name]] += saved.extra * elements
+        seen: set[str] = set()
+        for name in saved_values:
+            while name in viewed:
+                name = viewed[name]
+            if name in producer and name not in seen:
+                seen.add(name)
+                total[self.layer_graph.layer_of[producer[name].name]] += self._nbytes(name, samples)
+        return tuple(total)
+
+    def _parameter_bytes(self) -> tuple[float, ...]:
+        total = [0.0] * len(self.layer_graph.op_names)
+        seen: set[str] = set()
+        for op in self.graph.ops:
+            for name in op.inputs:
+                if self.graph.values[name].role == "parameter" and name not in seen:
+                    seen.add(name)
+                    total[self.layer_graph.layer_of[op.name]] += self.graph.values[name].nbytes
+        return tuple(total)
+
+    def _nbytes(self, name: str, samples: int) -> float:
+        value = self.graph.values[name]
+        return value.nbytes * (samples / self.graph.batch if "n" in value.letters else 1)
+
+
+def micro_batch_box(op: Op, batch: int, samples: int) -> Box:
+    """What an operator does for so many samples: a tile of what it does for all."""
+    full = op.space.full
+    hi = [
+        dim.size // batch * samples if dim.name == "n" and dim.size % batch == 0 else dim.size
+        for dim in op.space.dims
+    ]
+    return Box(full.lo, tuple(hi))
+
+
+def stage_op_names(
+    layer_graph: LayerGraph, stages: Sequence[Sequence[int]]
+) -> tuple[tuple[str, ...], ...]:
+    """The operators of stages of layers, in the graph's order."""
+    stage_of = {v: s for s, layers in enumerate(stages) for v in layers}
+    op_names: list[list[str]] = [[] for _ in stages]
+    for op in layer_graph.graph.ops:
+        op_names[stage_of[layer_graph.layer_of[op.name]]].append(op.name)
+    return tuple(tuple(stage_ops) for stage_ops in op_names)
