@@ -44,13 +44,16 @@ def lab_of(hosts: int, rate: str) -> Iterator[Lab]:
 
 
 def hosts(
-    count: int, bandwidth: float, latency: float = 2e-4, handling: Mapping[str, float] | None = None
+    count: int,
+    bandwidth: float,
+    latency: float = 2e-4,
+    host_overhead: Mapping[str, float] | None = None,
 ) -> Cluster:
     """The lab as a cluster; bandwidth in bytes/s."""
     return Cluster.from_dict(
         {
             "name": "lab",
-            "devices": {"core": {**DEVICE, "handling": dict(handling or {})}},
+            "devices": {"core": {**DEVICE, "host_overhead": dict(host_overhead or {})}},
             "nodes": [{"count": count, "devices": ["core"]}],
             "network": {
                 "bandwidth": bandwidth, "latency": latency, "duplex": True, "per_device": False,

@@ -74,7 +74,7 @@ class Measured:
 class Found:
     ranks: int
     rate: str
-    # bandwidth in bytes/s; in seconds latency, that of a `sum`, and what a message takes (`handling`)
+    # bandwidth in bytes/s; in seconds latency, that of a `sum`, and what a message takes (`host_overhead`)
     link: Mapping[str, Any]
     asked: Sequence[Job]
     jobs: Sequence[Measured]
@@ -117,7 +117,7 @@ def predict(found: Found) -> list[dict[str, float]]:
     measured beside a step's bytes, which therefore take nothing more from a core; messages do.
     """
     link, result = found.link, []
-    handling = {**link["handling"], "byte": 0.0} if link["handling"] else {}
+    handling = {**link["host_overhead"], "byte": 0.0} if link["host_overhead"] else {}
     for job, own in zip(found.asked, found.jobs, strict=True):
         seconds = {}
         for label, kind in job.kinds.items():

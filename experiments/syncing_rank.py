@@ -32,7 +32,7 @@ from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
 
 REPEATS = 5  # of an operator that is measured
-NO_LINK = {"bandwidth": 1e9, "latency": 1e-4, "sum": 1e-4, "handling": {}}  # of one rank
+NO_LINK = {"bandwidth": 1e9, "latency": 1e-4, "sum": 1e-4, "host_overhead": {}}  # of one rank
 MESSAGES = 5  # of each size, to measure what they take
 
 Call = Callable[[], None]
@@ -46,8 +46,8 @@ def main(asked: dict[str, Any]) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     link: dict[str, Any] = NO_LINK
     if size > 1:
-        handling = measure_messages(MESSAGES)["handling"]
-        link = {**measure_link(rank, size), "sum": measure_sum(size), "handling": handling}
+        handling = measure_messages(MESSAGES)["host_overhead"]
+        link = {**measure_link(rank, size), "sum": measure_sum(size), "host_overhead": handling}
     jobs = [Contest(read_job(job), asked, link).run() for job in asked["jobs"]]
     if rank == 0:
         write_scratch(asked["out"], {"link": link, "jobs": jobs})

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from raddle.clusters import Cluster
-from raddle.costs.compute import Compute
+from raddle.costs.compute import ComputeCosts
 from raddle.costs.profile import Profile, measure
 from raddle.graph.capture import capture
 from raddle.graph.gradients import active_values
@@ -69,8 +69,8 @@ def captured(name: str) -> Graph:
 
 def profiled(graph: Graph, kind: str) -> Profile:
     """Seconds of every operator as a whole, on this machine, with one thread."""
-    compute = Compute(graph, active_values(graph))
-    wanted = {op.name: compute.wanted[op.name, "B"] for op in graph.ops}
+    compute = ComputeCosts(graph, active_values(graph))
+    wanted = {op.name: compute.grad_operands[op.name, "B"] for op in graph.ops}
     boxes = [(op, op.space.full) for op in graph.ops]
     return measure(graph, boxes, wanted, kind, "cpu")
 
@@ -96,7 +96,7 @@ def predicted(
 def cut(graph: Graph, count: int, cluster: Cluster, profile: Profile) -> list[list[str]]:
     """Stages before convolutions, so that the slowest with what it sends is as fast as can be."""
     names, device = [op.name for op in graph.ops], cluster.devices[0]
-    compute = Compute(graph, active_values(graph), profile)
+    compute = ComputeCosts(graph, active_values(graph), profile)
     seconds = [
         sum(compute.seconds(op, op.space.full, phase, device) for phase in "FB") for op in graph.ops
     ]

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.api.clusters import Cluster
-from raddle.api.costs import Compute, Profile, server_bytes
+from raddle.api.costs import ComputeCosts, Profile, server_bytes
 from raddle.api.models import Graph, work
 from raddle.api.plans import Plan
 from raddle.api.programs import Merge, Move, Program, Reduce, Run, Update
@@ -66,13 +66,15 @@ def costs(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = 
 
 def busiest_flops(program: Program) -> float:
     """In a step, of the device that has most; what is computed again counts again."""
-    compute = Compute(program.graph, program.active, split=program.plan.split_backward)
+    compute = ComputeCosts(
+        program.graph, program.active, split_backward=program.plan.split_backward
+    )
     by_device: dict[int, float] = defaultdict(float)
     for run in program.instructions:
         if not isinstance(run, Run) or run.key.step:
             continue
         variant = program.variant(run.key)
-        op, wanted = variant.ops[run.op], compute.wanted.get((run.op, run.phase))
+        op, wanted = variant.ops[run.op], compute.grad_operands.get((run.op, run.phase))
         operands = (None,) if wanted is None else wanted
         for tile in variant.tiles[run.op].tiles:
             by_device[tile.device] += sum(work(op, tile.box, i).flops for i in operands)
@@ -151,5 +153,5 @@ def served(program: Program, cluster: Cluster) -> float:
         for name, shares in program.regions.items()
         for share in shares
     )
-    way = cluster.between[0] if cluster.nodes > 1 else cluster.inside[0]
+    way = cluster.node_networks[0] if cluster.nodes > 1 else cluster.node_links[0]
     return nbytes / way.bandwidth if way is not None else 0.0

@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.cost_models.plans import Group, micro_graph
 from experiments.timing import start
-from raddle.api.clusters import Cluster, Device, Link, Network, build, cores
+from raddle.api.clusters import Cluster, Device, Link, Network, build_cluster, cores
 from raddle.api.costs import Profile
 from raddle.api.models import Graph
 from raddle.api.plans import Plan, save_plan
@@ -35,13 +35,13 @@ def cluster_here(devices: Sequence[Device], rate: str | None, *, quick: bool) ->
     ranks = len(devices)
     found = _asked({"what": "messages", "repeats": 3 if quick else 7}, ranks, rate)
     bandwidth, latency = found["bandwidth"], found["latency"]
-    devices = [replace(d, handling=found["handling"]) for d in devices]
+    devices = [replace(d, host_overhead=found["host_overhead"]) for d in devices]
     if rate is None:
         own = [replace(d, node=0) for d in devices]
-        return build(f"{ranks} ranks here", [(own, Link(bandwidth, latency), None)])
+        return build_cluster(f"{ranks} ranks here", [(own, Link(bandwidth, latency), None)])
     network = Network(bandwidth, latency)
     hosts = [([replace(d, node=a)], None, network) for a, d in enumerate(devices)]
-    return build(f"{ranks} hosts at {rate}", hosts)
+    return build_cluster(f"{ranks} hosts at {rate}", hosts)
 
 
 def measured_profile(

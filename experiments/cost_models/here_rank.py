@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.messages import measure_messages
-from raddle.api.costs import Compute, Profile, measure
+from raddle.api.costs import ComputeCosts, Profile, measure
 from raddle.api.loading import capture_model
 from raddle.api.models import Graph
 from raddle.api.plans import Plan, plan_from_dict, read_plan
@@ -48,11 +48,13 @@ def profile(asked: dict[str, Any]) -> dict[str, float]:
 def _measured(
     graph: Graph, plan: Plan, phase: str, asked: dict[str, Any], known: Profile
 ) -> Profile:
-    compute = Compute(graph, frozenset(active_values(graph)), split=plan.split_backward)
-    wanted = {op.name: compute.wanted[op.name, phase] for op in graph.ops}
+    compute = ComputeCosts(
+        graph, frozenset(active_values(graph)), split_backward=plan.split_backward
+    )
+    wanted = {op.name: compute.grad_operands[op.name, phase] for op in graph.ops}
     boxes = [(op, box) for op in graph.ops for box in plan.tiles[op.name].boxes]
     kind, repeats = asked["kind"], asked["repeats"]
-    return measure(graph, boxes, wanted, kind, known=known, repeats=repeats)
+    return measure(graph, boxes, wanted, kind, previous=known, repeats=repeats)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from raddle.api.clusters import Cluster, Network, build, cluster, cores
+from raddle.api.clusters import Cluster, Network, build_cluster, cluster, cores
 from raddle.api.lab import parse_rate
 from raddle.api.loading import capture_model
 from raddle.api.models import Graph
@@ -67,7 +67,7 @@ def assumed(ranks: int) -> Cluster:
     device = cluster(f"local:{ranks}").devices[0]
     network = Network(parse_rate(RATE) / 8, LATENCY)
     hosts = [([replace(device, node=a)], None, network) for a in range(ranks)]
-    return build(f"{ranks} hosts at {RATE}", hosts)
+    return build_cluster(f"{ranks} hosts at {RATE}", hosts)
 
 
 def micro_graph(graph: Graph, plan: Plan) -> Graph:

@@ -12,7 +12,7 @@ import torch
 
 from experiments.gems_unet.methods import Planned, Predicted
 from raddle.api.clusters import Cluster, cores
-from raddle.api.costs import Compute, Profile, measure
+from raddle.api.costs import ComputeCosts, Profile, measure
 from raddle.api.probing import describe, probe
 from raddle.api.programs import active_values
 
@@ -35,10 +35,10 @@ def profiled(plans: Iterable[Planned], kind: str, known: Profile, repeats: int) 
     torch.set_num_threads(1)
     try:
         for graph, plan in plans:
-            compute = Compute(graph, frozenset(active_values(graph)))
-            wanted = {op.name: compute.wanted[op.name, "B"] for op in graph.ops}
+            compute = ComputeCosts(graph, frozenset(active_values(graph)))
+            wanted = {op.name: compute.grad_operands[op.name, "B"] for op in graph.ops}
             boxes = [(op, box) for op in graph.ops for box in plan.tiles[op.name].boxes]
-            known = measure(graph, boxes, wanted, kind, "cpu", known=known, repeats=repeats)
+            known = measure(graph, boxes, wanted, kind, "cpu", previous=known, repeats=repeats)
     finally:
         torch.set_num_threads(threads)
     return known

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from raddle.api.clusters import Cluster
-from raddle.api.costs import Compute, Profile
+from raddle.api.costs import ComputeCosts, Profile
 from raddle.api.models import Graph
 from raddle.api.plans import Plan, describe_inputs, parameter_shapes, validate
 from raddle.api.programs import active_values
@@ -115,7 +115,7 @@ def cut(
     if count == 1:
         return (tuple(op.name for op in graph.ops),)
     nodes = build_layer_graph(graph)
-    compute = Compute(graph, frozenset(active_values(graph)), profile, bn="local")
+    compute = ComputeCosts(graph, frozenset(active_values(graph)), profile, bn="local")
     line = build_device_chain(cluster)
     line = replace(line, capacity=(float("inf"),) * len(line.kinds))
     work = LayerCostModel(nodes, cluster, compute).micro_batch_costs(graph.batch)

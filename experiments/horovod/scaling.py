@@ -91,8 +91,8 @@ def pascal(devices: int, factor: float = 1.0) -> Cluster:
         )
         for device in base.devices
     ]
-    between = [net and replace(net, bandwidth=25 * GBIT) for net in base.between]
-    return replace(base, devices=tuple(faster), between=tuple(between))
+    between = [net and replace(net, bandwidth=25 * GBIT) for net in base.node_networks]
+    return replace(base, devices=tuple(faster), node_networks=tuple(between))
 
 
 @cache

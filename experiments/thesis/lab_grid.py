@@ -82,7 +82,7 @@ def of_microbatch(graph: Graph, plan: Plan) -> Graph:
 def _hosts(ranks: int, devices: Mapping[str, Any], link: Mapping[str, Any]) -> Cluster:
     """The lab as a cluster: a probed device on each host, and messages as measured between them."""
     kind = next(iter(devices))
-    figures: dict[str, Any] = {**devices[kind], "handling": link.get("handling", {})}
+    figures: dict[str, Any] = {**devices[kind], "host_overhead": link.get("host_overhead", {})}
     network: dict[str, Any] = {"duplex": True, "per_device": False}
     network |= {key: link[key] for key in ("bandwidth", "latency")}
     return Cluster.from_dict(

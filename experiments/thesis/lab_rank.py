@@ -18,7 +18,7 @@ import torch.distributed as dist
 from experiments.messages import measure_messages
 from experiments.timing_rank import Graphs, Step, ddp_step, step_of
 from raddle.api.clusters import cores
-from raddle.api.costs import distinct, measure
+from raddle.api.costs import distinct_tiles, measure
 from raddle.api.models import Workload, load_workload
 from raddle.api.plans import OVERLAPPED, is_asynchronous
 from raddle.api.programs import active_values
@@ -108,7 +108,7 @@ def _profile(trainers: Iterable[Trainer], kind: str) -> dict[str, float]:
     mine: dict[str, float] = {}
     for trainer in trainers:
         graph, active = trainer.graph, active_values(trainer.graph)
-        fresh = distinct(graph, trainer.plan.tiles, kind)
+        fresh = distinct_tiles(graph, trainer.plan.tiles, kind)
         own = [tile for name, tile in fresh.items() if name not in known]
         known |= fresh.keys()
         wanted = {op.name: [i for i, n in enumerate(op.inputs) if n in active] for op in graph.ops}

@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.thesis.printed import RECONSTRUCTED
 from raddle.api.clusters import cluster
-from raddle.api.costs import Compute, measure
+from raddle.api.costs import ComputeCosts, measure
 from raddle.api.loading import capture_model
 from raddle.api.models import Graph
 from raddle.api.partitioning import GRAINS, Partitioner, hypergraph, layer_work, write_hypergraph
@@ -37,8 +37,8 @@ def profiled(batch: int, repeats: int) -> Array:
 
 def _wanted(graph: Graph) -> dict[str, tuple[int, ...]]:
     """By operator, which operands have gradients."""
-    compute = Compute(graph, frozenset(active_values(graph)))
-    return {op.name: tuple(compute.wanted[op.name, "B"]) for op in graph.ops}
+    compute = ComputeCosts(graph, frozenset(active_values(graph)))
+    return {op.name: tuple(compute.grad_operands[op.name, "B"]) for op in graph.ops}
 
 
 def weight_table(plain: Partitioner, measured: Array, batch: int) -> Table:

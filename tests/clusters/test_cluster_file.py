@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raddle.clusters import Cluster, Link, Network, cluster, description
-from raddle.clusters.file import save
+from raddle.clusters.file import save_cluster
 from raddle.errors import InputError
 
 GOOD = """\
@@ -30,8 +30,8 @@ def test_the_form_in_full(tmp_path: Path) -> None:
     c = cluster(written(tmp_path, GOOD))
     assert (c.name, c.nodes, len(c.devices)) == ("mine", 2, 4)
     assert (c.devices[0].memory, c.devices[0].peak("float32")) == (16 * 2**30, 15e12)
-    assert c.inside == (Link(25e9, 5e-6),) * 2
-    assert c.between == (Network(12.5e9, 5e-6),) * 2
+    assert c.node_links == (Link(25e9, 5e-6),) * 2
+    assert c.node_networks == (Network(12.5e9, 5e-6),) * 2
 
 
 def documented() -> list[str]:
@@ -56,18 +56,18 @@ def test_the_documented_examples(tmp_path: Path) -> None:
 def test_round_trip(spec: str, tmp_path: Path) -> None:
     c = cluster(spec)
     file = tmp_path / "again.yaml"
-    save(c.to_dict(), file, comments=["what it is: a test", ""])
+    save_cluster(c.to_dict(), file, comments=["what it is: a test", ""])
     assert file.read_text().startswith("# what it is: a test\n#\n")
     assert cluster(file) == c
 
 
 def test_what_communication_takes_from_a_device(tmp_path: Path) -> None:
-    text = GOOD.replace("900e9}", "900e9, handling: {sum: 1 ms, byte: 0.2 ns}}")
+    text = GOOD.replace("900e9}", "900e9, host_overhead: {sum: 1 ms, byte: 0.2 ns}}")
     c = cluster(written(tmp_path, text))
-    assert c.devices[0].handling == {"message": 0, "slice": 0, "byte": 2e-10, "sum": 1e-3}
+    assert c.devices[0].host_overhead == {"message": 0, "slice": 0, "byte": 2e-10, "sum": 1e-3}
     assert Cluster.from_dict(c.to_dict()) == c
-    assert Cluster.from_dict(c.to_dict()).devices[0].handling == c.devices[0].handling
-    assert "handling" not in cluster("p100:4x4").to_dict()["devices"]["p100"]
+    assert Cluster.from_dict(c.to_dict()).devices[0].host_overhead == c.devices[0].host_overhead
+    assert "host_overhead" not in cluster("p100:4x4").to_dict()["devices"]["p100"]
 
 
 def test_anchors_and_merge_keys(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_anchors_and_merge_keys(tmp_path: Path) -> None:
         "network:", "  - {devices: [gpu, gpu], link: {<<: *wire, latency: 1 ms}}\nnetwork:"
     )
     c = cluster(written(tmp_path, text))
-    assert c.inside[2] == Link(25e9, 1e-3)
+    assert c.node_links[2] == Link(25e9, 1e-3)
 
 
 # what is replaced in GOOD, by what, and what the sentence has to hold besides the file
@@ -185,7 +185,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot be read \(embedded null byte\)"):
         cluster("no\0where.yaml")
     with pytest.raises(InputError, match="cannot be written"):
-        save({}, tmp_path / "gone" / "x.yaml")
+        save_cluster({}, tmp_path / "gone" / "x.yaml")
 
 
 def test_plain_data_in_a_plan_is_named_after_the_plan() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raddle.clusters import Cluster, Device, Link, Network, cluster, topology
-from raddle.clusters.topology import Route, build
+from raddle.clusters.topology import Route, build_cluster
 from raddle.errors import InputError
 
 KINDS = [
@@ -25,7 +25,7 @@ latencies = st.floats(0.0, 1e-3)
 links = st.builds(Link, rates, latencies, st.booleans(), st.booleans())
 networks = st.builds(Network, rates, latencies, st.booleans(), st.booleans())
 nodes = st.tuples(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4), links, networks)
-clusters = st.builds(build, st.just("drawn"), st.lists(nodes, min_size=1, max_size=4))
+clusters = st.builds(build_cluster, st.just("drawn"), st.lists(nodes, min_size=1, max_size=4))
 
 
 def held(c: Cluster, source: int, target: int) -> set[str]:
@@ -36,7 +36,7 @@ def expected(c: Cluster, source: int, target: int) -> set[str]:
     """The names that the module's table promises, written out case by case."""
     a, b = c.devices[source].node, c.devices[target].node
     i, j = source - c.members(a)[0], target - c.members(b)[0]
-    link = c.inside[a]
+    link = c.node_links[a]
     if a == b and link is not None:
         match link.shared, link.duplex:
             case True, True:
@@ -49,7 +49,7 @@ def expected(c: Cluster, source: int, target: int) -> set[str]:
                 return {f"node{a}.device{i}", f"node{a}.device{j}"}
     names = set()
     for node, local, way in ((a, i, "out"), (b, j, "in")):
-        network = c.between[node]
+        network = c.node_networks[node]
         assert network is not None
         owner = f"node{node}.device{local} nic" if network.per_device else f"node{node} nic"
         names.add(f"{owner} {way}" if network.duplex else owner)
@@ -79,8 +79,8 @@ def test_disjoint_pairs_share_a_link_only_where_it_is_shared(c: Cluster) -> None
 
 @given(clusters)
 def test_duplex_links_carry_both_ways_at_once(c: Cluster) -> None:
-    duplex = all(link is None or link.duplex for link in c.inside)
-    duplex &= all(network is None or network.duplex for network in c.between)
+    duplex = all(link is None or link.duplex for link in c.node_links)
+    duplex &= all(network is None or network.duplex for network in c.node_networks)
     for s, t in permutations(range(len(c.devices)), 2):
         if duplex:
             assert not held(c, s, t) & held(c, t, s)
@@ -98,7 +98,7 @@ def test_plain_data_round_trip(c: Cluster) -> None:
 
 def test_the_slower_end_counts_between_nodes() -> None:
     fast, slow = Network(12.5e9, 5e-6), Network(1.25e9, 30e-6)
-    c = build("mixed", [([KINDS[0]], None, fast), ([KINDS[1]], None, slow)])
+    c = build_cluster("mixed", [([KINDS[0]], None, fast), ([KINDS[1]], None, slow)])
     assert c.route(0, 1).bandwidth == c.route(1, 0).bandwidth == 1.25e9
     assert c.route(0, 1).latency == 30e-6
     assert not c.homogeneous
@@ -163,7 +163,7 @@ def test_what_makes_no_cluster(
 @pytest.mark.parametrize("count", [1, 3, 4, 6, 16])
 def test_the_first_devices_keep_their_links(count: int) -> None:
     every = cluster("p100:4x4")
-    few = every.first(count)
+    few = every.first_devices(count)
     assert few.devices == every.devices[:count]
     assert few.nodes == few.devices[-1].node + 1
     assert Cluster.from_dict(few.to_dict()) == few

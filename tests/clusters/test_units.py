@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raddle.clusters.units import RATE, SHARE, SIZE, SPEED, TIME, Quantity, parse
+from raddle.clusters.units import FRACTION, RATE, SIZE, SPEED, TIME, Quantity, parse
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ from raddle.clusters.units import RATE, SHARE, SIZE, SPEED, TIME, Quantity, pars
         ("15 TFLOP/s", SPEED, 15e12),
         ("15.7 TFLOPS", SPEED, 15.7e12),
         ("1 PFLOP/s", SPEED, 1e15),
-        ("60 %", SHARE, 0.6),
-        (1, SHARE, 1),
+        ("60 %", FRACTION, 0.6),
+        (1, FRACTION, 1),
     ],
 )
 def test_parse(value: object, quantity: Quantity, number: float) -> None:
@@ -43,7 +43,7 @@ def test_parse(value: object, quantity: Quantity, number: float) -> None:
 @pytest.mark.parametrize(
     "value", [0, -1, "-5 GB/s", True, None, [], "fast", "", "12 parsecs", "1e999"]
 )
-@pytest.mark.parametrize("quantity", [SIZE, RATE, SPEED, SHARE])
+@pytest.mark.parametrize("quantity", [SIZE, RATE, SPEED, FRACTION])
 def test_no_quantity(value: object, quantity: Quantity) -> None:
     with pytest.raises(ValueError, match=r"write|unit"):
         parse(value, quantity)
@@ -57,7 +57,7 @@ def test_no_quantity(value: object, quantity: Quantity) -> None:
         ("16 GB", RATE),
         ("5 m", TIME),
         ("-1 us", TIME),
-        (1.01, SHARE),
+        (1.01, FRACTION),
         (float("nan"), RATE),
         (float("inf"), RATE),
         (10**400, RATE),
@@ -69,7 +69,7 @@ def test_wrong_units_and_ranges(value: object, quantity: Quantity) -> None:
         parse(value, quantity)
 
 
-@given(st.floats(RATE.least, RATE.most))
+@given(st.floats(RATE.minimum, RATE.maximum))
 def test_the_text_of_a_number_is_that_number(number: float) -> None:
     assert parse(repr(number), RATE) == parse(number, RATE) == number
 

@@ -14,8 +14,8 @@ from random_plans import machine_of
 from small_models import mlp, planned
 
 from raddle.costs.collectives import fastest_seconds
-from raddle.costs.compute import pass_seconds, roofline
-from raddle.costs.host_overhead import bytes_in_sum, host_seconds
+from raddle.costs.compute import memory_pass_seconds, roofline
+from raddle.costs.host_overhead import all_reduce_bytes_per_member, host_seconds
 from raddle.costs.links import transfer_seconds
 from raddle.plans.optimizers import optimizer_costs
 from raddle.program.lower import lower
@@ -32,11 +32,11 @@ TILES = {"fc1": "n/2 @0,1", "relu": "x2 @0,1", "fc2": "k/2 @2,3", "sum": "@2"}
 Rule = tuple[Callable[..., Any], str, str]
 RULES: dict[str, Rule] = {  # what stands there, and what takes its place
     "roofline": (roofline, "+ speed.overhead", "+ 3 * speed.overhead"),
-    "memory": (pass_seconds, "+ overhead", "+ 3 * overhead"),
+    "memory": (memory_pass_seconds, "+ overhead", "+ 3 * overhead"),
     "link": (transfer_seconds, "latency +", "3 * latency +"),
     "all-reduce": (fastest_seconds, "return min", "return 3 * min"),
-    "host": (host_seconds, "each +", "3 * each +"),
-    "sum on a host": (bytes_in_sum, "return 4", "return 9e9"),
+    "host": (host_seconds, "fixed +", "3 * fixed +"),
+    "sum on a host": (all_reduce_bytes_per_member, "return 4", "return 9e9"),
     "merge": (merged_bytes, "+ 1", "+ 1_000_000"),
     "compressed sum": (reduced_element_bytes, "return 2", "return 2_000_000"),
     "optimizer": (
@@ -49,7 +49,7 @@ RULES: dict[str, Rule] = {  # what stands there, and what takes its place
 
 
 def figures() -> dict[str, float]:
-    graph, machine = mlp(), machine_of("handling:4")
+    graph, machine = mlp(), machine_of("host_overhead:4")
     plan = planned(graph, TILES, 4, sync="allreduce:bf16")
     found = tables(graph, machine)
     return {

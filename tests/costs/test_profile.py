@@ -8,7 +8,7 @@ import pytest
 
 from raddle import zoo
 from raddle.clusters import cluster
-from raddle.costs.profile import Profile, entry, load_profile
+from raddle.costs.profile import Profile, load_profile, profile_key
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
@@ -39,7 +39,7 @@ def test_what_was_measured_comes_before_the_roofline() -> None:
     plan = plan_for(graph, pair, "data")
     op = next(op for op in graph.ops if op.kind == "conv2d")
     box, kind = plan.tiles[op.name].boxes[0], pair.devices[0].kind
-    slow = Profile({entry(op, box, "F", None, kind): 10.0})
+    slow = Profile({profile_key(op, box, "F", None, kind): 10.0})
     assert (
         simulate_steps(graph, plan, pair, slow).step_seconds
         > 10

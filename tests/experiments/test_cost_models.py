@@ -89,7 +89,7 @@ def test_a_server_receives_and_sends_every_copy(lenet: Graph) -> None:
     on = on_two()
     plan = plan_for(lenet, on, "data", sync="allreduce")
     weights = sum(4 * math.prod(p.shape) for p in lenet.parameters)
-    link = on.inside[0]
+    link = on.node_links[0]
     assert link is not None
     assert served(lower(lenet, plan), on) == pytest.approx(2 * 2 * weights / link.bandwidth)
 

@@ -40,4 +40,4 @@ def test_a_slow_link_is_not_taken_for_a_busy_core() -> None:
     """At 100 Mbit/s half a megabyte takes 40 ms, of which a core has a fraction."""
     found = _asked({"what": "messages", "repeats": 3}, 2, "100mbit")
     assert found["bandwidth"] == pytest.approx(12.5e6, rel=0.2)
-    assert found["handling"]["byte"] < 0.3 / 12.5e6
+    assert found["host_overhead"]["byte"] < 0.3 / 12.5e6

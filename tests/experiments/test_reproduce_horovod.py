@@ -77,7 +77,7 @@ def test_every_row_of_the_table_has_all_ranks() -> None:
 def test_the_cluster_is_the_papers() -> None:
     cluster = scaling.pascal(16)
     assert (cluster.nodes, len(cluster.devices)) == (4, 16)
-    assert all(net is not None and net.bandwidth == 25e9 / 8 for net in cluster.between)
+    assert all(net is not None and net.bandwidth == 25e9 / 8 for net in cluster.node_networks)
     assert len(scaling.pascal(1).devices) == 1
     fast = scaling.pascal(16, 2.0).devices[0]
     assert fast.flops["float32"] == 2 * cluster.devices[0].flops["float32"]

@@ -169,7 +169,7 @@ def predicted() -> dict[float, dict[str, float]]:
             Found(
                 2,
                 "",
-                {"bandwidth": bandwidth, "latency": 1e-4, "sum": 1e-4, "handling": {}},
+                {"bandwidth": bandwidth, "latency": 1e-4, "sum": 1e-4, "host_overhead": {}},
                 [job],
                 [Measured({})],
             )
@@ -206,7 +206,7 @@ def test_sums_have_a_latency_of_their_own() -> None:
             Found(
                 2,
                 "",
-                {"bandwidth": 1e12, "latency": 1e-5, "sum": s, "handling": {}},
+                {"bandwidth": 1e12, "latency": 1e-5, "sum": s, "host_overhead": {}},
                 [job],
                 [Measured({})],
             )

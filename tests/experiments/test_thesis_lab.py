@@ -87,15 +87,15 @@ def test_ranks_with_a_core_each_are_simulated_as_ever_and_sharing_one_costs_time
 
 def profile_of(graph, plan, kind):
     """A millisecond for every operator, forward and backward."""
-    from raddle.costs.profile import entry
+    from raddle.costs.profile import profile_key
     from raddle.graph.gradients import active_values
 
     active, found = active_values(graph), {}
     for op in graph.ops:
         wanted = tuple(i for i, name in enumerate(op.inputs) if name in active)
         for box in plan.tiles[op.name].boxes:
-            found[entry(op, box, "F", None, kind)] = 1e-3
-            found[entry(op, box, "B", wanted, kind)] = 1e-3
+            found[profile_key(op, box, "F", None, kind)] = 1e-3
+            found[profile_key(op, box, "B", wanted, kind)] = 1e-3
     return found
 
 

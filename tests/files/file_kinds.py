@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from raddle.api.schedules import read_schedule
 from raddle.clusters import Cluster, cluster, description
 from raddle.clusters.summary import summarise
-from raddle.costs.profile import Profile, entry, load_profile
+from raddle.costs.profile import Profile, load_profile, profile_key
 from raddle.errors import InputError
 from raddle.files import parse_json, read_bytes
 from raddle.graph.capture import capture
@@ -157,9 +157,9 @@ def profiles() -> list[str]:
     seconds = {}
     for number, op in enumerate(GRAPH.ops):
         for box in PLAN.tiles[op.name].boxes:
-            seconds[entry(op, box, "F", None, kind)] = 1e-4 * (1 + number)
+            seconds[profile_key(op, box, "F", None, kind)] = 1e-4 * (1 + number)
             back = tuple(k for k, name in enumerate(op.inputs) if name in active)
-            seconds[entry(op, box, "B", back, kind)] = 2e-4 * (1 + number)
+            seconds[profile_key(op, box, "B", back, kind)] = 2e-4 * (1 + number)
     return [_saved(Profile(seconds).save), _saved(Profile().save)]
 
 

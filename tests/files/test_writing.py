@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from file_kinds import GRAPH, ON, PARTITIONER, PLAN, events
 
-from raddle.clusters.file import save as save_cluster
+from raddle.clusters.file import save_cluster as save_cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.files import replacing, write_atomically, write_json

@@ -65,8 +65,8 @@ def test_two_ranks_from_end_to_end(tmp_path: Path, earlier: set[int]) -> None:
     assert 0 < measured["overhead"] < math.inf
     assert 0 <= measured["busy_cores"] <= os.cpu_count()
     # Whether any of them is more than none, a machine that does other things does not tell.
-    assert {*measured["handling"]} == {"message", "byte", "sum", "slice"}
-    assert all(0 <= seconds < math.inf for seconds in measured["handling"].values())
+    assert {*measured["host_overhead"]} == {"message", "byte", "sum", "slice"}
+    assert all(0 <= seconds < math.inf for seconds in measured["host_overhead"].values())
 
     file = tmp_path / "here.yaml"
     write(measured, str(file))
@@ -78,7 +78,7 @@ def test_two_ranks_from_end_to_end(tmp_path: Path, earlier: set[int]) -> None:
         rate = c.devices[0].peak("float32") * c.devices[0].efficiency[family]
         assert rate == pytest.approx(measured["flops"][f"{family} float32"], rel=1e-3)
     assert c.route(0, 1).bandwidth == measured["loaded"]["bandwidth"]
-    assert c.devices[0].handling == measured["handling"]
+    assert c.devices[0].host_overhead == measured["host_overhead"]
 
     assert probe(2, quick=True) == {**measured, "cached": True}
 

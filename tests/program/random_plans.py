@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from raddle.clusters import Cluster, cluster
-from raddle.clusters.topology import build
+from raddle.clusters.topology import build_cluster
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
@@ -45,7 +45,7 @@ def machine_of(name: str) -> Cluster:
     devices = [
         replace(plain.devices[0], kind=f"cpu {n}", handling=own) for n, own in enumerate(figures)
     ]
-    return build(name, [(devices, plain.inside[0], None)])
+    return build_cluster(name, [(devices, plain.node_links[0], None)])
 
 
 def random_tiling(op: Op, devices: int, rng: random.Random) -> Tiling:

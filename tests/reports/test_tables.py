@@ -129,7 +129,7 @@ PROBED: dict[str, Any] = {
     "ranks": 2, "threads": 1, "torch": "2.6", "cores": 2, "busy_cores": 0.0, "cached": False,
     "measured": "today", "file": None, "gpu": None, "flops": {"matmul": 5e9}, "memory_bandwidth": 1e10,
     "overhead": 5e-6, "idle": {"latency": 1e-4, "bandwidth": 1e9}, "loaded": None, "duplex": True,
-    "shared": False, "handling": {"message": 1e-5},
+    "shared": False, "host_overhead": {"message": 1e-5},
 }  # fmt: skip
 
 

@@ -36,12 +36,12 @@ def toy(
     *overheads: float,
     duplex: bool = True,
     shared: bool = False,
-    handling: dict[str, float] | None = None,
+    host_overhead: dict[str, float] | None = None,
 ) -> Cluster:
     devices = [
         Device(
             f"toy{i}", 0, {"float32": 1e30}, 10**9, 1e30, overhead=o * 1e-9,
-            handling={name: ns * 1e-9 for name, ns in (handling or {}).items()},
+            host_overhead={name: ns * 1e-9 for name, ns in (host_overhead or {}).items()},
         )
         for i, o in enumerate(overheads)
     ]  # fmt: skip
@@ -149,7 +149,7 @@ def test_computing_overlaps_communication() -> None:
 def test_a_device_that_handles_messages_sends_between_what_it_computes() -> None:
     graph = pair(lambda a, b: a + b)
     program = lower(graph, planned(graph, {"add": "@1"}, 2))
-    timeline = simulate(program, toy(1000, 1000, handling={"message": 200, "byte": 0.5}))
+    timeline = simulate(program, toy(1000, 1000, host_overhead={"message": 200, "byte": 0.5}))
     # 200 + 64 / 2 at each end of a message
     assert runs(timeline, "a") == {0: (0, 1000)}
     assert runs(timeline, "b") == {0: (1232, 2232)}
@@ -167,11 +167,15 @@ def test_a_device_that_handles_messages_sends_between_what_it_computes() -> None
 def test_a_sum_takes_time_from_those_that_take_part() -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
     program = lower(mlp(), planned(mlp(), tiles, 2, bucket=10**9))
-    plain, taking = (simulate(program, toy(1000, 1000, handling={"sum": ns})) for ns in (0, 5000))
+    plain, taking = (
+        simulate(program, toy(1000, 1000, host_overhead={"sum": ns})) for ns in (0, 5000)
+    )
     # Only the updates come after it, and they wait for the sum, which is longer.
     assert taking.end.max() == plain.end.max()
     program = lower(mlp(), planned(mlp(), tiles, 2, bucket=0))
-    plain, taking = (simulate(program, toy(1000, 1000, handling={"sum": ns})) for ns in (0, 5000))
+    plain, taking = (
+        simulate(program, toy(1000, 1000, host_overhead={"sum": ns})) for ns in (0, 5000)
+    )
     relu = [runs(t, "relu", "B")[0][0] for t in (plain, taking)]
     assert relu[1] == relu[0] + 2 * 5000  # fc2's weight and bias
 
@@ -183,7 +187,7 @@ def test_slices_are_handled_beside_what_is_computed(sync: str) -> None:
     moves = [i for i in program.instructions if isinstance(i, Move) and i.kind == "push"]
     assert moves
     plain = simulate(program, toy(1000, 1000))
-    timeline = simulate(program, toy(1000, 1000, handling={"slice": 700}))
+    timeline = simulate(program, toy(1000, 1000, host_overhead={"slice": 700}))
     busy = [(t.compute_seconds * 1e9).round().astype(int) for t in (plain, timeline)]
     ends = np.zeros(2, int)
     for i in program.instructions:
@@ -203,7 +207,7 @@ def test_a_plan_needs_its_devices() -> None:
 
 plans = given(
     model=st.sampled_from(MODELS),
-    machine=st.sampled_from(["p100:1x4", "p100:2x2", "k80:1x4", "local:4", "handling:4"]),
+    machine=st.sampled_from(["p100:1x4", "p100:2x2", "k80:1x4", "local:4", "host_overhead:4"]),
     seed=st.integers(0, 10_000),
     sync=st.sampled_from(
         [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raddle.costs.collectives import server_bytes
-from raddle.costs.compute import Compute
-from raddle.costs.profile import Profile, distinct, load_profile, measure
+from raddle.costs.compute import ComputeCosts
+from raddle.costs.profile import Profile, distinct_tiles, load_profile, measure
 
-__all__ = ["Compute", "Profile", "distinct", "load_profile", "measure", "server_bytes"]
+__all__ = ["ComputeCosts", "Profile", "distinct_tiles", "load_profile", "measure", "server_bytes"]

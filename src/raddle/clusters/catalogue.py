@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from raddle.clusters.devices import Device, Link, Network
-from raddle.clusters.topology import Cluster, build
+from raddle.clusters.topology import Cluster, build_cluster
 
 LOCAL = "local"
 
@@ -45,7 +45,7 @@ def presets() -> list[dict[str, Any]]:
     here = local(2)
     return [
         *rows,
-        _row(LOCAL, 1, 2, here.devices[0], here.inside[0], None, LOCAL_SOURCE),
+        _row(LOCAL, 1, 2, here.devices[0], here.node_links[0], None, LOCAL_SOURCE),
     ]
 
 
@@ -233,7 +233,7 @@ def local(ranks: int) -> Cluster:
     )
     # gloo over loopback: copies through the kernel, one way at a time.
     link = Link(1.5e9, 200e-6, duplex=False) if ranks > 1 else None
-    return build(f"{LOCAL}:{ranks}", [([device] * ranks, link, None)])
+    return build_cluster(f"{LOCAL}:{ranks}", [([device] * ranks, link, None)])
 
 
 def local_kind(count: int, ranks: int) -> str:

@@ -24,7 +24,7 @@ All of it, with what holds where a key is left out:
           {matmul: 0.6, conv: 0.5, attention: 0.35, memory: 0.75}
         workspace:                  # what its libraries take besides tensors
           {conv: 0, matmul: 0}      #   of a convolution's input and output, a share; bytes for products
-        handling:                   # what communication takes from the device itself, as from a CPU:
+        host_overhead:              # what communication takes from the device itself, as from a CPU:
           {message: 0 us, slice: 0 us, sum: 0 us, byte: 0 us}   # an end of each, and of each byte
       cpu: {flops: {float32: 1 TFLOP/s}, memory: 64 GiB, bandwidth: 100 GB/s}
     nodes:                          # in order: the first holds devices 0, 1, …
@@ -58,38 +58,47 @@ from typing import Any
 from raddle.clusters.devices import (
     DTYPES,
     EFFICIENCY,
-    HANDLING,
+    HOST_OVERHEAD,
     WORKSPACE,
     Device,
     Link,
     Network,
     Node,
 )
-from raddle.clusters.units import RATE, SHARE, SIZE, SPACE, SPEED, TIME, TIMES, Quantity
+from raddle.clusters.units import (
+    FRACTION,
+    MULTIPLE,
+    RATE,
+    SIZE,
+    SIZE_OR_ZERO,
+    SPEED,
+    TIME,
+    Quantity,
+)
 from raddle.clusters.units import parse as parse_quantity
 from raddle.errors import InputError, shorten
 
-MOST_DEVICES = 65_536
+MAX_DEVICES = 65_536
 
 
 def parse(data: object, where: str, *, name: str | None = None) -> tuple[str, list[Node]]:
     """The name and the nodes; `where` is the file, and the given name holds where the data has none."""
     top = Place(where)
     if data is None:
-        raise top.wrong("holds nothing: describe devices and nodes in it.")
+        raise top.error("holds nothing: describe devices and nodes in it.")
     optional = ("name", "network") if name is not None else ("network",)
     required = ("devices", "nodes") if name is not None else ("name", "devices", "nodes")
     fields = _fields(data, top, required=required, optional=optional)
     title = fields.get("name", name)
     if not isinstance(title, str) or not title.strip():
-        raise top.at("name").wrong(f"is {short(title)}: write a text.")
-    kinds = _kinds(fields["devices"], top.at("devices"))
+        raise top.child("name").error(f"is {short(title)}: write a text.")
+    kinds = _kinds(fields["devices"], top.child("devices"))
     shared = None
     if fields.get("network") is not None:
-        shared = _network(fields["network"], top.at("network"))
-    nodes = _nodes(fields["nodes"], top.at("nodes"), kinds, shared)
+        shared = _network(fields["network"], top.child("network"))
+    nodes = _nodes(fields["nodes"], top.child("nodes"), kinds, shared)
     if len(nodes) > 1 and any(network is None for _, _, network in nodes):
-        raise top.wrong(
+        raise top.error(
             f"has {len(nodes)} nodes and no network: add network: {{bandwidth: 100 Gbit/s, latency: 5 us}}."
         )
     return title, nodes
@@ -102,12 +111,12 @@ class Place:
     file: str
     path: str = ""
 
-    def at(self, key: object) -> Place:
+    def child(self, key: object) -> Place:
         step = f"[{key}]" if isinstance(key, int) else shorten(str(key), 80)
         dot = "." if self.path and not isinstance(key, int) else ""
         return Place(self.file, f"{self.path}{dot}{step}")
 
-    def wrong(self, what: str) -> InputError:
+    def error(self, what: str) -> InputError:
         return InputError(
             f"{self.file}: {self.path} {what}" if self.path else f"{self.file} {what}"
         )
@@ -115,10 +124,10 @@ class Place:
 
 def _kinds(data: object, place: Place) -> dict[str, Device]:
     if not isinstance(data, Mapping) or not data:
-        raise place.wrong(
+        raise place.error(
             f"is {short(data)}: name each kind, as gpu: {{flops: …, memory: …, bandwidth: …}}."
         )
-    return {str(kind): _device(str(kind), value, place.at(kind)) for kind, value in data.items()}
+    return {str(kind): _device(str(kind), value, place.child(kind)) for kind, value in data.items()}
 
 
 def _device(kind: str, data: object, place: Place) -> Device:
@@ -126,29 +135,36 @@ def _device(kind: str, data: object, place: Place) -> Device:
         data,
         place,
         required=("flops", "memory", "bandwidth"),
-        optional=("overhead", "efficiency", "workspace", "handling"),
+        optional=("overhead", "efficiency", "workspace", "host_overhead"),
     )
-    flops = _fields(fields["flops"], place.at("flops"), required=("float32",), optional=DTYPES)
-    efficiency = _fields(fields.get("efficiency", {}), place.at("efficiency"), optional=EFFICIENCY)
-    workspace = _fields(fields.get("workspace", {}), place.at("workspace"), optional=WORKSPACE)
-    handling = _fields(fields.get("handling", {}), place.at("handling"), optional=HANDLING)
-    kinds = {"conv": TIMES, "matmul": SPACE}
+    flops = _fields(fields["flops"], place.child("flops"), required=("float32",), optional=DTYPES)
+    efficiency = _fields(
+        fields.get("efficiency", {}), place.child("efficiency"), optional=EFFICIENCY
+    )
+    workspace = _fields(fields.get("workspace", {}), place.child("workspace"), optional=WORKSPACE)
+    host_overhead = _fields(
+        fields.get("host_overhead", {}), place.child("host_overhead"), optional=HOST_OVERHEAD
+    )
+    kinds = {"conv": MULTIPLE, "matmul": SIZE_OR_ZERO}
     overhead = (
         {"overhead": _number(fields, "overhead", TIME, place)} if "overhead" in fields else {}
     )
     return Device(
         kind=kind,
         node=0,
-        flops={dtype: _number(flops, dtype, SPEED, place.at("flops")) for dtype in flops},
+        flops={dtype: _number(flops, dtype, SPEED, place.child("flops")) for dtype in flops},
         memory=max(1, round(_number(fields, "memory", SIZE, place))),
         bandwidth=_number(fields, "bandwidth", RATE, place),
         efficiency={
-            key: _number(efficiency, key, SHARE, place.at("efficiency")) for key in efficiency
+            key: _number(efficiency, key, FRACTION, place.child("efficiency")) for key in efficiency
         },
         workspace={
-            key: _number(workspace, key, kinds[key], place.at("workspace")) for key in workspace
+            key: _number(workspace, key, kinds[key], place.child("workspace")) for key in workspace
         },
-        handling={key: _number(handling, key, TIME, place.at("handling")) for key in handling},
+        host_overhead={
+            key: _number(host_overhead, key, TIME, place.child("host_overhead"))
+            for key in host_overhead
+        },
         **overhead,
     )
 
@@ -159,11 +175,11 @@ def _nodes(
     nodes: list[Node] = []
     total = 0
     for i, entry in enumerate(_list(data, place, "at least one node, as - {devices: [gpu]}")):
-        count, node = _node(entry, place.at(i), kinds, shared)
+        count, node = _node(entry, place.child(i), kinds, shared)
         total += count * len(node[0])
-        if total > MOST_DEVICES:
-            raise place.at(i).wrong(
-                f"makes it {total} devices: describe at most {MOST_DEVICES} of them."
+        if total > MAX_DEVICES:
+            raise place.child(i).error(
+                f"makes it {total} devices: describe at most {MAX_DEVICES} of them."
             )
         nodes += [node] * count
     return nodes
@@ -175,17 +191,17 @@ def _node(
     fields = _fields(data, place, required=("devices",), optional=("count", "link", "network"))
     count = fields.get("count", 1)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise place.at("count").wrong(f"is {short(count)}: write a whole number from 1 on.")
-    devices = _devices(fields["devices"], place.at("devices"), kinds)
+        raise place.child("count").error(f"is {short(count)}: write a whole number from 1 on.")
+    devices = _devices(fields["devices"], place.child("devices"), kinds)
     link, network = None, shared
     if fields.get("link") is not None:
-        link = _link(fields["link"], place.at("link"))
+        link = _link(fields["link"], place.child("link"))
     elif len(devices) > 1:
-        raise place.wrong(
+        raise place.error(
             f"has {len(devices)} devices and no link: add link: {{bandwidth: 25 GB/s, latency: 5 us}}."
         )
     if fields.get("network") is not None:
-        network = _network(fields["network"], place.at("network"))
+        network = _network(fields["network"], place.child("network"))
     return count, (devices, link, network)
 
 
@@ -193,7 +209,9 @@ def _devices(data: object, place: Place, kinds: Mapping[str, Device]) -> list[De
     names = _list(data, place, f"the kinds, as [{next(iter(kinds))}]")
     for i, kind in enumerate(names):
         if str(kind) not in kinds:
-            raise place.at(i).wrong(f"is {short(kind)}, no kind of device: {_near(kind, kinds)}")
+            raise place.child(i).error(
+                f"is {short(kind)}, no kind of device: {_suggestion(kind, kinds)}"
+            )
     return [kinds[str(kind)] for kind in names]
 
 
@@ -223,15 +241,15 @@ def _fields(
     data: object, place: Place, *, required: Sequence[str] = (), optional: Iterable[str] = ()
 ) -> Mapping[str, Any]:
     """The keys of a mapping, after a look at which are there."""
-    known = list(dict.fromkeys([*required, *optional]))
+    allowed = list(dict.fromkeys([*required, *optional]))
     if not isinstance(data, Mapping):
-        raise place.wrong(f"is {short(data)}: write keys and values, of {', '.join(known)}.")
+        raise place.error(f"is {short(data)}: write keys and values, of {', '.join(allowed)}.")
     for key in data:
-        if key not in known:
-            raise place.wrong(f"has an unknown key {short(key)}: {_near(key, known)}")
+        if key not in allowed:
+            raise place.error(f"has an unknown key {short(key)}: {_suggestion(key, allowed)}")
     for key in required:
         if key not in data:
-            raise place.wrong(f"has no {key}: add it.")
+            raise place.error(f"has no {key}: add it.")
     return data
 
 
@@ -239,24 +257,24 @@ def _number(fields: Mapping[str, Any], key: str, quantity: Quantity, place: Plac
     try:
         return parse_quantity(fields[key], quantity)
     except ValueError as error:
-        raise place.at(key).wrong(f"is {short(fields[key])}: {error}.") from None
+        raise place.child(key).error(f"is {short(fields[key])}: {error}.") from None
 
 
 def _flag(fields: Mapping[str, Any], key: str, default: bool, place: Place) -> bool:
     value = fields.get(key, default)
     if not isinstance(value, bool):
-        raise place.at(key).wrong(f"is {short(value)}: write true or false.")
+        raise place.child(key).error(f"is {short(value)}: write true or false.")
     return value
 
 
 def _list(data: object, place: Place, advice: str) -> list[Any]:
     if not isinstance(data, list | tuple) or not data:
-        raise place.wrong(f"is {short(data)}: list {advice}.")
+        raise place.error(f"is {short(data)}: list {advice}.")
     return list(data)
 
 
-def _near(name: object, known: Iterable[str]) -> str:
-    names = list(known)
+def _suggestion(name: object, allowed: Iterable[str]) -> str:
+    names = list(allowed)
     close = get_close_matches(str(name), names, n=1, cutoff=0.5)
     return (
         f"did you mean {shorten(close[0])}?" if close else f"there is {shorten(', '.join(names))}."

@@ -17,7 +17,7 @@ WORKSPACE: Mapping[str, float] = {"conv": 0.0, "matmul": 0.0}
 
 # What communication takes from a device that has to do it itself, as CPUs do, in seconds: each end of a
 # message, of a slice of a parameter, and each byte of them; and to take part in a sum.
-HANDLING: Mapping[str, float] = {"message": 0.0, "slice": 0.0, "byte": 0.0, "sum": 0.0}
+HOST_OVERHEAD: Mapping[str, float] = {"message": 0.0, "slice": 0.0, "byte": 0.0, "sum": 0.0}
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Device:
     overhead: float = 5e-6  # seconds an operator costs before it computes anything
     efficiency: Mapping[str, float] = field(default_factory=dict, hash=False)  # over EFFICIENCY
     workspace: Mapping[str, float] = field(default_factory=dict, hash=False)  # over WORKSPACE
-    handling: Mapping[str, float] = field(default_factory=dict, hash=False)  # over HANDLING
+    host_overhead: Mapping[str, float] = field(default_factory=dict, hash=False)  # over HANDLING
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", dict(self.flops))
         object.__setattr__(self, "workspace", {**WORKSPACE, **self.workspace})
-        object.__setattr__(self, "handling", {**HANDLING, **self.handling})
+        object.__setattr__(self, "host_overhead", {**HOST_OVERHEAD, **self.host_overhead})
         object.__setattr__(self, "efficiency", {**EFFICIENCY, **self.efficiency})
 
     def peak(self, dtype: str) -> float:

@@ -14,7 +14,7 @@ from raddle.files import write_atomically
 from raddle.yaml_files import read_yaml
 
 
-def load(path: str | Path) -> Cluster:
+def load_cluster(path: str | Path) -> Cluster:
     """Read the cluster that a file describes."""
     file = Path(path)
     advice = f"check the path, or write one with raddle probe -o {file}"
@@ -22,7 +22,9 @@ def load(path: str | Path) -> Cluster:
     return Cluster.from_dict(data, shorten(str(file)), name=file.stem)
 
 
-def save(description: Mapping[str, Any], path: str | Path, *, comments: Sequence[str] = ()) -> None:
+def save_cluster(
+    description: Mapping[str, Any], path: str | Path, *, comments: Sequence[str] = ()
+) -> None:
     """Write what `Cluster.to_dict` gives, with lines of comment above it."""
     text = yaml.safe_dump(dict(description), sort_keys=False, default_flow_style=None, width=100)
     head = "".join(f"# {line}".rstrip() + "\n" for line in comments)

@@ -7,8 +7,8 @@ import re
 from difflib import get_close_matches
 
 from raddle.clusters.catalogue import LOCAL, PRESETS, Preset, local
-from raddle.clusters.description import MOST_DEVICES
-from raddle.clusters.topology import Cluster, build
+from raddle.clusters.description import MAX_DEVICES
+from raddle.clusters.topology import Cluster, build_cluster
 from raddle.errors import InputError
 
 
@@ -22,23 +22,23 @@ def cluster(spec: str | os.PathLike[str]) -> Cluster:
     name, colon, size = text.partition(":")
     name = name.strip().lower()
     if name == LOCAL:
-        return _local(text, size, given=bool(colon))
+        return _local(text, size, has_size=bool(colon))
     if name in PRESETS:
-        return _preset(PRESETS[name], text, size, given=bool(colon))
+        return _preset(PRESETS[name], text, size, has_size=bool(colon))
     if text.lower().endswith((".yaml", ".yml")) or os.sep in text or os.path.isfile(text):
-        from raddle.clusters.file import load
+        from raddle.clusters.file import load_cluster
 
-        return load(text)
+        return load_cluster(text)
     raise InputError(f"no cluster {text!r}: {_advice(name)}")
 
 
-def _preset(preset: Preset, spec: str, size: str, *, given: bool) -> Cluster:
-    sizes = _sizes(preset, spec, size) if given else [preset.per_node] * preset.nodes
-    title = f"{preset.name}:{size.strip().lower()}" if given else preset.name
-    return build(title, [([preset.device] * n, preset.link, preset.network) for n in sizes])
+def _preset(preset: Preset, spec: str, size: str, *, has_size: bool) -> Cluster:
+    sizes = _node_sizes(preset, spec, size) if has_size else [preset.per_node] * preset.nodes
+    title = f"{preset.name}:{size.strip().lower()}" if has_size else preset.name
+    return build_cluster(title, [([preset.device] * n, preset.link, preset.network) for n in sizes])
 
 
-def _sizes(preset: Preset, spec: str, size: str) -> list[int]:
+def _node_sizes(preset: Preset, spec: str, size: str) -> list[int]:
     """Devices of each node."""
     match = re.fullmatch(r"\s*(?:(\d+)\s*[xX]\s*)?(\d+)\s*", size, re.ASCII)
     if match is None:
@@ -49,34 +49,34 @@ def _sizes(preset: Preset, spec: str, size: str) -> list[int]:
     nodes, devices = (None if digits is None else _count(spec, digits) for digits in match.groups())
     assert devices is not None
     if nodes is not None:
-        _check(spec, nodes * devices)
+        _check_count(spec, nodes * devices)
         return [devices] * nodes
-    full, rest = divmod(devices, preset.per_node)
-    return [preset.per_node] * full + [rest] * (rest > 0)
+    full, remainder = divmod(devices, preset.per_node)
+    return [preset.per_node] * full + [remainder] * (remainder > 0)
 
 
-def _local(spec: str, size: str, *, given: bool) -> Cluster:
-    if given and not re.fullmatch(r"\s*\d+\s*", size, re.ASCII):
+def _local(spec: str, size: str, *, has_size: bool) -> Cluster:
+    if has_size and not re.fullmatch(r"\s*\d+\s*", size, re.ASCII):
         raise InputError(
             f"{spec!r} has no size that makes sense: write local:2 for 2 processes on this machine."
         )
-    return local(_count(spec, size) if given else 2)
+    return local(_count(spec, size) if has_size else 2)
 
 
 def _count(spec: str, digits: str) -> int:
     digits = digits.strip().lstrip("0")
     # Python refuses to read more than 4,300 digits, with an error of its own.
-    return _check(spec, int(digits or "0") if len(digits) < 20 else 10**20)
+    return _check_count(spec, int(digits or "0") if len(digits) < 20 else 10**20)
 
 
-def _check(spec: str, count: int) -> int:
-    if not 1 <= count <= MOST_DEVICES:
-        raise InputError(f"{spec!r} asks for {_few(count)}: ask for 1 to {MOST_DEVICES} devices.")
+def _check_count(spec: str, count: int) -> int:
+    if not 1 <= count <= MAX_DEVICES:
+        raise InputError(f"{spec!r} asks for {_amount(count)}: ask for 1 to {MAX_DEVICES} devices.")
     return count
 
 
-def _few(count: int) -> str:
-    return "no devices" if count < 1 else f"more than {MOST_DEVICES} devices"
+def _amount(count: int) -> str:
+    return "no devices" if count < 1 else f"more than {MAX_DEVICES} devices"
 
 
 def _advice(name: str) -> str:

@@ -22,7 +22,7 @@ class Ports:
     nic: Mapping[int, Pair]  # by device, though a node's devices may share one
 
 
-def number(
+def number_links(
     members: Sequence[range], inside: Sequence[Link | None], between: Sequence[Network | None]
 ) -> Ports:
     """Number the links of nodes with these devices."""
@@ -34,7 +34,7 @@ def number(
         local = {d: f"node{a}.device{i}" for i, d in enumerate(devices)}
         if link is not None and len(devices) > 1:
             if link.shared:
-                bus[a] = _pair(names, f"node{a} bus", link.duplex, ways=("up", "down"))
+                bus[a] = _pair(names, f"node{a} bus", link.duplex, directions=("up", "down"))
             else:
                 device.update({d: _pair(names, local[d], link.duplex) for d in devices})
         if network is not None and len(members) > 1:
@@ -46,12 +46,12 @@ def number(
 
 
 def _pair(
-    names: list[str], owner: str, duplex: bool, *, ways: tuple[str, str] = ("out", "in")
+    names: list[str], owner: str, duplex: bool, *, directions: tuple[str, str] = ("out", "in")
 ) -> Pair:
     """Two links, or one that serves both ways."""
     first = len(names)
     if not duplex:
         names.append(owner)
         return first, first
-    names.extend(f"{owner} {way}" for way in ways)
+    names.extend(f"{owner} {way}" for way in directions)
     return first, first + 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from raddle.clusters.topology import Cluster
 
-MOST_ROUTES = 24  # a cluster of many different nodes shows the first of its routes
+MAX_ROUTES = 24  # a cluster of many different nodes shows the first of its routes
 
 
 def summarise(cluster: Cluster) -> dict[str, Any]:
@@ -38,12 +38,12 @@ def _routes(cluster: Cluster) -> list[dict[str, Any]]:
         cluster.members(nodes[0])[:2] for nodes in groups if len(cluster.members(nodes[0])) > 1
     ]
     pairs = [nodes[:2] for nodes in groups if len(nodes) > 1]
-    pairs += [[a[0], b[0]] for a, b in combinations(groups[:MOST_ROUTES], 2)]
+    pairs += [[a[0], b[0]] for a, b in combinations(groups[:MAX_ROUTES], 2)]
     between = [[cluster.members(a)[0], cluster.members(b)[0]] for a, b in pairs]
     ends = [(pair, "inside") for pair in inside] + [(pair, "between") for pair in between]
     return [
         _route(cluster, source, target, where)
-        for (source, target), where in islice(ends, MOST_ROUTES)
+        for (source, target), where in islice(ends, MAX_ROUTES)
     ]
 
 
@@ -52,7 +52,7 @@ def _groups(cluster: Cluster) -> list[list[int]]:
 
     def content(a: int) -> object:
         kinds = [cluster.devices[d].kind for d in cluster.members(a)]
-        return kinds, cluster.inside[a], cluster.between[a]
+        return kinds, cluster.node_links[a], cluster.node_networks[a]
 
     return [list(group) for _, group in groupby(range(cluster.nodes), key=content)]
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from raddle.clusters.description import parse
 from raddle.clusters.devices import Device, Link, Network, Node
-from raddle.clusters.ports import Ports, number
+from raddle.clusters.ports import Ports, number_links
 from raddle.errors import InputError
 
 
@@ -43,35 +43,35 @@ class Cluster:
 
     name: str
     devices: tuple[Device, ...]
-    inside: tuple[Link | None, ...]  # a node; None only where it has one device
-    between: tuple[Network | None, ...]  # a node; None only where it is the only one
+    node_links: tuple[Link | None, ...]  # a node; None only where it has one device
+    node_networks: tuple[Network | None, ...]  # a node; None only where it is the only one
 
     def __post_init__(self) -> None:
         if not self.devices:
-            raise self._wrong("has no devices: give it at least one")
+            raise self._error("has no devices: give it at least one")
         nodes = [a for a, _ in groupby(device.node for device in self.devices)]
         if nodes != list(range(len(nodes))):
-            raise self._wrong(
+            raise self._error(
                 f"has devices on nodes {nodes[:8]}: list them node by node, from 0 on"
             )
-        if not len(nodes) == len(self.inside) == len(self.between):
-            raise self._wrong(
-                f"has {len(nodes)} nodes, {len(self.inside)} links inside and {len(self.between)} "
+        if not len(nodes) == len(self.node_links) == len(self.node_networks):
+            raise self._error(
+                f"has {len(nodes)} nodes, {len(self.node_links)} links inside and {len(self.node_networks)} "
                 "networks: give one of each a node"
             )
-        for a, link, network in zip(nodes, self.inside, self.between, strict=True):
+        for a, link, network in zip(nodes, self.node_links, self.node_networks, strict=True):
             if link is None and len(self.members(a)) > 1:
-                raise self._wrong(f"has several devices and no link on node {a}: give it one")
+                raise self._error(f"has several devices and no link on node {a}: give it one")
             if network is None and len(nodes) > 1:
-                raise self._wrong(f"has several nodes and no network on node {a}: give it one")
+                raise self._error(f"has several nodes and no network on node {a}: give it one")
         kinds: dict[str, dict[str, Any]] = {}
         for device in self.devices:
-            if kinds.setdefault(device.kind, _figures(device)) != _figures(device):
-                raise self._wrong(
+            if kinds.setdefault(device.kind, _properties(device)) != _properties(device):
+                raise self._error(
                     f"has two different kinds of device {device.kind!r}: give them names of their own"
                 )
 
-    def _wrong(self, what: str) -> InputError:
+    def _error(self, what: str) -> InputError:
         return InputError(f"cluster {self.name} {what}.")
 
     @property
@@ -93,7 +93,7 @@ class Cluster:
         """The devices of a node."""
         return self._by_node[node]
 
-    def first(self, count: int) -> Cluster:
+    def first_devices(self, count: int) -> Cluster:
         """The same with its first devices alone."""
         if count == len(self.devices):
             return self
@@ -101,8 +101,8 @@ class Cluster:
         return replace(
             self,
             devices=self.devices[:count],
-            inside=self.inside[:nodes],
-            between=self.between[:nodes],
+            node_links=self.node_links[:nodes],
+            node_networks=self.node_networks[:nodes],
         )
 
     def route(self, source: int, target: int) -> Route:
@@ -112,14 +112,14 @@ class Cluster:
         a, b = self.devices[source].node, self.devices[target].node
         ports = self._ports
         if a == b:
-            link = self.inside[a]
+            link = self.node_links[a]
             assert link is not None
             if link.shared:
                 held: tuple[int, ...] = (ports.bus[a][source > target],)
             else:
                 held = (ports.device[source][0], ports.device[target][1])
             return Route(held, link.bandwidth, link.latency)
-        out, into = self.between[a], self.between[b]
+        out, into = self.node_networks[a], self.node_networks[b]
         assert out is not None
         assert into is not None
         return Route(
@@ -135,27 +135,27 @@ class Cluster:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data in the form of a YAML file: `from_dict` reads it back."""
-        kinds = {device.kind: _figures(device) for device in self.devices}
+        kinds = {device.kind: _properties(device) for device in self.devices}
         nodes = [
             {"count": len(list(group)), **node}
             for node, group in groupby(self._node_dict(a) for a in range(self.nodes))
         ]
         data: dict[str, Any] = {"name": self.name, "devices": kinds, "nodes": nodes}
-        if all(network == self.between[0] for network in self.between):
+        if all(network == self.node_networks[0] for network in self.node_networks):
             for node in nodes:
                 node.pop("network", None)
-            if self.between[0] is not None:
-                data["network"] = vars(self.between[0]).copy()
+            if self.node_networks[0] is not None:
+                data["network"] = vars(self.node_networks[0]).copy()
         return data
 
     @staticmethod
     def from_dict(data: object, where: str = "cluster", *, name: str | None = None) -> Cluster:
         """Read plain data; `where` begins what is said about a mistake, `name` holds where it has none."""
-        return build(*parse(data, where, name=name))
+        return build_cluster(*parse(data, where, name=name))
 
     def _node_dict(self, a: int) -> dict[str, Any]:
         node: dict[str, Any] = {"devices": [self.devices[d].kind for d in self.members(a)]}
-        link, network = self.inside[a], self.between[a]
+        link, network = self.node_links[a], self.node_networks[a]
         if link is not None:
             node["link"] = vars(link).copy()
         if network is not None:
@@ -173,10 +173,10 @@ class Cluster:
 
     @cached_property
     def _ports(self) -> Ports:
-        return number(self._by_node, self.inside, self.between)
+        return number_links(self._by_node, self.node_links, self.node_networks)
 
 
-def _figures(device: Device) -> dict[str, Any]:
+def _properties(device: Device) -> dict[str, Any]:
     """All of a device but its kind and where it stands."""
     return {
         "flops": dict(device.flops),
@@ -185,24 +185,28 @@ def _figures(device: Device) -> dict[str, Any]:
         "overhead": device.overhead,
         "efficiency": dict(device.efficiency),
         "workspace": dict(device.workspace),
-        **({"handling": dict(device.handling)} if any(device.handling.values()) else {}),
+        **(
+            {"host_overhead": dict(device.host_overhead)}
+            if any(device.host_overhead.values())
+            else {}
+        ),
     }
 
 
-def build(name: str, nodes: Sequence[Node]) -> Cluster:
+def build_cluster(name: str, nodes: Sequence[Node]) -> Cluster:
     """Put nodes together; a device's node is where it stands in the list."""
     return Cluster(
         name=name,
-        devices=tuple(_placed(nodes)),
-        inside=tuple(link for _, link, _ in nodes),
-        between=tuple(network for _, _, network in nodes),
+        devices=tuple(_devices_with_nodes(nodes)),
+        node_links=tuple(link for _, link, _ in nodes),
+        node_networks=tuple(network for _, _, network in nodes),
     )
 
 
-def _placed(nodes: Sequence[Node]) -> Iterator[Device]:
+def _devices_with_nodes(nodes: Sequence[Node]) -> Iterator[Device]:
     for a, (devices, _, _) in enumerate(nodes):
-        here: dict[str, Device] = {}  # one object a kind and node: 1,024 devices stay light
+        by_kind: dict[str, Device] = {}  # one object a kind and node: 1,024 devices stay light
         for device in devices:
-            if device.kind not in here:
-                here[device.kind] = replace(device, node=a)
-            yield here[device.kind]
+            if device.kind not in by_kind:
+                by_kind[device.kind] = replace(device, node=a)
+            yield by_kind[device.kind]

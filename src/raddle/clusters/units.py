@@ -29,19 +29,19 @@ class Quantity:
     unit: str
     units: Mapping[str, Decimal]
     example: str
-    zero: bool = False  # whether 0 makes sense
-    least: float = 0.0  # of what is not 0
-    most: float = math.inf
+    allows_zero: bool = False  # whether 0 makes sense
+    minimum: float = 0.0  # of what is not 0
+    maximum: float = math.inf
 
 
-SIZE = Quantity("bytes", _SIZES, "16 GiB", most=2.0**60)
-SPACE = Quantity("bytes", _SIZES, "64 MiB", zero=True, most=2.0**60)
+SIZE = Quantity("bytes", _SIZES, "16 GiB", maximum=2.0**60)
+SIZE_OR_ZERO = Quantity("bytes", _SIZES, "64 MiB", allows_zero=True, maximum=2.0**60)
 RATE = Quantity(
     "bytes/s",
     {**{f"{unit}/s": f for unit, f in _SIZES.items()}, **_BITS},
     "25 GB/s",
-    least=1.0,
-    most=1e18,
+    minimum=1.0,
+    maximum=1e18,
 )
 TIME = Quantity(
     "seconds",
@@ -50,36 +50,36 @@ TIME = Quantity(
         for unit, i in {"s": 0, "ms": 1, "us": 2, "µs": 2, "μs": 2, "ns": 3}.items()
     },
     "5 us",
-    zero=True,
-    most=1e4,
+    allows_zero=True,
+    maximum=1e4,
 )
 SPEED = Quantity(
     "FLOP/s",
     {f"{prefix}{flop}": f for prefix, f in _DECIMAL.items() for flop in ("FLOP/s", "FLOPS")},
     "15 TFLOP/s",
-    least=1.0,
-    most=1e24,
+    minimum=1.0,
+    maximum=1e24,
 )
-SHARE = Quantity("", {"%": Decimal("0.01")}, "0.6", least=1e-4, most=1.0)
-TIMES = Quantity("", {"%": Decimal("0.01")}, "1", zero=True, most=1e4)
+FRACTION = Quantity("", {"%": Decimal("0.01")}, "0.6", minimum=1e-4, maximum=1.0)
+MULTIPLE = Quantity("", {"%": Decimal("0.01")}, "1", allows_zero=True, maximum=1e4)
 
 
 def parse(value: object, quantity: Quantity) -> float:
     """Read a number or a text; a ValueError says in half a sentence what to write instead."""
     number = _number(value, quantity)
-    if not math.isfinite(number) or number < 0 or (number == 0 and not quantity.zero):
-        least = "a number from 0 on" if quantity.zero else "a positive number"
-        raise ValueError(f"write {least}{_of(quantity)}, as {quantity.example}")
-    if number and not quantity.least <= number <= quantity.most:
-        what = "a share" if quantity is SHARE else "a number"
-        between = f"from {quantity.least:g} to {quantity.most:g}"
-        raise ValueError(f"write {what}{_of(quantity)} {between}, as {quantity.example}")
+    if not math.isfinite(number) or number < 0 or (number == 0 and not quantity.allows_zero):
+        allowed = "a number from 0 on" if quantity.allows_zero else "a positive number"
+        raise ValueError(f"write {allowed}{_of_unit(quantity)}, as {quantity.example}")
+    if number and not quantity.minimum <= number <= quantity.maximum:
+        what = "a share" if quantity is FRACTION else "a number"
+        between = f"from {quantity.minimum:g} to {quantity.maximum:g}"
+        raise ValueError(f"write {what}{_of_unit(quantity)} {between}, as {quantity.example}")
     return number
 
 
 def _number(value: object, quantity: Quantity) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"write a number{_of(quantity)}, as {quantity.example}")
+        raise ValueError(f"write a number{_of_unit(quantity)}, as {quantity.example}")
     if not isinstance(value, str):
         try:
             return float(value)
@@ -87,11 +87,11 @@ def _number(value: object, quantity: Quantity) -> float:
             return math.inf
     match = _NUMBER.fullmatch(value)
     if match is None:
-        raise ValueError(f"write a number{_of(quantity)}, as {quantity.example}")
+        raise ValueError(f"write a number{_of_unit(quantity)}, as {quantity.example}")
     digits, unit = match.groups()
     if unit and unit not in quantity.units:
-        known = [unit for unit in quantity.units if unit[:1] not in "TP" and "bps" not in unit]
-        raise ValueError(f"the unit {unit!r} is none of {', '.join(known)}")
+        examples = [unit for unit in quantity.units if unit[:1] not in "TP" and "bps" not in unit]
+        raise ValueError(f"the unit {unit!r} is none of {', '.join(examples)}")
     if not unit:
         return float(digits)
     try:
@@ -100,5 +100,5 @@ def _number(value: object, quantity: Quantity) -> float:
         return math.inf
 
 
-def _of(quantity: Quantity) -> str:
+def _of_unit(quantity: Quantity) -> str:
     return f" of {quantity.unit}" if quantity.unit else ""

@@ -17,30 +17,32 @@ from raddle.clusters import Cluster
 from raddle.costs.links import transfer_seconds
 
 
-class Ring(NamedTuple):
+class AllReduceTopology(NamedTuple):
     """Devices that sum something, as the seconds depend on them."""
 
     size: float
     bandwidth: float
     latency: float
-    heads: float  # nodes; the ring between their first devices
-    heads_bandwidth: float
-    heads_latency: float
-    inner: Sequence[tuple[float, float, float]]  # the rings in nodes: size, bandwidth, latency
+    leaders: float  # nodes; the ring between their first devices
+    leaders_bandwidth: float
+    leaders_latency: float
+    node_rings: Sequence[tuple[float, float, float]]  # the rings in nodes: size, bandwidth, latency
 
 
-def ring_of(cluster: Cluster, devices: Sequence[int]) -> Ring:
+def all_reduce_topology(cluster: Cluster, devices: Sequence[int]) -> AllReduceTopology:
     """What an all-reduce among some devices depends on, beside its bytes."""
     nodes: dict[int, list[int]] = {}
     for d in devices:
         nodes.setdefault(cluster.devices[d].node, []).append(d)
-    inner = [
-        (float(len(own)), *slowest_hop(cluster, own)) for own in nodes.values() if len(own) > 1
+    node_rings = [
+        (float(len(local)), *slowest_hop(cluster, local))
+        for local in nodes.values()
+        if len(local) > 1
     ]
-    heads = [own[0] for own in nodes.values()]
-    between = slowest_hop(cluster, heads) if len(heads) > 1 else (1.0, 0.0)
+    leaders = [own[0] for own in nodes.values()]
+    between = slowest_hop(cluster, leaders) if len(leaders) > 1 else (1.0, 0.0)
     whole = slowest_hop(cluster, devices)
-    return Ring(float(len(devices)), *whole, float(len(heads)), *between, inner)
+    return AllReduceTopology(float(len(devices)), *whole, float(len(leaders)), *between, node_rings)
 
 
 def hops(ring: Sequence[int]) -> list[tuple[int, int]]:
@@ -76,32 +78,38 @@ def tree_seconds(size: Any, bandwidth: Any, latency: Any, nbytes: Any) -> Any:
 
 
 @register_jitable
-def hierarchical_seconds(heads: Any, bandwidth: Any, latency: Any, inner: Any, nbytes: Any) -> Any:
+def hierarchical_seconds(
+    leaders: Any, bandwidth: Any, latency: Any, node_rings: Any, nbytes: Any
+) -> Any:
     """Seconds of rings in nodes, the longest of which counts, and of the one between nodes."""
     inside = 0.0
-    for k in range(len(inner)):
-        inside = max(inside, ring_seconds(inner[k][0], inner[k][1], inner[k][2], nbytes))
-    if heads > 1:
-        inside += ring_seconds(heads, bandwidth, latency, nbytes)
+    for k in range(len(node_rings)):
+        inside = max(
+            inside, ring_seconds(node_rings[k][0], node_rings[k][1], node_rings[k][2], nbytes)
+        )
+    if leaders > 1:
+        inside += ring_seconds(leaders, bandwidth, latency, nbytes)
     return inside
 
 
 @register_jitable
 def fastest_seconds(
     size: Any, bandwidth: Any, latency: Any,
-    heads: Any, heads_bandwidth: Any, heads_latency: Any, inner: Any, nbytes: Any,
+    leaders: Any, leaders_bandwidth: Any, leaders_latency: Any, node_rings: Any, nbytes: Any,
 ) -> Any:  # fmt: skip
     """Seconds of an all-reduce by the fastest algorithm, as collective libraries choose; see `Ring`."""
     best = min(
         ring_seconds(size, bandwidth, latency, nbytes),
         tree_seconds(size, bandwidth, latency, nbytes),
     )
-    return min(best, hierarchical_seconds(heads, heads_bandwidth, heads_latency, inner, nbytes))
+    return min(
+        best, hierarchical_seconds(leaders, leaders_bandwidth, leaders_latency, node_rings, nbytes)
+    )
 
 
 def all_reduce_seconds(cluster: Cluster, devices: Sequence[int], nbytes: float) -> float:
     """Seconds of an all-reduce among some devices."""
-    return float(fastest_seconds(*ring_of(cluster, devices), nbytes))
+    return float(fastest_seconds(*all_reduce_topology(cluster, devices), nbytes))
 
 
 def server_bytes(count: int, nbytes: int) -> int:
@@ -114,7 +122,7 @@ def all_reduce_bytes(count: int, nbytes: int) -> int:
     return 2 * (count - 1) * nbytes
 
 
-def sent_by_each(count: int, nbytes: int) -> list[int]:
+def all_reduce_bytes_by_device(count: int, nbytes: int) -> list[int]:
     """The same, by device: whole bytes that add up to all of them."""
     sent = all_reduce_bytes(count, nbytes)
     return [sent * (i + 1) // count - sent * i // count for i in range(count)]

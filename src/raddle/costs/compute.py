@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from raddle.clusters import Device
-from raddle.costs.natives import Native, natives_of
-from raddle.costs.profile import Profile, entry, native_entry
+from raddle.costs.native_calls import NativeCall, find_native_calls
+from raddle.costs.profile import Profile, native_call_key, profile_key
 from raddle.graph.box import Box
 from raddle.graph.gradients import graded_operands
 from raddle.graph.graph import Graph, Op
@@ -29,7 +29,7 @@ def family(op: Op) -> str:
     return op.traits.family or "matmul"
 
 
-class Compute:
+class ComputeCosts:
     """Seconds of operators, remembered by what they depend on; a profile comes before the roofline."""
 
     def __init__(
@@ -38,101 +38,125 @@ class Compute:
         active: frozenset[str],
         profile: Profile | None = None,
         *,
-        split: bool = False,  # gradients of parameters apart from those of activations
+        split_backward: bool = False,  # gradients of parameters apart from those of activations
         bn: str = "global",  # what batch statistics are of, as a plan has it
-        natives: Mapping[str, Native] | None = None,  # by operator; None: all that there are
+        native_calls: Mapping[str, NativeCall]
+        | None = None,  # by operator; None: all that there are
     ) -> None:
         self.graph, self.profile, self.bn = graph, profile, bn
-        given = natives_of(graph) if natives is None and profile else natives
+        candidates = find_native_calls(graph) if native_calls is None and profile else native_calls
         # A backward in two parts is cut around operators with parameters (program/segments.py).
-        self.natives = {
-            name: native for name, native in (given or {}).items()
-            if profile and not (split and native.weighted)
+        self.native_calls = {
+            name: native for name, native in (candidates or {}).items()
+            if profile and not (split_backward and native.has_parameters)
         }  # fmt: skip
-        self.wanted: dict[tuple[str, str], tuple[int, ...]] = {}  # operator, phase -> operands
-        self.graded: dict[str, tuple[int, ...]] = {}  # operator -> operands of both
+        self.grad_operands: dict[
+            tuple[str, str], tuple[int, ...]
+        ] = {}  # operator, phase -> operands
+        self.all_grad_operands: dict[str, tuple[int, ...]] = {}  # operator -> operands of both
         for op in graph.ops:
             graded = graded_operands(op, active)
             weights = [i for i in graded if graph.values[op.inputs[i]].role == "parameter"]
-            self.graded[op.name] = graded
-            self.wanted[op.name, "W"] = tuple(weights) if split else ()
-            self.wanted[op.name, "B"] = tuple(i for i in graded if not split or i not in weights)
+            self.all_grad_operands[op.name] = graded
+            self.grad_operands[op.name, "W"] = tuple(weights) if split_backward else ()
+            self.grad_operands[op.name, "B"] = tuple(
+                i for i in graded if not split_backward or i not in weights
+            )
         self.dtypes = {
             op.name: (*(graph.values[i].dtype for i in op.inputs), *op.dtypes) for op in graph.ops
         }
-        self.known: dict[tuple[object, ...], float] = {}
+        self.cache: dict[tuple[object, ...], float] = {}
 
     def seconds(self, op: Op, box: Box, phase: str, device: Device) -> float:
         """Forward ("F", again "R"), or backward ("B", "W"): the gradients of operands that need one."""
-        wanted = self.wanted.get((op.name, phase))
-        if op.name in self.natives:
-            native = self._native(op, box, phase, device.kind)
+        wanted = self.grad_operands.get((op.name, phase))
+        if op.name in self.native_calls:
+            native = self._measured_native_call(op, box, phase, device.kind)
             if native is not None:
                 return native
-        key = (*self.alike(op, phase), box, device.kind)
-        seconds = self.known.get(key)
+        key = (*self.cost_key(op, phase), box, device.kind)
+        seconds = self.cache.get(key)
         if seconds is None:
-            measured = self._apart(op, box, wanted, device.kind)
+            measured = self._measured_op(op, box, wanted, device.kind)
             if measured is None and wanted:
-                measured = self._share(op, box, wanted, device)
-            seconds = self._seconds(op, box, wanted, device) if measured is None else measured
-            self.known[key] = seconds
+                measured = self._measured_part(op, box, wanted, device)
+            seconds = (
+                self._roofline_seconds(op, box, wanted, device) if measured is None else measured
+            )
+            self.cache[key] = seconds
         return seconds
 
-    def alike(self, op: Op, phase: str) -> tuple[object, ...]:
+    def cost_key(self, op: Op, phase: str) -> tuple[object, ...]:
         """Equal for operators whose tiles of one shape take equally long."""
         # Spaces are shared by operators that are alike, so their identity stands for their content.
-        content = (id(op.space), op.kind, self.dtypes[op.name], self.wanted.get((op.name, phase)))
+        content = (
+            id(op.space),
+            op.kind,
+            self.dtypes[op.name],
+            self.grad_operands.get((op.name, phase)),
+        )
         # A profile tells them apart by more, and has native calls of some.
-        return content if self.profile is None else (*content, self._entries[op.name])
+        return content if self.profile is None else (*content, self._profile_keys[op.name])
 
     @cached_property
-    def _entries(self) -> Mapping[str, str]:
+    def _profile_keys(self) -> Mapping[str, str]:
         """By operator, what a profile calls it, and the native call that it is a part of."""
-        own = {op.name: entry(op, op.space.full, "F", None, "") for op in self.graph.ops}
-        for name, native in self.natives.items():
-            said = native_entry(native, native.main.space.full, "F", None, "")
-            own[name] += f" {native.shares[name]} {said}"
-        return own
+        keys = {op.name: profile_key(op, op.space.full, "F", None, "") for op in self.graph.ops}
+        for name, call in self.native_calls.items():
+            call_key = native_call_key(call, call.main.space.full, "F", None, "")
+            keys[name] += f" {call.time_shares[name]} {call_key}"
+        return keys
 
-    def measured(self, op: Op, box: Box, phase: str, kind: str) -> float | None:
+    def measured_seconds(self, op: Op, box: Box, phase: str, kind: str) -> float | None:
         """As `seconds`, where the profile has it."""
-        native = self._native(op, box, phase, kind) if op.name in self.natives else None
+        native = (
+            self._measured_native_call(op, box, phase, kind)
+            if op.name in self.native_calls
+            else None
+        )
         if native is not None:
             return native
-        return self._apart(op, box, self.wanted.get((op.name, phase)), kind)
+        return self._measured_op(op, box, self.grad_operands.get((op.name, phase)), kind)
 
-    def _apart(self, op: Op, box: Box, wanted: Sequence[int] | None, kind: str) -> float | None:
+    def _measured_op(
+        self, op: Op, box: Box, wanted: Sequence[int] | None, kind: str
+    ) -> float | None:
         if self.profile is None:
             return None
         return self.profile.find(op, box, "F" if wanted is None else "B", wanted, kind)
 
-    def _share(self, op: Op, box: Box, wanted: Sequence[int], device: Device) -> float | None:
+    def _measured_part(
+        self, op: Op, box: Box, wanted: Sequence[int], device: Device
+    ) -> float | None:
         """Of a backward in two parts that was measured as one: what the roofline says of a part."""
-        both = self.graded[op.name]
-        measured = self._apart(op, box, both, device.kind) if tuple(wanted) != both else None
+        both = self.all_grad_operands[op.name]
+        measured = self._measured_op(op, box, both, device.kind) if tuple(wanted) != both else None
         if measured is None:
             return None
         return (
-            measured * self._seconds(op, box, wanted, device) / self._seconds(op, box, both, device)
+            measured
+            * self._roofline_seconds(op, box, wanted, device)
+            / self._roofline_seconds(op, box, both, device)
         )
 
-    def _native(self, op: Op, box: Box, phase: str, kind: str) -> float | None:
+    def _measured_native_call(self, op: Op, box: Box, phase: str, kind: str) -> float | None:
         """Of a composite that is one call there: an operator's part of the call's seconds.
 
         Of a backward in two parts the first has all: what the second needs falls out of it.
         """
-        own = self.natives[op.name]
-        if not own.whole(op, box, self.bn):
+        call = self.native_calls[op.name]
+        if not call.is_whole(op, box, self.bn):
             return None
-        back = (own.main.name, phase) in self.wanted
-        graded = self.graded[own.main.name] if back else None
+        back = (call.main.name, phase) in self.grad_operands
+        graded = self.all_grad_operands[call.main.name] if back else None
         assert self.profile is not None
-        tile = own.tile(op, box)
-        found = self.profile.find_native(own, tile, "B" if back else "F", graded, kind)
-        return None if found is None else found * own.shares[op.name] * (phase != "W")
+        tile = call.main_tile(op, box)
+        seconds = self.profile.find_native_call(call, tile, "B" if back else "F", graded, kind)
+        return None if seconds is None else seconds * call.time_shares[op.name] * (phase != "W")
 
-    def _seconds(self, op: Op, box: Box, wanted: Sequence[int] | None, device: Device) -> float:
+    def _roofline_seconds(
+        self, op: Op, box: Box, wanted: Sequence[int] | None, device: Device
+    ) -> float:
         works = [work(op, box)] if wanted is None else [work(op, box, i) for i in wanted]
         each = (roofline(self.graph, op, w.flops, w.elements, speed(op, device)) for w in works)
         return sum(each, 0.0)
@@ -141,8 +165,8 @@ class Compute:
 class Speed(NamedTuple):
     """What a device does, or several devices do (then these are arrays), for operators of a kind."""
 
-    memory: Any  # bytes a second
-    rate: Any  # operations a second; infinite where memory alone counts
+    bandwidth: Any  # bytes a second
+    flop_rate: Any  # operations a second; infinite where memory alone counts
     overhead: Any  # seconds before anything is done
 
 
@@ -152,17 +176,17 @@ def speed(op: Op, device: Device) -> Speed:
     if which != "memory":
         peak = device.peak(str(op.dtypes[0]).removeprefix("torch."))
         rate = peak * device.efficiency[which]
-    return Speed(memory_speed(device), rate, device.overhead)
+    return Speed(effective_bandwidth(device), rate, device.overhead)
 
 
-def memory_speed(device: Device) -> float:
+def effective_bandwidth(device: Device) -> float:
     """Bytes a second that a device reads and writes."""
     return device.bandwidth * device.efficiency["memory"]
 
 
-def pass_seconds(nbytes: Any, memory: Any, overhead: Any) -> Any:
+def memory_pass_seconds(nbytes: Any, bandwidth: Any, overhead: Any) -> Any:
     """Seconds to pass over so many bytes of memory, as merges and updates do."""
-    return nbytes / memory + overhead
+    return nbytes / bandwidth + overhead
 
 
 def roofline(
@@ -178,7 +202,7 @@ def roofline(
         return speed.overhead
     values = [graph.values[n] for n in (*op.inputs, *op.outputs)]
     nbytes = sum(e * v.dtype.itemsize for e, v in zip(elements, values, strict=True))
-    seconds = nbytes / speed.memory
+    seconds = nbytes / speed.bandwidth
     if family(op) != "memory":
-        seconds = maximum(seconds, flops / speed.rate)
+        seconds = maximum(seconds, flops / speed.flop_rate)
     return seconds + speed.overhead

@@ -14,29 +14,33 @@ from raddle.clusters import Cluster, Device
 
 
 @register_jitable
-def host_seconds(each: Any, byte: Any, nbytes: Any) -> Any:
+def host_seconds(fixed: Any, per_byte: Any, nbytes: Any) -> Any:
     """What a message or a sum takes from a device, and what each of the bytes that it handles takes."""
-    return each + byte * nbytes
+    return fixed + per_byte * nbytes
 
 
 @register_jitable
-def bytes_in_sum(members: Any, nbytes: Any) -> Any:
+def all_reduce_bytes_per_member(members: Any, nbytes: Any) -> Any:
     """Bytes that one member of an all-reduce sends and receives: a ring does both with as much."""
     return 4 * (members - 1) / members * nbytes
 
 
-def handles(cluster: Cluster) -> bool:
+def has_host_overhead(cluster: Cluster) -> bool:
     """Whether communication takes anything from the devices of a cluster."""
-    return any(any(d.handling.values()) for d in set(cluster.devices))
+    return any(any(d.host_overhead.values()) for d in set(cluster.devices))
 
 
-def message_seconds(device: Device, nbytes: int, *, sliced: bool = False) -> float:
+def message_host_seconds(device: Device, nbytes: int, *, sliced: bool = False) -> float:
     """One end of a message, or of a slice of a parameter."""
-    own = device.handling
-    return float(host_seconds(own["slice" if sliced else "message"], own["byte"], nbytes))
+    overhead = device.host_overhead
+    return float(host_seconds(overhead["slice" if sliced else "message"], overhead["byte"], nbytes))
 
 
-def sum_seconds(device: Device, members: int, nbytes: int) -> float:
+def all_reduce_host_seconds(device: Device, members: int, nbytes: int) -> float:
     """To take part in an all-reduce."""
-    own = device.handling
-    return float(host_seconds(own["sum"], own["byte"], bytes_in_sum(members, nbytes)))
+    overhead = device.host_overhead
+    return float(
+        host_seconds(
+            overhead["sum"], overhead["byte"], all_reduce_bytes_per_member(members, nbytes)
+        )
+    )

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raddle.costs.natives import Native, natives_of
+from raddle.costs.native_calls import NativeCall, find_native_calls
 from raddle.errors import InputError, quote
 from raddle.files import Fields, read_json, write_json
 from raddle.graph.box import Box, hull
@@ -28,8 +28,8 @@ from raddle.graph.ops.fused import FUSED
 from raddle.plans.tiling import Tiling
 
 VERSION = 1
-LONGEST = 1e6  # seconds of an operator
-NATIVE = "native"  # one call in place of several operators
+MAX_SECONDS = 1e6  # seconds of an operator
+NATIVE_CALL = "native"  # one call in place of several operators
 
 
 class Profile:
@@ -39,15 +39,20 @@ class Profile:
         self.seconds = dict(seconds or {})
 
     def find(
-        self, op: Op, box: Box, phase: str, wanted: Sequence[int] | None, kind: str
+        self, op: Op, box: Box, phase: str, grad_operands: Sequence[int] | None, device_kind: str
     ) -> float | None:
-        return self.seconds.get(entry(op, box, phase, wanted, kind))
+        return self.seconds.get(profile_key(op, box, phase, grad_operands, device_kind))
 
-    def find_native(
-        self, native: Native, box: Box, phase: str, wanted: Sequence[int] | None, kind: str
+    def find_native_call(
+        self,
+        call: NativeCall,
+        box: Box,
+        phase: str,
+        grad_operands: Sequence[int] | None,
+        device_kind: str,
     ) -> float | None:
         """Of a call that stands for all of a composite, on a tile of its main operator."""
-        return self.seconds.get(native_entry(native, box, phase, wanted, kind))
+        return self.seconds.get(native_call_key(call, box, phase, grad_operands, device_kind))
 
     def save(self, path: str | pathlib.Path) -> None:
         data = {"raddle-profile": VERSION, "seconds": dict(sorted(self.seconds.items()))}
@@ -61,108 +66,120 @@ def load_profile(path: str | pathlib.Path) -> Profile:
     if type(version) is not int or version != VERSION:
         raise InputError(f"{quote(path)} is no profile of version {VERSION}: measure again.")
     seconds = Fields.of(data, quote(path), ["seconds"]).object("seconds")
-    return Profile({name: seconds.number(name, 0, LONGEST) for name in seconds.data})
+    return Profile({name: seconds.number(name, 0, MAX_SECONDS) for name in seconds.data})
 
 
-def entry(op: Op, box: Box, phase: str, wanted: Sequence[int] | None, kind: str) -> str:
+def profile_key(
+    op: Op, box: Box, phase: str, grad_operands: Sequence[int] | None, device_kind: str
+) -> str:
     """What was measured, as text that does not depend on where in a model it stands."""
     attrs = hashlib.sha256(repr(sorted(op.attrs.items())).encode()).hexdigest()[:8]
     extents = "x".join(map(str, box.shape))
-    gradients = "" if wanted is None else "/" + ",".join(map(str, wanted))
-    return f"{kind}|{op.label}|{op.line}|{attrs}|{extents}|{op.dtypes[0]}|{phase}{gradients}"
+    gradients = "" if grad_operands is None else "/" + ",".join(map(str, grad_operands))
+    return f"{device_kind}|{op.label}|{op.line}|{attrs}|{extents}|{op.dtypes[0]}|{phase}{gradients}"
 
 
-def native_entry(
-    native: Native, box: Box, phase: str, wanted: Sequence[int] | None, kind: str
+def native_call_key(
+    call: NativeCall, box: Box, phase: str, grad_operands: Sequence[int] | None, device_kind: str
 ) -> str:
-    return f"{entry(native.main, box, phase, wanted, kind)}|{NATIVE} {native.content}"
+    return f"{profile_key(call.main, box, phase, grad_operands, device_kind)}|{NATIVE_CALL} {call.fingerprint}"
 
 
-def distinct(graph: Graph, tiles: Mapping[str, Tiling], kind: str) -> dict[str, tuple[Op, Box]]:
+def distinct_tiles(
+    graph: Graph, tiles: Mapping[str, Tiling], device_kind: str
+) -> dict[str, tuple[Op, Box]]:
     """A tile for each thing that `measure` would measure apart, by a name of it."""
-    natives = natives_of(graph)
-    found: dict[str, tuple[Op, Box]] = {}
+    calls = find_native_calls(graph)
+    tile_by_key: dict[str, tuple[Op, Box]] = {}
     for op in graph.ops:
-        native = natives.get(op.name)
+        call = calls.get(op.name)
         for box in tiles[op.name].boxes:
-            name = entry(op, box, "F", None, kind)
-            if native is not None and native.main is op:  # it may look like operators that are not
-                name = native_entry(native, box, "F", None, kind)
-            found.setdefault(name, (op, box))
-    return found
+            key = profile_key(op, box, "F", None, device_kind)
+            if call is not None and call.main is op:  # it may look like operators that are not
+                key = native_call_key(call, box, "F", None, device_kind)
+            tile_by_key.setdefault(key, (op, box))
+    return tile_by_key
 
 
 def measure(
     graph: Graph,
     boxes: Iterable[tuple[Op, Box]],
-    wanted: Mapping[str, Sequence[int]],
-    kind: str,
+    grad_operands: Mapping[str, Sequence[int]],
+    device_kind: str,
     device: str = "cpu",
     *,
-    known: Profile | None = None,
+    previous: Profile | None = None,
     repeats: int = 5,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Profile:
     """Runs each box (and its backward) on random tensors; what is known is not measured again."""
-    found = Profile(known.seconds if known else None)
-    natives = natives_of(graph)
+    profile = Profile(previous.seconds if previous else None)
+    calls = find_native_calls(graph)
     for op, box in boxes:
-        back = tuple(wanted[op.name])
-        forward = entry(op, box, "F", None, kind)
-        backward = entry(op, box, "B", back, kind)
+        back = tuple(grad_operands[op.name])
+        forward = profile_key(op, box, "F", None, device_kind)
+        backward = profile_key(op, box, "B", back, device_kind)
         progress(op.name)
-        if forward not in found.seconds or (back and backward not in found.seconds):
-            times = _measure(graph, op, box, back, torch.device(device), repeats)
-            found.seconds[forward] = times[0]
+        if forward not in profile.seconds or (back and backward not in profile.seconds):
+            times = _measure_op(graph, op, box, back, torch.device(device), repeats)
+            profile.seconds[forward] = times[0]
             if back:
-                found.seconds[backward] = times[1]
-        native = natives.get(op.name)
-        if native is None or op is not native.main or not native.runs(box):
+                profile.seconds[backward] = times[1]
+        call = calls.get(op.name)
+        if call is None or op is not call.main or not call.accepts(box):
             continue
         forward, backward = (
-            native_entry(native, box, phase, own, kind) for phase, own in (("F", None), ("B", back))
+            native_call_key(call, box, phase, operands, device_kind)
+            for phase, operands in (("F", None), ("B", back))
         )
-        if forward not in found.seconds:
-            graded = {i.inputs[k] for i in native.ops for k in wanted[i.name]}
-            times = _measure_native(graph, native, box, graded, torch.device(device), repeats)
-            found.seconds[forward] = times[0]
+        if forward not in profile.seconds:
+            grad_inputs = {i.inputs[k] for i in call.ops for k in grad_operands[i.name]}
+            times = _measure_native_call(
+                graph, call, box, grad_inputs, torch.device(device), repeats
+            )
+            profile.seconds[forward] = times[0]
             if back:
-                found.seconds[backward] = times[1]
-    return found
+                profile.seconds[backward] = times[1]
+    return profile
 
 
-def _measure(
-    graph: Graph, op: Op, box: Box, wanted: Sequence[int], device: torch.device, repeats: int
+def _measure_op(
+    graph: Graph, op: Op, box: Box, grad_operands: Sequence[int], device: torch.device, repeats: int
 ) -> tuple[float, float]:
     operands = [
-        None if region is None else _random(graph.values[name], region, device)
+        None if region is None else _random_tensor(graph.values[name], region, device)
         for name, region in zip(op.inputs, op.space.regions(box), strict=True)
     ]
-    for i in wanted:
+    for i in grad_operands:
         tensor = operands[i]
         operands[i] = tensor.requires_grad_() if tensor is not None else None
-    return _time(kernel(op, box, device), operands, device, repeats)
+    return _time_call(kernel(op, box, device), operands, device, repeats)
 
 
-def _measure_native(
-    graph: Graph, native: Native, box: Box, graded: set[str], device: torch.device, repeats: int
+def _measure_native_call(
+    graph: Graph,
+    call: NativeCall,
+    box: Box,
+    grad_inputs: set[str],
+    device: torch.device,
+    repeats: int,
 ) -> tuple[float, float]:
     """On a tile of the main operator; running statistics, which are small, are left out."""
     regions: dict[str, Box] = {}
-    for op in native.ops:
-        for name, region in zip(op.inputs, op.space.regions(native.part(op, box)), strict=True):
+    for op in call.ops:
+        for name, region in zip(op.inputs, op.space.regions(call.op_tile(op, box)), strict=True):
             if region is not None and graph.values[name].role != "buffer":
                 regions[name] = hull([regions.get(name, region), region])
     operands = [
-        _random(graph.values[i], regions[i], device).requires_grad_(i in graded)
+        _random_tensor(graph.values[i], regions[i], device).requires_grad_(i in grad_inputs)
         if i is not None and i in regions
         else None
-        for i in native.fused.inputs
+        for i in call.fused.inputs
     ]
-    return _time(FUSED[native.fused.kind](native.fused.attrs), operands, device, repeats)
+    return _time_call(FUSED[call.fused.kind](call.fused.attrs), operands, device, repeats)
 
 
-def _time(
+def _time_call(
     run: Callable[..., Any], operands: Sequence[Tensor | None], device: torch.device, repeats: int
 ) -> tuple[float, float]:
     """Seconds of a call and of its backward: medians, after one that warms up."""
@@ -172,17 +189,17 @@ def _time(
         start = _now(device)
         results = run(*operands)
         middle = _now(device)
-        graded = [t for t in results if t.requires_grad]
-        if leaves and graded:
+        grad_results = [t for t in results if t.requires_grad]
+        if leaves and grad_results:
             torch.autograd.grad(
-                graded, leaves, [torch.ones_like(t) for t in graded], allow_unused=True
+                grad_results, leaves, [torch.ones_like(t) for t in grad_results], allow_unused=True
             )
         forward.append(middle - start)
         backward.append(_now(device) - middle)
     return statistics.median(forward[1:]), statistics.median(backward[1:])
 
 
-def _random(value: Value, region: Box, device: torch.device) -> Tensor:
+def _random_tensor(value: Value, region: Box, device: torch.device) -> Tensor:
     if carries_gradient(value.dtype):
         return torch.rand(region.shape, device=device).to(value.dtype)  # of all types it draws few
     return torch.zeros(region.shape, dtype=value.dtype, device=device)

@@ -11,7 +11,7 @@ from raddle.graph.graph import Graph, Op
 from raddle.graph.traits import Keeps
 
 # What elementwise functions need for their backward, by name. All else: their inputs.
-FUNCTIONS = {
+SAVED_BY_FUNCTION = {
     **dict.fromkeys(("mul", "multiply", "div", "divide"), Keeps.FACTORS),
     **dict.fromkeys(
         ("relu", "sigmoid", "tanh", "exp", "expm1", "sqrt", "rsqrt", "reciprocal", "tan", "special_expit"),
@@ -24,7 +24,7 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
-class Kept(NamedTuple):
+class SavedForBackward(NamedTuple):
     """What an operator keeps for its backward."""
 
     inputs: frozenset[str] = frozenset()
@@ -32,12 +32,16 @@ class Kept(NamedTuple):
     extra: int = 0  # bytes for each element of the output: masks, and where a maximum was
 
 
-def kept(graph: Graph, active: frozenset[str], op: Op) -> Kept:
+def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedForBackward:
     """What the backward of an operator needs, if there is one."""
     values = graph.values
     if not has_backward(op, active) or not graded_operands(op, active):
-        return Kept()
-    rule = FUNCTIONS.get(op.label, op.traits.keeps) if op.kind == "pointwise" else op.traits.keeps
+        return SavedForBackward()
+    rule = (
+        SAVED_BY_FUNCTION.get(op.label, op.traits.keeps)
+        if op.kind == "pointwise"
+        else op.traits.keeps
+    )
     if op.kind == "lse" and op.composite in ("softmax", "log_softmax"):
         rule = Keeps.NOTHING  # its gradient comes from the softmax's output
     chosen: Iterable[str] = ()
@@ -48,12 +52,12 @@ def kept(graph: Graph, active: frozenset[str], op: Op) -> Kept:
     elif rule == Keeps.FACTORS:
         chosen = (
             name for n, name in enumerate(op.inputs)
-            if set(graded_operands(op, active)) - {n} and not _added(op, n)
+            if set(graded_operands(op, active)) - {n} and not _is_only_added(op, n)
         )  # fmt: skip
     extra = 8 if op.attrs.get("largest") else op.traits.extra
-    return Kept(frozenset(chosen), rule in (Keeps.OUTPUT, Keeps.BOTH), extra)
+    return SavedForBackward(frozenset(chosen), rule in (Keeps.OUTPUT, Keeps.BOTH), extra)
 
 
-def _added(op: Op, operand: int) -> bool:
+def _is_only_added(op: Op, operand: int) -> bool:
     """Whether an operand is only added, as a bias is, and the others do not multiply it."""
     return op.space.operands[operand].once

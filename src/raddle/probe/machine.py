@@ -11,8 +11,8 @@ from importlib.metadata import version
 from typing import Any
 
 from raddle.clusters import catalogue
-from raddle.clusters.devices import HANDLING, Device, Link
-from raddle.clusters.topology import Cluster, build
+from raddle.clusters.devices import HOST_OVERHEAD, Device, Link
+from raddle.clusters.topology import Cluster, build_cluster
 from raddle.errors import InputError
 from raddle.probe import cache
 from raddle.probe.fit import fit
@@ -53,7 +53,9 @@ def describe(measured: Mapping[str, Any]) -> dict[str, Any]:
     gpu = measured["gpu"]
     if gpu is not None:
         device = _device(_slug(gpu["name"]), gpu)
-        description["devices"].update(build("gpu", [([device], None, None)]).to_dict()["devices"])
+        description["devices"].update(
+            build_cluster("gpu", [([device], None, None)]).to_dict()["devices"]
+        )
     return description
 
 
@@ -89,7 +91,7 @@ def _measure(ranks: int, *, quick: bool, heard: Callable[[Message], None]) -> di
         "memory": catalogue.memory() // ranks,
         **_figures(results),
         **_links(results[0], ranks),
-        "handling": _handling(results) if ranks > 1 else {},
+        "host_overhead": _host_overhead(results) if ranks > 1 else {},
         "gpu": gpu,
     }
 
@@ -109,11 +111,11 @@ def _figures(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _handling(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _host_overhead(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The middle of what communication takes from the ranks."""
     return {
-        name: _round(statistics.median(result["handling"][name] for result in results))
-        for name in HANDLING
+        name: _round(statistics.median(result["host_overhead"][name] for result in results))
+        for name in HOST_OVERHEAD
     }
 
 
@@ -159,7 +161,7 @@ def _cluster(measured: Mapping[str, Any]) -> Cluster:
             duplex=measured["duplex"],
             shared=measured["shared"],
         )
-    return build(f"{catalogue.LOCAL}:{ranks}", [([device] * ranks, link, None)])
+    return build_cluster(f"{catalogue.LOCAL}:{ranks}", [([device] * ranks, link, None)])
 
 
 def _device(kind: str, figures: Mapping[str, Any]) -> Device:
@@ -180,7 +182,7 @@ def _device(kind: str, figures: Mapping[str, Any]) -> Device:
         bandwidth=figures["memory_bandwidth"],
         overhead=figures["overhead"],
         efficiency={**{family: _round(share) for family, share in shares.items()}, "memory": 1.0},
-        handling=figures.get("handling", {}),
+        host_overhead=figures.get("host_overhead", {}),
     )
 
 

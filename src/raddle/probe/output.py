@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raddle.clusters.file import save
+from raddle.clusters.file import save_cluster
 from raddle.errors import InputError
 from raddle.probe.machine import describe
 
@@ -24,7 +24,7 @@ def check(path: str) -> None:
 
 def write(measured: Mapping[str, Any], path: str) -> None:
     """Write what `cluster(path)` reads back."""
-    save(describe(measured), path, comments=_comments(measured))
+    save_cluster(describe(measured), path, comments=_comments(measured))
 
 
 def _comments(measured: Mapping[str, Any]) -> list[str]:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from raddle.probe.kernels import kernels, rate
 from raddle.probe.launch import end_in_time
-from raddle.runtime.host_overhead import handling
+from raddle.runtime.host_overhead import measure_host_overhead
 from raddle.transport.base import Transport
 from raddle.transport.process_transport import Processes
 
@@ -81,7 +81,7 @@ def _talk(transport: Transport, *, quick: bool) -> dict[str, Step]:
         "messages both ways": partial(_messages, transport, first, largest, exchange=_both_ways),
         "messages of all": partial(_messages, transport, pairs, largest),
         "messages under load": partial(_loaded, transport, first, sizes),
-        "handling": partial(handling, transport, rounds=3 if quick else 9),
+        "host_overhead": partial(measure_host_overhead, transport, rounds=3 if quick else 9),
     }
 
 

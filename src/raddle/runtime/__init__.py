@@ -38,5 +38,5 @@ In the order in which data flows:
     session         what `python -m raddle.runtime` does on a rank (job, options, progress, summary);
                     recording, tracing, spans and clocks: when a rank did what
     threads         all ranks as threads of one process
-    handling        measures what communication takes from a rank that computes
+    host_overhead   measures what communication takes from a rank that computes
 """

@@ -27,8 +27,8 @@ PIECE, LONGEST = 3e-3, 15e-3  # seconds of computing
 Work = Callable[[], None]
 
 
-def handling(transport: Transport, *, rounds: int = 7) -> dict[str, float]:
-    """By name (clusters/topology.py, HANDLING), seconds; all ranks call it."""
+def measure_host_overhead(transport: Transport, *, rounds: int = 7) -> dict[str, float]:
+    """By name (clusters/devices.py, HOST_OVERHEAD), seconds; all ranks call it."""
     slices = _Slices(transport)
     kinds: dict[str, Callable[[Work], None]] = {
         "alone": _alone,

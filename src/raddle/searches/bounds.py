@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 
 from raddle.clusters import Cluster, Device
-from raddle.costs.compute import memory_speed, pass_seconds, roofline, speed
+from raddle.costs.compute import effective_bandwidth, memory_pass_seconds, roofline, speed
 from raddle.costs.profile import Profile
 from raddle.graph.gradients import active_values, graded_operands, has_backward
 from raddle.graph.graph import Graph, Op
@@ -89,10 +89,10 @@ def _seconds(graph: Graph, active: frozenset[str], device: Device, optimizer: st
         if has_backward(op, active):
             parts += [_least(graph, op, i, device) for i in graded_operands(op, active)]
         found.append(math.fsum(parts))
-    passes, memory = optimizer_costs(optimizer).passes, memory_speed(device)
+    passes, memory = optimizer_costs(optimizer).passes, effective_bandwidth(device)
     for value in graph.parameters:
         if value.name in active:
-            found.append(pass_seconds(passes * value.nbytes, memory, device.overhead))
+            found.append(memory_pass_seconds(passes * value.nbytes, memory, device.overhead))
     return found
 
 

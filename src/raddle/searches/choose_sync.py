@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from raddle.clusters import Cluster
-from raddle.costs.host_overhead import handles
+from raddle.costs.host_overhead import has_host_overhead
 from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.plan import Plan
 from raddle.plans.sync.servers import SLICE
@@ -66,7 +66,7 @@ def host_seconds(timeline: Timeline) -> float:
     Large messages take longer on their link.
     """
     program = timeline.program
-    if not program.slices or handles(timeline.cluster):
+    if not program.slices or has_host_overhead(timeline.cluster):
         return 0.0
     if program.plan.syncing.collective:
         sums = sum(len(i.devices) for i in program.instructions if isinstance(i, Reduce))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from raddle.clusters import Cluster, Device
-from raddle.costs.compute import Compute
+from raddle.costs.compute import ComputeCosts
 from raddle.graph.gradients import active_values as active_values
 from raddle.graph.gradients import has_backward
 from raddle.graph.graph import Graph, Op
@@ -14,7 +14,7 @@ from raddle.graph.graph import Graph, Op
 def whole_operator_seconds(graph: Graph) -> Callable[[Op, Device], float]:
     """Seconds of an operator on a device, forward and backward."""
     active = active_values(graph)
-    compute = Compute(graph, active)
+    compute = ComputeCosts(graph, active)
 
     def seconds(op: Op, device: Device) -> float:
         phases = "FB" if has_backward(op, active) else "F"

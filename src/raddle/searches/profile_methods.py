@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raddle.clusters import Cluster
-from raddle.costs.compute import Compute
-from raddle.costs.profile import Profile, distinct, measure
+from raddle.costs.compute import ComputeCosts
+from raddle.costs.profile import Profile, distinct_tiles, measure
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.gradients import active_values
@@ -31,8 +31,8 @@ def profile_methods(
             f"'{cluster.name}' has devices of the kinds {', '.join(kinds)}, and this machine can "
             "measure one: name a cluster of that kind alone."
         )
-    compute = Compute(graph, active_values(graph))
-    wanted = {op.name: compute.wanted[op.name, "B"] for op in graph.ops}
+    compute = ComputeCosts(graph, active_values(graph))
+    wanted = {op.name: compute.grad_operands[op.name, "B"] for op in graph.ops}
     boxes = _distinct(graph, cluster, methods, kinds[0])
     done = 0
 
@@ -41,7 +41,7 @@ def profile_methods(
         heard({"step": name, "done": done, "of": len(boxes)})
         done += 1
 
-    return measure(graph, boxes, wanted, kinds[0], device, known=known, progress=progress)
+    return measure(graph, boxes, wanted, kinds[0], device, previous=known, progress=progress)
 
 
 def _distinct(
@@ -50,5 +50,5 @@ def _distinct(
     """One tile for each thing that can be measured apart."""
     found: dict[str, tuple[Op, Box]] = {}
     for tiles in applicable_baselines(graph, cluster, methods).values():
-        found = distinct(graph, tiles, kind) | found
+        found = distinct_tiles(graph, tiles, kind) | found
     return list(found.values())

@@ -76,7 +76,7 @@ def shifted(space: PlanSpace, stages: int, configurations: Sequence[Configuratio
 
 def first_devices(cluster: Cluster, count: int) -> Cluster:
     """A cluster of the first devices of another one, with a name of its own."""
-    return replace(cluster.first(count), name=f"{count} of {cluster.name}")
+    return replace(cluster.first_devices(count), name=f"{count} of {cluster.name}")
 
 
 def stage_of_groups(space: PlanSpace, stages: int) -> list[int]:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.compute import Compute, memory_speed, pass_seconds
-from raddle.costs.natives import tiled_alike
+from raddle.costs.compute import ComputeCosts, effective_bandwidth, memory_pass_seconds
+from raddle.costs.native_calls import applicable_native_calls
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Op
 from raddle.plans.optimizers import optimizer_costs
@@ -27,9 +27,9 @@ class Computing:
     ) -> None:
         self.rows, self.program, self.cluster = rows, program, cluster
         plan = program.plan
-        self.costs = Compute(
-            program.graph, program.active, profile, split=plan.split_backward, bn=plan.bn,
-            natives=tiled_alike(program.graph, plan.tiles) if profile else None,
+        self.costs = ComputeCosts(
+            program.graph, program.active, profile, split_backward=plan.split_backward, bn=plan.bn,
+            native_calls=applicable_native_calls(program.graph, plan.tiles) if profile else None,
         )  # fmt: skip
         self.runs: dict[tuple[str, str, int], tuple[Array, Array]] = {}
 
@@ -61,7 +61,7 @@ class Computing:
         for several, nbytes in passes:
             for d in several:
                 own = self.cluster.devices[d]
-                seconds[d] += pass_seconds(nbytes, memory_speed(own), own.overhead)
+                seconds[d] += memory_pass_seconds(nbytes, effective_bandwidth(own), own.overhead)
         return seconds
 
     def _run_seconds(self, run: Run) -> dict[int, float]:

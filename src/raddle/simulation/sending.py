@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.host_overhead import handles, message_seconds
+from raddle.costs.host_overhead import has_host_overhead, message_host_seconds
 from raddle.costs.links import transfer_seconds
 from raddle.program.program import Move, Program, message_bytes
 from raddle.simulation.nanoseconds import nanoseconds
@@ -27,7 +27,7 @@ class Sending:
         self, rows: Rows, program: Program, cluster: Cluster, urgency: Mapping[str, int]
     ) -> None:
         self.rows, self.program, self.cluster, self.urgency = rows, program, cluster, urgency
-        self.handles = handles(cluster)
+        self.handles = has_host_overhead(cluster)
         self.known: dict[object, tuple[Array, ...]] = {}
 
     def move(self, number: int, move: Move) -> None:
@@ -87,7 +87,7 @@ class Sending:
     def _overhead(self, devices: Array, nbytes: Array, *, sliced: bool) -> Array:
         """Nanoseconds of one end of each message."""
         seconds = [
-            message_seconds(self.cluster.devices[d], int(n), sliced=sliced)
+            message_host_seconds(self.cluster.devices[d], int(n), sliced=sliced)
             for d, n in zip(devices, nbytes, strict=True)
         ]
         return nanoseconds(seconds, least=0)

@@ -8,8 +8,8 @@ from itertools import chain
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.collectives import all_reduce_seconds, hops, sent_by_each
-from raddle.costs.host_overhead import handles, sum_seconds
+from raddle.costs.collectives import all_reduce_bytes_by_device, all_reduce_seconds, hops
+from raddle.costs.host_overhead import all_reduce_host_seconds, has_host_overhead
 from raddle.program.program import Program, Reduce, reduced_bytes
 from raddle.simulation.nanoseconds import nanoseconds
 from raddle.simulation.rows import NONE, Array, Rows
@@ -39,7 +39,7 @@ class Summing:
         self.rows, self.program, self.cluster = rows, program, cluster
         self.urgency = urgency if overtaking else {}
         self.in_order = bool(program.slices) and not overtaking
-        self.handles = handles(cluster)
+        self.handles = has_host_overhead(cluster)
         self.known: dict[tuple[tuple[int, ...], int], tuple[Array, ...]] = {}
 
     def reduce(self, number: int, reduce: Reduce) -> None:
@@ -63,7 +63,9 @@ class Summing:
 
     def _take_part(self, number: int, ring: Array, nbytes: int) -> None:
         """A sum takes time from each member as it goes."""
-        seconds = [sum_seconds(self.cluster.devices[d], len(ring), nbytes) for d in ring]
+        seconds = [
+            all_reduce_host_seconds(self.cluster.devices[d], len(ring), nbytes) for d in ring
+        ]
         cost = nanoseconds(seconds, least=0)
         own, cost = ring[cost > 0], cost[cost > 0]
         if len(own):
@@ -74,7 +76,7 @@ class Summing:
         if (ring, nbytes) not in self.known:
             ns = nanoseconds([all_reduce_seconds(self.cluster, ring, nbytes)])
             links = ring_links(self.cluster, ring, self.program.plan.devices)
-            sent = sent_by_each(len(ring), nbytes)
+            sent = all_reduce_bytes_by_device(len(ring), nbytes)
             each = (np.repeat(ns, len(ring)), *map(np.array, (*links, sent)))
             self.known[ring, nbytes] = each
         return self.known[ring, nbytes]

@@ -562,7 +562,7 @@ def test_refuses_what_does_not_fit() -> None:
     program = sample()
     whole = cluster("p100:1x4")
     full = dataclasses.replace(whole.devices[0], kind="toy", memory=400)
-    toy = Cluster("toy", (full, *whole.devices[1:]), whole.inside, whole.between)
+    toy = Cluster("toy", (full, *whole.devices[1:]), whole.node_links, whole.node_networks)
     with pytest.raises(
         InputError, match=r"device 0 would need \d+ bytes at its fullest, a toy has 400:"
     ):

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from raddle import zoo
 from raddle.clusters import Cluster, cluster
 from raddle.costs.collectives import all_reduce_seconds
-from raddle.costs.compute import Compute
-from raddle.costs.profile import Profile, entry
+from raddle.costs.compute import ComputeCosts
+from raddle.costs.profile import Profile, profile_key
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
@@ -91,7 +91,7 @@ class Recount:
     def __init__(self, graph: Graph, cluster: Cluster) -> None:
         self.graph, self.cluster = graph, cluster
         self.active = active_values(graph)
-        self.compute = Compute(graph, self.active)
+        self.compute = ComputeCosts(graph, self.active)
         self.made_by = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
 
     def width(self, name: str) -> int:
@@ -103,8 +103,8 @@ class Recount:
         for a in range(self.cluster.nodes):
             devices = self.cluster.members(a)
             for link, messages, shared in (
-                (self.cluster.inside[a], inside, lambda link: link.shared),
-                (self.cluster.between[a], outside, lambda link: not link.per_device),
+                (self.cluster.node_links[a], inside, lambda link: link.shared),
+                (self.cluster.node_networks[a], outside, lambda link: not link.per_device),
             ):
                 queues = [messages.get(d, []) for d in devices]
                 together = link is not None and shared(link)
@@ -236,8 +236,8 @@ class Recount:
     def served(self, groups: tuple[Group, ...], g: int, configuration: Configuration) -> float:
         """t_S as the paper has it."""
         nodes = {self.cluster.devices[d].node for d in configuration.devices}
-        networks = [self.cluster.between[a] for a in nodes]
-        link = self.cluster.inside[0] if nodes == {0} else None
+        networks = [self.cluster.node_networks[a] for a in nodes]
+        link = self.cluster.node_links[0] if nodes == {0} else None
         bandwidth = link.bandwidth if link else min(n.bandwidth for n in networks if n is not None)
         return sum(
             2 * box.volume * self.width(name) / self.users(name, groups) / bandwidth
@@ -446,9 +446,9 @@ def test_what_was_measured_comes_before_what_is_estimated() -> None:
     g = group_indices(plain.groups)[op.name]
     x = plain.configurations[g].index(Configuration((2, 1, 1), (0, 1)))
     box = tiles(plain.groups[g], plain.configurations[g][x])[op.name].boxes[0]
-    compute = Compute(graph, active_values(graph))
+    compute = ComputeCosts(graph, active_values(graph))
     seconds = compute.seconds(op, box, "F", where.devices[0])
-    profile = Profile({entry(op, box, "F", None, "p100"): seconds + 1.0})
+    profile = Profile({profile_key(op, box, "F", None, "p100"): seconds + 1.0})
     measured = tables(graph, where, profile=profile)
     assert measured.compute[g][x] == pytest.approx(plain.compute[g][x] + 1.0)
     assert sum((a != b).sum() for a, b in zip(measured.compute, plain.compute, strict=True)) == 1

@@ -15,7 +15,7 @@ from experiments.gems_unet import nets
 from raddle import zoo
 from raddle.api.loading import capture_model
 from raddle.clusters import Cluster, cluster
-from raddle.clusters.topology import build
+from raddle.clusters.topology import build_cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
@@ -130,7 +130,7 @@ def test_all_devices_on_one_micro_batch_after_the_other_where_memory_is_short() 
     """Then it may need no stages: at 8192² a U-Net is fastest so."""
     graph, plain = capture_model(nets.spec("unet", 256), 4), cluster("h200:4")
     device = replace(plain.devices[0], memory=400_000_000)
-    on = build("small", [([device] * 4, plain.inside[0], None)])
+    on = build_cluster("small", [([device] * 4, plain.node_links[0], None)])
     found = pipeline(graph, on, Settings(budget=2.0), promising=2)
     (together,) = [c for c in found if c.name == "1 stages, 4 micro-batches, spatial inside"]
     assert together.fits

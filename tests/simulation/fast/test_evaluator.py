@@ -14,9 +14,9 @@ from random_plans import each_sync, machine_of, random_plan, random_tiling, sync
 from small_models import small
 
 from raddle.clusters import cluster
-from raddle.costs.compute import Compute
-from raddle.costs.natives import natives_of
-from raddle.costs.profile import Profile, entry, native_entry
+from raddle.costs.compute import ComputeCosts
+from raddle.costs.native_calls import find_native_calls
+from raddle.costs.profile import Profile, native_call_key, profile_key
 from raddle.errors import InputError
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
@@ -33,7 +33,7 @@ from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.timeline import simulate
 
 MODELS = ("lenet-tiny", "gpt-tiny", "resnet110-tiny", "unet-tiny", "nmt-tiny", "inception_v3-tiny")
-MACHINES = ["p100:1x4", "p100:2x2", "k80:1x4", "local:4", "handling:4"]
+MACHINES = ["p100:1x4", "p100:2x2", "k80:1x4", "local:4", "host_overhead:4"]
 GRAPHS = [(name, "float64") for name in MODELS] + [("lenet-tiny", dtype) for dtype in DTYPES]
 
 
@@ -146,15 +146,15 @@ def test_settings_that_cannot_be() -> None:
 def made_up_profile(graph: Graph, plan: Plan, kind: str, seed: int, known: float = 0.8) -> Profile:
     """Seconds of some tiles, of operators and of native calls."""
     rng = random.Random(seed)
-    compute = Compute(graph, active_values(graph))
-    natives = natives_of(graph)
+    compute = ComputeCosts(graph, active_values(graph))
+    natives = find_native_calls(graph)
     found: dict[str, float] = {}
     for op in graph.ops:
         for box in plan.tiles[op.name].boxes:
-            for phase, wanted in (("F", None), ("B", compute.wanted[op.name, "B"])):
-                names = [entry(op, box, phase, wanted, kind)]
+            for phase, wanted in (("F", None), ("B", compute.grad_operands[op.name, "B"])):
+                names = [profile_key(op, box, phase, wanted, kind)]
                 if op.name in natives and op is natives[op.name].main:
-                    names.append(native_entry(natives[op.name], box, phase, wanted, kind))
+                    names.append(native_call_key(natives[op.name], box, phase, wanted, kind))
                 found |= {name: rng.random() * 1e-3 for name in names if rng.random() < known}
     return Profile(found)
 
@@ -214,11 +214,11 @@ def test_composites_fall_apart_and_come_together(model: str) -> None:
     start: dict[str, Tiling] = dict(plan.tiles)
     profile = made_up_profile(graph, plan, on.devices[0].kind, 1, known=1.0)
     own = Evaluator(graph, on, plan, profile)
-    natives, rng = natives_of(graph), random.Random(2)
+    natives, rng = find_native_calls(graph), random.Random(2)
     first = own.time()
     assert all(own.composites.together)
     for name in rng.sample(sorted(natives), 5):
-        ops = {name, *natives[name].near[:1]}
+        ops = {name, *natives[name].neighbours[:1]}
         moved = {i: whole(graph.op(i).space.full.shape, [rng.randrange(4)]) for i in ops}
         undo = own.move(moved)
         assert not all(own.composites.together)

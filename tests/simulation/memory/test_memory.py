@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from raddle import zoo
 from raddle.clusters import cluster
-from raddle.costs.saved_for_backward import kept
+from raddle.costs.saved_for_backward import saved_for_backward
 from raddle.graph.capture import capture
 from raddle.graph.graph import Op
 from raddle.program.lower import lower
@@ -272,9 +272,9 @@ class Replay:
             rerun = self.runs.get((key, op.name, "R", device))
             if copy == 2 and rerun is not None:
                 ends.append(rerun[1])
-            if kept(self.program.graph, self.program.active, op).output and (copy == 2) == (
-                rerun is not None
-            ):
+            if saved_for_backward(self.program.graph, self.program.active, op).output and (
+                copy == 2
+            ) == (rerun is not None):
                 ends.append(self.backward_end(key, op.name, device))
         if copy == 1:
             ends += [
@@ -292,7 +292,7 @@ class Replay:
                 ends.append(self.runs[key, op.name, "F", device][1])
             if self.inside(value, op, device) == (copy == 2):
                 ends.append(self.runs.get((key, op.name, "R", device), (-1, -1))[1])
-                if value in kept(self.program.graph, self.program.active, op).inputs:
+                if value in saved_for_backward(self.program.graph, self.program.active, op).inputs:
                     ends.append(self.backward_end(key, op.name, device))
             if op.inputs[0] == value and self.is_view(key, op, device):
                 if copy == 1:
@@ -387,7 +387,7 @@ class Replay:
             self.alive.append((device, size, start, self.last_use(key, value, device)))
             if again is not None and op.name not in self.program.variants[0].merges:
                 self.alive.append((device, size, again[0], self.last_use(key, value, device, 2)))
-        extra = kept(self.program.graph, self.program.active, op).extra
+        extra = saved_for_backward(self.program.graph, self.program.active, op).extra
         if extra:
             count = self.own(op, op.outputs[0], device) // self.program.element_bytes(op.outputs[0])
             if again is not None:
@@ -596,7 +596,7 @@ def test_keeps_what_pytorch_keeps(label: str) -> None:
     graph = capture(Model(), [x], loss=lambda y: y.sum())
     program = lower(graph, planned(graph, {}, 1))
     op = next(op for op in graph.ops if label in (op.label, op.kind) and "mul" in op.inputs[0])
-    rule = kept(program.graph, program.active, op)
+    rule = saved_for_backward(program.graph, program.active, op)
 
     inputs = [(x * (1 + i)).requires_grad_() * 1 for i in range(count)]
     held: list[Tensor] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from raddle.costs.collectives import all_reduce_bytes, hops, sent_by_each
+from raddle.costs.collectives import all_reduce_bytes, all_reduce_bytes_by_device, hops
 from raddle.program.message_kind import Content
 from raddle.program.program import Merge, Move, Program, Reduce, Run, message_bytes, reduced_bytes
 from raddle.reports.page.columns import Columns
@@ -50,7 +50,9 @@ def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
 def _ring_pairs(program: Program, reduce: Reduce) -> Counter[tuple[int, int]]:
     pairs: Counter[tuple[int, int]] = Counter()
     for ring, amount in reduced_bytes(program, reduce).items():
-        pairs.update(dict(zip(hops(ring), sent_by_each(len(ring), amount), strict=True)))
+        pairs.update(
+            dict(zip(hops(ring), all_reduce_bytes_by_device(len(ring), amount), strict=True))
+        )
     return pairs
 
 

@@ -60,7 +60,7 @@ def _figure_table(console: Console, figures: Mapping[str, Any]) -> Table:
         if link is not None:
             text = f"{seconds_text(link['latency'])} + bytes / {rate_text(link['bandwidth'])}"
             table.add_row(f"message, {name}", text)
-    for what, seconds in figures.get("handling", {}).items():
+    for what, seconds in figures.get("host_overhead", {}).items():
         table.add_row(f"taken from a rank: {HANDLED[what]}", seconds_text(seconds))
     if figures.get("idle") is not None:
         ways = "at the same time" if figures["duplex"] else "in turns"

@@ -120,7 +120,7 @@ def used(plan: Plan, cluster: Cluster) -> Cluster:
         raise InputError(
             f"the plan needs {plan.devices} devices, '{cluster.name}' has {len(cluster.devices)}."
         )
-    return cluster.first(plan.devices)
+    return cluster.first_devices(plan.devices)
 
 
 def _side(timeline: Timeline) -> dict[str, Any]:

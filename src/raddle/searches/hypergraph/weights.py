@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from raddle.clusters import Device
-from raddle.costs.compute import Compute
+from raddle.costs.compute import ComputeCosts
 from raddle.costs.profile import Profile
 from raddle.errors import InputError, quote
 from raddle.files import read_json
@@ -31,7 +31,7 @@ def layer_work(
     if kind not in KINDS:
         return _given(network, kind)
     active = active_values(graph)
-    compute, ops = Compute(graph, active, profile), {op.name: op for op in graph.ops}
+    compute, ops = ComputeCosts(graph, active, profile), {op.name: op for op in graph.ops}
     time = np.array(
         [
             sum(

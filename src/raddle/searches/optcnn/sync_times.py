@@ -133,7 +133,7 @@ class Syncing:
 
     def _rate(self, last: int) -> float:
         """Seconds a byte between devices of the nodes up to the last."""
-        link, networks = self.cluster.inside[0], self.cluster.between[: last + 1]
+        link, networks = self.cluster.node_links[0], self.cluster.node_networks[: last + 1]
         if last == 0 and link is not None:
             return 1 / link.bandwidth
         return max((1 / n.bandwidth for n in networks if n is not None), default=0.0)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.compute import Compute
+from raddle.costs.compute import ComputeCosts
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.gradients import active_values, trained_parameters
@@ -79,7 +79,7 @@ def tables(
     active, devices = active_values(graph), looked_at(cluster, every=reduction)
     atlas = Atlas(devices, len(cluster.devices), powers=powers, reduction=reduction)
     layouts = [atlas.layouts(group) for group in found]
-    times = TileTimes(Compute(graph, active, profile, bn=bn), active, cluster, devices)
+    times = TileTimes(ComputeCosts(graph, active, profile, bn=bn), active, cluster, devices)
     moves = Moves(graph, active, cluster, devices, _by_operator(found, layouts), times.volumes)
     computing = Computing(found, layouts, times, moves, bn=bn)
     compute = [computing.seconds(g) for g in range(len(found))]

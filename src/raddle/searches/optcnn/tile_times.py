@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from raddle.clusters import Cluster, Device
-from raddle.costs.compute import Compute, Speed, family, roofline, speed
+from raddle.costs.compute import ComputeCosts, Speed, family, roofline, speed
 from raddle.graph.box import Box
 from raddle.graph.gradients import has_backward
 from raddle.graph.graph import Op
@@ -28,7 +28,7 @@ class TileTimes:
     """Remembers what operators that are alike take under the same layout."""
 
     def __init__(
-        self, compute: Compute, active: frozenset[str], cluster: Cluster, devices: Array
+        self, compute: ComputeCosts, active: frozenset[str], cluster: Cluster, devices: Array
     ) -> None:
         self.compute, self.active = compute, active
         self.keys: dict[str, tuple[Any, ...]] = {}
@@ -41,7 +41,7 @@ class TileTimes:
         key = self.keys.get(op.name)
         if key is None:
             graded = has_backward(op, self.active)
-            wanted = self.compute.wanted[op.name, "B"] if graded else None
+            wanted = self.compute.grad_operands[op.name, "B"] if graded else None
             key = self.keys[op.name] = (op.kind, self.compute.dtypes[op.name], wanted)
         return key
 
@@ -110,7 +110,7 @@ class TileTimes:
             spans = (r.span(x, d) for r in layout.dims)
             box = Box.full([hi - lo for lo, hi in spans])
             for phase, seconds in zip("FB", both, strict=True):
-                time = self.compute.measured(op, box, phase, self.devices[d].kind)
+                time = self.compute.measured_seconds(op, box, phase, self.devices[d].kind)
                 if time is not None and (phase == "F" or wanted is not None):
                     seconds[shape == u] = time
         return both[0], both[1]

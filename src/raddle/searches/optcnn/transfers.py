@@ -70,7 +70,7 @@ def wires(cluster: Cluster, devices: Array) -> Wires:
     nodes, first = np.unique([cluster.devices[d].node for d in devices], return_index=True)
     inside, outside = np.zeros((len(nodes), 3)), np.zeros((len(nodes), 3))
     for a, node in enumerate(nodes):
-        link, network = cluster.inside[node], cluster.between[node]
+        link, network = cluster.node_links[node], cluster.node_networks[node]
         if link is not None:
             inside[a] = _ways(link.duplex) / link.bandwidth, link.latency, link.shared
         if network is not None:

@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from raddle.clusters import Cluster, Device
-from raddle.costs.compute import Compute
-from raddle.costs.saved_for_backward import kept
+from raddle.costs.compute import ComputeCosts
+from raddle.costs.saved_for_backward import saved_for_backward
 from raddle.graph.box import Box
 from raddle.graph.gradients import active_values, has_backward
 from raddle.graph.graph import Graph, Op
@@ -113,11 +113,11 @@ class LayerCostModel:
     """What layers take and hold, for micro-batches of any size."""
 
     def __init__(
-        self, layer_graph: LayerGraph, cluster: Cluster, compute: Compute | None = None
+        self, layer_graph: LayerGraph, cluster: Cluster, compute: ComputeCosts | None = None
     ) -> None:
         self.layer_graph, self.graph = layer_graph, layer_graph.graph
         self.active = active_values(self.graph)
-        self.compute = compute or Compute(self.graph, self.active)
+        self.compute = compute or ComputeCosts(self.graph, self.active)
         first_of_kind = {d.kind: d for d in reversed(cluster.devices)}
         self.one_of_each_kind = [first_of_kind[kind] for kind in device_kinds(cluster)]
 
@@ -161,7 +161,7 @@ class LayerCostModel:
         total = [0.0] * len(self.layer_graph.op_names)
         saved_values: set[str] = set()
         for op in self.graph.ops:
-            saved = kept(self.graph, self.active, op)
+            saved = saved_for_backward(self.graph, self.active, op)
             saved_values |= saved.inputs | (set(op.outputs) if saved.output else set())
             value = self.graph.values[op.outputs[0]]
             elements = self._nbytes(op.outputs[0], samples) / value.dtype.itemsize

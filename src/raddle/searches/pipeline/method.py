@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from raddle.clusters import Cluster
-from raddle.costs.compute import Compute
+from raddle.costs.compute import ComputeCosts
 from raddle.errors import InputError
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
@@ -107,7 +107,7 @@ class _Pipelines:
         self.nodes = build_layer_graph(graph)
         active = active_values(graph)
         self.costs = LayerCostModel(
-            self.nodes, cluster, Compute(graph, active, settings.profile, bn="local")
+            self.nodes, cluster, ComputeCosts(graph, active, settings.profile, bn="local")
         )
         self.line = build_device_chain(cluster)
         self.static = float(optimizer_costs(settings.optimizer).held)

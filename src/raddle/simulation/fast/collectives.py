@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from raddle.costs.collectives import fastest_seconds
-from raddle.costs.host_overhead import bytes_in_sum, host_seconds
+from raddle.costs.host_overhead import all_reduce_bytes_per_member, host_seconds
 from raddle.simulation.fast.arrays import Array, Handling, Lane, Rings, Space
 from raddle.simulation.fast.nodes import arrive, edge, node_of, spend
 
@@ -31,7 +31,7 @@ def all_reduce(
             d = rings.member[m]
             if lane.handles:
                 edge(space, at, lane.stretch[d], gate, lane.offset[d])
-                handled = bytes_in_sum(end - begin, nbytes)
+                handled = all_reduce_bytes_per_member(end - begin, nbytes)
                 own = host_seconds(handling.sum[d], handling.byte[d], handled)
                 spend(space, at, d, int(np.rint(own * 1e9)), lane)
             elif since[d] >= 0:

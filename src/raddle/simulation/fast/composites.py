@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from raddle.costs.natives import Native
+from raddle.costs.native_calls import NativeCall
 from raddle.graph.graph import Op
 from raddle.simulation.fast.pointers import Undo
 from raddle.simulation.fast.tiled import Tiled, Tilings
@@ -15,11 +15,11 @@ from raddle.simulation.fast.tiled import Tiled, Tilings
 class Composites:
     """The composites of a graph, and which of them are together now."""
 
-    def __init__(self, natives: Mapping[str, Native], number: Mapping[str, int]) -> None:
+    def __init__(self, natives: Mapping[str, NativeCall], number: Mapping[str, int]) -> None:
         found = list({n.main.name: n for n in natives.values()}.values())
-        self._ops = [[number[name] for name in n.shares] for n in found]
+        self._ops = [[number[name] for name in n.time_shares] for n in found]
         self._of = {i: c for c, own in enumerate(self._ops) for i in own}
-        self._alike = [[number[name] for name in (*n.shares, *n.near)] for n in found]
+        self._alike = [[number[name] for name in (*n.time_shares, *n.neighbours)] for n in found]
         self._watched: dict[int, list[int]] = {}  # by operator, composites that it is in or near
         for c, own in enumerate(self._alike):
             for i in own:

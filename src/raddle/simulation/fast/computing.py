@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from raddle.costs.compute import Compute
+from raddle.costs.compute import ComputeCosts
 from raddle.costs.profile import Profile
-from raddle.costs.saved_for_backward import kept
+from raddle.costs.saved_for_backward import saved_for_backward
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Grid
 from raddle.simulation.fast.durations import tile_seconds
@@ -28,15 +28,15 @@ class Computing:
         profile: Profile | None,
     ) -> None:  # fmt: skip
         self.graph, self.machine = graph, machine
-        self.together = Compute(graph, active, profile, bn=bn)
-        self.apart = Compute(graph, active, profile, bn=bn, natives={})
+        self.together = ComputeCosts(graph, active, profile, bn=bn)
+        self.apart = ComputeCosts(graph, active, profile, bn=bn, native_calls={})
         self._kept = _kept_values(graph, active)
         self._seconds: dict[tuple[Any, ...], list[Array]] = {}
 
     def run(self, store: Store, op: Op, tiled: Tiled, phase: str, together: bool) -> Slot:
         """Rows of what devices compute of an operator, forward or backward."""
         compute = self.together if together else self.apart
-        alike = compute.alike(op, phase)
+        alike = compute.cost_key(op, phase)
 
         def find() -> Slot:
             seconds = self._tile_seconds(compute, op, tiled, phase, alike)
@@ -62,7 +62,7 @@ class Computing:
         return store.once(("bytes", counted, op.dtypes, tiled.number), find)
 
     def _tile_seconds(
-        self, compute: Compute, op: Op, tiled: Tiled, phase: str, alike: tuple[Any, ...]
+        self, compute: ComputeCosts, op: Op, tiled: Tiled, phase: str, alike: tuple[Any, ...]
     ) -> Array:
         """Of every tile, copies included, on its own device."""
         tiling, machine = tiled.tiling, self.machine
@@ -82,7 +82,7 @@ def _kept_values(graph: Graph, active: frozenset[str]) -> frozenset[str]:
     """Values that operators make and some backward needs."""
     found: set[str] = set()
     for op in graph.ops:
-        own = kept(graph, active, op)
+        own = saved_for_backward(graph, active, op)
         found |= own.inputs
         if own.output:
             found.update(op.outputs)

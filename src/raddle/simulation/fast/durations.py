@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from raddle.clusters import Device
-from raddle.costs.compute import Compute, roofline, speed
+from raddle.costs.compute import ComputeCosts, roofline, speed
 from raddle.graph.graph import Op
 from raddle.graph.ops import KINDS
 from raddle.plans.tiling import Tiling
@@ -17,7 +17,7 @@ Array = np.ndarray
 
 
 def tile_seconds(
-    compute: Compute,
+    compute: ComputeCosts,
     op: Op,
     tiling: Tiling,
     regions: tuple[Regions, ...],
@@ -25,7 +25,7 @@ def tile_seconds(
     device: Device,
 ) -> Array:
     """By tile (of a grid without copies), its seconds on a device of one kind."""
-    wanted = compute.wanted.get((op.name, phase))
+    wanted = compute.grad_operands.get((op.name, phase))
     if compute.profile is not None or KINDS[op.kind].flops is not None:
         return np.array([compute.seconds(op, box, phase, device) for box in tiling.boxes])
     points = _volumes(boxes_of(tiling, range(len(op.space.dims))))

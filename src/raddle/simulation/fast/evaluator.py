@@ -60,7 +60,7 @@ class Evaluator:
         self.values = Values(graph, machine, plan.bn)
         self.syncing = Syncing(self.outline, machine, plan, self.to)
         self.closings = Closings(self.outline, plan)
-        self.composites = Composites(self.computing.together.natives, self.outline.number)
+        self.composites = Composites(self.computing.together.native_calls, self.outline.number)
         self.store, self.tilings = Store(), Tilings(plan.bn)
         self.tiles: list[Tiled] = [None] * len(graph.ops)  # type: ignore[list-item]
         # By operator, what its merge depends on, and what is known of that.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.compute import memory_speed, pass_seconds
+from raddle.costs.compute import effective_bandwidth, memory_pass_seconds
 from raddle.costs.links import transfer_seconds
 from raddle.program.program import Message
 from raddle.program.value_holders import in_sending_order
@@ -32,7 +32,7 @@ class Machine:
         self.kinds = sorted({d.kind: d for d in cluster.devices}.items())
         kinds = [kind for kind, _ in self.kinds]
         self.kind_of = np.array([kinds.index(d.kind) for d in cluster.devices])
-        self._speed = np.array([memory_speed(d) for d in cluster.devices])
+        self._speed = np.array([effective_bandwidth(d) for d in cluster.devices])
         self._overhead = np.array([d.overhead for d in cluster.devices])
 
     def by_device(self, devices: Array, seconds: Array) -> Array:
@@ -46,7 +46,9 @@ class Machine:
         """Rows of devices that pass over so many bytes of their memory, by sets of devices."""
         each = np.array([d for own in devices for d in own], np.int64)
         amount = np.repeat(np.asarray(nbytes, np.float64), [len(own) for own in devices])
-        return self.by_device(each, pass_seconds(amount, self._speed[each], self._overhead[each]))
+        return self.by_device(
+            each, memory_pass_seconds(amount, self._speed[each], self._overhead[each])
+        )
 
     def listed(self, messages: Sequence[tuple[Message, int]], *, sliced: bool = False) -> Array:
         """Rows of messages, with their bytes, in the order in which a program has them."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.collectives import ring_of
-from raddle.costs.host_overhead import handles, host_seconds
+from raddle.costs.collectives import all_reduce_topology
+from raddle.costs.host_overhead import has_host_overhead, host_seconds
 from raddle.simulation.fast.arrays import Handling, Rings
 from raddle.simulation.sending import links_held
 from raddle.simulation.summing import ring_links
@@ -42,10 +42,10 @@ def routes(cluster: Cluster) -> Routes:
 def handling(cluster: Cluster) -> Handling:
     """costs/host_overhead.py by device."""
     figures = {
-        name: np.array([d.handling[name] for d in cluster.devices])
+        name: np.array([d.host_overhead[name] for d in cluster.devices])
         for name in ("message", "slice", "byte", "sum")
     }
-    return Handling(handles(cluster), **figures)
+    return Handling(has_host_overhead(cluster), **figures)
 
 
 def of_messages(own: Handling, devices: Array, nbytes: Array, *, sliced: bool = False) -> Array:
@@ -81,7 +81,7 @@ class RingBook:
     def _describe(
         self, ring: tuple[int, ...]
     ) -> tuple[list[int], list[int], list[float], list[list[float]]]:
-        *figures, inner = ring_of(self.cluster, ring)
+        *figures, inner = all_reduce_topology(self.cluster, ring)
         links = ring_links(self.cluster, ring, len(self.cluster.devices))
         return *links, figures, [list(own) for own in inner]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raddle.costs.natives import signature
+from raddle.costs.native_calls import tiling_signature
 from raddle.graph.graph import Op
 from raddle.plans.tiling import Grid, Tiling
 from raddle.program.merges import is_partial
@@ -62,7 +62,7 @@ class Tilings:
     def signature(self, op: Op, tiled: Tiled) -> object:
         """What operators of a native call have in common when they are tiled alike."""
         if tiled.number not in self._signatures:
-            self._signatures[tiled.number] = signature(op, tiled.tiling)
+            self._signatures[tiled.number] = tiling_signature(op, tiled.tiling)
         return self._signatures[tiled.number]
 
     def partial(self, op: Op, tiled: Tiled) -> bool:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from raddle.costs.saved_for_backward import kept
+from raddle.costs.saved_for_backward import saved_for_backward
 from raddle.graph.box import Box, subtract
 from raddle.graph.graph import Op
 from raddle.plans.regions import operand_regions
@@ -26,7 +26,9 @@ class Layout:
         self.program, self.count, self.number = program, program.plan.devices, variant
         self.variant = program.variants[variant]
         self.graph = self.variant.graph
-        self.kept = {op.name: kept(self.graph, program.active, op) for op in self.graph.ops}
+        self.kept = {
+            op.name: saved_for_backward(self.graph, program.active, op) for op in self.graph.ops
+        }
         self.size: dict[str, Array] = {}  # of a value that an operator gives, complete
         self.part: dict[str, Array] = {}  # of the partial results of an operator
         self._pieces: dict[int, dict[str, tuple[str, ...]]] = {}  # by device and operator

@@ -9,9 +9,9 @@ import torch
 from small_models import small
 
 from raddle.clusters import Device, cluster
-from raddle.costs.compute import Compute
-from raddle.costs.natives import natives_of, tiled_alike
-from raddle.costs.profile import NATIVE, Profile, measure
+from raddle.costs.compute import ComputeCosts
+from raddle.costs.native_calls import applicable_native_calls, find_native_calls
+from raddle.costs.profile import NATIVE_CALL, Profile, measure
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.graph.gradients import active_values
@@ -28,13 +28,13 @@ from raddle.searches.starts import random_start
 DEVICE: Device = cluster("p100:1x1").devices[0]
 
 
-def compute(graph: Graph, profile: Profile | None = None, bn: str = "global") -> Compute:
-    return Compute(graph, active_values(graph), profile, bn=bn)
+def compute(graph: Graph, profile: Profile | None = None, bn: str = "global") -> ComputeCosts:
+    return ComputeCosts(graph, active_values(graph), profile, bn=bn)
 
 
 def measured(graph: Graph, boxes: list[tuple[Op, Box]]) -> Profile:
     plain = compute(graph)
-    wanted = {op.name: plain.wanted[op.name, "B"] for op in graph.ops}
+    wanted = {op.name: plain.grad_operands[op.name, "B"] for op in graph.ops}
     return measure(graph, boxes, wanted, DEVICE.kind, repeats=1)
 
 
@@ -47,14 +47,14 @@ def half(op: Op, letter: str) -> Box:
 )
 def test_the_call_counts_in_place_of_what_it_stands_for(model: str, kind: str) -> None:
     graph = small(model)[1]
-    native = next(n for n in natives_of(graph).values() if n.fused.kind == kind)
+    native = next(n for n in find_native_calls(graph).values() if n.fused.kind == kind)
     ops = [native.ops[0], native.main]
     profile = measured(graph, [(op, op.space.full) for op in ops])
-    assert sum(NATIVE in key for key in profile.seconds) == 2  # forward and backward
+    assert sum(NATIVE_CALL in key for key in profile.seconds) == 2  # forward and backward
     own = compute(graph, profile)
     for phase in "FB":
-        wanted = own.wanted.get((native.main.name, phase))
-        call = profile.find_native(native, native.main.space.full, phase, wanted, DEVICE.kind)
+        wanted = own.grad_operands.get((native.main.name, phase))
+        call = profile.find_native_call(native, native.main.space.full, phase, wanted, DEVICE.kind)
         assert call is not None
         assert call > 0
         assert [own.seconds(op, op.space.full, phase, DEVICE) for op in ops] == [0.0, call]
@@ -62,17 +62,21 @@ def test_the_call_counts_in_place_of_what_it_stands_for(model: str, kind: str) -
 
 def test_a_backward_in_two_parts_takes_as_long_as_one() -> None:
     graph = small("resnet110-tiny")[1]
-    native = next(n for n in natives_of(graph).values() if n.fused.kind == "batch_norm")
+    native = next(n for n in find_native_calls(graph).values() if n.fused.kind == "batch_norm")
     convolution = next(
-        op for op in graph.ops if op.kind == "conv2d" and len(compute(graph).graded[op.name]) == 2
+        op
+        for op in graph.ops
+        if op.kind == "conv2d" and len(compute(graph).all_grad_operands[op.name]) == 2
     )
     ops = [convolution, native.ops[0], native.main]
     profile = measured(graph, [(op, op.space.full) for op in ops])
     one = compute(graph, profile)
-    two = Compute(graph, active_values(graph), profile, split=True)
+    two = ComputeCosts(graph, active_values(graph), profile, split_backward=True)
     for op in ops:
-        parts = [two.seconds(op, op.space.full, p, DEVICE) for p in "BW" if two.wanted[op.name, p]]
-        whole = profile.find(op, op.space.full, "B", one.graded[op.name], DEVICE.kind)
+        parts = [
+            two.seconds(op, op.space.full, p, DEVICE) for p in "BW" if two.grad_operands[op.name, p]
+        ]
+        whole = profile.find(op, op.space.full, "B", one.all_grad_operands[op.name], DEVICE.kind)
         assert sum(parts) == pytest.approx(
             whole
         )  # norms as operators: segments are cut between them
@@ -80,7 +84,7 @@ def test_a_backward_in_two_parts_takes_as_long_as_one() -> None:
 
 def test_a_part_of_the_samples_is_whole_where_statistics_are_local() -> None:
     graph = small("resnet110-tiny")[1]
-    native = next(n for n in natives_of(graph).values() if n.fused.kind == "batch_norm")
+    native = next(n for n in find_native_calls(graph).values() if n.fused.kind == "batch_norm")
     moments, main = native.ops[0], native.main
     profile = measured(graph, [(op, half(op, "n")) for op in (moments, main)])
     apart, local = compute(graph, profile), compute(graph, profile, bn="local")
@@ -91,37 +95,37 @@ def test_a_part_of_the_samples_is_whole_where_statistics_are_local() -> None:
 
 def test_statistics_of_one_number_are_not_measured() -> None:
     graph = small("resnet110-tiny")[1]
-    native = next(n for n in natives_of(graph).values() if n.fused.kind == "batch_norm")
+    native = next(n for n in find_native_calls(graph).values() if n.fused.kind == "batch_norm")
     main = native.main
     one = Box.full([d.size if d.name == "c" else 1 for d in main.space.dims])
-    assert not any(NATIVE in key for key in measured(graph, [(main, one)]).seconds)
+    assert not any(NATIVE_CALL in key for key in measured(graph, [(main, one)]).seconds)
 
 
 def test_channels_may_be_split() -> None:
     graph = small("resnet110-tiny")[1]
-    native = next(n for n in natives_of(graph).values() if n.fused.kind == "batch_norm")
+    native = next(n for n in find_native_calls(graph).values() if n.fused.kind == "batch_norm")
     moments = native.ops[0]
-    assert native.whole(moments, half(moments, "c"), "global")
-    assert not native.whole(moments, half(moments, "h"), "global")
+    assert native.is_whole(moments, half(moments, "c"), "global")
+    assert not native.is_whole(moments, half(moments, "h"), "global")
 
 
 @pytest.mark.parametrize("model", ["resnet110-tiny", "unet-tiny", "gpt-tiny", "inception_v3-tiny"])
 def test_tiles_of_one_operator_are_tiles_of_another(model: str) -> None:
-    for name, native in natives_of(small(model)[1]).items():
+    for name, native in find_native_calls(small(model)[1]).items():
         op = next(op for op in native.ops if op.name == name)
-        assert native.part(op, native.tile(op, op.space.full)) == op.space.full
+        assert native.op_tile(op, native.main_tile(op, op.space.full)) == op.space.full
 
 
 def test_a_recurrent_layer_counts_as_one_call_and_its_operators_have_parts_of_it() -> None:
     graph = small("rnnlm-tiny")[1]
-    native = next(n for n in natives_of(graph).values() if n.fused.kind == "lstm")
+    native = next(n for n in find_native_calls(graph).values() if n.fused.kind == "lstm")
     for tile in (native.main.space.full, half(native.main, "n")):
         profile = measured(graph, [(native.main, tile)])
         own = compute(graph, profile)
         for phase in "FB":
-            wanted = own.wanted.get((native.main.name, phase))
-            call = profile.find_native(native, tile, phase, wanted, DEVICE.kind)
-            parts = [own.seconds(op, native.part(op, tile), phase, DEVICE) for op in native.ops]
+            wanted = own.grad_operands.get((native.main.name, phase))
+            call = profile.find_native_call(native, tile, phase, wanted, DEVICE.kind)
+            parts = [own.seconds(op, native.op_tile(op, tile), phase, DEVICE) for op in native.ops]
             assert sum(parts) == pytest.approx(call)
             assert min(parts) > 0
 
@@ -131,7 +135,7 @@ def test_recurrences_of_other_lengths_are_other_calls() -> None:
         x = torch.zeros(2, steps, 4)
         lstm = torch.nn.LSTM(4, 4, batch_first=True)
         graph = capture(lstm, (x,), loss=lambda out: out[0].sum())
-        return next(iter(natives_of(graph).values())).content
+        return next(iter(find_native_calls(graph).values())).fingerprint
 
     assert content(3) == content(3) != content(4)
 
@@ -156,11 +160,11 @@ def test_what_is_counted_as_one_call_runs_as_one(model: str, method: str, bn: st
     plan = planned(graph, method, bn)
     program = lower(graph, plan)
     variant = program.variants[0]
-    natives = natives_of(graph)
-    alike = Compute(
-        graph, active_values(graph), Profile(), split=plan.split_backward, bn=bn,
-        natives=tiled_alike(graph, plan.tiles),
-    ).natives  # fmt: skip
+    natives = find_native_calls(graph)
+    alike = ComputeCosts(
+        graph, active_values(graph), Profile(), split_backward=plan.split_backward, bn=bn,
+        native_calls=applicable_native_calls(graph, plan.tiles),
+    ).native_calls  # fmt: skip
     for device in range(4):
         ops = [op for op in graph.ops if device in variant.tiles[op.name].devices]
         own = segments(program, device)
@@ -169,6 +173,6 @@ def test_what_is_counted_as_one_call_runs_as_one(model: str, method: str, bn: st
         for op in ops:
             if op.name in natives:
                 boxes = [t.box for t in variant.tiles[op.name].tiles if t.device == device]
-                whole = all(natives[op.name].whole(op, box, bn) for box in boxes)
+                whole = all(natives[op.name].is_whole(op, box, bn) for box in boxes)
                 counted = op.name in alike and whole
                 assert counted == (op.name in together), (device, op.name, boxes)

@@ -26,44 +26,44 @@ from raddle.graph.ops.fused import SAMPLES_ONLY
 from raddle.plans.tiling import Tiling
 
 
-class Native(NamedTuple):
+class NativeCall(NamedTuple):
     fused: Fused
     main: Op  # the last of those with most dimensions
     ops: tuple[Op, ...]
-    shared: frozenset[str]  # names of dimensions that are the same in all operators
-    free: frozenset[str]  # those of them that may be split
-    content: str  # tells calls apart whose main operators are alike
-    shares: Mapping[str, float]  # by operator, what counts as its part of the call's seconds
-    near: tuple[str, ...]  # operators that give or take something while others of it compute
-    weighted: bool  # whether it has parameters
+    shared_dims: frozenset[str]  # names of dimensions that are the same in all operators
+    splittable_dims: frozenset[str]  # those of them that may be split
+    fingerprint: str  # tells calls apart whose main operators are alike
+    time_shares: Mapping[str, float]  # by operator, what counts as its part of the call's seconds
+    neighbours: tuple[str, ...]  # operators that give or take something while others of it compute
+    has_parameters: bool  # whether it has parameters
 
-    def tile(self, op: Op, box: Box) -> Box:
+    def main_tile(self, op: Op, box: Box) -> Box:
         """A tile of one of the operators as one of the main; what the one has not, is there in full."""
-        return self._as(self.main, op, box)
+        return self._convert_tile(self.main, op, box)
 
-    def part(self, op: Op, box: Box) -> Box:
+    def op_tile(self, op: Op, box: Box) -> Box:
         """The other way round."""
-        return self._as(op, self.main, box)
+        return self._convert_tile(op, self.main, box)
 
-    def _as(self, other: Op, op: Op, box: Box) -> Box:
+    def _convert_tile(self, other: Op, op: Op, box: Box) -> Box:
         pairs = zip(op.space.dims, box.shape, strict=True)
-        sizes = {dim.name: size for dim, size in pairs if dim.name in self.shared}
+        sizes = {dim.name: size for dim, size in pairs if dim.name in self.shared_dims}
         return Box.full([sizes.get(dim.name, dim.size) for dim in other.space.dims])
 
-    def whole(self, op: Op, box: Box, bn: str) -> bool:
+    def is_whole(self, op: Op, box: Box, bn: str) -> bool:
         """Whether a tile has all of what may not be split."""
         if self.fused.kind == "batch_norm" and bn == "local":
             return True
         pairs = zip(op.space.dims, box.shape, strict=True)
-        return all(size == dim.size for dim, size in pairs if dim.name not in self.free)
+        return all(size == dim.size for dim, size in pairs if dim.name not in self.splittable_dims)
 
-    def runs(self, box: Box) -> bool:
+    def accepts(self, box: Box) -> bool:
         """Whether torch takes a tile of the main operator: not where statistics are of one number."""
         pairs = zip(self.main.space.dims, box.shape, strict=True)
-        return any(size > 1 for dim, size in pairs if dim.name not in self.free)
+        return any(size > 1 for dim, size in pairs if dim.name not in self.splittable_dims)
 
 
-def signature(op: Op, tiling: Tiling) -> object:
+def tiling_signature(op: Op, tiling: Tiling) -> object:
     """Equal for operators of a composite that are tiled alike: by device, parts of dimensions by name."""
     dims = op.space.dims
     return frozenset(
@@ -76,51 +76,54 @@ def signature(op: Op, tiling: Tiling) -> object:
     )  # fmt: skip
 
 
-def tiled_alike(graph: Graph, tiles: Mapping[str, Tiling]) -> Mapping[str, Native]:
+def applicable_native_calls(graph: Graph, tiles: Mapping[str, Tiling]) -> Mapping[str, NativeCall]:
     """Those whose operators are: what a plan can run as one call."""
-    found = natives_of(graph)
+    calls = find_native_calls(graph)
     alike = {
-        n.main.name: len({signature(graph.op(i), tiles[i]) for i in (*n.shares, *n.near)}) == 1
-        for n in {n.main.name: n for n in found.values()}.values()
+        n.main.name: len(
+            {tiling_signature(graph.op(i), tiles[i]) for i in (*n.time_shares, *n.neighbours)}
+        )
+        == 1
+        for n in {n.main.name: n for n in calls.values()}.values()
     }
-    return {name: native for name, native in found.items() if alike[native.main.name]}
+    return {name: native for name, native in calls.items() if alike[native.main.name]}
 
 
-def natives_of(graph: Graph) -> Mapping[str, Native]:
+def find_native_calls(graph: Graph) -> Mapping[str, NativeCall]:
     """By operator; one that has nothing of what a call needs whole is small, and stays by itself."""
-    found: dict[str, Native] = {}
+    calls: dict[str, NativeCall] = {}
     for fused in graph.fused:
         ops = tuple(graph.op(name) for name in fused.ops)
         main = max(reversed(ops), key=lambda op: len(op.space.dims))
         if fused.kind in SAMPLES_ONLY:
-            own = [op for op in ops if "n" in _names(op)]
+            members = [op for op in ops if "n" in _dim_names(op)]
             shared = free = frozenset({"n"})
-            shares, near = _by_work(own), _neighbours(graph, fused)
+            shares, near = _work_fractions(members), _neighbours(graph, fused)
         else:
             summed = {op.space.dims[d].name for op in ops for d in op.space.reduced}
-            own = [op for op in ops if summed & _names(op)]
-            shared = frozenset().union(*map(_names, own))
+            members = [op for op in ops if summed & _dim_names(op)]
+            shared = frozenset().union(*map(_dim_names, members))
             free = shared - summed
-            shares, near = {op.name: float(op is main) for op in own}, ()
+            shares, near = {op.name: float(op is main) for op in members}, ()
         sizes = dict(main.space.dims)
-        dims = [dim for op in own for dim in op.space.dims if dim.name in shared]
+        dims = [dim for op in members for dim in op.space.dims if dim.name in shared]
         if all(sizes.get(dim.name) == dim.size for dim in dims):
-            content = _content(graph, fused)
+            content = _fingerprint(graph, fused)
             roles = {graph.values[i].role for i in fused.inputs if i is not None}
             weighted = "parameter" in roles
-            native = Native(fused, main, ops, shared, free, content, shares, near, weighted)
-            found |= {op.name: native for op in own}
-    return found
+            call = NativeCall(fused, main, ops, shared, free, content, shares, near, weighted)
+            calls |= {op.name: call for op in members}
+    return calls
 
 
-def _names(op: Op) -> set[str]:
+def _dim_names(op: Op) -> set[str]:
     return {dim.name for dim in op.space.dims}
 
 
-def _by_work(ops: Sequence[Op]) -> Mapping[str, float]:
+def _work_fractions(ops: Sequence[Op]) -> Mapping[str, float]:
     amounts = [work(op, op.space.full) for op in ops]
-    each = [float(amount.flops + sum(amount.elements)) for amount in amounts]
-    return {op.name: own / sum(each) for op, own in zip(ops, each, strict=True)}
+    totals = [float(amount.flops + sum(amount.elements)) for amount in amounts]
+    return {op.name: total / sum(totals) for op, total in zip(ops, totals, strict=True)}
 
 
 def _neighbours(graph: Graph, fused: Fused) -> tuple[str, ...]:
@@ -132,8 +135,8 @@ def _neighbours(graph: Graph, fused: Fused) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _content(graph: Graph, fused: Fused) -> str:
+def _fingerprint(graph: Graph, fused: Fused) -> str:
     """An LSTM's last product is the same however many steps there are."""
     shapes = [None if name is None else graph.values[name].shape for name in fused.inputs]
-    said = (fused.kind, sorted(fused.attrs.items()), shapes)
-    return f"{fused.kind} {hashlib.sha256(repr(said).encode()).hexdigest()[:8]}"
+    identity = (fused.kind, sorted(fused.attrs.items()), shapes)
+    return f"{fused.kind} {hashlib.sha256(repr(identity).encode()).hexdigest()[:8]}"
