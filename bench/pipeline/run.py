@@ -68,7 +68,16 @@ def show_overhead(rows: list[dict[str, Any]]) -> None:
             f"| {r['ratio']:.2f} |"
         )
     print("\nraddle's step by what it is spent on, ms (rank 0, rank 1):\n")
-    kinds = ("Arrive", "Send", "Forward", "Backward", "Feed", "Note", "Step", "rest")
+    kinds = (
+        "AwaitMessage",
+        "Send",
+        "Forward",
+        "Backward",
+        "Feed",
+        "RecordLoss",
+        "UpdateParameters",
+        "rest",
+    )
     print("| schedule | activation, MB | " + " | ".join(kinds) + " |")
     print("|---|---|" + "---|" * len(kinds))
     for r in rows:

@@ -25,7 +25,7 @@ from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.parameter_slices import numbered_slices
 from raddle.runtime.actions import Forward
-from raddle.runtime.builders.slot_table import Source
+from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.trainer import Trainer, parallelize
 from raddle.searches.planning import plan_for
 from raddle.sync.collective_synchroniser import Summing
@@ -124,7 +124,7 @@ def test_clipping_waits_for_all_gradients_and_says_so(
     "sync", ["sharded:parameters", "ps:sliced", "p3:slice=7", "p3:collective,slice=7"]
 )
 def test_a_loss_that_is_not_finite_updates_nothing(sync: str) -> None:
-    def work(trainer: Trainer) -> dict[Source, Tensor]:
+    def work(trainer: Trainer) -> dict[SlotSource, Tensor]:
         x, y = batches(1)[0]
         with pytest.raises((FloatingPointError, RuntimeError), match="nothing was updated"):
             trainer.step(x * float("nan"), y)

@@ -29,7 +29,7 @@ from raddle.runtime.actions import (
     UpdateBuffers,
     UpdateParameters,
 )
-from raddle.runtime.builders.slot_table import Source
+from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.delivery import Part, delivery_of
 from raddle.runtime.execution.buffers import keep
 from raddle.runtime.execution.input_feeder import Feeding
@@ -257,8 +257,8 @@ def test_slices_are_handed_in_and_waited_for() -> None:
 
 def test_inputs_and_seeds_are_fed() -> None:
     own = store((2,), ())
-    first = Source("x", "input", Box((0,), (2,)), 0, Key(0, 1))
-    second = Source("seed", "seed", Box((), ()), 1, Key(2, 1))
+    first = SlotSource("x", "input", Box((0,), (2,)), 0, Key(0, 1))
+    second = SlotSource("seed", "seed", Box((), ()), 1, Key(2, 1))
     feeding = Feeding([Feed(first, first.key), Feed(second, second.key)], own, seed=5)
     feeding.begin(lambda source: ones(2), step=3)
     assert torch.equal(own.slots[0], ones(2))

@@ -313,8 +313,8 @@ def test_clocks_of_other_machines_are_compared(monkeypatch: pytest.MonkeyPatch) 
     def exchange(mine: Any) -> list[Any]:
         return [("another machine", [t + 100 for t in mine[1]]), mine]
 
-    assert clocks.behind(Nobody(), exchange) == pytest.approx(100)  # type: ignore[arg-type]
-    assert clocks.behind(Nobody(), lambda mine: [mine]) == 0  # type: ignore[arg-type]
+    assert clocks.clock_offset(Nobody(), exchange) == pytest.approx(100)  # type: ignore[arg-type]
+    assert clocks.clock_offset(Nobody(), lambda mine: [mine]) == 0  # type: ignore[arg-type]
 
 
 def test_messages_on_a_link_follow_each_other() -> None:

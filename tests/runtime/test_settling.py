@@ -24,15 +24,15 @@ from raddle.runtime.actions import (
     SubmitGradients,
     UpdateParameters,
 )
-from raddle.runtime.builders.buckets import Sums
+from raddle.runtime.builders.buckets import BucketBuilder
 from raddle.runtime.builders.buffers import BufferUpdateBuilder
 from raddle.runtime.builders.calls import CallBuilder
-from raddle.runtime.builders.messages import Messages
-from raddle.runtime.builders.persistent import place_lasting
-from raddle.runtime.builders.slices import Slices
-from raddle.runtime.builders.slot_lifetimes import drop, lay_down
-from raddle.runtime.builders.slot_table import Pieces, hulls_of
-from raddle.runtime.builders.versions import Versions, spend
+from raddle.runtime.builders.messages import MessageBuilder
+from raddle.runtime.builders.persistent import add_persistent_slots
+from raddle.runtime.builders.slices import SliceBuilder
+from raddle.runtime.builders.slot_lifetimes import mark_dead_slots, mark_releases
+from raddle.runtime.builders.slot_table import SlotTable, read_hulls
+from raddle.runtime.builders.versions import VersionBuilder, mark_stashed_versions
 from raddle.runtime.delivery import delivery_of
 from raddle.runtime.function_writer import Code, Piece
 
@@ -45,52 +45,54 @@ def program(sync: str = "allreduce", tiles: dict[str, str] = SPLIT, **more: obje
     return lower(mlp(), planned(mlp(), tiles, 2, sync=sync, **more))
 
 
-def pieces_of(found: Program, device: int) -> Pieces:
-    return Pieces(found.graph, [hulls_of(v, device) for v in found.variants])
+def pieces_of(found: Program, device: int) -> SlotTable:
+    return SlotTable(found.graph, [read_hulls(v, device) for v in found.variants])
 
 
 def test_a_slot_for_every_piece() -> None:
     pieces = pieces_of(program(), 0)
-    made = pieces.make(KEY, "fc1", FIRST)
-    came = pieces.receive(KEY, "fc1", Box((1, 0), (2, 8)))
-    assert pieces.held(KEY, "fc1") == [(FIRST, made), (Box((1, 0), (2, 8)), came)]
-    assert pieces.held(Key(micro_batch=1), "fc1") == []  # another micro-batch has its own
+    made = pieces.add_computed(KEY, "fc1", FIRST)
+    came = pieces.add_received(KEY, "fc1", Box((1, 0), (2, 8)))
+    assert pieces.box_slots(KEY, "fc1") == [(FIRST, made), (Box((1, 0), (2, 8)), came)]
+    assert pieces.box_slots(Key(micro_batch=1), "fc1") == []  # another micro-batch has its own
     assert pieces.slot_of(KEY, Piece("fc1", FIRST)) == made
     (name,) = pieces.graph.inputs
-    source = pieces.feed(KEY, name)
+    source = pieces.input_source(KEY, name)
     assert source.box == Box((0, 0), (1, 4))  # what fc1 reads of the batch here
-    assert pieces.feed(KEY, name) is source
+    assert pieces.input_source(KEY, name) is source
     assert pieces.sources == [source]
 
 
 def test_parameters_are_kept_where_they_are_used() -> None:
     found = program()
     on = [pieces_of(found, device) for device in (0, 1)]
-    updated = [place_lasting(found, device, own).updated for device, own in enumerate(on)]
-    assert sorted(on[0].lasting) == ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"]
-    assert sorted(on[1].lasting) == ["fc1.bias", "fc1.weight"]
+    updated = [
+        add_persistent_slots(found, device, own).updated_slots for device, own in enumerate(on)
+    ]
+    assert sorted(on[0].persistent) == ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"]
+    assert sorted(on[1].persistent) == ["fc1.bias", "fc1.weight"]
     assert [len(own) for own in updated] == [4, 2]
 
 
 def test_divided_parameters_keep_rows_and_lend_the_rest() -> None:
     found = program("sharded:parameters")
     pieces = pieces_of(found, 1)
-    lasting = place_lasting(found, 1, pieces)
-    ((rows, slot),) = pieces.rows["fc1.weight"]
+    lasting = add_persistent_slots(found, 1, pieces)
+    ((rows, slot),) = pieces.shards["fc1.weight"]
     assert rows == Box((4, 0), (8, 4))
-    weight = next(w for w in lasting.wholes if w.shape == (8, 4))
+    weight = next(w for w in lasting.gathered if w.shape == (8, 4))
     assert (weight.own, weight.rows[0]) == (slot, slice(4, 8))
-    assert not lasting.updated  # slices are
+    assert not lasting.updated_slots  # slices are
 
 
 def test_a_segment_is_a_call_on_slots() -> None:
     found = program()
     pieces = pieces_of(found, 1)
-    place_lasting(found, 1, pieces)
+    add_persistent_slots(found, 1, pieces)
     calls = CallBuilder(found, 1, CPU, pieces)
     call = calls.segment(0, KEY)
     assert call is calls.segment(0, KEY)
-    weights = [slot for name in ("fc1.weight", "fc1.bias") for _, slot in pieces.lasting[name]]
+    weights = [slot for name in ("fc1.weight", "fc1.bias") for _, slot in pieces.persistent[name]]
     assert (sorted(call.weights), call.backward, call.recompute) == (weights, True, False)
     (feed,) = calls.feeds(call)
     assert call.nondifferentiable == [feed.source.slot]
@@ -122,12 +124,12 @@ def test_messages_are_sent_posted_and_awaited_once() -> None:
     for device in (0, 1):
         pieces = pieces_of(found, device)
         if device == 1:
-            pieces.make(KEY, move.value, move.messages[0].boxes[0])
-        messages = Messages(found, device, pieces)
-        (ends[device],) = messages.move(number, move, range(1))
-        assert messages.unawaited() == ([number] if device == 0 else [])
-        assert len(messages.arrive(number)) == (device == 0)
-        assert not messages.arrive(number)
+            pieces.add_computed(KEY, move.value, move.messages[0].boxes[0])
+        messages = MessageBuilder(found, device, pieces)
+        (ends[device],) = messages.build_transfers(number, move, range(1))
+        assert messages.not_awaited() == ([number] if device == 0 else [])
+        assert len(messages.build_awaits(number)) == (device == 0)
+        assert not messages.build_awaits(number)
     send, receive = ends[1], ends[0]
     assert isinstance(send, Send)
     assert isinstance(receive, Receive)
@@ -139,8 +141,8 @@ def test_messages_are_sent_posted_and_awaited_once() -> None:
 def test_every_kind_of_message_lands_somewhere(kind: MessageKind) -> None:
     pieces = pieces_of(program(), 0)
     box = Box((0, 0), (8, 4))
-    pieces.make(KEY, "fc1.weight", box)  # whatever it is: each kind finds its own
-    pieces.keep("fc1.weight", "parameter", box)
+    pieces.add_computed(KEY, "fc1.weight", box)  # whatever it is: each kind finds its own
+    pieces.add_persistent("fc1.weight", "parameter", box)
     part = delivery_of(kind).landing(pieces, KEY, "fc1.weight", Box((2, 0), (4, 4)))
     slots = {"activation": (2,), "partial": (2,), "push": (1,), "pull": (1,), "signal": ()}
     assert part.slots == slots.get(kind.value, (0,))
@@ -151,11 +153,11 @@ def test_every_kind_of_message_lands_somewhere(kind: MessageKind) -> None:
 def test_a_bucket_for_each_group_and_type() -> None:
     found = program(bucket=10**6)
     pieces = pieces_of(found, 1)
-    place_lasting(found, 1, pieces)
-    sums = Sums(found, 1, pieces)
+    add_persistent_slots(found, 1, pieces)
+    sums = BucketBuilder(found, 1, pieces)
     (reduce,) = (i for i in found.instructions if isinstance(i, Reduce))
-    sums.note_groups(reduce)
-    (action,) = sums.reduce(reduce, 7)
+    sums.add_groups(reduce)
+    (action,) = sums.build(reduce, 7)
     assert (action.bucket, action.tag, sums.groups) == (0, 7, [(0, 1)])
     assert [b.elements for b in sums.buckets] == [8 * 4 + 8]
 
@@ -163,25 +165,25 @@ def test_a_bucket_for_each_group_and_type() -> None:
 def test_slices_are_handed_in_once_and_leave_one_by_one() -> None:
     found = program("p3:collective,slice=8")
     pieces = pieces_of(found, 1)
-    place_lasting(found, 1, pieces)
-    slices = Slices(found, 1, pieces)
-    given = [a for i in found.instructions if slices.concerns(i) for a in slices.give(i)]
+    add_persistent_slots(found, 1, pieces)
+    slices = SliceBuilder(found, 1, pieces)
+    given = [a for i in found.instructions if slices.handles(i) for a in slices.build(i)]
     assert sum(isinstance(a, SubmitGradients) for a in given) == 2  # the weight and the bias of fc1
     left = [a.number for a in given if isinstance(a, StartSliceAllReduce)]
-    held = {n for n, s in enumerate(slices.all()) if 1 in s.share.devices}
+    held = {n for n, s in enumerate(slices.all_slices()) if 1 in s.share.devices}
     assert set(left) == held
-    assert len(slices.order) == len(slices.all())
+    assert len(slices.sum_order) == len(slices.all_slices())
 
 
 def test_pulls_of_rows_are_messages_of_the_program() -> None:
     for sync, inline in (("sharded:parameters", True), ("sharded", False)):
         found = program(sync)
-        slices = Slices(found, 0, pieces_of(found, 0))
+        slices = SliceBuilder(found, 0, pieces_of(found, 0))
         pulls = [
             i for i in found.instructions if isinstance(i, Move) and i.kind == MessageKind.PULL
         ]
         assert pulls
-        assert all(slices.concerns(i) is not inline for i in pulls)
+        assert all(slices.handles(i) is not inline for i in pulls)
 
 
 def test_buffers_take_what_is_there() -> None:
@@ -189,12 +191,12 @@ def test_buffers_take_what_is_there() -> None:
     graph = capture(model, [torch.zeros(6, 4)], loss=lambda y: y.sum())
     found = lower(graph, planned(graph, {}, 1))
     pieces = pieces_of(found, 0)
-    place_lasting(found, 0, pieces)
+    add_persistent_slots(found, 0, pieces)
     buffers = BufferUpdateBuilder(found, 0, pieces)
     value = graph.updates["running_mean"]
     assert not buffers.build([value], KEY)  # nothing of it is here yet
-    half = pieces.make(KEY, value, Box((0,), (2,)))
-    ((_, slot),) = pieces.lasting["running_mean"]
+    half = pieces.add_computed(KEY, value, Box((0,), (2,)))
+    ((_, slot),) = pieces.persistent["running_mean"]
     (keep,) = buffers.build([value], KEY)
     assert keep.partial_updates == [(slot, [(Box((0,), (2,)), half)])]
     assert buffers.current_boxes == {"running_mean": [Box((0,), (2,))]}
@@ -208,42 +210,42 @@ def call(number: int, *, weights: list[int], results: list[int], graded: list[in
 def test_versions_are_the_programs() -> None:
     found = program()
     run = Run("fc1", "F", KEY, (0,), (), versions=(3, 3))
-    versions = Versions(found, 0, [run, replace(run, devices=(1,), versions=(4, 4))])
+    versions = VersionBuilder(found, 0, [run, replace(run, devices=(1,), versions=(4, 4))])
     pieces = (Piece("fc1.bias", FIRST), Piece("fc1.weight", FIRST))
     made = Call(0, "", Code(kernel, (), pieces, (), (), ""), KEY)
-    assert versions.of(made, [op for op in found.graph.ops if op.name == "fc1"]) == (3, 3)
+    assert versions.versions_for(made, [op for op in found.graph.ops if op.name == "fc1"]) == (3, 3)
 
 
 def test_an_old_weight_is_kept_until_its_last_use() -> None:
     one = call(0, weights=[5], results=[], graded=[])
     first, second = Forward(one, versions=(0,)), Forward(one, versions=(0,))
     step = UpdateParameters(KEY, (5,))
-    spend([first, step, second])
+    mark_stashed_versions([first, step, second])
     assert (step.stashed, first.expired_versions, second.expired_versions) == ((5,), [], [(5, 0)])
 
 
 def test_a_slot_is_emptied_after_its_last_use() -> None:
     first = Forward(call(0, weights=[], results=[1, 2], graded=[0]))
     second = Forward(call(1, weights=[], results=[3], graded=[1]))
-    drop([first, second], kept=[3])
+    mark_dead_slots([first, second], live=[3])
     assert (sorted(first.dead_slots), second.dead_slots) == ([0, 2], [1])
 
 
 def test_gathered_parameters_are_released_before_they_come_again() -> None:
     uses = [Forward(call(n, weights=[4], results=[], graded=[])) for n in range(3)]
     kind, box = MessageKind.PULL, Box((0, 0), (8, 4))
-    pieces = Pieces(mlp())
+    pieces = SlotTable(mlp())
     for _ in range(5):
-        pieces.keep("fc1.weight", "whole", box)  # the last in slot 4
-    pieces.lasting["fc1.weight"] = pieces.lasting["fc1.weight"][-1:]
+        pieces.add_persistent("fc1.weight", "whole", box)  # the last in slot 4
+    pieces.persistent["fc1.weight"] = pieces.persistent["fc1.weight"][-1:]
     rows = delivery_of(kind, divided=True)
     part = rows.landing(pieces, KEY, "fc1.weight", box)
     pull = Receive(0, 0, kind, "", [part], torch.float32, 32, "fc1.weight", KEY, rows)
-    lay_down([uses[0], uses[1], AwaitMessage(pull), uses[2]], [4])
+    mark_releases([uses[0], uses[1], AwaitMessage(pull), uses[2]], [4])
     assert [use.release for use in uses] == [[], [4], [4]]
 
 
 def test_updates_are_no_actions_of_slices_where_there_are_none() -> None:
     found = program()
-    slices = Slices(found, 0, pieces_of(found, 0))
-    assert not any(slices.concerns(i) for i in found.instructions if isinstance(i, Update))
+    slices = SliceBuilder(found, 0, pieces_of(found, 0))
+    assert not any(slices.handles(i) for i in found.instructions if isinstance(i, Update))

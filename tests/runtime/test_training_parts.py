@@ -11,7 +11,7 @@ from raddle.graph.capture import capture
 from raddle.plans.notation import read_tiling
 from raddle.plans.plan import Plan, describe_inputs
 from raddle.program.lower import lower
-from raddle.runtime.capture_for_plan import capture_evaluating, capture_like
+from raddle.runtime.capture_for_plan import capture_for_evaluation, capture_for_plan
 from raddle.runtime.evaluation import Evaluation
 from raddle.runtime.optimizer_step import Updating, make_optimizer
 from raddle.runtime.resized_step import Resized
@@ -51,9 +51,9 @@ def test_a_setup_makes_executors_and_exchanges() -> None:
 
 def test_a_module_is_captured_again_from_what_the_plan_says() -> None:
     own = setup()
-    again = capture_like(own.model, own.plan.inputs, mean)
+    again = capture_for_plan(own.model, own.plan.inputs, mean)
     assert again.fingerprint() == own.graph.fingerprint()
-    evaluated = capture_evaluating(own.model, own.plan.inputs, mean)
+    evaluated = capture_for_evaluation(own.model, own.plan.inputs, mean)
     assert not evaluated.updates
     assert own.model.training
 

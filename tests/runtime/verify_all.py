@@ -29,7 +29,7 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.plans.plan import Plan
-from raddle.runtime.builders.slot_table import Source
+from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.checkpoint import gather_state
 from raddle.runtime.trainer import Trainer, parallelize
 from raddle.searches import planning
@@ -211,7 +211,7 @@ def _watched(trainer: Trainer) -> dict[str, list[tuple[Box, Tensor]]]:
                 own.append((source.box, parameter.grad.clone()))
         update()
 
-    def heard(source: Source, clock: int, gradient: Tensor) -> None:
+    def heard(source: SlotSource, clock: int, gradient: Tensor) -> None:
         if clock == STEPS:
             gradients.setdefault(source.name, []).append((source.box, gradient.clone()))
 

@@ -15,7 +15,7 @@ import torch
 from raddle.graph.box import Box
 from raddle.program.message_kind import MessageKind
 from raddle.program.program import Key, ParameterRegion
-from raddle.runtime.builders.slot_table import Source
+from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.delivery import Delivery, Part
 from raddle.runtime.function_writer import Code
 from raddle.runtime.zero3 import Whole
@@ -46,7 +46,7 @@ class Call:
 class Feed:
     """Takes a part of the batch, where it is first read."""
 
-    source: Source
+    source: SlotSource
     key: Key
 
 
@@ -232,7 +232,7 @@ class RankActions:
     actions: list[Action]
     slot_count: int
     shapes: list[tuple[int, ...]]  # by slot
-    sources: list[Source]
+    sources: list[SlotSource]
     updated_slots: list[int]  # slots of parameters that are updated here
     buckets: list[Bucket]
     outputs: dict[str, list[tuple[Box, int]]]  # of the graph, on this device
@@ -252,7 +252,7 @@ class RankActions:
             steps.setdefault(key_of(action).step, []).append(action)
         return steps
 
-    def sources_with_role(self, role: str) -> Iterable[Source]:
+    def sources_with_role(self, role: str) -> Iterable[SlotSource]:
         return (s for s in self.sources if s.role == role)
 
 

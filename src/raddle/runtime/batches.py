@@ -14,7 +14,7 @@ from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.program.program import Program, Run
 from raddle.runtime.actions import RankActions
-from raddle.runtime.builders.slot_table import Source, hulls_of
+from raddle.runtime.builders.slot_table import SlotSource, read_hulls
 
 
 class Input(NamedTuple):
@@ -125,12 +125,12 @@ class BatchCutter:
 
     def reader(
         self, batches: Sequence[Sequence[Tensor]], rank: int, place: torch.device
-    ) -> Callable[[Source], Tensor]:
+    ) -> Callable[[SlotSource], Tensor]:
         """Gives what sources stand for, of a batch for each step that runs."""
         tensors = [self.check(batch, rank) for batch in batches]
         return lambda s: self.read(s, tensors[s.key.step]).to(place, non_blocking=True)
 
-    def read(self, source: Source, tensors: Mapping[str, Tensor]) -> Tensor:
+    def read(self, source: SlotSource, tensors: Mapping[str, Tensor]) -> Tensor:
         """What a source stands for, out of a whole batch or of this rank's part."""
         spec, m = self.inputs[source.name], source.key.micro_batch
         tensor, whole = tensors[source.name], tuple(tensors[source.name].shape) == spec.full_shape
@@ -175,7 +175,7 @@ def _box_read_by(program: Program, device: int, name: str, micro: int) -> Box | 
         i.key for i in program.instructions if isinstance(i, Run) and i.key.micro_batch == micro
     )
     variant = program.variant(key)
-    return hulls_of(variant, device, variant.graph.readers.get(name, ())).get(name)
+    return read_hulls(variant, device, variant.graph.readers.get(name, ())).get(name)
 
 
 def _shape(program: Program, name: str, m: int) -> tuple[int, ...]:

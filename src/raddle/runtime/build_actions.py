@@ -17,15 +17,15 @@ from raddle.runtime.actions import (
     RecordLoss,
     UpdateParameters,
 )
-from raddle.runtime.builders.buckets import Sums
+from raddle.runtime.builders.buckets import BucketBuilder
 from raddle.runtime.builders.buffers import BufferUpdateBuilder
 from raddle.runtime.builders.calls import CallBuilder
-from raddle.runtime.builders.messages import Messages
-from raddle.runtime.builders.persistent import place_lasting
-from raddle.runtime.builders.slices import Slices
-from raddle.runtime.builders.slot_lifetimes import drop, lay_down
-from raddle.runtime.builders.slot_table import Held, Pieces, hulls_of
-from raddle.runtime.builders.versions import Versions, spend
+from raddle.runtime.builders.messages import MessageBuilder
+from raddle.runtime.builders.persistent import add_persistent_slots
+from raddle.runtime.builders.slices import SliceBuilder
+from raddle.runtime.builders.slot_lifetimes import mark_dead_slots, mark_releases
+from raddle.runtime.builders.slot_table import BoxSlots, SlotTable, read_hulls
+from raddle.runtime.builders.versions import VersionBuilder, mark_stashed_versions
 
 
 def build_actions(program: Program, device: int, place: torch.device) -> RankActions:
@@ -47,17 +47,17 @@ def build_actions(program: Program, device: int, place: torch.device) -> RankAct
     if program.slices:
         actions.append(UpdateParameters(builder.instructions[-1][1].key))
     if overlap:
-        spend(actions)
+        mark_stashed_versions(actions)
     outputs = _outputs(program, slot_table)
     persistent = {s.slot for s in slot_table.sources if s.role not in ("input", "seed")}
-    drop(actions, persistent | {slot for held in outputs.values() for _, slot in held})
-    lay_down(actions, [whole.slot for whole in builder.persistent.wholes])
-    moves = (i for i in program.instructions if isinstance(i, Move) and not slices.concerns(i))
+    mark_dead_slots(actions, persistent | {slot for held in outputs.values() for _, slot in held})
+    mark_releases(actions, [whole.slot for whole in builder.persistent.gathered])
+    moves = (i for i in program.instructions if isinstance(i, Move) and not slices.handles(i))
     links = sorted({(m.source, m.target) for i in moves for m in i.messages})
     return RankActions(
-        device, actions, len(slot_table.shapes), slot_table.shapes, slot_table.sources, builder.persistent.updated,
-        sums.buckets, outputs, builder.buffers.current_boxes, sums.groups, links, slices.all(),
-        builder.persistent.wholes, slices.order,
+        device, actions, len(slot_table.shapes), slot_table.shapes, slot_table.sources, builder.persistent.updated_slots,
+        sums.buckets, outputs, builder.buffers.current_boxes, sums.groups, links, slices.all_slices(),
+        builder.persistent.gathered, slices.sum_order,
     )  # fmt: skip
 
 
@@ -70,23 +70,25 @@ class _ActionBuilder:
         self.instructions = [
             (n, i) for n, i in enumerate(program.instructions) if overlap or not i.key.step
         ]
-        self.slot_table = Pieces(program.graph, [hulls_of(v, device) for v in program.variants])
-        self.persistent = place_lasting(program, device, self.slot_table)
+        self.slot_table = SlotTable(
+            program.graph, [read_hulls(v, device) for v in program.variants]
+        )
+        self.persistent = add_persistent_slots(program, device, self.slot_table)
         running = [i for _, i in self.instructions]
         self.calls = CallBuilder(program, device, place, self.slot_table, running)
-        self.messages = Messages(program, device, self.slot_table)
+        self.messages = MessageBuilder(program, device, self.slot_table)
         self.buffers = BufferUpdateBuilder(program, device, self.slot_table)
-        self.sums = Sums(program, device, self.slot_table)
-        self.slices = Slices(program, device, self.slot_table)
-        self.versions = Versions(program, device, running) if overlap else None
+        self.sums = BucketBuilder(program, device, self.slot_table)
+        self.slices = SliceBuilder(program, device, self.slot_table)
+        self.versions = VersionBuilder(program, device, running) if overlap else None
         self.actions: list[Action] = []
 
     def add(self, number: int, i: Instruction, tags: Sequence[int]) -> None:
         """An instruction of the program; its transfers are told apart by tags."""
         if isinstance(i, Reduce):
-            self.sums.note_groups(i)
-        if self.slices.concerns(i):
-            self.actions += self.slices.give(i)
+            self.sums.add_groups(i)
+        if self.slices.handles(i):
+            self.actions += self.slices.build(i)
         elif isinstance(i, Update):
             self._update(i)
         elif self.device not in i.devices:
@@ -96,17 +98,17 @@ class _ActionBuilder:
         elif isinstance(i, Merge):
             self._merge(i)
         elif isinstance(i, Move):
-            self.actions += self.messages.move(number, i, tags)
+            self.actions += self.messages.build_transfers(number, i, tags)
         else:
-            self.actions += self.sums.reduce(i, tags[0])
+            self.actions += self.sums.build(i, tags[0])
 
     def await_remaining(self) -> None:
-        self._await_messages(self.messages.unawaited())
+        self._await_messages(self.messages.not_awaited())
 
     def _await_messages(self, deps: Iterable[int]) -> None:
         """Waits for messages where they are first needed; buffers take what has come."""
         for d in deps:
-            awaits = self.messages.arrive(d)
+            awaits = self.messages.build_awaits(d)
             self.actions += awaits
             if awaits and awaits[0].receive.delivery.completes:
                 first = awaits[0].receive
@@ -126,7 +128,7 @@ class _ActionBuilder:
             self.actions.append(Backward(call, run.phase))
         else:
             ops = self.calls.segments[run.key.variant][number]
-            versions = self.versions.of(call, ops) if self.versions is not None else ()
+            versions = self.versions.versions_for(call, ops) if self.versions is not None else ()
             self.actions += [*self.calls.feeds(call), Forward(call, versions=versions)]
             merges = self.program.variant(run.key).merges
             self._after_forward([op for op in ops if op.name not in merges], run.key)
@@ -146,7 +148,7 @@ class _ActionBuilder:
         self.actions += self.buffers.build(computed, key)
         loss = self.program.graph.loss
         if loss in computed:
-            ((_, slot),) = self.slot_table.made[key, loss]
+            ((_, slot),) = self.slot_table.computed[key, loss]
             variant = self.program.variant(key)
             first = self.device == variant.loss_devices[0]
             self.actions.append(
@@ -162,8 +164,8 @@ class _ActionBuilder:
                 self._await_messages(d for u in updates for d in u.deps)
                 self.actions.append(UpdateParameters(update.key))
         elif self.device in update.devices:
-            box_slots = self.slot_table.lasting[update.parameter]
-            slots = tuple(slot for _, slot in box_slots if slot in self.persistent.updated)
+            box_slots = self.slot_table.persistent[update.parameter]
+            slots = tuple(slot for _, slot in box_slots if slot in self.persistent.updated_slots)
             last = self.actions[-1] if self.actions else None
             if isinstance(last, UpdateParameters) and last.key == update.key:
                 last.slots += slots
@@ -171,11 +173,11 @@ class _ActionBuilder:
                 self.actions.append(UpdateParameters(update.key, slots))
 
 
-def _outputs(program: Program, slot_table: Pieces) -> dict[str, Held]:
+def _outputs(program: Program, slot_table: SlotTable) -> dict[str, BoxSlots]:
     """What the last micro-batch leaves of the graph's outputs on this device."""
     return {
         name: box_slots
         for name in program.graph.outputs
-        for (key, tensor_id), box_slots in slot_table.made.items()
+        for (key, tensor_id), box_slots in slot_table.computed.items()
         if tensor_id == name and key.micro_batch == program.plan.microbatches - 1
     }

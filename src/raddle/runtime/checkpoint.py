@@ -27,7 +27,7 @@ Shapes = Mapping[str, Sequence[int]]  # of all parameters (and buffers), the sam
 Exchange = Callable[[Any], list[Any]]  # hand in an object, get those of all ranks, by rank
 Entries = dict[str, Any]  # what an optimizer keeps for a parameter: tensors of its shape, scalars
 Group = tuple[Entries, Sequence[str]]  # options (lr, betas, ...) and the parameters that have them
-TOGETHER = 2**20  # elements: tensors that have fewer in all are exchanged together
+EXCHANGE_ELEMENTS = 2**20  # elements: tensors that have fewer in all are exchanged together
 
 
 # -- tensors -----------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def gather_state(
     nothing, and may be out of date.
     """
     state: dict[str, Tensor] = {}
-    for name, ranks in _by_name(exchange, pieces, shapes):
+    for name, ranks in _exchange_by_name(exchange, pieces, shapes):
         held: dict[Box, Tensor] = {}
         for rank in ranks:
             for box, tensor in rank:
@@ -90,18 +90,18 @@ def gather_state(
     return state | {alias: state[name] for alias, name in aliases.items() if name in state}
 
 
-def _by_name(
-    exchange: Exchange, own: Mapping[str, Any], shapes: Shapes
+def _exchange_by_name(
+    exchange: Exchange, local: Mapping[str, Any], shapes: Shapes
 ) -> Iterator[tuple[str, list[Any]]]:
     """By name, what every rank has of it. Small tensors share an exchange, whose start takes longer."""
     names, elements = list[str](), 0
     for last, (name, shape) in enumerate(shapes.items(), 1):
         names.append(name)
         elements += math.prod(shape)
-        if elements < TOGETHER and last < len(shapes):
+        if elements < EXCHANGE_ELEMENTS and last < len(shapes):
             continue
-        everyone = exchange({name: own[name] for name in names if name in own})
-        yield from ((name, [rank.get(name, []) for rank in everyone]) for name in names)
+        by_rank = exchange({name: local[name] for name in names if name in local})
+        yield from ((name, [rank.get(name, []) for rank in by_rank]) for name in names)
         names, elements = [], 0
 
 
@@ -116,13 +116,13 @@ def cut_state(
     """A rank's boxes of a full state that has every name and shape; of a tied tensor one name will do."""
     named = {aliases.get(name, name): tensor for name, tensor in state.items()}
     named |= {name: tensor for name, tensor in state.items() if name in shapes}
-    wrong = [
-        f"'{name}' is {got} instead of {tuple(shapes[own])}"
+    wrong_shapes = [
+        f"'{name}' is {actual} instead of {tuple(shapes[first_name])}"
         for name, tensor in state.items()
-        if (own := aliases.get(name, name)) in shapes
-        and (got := _shape(tensor)) != tuple(shapes[own])
+        if (first_name := aliases.get(name, name)) in shapes
+        and (actual := _shape(tensor)) != tuple(shapes[first_name])
     ]
-    _refuse("the state", named, shapes, wrong)
+    _raise_if_different("the state", named, shapes, wrong_shapes)
     return {name: cut(named[name], held, device) for name, held in boxes.items()}
 
 
@@ -141,11 +141,11 @@ def gather_optimizer(
     `entries` holds `optimizer.state[tensor]` for each box of this rank; otherwise as `gather_state`.
     """
     result: dict[str, Entries] = {}
-    for name, ranks in _by_name(exchange, entries, shapes):
+    for name, ranks in _exchange_by_name(exchange, entries, shapes):
         shape, parts = shapes[name], [p for rank in ranks for p in rank]
-        keys = dict.fromkeys(key for _, kept in parts for key in kept)
+        keys = dict.fromkeys(key for _, saved in parts for key in saved)
         full = {
-            key: _together(name, key, shape, [(box, kept[key]) for box, kept in parts if key in kept])
+            key: _assemble_entry(name, key, shape, [(box, kept[key]) for box, kept in parts if key in kept])
             for key in keys
         }  # fmt: skip
         if keep:
@@ -153,7 +153,9 @@ def gather_optimizer(
     return result
 
 
-def _together(name: str, key: str, shape: Sequence[int], parts: Sequence[tuple[Box, Any]]) -> Any:
+def _assemble_entry(
+    name: str, key: str, shape: Sequence[int], parts: Sequence[tuple[Box, Any]]
+) -> Any:
     """One entry of a parameter's optimizer state, from what all boxes have for it."""
     first = parts[0][1]
     if not isinstance(first, Tensor) or first.ndim == 0:
@@ -178,24 +180,24 @@ def cut_optimizer(
 
     Each box has copies of its own, of scalars too; as in torch, a count of steps stays on CPU.
     """
-    wrong = [
+    wrong_shapes = [
         f"'{key}' of '{name}' is {_shape(entry)} instead of {tuple(shapes[name])}"
-        for name, kept in entries.items()
-        for key, entry in kept.items()
+        for name, saved in entries.items()
+        for key, entry in saved.items()
         if name in shapes and isinstance(entry, Tensor) and entry.ndim
         and _shape(entry) != tuple(shapes[name])
     ]  # fmt: skip
-    _refuse("the optimizer's state", entries, shapes, wrong)
+    _raise_if_different("the optimizer's state", entries, shapes, wrong_shapes)
     return {
         name: [
-            {key: _apart(key, entry, box, device) for key, entry in entries[name].items()}
+            {key: _cut_entry(key, entry, box, device) for key, entry in entries[name].items()}
             for box in held
         ]
         for name, held in boxes.items()
     }
 
 
-def _apart(key: str, entry: Any, box: Box, device: str | torch.device) -> Any:
+def _cut_entry(key: str, entry: Any, box: Box, device: str | torch.device) -> Any:
     if not isinstance(entry, Tensor):
         return entry
     if entry.ndim:
@@ -211,25 +213,29 @@ def gather_groups(exchange: Exchange, groups: Sequence[Group]) -> list[Entries]:
 
     A rank's groups hold its own tiles, so ranks may have other parameters in a group, or none at all.
     """
-    found: list[tuple[int, Entries, dict[str, None]]] = []
-    every = exchange([({k: _copied(v) for k, v in o.items()}, list(names)) for o, names in groups])
-    for rank in every:
+    groups_seen: list[tuple[int, Entries, dict[str, None]]] = []
+    by_rank = exchange([({k: _copy(v) for k, v in o.items()}, list(names)) for o, names in groups])
+    for rank in by_rank:
         for index, (options, names) in enumerate(rank):
-            same = [own for i, o, own in found if names and i == index and _equal(o, options)]
+            same = [
+                group_names
+                for i, o, group_names in groups_seen
+                if names and i == index and _equal(o, options)
+            ]
             if same:
                 same[0].update(dict.fromkeys(names))
             elif names:
-                found.append((index, options, dict.fromkeys(names)))
-    held = [name for _, _, names in found for name in names]
-    if twice := next((name for name in held if held.count(name) > 1), None):
+                groups_seen.append((index, options, dict.fromkeys(names)))
+    all_names = [name for _, _, names in groups_seen for name in names]
+    if twice := next((name for name in all_names if all_names.count(name) > 1), None):
         raise InputError(
             f"the optimizer's options for '{twice}' differ from tile to tile, so no checkpoint can hold "
             "them: give all tiles of a parameter the same options."
         )
-    found.sort(key=lambda group: group[0])
-    if not found:  # nothing is trained
-        return [{**options, "params": []} for options, _ in every[0]]
-    return [{**options, "params": list(names)} for _, options, names in found]
+    groups_seen.sort(key=lambda group: group[0])
+    if not groups_seen:  # nothing is trained
+        return [{**options, "params": []} for options, _ in by_rank[0]]
+    return [{**options, "params": list(names)} for _, options, names in groups_seen]
 
 
 def options_of(saved: Sequence[Mapping[str, Any]], index: int, names: Sequence[str]) -> Entries:
@@ -238,24 +244,24 @@ def options_of(saved: Sequence[Mapping[str, Any]], index: int, names: Sequence[s
     A group without parameters, on a rank that has none, follows the group of the same number.
     """
     wanted = set(names)
-    found = [group for group in saved if wanted & set(group["params"])]
+    matching = [group for group in saved if wanted & set(group["params"])]
     if not names and saved:
-        found = [saved[min(index, len(saved) - 1)]]
+        matching = [saved[min(index, len(saved) - 1)]]
     missing = wanted.difference(*(group["params"] for group in saved))
-    if missing or not found:
-        _refuse(
+    if missing or not matching:
+        _raise_if_different(
             "the optimizer's state", {}, dict.fromkeys(sorted(missing), ()), ["a group is missing"]
         )
-    options = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in found]
+    options = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in matching]
     if not all(_equal(options[0], other) for other in options):
         raise InputError(
             f"the parameters {', '.join(sorted(wanted)[:3])} are in one group of this optimizer, but had "
             "different options when they were saved: make the same groups as then."
         )
-    return {key: _copied(value) for key, value in options[0].items()}
+    return {key: _copy(value) for key, value in options[0].items()}
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     if isinstance(value, Tensor):  # a learning rate may be one
         return value.detach().to("cpu", copy=True)
     return copy.deepcopy(value)
@@ -277,11 +283,13 @@ def _shape(value: Any) -> tuple[int, ...] | str:
     return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
 
 
-def _refuse(what: str, found: Mapping[str, Any], shapes: Shapes, wrong: Sequence[str]) -> None:
+def _raise_if_different(
+    what: str, names: Mapping[str, Any], shapes: Shapes, wrong_shapes: Sequence[str]
+) -> None:
     """Raises if names are missing, unexpected or wrongly shaped, with up to three of them."""
-    problems = [f"'{name}' is missing" for name in shapes if name not in found]
-    problems += [f"'{name}' is unexpected" for name in found if name not in shapes]
-    problems += wrong
+    problems = [f"'{name}' is missing" for name in shapes if name not in names]
+    problems += [f"'{name}' is unexpected" for name in names if name not in shapes]
+    problems += wrong_shapes
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise InputError(

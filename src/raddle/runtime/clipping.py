@@ -10,26 +10,29 @@ from torch import Tensor
 from raddle.graph.dtypes import in_double
 from raddle.transport.base import Transport
 
-CLIPPING = 2**31 - 3  # a tag that no program has
+CLIPPING_TAG = 2**31 - 3  # a tag that no program has
 
 
 def clip(
-    transport: Transport, place: torch.device, own: Sequence[tuple[Tensor, bool]], limit: float
+    transport: Transport,
+    place: torch.device,
+    parameters: Sequence[tuple[Tensor, bool]],
+    limit: float,
 ) -> Tensor:
     """Scales this rank's gradients so that the global norm is at most `limit`; gives the norm.
 
     `own` are its parameters; of a share that several devices hold, one counts it.
     """
     square = torch.zeros((), dtype=torch.float64, device=place)
-    graded = [(p, counts) for p, counts in own if p.grad is not None]
-    for parameter, counts in graded:
+    with_gradient = [(p, counts) for p, counts in parameters if p.grad is not None]
+    for parameter, counts in with_gradient:
         if counts and parameter.grad is not None:
             square += torch.linalg.vector_norm(in_double(parameter.grad)).square()
     everyone = tuple(range(transport.size))
-    transport.all_reduce(everyone, CLIPPING, square.view(1), "the norm of gradients").wait()
+    transport.all_reduce(everyone, CLIPPING_TAG, square.view(1), "the norm of gradients").wait()
     norm = square.sqrt()
     scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
-    for parameter, _ in graded:
+    for parameter, _ in with_gradient:
         assert parameter.grad is not None
         parameter.grad = parameter.grad * scale.to(parameter.grad.dtype)
     return norm

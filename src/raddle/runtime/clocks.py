@@ -22,17 +22,17 @@ BOOT = pathlib.Path(
 )  # another machine with the same name has another
 
 
-def behind(transport: Transport, exchange: Callable[[Any], list[Any]]) -> float:
+def clock_offset(transport: Transport, exchange: Callable[[Any], list[Any]]) -> float:
     """Seconds to add to this rank's clock to get rank 0's; all ranks call it together."""
-    own = []
+    times = []
     for _ in range(ROUNDS):
         transport.barrier()
-        own.append(time.perf_counter())
+        times.append(time.perf_counter())
     machine = _machine()
-    first: tuple[str, list[float]] = exchange((machine, own))[0]
+    first: tuple[str, list[float]] = exchange((machine, times))[0]
     if machine == first[0]:
         return 0.0
-    return median(theirs - mine for theirs, mine in zip(first[1], own, strict=True))
+    return median(theirs - mine for theirs, mine in zip(first[1], times, strict=True))
 
 
 def _machine() -> str:

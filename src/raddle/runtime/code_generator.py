@@ -17,7 +17,7 @@ from raddle.runtime.function_writer import Code, Function, Of, Piece
 from raddle.runtime.native_calls import boxes_of, run_as_one
 
 
-class Writer:
+class CodeGenerator:
     """Writes the function of some operators on a device.
 
     `held(of)` are the boxes that the device holds before it, `kind(piece)` says which get a gradient.
@@ -25,12 +25,14 @@ class Writer:
 
     def __init__(
         self, program: Program, variant: Variant, device: int, place: torch.device,
-        held: Callable[[Of], Sequence[Box]], kind: Callable[[Piece], str],
+        held_boxes: Callable[[Of], Sequence[Box]], argument_kind: Callable[[Piece], str],
     ) -> None:  # fmt: skip
         self.program, self.variant, self.device, self.place = program, variant, device, place
-        self.function, self.kind = Function(held), kind
+        self.writer, self.argument_kind = Function(held_boxes), argument_kind
 
-    def segment(self, ops: Sequence[Op], wanted: Iterable[str], *, again: bool = False) -> Code:
+    def segment(
+        self, ops: Sequence[Op], needed: Iterable[str], *, recomputed: bool = False
+    ) -> Code:
         """Tiles of operators, in their order; `wanted` are the values that are needed after them.
 
         What runs `again` must find buffers as they were; all else may write running statistics in place.
@@ -39,58 +41,62 @@ class Writer:
             for tile in self.variant.tiles[op.name].tiles:
                 if tile.device == self.device:
                     regions = op.space.regions(tile.box)
-                    self.function.expect(zip(op.inputs, regions, strict=True))
+                    self.writer.expect(zip(op.inputs, regions, strict=True))
         native = run_as_one(self.variant, self.device, ops)
         for op in ops:
             if op.name in native.last:
-                self._fused(native.last[op.name], in_place=not again)
+                self._write_fused(native.last[op.name], in_place=not recomputed)
             elif op.name not in native.replaced:
-                self._tiles(op)
-        keep = set(wanted)
-        return self._code("segment", lambda of: isinstance(of, tuple) or of in keep)
+                self._write_tiles(op)
+        needed_names = set(needed)
+        return self._build(
+            "segment", lambda tensor_id: isinstance(tensor_id, tuple) or tensor_id in needed_names
+        )
 
     def merge(self, op: Op, cells: Sequence[Cell]) -> Code:
         """Cells of an operator's output from its partial results."""
-        tiles, function = self.variant.tiles[op.name].tiles, self.function
+        tiles, writer = self.variant.tiles[op.name].tiles, self.writer
         for cell in cells:
             if self.device not in cell.devices:
                 continue
             boxes = [tiles[p].box for p in cell.parts]
             parts = [
                 [
-                    function.region((op.name, p, k), cell.box)
+                    writer.region((op.name, p, k), cell.box)
                     for k in range(tensors_per_part(op, tiles[p].box))
                 ]
                 for p in cell.parts
             ]
             into = [(name, cell.box) for name in op.outputs]
             if len(boxes) == 1 and not op.space.partial(boxes[0]):  # complete
-                function.line(f"({', '.join(parts[0])},)", into)
+                writer.line(f"({', '.join(parts[0])},)", into)
             else:
                 packed = "".join(f"({', '.join(vs)},), " for vs in parts)
-                function.call(_merging(op, boxes), f"({packed})", into)
-        return self._code("merge", lambda of: True)
+                writer.call(_merge_function(op, boxes), f"({packed})", into)
+        return self._build("merge", lambda tensor_id: True)
 
-    def _code(self, name: str, wanted: Callable[[Of], bool]) -> Code:
+    def _build(self, name: str, is_needed: Callable[[Of], bool]) -> Code:
         results = [
-            (Piece(of, box), variable)
-            for of, made in self.function.made.items()
-            for box, variable in made
-            if wanted(of)
+            (Piece(tensor_id, box), variable)
+            for tensor_id, boxes in self.writer.made.items()
+            for box, variable in boxes
+            if is_needed(tensor_id)
         ]
-        return self.function.compiled(name, f"{name} of device {self.device}", self.kind, results)
+        return self.writer.compiled(
+            name, f"{name} of device {self.device}", self.argument_kind, results
+        )
 
-    def _tiles(self, op: Op) -> None:
-        function = self.function
+    def _write_tiles(self, op: Op) -> None:
+        writer = self.writer
         for number, tile in enumerate(self.variant.tiles[op.name].tiles):
             if tile.device != self.device:
                 continue
             regions = list(op.space.regions(tile.box))
             if op.traits.strided and regions[0] is not None:
-                held = function.boxes(op.inputs[0])
-                regions[0] = _roomier(op, tile.box, regions[0], held)
+                held_boxes = writer.boxes(op.inputs[0])
+                regions[0] = _untrimmed_region(op, tile.box, regions[0], held_boxes)
             arguments = [
-                "None" if region is None else function.region(name, region)
+                "None" if region is None else writer.region(name, region)
                 for name, region in zip(op.inputs, regions, strict=True)
             ]
             outs = op.space.produces(tile.box)
@@ -99,10 +105,10 @@ class Writer:
                 into: list[tuple[Of, Box]] = [((op.name, number, k), outs[0]) for k in range(count)]
             else:
                 into = list(zip(op.outputs, outs, strict=True))
-            run = kernel(self._as_run(op), tile.box, self.place)
-            function.call(run, ", ".join(arguments), into)
+            run = kernel(self._with_local_statistics(op), tile.box, self.place)
+            writer.call(run, ", ".join(arguments), into)
 
-    def _as_run(self, op: Op) -> Op:
+    def _with_local_statistics(self, op: Op) -> Op:
         """Running statistics of local batch statistics: their variance is of this device's samples."""
         if self.program.plan.bn != "local" or not op.traits.beside:
             return op
@@ -114,35 +120,35 @@ class Writer:
         count = math.prod(boxes[0].shape[d] for d in source.space.reduced)
         return dataclasses.replace(op, attrs={**op.attrs, "unbias": count / max(1, count - 1)})
 
-    def _fused(self, fused: Fused, *, in_place: bool) -> None:
+    def _write_fused(self, fused: Fused, *, in_place: bool) -> None:
         boxes = boxes_of(self.variant, self.device, fused)
-        arguments = ["None" if i is None else self.function.region(*i) for i in boxes.inputs]
+        arguments = ["None" if i is None else self.writer.region(*i) for i in boxes.inputs]
         run = FUSED[fused.kind]({**fused.attrs, "in_place": in_place})
         into = [
             None if name is None or name not in boxes.outputs else (name, boxes.outputs[name])
             for name in fused.outputs
         ]
-        self.function.call(run, ", ".join(arguments), [*into, None])
+        self.writer.call(run, ", ".join(arguments), [*into, None])
 
 
-def _merging(op: Op, boxes: list[Box]) -> Callable[..., tuple[torch.Tensor, ...]]:
+def _merge_function(op: Op, boxes: list[Box]) -> Callable[..., tuple[torch.Tensor, ...]]:
     return lambda parts: merge(op, parts, boxes)
 
 
-def _roomier(op: Op, box: Box, region: Box, held: Sequence[Box]) -> Box:
+def _untrimmed_region(op: Op, box: Box, region: Box, held_boxes: Sequence[Box]) -> Box:
     """A whole piece in place of a region, where the window ignores what is too much.
 
     With a stride the last elements may not be read. To cut them off would cost a copy.
     """
     spans = op.space.spans(0, box)
     strides = (1, 1, *op.attrs["stride"])
-    for piece in held:
-        more = [a - b for a, b in zip(piece.hi, region.hi, strict=True)]
+    for piece in held_boxes:
+        excess = [a - b for a, b in zip(piece.hi, region.hi, strict=True)]
         # Padding below may be as much too much above (settle_padding): both must fit in a stride.
         fits = all(
             m == 0 or (0 < m < s - (lo - low) and high == hi)
             for m, s, lo, hi, (low, high) in zip(
-                more, strides, region.lo, region.hi, spans, strict=True
+                excess, strides, region.lo, region.hi, spans, strict=True
             )
         )
         if piece.lo == region.lo and fits:

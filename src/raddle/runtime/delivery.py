@@ -16,7 +16,7 @@ from raddle.errors import never
 from raddle.graph.box import Box
 from raddle.program.message_kind import Content, MessageKind, Subject
 from raddle.program.program import Key
-from raddle.runtime.builders.slot_table import Held, Pieces
+from raddle.runtime.builders.slot_table import BoxSlots, SlotTable
 from raddle.runtime.execution.store import Store
 from raddle.runtime.function_writer import Of
 from raddle.runtime.region_assembly import overlapping
@@ -41,11 +41,11 @@ class Delivery:
     of_updates = False  # a step without an update does not send it
     changes = False  # in place later, so that a copy is sent
 
-    def packed(self, pieces: Pieces, key: Key, of: Of) -> Held:
+    def packed(self, pieces: SlotTable, key: Key, of: Of) -> BoxSlots:
         """The pieces that the sender makes it of."""
-        return pieces.held(key, of)
+        return pieces.box_slots(key, of)
 
-    def landing(self, pieces: Pieces, key: Key, of: Of, box: Box) -> Part:
+    def landing(self, pieces: SlotTable, key: Key, of: Of, box: Box) -> Part:
         """Where the receiver puts a box."""
         return Part(box.shape, ())
 
@@ -58,8 +58,8 @@ class Values(Delivery):
 
     fills = completes = True
 
-    def landing(self, pieces: Pieces, key: Key, of: Of, box: Box) -> Part:
-        return Part(box.shape, (pieces.receive(key, of, box),))
+    def landing(self, pieces: SlotTable, key: Key, of: Of, box: Box) -> Part:
+        return Part(box.shape, (pieces.add_received(key, of, box),))
 
     def take(self, store: Store, part: Part, tensor: Tensor) -> None:
         store.slots[part.slots[0]] = tensor
@@ -76,11 +76,11 @@ class Gradients(Delivery):
 
     of_gradients = True
 
-    def packed(self, pieces: Pieces, key: Key, of: Of) -> Held:
+    def packed(self, pieces: SlotTable, key: Key, of: Of) -> BoxSlots:
         return pieces.received[key, of]
 
-    def landing(self, pieces: Pieces, key: Key, of: Of, box: Box) -> Part:
-        return _within(pieces.made[key, of], box)
+    def landing(self, pieces: SlotTable, key: Key, of: Of, box: Box) -> Part:
+        return _within(pieces.computed[key, of], box)
 
     def take(self, store: Store, part: Part, tensor: Tensor) -> None:
         for slot, (place, region) in zip(part.slots, part.places, strict=True):
@@ -92,9 +92,9 @@ class Parameters(Delivery):
 
     of_updates = changes = True
 
-    def landing(self, pieces: Pieces, key: Key, of: Of, box: Box) -> Part:
+    def landing(self, pieces: SlotTable, key: Key, of: Of, box: Box) -> Part:
         assert isinstance(of, str)
-        return _within(pieces.lasting[of], box)
+        return _within(pieces.persistent[of], box)
 
     def take(self, store: Store, part: Part, tensor: Tensor) -> None:
         with torch.no_grad():
@@ -119,9 +119,9 @@ class Rows(Parameters):
     gathers = True
     of_updates = changes = False  # it is pulled in every step
 
-    def packed(self, pieces: Pieces, key: Key, of: Of) -> Held:
+    def packed(self, pieces: SlotTable, key: Key, of: Of) -> BoxSlots:
         assert isinstance(of, str)
-        return pieces.rows[of]
+        return pieces.shards[of]
 
     def take(self, store: Store, part: Part, tensor: Tensor) -> None:
         for slot, (place, region) in zip(part.slots, part.places, strict=True):
@@ -148,7 +148,7 @@ def delivery_of(kind: MessageKind, *, divided: bool = False) -> Delivery:
             return never(kind.subject)
 
 
-def _within(held: Held, box: Box) -> Part:
+def _within(held: BoxSlots, box: Box) -> Part:
     """A box as parts of the pieces that it overlaps."""
     found = [held[i] for i in overlapping([b for b, _ in held], box)]
     commons = [(own & box, own, slot) for own, slot in found]

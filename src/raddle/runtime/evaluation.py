@@ -13,8 +13,8 @@ from raddle.plans.adapt import adapt
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.batches import BatchCutter
-from raddle.runtime.builders.slot_table import Source
-from raddle.runtime.capture_for_plan import capture_evaluating
+from raddle.runtime.builders.slot_table import SlotSource
+from raddle.runtime.capture_for_plan import capture_for_evaluation
 from raddle.runtime.checkpoint import assemble, gather_state
 from raddle.runtime.executor import Executor
 from raddle.runtime.setup import Setup
@@ -36,7 +36,7 @@ class Evaluation:
         for given, tensor in zip(inputs, batch, strict=True):
             given["shape"] = list(tensor.shape)
         self.shapes = [tuple(t.shape) for t in batch]
-        self.graph = capture_evaluating(setup.model, inputs, setup.loss)
+        self.graph = capture_for_evaluation(setup.model, inputs, setup.loss)
         if self.graph.loss is None:
             raise InputError("the module gives no loss: pass loss=... to parallelize, to evaluate.")
         program = lower(self.graph, adapt(setup.plan, setup.graph, self.graph), train=False)
@@ -58,7 +58,7 @@ class Evaluation:
             )
         return (loss, self._outputs()) if outputs else loss
 
-    def _current(self) -> Callable[[Source], Tensor]:
+    def _current(self) -> Callable[[SlotSource], Tensor]:
         """Parameters as they are on this rank, buffers as they are on the ranks that keep them."""
         setup, training = self.setup, self.training
         held: dict[str, list[tuple[Box, Tensor]]] = {}
@@ -72,7 +72,7 @@ class Evaluation:
         pieces = {n: p for n, p in self.state.pieces().items() if n in shapes}
         whole = gather_state(setup.exchange, pieces, shapes, {})
 
-        def find(source: Source) -> Tensor:
+        def find(source: SlotSource) -> Tensor:
             if source.name in whole:
                 return whole[source.name][source.box.within(Box.full(shapes[source.name]))]
             return _region(held[source.name], source.box)

@@ -39,7 +39,7 @@ from raddle.runtime.actions import (
     key_of,
 )
 from raddle.runtime.build_actions import build_actions
-from raddle.runtime.builders.slot_table import Source
+from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.execution import buffers
 from raddle.runtime.execution.input_feeder import Feeding, Part
 from raddle.runtime.execution.losses import Losses
@@ -121,7 +121,7 @@ class Executor:
         return self.trained.agreeing if isinstance(self.trained, SlicedParameters) else None
 
     def load(
-        self, tensor_of: Callable[[Source], Tensor], *, agreeing: Agreeing | None = None
+        self, tensor_of: Callable[[SlotSource], Tensor], *, agreeing: Agreeing | None = None
     ) -> None:
         """Fills the slots of parameters, buffers and constants; `agreeing` is another executor's."""
         for source in self.plan.sources:
@@ -141,10 +141,10 @@ class Executor:
             self.trained.agreeing = agreeing
         self.trained.load()
 
-    def parameters(self) -> list[tuple[Source, torch.nn.Parameter]]:
+    def parameters(self) -> list[tuple[SlotSource, torch.nn.Parameter]]:
         return [(s, self.slots[s.slot]) for s in self.plan.sources_with_role("parameter")]
 
-    def updated(self) -> list[tuple[Source, torch.nn.Parameter]]:
+    def updated(self) -> list[tuple[SlotSource, torch.nn.Parameter]]:
         """What an optimizer on this rank updates."""
         if self.agreeing is not None:
             return self.agreeing.updated

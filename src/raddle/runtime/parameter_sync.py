@@ -20,7 +20,7 @@ from raddle.errors import InputError
 from raddle.graph.dtypes import settled
 from raddle.plans.sync import Sync
 from raddle.runtime.actions import ParameterSlice
-from raddle.runtime.builders.slot_table import Source
+from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.rank_slices import Rows
 from raddle.sync.collective_synchroniser import Summing
 from raddle.sync.parameter_server import Apply
@@ -30,7 +30,7 @@ from raddle.transport.base import Transport
 from raddle.transport.exchange import exchange_over
 
 # Is told of a slice, of its step (from 1 on) and of the gradient of its update.
-Heard = Callable[[Source, int, Tensor], None]
+Heard = Callable[[SlotSource, int, Tensor], None]
 Exchange = Callable[[object], list[object]]
 logger = logging.getLogger("raddle.sync")
 
@@ -54,7 +54,7 @@ class Agreeing:
         self.synchroniser: Synchroniser | Summing | None = None
 
     @property
-    def updated(self) -> list[tuple[Source, nn.Parameter]]:
+    def updated(self) -> list[tuple[SlotSource, nn.Parameter]]:
         """The slices that are updated here: what the optimizer is made of."""
         return [(self.rows.source(n), p) for n, p in self.rows.updated.items()]
 

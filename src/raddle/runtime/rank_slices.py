@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from raddle.plans.sync import Sync
 from raddle.runtime.actions import ParameterSlice
-from raddle.runtime.builders.slot_table import Source
+from raddle.runtime.builders.slot_table import SlotSource
 from raddle.sync.item import Item, cut, named
 
 
@@ -58,10 +58,10 @@ class Rows:
                 found[number] = into, None if self.sync.synchronous else updated
         return found
 
-    def source(self, number: int) -> Source:
+    def source(self, number: int) -> SlotSource:
         """A slice as a box of its parameter."""
         s = self.slices[number]
-        return Source(s.name, "parameter", s.share.box, s.slot)
+        return SlotSource(s.name, "parameter", s.share.box, s.slot)
 
     def items(self) -> list[Item]:
         """All slices, as synchronisers know them."""

@@ -16,7 +16,7 @@ from raddle.plans.adapt import resize
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.batches import BatchCutter
-from raddle.runtime.builders.slot_table import Source
+from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.executor import Executor
 from raddle.runtime.setup import Setup
 
@@ -82,5 +82,5 @@ class Loan:
                 self.own.slots[slot] = self.other.slots[source.slot]
 
 
-def _lasts(source: Source) -> bool:
+def _lasts(source: SlotSource) -> bool:
     return source.role in ("parameter", "buffer", "frozen")

@@ -19,7 +19,7 @@ import torch
 from raddle.errors import InputError
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.chrome_trace import write_events
-from raddle.runtime.clocks import behind
+from raddle.runtime.clocks import clock_offset
 from raddle.runtime.job import Job, load_job, optimizer_for
 from raddle.runtime.measured_trace import trace_events
 from raddle.runtime.options import Options, parse
@@ -229,7 +229,7 @@ def _told(trainer: Trainer) -> list[Told]:
 
 
 def _trace(trainer: Trainer, recorder: Recorder, kinds: Sequence[str], path: str) -> None:
-    seconds = behind(trainer.transport, trainer.setup.exchange)
+    seconds = clock_offset(trainer.transport, trainer.setup.exchange)
     slices = trainer.setup.exchange([s.shift(seconds) for s in recorder.slices])
     if trainer.rank == 0:
         write_events(trace_events(kinds, slices), path)

@@ -14,7 +14,7 @@ from torch import Tensor
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.program.program import Program
-from raddle.runtime.builders.slot_table import Source
+from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.checkpoint import (
     cut_optimizer,
     cut_state,
@@ -112,7 +112,7 @@ class State:
             pieces[source.name] = [(box, tensor[box.within(source.box)]) for box in fresh]
         return pieces
 
-    def speaks_for(self, source: Source) -> bool:
+    def speaks_for(self, source: SlotSource) -> bool:
         """Of several ranks that hold a box, one hands it out."""
         return self.setup.rank == self._owners[source.name, source.box]
 
@@ -175,7 +175,7 @@ class State:
         ]
 
 
-def _boxes(sources: Iterable[Source]) -> dict[str, list[Box]]:
+def _boxes(sources: Iterable[SlotSource]) -> dict[str, list[Box]]:
     """What sources hold, by name."""
     boxes: dict[str, list[Box]] = {}
     for source in sources:
@@ -184,8 +184,8 @@ def _boxes(sources: Iterable[Source]) -> dict[str, list[Box]]:
 
 
 def _each(
-    sources: Iterable[Source], found: Mapping[str, Sequence[T]]
-) -> Iterator[tuple[Source, T]]:
+    sources: Iterable[SlotSource], found: Mapping[str, Sequence[T]]
+) -> Iterator[tuple[SlotSource, T]]:
     """Sources with what was found for their boxes, which stand in the same order."""
     rest = {name: iter(own) for name, own in found.items()}
     return ((source, next(rest[source.name])) for source in sources)

@@ -14,7 +14,7 @@ from raddle.graph.box import Box
 from raddle.graph.interpret import Pieces, whole
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.program import Key, Program
-from raddle.runtime.builders.slot_table import Source
+from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.executor import Executor
 from raddle.runtime.schedule_spans import Span, Spans
 from raddle.transport.thread_transport import Hub
@@ -99,7 +99,7 @@ class _Rank:
         if self.executor.agreeing is not None:
             self.executor.agreeing.heard = self._hear
 
-    def _hear(self, source: Source, clock: int, gradient: Tensor) -> None:
+    def _hear(self, source: SlotSource, clock: int, gradient: Tensor) -> None:
         if clock == self.program.plan.steps:
             own = self.gradients.setdefault(source.name, [])
             own.append((source.box, gradient.clone()))
@@ -124,13 +124,13 @@ class _Rank:
             self.losses.append(float(loss))
         self.executor.synchronize()
 
-    def _feed(self, step: int, source: Source) -> Tensor:
+    def _feed(self, step: int, source: SlotSource) -> Tensor:
         key = source.key
         tensor = self.batches(Key(step + key.step, key.micro_batch))[source.name]
         return tensor[_within(self.program, source)]
 
 
-def _within(program: Program, source: Source) -> tuple[slice, ...]:
+def _within(program: Program, source: SlotSource) -> tuple[slice, ...]:
     graph = program.variant(source.key).graph
     return source.box.within(Box.full(graph.values[source.name].shape))
 

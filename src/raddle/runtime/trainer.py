@@ -23,7 +23,7 @@ from raddle.plans.plan import Plan
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Program
-from raddle.runtime.capture_for_plan import capture_like
+from raddle.runtime.capture_for_plan import capture_for_plan
 from raddle.runtime.evaluation import Evaluation
 from raddle.runtime.optimizer_step import Optimizer, Updating, make_optimizer
 from raddle.runtime.setup import Setup
@@ -110,7 +110,7 @@ def _captured(model: nn.Module, plan: Plan | Mapping[str, Any], loss: Any) -> Gr
     inputs = plan.inputs if isinstance(plan, Plan) else plan["inputs"]
     if not inputs:
         raise InputError("the plan does not say what a step takes: give graph=raddle.capture(...).")
-    return capture_like(model, inputs, loss)
+    return capture_for_plan(model, inputs, loss)
 
 
 class Trainer:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raddle.graph.box import Box
 from raddle.plans.pipelining import is_asynchronous
-from raddle.runtime.builders.slot_table import Source
+from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.job import Job, optimizer_for
 from raddle.runtime.schedule_spans import Spans
 from raddle.runtime.trainer import Trainer
@@ -124,7 +124,7 @@ def _listen(trainer: Trainer, plain: Plain, findings: Findings) -> None:
             findings.note("gradients", float(own.norm()) / (norm or 1.0), where)
         update()
 
-    def heard(source: Source, clock: int, gradient: Tensor) -> None:
+    def heard(source: SlotSource, clock: int, gradient: Tensor) -> None:
         """The same where slices are updated one by one."""
         expected, norm = plain.gradients[clock - 1].get(source.name), plain.norms[clock - 1]
         own = gradient if expected is None else gradient - _cut(expected, source)
@@ -152,7 +152,7 @@ def _compare_state(trainer: Trainer, plain: Plain, findings: Findings) -> None:
             findings.note("buffers", _relative(difference, expected), source.name)
 
 
-def _cut(tensor: Tensor, source: Source) -> Tensor:
+def _cut(tensor: Tensor, source: SlotSource) -> Tensor:
     return tensor[source.box.within(Box.full(tensor.shape))]
 
 

@@ -8,13 +8,13 @@ from raddle.graph.box import Box
 from raddle.plans.pipelining import stage_of
 from raddle.program.program import Key, Program
 from raddle.runtime.actions import UpdateBuffers
-from raddle.runtime.builders.slot_table import Pieces
+from raddle.runtime.builders.slot_table import SlotTable
 
 
 class BufferUpdateBuilder:
     """The buffers of one device; `written` says which boxes of them are as good as anybody's."""
 
-    def __init__(self, program: Program, device: int, slot_table: Pieces) -> None:
+    def __init__(self, program: Program, device: int, slot_table: SlotTable) -> None:
         self.program, self.device, self.slot_table = program, device, slot_table
         self.current_boxes: dict[str, list[Box]] = {}
 
@@ -22,10 +22,10 @@ class BufferUpdateBuilder:
         """Buffers whose new values are among these take them, as far as this device holds them."""
         action = UpdateBuffers(key)
         for buffer, value in self.program.graph.updates.items():
-            box_slots = self.slot_table.held(key, value) if value in names else []
+            box_slots = self.slot_table.box_slots(key, value) if value in names else []
             if not box_slots:
                 continue
-            ((full, slot),) = self.slot_table.lasting[buffer]
+            ((full, slot),) = self.slot_table.persistent[buffer]
             if len(box_slots) == 1 and box_slots[0][0] == full:
                 action.full_updates.append((slot, box_slots[0][1]))
             else:

@@ -12,8 +12,8 @@ from raddle.plans.pipelining import stage_of
 from raddle.program.program import Instruction, Key, Merge, Move, Program, Run
 from raddle.program.segments import segments
 from raddle.runtime.actions import Call, Feed
-from raddle.runtime.builders.slot_table import Pieces
-from raddle.runtime.code_generator import Writer
+from raddle.runtime.builders.slot_table import SlotTable
+from raddle.runtime.code_generator import CodeGenerator
 from raddle.runtime.function_writer import Code, Of, Piece
 
 
@@ -24,7 +24,7 @@ class CallBuilder:
     """
 
     def __init__(
-        self, program: Program, device: int, place: torch.device, slot_table: Pieces,
+        self, program: Program, device: int, place: torch.device, slot_table: SlotTable,
         instructions: Iterable[Instruction] = (),
     ) -> None:  # fmt: skip
         self.program, self.device, self.place, self.slot_table = program, device, place, slot_table
@@ -58,7 +58,7 @@ class CallBuilder:
         recomputed = any(ops[0].name in block for block in self.program.plan.recompute)
         if code_key not in self._codes:
             needed = self._needed_outside(ops, key.variant)
-            self._codes[code_key] = self._generator(key).segment(ops, needed, again=recomputed)
+            self._codes[code_key] = self._generator(key).segment(ops, needed, recomputed=recomputed)
         call = self._call(code_key, key, _label(ops))
         call.recompute = call.backward and recomputed
         call.split_backward = self.program.plan.split_backward
@@ -81,8 +81,8 @@ class CallBuilder:
         """What a batch gives is taken where it is first read."""
         feeds = []
         for piece in (*call.code.graded, *call.code.plain):
-            if isinstance(piece.of, str) and self.slot_table.is_fed(piece.of):
-                source = self.slot_table.feed(call.key, piece.of)
+            if isinstance(piece.of, str) and self.slot_table.is_input(piece.of):
+                source = self.slot_table.input_source(call.key, piece.of)
                 if source.slot not in self._read_inputs:
                     self._read_inputs.add(source.slot)
                     feeds.append(Feed(source, call.key))
@@ -95,19 +95,19 @@ class CallBuilder:
         call.weights = [slot_table.slot_of(key, piece) for piece in code.weights]
         call.nondifferentiable = [slot_table.slot_of(key, piece) for piece in code.plain]
         for tensor_id, box in code.results:
-            call.results.append(slot_table.make(key, tensor_id, box))
+            call.results.append(slot_table.add_computed(key, tensor_id, box))
             call.dtypes.append(slot_table.graph.values[self._value_names(tensor_id)[0]].dtype)
             call.backward |= self._is_active(tensor_id)
         call.backward = call.backward and bool(call.differentiable or call.weights)
         self._calls[code_key, key] = call
         return call
 
-    def _generator(self, key: Key) -> Writer:
+    def _generator(self, key: Key) -> CodeGenerator:
         def boxes(tensor_id: Of) -> list[Box]:
-            return [box for box, _ in self.slot_table.held(key, tensor_id)]
+            return [box for box, _ in self.slot_table.box_slots(key, tensor_id)]
 
         variant = self.program.variant(key)
-        return Writer(
+        return CodeGenerator(
             self.program,
             variant,
             self.device,
@@ -138,7 +138,7 @@ class CallBuilder:
                 else "graded"
             )
         computed_here = any(
-            box == piece.box for box, _ in self.slot_table.made.get((key, tensor_id), [])
+            box == piece.box for box, _ in self.slot_table.computed.get((key, tensor_id), [])
         )
         # Where the program closes, others start the gradients of their own parts.
         starts_own_gradient = tensor_id[0] in self.program.variant(key).replicated_loss_ops

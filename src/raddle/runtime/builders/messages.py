@@ -8,51 +8,55 @@ from raddle.program.message_kind import Content
 from raddle.program.program import Message, Move, Program, tensors_in_message
 from raddle.runtime.acknowledgements import Acknowledgements
 from raddle.runtime.actions import AwaitMessage, Receive, Send
-from raddle.runtime.builders.persistent import is_divided
-from raddle.runtime.builders.slot_table import Pieces
+from raddle.runtime.builders.persistent import is_zero3
+from raddle.runtime.builders.slot_table import SlotTable
 from raddle.runtime.delivery import Part, delivery_of
 from raddle.runtime.function_writer import Of
 from raddle.runtime.region_assembly import gather, overlapping
 
 
-class Messages:
+class MessageBuilder:
     """Makes the sends, receives and waits of one device."""
 
-    def __init__(self, program: Program, device: int, pieces: Pieces) -> None:
-        self.program, self.device, self.pieces = program, device, pieces
-        self._divided = is_divided(program)
-        self._answers = Acknowledgements(program, device)
-        self._answered: dict[tuple[int, int], list[int]] = {}  # sends, by instruction and peer
-        self._waiting: dict[int, list[Receive]] = {}  # by instruction
-        self._sends = self._receives = 0  # so far
+    def __init__(self, program: Program, device: int, slot_table: SlotTable) -> None:
+        self.program, self.device, self.slot_table = program, device, slot_table
+        self._zero3 = is_zero3(program)
+        self._acknowledgements = Acknowledgements(program, device)
+        self._acknowledged_sends: dict[
+            tuple[int, int], list[int]
+        ] = {}  # sends, by instruction and peer
+        self._not_awaited: dict[int, list[Receive]] = {}  # by instruction
+        self._send_count = self._receive_count = 0  # so far
 
-    def move(self, number: int, move: Move, tags: Sequence[int]) -> Iterable[Send | Receive]:
+    def build_transfers(
+        self, number: int, move: Move, tags: Sequence[int]
+    ) -> Iterable[Send | Receive]:
         """What an instruction of this number gives this device to send and to expect."""
         for message, tag in zip(move.messages, tags, strict=True):
             if message.source == self.device:
                 send = self._send(move, message, tag)
-                answer = self._answers.find(number, message.target)
-                if answer is not None:
-                    self._answered.setdefault(answer, []).append(send.number)
+                acknowledgement = self._acknowledgements.find(number, message.target)
+                if acknowledgement is not None:
+                    self._acknowledged_sends.setdefault(acknowledgement, []).append(send.number)
                 yield send
         for message, tag in zip(move.messages, tags, strict=True):
             if message.target == self.device:
                 receive = self._receive(move, message, tag)
-                self._waiting.setdefault(number, []).append(receive)
+                self._not_awaited.setdefault(number, []).append(receive)
                 yield receive
 
-    def arrive(self, number: int) -> list[AwaitMessage]:
+    def build_awaits(self, number: int) -> list[AwaitMessage]:
         """Waits for what an instruction brings, if nobody has before."""
         return [
-            AwaitMessage(receive, self._answered.get((number, receive.peer), []))
-            for receive in self._waiting.pop(number, [])
+            AwaitMessage(receive, self._acknowledged_sends.get((number, receive.peer), []))
+            for receive in self._not_awaited.pop(number, [])
         ]
 
-    def unawaited(self) -> list[int]:
+    def not_awaited(self) -> list[int]:
         """Instructions whose messages nobody has waited for."""
-        return list(self._waiting)
+        return list(self._not_awaited)
 
-    def _things(self, move: Move, message: Message) -> list[Of]:
+    def _tensor_ids(self, move: Move, message: Message) -> list[Of]:
         """What a message carries of each box: a value, or the tensors of a part."""
         if move.kind.content == Content.NOTHING:
             return []
@@ -64,32 +68,40 @@ class Messages:
         ]
 
     def _send(self, move: Move, message: Message, tag: int) -> Send:
-        delivery, parts = delivery_of(move.kind, divided=self._divided), []
+        delivery, parts = delivery_of(move.kind, divided=self._zero3), []
         for box in message.boxes:
-            for of in self._things(move, message):
-                held = delivery.packed(self.pieces, move.key, of)
-                found = overlapping([b for b, _ in held], box)
-                make = gather([held[i][0] for i in found], box)
-                parts.append(Part(box.shape, tuple(held[i][1] for i in found), make))
+            for tensor_id in self._tensor_ids(move, message):
+                box_slots = delivery.packed(self.slot_table, move.key, tensor_id)
+                indices = overlapping([b for b, _ in box_slots], box)
+                assemble = gather([box_slots[i][0] for i in indices], box)
+                parts.append(Part(box.shape, tuple(box_slots[i][1] for i in indices), assemble))
         label = f"{move.kind} of {move.value} to {message.target}"
         dtype = self.program.graph.values[move.value].dtype
-        self._sends += 1
+        self._send_count += 1
         return Send(
-            message.target, tag, move.kind, label, parts, dtype, move.key, delivery, self._sends - 1
+            message.target,
+            tag,
+            move.kind,
+            label,
+            parts,
+            dtype,
+            move.key,
+            delivery,
+            self._send_count - 1,
         )
 
     def _receive(self, move: Move, message: Message, tag: int) -> Receive:
-        delivery = delivery_of(move.kind, divided=self._divided)
+        delivery = delivery_of(move.kind, divided=self._zero3)
         parts = [
-            delivery.landing(self.pieces, move.key, of, box)
+            delivery.landing(self.slot_table, move.key, tensor_id, box)
             for box in message.boxes
-            for of in self._things(move, message)
+            for tensor_id in self._tensor_ids(move, message)
         ]
         label = f"{move.kind} of {move.value} from {message.source}"
         dtype = self.program.graph.values[move.value].dtype
         elements = message.elements * tensors_in_message(self.program, move, message)
-        self._receives += 1
+        self._receive_count += 1
         return Receive(
             message.source, tag, move.kind, label, parts, dtype, elements, move.value, move.key,
-            delivery, self._receives - 1,
+            delivery, self._receive_count - 1,
         )  # fmt: skip

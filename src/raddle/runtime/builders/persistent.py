@@ -6,57 +6,57 @@ from typing import NamedTuple
 
 from raddle.graph.box import Box, hull
 from raddle.program.program import Program
-from raddle.runtime.builders.slot_table import Pieces
+from raddle.runtime.builders.slot_table import SlotTable
 from raddle.runtime.zero3 import Whole
 
 
-class Lasting(NamedTuple):
+class PersistentSlots(NamedTuple):
     """Slots of parameters that are updated here, and parameters that are there only while they are used."""
 
-    updated: list[int]
-    wholes: list[Whole]
+    updated_slots: list[int]
+    gathered: list[Whole]
 
 
-def place_lasting(program: Program, device: int, pieces: Pieces) -> Lasting:
+def add_persistent_slots(program: Program, device: int, slot_table: SlotTable) -> PersistentSlots:
     """Gives slots to all that lasts on a device."""
-    updated: list[int] = []
-    wholes: list[Whole] = []
+    updated_slots: list[int] = []
+    gathered: list[Whole] = []
     for name, shares in program.regions.items():
         for share in shares:
             if device not in (*share.devices, share.server):
                 continue
-            if is_divided(program) and name in program.slices:
-                wholes += _place_divided(program, device, pieces, name, share.box)
+            if is_zero3(program) and name in program.slices:
+                gathered += _add_zero3_slots(program, device, slot_table, name, share.box)
                 continue
-            slot = pieces.keep(name, "parameter", share.box)
+            slot = slot_table.add_persistent(name, "parameter", share.box)
             if name in program.active and share.server in (-1, device):
-                updated.append(slot)
+                updated_slots.append(slot)
     for value in program.graph.values.values():
         full = Box.full(value.shape)
-        read = [hulls[value.name] for hulls in pieces.hulls if value.name in hulls]
+        read = [hulls[value.name] for hulls in slot_table.hulls if value.name in hulls]
         if value.role == "buffer":
-            pieces.keep(value.name, "buffer", full)
+            slot_table.add_persistent(value.name, "buffer", full)
         elif value.role in ("frozen", "constant") and read:
             box = full if value.role == "constant" else hull(read)
-            pieces.keep(value.name, value.role, box)
-    return Lasting(updated, wholes)
+            slot_table.add_persistent(value.name, value.role, box)
+    return PersistentSlots(updated_slots, gathered)
 
 
-def is_divided(program: Program) -> bool:
+def is_zero3(program: Program) -> bool:
     """Whether rows of parameters are at their homes alone, and elsewhere while they are used."""
     return program.plan.syncing.divided and bool(program.slices)
 
 
-def _place_divided(
-    program: Program, device: int, pieces: Pieces, name: str, box: Box
+def _add_zero3_slots(
+    program: Program, device: int, slot_table: SlotTable, name: str, box: Box
 ) -> list[Whole]:
     """Rows of which this device is the home last; the rest of the box is there while it is used."""
-    own = [s.box for s in program.slices[name] if s.server == device and box.holds(s.box)]
-    assert len(own) <= 1, f"device {device} is the home of {len(own)} slices of {box}"
-    if own == [box]:
-        pieces.keep_rows(name, box, pieces.keep(name, "parameter", box))
+    shards = [s.box for s in program.slices[name] if s.server == device and box.holds(s.box)]
+    assert len(shards) <= 1, f"device {device} is the home of {len(shards)} slices of {box}"
+    if shards == [box]:
+        slot_table.add_shard(name, box, slot_table.add_persistent(name, "parameter", box))
         return []
-    slot = pieces.keep(name, "whole", box)
-    kept = pieces.keep_rows(name, own[0]) if own else -1
-    where = own[0].within(box) if own else ()
-    return [Whole(slot, box.shape, program.graph.values[name].dtype, kept, where)]
+    slot = slot_table.add_persistent(name, "whole", box)
+    shard_slot = slot_table.add_shard(name, shards[0]) if shards else -1
+    shard_index = shards[0].within(box) if shards else ()
+    return [Whole(slot, box.shape, program.graph.values[name].dtype, shard_slot, shard_index)]

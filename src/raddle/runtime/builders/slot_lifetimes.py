@@ -15,31 +15,31 @@ from raddle.runtime.actions import (
 )
 
 
-def drop(actions: Sequence[Action], kept: Collection[int]) -> None:
+def mark_dead_slots(actions: Sequence[Action], live: Collection[int]) -> None:
     """Notes at each action which slots nobody reads after it, but for those that are kept."""
-    done = set(kept)
+    read_later = set(live)
     for action in reversed(actions):
         if isinstance(action, Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss):
-            for slot in _touched(action):
-                if slot not in done:
-                    done.add(slot)
+            for slot in _slots_of(action):
+                if slot not in read_later:
+                    read_later.add(slot)
                     action.dead_slots.append(slot)
 
 
-def lay_down(actions: Sequence[Action], wholes: Collection[int]) -> None:
+def mark_releases(actions: Sequence[Action], slots: Collection[int]) -> None:
     """Divided parameters go after the last segment that uses them before they come again."""
-    divided = set(wholes)
-    later: set[int] = set()  # that are used before they come again
-    for action in reversed(actions) if divided else ():
+    gathered = set(slots)
+    used_later: set[int] = set()  # that are used before they come again
+    for action in reversed(actions) if gathered else ():
         if isinstance(action, AwaitMessage) and action.receive.delivery.gathers:
-            later -= {slot for part in action.receive.parts for slot in part.slots}
+            used_later -= {slot for part in action.receive.parts for slot in part.slots}
         elif isinstance(action, Forward | Backward):
-            own = divided & set(action.call.weights)
-            action.release += sorted(own - later)
-            later |= own
+            used_here = gathered & set(action.call.weights)
+            action.release += sorted(used_here - used_later)
+            used_later |= used_here
 
 
-def _touched(action: Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss) -> Iterable[int]:
+def _slots_of(action: Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss) -> Iterable[int]:
     """Slots that an action reads or fills."""
     if isinstance(action, Forward):
         call = action.call
@@ -49,8 +49,8 @@ def _touched(action: Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss)
             *([] if action.recomputation else call.results),
         ]
     if isinstance(action, UpdateBuffers):
-        apart = [slot for _, pieces in action.partial_updates for _, slot in pieces]
-        return [*(slot for _, slot in action.full_updates), *apart]
+        piece_slots = [slot for _, pieces in action.partial_updates for _, slot in pieces]
+        return [*(slot for _, slot in action.full_updates), *piece_slots]
     if isinstance(action, RecordLoss):
         return [action.slot]
     message = action.receive if isinstance(action, AwaitMessage) else action

@@ -10,10 +10,10 @@ from raddle.graph.graph import Graph, Op
 from raddle.program.program import Key, Variant
 from raddle.runtime.function_writer import Of, Piece
 
-Held = list[tuple[Box, int]]  # boxes, with the slots that hold them
+BoxSlots = list[tuple[Box, int]]  # boxes, with the slots that hold them
 
 
-class Source(NamedTuple):
+class SlotSource(NamedTuple):
     """A box of a value that is there before a step: a parameter, a buffer, a part of the batch."""
 
     name: str
@@ -23,7 +23,7 @@ class Source(NamedTuple):
     key: Key = Key()  # of inputs and seeds: the micro-batch
 
 
-class Pieces:
+class SlotTable:
     """The slots of one device, numbered as they are asked for.
 
     `hulls` says, by variant, which box of each input the device reads.
@@ -32,71 +32,73 @@ class Pieces:
     def __init__(self, graph: Graph, hulls: Sequence[Mapping[str, Box]] = ()) -> None:
         self.graph, self.hulls = graph, hulls
         self.shapes: list[tuple[int, ...]] = []  # by slot
-        self.sources: list[Source] = []
-        self.made: dict[tuple[Key, Of], Held] = {}
-        self.received: dict[tuple[Key, Of], Held] = {}
-        self.lasting: dict[str, Held] = {}  # parameters, buffers, constants
-        self.rows: dict[str, Held] = {}  # of divided parameters: what this device is the home of
-        self._fed: dict[tuple[Key, str], Source] = {}  # inputs and seeds
+        self.sources: list[SlotSource] = []
+        self.computed: dict[tuple[Key, Of], BoxSlots] = {}
+        self.received: dict[tuple[Key, Of], BoxSlots] = {}
+        self.persistent: dict[str, BoxSlots] = {}  # parameters, buffers, constants
+        self.shards: dict[
+            str, BoxSlots
+        ] = {}  # of divided parameters: what this device is the home of
+        self._input_sources: dict[tuple[Key, str], SlotSource] = {}  # inputs and seeds
 
-    def slot(self, box: Box) -> int:
+    def new_slot(self, box: Box) -> int:
         self.shapes.append(box.shape)
         return len(self.shapes) - 1
 
-    def make(self, key: Key, of: Of, box: Box) -> int:
+    def add_computed(self, key: Key, tensor_id: Of, box: Box) -> int:
         """A slot for what this device computes."""
-        return self._put(self.made.setdefault((key, of), []), box)
+        return self._add(self.computed.setdefault((key, tensor_id), []), box)
 
-    def receive(self, key: Key, of: Of, box: Box) -> int:
+    def add_received(self, key: Key, tensor_id: Of, box: Box) -> int:
         """A slot for what comes from another device."""
-        return self._put(self.received.setdefault((key, of), []), box)
+        return self._add(self.received.setdefault((key, tensor_id), []), box)
 
-    def keep(self, name: str, role: str, box: Box) -> int:
+    def add_persistent(self, name: str, role: str, box: Box) -> int:
         """A slot for what is there from step to step, and that operators read."""
-        slot = self._put(self.lasting.setdefault(name, []), box)
-        self.sources.append(Source(name, role, box, slot))
+        slot = self._add(self.persistent.setdefault(name, []), box)
+        self.sources.append(SlotSource(name, role, box, slot))
         return slot
 
-    def keep_rows(self, name: str, box: Box, slot: int | None = None) -> int:
+    def add_shard(self, name: str, box: Box, slot: int | None = None) -> int:
         """Rows of a divided parameter that are updated here: in the given slot, or in a new one."""
         if slot is None:
-            slot = self.slot(box)
-            self.sources.append(Source(name, "parameter", box, slot))
-        self.rows.setdefault(name, []).append((box, slot))
+            slot = self.new_slot(box)
+            self.sources.append(SlotSource(name, "parameter", box, slot))
+        self.shards.setdefault(name, []).append((box, slot))
         return slot
 
-    def feed(self, key: Key, name: str) -> Source:
+    def input_source(self, key: Key, name: str) -> SlotSource:
         """What a batch, or a seed, gives to this device in a micro-batch."""
-        if (key, name) not in self._fed:
+        if (key, name) not in self._input_sources:
             role = self.graph.values[name].role
             box = self.hulls[key.variant][name] if role == "input" else Box((), ())
-            source = Source(name, role, box, self.slot(box), key)
+            source = SlotSource(name, role, box, self.new_slot(box), key)
             self.sources.append(source)
-            self._fed[key, name] = source
-        return self._fed[key, name]
+            self._input_sources[key, name] = source
+        return self._input_sources[key, name]
 
-    def is_fed(self, of: Of) -> bool:
-        return isinstance(of, str) and self.graph.values[of].role in ("input", "seed")
+    def is_input(self, tensor_id: Of) -> bool:
+        return isinstance(tensor_id, str) and self.graph.values[tensor_id].role in ("input", "seed")
 
-    def held(self, key: Key, of: Of) -> Held:
+    def box_slots(self, key: Key, tensor_id: Of) -> BoxSlots:
         """All pieces of something that this device holds."""
-        if isinstance(of, tuple) or self.graph.values[of].role == "op":
-            return self.made.get((key, of), []) + self.received.get((key, of), [])
-        if self.is_fed(of):
-            source = self.feed(key, of)
+        if isinstance(tensor_id, tuple) or self.graph.values[tensor_id].role == "op":
+            return self.computed.get((key, tensor_id), []) + self.received.get((key, tensor_id), [])
+        if self.is_input(tensor_id):
+            source = self.input_source(key, tensor_id)
             return [(source.box, source.slot)]
-        return self.lasting[of]
+        return self.persistent[tensor_id]
 
     def slot_of(self, key: Key, piece: Piece) -> int:
-        return next(slot for box, slot in self.held(key, piece.of) if box == piece.box)
+        return next(slot for box, slot in self.box_slots(key, piece.of) if box == piece.box)
 
-    def _put(self, held: Held, box: Box) -> int:
-        slot = self.slot(box)
-        held.append((box, slot))
+    def _add(self, box_slots: BoxSlots, box: Box) -> int:
+        slot = self.new_slot(box)
+        box_slots.append((box, slot))
         return slot
 
 
-def hulls_of(variant: Variant, device: int, ops: Iterable[Op] | None = None) -> dict[str, Box]:
+def read_hulls(variant: Variant, device: int, ops: Iterable[Op] | None = None) -> dict[str, Box]:
     """The smallest box of every input and frozen value that holds all that a device reads, or some ops."""
     hulls: dict[str, Box] = {}
     values = variant.graph.values

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from raddle.runtime.actions import Feed
-from raddle.runtime.builders.slot_table import Source
+from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.execution.store import Store
 
-Part = Callable[[Source], Tensor]  # the part of the batch that a source stands for
+Part = Callable[[SlotSource], Tensor]  # the part of the batch that a source stands for
 
 
 class Feeding:
