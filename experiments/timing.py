@@ -62,7 +62,9 @@ def time_plans(
                 kinds[label] = plan.bucket_mb
             else:
                 kinds[label] = str(folder / f"{number}.json")
-                own = graph.at(-(-graph.batch // plan.microbatches))  # a plan is of a micro-batch
+                own = graph.for_batch(
+                    -(-graph.batch // plan.microbatches)
+                )  # a plan is of a micro-batch
                 save_plan(plan, own, folder / f"{number}.json")
         asked = {
             "spec": spec, "batch": graph.batch, "kinds": kinds, "rounds": rounds, "steps": steps,

@@ -75,7 +75,7 @@ class Graphs:
         plan = read_plan(path)
         size = -(-plan["batch"] // plan["microbatches"]) if plan["microbatches"] > 1 else 0
         if size not in self.of:
-            self.of[size] = self.whole.at(size) if size else self.whole
+            self.of[size] = self.whole.for_batch(size) if size else self.whole
         return self.of[size]
 
 

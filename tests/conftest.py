@@ -36,7 +36,7 @@ for number, handler in HANDLERS.items():
 
 
 @pytest.fixture
-def own_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def thread_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budgets of searches count seconds of this thread: other processes take nothing from them."""
     for module in ("searches.stopwatch", "searches.optcnn.elimination"):
         monkeypatch.setattr(f"raddle.{module}.perf_counter", time.thread_time)

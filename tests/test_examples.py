@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from patience import HANG
+from timeouts import HANG
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -26,7 +26,7 @@ def one(name: str) -> None:
     row = {
         "model": name,
         "operators": len(graph.ops),
-        "opaque": len(graph.opaque),
+        "opaque": len(graph.opaque_ops),
         "seconds": round(seconds, 2),
         "graph_mb": round(len(pickle.dumps(graph)) / 2**20, 2),
         "process_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,

@@ -101,7 +101,7 @@ def cut(graph: Graph, count: int, cluster: Cluster, profile: Profile) -> list[li
         sum(compute.seconds(op, op.space.full, phase, device) for phase in "FB") for op in graph.ops
     ]
     before = [0.0, *itertools.accumulate(seconds)]
-    points = [0, *(i for i in range(1, len(names)) if graph.ops[i].space.product), len(names)]
+    points = [0, *(i for i in range(1, len(names)) if graph.ops[i].space.is_product), len(names)]
     link = cluster.route(0, 1).bandwidth
     sent = {p: 2 * _crossing(graph, p) / link for p in points}
 

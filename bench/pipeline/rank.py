@@ -85,7 +85,7 @@ def of_raddle(row: Row) -> tuple[Any, Callable[[], float]]:
 def planned(graph: Graph, row: Row) -> Plan:
     """The first sleeping operator is a stage, the second and the loss another."""
     names = [op.name for op in graph.ops]
-    cut = 1 + names.index(graph.opaque[0].name)
+    cut = 1 + names.index(graph.opaque_ops[0].name)
     stages = tuple(names[:cut]), tuple(names[cut:])
     of = {name: s for s, own in enumerate(stages) for name in own}
     tiles = {op.name: whole([d.size for d in op.space.dims], [of[op.name]]) for op in graph.ops}

@@ -36,7 +36,7 @@ def profile(asked: dict[str, Any]) -> dict[str, float]:
     found = Profile()
     for path in asked["plans"]:
         data = read_plan(path)
-        own = graph.at(-(-data["batch"] // data["microbatches"]))
+        own = graph.for_batch(-(-data["batch"] // data["microbatches"]))
         plan = plan_from_dict(data, own)
         for phase in ("B", "W") if plan.split_backward else ("B",):
             found = _measured(own, plan, phase, asked, found)

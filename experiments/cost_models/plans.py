@@ -72,7 +72,7 @@ def assumed(ranks: int) -> Cluster:
 
 def micro_graph(graph: Graph, plan: Plan) -> Graph:
     """What a plan's tiles are of: a micro-batch, where it divides the batch."""
-    return graph.at(-(-graph.batch // plan.microbatches))
+    return graph.for_batch(-(-graph.batch // plan.microbatches))
 
 
 def plans_of(group: Group, graph: Graph, *, quick: bool = False) -> dict[str, Plan]:

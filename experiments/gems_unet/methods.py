@@ -89,7 +89,7 @@ def plans(
     cuts: dict[tuple[int, int], Stages] = {}
     found = {}
     for own in methods:
-        micro = graph.at(batch // own.microbatches)
+        micro = graph.for_batch(batch // own.microbatches)
         stages: Stages = ()
         if own.stages * own.pipelines > 1:
             key = (micro.batch, own.stages)

@@ -103,7 +103,7 @@ def _auto(graph: Graph, cluster: Cluster, spec: str, profile: Profile, budget: f
     plan = plan_for(
         graph, cluster, AUTO, model=spec, optimizer=OPTIMIZER, profile=profile, budget=budget
     )
-    return Planned(graph.at(-(-plan.batch // plan.microbatches)), plan)
+    return Planned(graph.for_batch(-(-plan.batch // plan.microbatches)), plan)
 
 
 def describe(planned: Planned) -> str:

@@ -89,7 +89,7 @@ def simulate_all(net: str, side: int, on: Cluster, budget: float) -> Simulated:
 
 def auto(graph: Graph, on: Cluster, spec: str, budget: float) -> Planned:
     plan = plan_for(graph, on, AUTO, model=spec, optimizer=OPTIMIZER, budget=budget)
-    return Planned(graph.at(-(-plan.batch // plan.microbatches)), plan)
+    return Planned(graph.for_batch(-(-plan.batch // plan.microbatches)), plan)
 
 
 def _sentence(found: Sequence[Simulated]) -> str:

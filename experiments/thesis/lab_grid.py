@@ -76,7 +76,7 @@ def run_grid(
 
 def of_microbatch(graph: Graph, plan: Plan) -> Graph:
     """What a plan's tiles are of: `auto` may have found a pipeline."""
-    return graph if plan.microbatches == 1 else graph.at(-(-plan.batch // plan.microbatches))
+    return graph if plan.microbatches == 1 else graph.for_batch(-(-plan.batch // plan.microbatches))
 
 
 def _hosts(ranks: int, devices: Mapping[str, Any], link: Mapping[str, Any]) -> Cluster:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from patience import HANG
+from timeouts import HANG
 
 from raddle.clusters import Cluster, cluster
 

@@ -15,7 +15,7 @@ ROW = {
 SEARCHED = {"start", "proposals", "accepted", "stopped"}
 
 
-@pytest.mark.usefixtures("own_seconds")
+@pytest.mark.usefixtures("thread_clock")
 def test_compare_as_json_and_as_a_table() -> None:
     args = ("compare", "lenet-tiny", "--cluster", "p100:1x2", "--batch", "6", "--budget", "1")
     rows = json.loads(raddle(*args, "--json").stdout)

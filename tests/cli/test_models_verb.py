@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from calling import raddle
-from patience import HANG
+from timeouts import HANG
 
 
 def test_models_lists_the_zoo() -> None:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from calling import raddle
-from patience import HANG
+from timeouts import HANG
 
 LENET = ("report", "lenet-tiny", "--cluster", "local:2")
 

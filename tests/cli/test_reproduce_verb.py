@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from calling import raddle
-from patience import HANG
+from timeouts import HANG
 
 from raddle.cli.reproduce import experiments
 

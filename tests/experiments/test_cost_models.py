@@ -128,8 +128,8 @@ def test_what_overlaps_is_no_slower_than_one_after_the_other(lenet: Graph) -> No
 def test_pipelines_gain_in_the_simulator_alone(lenet: Graph, plans: dict[str, Plan]) -> None:
     """The sum does not see that stages work at the same time."""
     plan, on = plans["1f1b, 4 micro-batches"], assumed(2)
-    found = costs(lenet.at(2), plan, on)
-    added_up = added(simulate_steps(lenet.at(2), plan, on))
+    found = costs(lenet.for_batch(2), plan, on)
+    added_up = added(simulate_steps(lenet.for_batch(2), plan, on))
     assert found.simulator < 0.9 * sum(added_up)
 
 
@@ -142,7 +142,7 @@ def test_plans_differ_from_each_other_and_can_be_lowered(
     assert len(plans) >= 12
     seen = set()
     for plan in plans.values():
-        graph = lenet.at(-(-plan.batch // plan.microbatches))
+        graph = lenet.for_batch(-(-plan.batch // plan.microbatches))
         seen.add((write_tiles(graph, plan.tiles), plan.sync, plan.bucket, plan.schedule))
         assert lower(graph, plan).instructions
     assert len(seen) == len(plans)

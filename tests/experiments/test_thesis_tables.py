@@ -57,7 +57,7 @@ def test_a_row_has_the_counts_of_its_partition(chain: Graph) -> None:
     assert found["largest/average", "printed"] == 1.5
 
 
-@pytest.mark.usefixtures("own_seconds")
+@pytest.mark.usefixtures("thread_clock")
 def test_ours_are_at_most_as_uneven_as_the_printed(chain: Graph) -> None:
     theirs = printed.Printed(13, 11, 12, 1, 1)
     found = Partitioner(chain).answer("coarse", Asked(2, epsilon=allowed(theirs), budget=0.2))

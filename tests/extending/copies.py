@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from patience import LONG_HANG
+from timeouts import LONG_HANG
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src"

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raddle.graph.box import Box, cells, covers, disjoint, grid, hull, merge, subtract
+from raddle.graph.box import Box, bounding_box, cells, covers, disjoint, grid, merge_boxes, subtract
 
 Points = set[tuple[int, ...]]
 
@@ -36,7 +36,7 @@ def test_pair(pair: list[Box]) -> None:
     rest = a - b
     assert disjoint(rest)
     assert set().union(*map(points, rest)) == points(a) - points(b)
-    assert a.holds(b) == (points(b) <= points(a))
+    assert a.contains(b) == (points(b) <= points(a))
     assert a.volume == len(points(a))
     assert a.empty == (not points(a))
 
@@ -48,7 +48,7 @@ def test_many(found: list[Box]) -> None:
     assert set().union(*map(points, subtract(first, others))) == points(first) - union
     assert covers(others, first) == (points(first) <= union)
     assert disjoint(found) == (sum(b.volume for b in found) == len(union | points(first)))
-    assert all(hull(found).holds(b) for b in found)
+    assert all(bounding_box(found).contains(b) for b in found)
 
 
 @given(some(1, 5))
@@ -65,14 +65,14 @@ def test_cells(found: list[Box]) -> None:
 @given(some(1, 4))
 def test_merge(found: list[Box]) -> None:
     pieces = [cell for cell, _ in cells(found)]
-    merged = merge(pieces)
+    merged = merge_boxes(pieces)
     assert len(merged) <= len(pieces)
     assert disjoint(merged)
     assert set().union(*map(points, merged)) == set().union(*map(points, pieces))
 
 
 def test_merge_joins_a_grid() -> None:
-    assert merge(grid((6, 4, 2), (3, 2, 2))) == [Box.full((6, 4, 2))]
+    assert merge_boxes(grid((6, 4, 2), (3, 2, 2))) == [Box.full((6, 4, 2))]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), max_size=3))
@@ -91,6 +91,6 @@ def test_shift_and_slices(pair: list[Box], by: list[int]) -> None:
     a, _ = pair
     assert a.shift(by[: len(a.lo)]).shape == a.shape
     outer = Box(tuple(x - 1 for x in a.lo), tuple(x + 2 for x in a.hi))
-    assert [s.stop - s.start for s in a.within(outer)] == [
+    assert [s.stop - s.start for s in a.slices_within(outer)] == [
         h - x for x, h in zip(a.lo, a.hi, strict=True)
     ]

@@ -225,8 +225,8 @@ def test_the_module_is_not_changed() -> None:
 
 def test_an_unknown_operator_is_opaque_and_correct() -> None:
     graph = same(module(lambda m, x: torch.linalg.inv(m.fc(x)), fc=nn.Linear(3, 3)), [randn(3, 3)])
-    assert [op.label for op in graph.opaque] == ["linalg_inv"]
-    assert set(graph.kinds(graph.opaque[0])) == {"-"}
+    assert [op.label for op in graph.opaque_ops] == ["linalg_inv"]
+    assert set(graph.dim_kinds(graph.opaque_ops[0])) == {"-"}
 
 
 def test_control_flow_on_values_is_refused_with_its_place() -> None:

@@ -25,7 +25,7 @@ from raddle.graph.box import Box, cells
 from raddle.graph.builder import Builder
 from raddle.graph.graph import Graph, Op, Value
 from raddle.graph.interpret import interpret
-from raddle.graph.ops import KINDS, kernel, merge, work
+from raddle.graph.ops import OPERATOR_KINDS, make_kernel, merge_partials, work
 
 # Which elements these need depends on the data (indices, masks, targets) or on constants.
 DATA_DEPENDENT = {
@@ -79,9 +79,17 @@ def build(call: Call, seed: int) -> tuple[Graph, dict[str, torch.Tensor], list[A
         v for v in (result if isinstance(result, (list, tuple)) else [result]) if v is not None
     ]
     names = tuple(v.name for v in found)
-    updates = {before.name: after.name for before, after in b.writes}
+    updates = {before.name: after.name for before, after in b.hidden_writes}
     graph = Graph(
-        "call", b.values, tuple(b.ops), tuple(tensors), names, None, updates, {}, tuple(b.fused)
+        "call",
+        b.values,
+        tuple(b.ops),
+        tuple(tensors),
+        names,
+        None,
+        updates,
+        {},
+        tuple(b.fused_calls),
     )
     return graph, tensors, run_torch(call, tensors, updates)
 
@@ -112,7 +120,9 @@ def partition(draw: Any, op: Op) -> list[Box]:
         i = draw(st.integers(0, len(boxes) - 1))
         box = boxes[i]
         able = [
-            d for d, dim in enumerate(op.space.dims) if not dim.whole and box.hi[d] - box.lo[d] > 1
+            d
+            for d, dim in enumerate(op.space.dims)
+            if not dim.unsplittable and box.hi[d] - box.lo[d] > 1
         ]
         if not able:
             continue
@@ -132,10 +142,10 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
 def run(op: Op, box: Box, operands: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     regions = op.space.regions(box)
     inputs = [
-        None if r is None else t[r.within(Box.full(t.shape))]
+        None if r is None else t[r.slices_within(Box.full(t.shape))]
         for t, r in zip(operands, regions, strict=True)
     ]
-    return kernel(op, box)(*inputs)
+    return make_kernel(op, box)(*inputs)
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))
@@ -195,26 +205,29 @@ def _boxes_equal_whole(op: Op, operands: list[torch.Tensor], boxes: list[Box]) -
     full = run(op, op.space.full, left)
     generator = torch.Generator().manual_seed(1)
     seeds = [torch.randn(y.shape, generator=generator, dtype=torch.float64) for y in full]
-    produced = [op.space.produces(box) for box in boxes]
+    produced = [op.space.output_boxes(box) for box in boxes]
     parts = [run(op, box, right) for box in boxes]
     covered = [torch.zeros(y.shape, dtype=torch.int64) for y in full]
     total = torch.zeros((), dtype=torch.float64)
-    split = any(op.space.partial(box) for box in boxes)
+    split = any(op.space.is_partial(box) for box in boxes)
     for cell, owners in (
         cells([p[0] for p in produced]) if split else [(p[0], (i,)) for i, p in enumerate(produced)]
     ):
         pieces = [
-            tuple(t[cell.within(produced[i][0])] if split else t for t in parts[i]) for i in owners
+            tuple(t[cell.slices_within(produced[i][0])] if split else t for t in parts[i])
+            for i in owners
         ]
-        final = not op.space.partial(boxes[owners[0]])
+        final = not op.space.is_partial(boxes[owners[0]])
         assert final == (len(owners) == 1)
-        tensors = pieces[0] if final else merge(op, pieces, [boxes[i] for i in owners])
+        tensors = pieces[0] if final else merge_partials(op, pieces, [boxes[i] for i in owners])
         for k, tensor in enumerate(tensors):
             box = cell if split else produced[owners[0]][k]
-            close(tensor, full[k][box.within(Box.full(full[k].shape))])
-            covered[k][box.within(Box.full(full[k].shape))] += 1
+            close(tensor, full[k][box.slices_within(Box.full(full[k].shape))])
+            covered[k][box.slices_within(Box.full(full[k].shape))] += 1
             if tensor.is_floating_point() and tensor.requires_grad:
-                total = total + (tensor * seeds[k][box.within(Box.full(full[k].shape))]).sum()
+                total = (
+                    total + (tensor * seeds[k][box.slices_within(Box.full(full[k].shape))]).sum()
+                )
     assert all((c == 1).all() for c in covered)
     reference = sum(
         ((y * s).sum() for y, s in zip(full, seeds, strict=True) if y.requires_grad),
@@ -236,7 +249,7 @@ def _boxes_equal_whole(op: Op, operands: list[torch.Tensor], boxes: list[Box]) -
 def _regions_equal_brute_force(op: Op, box: Box) -> None:
     """Evaluates the line of notation, as text, at every point of the box."""
     names = [d.name for d in op.space.dims]
-    _, right = re.split(r"\s\w*\+?=", op.line, maxsplit=1)
+    _, right = re.split(r"\s\w*\+?=", op.notation, maxsplit=1)
     accesses = re.findall(r"\w+\[([^\]]*)\]", right)
     regions = op.space.regions(box)
     if math.prod(box.shape) > 4000:
@@ -266,7 +279,7 @@ def _regions_equal_brute_force(op: Op, box: Box) -> None:
                 reads.add(tuple(at))
         assert reads
         los, his = (tuple(map(f, zip(*reads, strict=True))) for f in (min, max))
-        assert region == Box(los, tuple(h + 1 for h in his)), op.line
+        assert region == Box(los, tuple(h + 1 for h in his)), op.notation
 
 
 def _divides(token: str, point: dict[str, int]) -> bool:
@@ -293,7 +306,7 @@ def _no_smaller_region(op: Op, operands: list[torch.Tensor], box: Box) -> None:
         if op.attrs.get("causal") and i == 0:
             continue  # so has the only key that the first query sees
         for d, index in enumerate(op.space.operands[i].indices):
-            taken_whole = any(op.space.dims[t.dim].whole for t in index.terms) or (
+            taken_whole = any(op.space.dims[t.dim].unsplittable for t in index.terms) or (
                 index.table and not index.terms
             )
             if taken_whole and not _window(op, i):
@@ -317,7 +330,7 @@ def _no_smaller_region(op: Op, operands: list[torch.Tensor], box: Box) -> None:
                         for a, b in zip(before, after, strict=True)
                     )
                 assert changed, (
-                    f"{op.line}: {op.inputs[i]} {region} along {d} at {at} is not needed by {box}"
+                    f"{op.notation}: {op.inputs[i]} {region} along {d} at {at} is not needed by {box}"
                 )
 
 
@@ -329,8 +342,8 @@ def _window(op: Op, operand: int) -> bool:
 def _flops_as_counted(op: Op, operands: list[torch.Tensor], box: Box) -> None:
     """Contractions as torch counts what is really called, forward and backward; others by their points."""
     forward = work(op, box).flops
-    if not op.space.product and op.kind != "attention":
-        assert forward == op.space.cost * box.volume
+    if not op.space.is_product and op.kind != "attention":
+        assert forward == op.space.flops_per_point * box.volume
         return
     if op.attrs.get("groups", 1) > 1:
         assert forward == 2 * box.volume or "transpose" in op.kind
@@ -343,7 +356,7 @@ def _flops_as_counted(op: Op, operands: list[torch.Tensor], box: Box) -> None:
     counted = counter.get_total_flops()
     if counted == 0:
         return  # an outer product, or a region in the padding: torch calls no contraction
-    assert forward == counted, (op.line, box)
+    assert forward == counted, (op.notation, box)
     with FlopCounterMode(display=False) as counter:
         torch.autograd.grad(
             results[0].sum(), [t for t in leaves if t.requires_grad], allow_unused=True
@@ -393,7 +406,7 @@ def test_sums_of_nothing() -> None:
 def test_outputs_share_letters_of_equal_size() -> None:
     call = Call(torch.ops.aten.gradient.scalarint, (T((2, 3, 2)),))
     (op,) = build(call, 0)[0].ops
-    assert op.line == "y0[A B C], y1[A B C], y2[A B C] = x0[: : :]"
+    assert op.notation == "y0[A B C], y1[A B C], y2[A B C] = x0[: : :]"
     b = Builder()
     x = b.add(Value("x", (26 * 27 // 2,), torch.float64, "n", "input"))
     with pytest.raises(InputError, match="more than 25 different dimensions"):
@@ -415,4 +428,4 @@ def test_every_kind_is_tested() -> None:
 
     for strategy in CALLS.values():
         settings(max_examples=30)(given(strategy)(gather))()
-    assert kinds == set(KINDS)
+    assert kinds == set(OPERATOR_KINDS)

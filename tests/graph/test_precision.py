@@ -56,7 +56,7 @@ def compare(call: Call, seed: int, cut: Any) -> None:
         for name, a, b, c in zip(names, map(found.get, names), theirs, truth, strict=False):
             assert a.dtype == b.dtype == graph.values[name].dtype
             # Partial products have the type of the result; they may be larger than their sum.
-            scale = 4.0 if any(op.space.product for op in graph.ops) else 0.0
+            scale = 4.0 if any(op.space.is_product for op in graph.ops) else 0.0
             _as_close_as_torch(a, b, c, scale)
 
 
@@ -67,9 +67,9 @@ def _types_are_declared(
     for op in graph.ops:
         operands = [values[i] for i in op.inputs]
         results = run(op, op.space.full, operands)
-        assert tuple(t.dtype for t in results) == op.dtypes, op.line
+        assert tuple(t.dtype for t in results) == op.dtypes, op.notation
         for box in tiles.get(op.name, []):
-            assert {t.dtype for t in run(op, box, operands)} <= set(op.dtypes), op.line
+            assert {t.dtype for t in run(op, box, operands)} <= set(op.dtypes), op.notation
         values.update(zip(op.outputs, results, strict=True))
 
 
@@ -113,7 +113,7 @@ def halves(op: Op) -> list[Box]:
     """The iteration space, cut in the middle of every dimension that is long."""
     boxes = [op.space.full]
     for d, dim in enumerate(op.space.dims):
-        if dim.size > 8 and not dim.whole:
+        if dim.size > 8 and not dim.unsplittable:
             at = dim.size // 2
             boxes = [
                 part

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from raddle.graph.kind import declare
-from raddle.graph.ops import KINDS
+from raddle.graph.operator_kind import declare
+from raddle.graph.ops import OPERATOR_KINDS
 from raddle.graph.traits import TRAITS, Keeps, Traits
 
 
 def test_every_kind_says_what_its_backward_keeps() -> None:
-    assert TRAITS.keys() == KINDS.keys()
+    assert TRAITS.keys() == OPERATOR_KINDS.keys()
     assert {k for k, t in TRAITS.items() if t.view} == {
         "reshape",
         "permute",

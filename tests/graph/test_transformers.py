@@ -189,7 +189,7 @@ def test_step(name: str) -> None:
     with Double():
         graph = capture(model, inputs, loss=lambda out: out.loss)
         expected = of_module(model, inputs)
-    assert [op.attrs["call"] for op in graph.opaque] == []
+    assert [op.attrs["call"] for op in graph.opaque_ops] == []
     check(model, inputs, graph, expected, 1e-9)
 
 

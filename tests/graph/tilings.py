@@ -21,7 +21,7 @@ def partition(space: Space, rng: random.Random, cuts: int = 3) -> list[Box]:
     for _ in range(cuts):
         i = rng.randrange(len(boxes))
         box = boxes[i]
-        able = [d for d, dim in enumerate(space.dims) if not dim.whole and box.shape[d] > 1]
+        able = [d for d, dim in enumerate(space.dims) if not dim.unsplittable and box.shape[d] > 1]
         if able:
             d = rng.choice(able)
             boxes[i : i + 1] = _cut(box, d, rng.randrange(box.lo[d] + 1, box.hi[d]))

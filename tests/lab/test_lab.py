@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import HANG, wait_until
+from timeouts import HANG, wait_until
 
 from raddle.errors import InputError
 from raddle.lab import Lab, LaunchError, building, launch, reading, torchrun

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from patience import HANG
 from test_lab import REASON
+from timeouts import HANG
 
 from raddle import zoo
 from raddle.clusters import cluster

@@ -52,7 +52,7 @@ def held(program: Program, op: Op, output: int) -> Elements:
     for tile in (
         program.plan.tiles[op.name].tiles if op.name not in program.variants[0].merges else ()
     ):
-        found.add(tile.device, [op.space.produces(tile.box)[output]])
+        found.add(tile.device, [op.space.output_boxes(tile.box)[output]])
     return found
 
 
@@ -157,9 +157,10 @@ def test_every_part_arrives_once_where_it_is_merged(**plan: Any) -> None:
         for cell in cells:
             mark(counts, [cell.box])
             points = sum(
-                tiles[p].box.volume // op.space.produces(tiles[p].box)[0].volume for p in cell.parts
+                tiles[p].box.volume // op.space.output_boxes(tiles[p].box)[0].volume
+                for p in cell.parts
             )
-            assert points == op.space.full.volume // op.space.produces(op.space.full)[0].volume
+            assert points == op.space.full.volume // op.space.output_boxes(op.space.full)[0].volume
         assert (counts == 1).all()
         if value in program.active:
             back = messages.of(value, "partial gradient")

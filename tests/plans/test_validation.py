@@ -65,7 +65,7 @@ def test_refuses_to_split_what_is_whole(text: str) -> None:
     graph = capture(nn.Conv2d(3, 2, 3), [torch.zeros(2, 3, 4, 4)], loss=lambda y: y.sum())
     conv = graph.ops[0]
     *others, last = conv.space.dims  # a dimension of the window
-    assert (last.whole, last.size) == (True, 3)
+    assert (last.unsplittable, last.size) == (True, 3)
     boxes = " ".join(f"0:{d.size}" for d in others)
     tiling = read_tiling(conv, text.replace("{}", boxes if "[" in text else last.name))
     with pytest.raises(InputError, match=f"cannot be split along {last.name}: it is taken whole"):

@@ -14,8 +14,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from patience import HANG, wait_until
 from processes import alive, children, listening, on_linux
+from timeouts import HANG, wait_until
 
 from raddle.clusters import Cluster, cluster
 from raddle.errors import InputError

@@ -61,7 +61,7 @@ def random_tiling(op: Op, devices: int, rng: random.Random) -> Tiling:
     if kind == "irregular":
         return Irregular(tuple(Tile(b, rng.randrange(devices)) for b in _pieces(op, rng)))
     cuts = list(full)
-    able = [d for d, dim in enumerate(op.space.dims) if not dim.whole and dim.size > 1]
+    able = [d for d, dim in enumerate(op.space.dims) if not dim.unsplittable and dim.size > 1]
     for d in rng.sample(able, min(len(able), rng.randint(1, 2))):
         if kind == "even":
             cuts[d] = even_cuts(shape[d], rng.randint(2, min(3, shape[d])))
@@ -79,7 +79,9 @@ def _pieces(op: Op, rng: random.Random) -> list[Box]:
     for _ in range(3):
         i = rng.randrange(len(boxes))
         box = boxes[i]
-        able = [d for d, dim in enumerate(op.space.dims) if not dim.whole and box.shape[d] > 1]
+        able = [
+            d for d, dim in enumerate(op.space.dims) if not dim.unsplittable and box.shape[d] > 1
+        ]
         if able:
             d = rng.choice(able)
             at = rng.randrange(box.lo[d] + 1, box.hi[d])
@@ -160,12 +162,12 @@ def random_sums(
     """For some operators with partial results, any devices that sum them."""
     found: dict[str, Tiling] = {}
     for op in graph.ops:
-        partial = op.space.combine and any(op.space.partial(b) for b in tiles[op.name].boxes)
+        partial = op.space.combine and any(op.space.is_partial(b) for b in tiles[op.name].boxes)
         if not partial or rng.random() < 0.4:
             continue
         cuts = [(0, dim.size) for dim in op.space.dims]
-        kept = [d for d in range(len(cuts)) if d not in op.space.reduced]
-        able = [d for d in kept if not op.space.dims[d].whole and op.space.dims[d].size > 1]
+        kept = [d for d in range(len(cuts)) if d not in op.space.reduced_dims]
+        able = [d for d in kept if not op.space.dims[d].unsplittable and op.space.dims[d].size > 1]
         if able:
             d = rng.choice(able)
             cuts[d] = even_cuts(op.space.dims[d].size, 2)

@@ -53,7 +53,9 @@ def test_gradients_that_are_handed_in_do_not_cut_composites(model: str, sync: st
     graph = small(model)[1]
     plan = plan_for(graph, cluster("local:2"), method="data")
     program = lower(graph, replace(plan, sync=sync, bucket=0, bn="local"))
-    composites = [f.ops for f in graph.fused if "cross_entropy" not in f.kind]  # its mean is summed
+    composites = [
+        f.ops for f in graph.fused_calls if "cross_entropy" not in f.kind
+    ]  # its mean is summed
     of = {name: n for n, ops in enumerate(composites) for name in ops}
     for one, other in pairwise(segments(program, 0)):
         assert of.get(one[-1].name, -1) != of.get(other[0].name, -2)
@@ -81,7 +83,7 @@ def communicates_between(program: Program, device: int) -> set[tuple[str, str]]:
     Gradients are handed in only where a composite has ended.
     """
     own = [op.name for op in program.graph.ops if device in program.plan.tiles[op.name].devices]
-    composite = {name: n for n, f in enumerate(program.graph.fused) for name in f.ops}
+    composite = {name: n for n, f in enumerate(program.graph.fused_calls) for name in f.ops}
     key = Key(0, program.plan.microbatches - 1)
     apart = set()
     for phase in "FB":

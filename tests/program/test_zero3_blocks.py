@@ -93,7 +93,7 @@ def test_blocks_are_deterministic_and_leave_composites_whole(name: str) -> None:
     found = blocks_of(graph.ops, graph, plan, names)
     assert [op for block in found for op in block] == list(graph.ops)
     assert 2 <= len(found) <= 8
-    for piece in (recomputed, *(fused.ops for fused in graph.fused)):
+    for piece in (recomputed, *(fused.ops for fused in graph.fused_calls)):
         assert sum(any(op.name in piece for op in block) for block in found) == 1
     for block in found[:-1]:
         read = {n for op in block for n in op.inputs if n in names}

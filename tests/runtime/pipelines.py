@@ -209,7 +209,7 @@ def split(op: Op, letters: Mapping[str, int], devices: Sequence[int]) -> Tiling:
     cuts, count = [], 1
     for dim in op.space.dims:
         parts = letters.get(dim.name, 1)
-        able = not dim.whole and dim.size >= parts and count * parts <= len(devices)
+        able = not dim.unsplittable and dim.size >= parts and count * parts <= len(devices)
         cuts.append(even_cuts(dim.size, parts if able else 1))
         count *= len(cuts[-1]) - 1
     if count < len(devices) and count > 1:

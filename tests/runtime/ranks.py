@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from patience import HANG
+from timeouts import HANG
 
 from raddle.runtime.trainer import Trainer, parallelize
 from raddle.transport.thread_transport import Hub

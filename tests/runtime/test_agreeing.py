@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from patience import HANG
 from ranks import on_threads
 from test_trainer import Net, assert_equal, batches, graph, net, plainly, plan, sgd, train
+from timeouts import HANG
 from torch import Tensor
 from torch.nn import functional as F
 

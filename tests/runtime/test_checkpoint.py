@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import HANG
+from timeouts import HANG
 from torch import Tensor, nn
 
 from raddle import zoo
@@ -232,7 +232,9 @@ def update(
     for step in steps:
         for name, pieces in held.items():
             for box, tensor in pieces:
-                tensor.grad = gradient(name, step)[box.within(Box.full(SHAPES[name]))].clone()
+                tensor.grad = gradient(name, step)[
+                    box.slices_within(Box.full(SHAPES[name]))
+                ].clone()
         optimizer.step()
     return {n: [(box, optimizer.state[t]) for box, t in pieces] for n, pieces in held.items()}
 

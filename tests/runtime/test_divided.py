@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from equality import Task, tiny
-from patience import HANG
 from ranks import on_threads
+from timeouts import HANG
 from torch import Tensor, nn
 
 from raddle.clusters import cluster

@@ -28,7 +28,7 @@ from raddle.runtime.clipping import clip
 from raddle.searches.planning import plan_for
 from raddle.transport.thread_transport import Hub
 from raddle.zoo.losses import output_loss
-from raddle.zoo.placement import place
+from raddle.zoo.move import place
 from raddle.zoo.workload import Workload
 
 DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)

@@ -77,7 +77,7 @@ def test_random_boxes_are_slices_of_the_materialized_model(name: str, seed: int)
     boxes = {n: [random_box(shapes[n], rng) for _ in range(rng.randint(0, 3))] for n in names}
     taken = take(model, boxes, seed=3)
     for n in names:
-        expected = [tensors[n][box.within(Box.full(shapes[n]))] for box in boxes[n]]
+        expected = [tensors[n][box.slices_within(Box.full(shapes[n]))] for box in boxes[n]]
         assert all(map(same, taken[n], expected))
         assert len(taken[n]) == len(expected)
 

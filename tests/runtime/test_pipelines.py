@@ -232,7 +232,7 @@ def net() -> Piped:
         1,
         2,
     ):  # now: a rank's capture disturbs another rank that still takes its parameters
-        piped.graph.at(size)
+        piped.graph.for_batch(size)
     return piped
 
 
@@ -618,7 +618,7 @@ def test_a_plan_in_microbatches_takes_the_graph_of_the_whole_batch() -> None:
     given = batches(plan.batch)
     found = on_threads(
         plan.devices, lambda trainer: float(trainer.step(*given[0])), net().model, plan, sgd,
-        loss=F.cross_entropy, graph=net().graph.at(plan.batch),
+        loss=F.cross_entropy, graph=net().graph.for_batch(plan.batch),
     )  # fmt: skip
     (wanted,), _ = plainly(plan, given)
     assert found == pytest.approx([wanted] * plan.devices, rel=1e-9)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from equality import TINY
-from patience import LONG_HANG
+from timeouts import LONG_HANG
 from verify_all import ALL, RANKS, SOME, SOME_FOUND
 
 from raddle.searches.baselines import BASELINES

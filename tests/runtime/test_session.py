@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from patience import HANG
+from timeouts import HANG
 
 from raddle import zoo
 from raddle.api.launching import Machines, placed, torchrun

@@ -10,7 +10,7 @@ from small_models import mlp, planned
 
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
-from raddle.graph.ops import kernel
+from raddle.graph.ops import make_kernel
 from raddle.program.lower import lower
 from raddle.program.message_kind import MessageKind
 from raddle.program.program import Key, Move, Program, Reduce, Run, Update
@@ -203,7 +203,7 @@ def test_buffers_take_what_is_there() -> None:
 
 
 def call(number: int, *, weights: list[int], results: list[int], graded: list[int]) -> Call:
-    code = Code(kernel, (), tuple(Piece("w", FIRST) for _ in weights), (), (), "")
+    code = Code(make_kernel, (), tuple(Piece("w", FIRST) for _ in weights), (), (), "")
     return Call(number, "", code, KEY, graded, weights, results=results)
 
 
@@ -212,7 +212,7 @@ def test_versions_are_the_programs() -> None:
     run = Run("fc1", "F", KEY, (0,), (), versions=(3, 3))
     versions = VersionBuilder(found, 0, [run, replace(run, devices=(1,), versions=(4, 4))])
     pieces = (Piece("fc1.bias", FIRST), Piece("fc1.weight", FIRST))
-    made = Call(0, "", Code(kernel, (), pieces, (), (), ""), KEY)
+    made = Call(0, "", Code(make_kernel, (), pieces, (), (), ""), KEY)
     assert versions.versions_for(made, [op for op in found.graph.ops if op.name == "fc1"]) == (3, 3)
 
 

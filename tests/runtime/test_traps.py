@@ -195,7 +195,7 @@ def test_pools_on_tiles(pool: nn.Module, parts: str) -> None:
     if parts.startswith("h/("):
         parts = f"h/(1,{height - 1}) @1,0"
     tiles = {"0": "h/2 @1,0"}
-    if not any(d.whole for d in op.space.dims if d.name in "hw"):
+    if not any(d.unsplittable for d in op.space.dims if d.name in "hw"):
         tiles["1"] = parts
     assert_trains(model, total, [x], [], tiles)
 
@@ -276,7 +276,7 @@ def test_literal_sizes_are_those_of_the_tile(make: type[nn.Module], shape: tuple
         tiles = {
             op.name: parts
             for op in graph.ops
-            if any(d.name == "n" and d.size == 4 and not d.whole for d in op.space.dims)
+            if any(d.name == "n" and d.size == 4 and not d.unsplittable for d in op.space.dims)
         }
         assert_trains(model, total, [numbers(*shape)], [], tiles)
 

@@ -90,7 +90,7 @@ def test_what_is_captured_amid_a_search_does_not_count(
         return real(*given, **named)
 
     monkeypatch.setattr(capturing, "capture", slow)
-    assert graph.at(3).batch == 3
+    assert graph.for_batch(3).batch == 3
     assert time.now == COMPILING  # capturing again is what takes so long
     row = plan_and_predict(
         graph, cluster("p100:1x2"), "pipeline", settings=Settings(budget=1.0)

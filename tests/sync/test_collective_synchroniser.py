@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from patience import HANG
+from timeouts import HANG
 from torch import Tensor
 
 from raddle.sync.collective_synchroniser import Summing

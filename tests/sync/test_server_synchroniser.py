@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import HANG, wait_until
+from timeouts import HANG, wait_until
 from torch import Tensor
 
 from raddle.sync.item import Event, Item

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from patience import HANG, LONG_HANG
+from timeouts import HANG, LONG_HANG
 from wrapped_optimizer_cases import KINDS, cases
 
 from raddle.errors import InputError

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from patience import HANG
+from timeouts import HANG
 
 Case = Callable[[int, int], None]  # rank, size
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from patience import HANG
+from timeouts import HANG
 
 from raddle.transport.local_sockets import Words
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from patience import HANG, wait_until
+from timeouts import HANG, wait_until
 
 from raddle.transport.orphans import STARTED_BY
 

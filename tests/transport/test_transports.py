@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from patience import HANG, wait_until
+from timeouts import HANG, wait_until
 
 from raddle.errors import InputError
 from raddle.transport import failure_channel, failures

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from patience import HANG
+from timeouts import HANG
 from torch import Tensor
 
 from raddle.transport import rendezvous

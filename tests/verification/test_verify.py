@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from patience import HANG, wait_until
+from timeouts import HANG, wait_until
 
 from raddle import zoo
 from raddle.cli import main as cli

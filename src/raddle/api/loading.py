@@ -77,7 +77,7 @@ def load_plans(
     from raddle.plans.pipelining import micro_graph
 
     micro, first, on = load_plan(paths[0], cluster=cluster, model=model)
-    graph = micro.at(first.batch) if first.batch else micro
+    graph = micro.for_batch(first.batch) if first.batch else micro
     others = [plan_file.read(path) for path in paths[1:]]
     plans = [first, *(plan_file.from_dict(data, micro_graph(graph, data)) for data in others)]
     return LoadedPlans(graph, plans, on)

@@ -24,7 +24,7 @@ def family(op: Op) -> str:
     """Which efficiency applies: conv, matmul, attention, or memory for all that is bound by it."""
     if op.traits.family == "attention":
         return "attention"
-    if not op.space.product:
+    if not op.space.is_product:
         return "memory"
     return op.traits.family or "matmul"
 

@@ -20,14 +20,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from raddle.graph.box import Box
-from raddle.graph.graph import Fused, Graph, Op
+from raddle.graph.graph import FusedCall, Graph, Op
 from raddle.graph.ops import work
 from raddle.graph.ops.fused import SAMPLES_ONLY
 from raddle.plans.tiling import Tiling
 
 
 class NativeCall(NamedTuple):
-    fused: Fused
+    fused: FusedCall
     main: Op  # the last of those with most dimensions
     ops: tuple[Op, ...]
     shared_dims: frozenset[str]  # names of dimensions that are the same in all operators
@@ -92,7 +92,7 @@ def applicable_native_calls(graph: Graph, tiles: Mapping[str, Tiling]) -> Mappin
 def find_native_calls(graph: Graph) -> Mapping[str, NativeCall]:
     """By operator; one that has nothing of what a call needs whole is small, and stays by itself."""
     calls: dict[str, NativeCall] = {}
-    for fused in graph.fused:
+    for fused in graph.fused_calls:
         ops = tuple(graph.op(name) for name in fused.ops)
         main = max(reversed(ops), key=lambda op: len(op.space.dims))
         if fused.kind in SAMPLES_ONLY:
@@ -100,7 +100,7 @@ def find_native_calls(graph: Graph) -> Mapping[str, NativeCall]:
             shared = free = frozenset({"n"})
             shares, near = _work_fractions(members), _neighbours(graph, fused)
         else:
-            summed = {op.space.dims[d].name for op in ops for d in op.space.reduced}
+            summed = {op.space.dims[d].name for op in ops for d in op.space.reduced_dims}
             members = [op for op in ops if summed & _dim_names(op)]
             shared = frozenset().union(*map(_dim_names, members))
             free = shared - summed
@@ -126,7 +126,7 @@ def _work_fractions(ops: Sequence[Op]) -> Mapping[str, float]:
     return {op.name: total / sum(totals) for op, total in zip(ops, totals, strict=True)}
 
 
-def _neighbours(graph: Graph, fused: Fused) -> tuple[str, ...]:
+def _neighbours(graph: Graph, fused: FusedCall) -> tuple[str, ...]:
     inside, outputs = set(fused.ops), {name for name in fused.outputs if name is not None}
     return tuple(
         op.name for op in graph.ops
@@ -135,7 +135,7 @@ def _neighbours(graph: Graph, fused: Fused) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _fingerprint(graph: Graph, fused: Fused) -> str:
+def _fingerprint(graph: Graph, fused: FusedCall) -> str:
     """An LSTM's last product is the same however many steps there are."""
     shapes = [None if name is None else graph.values[name].shape for name in fused.inputs]
     identity = (fused.kind, sorted(fused.attrs.items()), shapes)

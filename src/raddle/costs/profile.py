@@ -20,10 +20,10 @@ from torch import Tensor
 from raddle.costs.native_calls import NativeCall, find_native_calls
 from raddle.errors import InputError, quote
 from raddle.files import Fields, read_json, write_json
-from raddle.graph.box import Box, hull
+from raddle.graph.box import Box, bounding_box
 from raddle.graph.dtypes import carries_gradient
 from raddle.graph.graph import Graph, Op, Value
-from raddle.graph.ops import kernel
+from raddle.graph.ops import make_kernel
 from raddle.graph.ops.fused import FUSED
 from raddle.plans.tiling import Tiling
 
@@ -76,7 +76,7 @@ def profile_key(
     attrs = hashlib.sha256(repr(sorted(op.attrs.items())).encode()).hexdigest()[:8]
     extents = "x".join(map(str, box.shape))
     gradients = "" if grad_operands is None else "/" + ",".join(map(str, grad_operands))
-    return f"{device_kind}|{op.label}|{op.line}|{attrs}|{extents}|{op.dtypes[0]}|{phase}{gradients}"
+    return f"{device_kind}|{op.label}|{op.notation}|{attrs}|{extents}|{op.dtypes[0]}|{phase}{gradients}"
 
 
 def native_call_key(
@@ -153,7 +153,7 @@ def _measure_op(
     for i in grad_operands:
         tensor = operands[i]
         operands[i] = tensor.requires_grad_() if tensor is not None else None
-    return _time_call(kernel(op, box, device), operands, device, repeats)
+    return _time_call(make_kernel(op, box, device), operands, device, repeats)
 
 
 def _measure_native_call(
@@ -169,7 +169,7 @@ def _measure_native_call(
     for op in call.ops:
         for name, region in zip(op.inputs, op.space.regions(call.op_tile(op, box)), strict=True):
             if region is not None and graph.values[name].role != "buffer":
-                regions[name] = hull([regions.get(name, region), region])
+                regions[name] = bounding_box([regions.get(name, region), region])
     operands = [
         _random_tensor(graph.values[i], regions[i], device).requires_grad_(i in grad_inputs)
         if i is not None and i in regions

@@ -42,7 +42,7 @@ def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedFor
         if op.kind == "pointwise"
         else op.traits.keeps
     )
-    if op.kind == "lse" and op.composite in ("softmax", "log_softmax"):
+    if op.kind == "lse" and op.composite_kind in ("softmax", "log_softmax"):
         rule = Keeps.NOTHING  # its gradient comes from the softmax's output
     chosen: Iterable[str] = ()
     if rule in (Keeps.INPUTS, Keeps.BOTH):
@@ -60,4 +60,4 @@ def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedFor
 
 def _is_only_added(op: Op, operand: int) -> bool:
     """Whether an operand is only added, as a bias is, and the others do not multiply it."""
-    return op.space.operands[operand].once
+    return op.space.operands[operand].added_once

@@ -17,20 +17,20 @@ def input_names(
         named = list(inputs.items())
     else:
         parameters = inspect.signature(model.forward).parameters.values()
-        known = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
-        known += [f"input{i}" for i in range(len(known), len(inputs))]
-        named = list(zip(known, inputs, strict=False))
+        positional = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
+        positional += [f"input{i}" for i in range(len(positional), len(inputs))]
+        named = list(zip(positional, inputs, strict=False))
     named += [("target" if not i else f"target{i}", t) for i, t in enumerate(targets)]
     return [name for argument, value in named for name in _leaf_names(argument, value)]
 
 
-def leaves(given: Any) -> list[Any]:
+def leaves(tree: Any) -> list[Any]:
     """What arguments hold, in the order of their names."""
-    if isinstance(given, Mapping):
-        return [leaf for value in given.values() for leaf in leaves(value)]
-    if isinstance(given, (list, tuple)):
-        return [leaf for value in given for leaf in leaves(value)]
-    return [given]
+    if isinstance(tree, Mapping):
+        return [leaf for value in tree.values() for leaf in leaves(value)]
+    if isinstance(tree, (list, tuple)):
+        return [leaf for value in tree for leaf in leaves(value)]
+    return [tree]
 
 
 def _leaf_names(name: str, value: Any) -> list[str]:

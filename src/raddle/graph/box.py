@@ -46,30 +46,30 @@ class Box(NamedTuple):
         common = self & other
         if common.empty:
             return [] if self.empty else [self]
-        rest: list[Box] = []
+        pieces: list[Box] = []
         lo, hi = list(self.lo), list(self.hi)
         for d in range(len(lo)):
             if lo[d] < common.lo[d]:
-                rest.append(Box(tuple(lo), (*hi[:d], common.lo[d], *hi[d + 1 :])))
+                pieces.append(Box(tuple(lo), (*hi[:d], common.lo[d], *hi[d + 1 :])))
             if common.hi[d] < hi[d]:
-                rest.append(Box((*lo[:d], common.hi[d], *lo[d + 1 :]), tuple(hi)))
+                pieces.append(Box((*lo[:d], common.hi[d], *lo[d + 1 :]), tuple(hi)))
             lo[d], hi[d] = common.lo[d], common.hi[d]
-        return rest
+        return pieces
 
-    def holds(self, other: Box) -> bool:
+    def contains(self, other: Box) -> bool:
         """Whether every point of other is a point of self."""
         return other.empty or (
             all(a <= b for a, b in zip(self.lo, other.lo, strict=True))
             and all(a >= b for a, b in zip(self.hi, other.hi, strict=True))
         )
 
-    def shift(self, by: Sequence[int]) -> Box:
+    def shift(self, offsets: Sequence[int]) -> Box:
         return Box(
-            tuple(a + b for a, b in zip(self.lo, by, strict=True)),
-            tuple(a + b for a, b in zip(self.hi, by, strict=True)),
+            tuple(a + b for a, b in zip(self.lo, offsets, strict=True)),
+            tuple(a + b for a, b in zip(self.hi, offsets, strict=True)),
         )
 
-    def within(self, outer: Box) -> tuple[slice, ...]:
+    def slices_within(self, outer: Box) -> tuple[slice, ...]:
         """Slices that cut this box out of a tensor that holds exactly the points of outer."""
         return tuple(
             slice(a - o, b - o) for a, b, o in zip(self.lo, self.hi, outer.lo, strict=True)
@@ -79,7 +79,7 @@ class Box(NamedTuple):
         return "[" + " ".join(f"{a}:{b}" for a, b in zip(self.lo, self.hi, strict=True)) + "]"
 
 
-def hull(boxes: Iterable[Box]) -> Box:
+def bounding_box(boxes: Iterable[Box]) -> Box:
     """The smallest box that holds all of them."""
     los, his = zip(*((b.lo, b.hi) for b in boxes), strict=True)
     return Box(tuple(map(min, zip(*los, strict=True))), tuple(map(max, zip(*his, strict=True))))
@@ -87,10 +87,10 @@ def hull(boxes: Iterable[Box]) -> Box:
 
 def subtract(box: Box, others: Iterable[Box]) -> list[Box]:
     """What is left of box when all others are taken away, as disjoint boxes."""
-    left = [] if box.empty else [box]
+    remaining = [] if box.empty else [box]
     for other in others:
-        left = [piece for b in left for piece in b - other]
-    return left
+        remaining = [piece for b in remaining for piece in b - other]
+    return remaining
 
 
 def covers(boxes: Iterable[Box], box: Box) -> bool:
@@ -112,12 +112,12 @@ def disjoint(boxes: Sequence[Box]) -> bool:
 
 def cells(boxes: Sequence[Box]) -> list[tuple[Box, tuple[int, ...]]]:
     """The union of overlapping boxes as disjoint cells, each with the indices of all that hold it."""
-    along = _only_difference(boxes)
-    if along is not None:
-        return _sweep(boxes, along)
+    dim = _differing_dim(boxes)
+    if dim is not None:
+        return _sweep(boxes, dim)
     result: list[tuple[Box, tuple[int, ...]]] = []
     for i, box in enumerate(boxes):
-        fresh = [] if box.empty else [box]
+        uncovered = [] if box.empty else [box]
         split: list[tuple[Box, tuple[int, ...]]] = []
         for cell, owners in result:
             common = cell & box
@@ -126,25 +126,25 @@ def cells(boxes: Sequence[Box]) -> list[tuple[Box, tuple[int, ...]]]:
                 continue
             split.append((common, (*owners, i)))
             split.extend((piece, owners) for piece in cell - common)
-            fresh = [piece for f in fresh for piece in f - common]
-        result = split + [(piece, (i,)) for piece in fresh]
+            uncovered = [piece for f in uncovered for piece in f - common]
+        result = split + [(piece, (i,)) for piece in uncovered]
     return sorted(result)
 
 
-def _only_difference(boxes: Sequence[Box]) -> int | None:
+def _differing_dim(boxes: Sequence[Box]) -> int | None:
     """The one dimension in which boxes differ, if none of them is empty and there is one."""
     if not boxes or boxes[0].empty:
         return None
-    first, found = boxes[0], None
+    first, differing = boxes[0], None
     for box in boxes:
         if box is first or box == first:
             continue
         for d in range(len(first.lo)):
             if box.lo[d] != first.lo[d] or box.hi[d] != first.hi[d]:
-                if box.lo[d] >= box.hi[d] or (found is not None and found != d):
+                if box.lo[d] >= box.hi[d] or (differing is not None and differing != d):
                     return None
-                found = d
-    return found
+                differing = d
+    return differing
 
 
 def _sweep(boxes: Sequence[Box], d: int) -> list[tuple[Box, tuple[int, ...]]]:
@@ -153,36 +153,36 @@ def _sweep(boxes: Sequence[Box], d: int) -> list[tuple[Box, tuple[int, ...]]]:
     lo, hi = boxes[0].lo, boxes[0].hi
     result: list[tuple[Box, tuple[int, ...]]] = []
     active: list[int] = []
-    at = 0
+    next_box = 0
     for a, b in pairwise(sorted({end for box in boxes for end in (box.lo[d], box.hi[d])})):
         active = [i for i in active if boxes[i].hi[d] > a]
-        while at < len(order) and boxes[order[at]].lo[d] == a:
-            active.append(order[at])
-            at += 1
+        while next_box < len(order) and boxes[order[next_box]].lo[d] == a:
+            active.append(order[next_box])
+            next_box += 1
         if active:
             cell = Box((*lo[:d], a, *lo[d + 1 :]), (*hi[:d], b, *hi[d + 1 :]))
             result.append((cell, tuple(sorted(active))))
     return result
 
 
-def merge(boxes: Sequence[Box]) -> list[Box]:
+def merge_boxes(boxes: Sequence[Box]) -> list[Box]:
     """The same points in fewer boxes: disjoint boxes that share a whole face are joined."""
-    left = [b for b in boxes if not b.empty]
-    for d in range(len(left[0].lo) if left else 0):
+    remaining = [b for b in boxes if not b.empty]
+    for d in range(len(remaining[0].lo) if remaining else 0):
         # Sorted so that neighbours along d, equal in all other dimensions, follow each other.
-        left.sort(key=lambda b: (b.lo[:d], b.hi[:d], b.lo[d + 1 :], b.hi[d + 1 :], b.lo[d]))
+        remaining.sort(key=lambda b: (b.lo[:d], b.hi[:d], b.lo[d + 1 :], b.hi[d + 1 :], b.lo[d]))
         joined: list[Box] = []
-        for box in left:
+        for box in remaining:
             last = joined[-1] if joined else None
-            if last and last.hi[d] == box.lo[d] and _equal_but(last, box, d):
+            if last and last.hi[d] == box.lo[d] and _equal_except(last, box, d):
                 joined[-1] = Box(last.lo, box.hi)
             else:
                 joined.append(box)
-        left = joined
-    return sorted(left)
+        remaining = joined
+    return sorted(remaining)
 
 
-def _equal_but(a: Box, b: Box, d: int) -> bool:
+def _equal_except(a: Box, b: Box, d: int) -> bool:
     return (
         a.lo[:d] == b.lo[:d]
         and a.hi[:d] == b.hi[:d]
@@ -199,7 +199,9 @@ def grid(shape: Sequence[int], cuts: Sequence[int]) -> list[Box]:
     """
     boxes = [Box((), ())]
     for size, parts in zip(shape, cuts, strict=True):
-        at = [-(-size * i // parts) for i in range(parts + 1)]  # the larger pieces come first
-        spans = list(pairwise(at))
+        cut_points = [
+            -(-size * i // parts) for i in range(parts + 1)
+        ]  # the larger pieces come first
+        spans = list(pairwise(cut_points))
         boxes = [Box((*b.lo, lo), (*b.hi, hi)) for b in boxes for lo, hi in spans]
     return boxes

@@ -18,25 +18,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raddle.graph.graph import Fused, Op, Value
+from raddle.graph.graph import FusedCall, Op, Value
 from raddle.graph.index import Range
-from raddle.graph.kind import KINDS, Frame
 from raddle.graph.letters import unique
+from raddle.graph.operator_kind import OPERATOR_KINDS, Signature
 from raddle.graph.space import parse_space
 
-Translator = Callable[..., Any]
-TRANSLATORS: dict[str, Translator] = {}
+AtenTranslator = Callable[..., Any]
+ATEN_TRANSLATORS: dict[str, AtenTranslator] = {}
 
 _ACCESS = re.compile(r"[*+,]?\s*\w+\[[^\]]*\]")
 
 
-def aten(*names: str) -> Callable[[Translator], Translator]:
+def aten(*names: str) -> Callable[[AtenTranslator], AtenTranslator]:
     """Registers the translation of ATen operators (all overloads) into operators of the graph."""
 
-    def register(function: Translator) -> Translator:
+    def register(function: AtenTranslator) -> AtenTranslator:
         for name in names:
-            assert name not in TRANSLATORS, f"aten.{name} is translated twice"
-            TRANSLATORS[name] = function
+            assert name not in ATEN_TRANSLATORS, f"aten.{name} is translated twice"
+            ATEN_TRANSLATORS[name] = function
         return function
 
     return register
@@ -52,15 +52,19 @@ class Builder:
     def __init__(self) -> None:
         self.values: dict[str, Value] = {}
         self.ops: list[Op] = []
-        self.fused: list[Fused] = []
+        self.fused_calls: list[FusedCall] = []
         self.module = ""
-        self.leaf = False  # whether `module` has no children, so that its operator carries its name
-        self.wanted = {0}  # which outputs of the call are used
-        self.writes: list[tuple[Value, Value]] = []  # what calls wrote: the value before, and after
+        self.is_leaf_module = (
+            False  # whether `module` has no children, so that its operator carries its name
+        )
+        self.used_outputs = {0}  # which outputs of the call are used
+        self.hidden_writes: list[
+            tuple[Value, Value]
+        ] = []  # what calls wrote: the value before, and after
         self._seed: Value | None = None
         self._names: dict[str, int] = {}
-        self._base: str | None = None  # the name of the composite that is being built
-        self._composite = ""
+        self._composite_name: str | None = None  # the name of the composite that is being built
+        self._composite_kind = ""
 
     # -- values ------------------------------------------------------------------------
 
@@ -79,9 +83,9 @@ class Builder:
             self._seed = self.add(Value(self.reserve("seed"), (), torch.int64, "", "seed"))
         return self._seed
 
-    def write(self, before: Value, after: Value) -> None:
+    def record_hidden_write(self, before: Value, after: Value) -> None:
         """Records that a call writes to one of its arguments without saying so (running statistics)."""
-        self.writes.append((before, after))
+        self.hidden_writes.append((before, after))
 
     # -- operators ---------------------------------------------------------------------
 
@@ -89,24 +93,24 @@ class Builder:
         self,
         target: Any,
         *args: Any,
-        _result: Any = None,
+        _meta: Any = None,
         **kwargs: Any,
     ) -> Any:
         """Translates one ATen call; `_result` holds its outputs' metadata where they are known."""
         if target is operator.getitem:
             return args[0][args[1]]
-        result = _result if _result is not None else infer(target, args, kwargs)
+        meta = _meta if _meta is not None else infer_meta(target, args, kwargs)
         name = _base_name(target)
-        translator = TRANSLATORS.get(name)
-        mark = len(self.ops), len(self.fused), dict(self._names)
+        translator = ATEN_TRANSLATORS.get(name)
+        state_before = len(self.ops), len(self.fused_calls), dict(self._names)
         try:
             if translator is not None:
-                return translator(self, *args, **_known(translator, kwargs))
+                return translator(self, *args, **_supported_kwargs(translator, kwargs))
             if _is_pointwise(target):
-                return self.pointwise(target, args, kwargs, result)
+                return self.pointwise(target, args, kwargs, meta)
         except NotSplittable:
-            self._rewind(*mark)
-        return self.opaque(target, args, kwargs, result)
+            self._undo(*state_before)
+        return self.opaque(target, args, kwargs, meta)
 
     def emit(
         self,
@@ -115,52 +119,61 @@ class Builder:
         outputs: Sequence[tuple[Sequence[int], torch.dtype]],
         attrs: Mapping[str, Any] | None = None,
         *,
-        names: Mapping[str, int] | None = None,
+        integers: Mapping[str, int] | None = None,
         tables: Mapping[str, Sequence[Range]] | None = None,
         suffix: str | None = None,
-        cost: int | None = None,
+        flops_per_point: int | None = None,
     ) -> Any:
         """Adds one operator; returns its output value, or a tuple of them.
 
         It is named by its module if it is all that the module does, else by the module and `suffix`
         (by default the kind). In a group, the suffix "" marks the operator that carries the group's name.
         """
-        attrs, declared = dict(attrs or {}), KINDS[kind]
+        attrs, kind_of_op = dict(attrs or {}), OPERATOR_KINDS[kind]
         present = [(slot, v) for slot, v in enumerate(operands) if v is not None]
         shapes = tuple(v.shape for _, v in present)
-        frame = Frame(
+        frame = Signature(
             shapes,
             tuple(v.letters for _, v in present),
             tuple(tuple(shape) for shape, _ in outputs),
             attrs,
         )
-        if isinstance(declared.line, str):
-            line = _without(declared.line, [s for s, v in enumerate(operands) if v is None])
+        if isinstance(kind_of_op.notation, str):
+            notation = _drop_operands(
+                kind_of_op.notation, [s for s, v in enumerate(operands) if v is None]
+            )
         else:
-            line = declared.line(frame)
+            notation = kind_of_op.notation(frame)
         space = parse_space(
-            line, shapes, frame.outputs, names, tables, declared.cost if cost is None else cost
+            notation,
+            shapes,
+            frame.outputs,
+            integers,
+            tables,
+            kind_of_op.flops_per_point if flops_per_point is None else flops_per_point,
         )
         name = self._name(suffix, kind)
-        values = self._results(name, frame.outputs, [d for _, d in outputs], space)
+        values = self._add_outputs(name, frame.outputs, [d for _, d in outputs], space)
         op = Op(
             name,
             kind,
             tuple(v.name for _, v in present),
             tuple(v.name for v in values),
             attrs,
-            _substitute(line, names or {}),
+            _substitute(notation, integers or {}),
             space,
             tuple(slot for slot, _ in present),
             tuple(v.dtype for v in values),
             self.module,
-            self._base or name,
-            self._composite,
+            self._composite_name or name,
+            self._composite_kind,
         )
         self.ops.append(op)
         return values[0] if len(values) == 1 else tuple(values)
 
-    def pointwise(self, target: Any, args: Any, kwargs: Any, result: Any, cost: int = 1) -> Any:
+    def pointwise(
+        self, target: Any, args: Any, kwargs: Any, result: Any, flops_per_point: int = 1
+    ) -> Any:
         """Any elementwise call with broadcasting."""
         operands: list[Value] = []
         template = _template((args, kwargs), operands)
@@ -168,7 +181,12 @@ class Builder:
         attrs = {"call": _call_name(target), "args": template[0], "kwargs": template[1]}
         outputs = [(m.shape, m.dtype) for m in meta]
         return self.emit(
-            "pointwise", operands, outputs, attrs, cost=cost, suffix=_base_name(target)
+            "pointwise",
+            operands,
+            outputs,
+            attrs,
+            flops_per_point=flops_per_point,
+            suffix=_base_name(target),
         )
 
     def opaque(self, target: Any, args: Any, kwargs: Any, result: Any) -> Any:
@@ -177,48 +195,52 @@ class Builder:
         template = _template((args, kwargs), operands)
         single = isinstance(result, Tensor)
         meta = [result] if single else list(result)
-        kept = [i for i, m in enumerate(meta) if isinstance(m, Tensor)]
+        tensor_outputs = [i for i, m in enumerate(meta) if isinstance(m, Tensor)]
         attrs = {
             "call": _call_name(target),
             "args": template[0],
             "kwargs": template[1],
-            "outputs": tuple(kept),
+            "outputs": tuple(tensor_outputs),
             "single": single,
         }
-        outputs = [(meta[i].shape, meta[i].dtype) for i in kept]
+        outputs = [(meta[i].shape, meta[i].dtype) for i in tensor_outputs]
         values = self.emit("opaque", operands, outputs, attrs, suffix=_base_name(target))
         if single:
             return values
-        found = dict(zip(kept, values if isinstance(values, tuple) else (values,), strict=True))
-        return tuple(found.get(i) for i in range(len(meta)))
+        value_at = dict(
+            zip(tensor_outputs, values if isinstance(values, tuple) else (values,), strict=True)
+        )
+        return tuple(value_at.get(i) for i in range(len(meta)))
 
     @contextmanager
-    def group(
+    def composite(
         self,
         kind: str,
         inputs: Sequence[Value | None],
         attrs: Mapping[str, Any] | None = None,
         *,
-        native: bool = True,
+        has_fused_call: bool = True,
     ) -> Iterator[list[Value]]:
         """Operators that one (native) call can replace; the caller appends the group's outputs."""
         if (
-            self._base is not None
+            self._composite_name is not None
         ):  # a composite inside a composite: the outer one is the native call
             yield []
             return
         outputs: list[Value] = []
         first = len(self.ops)
-        self._base = self._unique(self.module if self.leaf else _join(self.module, kind))
-        self._composite = kind
+        self._composite_name = self._unique(
+            self.module if self.is_leaf_module else _join(self.module, kind)
+        )
+        self._composite_kind = kind
         try:
             yield outputs
         finally:
-            self._base, self._composite = None, ""
-        if native:
-            self.native(kind, self.ops[first:], inputs, outputs, attrs)
+            self._composite_name, self._composite_kind = None, ""
+        if has_fused_call:
+            self.add_fused_call(kind, self.ops[first:], inputs, outputs, attrs)
 
-    def native(
+    def add_fused_call(
         self,
         kind: str,
         ops: Sequence[Op],
@@ -228,24 +250,30 @@ class Builder:
     ) -> None:
         """Says that a native call can replace operators, which need not follow each other."""
         names = tuple(v.name if v is not None else None for v in inputs)
-        made = tuple(v.name for v in outputs)
-        self.fused.append(Fused(kind, tuple(op.name for op in ops), names, made, dict(attrs or {})))
+        output_names = tuple(v.name for v in outputs)
+        self.fused_calls.append(
+            FusedCall(kind, tuple(op.name for op in ops), names, output_names, dict(attrs or {}))
+        )
 
     # -- helpers -----------------------------------------------------------------------
 
-    def _rewind(self, ops: int, fused: int, names: dict[str, int]) -> None:
+    def _undo(self, ops: int, fused: int, names: dict[str, int]) -> None:
         for op in self.ops[ops:]:
             for output in op.outputs:
                 del self.values[output]
         del self.ops[ops:]
-        del self.fused[fused:]
+        del self.fused_calls[fused:]
         self._names = names
 
     def _name(self, suffix: str | None, kind: str) -> str:
-        if self._base is not None and suffix == "":
-            return self._base
-        if self._base is not None or not self.leaf or kind in ("full", "arange"):
-            module = self._base if self._base is not None else self.module
+        if self._composite_name is not None and suffix == "":
+            return self._composite_name
+        if (
+            self._composite_name is not None
+            or not self.is_leaf_module
+            or kind in ("full", "arange")
+        ):
+            module = self._composite_name if self._composite_name is not None else self.module
             return self._unique(_join(module, suffix or kind))
         return self._unique(self.module)
 
@@ -254,7 +282,7 @@ class Builder:
         self._names[name] = count + 1
         return name if not count else self._unique(f"{name}_{count}")
 
-    def _results(
+    def _add_outputs(
         self,
         name: str,
         shapes: Sequence[tuple[int, ...]],
@@ -277,72 +305,74 @@ class Builder:
         ]
 
 
-def infer(target: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def infer_meta(target: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Output metadata of an ATen call, from running it on tensors without data."""
-    meta = _map((args, dict(kwargs)), lambda v: torch.empty(v.shape, dtype=v.dtype, device="meta"))
+    meta = _map_values(
+        (args, dict(kwargs)), lambda v: torch.empty(v.shape, dtype=v.dtype, device="meta")
+    )
     if "device" in meta[1]:
         meta[1]["device"] = torch.device("meta")
     return target(*meta[0], **meta[1])
 
 
-def resolve(call: str) -> Any:
+def resolve_overload(call: str) -> Any:
     """The ATen overload of a name such as `add.Tensor`."""
-    namespace, _, rest = call.rpartition("::")
-    name, overload = rest.rsplit(".", 1)
+    namespace, _, name_and_overload = call.rpartition("::")
+    name, overload = name_and_overload.rsplit(".", 1)
     return getattr(getattr(getattr(torch.ops, namespace or "aten"), name), overload)
 
 
-class Slot(int):
+class OperandRef(int):
     """The place of an operand in the arguments of a call."""
 
     def __repr__(self) -> str:
         return f"#{int(self)}"
 
 
-def fill(template: Any, tensors: Sequence[Any]) -> Any:
+def fill_template(template: Any, tensors: Sequence[Any]) -> Any:
     """The arguments of a call, with tensors in their places."""
-    if isinstance(template, Slot):
+    if isinstance(template, OperandRef):
         return tensors[template]
     if isinstance(template, (list, tuple)):
-        return type(template)(fill(t, tensors) for t in template)
+        return type(template)(fill_template(t, tensors) for t in template)
     if isinstance(template, dict):
-        return {k: fill(t, tensors) for k, t in template.items()}
+        return {k: fill_template(t, tensors) for k, t in template.items()}
     return template
 
 
 def _template(arguments: Any, operands: list[Value]) -> Any:
     """The same arguments, every value replaced by its place among the operands."""
 
-    def place(value: Value) -> Slot:
+    def reference(value: Value) -> OperandRef:
         operands.append(value)
-        return Slot(len(operands) - 1)
+        return OperandRef(len(operands) - 1)
 
-    args, kwargs = _map(arguments, place)
+    args, kwargs = _map_values(arguments, reference)
     # Where a tensor lives, and how its memory is laid out, is the device's business, not the graph's.
     dropped = {"device", "memory_format", "pin_memory", "layout"}
     return tuple(args), {k: v for k, v in kwargs.items() if k not in dropped}
 
 
-def _map(arguments: Any, function: Callable[[Value], Any]) -> Any:
+def _map_values(arguments: Any, function: Callable[[Value], Any]) -> Any:
     if isinstance(arguments, Value):
         return function(arguments)
     if isinstance(arguments, (list, tuple)):
-        return type(arguments)(_map(a, function) for a in arguments)
+        return type(arguments)(_map_values(a, function) for a in arguments)
     if isinstance(arguments, dict):
-        return {k: _map(a, function) for k, a in arguments.items()}
+        return {k: _map_values(a, function) for k, a in arguments.items()}
     return arguments
 
 
-def _known(translator: Translator, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _supported_kwargs(translator: AtenTranslator, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments that the translator takes; those of placement are not its business."""
     ignored = {"device", "memory_format", "pin_memory", "layout", "non_blocking"}
-    taken = inspect.signature(translator).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in taken.values()):
+    parameters = inspect.signature(translator).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return {k: v for k, v in kwargs.items() if k not in ignored}
-    unknown = [k for k in kwargs if k not in taken and k not in ignored]
+    unknown = [k for k in kwargs if k not in parameters and k not in ignored]
     if unknown:
         raise NotSplittable
-    return {k: v for k, v in kwargs.items() if k in taken}
+    return {k: v for k, v in kwargs.items() if k in parameters}
 
 
 def _base_name(target: Any) -> str:
@@ -361,21 +391,21 @@ def _is_pointwise(target: Any) -> bool:
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
 
 
-def _without(line: str, missing: Sequence[int]) -> str:
+def _drop_operands(notation: str, missing: Sequence[int]) -> str:
     """The line without the operands that are absent (an optional bias, say)."""
     if not missing:
-        return line
-    left, assign, right = re.split(r"(\s\w*\+?=)", line, maxsplit=1)
+        return notation
+    left, assign, right = re.split(r"(\s\w*\+?=)", notation, maxsplit=1)
     accesses = _ACCESS.findall(right)
     return left + assign + " ".join(["", *(a for i, a in enumerate(accesses) if i not in missing)])
 
 
-def _substitute(line: str, names: Mapping[str, int]) -> str:
+def _substitute(notation: str, integers: Mapping[str, int]) -> str:
     """The line with attributes as numbers, as people read it."""
-    for name, number in names.items():
+    for name, number in integers.items():
         if len(name) > 1:
-            line = re.sub(rf"\b{name}\b", str(number), line)
-    return line
+            notation = re.sub(rf"\b{name}\b", str(number), notation)
+    return notation
 
 
 def _join(module: str, suffix: str) -> str:

@@ -23,17 +23,17 @@ from torch.fx import Node
 
 import raddle.graph.ops  # noqa: F401  (declares the operators)
 from raddle.errors import InputError
+from raddle.graph.aliasing import refuse_inputs, refuse_shared
 from raddle.graph.arguments import input_names, leaves
 from raddle.graph.builder import Builder
 from raddle.graph.dtypes import carries_gradient
-from raddle.graph.exporting import Step, export
-from raddle.graph.graph import Fused, Graph, Op, Value
+from raddle.graph.graph import FusedCall, Graph, Op, Value
 from raddle.graph.mutation import Memory, View, is_view, out_of_place, writes
 from raddle.graph.placeholders import Placeholders
-from raddle.graph.resizing import once_each, resized
-from raddle.graph.sharing import refuse_inputs, refuse_shared
+from raddle.graph.recapture import once_each, resized
+from raddle.graph.torch_export import Step, export
 
-RESHAPING = {
+SHAPE_CHANGES = {
     f"aten::{n}_" for n in ("squeeze", "unsqueeze", "t", "transpose", "swapaxes", "resize")
 }
 
@@ -56,28 +56,28 @@ def capture(
     """
     _check_arguments(model, inputs, targets, loss)
     step = Step(model, list(inputs) if isinstance(inputs, Mapping) else None, len(inputs), loss)
-    given = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
+    arguments = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
     names = input_names(model, inputs, targets)
-    given_leaves = leaves([given, targets])
-    refuse_inputs(zip(names, given_leaves, strict=False), model.named_parameters())
-    program = export(step, [*given, *targets], model)
+    leaf_values = leaves([arguments, targets])
+    refuse_inputs(zip(names, leaf_values, strict=False), model.named_parameters())
+    program = export(step, [*arguments, *targets], model)
     unknown = set(dims or {}) - set(names)
     if unknown:
         raise InputError(f"dims names {sorted(unknown)}, but the inputs are {', '.join(names)}.")
-    graph = _Translation(program, model, names, dims or {}).graph(
+    graph = _Translation(program, model, names, dims or {}).build_graph(
         name or type(model).__name__, has_loss=loss is not None
     )
-    letters_of = [graph.values[n].letters if n in graph.values else "" for n in names]
+    letters_by_input = [graph.values[n].letters if n in graph.values else "" for n in names]
 
-    def again(batch: int) -> Graph:
-        new, new_targets = resized(inputs, targets, letters_of, batch)
+    def recapture(batch: int) -> Graph:
+        new, new_targets = resized(inputs, targets, letters_by_input, batch)
         return capture(model, new, targets=new_targets, loss=loss, name=name, dims=dims)
 
     return dataclasses.replace(
         graph,
-        targets=len(targets),
-        keywords=isinstance(inputs, Mapping),
-        again=once_each(model, again),
+        target_count=len(targets),
+        takes_keywords=isinstance(inputs, Mapping),
+        recapture=once_each(model, recapture),
     )
 
 
@@ -91,18 +91,18 @@ def _check_arguments(model: Any, inputs: Any, targets: Any, loss: Any) -> None:
         raise InputError("the loss has parameters of its own: make it a part of the model.")
 
 
-def _origin(node: Node) -> str:
+def _source_location(node: Node) -> str:
     """Where in the user's code a node comes from, as export recorded it."""
     lines = (node.meta.get("stack_trace") or "").strip().splitlines()
-    places = [
+    frame_lines = [
         i for i, line in enumerate(lines)
         if line.strip().startswith("File ") and os.path.dirname(__file__) not in line
     ]  # fmt: skip
-    if not places:
+    if not frame_lines:
         return ""
-    found = re.search(r'File "(.*)", line (\d+), in (\w+)', lines[places[-1]])
-    code = lines[places[-1] + 1].strip() if places[-1] + 1 < len(lines) else ""
-    return f" ({found[1]}:{found[2]} in {found[3]}: {code})" if found else ""
+    match = re.search(r'File "(.*)", line (\d+), in (\w+)', lines[frame_lines[-1]])
+    code = lines[frame_lines[-1] + 1].strip() if frame_lines[-1] + 1 < len(lines) else ""
+    return f" ({match[1]}:{match[2]} in {match[3]}: {code})" if match else ""
 
 
 def _depends_on_data(meta: Any) -> bool:
@@ -114,23 +114,23 @@ def _depends_on_data(meta: Any) -> bool:
     return isinstance(meta, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def _alive(
+def _live_part(
     b: Builder, wanted: set[str]
-) -> tuple[dict[str, Value], tuple[Op, ...], tuple[Fused, ...]]:
+) -> tuple[dict[str, Value], tuple[Op, ...], tuple[FusedCall, ...]]:
     """What the outputs and updates depend on; everything else computes for nobody."""
     needed, ops = set(wanted), []
     for op in reversed(b.ops):
         if any(o in needed for o in op.outputs):
             needed.update(op.inputs)
             ops.append(op)
-    kept = {op.name for op in ops}
-    made = {o for op in ops for o in op.outputs}
-    values = {n: v for n, v in b.values.items() if v.role != "op" or n in made}
+    live_names = {op.name for op in ops}
+    computed = {o for op in ops for o in op.outputs}
+    values = {n: v for n, v in b.values.items() if v.role != "op" or n in computed}
     fused = []
-    for f in b.fused:
-        outputs = tuple(o if o in made else None for o in f.outputs)
+    for f in b.fused_calls:
+        outputs = tuple(o if o in computed else None for o in f.outputs)
         if any(outputs):
-            names = tuple(name for name in f.ops if name in kept)
+            names = tuple(name for name in f.ops if name in live_names)
             fused.append(dataclasses.replace(f, ops=names, outputs=outputs))
     return values, tuple(reversed(ops)), tuple(fused)
 
@@ -148,14 +148,18 @@ class _Translation:
         self.program, self.model = program, model
         self.builder = Builder()
         self.memory = Memory(self.builder)
-        self.given = Placeholders(program, model, input_names, dims, self.memory, self.builder)
+        self.placeholders = Placeholders(
+            program, model, input_names, dims, self.memory, self.builder
+        )
         # By region, the nodes inside that are one and the same tensor as one outside.
-        self.returned: dict[Node, list[Node | None]] = {}
-        self.leaves = {n for n, m in model.named_modules() if not any(True for _ in m.children())}
+        self.aliased_outputs: dict[Node, list[Node | None]] = {}
+        self.leaf_modules = {
+            n for n, m in model.named_modules() if not any(True for _ in m.children())
+        }
 
-    def graph(self, name: str, *, has_loss: bool) -> Graph:
-        self.given.read()
-        self._walk(self.program.graph_module)
+    def build_graph(self, name: str, *, has_loss: bool) -> Graph:
+        self.placeholders.read()
+        self._translate_nodes(self.program.graph_module)
         outputs = self._outputs()
         first = self.builder.values[outputs[0]] if outputs else None
         if (
@@ -165,11 +169,11 @@ class _Translation:
             and first.dtype.is_floating_point
         ):
             has_loss = True
-        updates = {b: self._result(value).name for b, value in self.memory.updates.items()}
+        updates = {b: self._as_op_output(value).name for b, value in self.memory.updates.items()}
         states = [*self.model.named_parameters(), *self.model.named_buffers()]
         trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
-        refuse_shared(states, self.given.lifted, trained | set(updates))
-        values, ops, fused = _alive(self.builder, {*outputs, *updates.values()})
+        refuse_shared(states, self.placeholders.lifted, trained | set(updates))
+        values, ops, fused = _live_part(self.builder, {*outputs, *updates.values()})
         for value in values.values():
             if 0 in value.shape:
                 raise InputError(
@@ -180,68 +184,70 @@ class _Translation:
             name,
             values,
             ops,
-            tuple(self.given.inputs),
+            tuple(self.placeholders.inputs),
             tuple(outputs[1:] if has_loss else outputs),
             outputs[0] if has_loss else None,
             updates,
-            self.given.aliases,
+            self.placeholders.aliases,
             fused,
-            self.given.constants,
+            self.placeholders.constants,
         )
 
-    def _result(self, value: Value) -> Value:
+    def _as_op_output(self, value: Value) -> Value:
         """A value that an operator gives: a buffer that takes an input's numbers takes a copy."""
         if value.role == "op":
             return value
-        self.builder.module, self.builder.leaf = "", False
+        self.builder.module, self.builder.is_leaf_module = "", False
         meta = torch.empty(value.shape, dtype=value.dtype, device="meta")
         copied: Value = self.builder.pointwise(
-            torch.ops.aten.clone.default, (value,), {}, meta, cost=0
+            torch.ops.aten.clone.default, (value,), {}, meta, flops_per_point=0
         )
         return copied
 
     # -- nodes -------------------------------------------------------------------------------
 
-    def _walk(self, module: torch.fx.GraphModule) -> None:
+    def _translate_nodes(self, module: torch.fx.GraphModule) -> None:
         for node in module.graph.nodes:
             if node.op == "get_attr":
-                held = getattr(module, node.target)
-                if isinstance(held, Tensor):
-                    self.memory.put_state(node, self.given.constant(node.target, held))
+                attribute = getattr(module, node.target)
+                if isinstance(attribute, Tensor):
+                    self.memory.put_state(node, self.placeholders.constant(node.target, attribute))
                 else:
-                    self.memory.put(node, held)
+                    self.memory.put(node, attribute)
             elif node.op == "call_function":
                 try:
-                    self._call(node)
+                    self._translate_call(node)
                 except InputError as error:
-                    raise InputError(f"{error}{_origin(node)}") from error
+                    raise InputError(f"{error}{_source_location(node)}") from error
 
-    def _region(self, node: Node) -> None:
+    def _translate_subgraph(self, node: Node) -> None:
         """A block under `no_grad` or `autocast`, which export keeps as a graph of its own."""
         kind = getattr(node.target, "__name__", "")
-        count = next(i for i, a in enumerate(node.args) if isinstance(a, Node))
-        setting, given = node.args[:count], node.args[count + 1 :]
-        region = self._read(node.args[count])
+        graph_position = next(i for i, a in enumerate(node.args) if isinstance(a, Node))
+        setting, arguments = node.args[:graph_position], node.args[graph_position + 1 :]
+        subgraph = self._current_value(node.args[graph_position])
         if kind == "wrap_with_autocast" and setting[2]:
             raise InputError(
                 "the model uses torch.autocast inside its forward, which cannot be captured: "
                 "take it out and ask for mixed precision where the model is run."
             )
-        stops = kind == "wrap_with_set_grad_enabled" and not setting[0]
-        placeholders = [n for n in region.graph.nodes if n.op == "placeholder"]
-        for placeholder, outer in zip(placeholders, given, strict=True):
+        without_gradient = kind == "wrap_with_set_grad_enabled" and not setting[0]
+        placeholders = [n for n in subgraph.graph.nodes if n.op == "placeholder"]
+        for placeholder, outer in zip(placeholders, arguments, strict=True):
             view = View(outer, None, (), {}) if isinstance(outer, Node) else None
-            self.memory.put(placeholder, self._read(outer), view)
-        outside = self.memory.no_grad
-        self.memory.no_grad = stops or (outside and not setting[0])
-        self._walk(region)
-        self.memory.no_grad = outside
-        (end,) = (n for n in region.graph.nodes if n.op == "output")
+            self.memory.put(placeholder, self._current_value(outer), view)
+        outer_no_grad = self.memory.no_grad
+        self.memory.no_grad = without_gradient or (outer_no_grad and not setting[0])
+        self._translate_nodes(subgraph)
+        self.memory.no_grad = outer_no_grad
+        (end,) = (n for n in subgraph.graph.nodes if n.op == "output")
         returned: Any = end.args[0]
-        results = list(self._read(returned))
+        results = list(self._current_value(returned))
         same = [isinstance(r, Node) and self.memory.is_same(r, placeholders) for r in returned]
-        self.returned[node] = [r if s else None for r, s in zip(returned, same, strict=True)]
-        if stops:  # no gradient flows out of the block, but through what was outside and is written
+        self.aliased_outputs[node] = [r if s else None for r, s in zip(returned, same, strict=True)]
+        if (
+            without_gradient
+        ):  # no gradient flows out of the block, but through what was outside and is written
             detach = torch.ops.aten.detach.default
             for at, value in enumerate(results):
                 if isinstance(value, Value) and not same[at]:
@@ -250,13 +256,13 @@ class _Translation:
 
     # -- calls -------------------------------------------------------------------------
 
-    def _call(self, node: Node) -> None:
+    def _translate_call(self, node: Node) -> None:
         if node.target is operator.getitem:
-            self._item(node)
+            self._translate_getitem(node)
             return
         target: Any = node.target
         if getattr(target, "__name__", "") in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
-            self._region(node)
+            self._translate_subgraph(node)
             return
         if not hasattr(target, "_schema"):
             raise InputError(
@@ -271,17 +277,17 @@ class _Translation:
                     "write the results to new tensors instead."
                 )
             return  # an assertion
-        self._locate(node)
+        self._set_module(node)
         if _depends_on_data(node.meta.get("val")):
             raise InputError(
                 f"the shape of what '{target}' returns depends on the data, which cannot be captured: "
                 "use a mask, or sizes that are fixed."
             )
-        args, kwargs = self._read((node.args, node.kwargs))
+        args, kwargs = self._current_value((node.args, node.kwargs))
         if written:
-            self._write(node, target, args, kwargs)
+            self._translate_write(node, target, args, kwargs)
             return
-        value = self.builder.call(target, *args, _result=node.meta["val"], **kwargs)
+        value = self.builder.call(target, *args, _meta=node.meta["val"], **kwargs)
         self._hidden_writes(node, args)
         view = None
         if is_view(node):
@@ -291,33 +297,33 @@ class _Translation:
 
     def _hidden_writes(self, node: Node, args: Sequence[Any]) -> None:
         """What a call wrote to its arguments without saying so."""
-        for before, after in self.builder.writes:
+        for before, after in self.builder.hidden_writes:
             for argument, value in zip(node.args, args, strict=False):
                 if value is before and isinstance(argument, Node):
                     self.memory.write(argument, after)
-        self.builder.writes.clear()
+        self.builder.hidden_writes.clear()
 
-    def _item(self, node: Node) -> None:
+    def _translate_getitem(self, node: Node) -> None:
         source: Any = node.args[0]
         item: Any = node.args[1]
-        if (inner := self.returned.get(source, {item: None})[item]) is not None:
+        if (inner := self.aliased_outputs.get(source, {item: None})[item]) is not None:
             self.memory.put(node, self.memory.read(inner), View(inner, None, (), {}))
             return
         view = self.memory.views.get(source)
         value = self.memory.read(source)[item]
         self.memory.put(node, value, view._replace(item=item) if view is not None else None)
 
-    def _write(self, node: Node, target: Any, args: Any, kwargs: Any) -> None:
+    def _translate_write(self, node: Node, target: Any, args: Any, kwargs: Any) -> None:
         written, before = node.args[0], args[0]
         assert isinstance(written, Node)
         if target._schema.name == "aten::detach_":  # changes what autograd sees, not what is held
             self.memory.put(node, self.builder.call(torch.ops.aten.detach.default, before))
             return
         if before.role == "buffer" or not carries_gradient(before.dtype):
-            self.builder.leaf = False  # a counter is not what the module is named for
+            self.builder.is_leaf_module = False  # a counter is not what the module is named for
         value = self.builder.call(out_of_place(target), *args, **kwargs)
         value = self.builder.call(torch.ops.aten.to.dtype, value, before.dtype)
-        if len(value.shape) > len(before.shape) or target._schema.name in RESHAPING:
+        if len(value.shape) > len(before.shape) or target._schema.name in SHAPE_CHANGES:
             raise InputError(
                 f"the model changes a tensor's shape in place with '{target}', which cannot be captured: "
                 "give the result a name of its own."
@@ -327,30 +333,30 @@ class _Translation:
         self.memory.write(written, value)
         self.memory.put(node, self.memory.read(written), View(written, None, (), {}))
 
-    def _read(self, argument: Any) -> Any:
+    def _current_value(self, argument: Any) -> Any:
         if isinstance(argument, Node):
             return self.memory.read(argument)
         if isinstance(argument, (list, tuple)):
-            return type(argument)(self._read(a) for a in argument)
+            return type(argument)(self._current_value(a) for a in argument)
         if isinstance(argument, Mapping):
-            return {k: self._read(a) for k, a in argument.items()}
+            return {k: self._current_value(a) for k, a in argument.items()}
         return argument
 
-    def _locate(self, node: Node) -> None:
+    def _set_module(self, node: Node) -> None:
         """Tells the builder which module the next operators belong to."""
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         path = re.sub(r"@\d+", "", stack[-1][0]) if stack else ""
         inside = path == "model" or path.startswith("model.")
         self.builder.module = path.removeprefix("model").removeprefix(".") if inside else ""
-        self.builder.leaf = (
-            inside and self.builder.module != "" and self.builder.module in self.leaves
+        self.builder.is_leaf_module = (
+            inside and self.builder.module != "" and self.builder.module in self.leaf_modules
         )
         used: set[Any] = {u.args[1] for u in node.users if u.target is operator.getitem}
-        self.builder.wanted = used or {0}
+        self.builder.used_outputs = used or {0}
 
     def _outputs(self) -> list[str]:
         (node,) = (n for n in self.program.graph.nodes if n.op == "output")
-        found = []
+        names = []
         specs = self.program.graph_signature.output_specs
         for spec, argument in zip(specs, node.args[0], strict=True):
             if spec.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT) and isinstance(
@@ -358,5 +364,5 @@ class _Translation:
             ):
                 value = self.memory.read(argument)
                 if isinstance(value, Value):
-                    found.append(value.name)
-        return found
+                    names.append(value.name)
+        return names

@@ -43,13 +43,15 @@ class Op:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attrs: Mapping[str, Any]
-    line: str  # its index notation
+    notation: str  # its index notation
     space: Space
-    slots: tuple[int, ...]  # the kernel's argument that each input is (optional ones may be absent)
+    argument_slots: tuple[
+        int, ...
+    ]  # the kernel's argument that each input is (optional ones may be absent)
     dtypes: tuple[torch.dtype, ...]  # of the outputs
     module: str = ""  # the nn.Module that it comes from
     layer: str = ""  # the composite that it is a part of (an LSTM, a batch norm), else its own name
-    composite: str = ""  # what that composite is
+    composite_kind: str = ""  # what that composite is
 
     @property
     def opaque(self) -> bool:
@@ -73,7 +75,7 @@ class Op:
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
+class FusedCall:
     """Operators that one native call can replace where a device holds all of them."""
 
     kind: str
@@ -95,46 +97,46 @@ class Graph:
     loss: str | None
     updates: Mapping[str, str]  # buffer -> the value that it holds after the step
     aliases: Mapping[str, str]  # further names of shared parameters -> the name used here
-    fused: tuple[Fused, ...] = ()
+    fused_calls: tuple[FusedCall, ...] = ()
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    targets: int = 0  # how many of the inputs, the last ones, are the loss's
-    keywords: bool = False  # whether the module takes its inputs by name
-    again: Callable[[int], Graph] | None = field(default=None, compare=False, repr=False)
+    target_count: int = 0  # how many of the inputs, the last ones, are the loss's
+    takes_keywords: bool = False  # whether the module takes its inputs by name
+    recapture: Callable[[int], Graph] | None = field(default=None, compare=False, repr=False)
 
-    def at(self, batch: int) -> Graph:
+    def for_batch(self, batch: int) -> Graph:
         """The same module captured for another batch: a last, smaller micro-batch, say."""
         if batch == self.batch:
             return self
-        if self.again is None:
+        if self.recapture is None:
             raise InputError(
                 f"'{self.name}' was captured for {self.batch} samples and cannot be captured again for "
                 f"{batch}: use a batch that all micro-batches share evenly."
             )
-        return self.again(batch)
+        return self.recapture(batch)
 
     def op(self, name: str) -> Op:
-        return self._named[name]
+        return self._ops_by_name[name]
 
     @cached_property
-    def _named(self) -> Mapping[str, Op]:
+    def _ops_by_name(self) -> Mapping[str, Op]:
         return {op.name: op for op in self.ops}
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Op]]:
         """By value, the operators that have it among their inputs, each once, in their order."""
-        found: dict[str, list[Op]] = {}
+        readers: dict[str, list[Op]] = {}
         for op in self.ops:
             for name in dict.fromkeys(op.inputs):
-                found.setdefault(name, []).append(op)
-        return found
+                readers.setdefault(name, []).append(op)
+        return readers
 
     @cached_property
-    def buffers_of(self) -> Mapping[str, Sequence[str]]:
+    def buffers_by_value(self) -> Mapping[str, Sequence[str]]:
         """By value, the buffers that hold it after the step."""
-        found: dict[str, list[str]] = {}
+        buffers: dict[str, list[str]] = {}
         for buffer, value in self.updates.items():
-            found.setdefault(value, []).append(buffer)
-        return found
+            buffers.setdefault(value, []).append(buffer)
+        return buffers
 
     @property
     def parameters(self) -> list[Value]:
@@ -154,33 +156,37 @@ class Graph:
         return 1
 
     @property
-    def opaque(self) -> list[Op]:
+    def opaque_ops(self) -> list[Op]:
         return [op for op in self.ops if op.opaque]
 
     def differentiable(self) -> set[str]:
         """Values that a gradient flows through: parameters, and what depends on them."""
-        found = {p.name for p in self.parameters}
+        names = {p.name for p in self.parameters}
         for op in self.ops:
-            if not op.stops_gradient and any(i in found for i in op.inputs):
-                found.update(o for o in op.outputs if carries_gradient(self.values[o].dtype))
-        return found
+            if not op.stops_gradient and any(i in names for i in op.inputs):
+                names.update(o for o in op.outputs if carries_gradient(self.values[o].dtype))
+        return names
 
-    def kinds(self, op: Op) -> str:
+    def dim_kinds(self, op: Op) -> str:
         """A letter for each dimension of an operator's iteration space: S, A, P, R or `-`."""
-        return op.space.kinds([self.values[i].role in ("parameter", "frozen") for i in op.inputs])
+        return op.space.dim_kinds(
+            [self.values[i].role in ("parameter", "frozen") for i in op.inputs]
+        )
 
     def fingerprint(self) -> str:
         """Structure, shapes and names in 16 hex digits; the same under every version of torch."""
         digest = hashlib.sha256()
         for value in self.values.values():
             if value.role != "op":
-                line = f"{value.role} {value.name} {value.shape} {value.dtype}\n"
-                digest.update(line.encode(errors="surrogatepass"))
+                description = f"{value.role} {value.name} {value.shape} {value.dtype}\n"
+                digest.update(description.encode(errors="surrogatepass"))
         for op in self.ops:
             attrs = ",".join(f"{k}={v!r}" for k, v in sorted(op.attrs.items()))
-            text = f"{op.name}|{op.kind}|{op.inputs}|{op.outputs}|{op.line}|{op.dtypes}|{attrs}\n"
+            text = (
+                f"{op.name}|{op.kind}|{op.inputs}|{op.outputs}|{op.notation}|{op.dtypes}|{attrs}\n"
+            )
             digest.update(text.encode(errors="surrogatepass"))
-        ends = f"{self.outputs}|{self.loss}|{sorted(self.updates.items())}"
-        return hashlib.sha256(digest.digest() + ends.encode(errors="surrogatepass")).hexdigest()[
+        results = f"{self.outputs}|{self.loss}|{sorted(self.updates.items())}"
+        return hashlib.sha256(digest.digest() + results.encode(errors="surrogatepass")).hexdigest()[
             :16
         ]

@@ -52,7 +52,7 @@ class Index(NamedTuple):
     table: tuple[Range, ...] = ()  # ranges by the value of terms[0].dim
 
     @property
-    def plain(self) -> int | None:
+    def plain_dim(self) -> int | None:
         """The iteration dimension, if the expression is that dimension and nothing else."""
         if len(self.terms) != 1 or self.offset or self.den != 1 or self.table:
             return None
@@ -87,8 +87,8 @@ class Index(NamedTuple):
         first, last = main.values(box) if main.coef else (0, 0)
         coef = main.coef or 1
         low, high = self.extent, 0
-        for rest in itertools.product(*(self._multiples(t, box) for t in others)):
-            base = self.offset + sum(rest)
+        for addends in itertools.product(*(self._multiples(t, box) for t in others)):
+            base = self.offset + sum(addends)
             # values v with v * den = coef * a + base, first <= a <= last, 0 <= v < extent
             v_low = max(0, -(-(coef * first + base) // self.den))
             v_high = min(self.extent - 1, (coef * last + base) // self.den)
@@ -117,17 +117,17 @@ def parse_index(
     text: str,
     dims: Sequence[str],
     extent: int,
-    names: Mapping[str, int],
+    integers: Mapping[str, int],
     tables: Mapping[str, tuple[Range, ...]],
 ) -> Index:
     """Parses one expression; `names` gives the integers that attributes such as s0 or p1 stand for."""
     if text == ":":
         return Index((), extent=extent, table=((0, extent),))
-    if found := _TABLE.fullmatch(text):
-        return Index((Term(dims.index(found[2])),), extent=extent, table=tables[found[1]])
+    if match := _TABLE.fullmatch(text):
+        return Index((Term(dims.index(match[2])),), extent=extent, table=tables[match[1]])
     den = 1
-    if found := _EXACT.fullmatch(text):
-        text, den = found[1], _integer(found[2], names)
+    if match := _EXACT.fullmatch(text):
+        text, den = match[1], _integer(match[2], integers)
     terms, offset = [], 0
     for sign, body in _SIGNED.findall(text):
         dim, coef, div, mod = -1, -1 if sign == "-" else 1, 1, 0
@@ -135,11 +135,11 @@ def parse_index(
             if atom in dims:
                 dim = dims.index(atom)
             elif operator == "//":
-                div = _integer(atom, names)
+                div = _integer(atom, integers)
             elif operator == "%":
-                mod = _integer(atom, names)
+                mod = _integer(atom, integers)
             else:
-                coef *= _integer(atom, names)
+                coef *= _integer(atom, integers)
         if dim < 0:
             offset += coef
         else:
@@ -147,5 +147,5 @@ def parse_index(
     return Index(tuple(terms), offset, den, extent)
 
 
-def _integer(atom: str, names: Mapping[str, int]) -> int:
-    return int(atom) if atom.isdigit() else names[atom]
+def _integer(atom: str, integers: Mapping[str, int]) -> int:
+    return int(atom) if atom.isdigit() else integers[atom]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from raddle.graph.box import Box, cells
-from raddle.graph.graph import Fused, Graph, Op
-from raddle.graph.ops import kernel, merge
+from raddle.graph.graph import FusedCall, Graph, Op
+from raddle.graph.ops import make_kernel, merge_partials
 from raddle.graph.ops.fused import FUSED
 
 Pieces = list[tuple[Box, Tensor]]  # disjoint boxes of a value, with their elements
@@ -49,13 +49,15 @@ def interpret(
     return {name: whole(pieces[name], Box.full(graph.values[name].shape)) for name in wanted}
 
 
-def _native(graph: Graph, tiles: Mapping[str, Sequence[Box]]) -> tuple[dict[str, Fused], set[str]]:
+def _native(
+    graph: Graph, tiles: Mapping[str, Sequence[Box]]
+) -> tuple[dict[str, FusedCall], set[str]]:
     """Composites to run natively, by their last operator, and all operators that they replace."""
-    chosen = [f for f in graph.fused if f.ops and not any(op in tiles for op in f.ops)]
+    chosen = [f for f in graph.fused_calls if f.ops and not any(op in tiles for op in f.ops)]
     return {f.ops[-1]: f for f in chosen}, {op for f in chosen for op in f.ops}
 
 
-def _run_fused(fused: Fused, pieces: dict[str, Pieces], graph: Graph) -> None:
+def _run_fused(fused: FusedCall, pieces: dict[str, Pieces], graph: Graph) -> None:
     arguments = [
         None if name is None else whole(pieces[name], Box.full(graph.values[name].shape))
         for name in fused.inputs
@@ -75,19 +77,19 @@ def _run(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces], device: torch.
             None if region is None else whole(pieces[name], region)
             for name, region in zip(op.inputs, regions, strict=True)
         ]
-        results.append(kernel(op, box, device)(*arguments))
-    produced = [op.space.produces(box) for box in boxes]
+        results.append(make_kernel(op, box, device)(*arguments))
+    produced = [op.space.output_boxes(box) for box in boxes]
     for name in op.outputs:
         pieces[name] = []
-    if not any(op.space.partial(box) for box in boxes):
+    if not any(op.space.is_partial(box) for box in boxes):
         for outs, tensors in zip(produced, results, strict=True):
             for name, out, tensor in zip(op.outputs, outs, tensors, strict=True):
                 pieces[name].append((out, tensor))
         return
     for cell, owners in cells([outs[0] for outs in produced]):
-        parts = [tuple(t[cell.within(produced[i][0])] for t in results[i]) for i in owners]
-        one = len(owners) == 1 and not op.space.partial(boxes[owners[0]])
-        tensors = parts[0] if one else merge(op, parts, [boxes[i] for i in owners])
+        parts = [tuple(t[cell.slices_within(produced[i][0])] for t in results[i]) for i in owners]
+        one = len(owners) == 1 and not op.space.is_partial(boxes[owners[0]])
+        tensors = parts[0] if one else merge_partials(op, parts, [boxes[i] for i in owners])
         for name, tensor in zip(op.outputs, tensors, strict=True):
             pieces[name].append((cell, tensor))
 
@@ -97,10 +99,10 @@ def whole(pieces: Pieces, region: Box) -> Tensor:
     found = [(box, tensor) for box, tensor in pieces if not (box & region).empty]
     if len(found) == 1:
         box, tensor = found[0]
-        return tensor if box == region else tensor[region.within(box)]
+        return tensor if box == region else tensor[region.slices_within(box)]
     first = found[0][1]
     result = torch.zeros(region.shape, dtype=first.dtype, device=first.device)
     for box, tensor in found:
         common = box & region
-        result[common.within(region)] = tensor[common.within(box)]
+        result[common.slices_within(region)] = tensor[common.slices_within(box)]
     return result

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-POOL = "tsabdefgijlmopqruvxyzhwcnk"
-INPUTS = {0: "", 1: "n", 2: "nt", 3: "ntc", 4: "nchw", 5: "ncdhw"}
+ALPHABET = "tsabdefgijlmopqruvxyzhwcnk"
+INPUT_LETTERS = {0: "", 1: "n", 2: "nt", 3: "ntc", 4: "nchw", 5: "ncdhw"}
 
 
-def fresh(taken: Iterable[str]) -> str:
+def unused_letter(taken: Iterable[str]) -> str:
     """A letter that is not taken."""
     used = {t.lower() for t in taken}
-    return next(letter for letter in POOL if letter not in used)
+    return next(letter for letter in ALPHABET if letter not in used)
 
 
 def unique(letters: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
@@ -21,16 +21,20 @@ def unique(letters: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
     result: list[str] = []
     wanted = list(letters)
     for letter in wanted:
-        choice = fresh([*used, *wanted]) if letter.lower() in used else letter
+        choice = unused_letter([*used, *wanted]) if letter.lower() in used else letter
         used.add(choice.lower())
         result.append(choice)
     return result
 
 
-def of_input(rank: int, numbers: bool) -> str:
+def input_letters(rank: int, floating: bool) -> str:
     """Letters of a graph input: its first dimension holds the samples. `numbers`: not words or classes."""
-    if rank == 2 and numbers:
+    if rank == 2 and floating:
         return "nc"
-    if rank == 3 and not numbers:
+    if rank == 3 and not floating:
         return "nhw"  # a class for every pixel
-    return INPUTS[rank] if rank in INPUTS else "n" + "".join(unique(POOL[: rank - 1], "n"))
+    return (
+        INPUT_LETTERS[rank]
+        if rank in INPUT_LETTERS
+        else "n" + "".join(unique(ALPHABET[: rank - 1], "n"))
+    )

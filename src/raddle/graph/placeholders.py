@@ -57,7 +57,9 @@ class Placeholders:
         if not isinstance(meta, Tensor):
             self.memory.put(node, meta)  # a number or None, which the capture has fixed
             return
-        named = self.dims.get(name) or letters.of_input(meta.dim(), carries_gradient(meta.dtype))
+        named = self.dims.get(name) or letters.input_letters(
+            meta.dim(), carries_gradient(meta.dtype)
+        )
         if len(named) != meta.dim() or len(set(named)) < len(named) or not (named + "a").islower():
             raise InputError(
                 f"dims of '{name}' are '{named}': one small letter for each of {meta.dim()} dimensions."
@@ -86,7 +88,7 @@ class Placeholders:
             if role == "parameter" and not self.model.get_parameter(name).requires_grad:
                 role = "frozen"
             self.builder.reserve(name)
-            self.builder.add(Value(name, shape, meta.dtype, letters.POOL[: len(shape)], role))
+            self.builder.add(Value(name, shape, meta.dtype, letters.ALPHABET[: len(shape)], role))
         self.memory.put_state(node, self.builder.values[name])
 
     def constant(self, target: str, tensor: Tensor) -> Value:
@@ -94,5 +96,5 @@ class Placeholders:
         self.constants[name] = tensor.detach().clone()
         self.lifted.append((name, tensor))
         shape = tuple(tensor.shape)
-        named = letters.POOL[: len(shape)]
+        named = letters.ALPHABET[: len(shape)]
         return self.builder.add(Value(name, shape, tensor.dtype, named, "constant"))

@@ -35,7 +35,7 @@ class Dim(NamedTuple):
     size: int
 
     @property
-    def whole(self) -> bool:
+    def unsplittable(self) -> bool:
         """Whether it may never be split."""
         return self.name.isupper()
 
@@ -44,8 +44,8 @@ class Access(NamedTuple):
     """How an operand is indexed. A `factor` is multiplied, a `once` operand is added by one box only."""
 
     indices: tuple[Index, ...]
-    factor: bool
-    once: bool
+    is_factor: bool
+    added_once: bool
 
 
 class Work(NamedTuple):
@@ -62,26 +62,26 @@ class Space(NamedTuple):
     outputs: tuple[tuple[int, ...], ...]  # per output and dimension, the iteration dimension
     operands: tuple[Access, ...]
     combine: str  # "" | "sum" | "moments" | "lse"
-    cost: int  # operations a point, where it is no product
+    flops_per_point: int  # operations a point, where it is no product
 
     @property
     def full(self) -> Box:
         return Box.full([d.size for d in self.dims])
 
     @property
-    def reduced(self) -> tuple[int, ...]:
+    def reduced_dims(self) -> tuple[int, ...]:
         """Dimensions that the output lacks."""
-        shown = {d for output in self.outputs for d in output}
-        return tuple(i for i in range(len(self.dims)) if i not in shown)
+        output_dims = {d for output in self.outputs for d in output}
+        return tuple(i for i in range(len(self.dims)) if i not in output_dims)
 
     @property
-    def product(self) -> bool:
-        return sum(a.factor for a in self.operands) > 1
+    def is_product(self) -> bool:
+        return sum(a.is_factor for a in self.operands) > 1
 
-    def kinds(self, is_parameter: Sequence[bool]) -> str:
+    def dim_kinds(self, is_parameter: Sequence[bool]) -> str:
         """A letter a dimension: Sample, Attribute, Parameter, Reduction, or `-` where it is whole."""
         letters = []
-        reduced = self.reduced
+        reduced_dims = self.reduced_dims
         in_parameter = {
             term.dim
             for access, parameter in zip(self.operands, is_parameter, strict=True)
@@ -90,9 +90,9 @@ class Space(NamedTuple):
             if parameter
         }
         for i, dim in enumerate(self.dims):
-            if dim.whole or dim.size == 1:
+            if dim.unsplittable or dim.size == 1:
                 letters.append("-")
-            elif i in reduced:
+            elif i in reduced_dims:
                 letters.append("R")
             elif dim.name == "n":
                 letters.append("S")
@@ -100,29 +100,29 @@ class Space(NamedTuple):
                 letters.append("P" if i in in_parameter else "A")
         return "".join(letters)
 
-    def produces(self, box: Box) -> tuple[Box, ...]:
+    def output_boxes(self, box: Box) -> tuple[Box, ...]:
         """The box of each output that a box of the iteration space contributes to."""
         return tuple(
             Box(tuple(box.lo[d] for d in output), tuple(box.hi[d] for d in output))
             for output in self.outputs
         )
 
-    def partial(self, box: Box) -> bool:
+    def is_partial(self, box: Box) -> bool:
         """Whether the box leaves out a part of a summed dimension, so that others must be added."""
-        return any(box.hi[d] - box.lo[d] < self.dims[d].size for d in self.reduced)
+        return any(box.hi[d] - box.lo[d] < self.dims[d].size for d in self.reduced_dims)
 
     def regions(self, box: Box) -> tuple[Box | None, ...]:
         """The smallest region of each operand that the box needs; None where it needs nothing of it."""
         ranges = tuple(zip(box.lo, box.hi, strict=True))
-        first = all(box.lo[d] == 0 for d in self.reduced)
+        at_origin = all(box.lo[d] == 0 for d in self.reduced_dims)
         regions = [
-            None if access.once and not first else _region(access, ranges)
+            None if access.added_once and not at_origin else _region(access, ranges)
             for access in self.operands
         ]
-        if any(a.factor and r is None for a, r in zip(self.operands, regions, strict=True)):
+        if any(a.is_factor and r is None for a, r in zip(self.operands, regions, strict=True)):
             # One factor lies wholly in the padding: the product is zero, whatever the others are.
             return tuple(
-                None if a.factor else r for a, r in zip(self.operands, regions, strict=True)
+                None if a.is_factor else r for a, r in zip(self.operands, regions, strict=True)
             )
         return tuple(regions)
 
@@ -131,48 +131,48 @@ class Space(NamedTuple):
         ranges = tuple(zip(box.lo, box.hi, strict=True))
         return tuple(index.span(ranges) for index in self.operands[operand].indices)
 
-    def forward(self, box: Box) -> Work:
+    def forward_work(self, box: Box) -> Work:
         """Operations and elements of the forward computation of a box."""
-        per_point = 2 if self.product else self.cost
+        per_point = 2 if self.is_product else self.flops_per_point
         return Work(per_point * box.volume, self._elements(box))
 
-    def backward(self, box: Box, operand: int) -> Work:
+    def backward_work(self, box: Box, operand: int) -> Work:
         """Operations and elements of the gradient of one operand, by transposition of the line.
 
         A product reads the output's gradient and the other factors; anything else the output's
         gradient and its operands. The result has the operand's region.
         """
         access, elements = self.operands[operand], list(self._elements(box))
-        if access.once:
+        if access.added_once:
             flops = 0
             elements[: len(self.operands)] = [0] * len(self.operands)
-        elif self.product:
+        elif self.is_product:
             flops = 2 * box.volume
         else:
-            flops = self.cost * box.volume
+            flops = self.flops_per_point * box.volume
         region = self.regions(box)[operand]
         elements[operand] = region.volume if region else 0
         return Work(flops, tuple(elements))
 
     def _elements(self, box: Box) -> tuple[int, ...]:
-        regions = [*self.regions(box), *self.produces(box)]
+        regions = [*self.regions(box), *self.output_boxes(box)]
         return tuple(r.volume if r else 0 for r in regions)
 
 
 def _region(access: Access, ranges: Sequence[Range]) -> Box | None:
-    found = [index.range(ranges) for index in access.indices]
-    if any(lo >= hi for lo, hi in found):
+    operand_ranges = [index.range(ranges) for index in access.indices]
+    if any(lo >= hi for lo, hi in operand_ranges):
         return None
-    return Box(tuple(lo for lo, _ in found), tuple(hi for _, hi in found))
+    return Box(tuple(lo for lo, _ in operand_ranges), tuple(hi for _, hi in operand_ranges))
 
 
 def parse_space(
-    line: str,
+    notation: str,
     shapes: Sequence[Sequence[int]],
     outputs: Sequence[Sequence[int]],
-    names: Mapping[str, int] | None = None,
+    integers: Mapping[str, int] | None = None,
     tables: Mapping[str, Sequence[Range]] | None = None,
-    cost: int = 1,
+    flops_per_point: int = 1,
 ) -> Space:
     """Reads a line of notation, given the shapes of its operands and outputs.
 
@@ -183,42 +183,42 @@ def parse_space(
     ([0:4 0:5], [2:4 0:5], [2:4])
     """
     return _parse_space(
-        line,
+        notation,
         tuple(tuple(s) for s in shapes),
         tuple(tuple(s) for s in outputs),
-        tuple(sorted((names or {}).items())),
+        tuple(sorted((integers or {}).items())),
         tuple((k, tuple(v)) for k, v in sorted((tables or {}).items())),
-        cost,
+        flops_per_point,
     )
 
 
 @cache
 def _parse_space(
-    line: str,
+    notation: str,
     shapes: tuple[tuple[int, ...], ...],
     outputs: tuple[tuple[int, ...], ...],
-    names: tuple[tuple[str, int], ...],
+    integers: tuple[tuple[str, int], ...],
     tables: tuple[tuple[str, tuple[Range, ...]], ...],
-    cost: int,
+    flops_per_point: int,
 ) -> Space:
-    assign = _ASSIGN.search(line)
-    assert assign is not None, f"no assignment in '{line}'"
-    left = [m[2].split() for m in _ACCESS.finditer(line[: assign.start()])]
-    right = list(_ACCESS.finditer(line, assign.end()))
-    assert (len(left), len(right)) == (len(outputs), len(shapes)), f"'{line}' for {shapes}"
-    known = dict(names)
-    sizes = _sizes(left, [m[2].split() for m in right], shapes, outputs, known)
+    assign = _ASSIGN.search(notation)
+    assert assign is not None, f"no assignment in '{notation}'"
+    left = [m[2].split() for m in _ACCESS.finditer(notation[: assign.start()])]
+    right = list(_ACCESS.finditer(notation, assign.end()))
+    assert (len(left), len(right)) == (len(outputs), len(shapes)), f"'{notation}' for {shapes}"
+    integer_of = dict(integers)
+    sizes = _sizes(left, [m[2].split() for m in right], shapes, outputs, integer_of)
     dims = list(sizes)
     operands = []
     for number, (match, shape) in enumerate(zip(right, shapes, strict=True)):
-        before = line[assign.end() if not number else right[number - 1].end() : match.start()]
-        after = line[match.end() :].lstrip()
+        before = notation[assign.end() if not number else right[number - 1].end() : match.start()]
+        after = notation[match.end() :].lstrip()
         once = "+" in before
         factor = not once and ("*" in before or (after.startswith("*") and not number))
         tokens = match[2].split()
-        assert len(tokens) == len(shape), f"{match[0]} in '{line}' for shape {shape}"
+        assert len(tokens) == len(shape), f"{match[0]} in '{notation}' for shape {shape}"
         indices = tuple(
-            parse_index(token, dims, extent, known, dict(tables))
+            parse_index(token, dims, extent, integer_of, dict(tables))
             for token, extent in zip(tokens, shape, strict=True)
         )
         operands.append(Access(indices, factor, once))
@@ -228,7 +228,7 @@ def _parse_space(
         tuple(tuple(dims.index(token) for token in tokens) for tokens in left),
         tuple(operands),
         combine,
-        cost,
+        flops_per_point,
     )
 
 
@@ -237,16 +237,16 @@ def _sizes(
     right: Sequence[Sequence[str]],
     shapes: Sequence[Sequence[int]],
     outputs: Sequence[Sequence[int]],
-    known: Mapping[str, int],
+    integer_of: Mapping[str, int],
 ) -> dict[str, int]:
     """Dimension sizes: from the outputs, then from operands indexed plainly, then as given."""
     sizes: dict[str, int] = {}
     for tokens, shape in [*zip(left, outputs, strict=True), *zip(right, shapes, strict=True)]:
         for token, size in zip(tokens, shape, strict=True):
-            if re.fullmatch(r"[A-Za-z]", token) and token not in known:
+            if re.fullmatch(r"[A-Za-z]", token) and token not in integer_of:
                 sizes.setdefault(token, size)
-    everywhere = " ".join(token for tokens in right for token in tokens)
-    for name, size in known.items():
-        if len(name) == 1 and re.search(rf"\b{name}\b", everywhere):
+    operand_text = " ".join(token for tokens in right for token in tokens)
+    for name, size in integer_of.items():
+        if len(name) == 1 and re.search(rf"\b{name}\b", operand_text):
             sizes[name] = size
     return sizes

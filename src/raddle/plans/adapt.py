@@ -222,7 +222,7 @@ class _Held:
         """Where a dimension meets the edge of a box of these operands that some device holds."""
         dim = op.space.dims[d]
         points = {0, dim.size}
-        for i in operands if not dim.whole else ():
+        for i in operands if not dim.unsplittable else ():
             boxes = [box for held in self.of(op.inputs[i]).values() for box in held]
             for at, index in enumerate(op.space.operands[i].indices):
                 if index.terms == (Term(d),) and index.den == 1 and not index.table:

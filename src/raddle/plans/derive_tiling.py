@@ -73,7 +73,7 @@ def paired_dims(op: Op, operand: int, dims: Sequence[int]) -> dict[int, int]:
     """Dimensions of an operator that index an operand plainly -> those that its producer has there."""
     indices = op.space.operands[operand].indices
     paired = zip(indices, dims, strict=True)
-    return {index.plain: d for index, d in paired if index.plain is not None}
+    return {index.plain_dim: d for index, d in paired if index.plain_dim is not None}
 
 
 def carried(op: Op, source: Tiling, pairs: Mapping[int, int], *, spread: bool = False) -> Tiling:
@@ -88,7 +88,7 @@ def carried(op: Op, source: Tiling, pairs: Mapping[int, int], *, spread: bool = 
     for box, devices in _places(source).items():
         lo, hi = [0] * len(sizes), list(sizes)
         for d, s in pairs.items():
-            if not op.space.dims[d].whole:
+            if not op.space.dims[d].unsplittable:
                 lo[d] = min(box.lo[s], sizes[d])
                 hi[d] = sizes[d] if box.hi[s] == ends[s] else min(box.hi[s], sizes[d])
         own = Box(tuple(lo), tuple(hi))

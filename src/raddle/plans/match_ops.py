@@ -38,7 +38,7 @@ def counterparts(graph: Graph, other: Graph) -> dict[str, Op]:
 
 def _what(op: Op) -> Hashable:
     # Not the letters of its dimensions: in a batch of one, the samples may have lost their `n`.
-    return op.kind, op.label, tuple(dim.whole for dim in op.space.dims)
+    return op.kind, op.label, tuple(dim.unsplittable for dim in op.space.dims)
 
 
 def reads(graph: Graph, op: Op, roles: Sequence[str]) -> list[str]:
@@ -84,7 +84,7 @@ def _closest(
     for candidate in pool:
         given = [theirs.get(i, i) for i in candidate.inputs]
         shared = sum(a == b for a, b in zip(operands, given, strict=False))
-        line = op.line == candidate.line
+        line = op.notation == candidate.notation
         sizes = sum(a == b for a, b in zip(op.space.dims, candidate.space.dims, strict=True))
         score = shared, line, sizes, op.layer == candidate.layer
         if score > most:

@@ -44,7 +44,7 @@ def micro_graph(graph: Graph, plan: Plan | Mapping[str, Any]) -> Graph:
     fields = plan if isinstance(plan, Mapping) else vars(plan)
     batch, count = fields["batch"], fields["microbatches"]
     whole = count > 1 and graph.batch == batch and fields["fingerprint"] != graph.fingerprint()
-    return graph.at(-(-batch // count)) if whole else graph
+    return graph.for_batch(-(-batch // count)) if whole else graph
 
 
 def is_asynchronous(plan: Plan) -> bool:

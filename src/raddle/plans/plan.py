@@ -73,7 +73,7 @@ class Plan:
 def describe_inputs(graph: Graph) -> tuple[Mapping[str, Any], ...]:
     """Names, shapes and types of what a step takes, so that a rank can capture the module again."""
     names = [n for n in graph.inputs if graph.values[n].role == "input"]
-    first_target = len(graph.inputs) - graph.targets
+    first_target = len(graph.inputs) - graph.target_count
     return tuple(
         {
             "name": name,
@@ -81,7 +81,7 @@ def describe_inputs(graph: Graph) -> tuple[Mapping[str, Any], ...]:
             "dtype": str(graph.values[name].dtype).removeprefix("torch."),
             "letters": graph.values[name].letters,
             "target": graph.inputs.index(name) >= first_target,
-            "keyword": graph.keywords and graph.inputs.index(name) < first_target,
+            "keyword": graph.takes_keywords and graph.inputs.index(name) < first_target,
         }
         for name in names
     )

@@ -15,7 +15,7 @@ def operand_regions(op: Op, operand: int, tiling: Tiling) -> Iterable[tuple[int,
     """By tile, its device and the region of an operand; the same for all if no split touches it."""
     access = op.space.operands[operand]
     touched = {term.dim for index in access.indices for term in index.terms}
-    touched |= set(op.space.reduced) if access.once or access.factor else set()
+    touched |= set(op.space.reduced_dims) if access.added_once or access.is_factor else set()
     if isinstance(tiling, Grid) and all(len(tiling.cuts[d]) == 2 for d in touched):
         region = _regions(op.space, tiling.boxes[0])[operand]
         return ((device, region) for device in dict.fromkeys(tiling.devices))

@@ -26,7 +26,11 @@ def validate(plan: Plan, graph: Graph) -> None:
     validate_settings(plan)
     check_width(plan.sync, {p.name: p.dtype for p in graph.parameters})
     several = plan.microbatches > 1
-    if several and plan.bn == "global" and any(op.composite == "batch_norm" for op in graph.ops):
+    if (
+        several
+        and plan.bn == "global"
+        and any(op.composite_kind == "batch_norm" for op in graph.ops)
+    ):
         raise InputError(
             f"bn is 'global', but the {plan.microbatches} micro-batches are normalised one by one: "
             "use bn: microbatch, or one micro-batch."
@@ -125,7 +129,7 @@ def _validate_sums(plan: Plan, graph: Graph) -> None:
         if name not in ops:
             raise InputError(f"the plan sums {quote(name)}, which '{graph.name}' does not have.")
         validate_tiling(ops[name], tiling, plan.devices)
-        if any(ops[name].space.partial(box) for box in tiling.boxes):
+        if any(ops[name].space.is_partial(box) for box in tiling.boxes):
             raise InputError(
                 f"the plan sums '{name}' in parts: leave summed dimensions whole there."
             )
@@ -160,7 +164,7 @@ def _validate_grid(op: Op, grid: Grid, sizes: Sequence[int]) -> None:
                 f"'{op.name}' cannot be cut at {cuts} along {dim.name}, which has {dim.size} elements: "
                 "a tile would be empty."
             )
-        if dim.whole and len(cuts) > 2:
+        if dim.unsplittable and len(cuts) > 2:
             raise InputError(f"'{op.name}' cannot be split along {dim.name}: it is taken whole.")
     if count * grid.copies != len(grid.devices):
         raise InputError(
@@ -181,10 +185,10 @@ def _validate_boxes(op: Op, tiling: Tiling, sizes: Sequence[int]) -> None:
             raise InputError(
                 f"'{op.name}' has {len(sizes)} dimensions, its tile {box} {len(box.lo)}."
             )
-        if not op.space.full.holds(box) or box.empty:
+        if not op.space.full.contains(box) or box.empty:
             raise InputError(f"tile {box} of '{op.name}' is not inside {op.space.full}.")
         for dim, extent in zip(op.space.dims, box.shape, strict=True):
-            if dim.whole and extent < dim.size:
+            if dim.unsplittable and extent < dim.size:
                 raise InputError(
                     f"'{op.name}' cannot be split along {dim.name}: it is taken whole."
                 )

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from raddle.errors import InputError
-from raddle.graph.box import Box, merge
+from raddle.graph.box import Box, merge_boxes
 from raddle.graph.gradients import gives_gradient, graders
 from raddle.graph.graph import Graph, Op
 from raddle.plans.pipelining import stage_of
@@ -168,7 +168,7 @@ class LoweredVariant:
         gradient_reads: dict[int, list[Box]] = {}
         other_reads: dict[int, list[Box]] = {}  # by consumers that give no gradient
         readers = list(self.consumers.get(name, []))
-        for buffer in self.graph.buffers_of.get(name, ()):
+        for buffer in self.graph.buffers_by_value.get(name, ()):
             # whoever reads the buffer in the next step needs what it holds then
             readers += self.consumers.get(buffer, [])
         stages: dict[int, set[int]] = {}  # by device, those that give a gradient there
@@ -244,4 +244,6 @@ def join_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
     together: dict[tuple[int, int, int], list[Box]] = {}
     for m in messages:
         together.setdefault((m.source, m.target, m.part), []).extend(m.boxes)
-    return tuple(Message(s, t, tuple(merge(b)), p) for (s, t, p), b in sorted(together.items()))
+    return tuple(
+        Message(s, t, tuple(merge_boxes(b)), p) for (s, t, p), b in sorted(together.items())
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raddle.errors import InputError
-from raddle.graph.box import Box, cells, grid, merge
+from raddle.graph.box import Box, cells, grid, merge_boxes
 from raddle.graph.graph import Op
 from raddle.plans.tiling import Grid, Tiling
 from raddle.program.program import Cell, Message
@@ -13,7 +13,7 @@ from raddle.program.replicated_loss import SMALL_RESULT
 
 
 def is_local_statistics(op: Op, bn: str) -> bool:
-    return bn == "local" and op.kind == "moments" and op.composite == "batch_norm"
+    return bn == "local" and op.kind == "moments" and op.composite_kind == "batch_norm"
 
 
 def is_partial(op: Op, tiling: Tiling, bn: str) -> bool:
@@ -21,16 +21,16 @@ def is_partial(op: Op, tiling: Tiling, bn: str) -> bool:
     if not op.space.combine:
         return False
     if isinstance(tiling, Grid):
-        if all(len(tiling.cuts[d]) == 2 for d in op.space.reduced):
+        if all(len(tiling.cuts[d]) == 2 for d in op.space.reduced_dims):
             return False
-    elif not any(op.space.partial(box) for box in tiling.boxes):
+    elif not any(op.space.is_partial(box) for box in tiling.boxes):
         return False
     if not is_local_statistics(op, bn):
         return True
     # Local batch statistics are not merged: each tile's own count as copies of the result.
     if len(set(tiling.devices)) == len(tiling.devices):
         return False
-    places = [(op.space.produces(t.box)[0], t.device) for t in tiling.tiles]
+    places = [(op.space.output_boxes(t.box)[0], t.device) for t in tiling.tiles]
     if len(set(places)) < len(places):
         raise InputError(
             f"with bn: local, '{op.name}' may have one tile of the samples a device: "
@@ -58,7 +58,7 @@ def place_merge(
     for number, tile in enumerate(tiles):
         first_of.setdefault(tile.box, number)
     counted_tiles = list(first_of.values())
-    outs = [op.space.produces(tiles[i].box)[0] for i in counted_tiles]
+    outs = [op.space.output_boxes(tiles[i].box)[0] for i in counted_tiles]
     placed: list[Cell] = []
     messages: dict[tuple[int, int, int], list[Box]] = {}
     for box, tile_numbers in cells(outs):
@@ -83,7 +83,8 @@ def place_merge(
                 if tiles[part].device != target:
                     messages.setdefault((tiles[part].device, target, part), []).append(cell.box)
     return tuple(placed), tuple(
-        Message(s, t, tuple(merge(boxes)), part) for (s, t, part), boxes in sorted(messages.items())
+        Message(s, t, tuple(merge_boxes(boxes)), part)
+        for (s, t, part), boxes in sorted(messages.items())
     )
 
 
@@ -91,7 +92,7 @@ def _cells_of_plan(op: Op, box: Box, parts: tuple[int, ...], sums: Tiling) -> li
     """A cell cut where a plan says that it is summed; copies of a tile each sum it."""
     devices: dict[Box, list[int]] = {}
     for tile in sums.tiles:
-        devices.setdefault(op.space.produces(tile.box)[0], []).append(tile.device)
+        devices.setdefault(op.space.output_boxes(tile.box)[0], []).append(tile.device)
     cut = [(box & output, tuple(there)) for output, there in devices.items()]
     return [Cell(piece, parts, there) for piece, there in cut if not piece.empty]
 

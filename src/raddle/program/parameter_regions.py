@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raddle.graph.box import Box, cells, merge
+from raddle.graph.box import Box, cells, merge_boxes
 from raddle.plans.plan import Plan
 from raddle.plans.regions import add_unread
 from raddle.program.program import ParameterRegion
@@ -33,5 +33,5 @@ def parameter_regions(
     regions = []
     for holders, boxes in boxes_by_holders.items():
         server = plan.syncing.home(holders)
-        regions += [ParameterRegion(box, holders, server) for box in merge(boxes)]
+        regions += [ParameterRegion(box, holders, server) for box in merge_boxes(boxes)]
     return tuple(sorted(regions))

@@ -258,4 +258,4 @@ def tensors_in_message(program: Program, move: Move, message: Message) -> int:
 
 def tensors_per_part(op: Op, box: Box) -> int:
     """How many tensors a tile of a reduction gives: partial log-sum-exps are pairs, moments always."""
-    return {"moments": 2, "lse": 2 if op.space.partial(box) else 1}.get(op.space.combine, 1)
+    return {"moments": 2, "lse": 2 if op.space.is_partial(box) else 1}.get(op.space.combine, 1)

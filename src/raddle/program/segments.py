@@ -55,7 +55,7 @@ def _talks(
 ) -> set[int]:
     """Where a device's communication in a micro-batch cuts."""
     place = {op.name: at for at, op in enumerate(own)}
-    composite = {name: n for n, f in enumerate(program.graph.fused) for name in f.ops}
+    composite = {name: n for n, f in enumerate(program.graph.fused_calls) for name in f.ops}
     inside = [composite.get(op.name, -1 - at) for at, op in enumerate(own)]
     divided = program.plan.syncing.divided
     cuts: set[int] = set()

@@ -62,7 +62,7 @@ def _seconds(graph: Graph, plan: Plan) -> dict[str, float]:
         share = max(1, len(set(plan.tiles[op.name].devices)))
         elements = sum(graph.values[n].nbytes for n in (*op.inputs, *op.outputs))
         seconds[op.name] = (
-            op.space.forward(op.space.full).flops / SPEED + elements / BANDWIDTH
+            op.space.forward_work(op.space.full).flops / SPEED + elements / BANDWIDTH
         ) / share
     return seconds
 

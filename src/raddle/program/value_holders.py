@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import product
 
-from raddle.graph.box import Box, merge, subtract
+from raddle.graph.box import Box, merge_boxes, subtract
 from raddle.graph.space import Access, Space
 from raddle.plans.tiling import Grid, Tiling
 from raddle.program.program import Message
@@ -69,7 +69,7 @@ def output_holders(space: Space, tiling: Tiling, output: int) -> ValueHolders:
             return ValueHolders(pieces, _GridLookup(cuts))
     devices_by_box: dict[Box, list[int]] = {}
     for tile in tiling.tiles:
-        devices = devices_by_box.setdefault(space.produces(tile.box)[output], [])
+        devices = devices_by_box.setdefault(space.output_boxes(tile.box)[output], [])
         if tile.device not in devices:
             devices.append(tile.device)
     return ValueHolders([(box, tuple(devices)) for box, devices in devices_by_box.items()])
@@ -123,7 +123,7 @@ def boxes_to_fetch(
                         devices[chosen_copy(device, len(devices))], []
                     ).append(common)
         received.extend(missing)
-    return {source: merge(boxes) for source, boxes in boxes_by_source.items()}
+    return {source: merge_boxes(boxes) for source, boxes in boxes_by_source.items()}
 
 
 def always_local(
@@ -148,7 +148,7 @@ def always_local(
         return False
     matched = []
     for d in split:
-        plain = access.indices[dims.index(d)].plain
+        plain = access.indices[dims.index(d)].plain_dim
         if plain is None or consumer.cuts[plain] != producer.cuts[d]:
             return False
         matched.append(plain)

@@ -39,7 +39,7 @@ class Variants:
         )
         if (size, stage_workers) not in self._numbers:
             if size != graph.batch:
-                graph, plan = resize(plan, graph, graph.at(size))
+                graph, plan = resize(plan, graph, graph.for_batch(size))
             if stage_workers:
                 tiles, sums = (
                     placed(self.plan, stage_workers, plan.tiles),

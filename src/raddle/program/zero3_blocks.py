@@ -68,7 +68,7 @@ def blocks_of(
         fresh = [n for n in dict.fromkeys(op.inputs) if n in divided and n not in seen]
         seen.update(fresh)
         new.append(sum(graph.values[n].nbytes for n in fresh))
-    whole = _inside(ops, [*plan.recompute, *(fused.ops for fused in graph.fused)])
+    whole = _inside(ops, [*plan.recompute, *(fused.ops for fused in graph.fused_calls)])
     blocks: list[list[Op]] = [[]]
     size = 0
     for at, op in enumerate(ops):
@@ -115,7 +115,7 @@ def pulls_of(
             Message(s.server, d, (s.box,))
             for share in shares[name]
             for s in slices[name]
-            if share.box.holds(s.box)
+            if share.box.contains(s.box)
             for d in sorted(by_share.get(share.box.lo, set()) - {s.server})
         ]
         if messages:

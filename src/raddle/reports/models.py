@@ -33,7 +33,7 @@ def describe(graph: Graph) -> dict[str, Any]:
         "flops_backward": sum(_backward(op, gradient) for op in graph.ops),
         "activation_bytes": sum(row["bytes"] for row in rows),
         "layers": rows,
-        "opaque": [{"op": op.name, "kind": op.label} for op in graph.opaque],
+        "opaque": [{"op": op.name, "kind": op.label} for op in graph.opaque_ops],
     }
 
 
@@ -49,20 +49,20 @@ def _row(
     main = next((op for op in ops if op.name == layer), max(ops, key=_size))
     return {
         "name": layer,
-        "kind": main.composite or main.label,
+        "kind": main.composite_kind or main.label,
         "output": list(graph.values[handed[0]].shape),
         "bytes": sum(graph.values[name].nbytes for name in handed),
         "params": sum(math.prod(graph.values[name].shape) for name in states),
         "flops": sum(_flops(op) for op in ops),
         "split": split_text(graph, main),
         "opaque": any(op.opaque for op in ops),
-        "notation": main.line,
+        "notation": main.notation,
     }
 
 
 def split_text(graph: Graph, op: Op) -> str:
     """The dimensions that can be split, with their kinds: `n S, c P, h A, w A, k R`."""
-    pairs = zip(op.space.dims, graph.kinds(op), strict=True)
+    pairs = zip(op.space.dims, graph.dim_kinds(op), strict=True)
     return ", ".join(f"{dim.name} {kind}" for dim, kind in pairs if kind != "-")
 
 
@@ -82,4 +82,4 @@ def _backward(op: Op, gradient: set[str]) -> int:
 
 
 def _contraction(op: Op) -> bool:
-    return op.space.product or op.traits.family == "attention"
+    return op.space.is_product or op.traits.family == "attention"

@@ -139,7 +139,7 @@ class BatchCutter:
         if spec.sample_dim is not None and len(shapes) > 1:
             before = sum(s[spec.sample_dim] for s in shapes[:m] if s)
             tensor = tensor.narrow(spec.sample_dim, before, shape[spec.sample_dim])
-        return tensor[box.within(Box.full(shape))]
+        return tensor[box.slices_within(Box.full(shape))]
 
     def part(self, batch: Sequence[Tensor]) -> list[Tensor]:
         """This rank's part of a whole batch, tensor by tensor."""
@@ -160,7 +160,7 @@ def _cut(spec: Input, tensor: Tensor) -> Tensor:
         sizes = [shape[spec.sample_dim] for shape in spec.shapes]
         microbatches = list(torch.split(tensor, sizes, spec.sample_dim))
     boxes = [
-        t[box.within(Box.full(shape))]
+        t[box.slices_within(Box.full(shape))]
         for t, box, shape in zip(microbatches, spec.boxes, spec.shapes, strict=True)
         if box is not None
     ]

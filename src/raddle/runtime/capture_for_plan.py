@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.graph.resizing import ONE_AT_A_TIME
+from raddle.graph.recapture import ONE_AT_A_TIME
 
 
 def capture_for_plan(

@@ -43,7 +43,7 @@ def assemble(
     )
     result = torch.empty(full.shape, dtype=dtype, device="cpu")
     for box, tensor in pieces:
-        result[box.within(full)].copy_(tensor.detach())
+        result[box.slices_within(full)].copy_(tensor.detach())
     return result
 
 
@@ -52,9 +52,9 @@ def cut(tensor: Tensor, boxes: Iterable[Box], device: str | torch.device = "cpu"
     full = Box.full(tensor.shape)
     pieces = []
     for box in boxes:
-        assert full.holds(box), f"{box} is not in a tensor of shape {full.shape}"
+        assert full.contains(box), f"{box} is not in a tensor of shape {full.shape}"
         piece = torch.empty(box.shape, dtype=tensor.dtype, device=device)
-        pieces.append(piece.copy_(tensor.detach()[box.within(full)]))
+        pieces.append(piece.copy_(tensor.detach()[box.slices_within(full)]))
     return pieces
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from raddle.graph.box import Box
-from raddle.graph.graph import Fused, Op
-from raddle.graph.ops import kernel, merge
+from raddle.graph.graph import FusedCall, Op
+from raddle.graph.ops import make_kernel, merge_partials
 from raddle.graph.ops.fused import FUSED
 from raddle.program.program import Cell, Program, Variant, tensors_per_part
 from raddle.runtime.function_writer import Code, Function, Of, Piece
@@ -68,7 +68,7 @@ class CodeGenerator:
                 for p in cell.parts
             ]
             into = [(name, cell.box) for name in op.outputs]
-            if len(boxes) == 1 and not op.space.partial(boxes[0]):  # complete
+            if len(boxes) == 1 and not op.space.is_partial(boxes[0]):  # complete
                 writer.line(f"({', '.join(parts[0])},)", into)
             else:
                 packed = "".join(f"({', '.join(vs)},), " for vs in parts)
@@ -99,13 +99,13 @@ class CodeGenerator:
                 "None" if region is None else writer.region(name, region)
                 for name, region in zip(op.inputs, regions, strict=True)
             ]
-            outs = op.space.produces(tile.box)
+            outs = op.space.output_boxes(tile.box)
             if op.name in self.variant.merges:
                 count = tensors_per_part(op, tile.box)
                 into: list[tuple[Of, Box]] = [((op.name, number, k), outs[0]) for k in range(count)]
             else:
                 into = list(zip(op.outputs, outs, strict=True))
-            run = kernel(self._with_local_statistics(op), tile.box, self.place)
+            run = make_kernel(self._with_local_statistics(op), tile.box, self.place)
             writer.call(run, ", ".join(arguments), into)
 
     def _with_local_statistics(self, op: Op) -> Op:
@@ -117,10 +117,10 @@ class CodeGenerator:
         boxes = [t.box for t in tiles if t.device == self.device]
         if len(boxes) != 1:
             return op
-        count = math.prod(boxes[0].shape[d] for d in source.space.reduced)
+        count = math.prod(boxes[0].shape[d] for d in source.space.reduced_dims)
         return dataclasses.replace(op, attrs={**op.attrs, "unbias": count / max(1, count - 1)})
 
-    def _write_fused(self, fused: Fused, *, in_place: bool) -> None:
+    def _write_fused(self, fused: FusedCall, *, in_place: bool) -> None:
         boxes = boxes_of(self.variant, self.device, fused)
         arguments = ["None" if i is None else self.writer.region(*i) for i in boxes.inputs]
         run = FUSED[fused.kind]({**fused.attrs, "in_place": in_place})
@@ -132,7 +132,7 @@ class CodeGenerator:
 
 
 def _merge_function(op: Op, boxes: list[Box]) -> Callable[..., tuple[torch.Tensor, ...]]:
-    return lambda parts: merge(op, parts, boxes)
+    return lambda parts: merge_partials(op, parts, boxes)
 
 
 def _untrimmed_region(op: Op, box: Box, region: Box, held_boxes: Sequence[Box]) -> Box:

@@ -152,5 +152,7 @@ def _within(held: BoxSlots, box: Box) -> Part:
     """A box as parts of the pieces that it overlaps."""
     found = [held[i] for i in overlapping([b for b, _ in held], box)]
     commons = [(own & box, own, slot) for own, slot in found]
-    places = tuple((common.within(own), common.within(box)) for common, own, _ in commons)
+    places = tuple(
+        (common.slices_within(own), common.slices_within(box)) for common, own, _ in commons
+    )
     return Part(box.shape, tuple(slot for *_, slot in commons), places=places)

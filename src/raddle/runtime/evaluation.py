@@ -74,7 +74,7 @@ class Evaluation:
 
         def find(source: SlotSource) -> Tensor:
             if source.name in whole:
-                return whole[source.name][source.box.within(Box.full(shapes[source.name]))]
+                return whole[source.name][source.box.slices_within(Box.full(shapes[source.name]))]
             return _region(held[source.name], source.box)
 
         return find
@@ -94,11 +94,11 @@ class Evaluation:
 
 def _region(pieces: Sequence[tuple[Box, Tensor]], box: Box) -> Tensor:
     for held, tensor in pieces:
-        if held.holds(box):
-            return tensor[box.within(held)]
+        if held.contains(box):
+            return tensor[box.slices_within(held)]
     result = pieces[0][1].new_zeros(box.shape)
     for held, tensor in pieces:
         common = held & box
         if not common.empty:
-            result[common.within(box)] = tensor[common.within(held)]
+            result[common.slices_within(box)] = tensor[common.slices_within(held)]
     return result

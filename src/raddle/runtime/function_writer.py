@@ -119,7 +119,7 @@ class Function:
 
         Slices, each by itself, would give a gradient as large as the piece, and sums of them.
         """
-        parts = sorted({r for r in self._read.get(of, ()) if r != box and box.holds(r)})
+        parts = sorted({r for r in self._read.get(of, ()) if r != box and box.contains(r)})
         dims = {d for r in parts for d in range(len(box.lo)) if r.shape[d] != box.shape[d]}
         if len(parts) < 2 or len(dims) != 1:
             return False

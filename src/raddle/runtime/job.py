@@ -23,7 +23,7 @@ from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Program
 from raddle.runtime.optimizer_step import Optimizer
-from raddle.zoo.placement import place
+from raddle.zoo.move import place
 from raddle.zoo.user_file import find, names_file
 from raddle.zoo.workload import Workload
 

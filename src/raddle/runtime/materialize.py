@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.dtypes import carries_gradient
-from raddle.graph.resizing import ONE_AT_A_TIME
+from raddle.graph.recapture import ONE_AT_A_TIME
 from raddle.runtime.checkpoint import cut
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from raddle.graph.box import Box, hull
-from raddle.graph.graph import Fused, Op
+from raddle.graph.box import Box, bounding_box
+from raddle.graph.graph import FusedCall, Op
 from raddle.graph.ops.fused import SAMPLES_ONLY
 from raddle.program.program import Variant
 
@@ -14,7 +14,7 @@ from raddle.program.program import Variant
 class Natives(NamedTuple):
     """Of some operators: composites by the operator at which they run, and all that they replace."""
 
-    last: dict[str, Fused]
+    last: dict[str, FusedCall]
     replaced: set[str]
 
 
@@ -29,7 +29,7 @@ def run_as_one(variant: Variant, device: int, ops: Sequence[Op]) -> Natives:
     """Which composites a device runs as one call in a segment."""
     own = {op.name: op for op in ops}
     found = Natives({}, set())
-    for fused in variant.graph.fused:
+    for fused in variant.graph.fused_calls:
         if _fits(variant, device, fused, own):
             present = [name for name in fused.ops if name in own]
             found.last[present[-1]] = fused
@@ -37,7 +37,7 @@ def run_as_one(variant: Variant, device: int, ops: Sequence[Op]) -> Natives:
     return found
 
 
-def boxes_of(variant: Variant, device: int, fused: Fused) -> Boxes:
+def boxes_of(variant: Variant, device: int, fused: FusedCall) -> Boxes:
     """Of a composite that runs as one call on a device."""
     inside = set(fused.ops)
     ops = {
@@ -51,13 +51,13 @@ def boxes_of(variant: Variant, device: int, fused: Fused) -> Boxes:
         box = next(t.box for t in variant.tiles[op.name].tiles if t.device == device)
         for i, region in zip(op.inputs, op.space.regions(box), strict=True):
             if region is not None:
-                read[i] = hull([read.get(i, region), region])
-        made.update(zip(op.outputs, op.space.produces(box), strict=True))
+                read[i] = bounding_box([read.get(i, region), region])
+        made.update(zip(op.outputs, op.space.output_boxes(box), strict=True))
     inputs = [None if name is None else (name, read[name]) for name in _inputs(fused, ops)]
     return Boxes(inputs, made)
 
 
-def _fits(variant: Variant, device: int, fused: Fused, own: Mapping[str, Op]) -> bool:
+def _fits(variant: Variant, device: int, fused: FusedCall, own: Mapping[str, Op]) -> bool:
     """Whether the tiles of a composite on a device are one box of it."""
     if not any(name in own for name in fused.ops):
         return False
@@ -81,11 +81,11 @@ def _fits(variant: Variant, device: int, fused: Fused, own: Mapping[str, Op]) ->
                 return False
             if i not in made and read.setdefault(i, region) != region and not apart:
                 return False
-        made.update(zip(op.outputs, op.space.produces(boxes[0]), strict=True))
+        made.update(zip(op.outputs, op.space.output_boxes(boxes[0]), strict=True))
     return all(i is None or read.get(i) is not None for i in _inputs(fused, own))
 
 
-def _inputs(fused: Fused, own: Mapping[str, Op]) -> list[str | None]:
+def _inputs(fused: FusedCall, own: Mapping[str, Op]) -> list[str | None]:
     """Of batch norm, running statistics only where they are kept here."""
     kept = {o for name in fused.ops if name in own for o in own[name].outputs}
     absent = [o is not None and o not in kept for o in fused.outputs]

@@ -31,14 +31,14 @@ def gather(boxes: Sequence[Box], region: Box) -> Gather | None:
     if len(boxes) == 1:
         if boxes[0] == region:
             return None
-        index = region.within(boxes[0])
+        index = region.slices_within(boxes[0])
         return lambda tensor: tensor[index]
-    parts = [(box & region).within(box) for box in boxes]
+    parts = [(box & region).slices_within(box) for box in boxes]
     commons = [box & region for box in boxes]
     dim = _joined_along(commons, region)
     if dim is not None:
         return _joining(commons, parts, dim)
-    places = [common.within(region) for common in commons]
+    places = [common.slices_within(region) for common in commons]
     return _pasting(region.shape, parts, places)
 
 

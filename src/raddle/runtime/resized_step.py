@@ -33,7 +33,7 @@ class Resized:
                 f"gives {count}: drop it."
             )
         size = -(-samples // count)
-        graph, chosen = resize(plan, setup.graph, setup.graph.at(size))
+        graph, chosen = resize(plan, setup.graph, setup.graph.for_batch(size))
         chosen = replace(
             chosen, microbatches=count, batch=samples, fingerprint=graph.fingerprint(), steps=1
         )

@@ -109,7 +109,7 @@ class State:
             fresh = executor.plan.current_buffers.get(source.name, [])
             if source.name not in self.setup.graph.updates:
                 fresh = [source.box] if self.setup.rank == 0 else []
-            pieces[source.name] = [(box, tensor[box.within(source.box)]) for box in fresh]
+            pieces[source.name] = [(box, tensor[box.slices_within(source.box)]) for box in fresh]
         return pieces
 
     def speaks_for(self, source: SlotSource) -> bool:

@@ -132,7 +132,7 @@ class _Rank:
 
 def _within(program: Program, source: SlotSource) -> tuple[slice, ...]:
     graph = program.variant(source.key).graph
-    return source.box.within(Box.full(graph.values[source.name].shape))
+    return source.box.slices_within(Box.full(graph.values[source.name].shape))
 
 
 def _state(program: Program, ranks: list[_Rank]) -> dict[str, Tensor]:
@@ -147,7 +147,9 @@ def _state(program: Program, ranks: list[_Rank]) -> dict[str, Tensor]:
             fresh = plan.current_buffers.get(source.name, [])
             if source.name not in program.graph.updates:
                 fresh = [source.box]
-            own[source.name] = [(box, slots[source.slot][box.within(source.box)]) for box in fresh]
+            own[source.name] = [
+                (box, slots[source.slot][box.slices_within(source.box)]) for box in fresh
+            ]
         held.append(own)
     return _together(program, held)
 

@@ -109,8 +109,8 @@ def _touched(space: Space, access: Access) -> int:
     """Elements of an operand that are read for certain: tiles of a strided window leave gaps."""
     count = 1
     for index in access.indices:
-        if index.plain is not None:
-            count *= min(index.extent, space.dims[index.plain].size)
+        if index.plain_dim is not None:
+            count *= min(index.extent, space.dims[index.plain_dim].size)
         else:
             count *= (
                 1
@@ -121,7 +121,7 @@ def _touched(space: Space, access: Access) -> int:
 
 
 def _steps(space: Space, dim: int) -> int:
-    return 1 if space.dims[dim].whole else max(1, space.dims[dim].size // 2)
+    return 1 if space.dims[dim].unsplittable else max(1, space.dims[dim].size // 2)
 
 
 def _depth(graph: Graph, active: frozenset[str]) -> int:

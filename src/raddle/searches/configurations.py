@@ -129,8 +129,8 @@ def _split(
         ref = next(m.op for m in group.members if m.op.name == member.ref)
         given = _given(ref, splits[ref.name], member.output, parts)
         for p, index in enumerate(op.space.operands[member.operand].indices):
-            d = index.plain
-            if d is not None and given.axes[p] and not op.space.dims[d].whole:
+            d = index.plain_dim
+            if d is not None and given.axes[p] and not op.space.dims[d].unsplittable:
                 axes[d], cuts[d] = given.axes[p], given.cuts[p]
     else:
         reader = next(m.op for m in group.members if m.op.name == member.ref)
@@ -142,8 +142,8 @@ def _given(ref: Op, split: _Split, output: int, parts: tuple[int, ...]) -> _Spli
     """How an output lies on the devices: as it is split or, where sums are, divided once more."""
     dims = ref.space.outputs[output]
     axes, cuts = [split.axes[d] for d in dims], [split.cuts[d] for d in dims]
-    summed = [axis for d in ref.space.reduced for axis in split.axes[d]]
-    if summed and ref.space.product and dims:
+    summed = [axis for d in ref.space.reduced_dims for axis in split.axes[d]]
+    if summed and ref.space.is_product and dims:
         shape = [c[1] - c[0] for c in cuts]
         along = longest_dim(shape)
         count = math.prod(parts[axis] for axis in summed)
@@ -166,7 +166,7 @@ def _as_read(
     for p, index in enumerate(reader.space.operands[member.operand].indices):
         d = op.space.outputs[member.output][p]
         over = sorted({term.dim for term in index.terms if split.axes[term.dim]})
-        if len(over) != 1 or op.space.dims[d].whole:
+        if len(over) != 1 or op.space.dims[d].unsplittable:
             continue
         box = [(0, dim.size) for dim in reader.space.dims]
         ranges = []

@@ -118,13 +118,13 @@ def _grid_as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling)
     if not isinstance(tiling, Grid) or tiling.copies > 1:
         return whole_everywhere
     dims = {  # dimension of the reader -> dimension of the operator
-        index.plain: op.space.outputs[output][at]
+        index.plain_dim: op.space.outputs[output][at]
         for at, index in enumerate(reader.space.operands[operand].indices)
-        if index.plain is not None
+        if index.plain_dim is not None
     }
     cut_dims = [r for r, parts in enumerate(tiling.parts) if parts > 1]
     op_dims = [dims.get(r, -1) for r in cut_dims]
-    splittable = all(d >= 0 and not op.space.dims[d].whole for d in op_dims)
+    splittable = all(d >= 0 and not op.space.dims[d].unsplittable for d in op_dims)
     if not splittable or op_dims != sorted(op_dims):  # the devices stand in row-major order
         return whole_everywhere
     return split(

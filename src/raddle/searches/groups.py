@@ -86,7 +86,7 @@ def _backward(graph: Graph) -> Members:
         if op.name in fixed:
             continue
         step = _STEP.search(op.name)
-        if step and op.composite:
+        if step and op.composite_kind:
             members[op.name] = (op.name[: step.end()], Member(op))
             continue
         best: tuple[int, int, Member] | None = None
@@ -99,7 +99,7 @@ def _backward(graph: Graph) -> Members:
                     if best is None or rank > best[:2]:
                         best = (*rank, Member(op, AFTER, ref.name, operand, output))
         root = members[best[2].ref][0] if best else op.name
-        layer = layers.setdefault(op.layer, root) if op.composite else root
+        layer = layers.setdefault(op.layer, root) if op.composite_kind else root
         if layer != root and _fits(op, graph, members, layer):
             members[op.name] = (layer, Member(op))  # parts of a loss stay together
         else:
@@ -119,13 +119,13 @@ def _fits(op: Op, graph: Graph, members: Members, root: str) -> bool:
 
 
 def _heavy(op: Op) -> bool:
-    return op.space.product or op.opaque
+    return op.space.is_product or op.opaque
 
 
 def _elementwise(op: Op, access: Access) -> bool:
     """Whether an operand is read at the place that is written, so that tiles can be the same."""
     return all(
-        (index.plain is not None and index.extent == op.space.dims[index.plain].size)
+        (index.plain_dim is not None and index.extent == op.space.dims[index.plain_dim].size)
         or (not index.terms and index.extent == 1)
         for index in access.indices
     )
@@ -184,7 +184,7 @@ def _group(graph: Graph, root: str, members: list[Member]) -> Group:
     sizes: dict[str, int] = {}
     reduced = set()
     for op in own:
-        for dim, kind in zip(op.space.dims, graph.kinds(op), strict=True):
+        for dim, kind in zip(op.space.dims, graph.dim_kinds(op), strict=True):
             if kind in "SAPR":
                 sizes[dim.name] = min(dim.size, sizes.get(dim.name, dim.size))
                 if kind == "R":

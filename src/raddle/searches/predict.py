@@ -66,7 +66,7 @@ def simulate_data_parallel(
     if is_threaded(plan):
         plan = replace(plan, schedule="")
     if plan.stages and plan.batch:
-        graph = graph.at(plan.batch)
+        graph = graph.for_batch(plan.batch)
         plan = replace(flat(plan), microbatches=1, recompute=(), split_backward=False)
         plan = replace(plan, fingerprint="")
     data_tiles = data(graph, cluster)

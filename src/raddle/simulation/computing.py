@@ -89,12 +89,14 @@ def _alike(op: Op, grid: Grid) -> bool:
     """Whether all tiles do the same work: equal shapes, and no halo that the border cuts off."""
     split = {d for d, cuts in enumerate(grid.cuts) if len(cuts) > 2}
     indices = [index for access in op.space.operands for index in access.indices]
-    once = any(access.once for access in op.space.operands) and split & set(op.space.reduced)
+    once = any(access.added_once for access in op.space.operands) and split & set(
+        op.space.reduced_dims
+    )
     return (
         grid.uniform
         and not once
         and all(
-            index.plain is not None or not split & {term.dim for term in index.terms}
+            index.plain_dim is not None or not split & {term.dim for term in index.terms}
             for index in indices
         )
     )

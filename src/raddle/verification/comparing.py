@@ -147,13 +147,13 @@ def _compare_state(trainer: Trainer, plain: Plain, findings: Findings) -> None:
         changes = source.name in trainer.graph.updates
         expected = _number(plain.buffer(trainer.rank, source.name))
         for box in executor.plan.current_buffers.get(source.name, []) if changes else [source.box]:
-            own = _number(held[box.within(source.box)])
-            difference = own - expected[box.within(Box.full(expected.shape))]
+            own = _number(held[box.slices_within(source.box)])
+            difference = own - expected[box.slices_within(Box.full(expected.shape))]
             findings.note("buffers", _relative(difference, expected), source.name)
 
 
 def _cut(tensor: Tensor, source: SlotSource) -> Tensor:
-    return tensor[source.box.within(Box.full(tensor.shape))]
+    return tensor[source.box.slices_within(Box.full(tensor.shape))]
 
 
 def _number(tensor: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def micro_loss(
 ) -> Tensor:  # fmt: skip
     """A micro-batch's part of the loss, by its share of the samples."""
     inputs, sizes = len(job.work.inputs), job.program.micro_batch_sizes
-    graph = job.graph.at(sizes[micro])
+    graph = job.graph.for_batch(sizes[micro])
     with Substitutes(graph, _seed(seed, step, micro), local) as substitutes, Raising():
         value = job.work.loss(model(*batch[:inputs]), *batch[inputs:])
     substitutes.finish()

@@ -69,7 +69,7 @@ class _Replay:
     def _start(self, piece: Piece) -> Tensor:
         name, box = piece
         whole = self.parameters[name].detach()
-        return whole[box.within(Box.full(whole.shape))].clone()
+        return whole[box.slices_within(Box.full(whole.shape))].clone()
 
     def run(self) -> Replayed:
         left = list(range(self.steps))
@@ -92,7 +92,7 @@ class _Replay:
             for (m, (name, box)), v in self.used[step].items():
                 if m == micro:
                     whole = self.parameters[name].data
-                    whole[box.within(Box.full(whole.shape))] = self.history[name, box][v]
+                    whole[box.slices_within(Box.full(whole.shape))] = self.history[name, box][v]
             self.model.zero_grad()
             value = micro_loss(self.job, self.model, batch, self.seed, step, micro)
             backward(value)
@@ -112,7 +112,7 @@ class _Replay:
                 weight = self.weights[piece]
                 if found is None:
                     found = torch.zeros_like(self.parameters[name])
-                weight.grad = found[box.within(Box.full(found.shape))].clone()
+                weight.grad = found[box.slices_within(Box.full(found.shape))].clone()
                 self.optimizers[piece].step()
                 own.append(weight.detach().clone())
 

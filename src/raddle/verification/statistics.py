@@ -68,7 +68,7 @@ class LocalStatistics:
         for tile in tiles:
             c = _channels(tile.normalised)
             mean, var = _moments(input, tile.counted)
-            place = tile.normalised.within(Box.full(input.shape))
+            place = tile.normalised.slices_within(Box.full(input.shape))
             x = (input[place] - _wide(mean, input)) * _wide((var + eps).rsqrt(), input)
             x = x if weight is None else x * _wide(weight[c], input)
             y[place] = x if bias is None else x + _wide(bias[c], input)
@@ -89,7 +89,7 @@ class LocalStatistics:
 
 def _moments(x: Tensor, box: Box) -> tuple[Tensor, Tensor]:
     dims = [d for d in range(x.ndim) if d != 1]
-    var, mean = torch.var_mean(x[box.within(Box.full(x.shape))], dims, correction=0)
+    var, mean = torch.var_mean(x[box.slices_within(Box.full(x.shape))], dims, correction=0)
     return mean, var
 
 
@@ -100,7 +100,7 @@ def _wide(by_channel: Tensor, x: Tensor) -> Tensor:
 def _norms(graph: Graph) -> Iterator[tuple[Op, Op]]:
     """Batch norms in the order in which they run: statistics and normalisation."""
     for moments in graph.ops:
-        if moments.kind == "moments" and moments.composite == "batch_norm":
+        if moments.kind == "moments" and moments.composite_kind == "batch_norm":
             readers = graph.readers.get(moments.outputs[0], ())
             yield moments, next(op for op in readers if op.kind == "batch_norm")
 

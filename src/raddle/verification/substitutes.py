@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from raddle.errors import InputError
-from raddle.graph.builder import resolve
+from raddle.graph.builder import resolve_overload
 from raddle.graph.graph import Graph
-from raddle.graph.ops import kernel
+from raddle.graph.ops import make_kernel
 
 RECURRENT: tuple[Any, ...] = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 ADVICE = "there is no plain module to compare with; verify a model without that dropout."
@@ -63,7 +63,7 @@ class Substitutes(TorchFunctionMode):
             raise InputError(
                 f"a dropout of {p} on {list(x.shape)} has no place in the graph: {ADVICE}"
             )
-        dropped: Tensor = kernel(op, op.space.full)(x, self.seed)[0]
+        dropped: Tensor = make_kernel(op, op.space.full)(x, self.seed)[0]
         return dropped
 
     def _dropout(
@@ -129,8 +129,8 @@ def _recurrent(function: Any, drop: Callable[[Tensor, float], Tensor]) -> Callab
 
 def refuse_random(graph: Graph) -> None:
     """Raises if an operator draws numbers in a way of its own: no two runs would be the same."""
-    for op in graph.opaque:
-        if torch.Tag.nondeterministic_seeded in resolve(op.attrs["call"]).tags:
+    for op in graph.opaque_ops:
+        if torch.Tag.nondeterministic_seeded in resolve_overload(op.attrs["call"]).tags:
             raise InputError(
                 f"'{op.name}' ({op.label}) draws random numbers, which differ from run to run: "
                 "verify a model without it."

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from raddle.errors import InputError
-from raddle.graph.graph import Fused, Graph, Op, Value
-from raddle.graph.resizing import ONE_AT_A_TIME
+from raddle.graph.graph import FusedCall, Graph, Op, Value
+from raddle.graph.recapture import ONE_AT_A_TIME
 from raddle.plans.pipelining import for_running
 from raddle.plans.plan import describe_inputs
 from raddle.program.checks.check import check
@@ -73,9 +73,9 @@ def twin_graph(graph: Graph, double: Graph) -> Graph:
 
     def again(batch: int) -> Graph:
         with ONE_AT_A_TIME:  # the default type is the process's
-            own = graph.at(batch)
+            own = graph.for_batch(batch)
             with default_dtype(torch.float64), Raising():
-                other = double.at(batch)
+                other = double.for_batch(batch)
         return twin_graph(own, other)
 
     return replace(
@@ -96,11 +96,11 @@ def _wide_op(op: Op, double: Op | None) -> Op:
     return replace(op, attrs=raise_all(attrs), dtypes=tuple(map(raised, op.dtypes)))
 
 
-def _wide_fused(graph: Graph, double: Graph) -> tuple[Fused, ...]:
+def _wide_fused(graph: Graph, double: Graph) -> tuple[FusedCall, ...]:
     """Native calls with the numbers of float64; where the two captures differ in them, none."""
-    if [f.kind for f in graph.fused] != [f.kind for f in double.fused]:
+    if [f.kind for f in graph.fused_calls] != [f.kind for f in double.fused_calls]:
         return ()
-    pairs = zip(graph.fused, double.fused, strict=True)
+    pairs = zip(graph.fused_calls, double.fused_calls, strict=True)
     return tuple(replace(own, attrs=raise_all(other.attrs)) for own, other in pairs)
 
 

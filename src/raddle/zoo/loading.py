@@ -7,7 +7,7 @@ from difflib import get_close_matches
 import torch
 
 from raddle.errors import InputError
-from raddle.zoo.placement import place
+from raddle.zoo.move import place
 from raddle.zoo.registry import ZOO, names
 from raddle.zoo.user_file import call, find, names_file
 from raddle.zoo.workload import Workload

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from patience import HANG
+from timeouts import HANG
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = [

@@ -105,7 +105,9 @@ def test_a_given_plan_opens_though_others_are_faster(graph: Graph) -> None:
         assert [m["batch"] for m in shown["methods"]] == [BATCH] * len(shown["methods"])
         fastest = max(shown["methods"], key=lambda method: method["samples_per_s"])
         assert shown["methods"][shown["best"]] is fastest
-        assert plan_file.from_dict(opened["plan"], graph.at(3)) == slow  # what the page saves runs
+        assert (
+            plan_file.from_dict(opened["plan"], graph.for_batch(3)) == slow
+        )  # what the page saves runs
 
 
 def test_without_given_plans_the_best_opens(graph: Graph) -> None:

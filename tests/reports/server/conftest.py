@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import HANG, wait_until
+from timeouts import HANG, wait_until
 
 
 class Served:

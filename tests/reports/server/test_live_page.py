@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from looking import browser
-from patience import HANG
+from timeouts import HANG
 
 pytestmark = pytest.mark.xdist_group("browser")
 

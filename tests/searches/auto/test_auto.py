@@ -22,7 +22,7 @@ from raddle.searches.predict import simulate_steps
 from raddle.searches.settings import Settings
 from raddle.simulation.memory.peaks import peak_bytes
 
-pytestmark = pytest.mark.usefixtures("own_seconds")
+pytestmark = pytest.mark.usefixtures("thread_clock")
 MODELS = ("lenet-tiny", "alexnet-tiny", "rnnlm-tiny", "unet-tiny", "gpt-tiny", "resnet50-tiny")
 
 

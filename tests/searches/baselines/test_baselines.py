@@ -103,7 +103,7 @@ def test_a_part_may_begin_inside_of_a_filter() -> None:
     assert cut
     for op in cut:
         assert {"c", "k"} <= {dim.name for dim in op.space.dims}
-        assert any(op.space.partial(box) for box in tiles[op.name].boxes)
+        assert any(op.space.is_partial(box) for box in tiles[op.name].boxes)
 
 
 def test_a_batch_smaller_than_the_devices() -> None:

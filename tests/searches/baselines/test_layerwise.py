@@ -63,7 +63,7 @@ def test_layers_of_a_recurrent_network_may_be_cut_apart_and_composites_not() -> 
     graph = capture(w.model, w.inputs, targets=w.targets, loss=w.loss)
     tiles = layerwise(graph, mixed(0, 3))
     home = {op.name: tiles[op.name].devices for op in graph.ops}
-    assert len({home[op.name] for op in graph.ops if op.composite == "lstm"}) > 1
+    assert len({home[op.name] for op in graph.ops if op.composite_kind == "lstm"}) > 1
     for layer in range(4):
         own = {home[op.name] for op in graph.ops if op.name.startswith(f"lstm.l{layer}.")}
         assert len(own) == 1

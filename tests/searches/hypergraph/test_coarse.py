@@ -194,7 +194,7 @@ def test_equal_seeds_give_equal_partitions():
     assert (blocks[0] == blocks[1]).all()
 
 
-@pytest.mark.usefixtures("own_seconds")
+@pytest.mark.usefixtures("thread_clock")
 @settings(tiny, max_examples=8)
 @given(models(), st.sampled_from([None, [3, 1], [1, 1, 2]]))
 def test_the_portfolio_is_best_and_says_so(m, shares):
@@ -232,7 +232,7 @@ def test_one_part_has_everything():
 BEST_KNOWN = {2: 24.5, 4: 63.1, 8: 160.1, 16: 393, 32: 877.3, 64: 1831, 128: 3706}  # Mi elements
 
 
-@pytest.mark.usefixtures("own_seconds")
+@pytest.mark.usefixtures("thread_clock")
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", BEST_KNOWN)
 def test_vgg16_is_within_a_hundredth_of_the_best_known(parts):

@@ -27,7 +27,7 @@ from raddle.searches.purposes import bytes_by_purpose
 from raddle.simulation.timeline import simulate
 from raddle.zoo.workload import Workload
 
-pytestmark = pytest.mark.usefixtures("own_seconds")
+pytestmark = pytest.mark.usefixtures("thread_clock")
 BATCH = 8
 MODELS = ("vgg16-tiny", "resnet50-tiny", "unet-tiny", "inception_v3-tiny")
 

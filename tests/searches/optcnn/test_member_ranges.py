@@ -26,8 +26,8 @@ def test_ranges_of_one_letter_are_one_object() -> None:
     assert [r.end for r in dims] == [dim.size for dim in member.op.space.dims]
     for access in member.op.space.operands:
         for index in access.indices:
-            if index.plain is not None and dims[index.plain].end <= index.extent:
-                assert own.index(index, dims) is dims[index.plain]
+            if index.plain_dim is not None and dims[index.plain_dim].end <= index.extent:
+                assert own.index(index, dims) is dims[index.plain_dim]
 
 
 def test_a_value_that_is_read_where_it_was_made_costs_nothing() -> None:

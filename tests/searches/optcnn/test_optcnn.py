@@ -120,14 +120,14 @@ class Recount:
         """What each device has of an output, once partial sums are merged."""
         pieces: Pieces = {}
         for tile in tiling.tiles:
-            pieces.setdefault(tile.device, []).append(op.space.produces(tile.box)[output])
-        if not (op.space.product and self.partial(op, tiling)):
+            pieces.setdefault(tile.device, []).append(op.space.output_boxes(tile.box)[output])
+        if not (op.space.is_product and self.partial(op, tiling)):
             return pieces
         first = pieces[0][0]
         along = longest_dim(first.shape)
         found: Pieces = {}
         for device, (box,) in pieces.items():
-            owners = [t.device for t in tiling.tiles if op.space.produces(t.box)[output] == box]
+            owners = [t.device for t in tiling.tiles if op.space.output_boxes(t.box)[output] == box]
             size, rank, count = box.shape[along], owners.index(device), len(owners)
             lo, hi = list(box.lo), list(box.hi)
             lo[along] = box.lo[along] + -(-size * rank // count)
@@ -136,7 +136,9 @@ class Recount:
         return found
 
     def partial(self, op: Op, tiling: Tiling) -> bool:
-        return bool(op.space.combine) and any(op.space.partial(tile.box) for tile in tiling.tiles)
+        return bool(op.space.combine) and any(
+            op.space.is_partial(tile.box) for tile in tiling.tiles
+        )
 
     def moved(self, maker: Op, output: int, own: Tiling, op: Op, operand: int, to: Tiling) -> float:
         """t_X of one reader."""
@@ -169,7 +171,7 @@ class Recount:
             copy[tile.device] = seen[tile.box] = seen.get(tile.box, -1) + 1
         small = True
         for tile in tiling.tiles:
-            out = op.space.produces(tile.box)
+            out = op.space.output_boxes(tile.box)
             amount = sum(
                 box.volume * self.width(name) for box, name in zip(out, op.outputs, strict=True)
             )
@@ -177,7 +179,7 @@ class Recount:
             partners = [
                 t.device
                 for t in tiling.tiles
-                if op.space.produces(t.box) == out and copy[t.device] == copy[tile.device]
+                if op.space.output_boxes(t.box) == out and copy[t.device] == copy[tile.device]
             ]
             sources = [t.device for t in tiling.tiles if not copy[t.device]] if small else partners
             node = self.cluster.members(self.cluster.devices[tile.device].node)

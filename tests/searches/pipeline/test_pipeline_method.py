@@ -30,7 +30,7 @@ from raddle.searches.settings import Settings
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.verification.verdict import verify
 
-pytestmark = pytest.mark.usefixtures("own_seconds")
+pytestmark = pytest.mark.usefixtures("thread_clock")
 
 
 @cache
@@ -200,7 +200,7 @@ class Noisy(nn.Module):
 
 def test_what_may_be_random_has_no_copies_in_a_stage_of_several_devices() -> None:
     graph = capture(Noisy(), [torch.zeros(64, 64)], loss=torch.sum)
-    (noise,) = graph.opaque
+    (noise,) = graph.opaque_ops
     found = pipeline(graph, cluster("p100:1x4"), Settings(budget=1.0))
     staged = [c.found for c in found if len(set(c.found.tiles["a"].devices)) > 1]
     assert staged

@@ -233,7 +233,7 @@ class Replay:
             return [c.box for c in self.program.variants[0].merges[op.name] if device in c.devices]
         k = op.outputs.index(value)
         tiles = self.plan.tiles[op.name].tiles
-        return [op.space.produces(t.box)[k] for t in tiles if t.device == device]
+        return [op.space.output_boxes(t.box)[k] for t in tiles if t.device == device]
 
     def is_view(self, key: Any, op: Op, device: int) -> bool:
         if op.kind not in ("reshape", "permute", "expand", "select", "slice"):
@@ -371,7 +371,7 @@ class Replay:
     def part(self, op: Op, device: int) -> int:
         width = self.program.element_bytes(op.outputs[0])
         return sum(
-            op.space.produces(t.box)[0].volume * tensors_per_part(op, t.box) * width
+            op.space.output_boxes(t.box)[0].volume * tensors_per_part(op, t.box) * width
             for t in self.plan.tiles[op.name].tiles
             if t.device == device
         )
@@ -456,7 +456,7 @@ class Replay:
                 s.box.volume
                 for share in self.program.regions[name]
                 for s in self.program.slices[name]
-                if s.server == device and share.box.holds(s.box)
+                if s.server == device and share.box.contains(s.box)
                 and any(not (box & share.box).empty for box in boxes)
             )  # fmt: skip
             begin = min(spans[n, device][0][0] for n, _ in waiting)

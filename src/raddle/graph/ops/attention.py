@@ -19,8 +19,8 @@ from torch import Tensor
 from raddle.graph.box import Box
 from raddle.graph.builder import Builder, NotSplittable, aten
 from raddle.graph.graph import Value
-from raddle.graph.kind import Frame, Kernel, Site, declare
 from raddle.graph.letters import unique
+from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.norm import softmax
 from raddle.graph.ops.pointwise import (
     broadcast_access,
@@ -35,7 +35,7 @@ from raddle.graph.traits import Keeps, Traits
 A = torch.ops.aten
 
 
-def _line(f: Frame) -> str:
+def _line(f: Signature) -> str:
     out, batch, rank = f.outputs[0], f.outputs[0][:-2], len(f.outputs[0])
     lead = broadcast_letters([s[:-2] for s in f.shapes[:3]], [a[:-2] for a in f.letters[:3]], batch)
     *lead, t, c = unique([*lead, f.letters[0][-2], f.letters[2][-1]])
@@ -50,7 +50,7 @@ def _line(f: Frame) -> str:
     return line.replace("%", s)
 
 
-def _kernel(site: Site) -> Kernel:
+def _kernel(site: OperatorTile) -> Kernel:
     causal, scale = site.attrs["causal"], site.attrs["scale"]
     t = len(site.shape) - 2
     t0, t1 = site.box.lo[t], site.box.hi[t]
@@ -68,7 +68,7 @@ def _kernel(site: Site) -> Kernel:
 
 def _flops(space: Space, box: Box, operand: int | None) -> int:
     """Two products forward; backward, the scores again and products for their gradient, q, k, v."""
-    *lead, t, c = space.produces(box)[0].shape
+    *lead, t, c = space.output_boxes(box)[0].shape
     keys, features = (index.extent for index in space.operands[1].indices[-2:])
     pairs = 2 * math.prod(lead) * t * keys
     by_k, by_c = pairs * features, pairs * c
@@ -109,7 +109,7 @@ def _spelt_out(
     causal: bool,
     scale: float,
 ) -> Any:
-    with b.group("attention", [], native=False):
+    with b.composite("attention", [], native=False):
         turned = b.call(A.transpose.int, k, -2, -1)
         scores = b.call(A.matmul.default, pointwise(b, A.mul.Tensor, q, scale), turned)
         if causal:

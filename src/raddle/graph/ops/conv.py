@@ -17,7 +17,7 @@ from torch import Tensor
 from raddle.graph.box import Box
 from raddle.graph.builder import Builder, aten
 from raddle.graph.graph import Value
-from raddle.graph.kind import Kernel, Site, declare, ints, numbered
+from raddle.graph.operator_kind import Kernel, OperatorTile, declare, int_per_dim, numbered_integers
 from raddle.graph.space import Space
 from raddle.graph.traits import Keeps, Traits
 
@@ -47,7 +47,7 @@ def settle_padding(
     return [0] * len(pads), [amount for pair in reversed(pads) for amount in pair]
 
 
-def _conv(site: Site) -> Kernel:
+def _conv(site: OperatorTile) -> Kernel:
     stride, dilation = site.attrs["stride"], site.attrs["dilation"]
     if site.region(0) is None:
         return _only_bias(site)
@@ -64,7 +64,7 @@ def _conv(site: Site) -> Kernel:
     return run
 
 
-def _transposed(site: Site) -> Kernel:
+def _transposed(site: OperatorTile) -> Kernel:
     stride, dilation, padding = (site.attrs[k] for k in ("stride", "dilation", "padding"))
     region, weight = site.region(0), site.region(1)
     if region is None or weight is None:
@@ -73,7 +73,7 @@ def _transposed(site: Site) -> Kernel:
     call: Callable[..., Tensor] = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[
         rank - 1
     ]
-    out = site.op.space.produces(site.box)[0]
+    out = site.op.space.output_boxes(site.box)[0]
     crops = []  # the whole result of the region starts at lo*s and ends at (hi-1)*s + (r-1)*d + 1
     for i in range(rank):
         lo, hi, r = region.lo[2 + i], region.hi[2 + i], weight.shape[2 + i]
@@ -102,7 +102,7 @@ def _transposed_flops(space: Space, box: Box, operand: int | None) -> int:
 
 
 def _by_group(
-    site: Site, call: Callable[[Tensor, Tensor, int], Tensor], transposed: bool = False
+    site: OperatorTile, call: Callable[[Tensor, Tensor, int], Tensor], transposed: bool = False
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
     """Runs a grouped convolution on a box of filters that may begin and end inside a group."""
     if site.attrs["groups"] == 1:
@@ -145,7 +145,7 @@ def _with_bias(y: Tensor, b: Tensor | None) -> Tensor:
     return y if b is None else y + b.view(-1, *[1] * (y.dim() - 2))
 
 
-def _only_bias(site: Site) -> Kernel:
+def _only_bias(site: OperatorTile) -> Kernel:
     return lambda x=None, w=None, b=None: _with_bias(site.full(0), b)
 
 
@@ -172,7 +172,7 @@ def _conv_call(
     groups: int = 1,
 ) -> Any:
     rank = len(weight.shape) - 2
-    stride, dilation = ints(stride, rank), ints(dilation, rank)
+    stride, dilation = int_per_dim(stride, rank), int_per_dim(dilation, rank)
     kernel = weight.shape[2:]
     if isinstance(padding, str):
         total = [
@@ -180,7 +180,7 @@ def _conv_call(
         ]
         before, after = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
     else:
-        before = after = ints(padding, rank)
+        before = after = int_per_dim(padding, rank)
     if len(x.shape) == rank + 1:  # no sample dimension
         y = _conv_call(
             b, b.call(A.unsqueeze.default, x, 0), weight, bias, stride, padding, dilation, groups
@@ -195,8 +195,8 @@ def _conv_call(
     shape = (x.shape[0], weight.shape[0], *spatial)
     cg, kg = weight.shape[0] // groups, x.shape[1] // groups
     attrs = {"stride": stride, "dilation": dilation, "groups": groups, "cg": cg, "kg": kg}
-    names = {"cg": cg, "kg": kg, **numbered(s=stride, d=dilation, p=before)}
-    return b.emit(f"conv{rank}d", [x, weight, bias], [(shape, x.dtype)], attrs, names=names)
+    names = {"cg": cg, "kg": kg, **numbered_integers(s=stride, d=dilation, p=before)}
+    return b.emit(f"conv{rank}d", [x, weight, bias], [(shape, x.dtype)], attrs, integers=names)
 
 
 @aten("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
@@ -213,7 +213,7 @@ def _transposed_call(
 ) -> Any:
     rank = len(weight.shape) - 2
     stride, padding, extra, dilation = (
-        ints(v, rank) for v in (stride, padding, output_padding, dilation)
+        int_per_dim(v, rank) for v in (stride, padding, output_padding, dilation)
     )
     if len(x.shape) == rank + 1:
         y = _transposed_call(
@@ -239,9 +239,9 @@ def _transposed_call(
     attrs = {
         "stride": stride, "dilation": dilation, "padding": padding, "groups": groups, "cg": cg, "kg": kg
     }  # fmt: skip
-    names = {"cg": cg, "kg": kg, "k": kg, **numbered(s=stride, d=dilation, p=padding)}
+    names = {"cg": cg, "kg": kg, "k": kg, **numbered_integers(s=stride, d=dilation, p=padding)}
     kind = f"conv_transpose{rank}d"
-    return b.emit(kind, [x, weight, bias], [(shape, x.dtype)], attrs, names=names)
+    return b.emit(kind, [x, weight, bias], [(shape, x.dtype)], attrs, integers=names)
 
 
 @aten("convolution")

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from raddle.graph.builder import Builder, NotSplittable, aten
 from raddle.graph.graph import Value
-from raddle.graph.kind import Frame, Kernel, Site, declare
 from raddle.graph.letters import unique
+from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.pointwise import broadcast_access, broadcast_letters, broadcast_shape
 from raddle.graph.traits import Keeps, Traits
 
@@ -31,15 +31,15 @@ A = torch.ops.aten
 # -- embedding: the vocabulary is a summed dimension -----------------------------------
 
 
-def _embedding_line(f: Frame) -> str:
+def _embedding_line(f: Signature) -> str:
     lead = " ".join(unique(f.letters[1], "cv"))
     return f"y[{lead} c] += w[v c], i[{lead}]"
 
 
-def _embedding(site: Site) -> Kernel:
+def _embedding(site: OperatorTile) -> Kernel:
     (lo, hi), padding = site.range("v"), site.attrs["padding_idx"]
     local = padding - lo if padding is not None and lo <= padding < hi else None
-    if not site.partial:
+    if not site.is_partial:
         return lambda w, i: F.embedding(i, w, local)
 
     def run(w: Tensor, i: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def _embedding(site: Site) -> Kernel:
     return run
 
 
-declare("embedding", _embedding_line, _embedding, Traits(Keeps.INDICES), cost=0)
+declare("embedding", _embedding_line, _embedding, Traits(Keeps.INDICES), flops_per_point=0)
 
 
 @aten("embedding")
@@ -72,7 +72,7 @@ def _embedding_call(
 # -- pick: x[n, target[n]]; a target outside of the classes (ignore_index) gives 0 -----
 
 
-def _pick_line(f: Frame) -> str:
+def _pick_line(f: Signature) -> str:
     if len(f.shapes[0]) == 1 and len(f.shapes[1]) != 0:  # weights of classes, for every sample
         lead = unique(f.letters[1], "c")
         return f"y[{' '.join(lead)}] += x[c], i[{' '.join(lead)}]"
@@ -82,7 +82,7 @@ def _pick_line(f: Frame) -> str:
     return f"y[{kept}] += x[{' '.join(letters)}], i[{kept}]"
 
 
-def _pick(site: Site) -> Kernel:
+def _pick(site: OperatorTile) -> Kernel:
     at, table = site.attrs["dim"], len(site.op.space.operands[0].indices) == 1
     region = site.region(0)
     assert region is not None
@@ -97,7 +97,7 @@ def _pick(site: Site) -> Kernel:
     return run
 
 
-declare("pick", _pick_line, _pick, Traits(Keeps.INDICES), cost=0)
+declare("pick", _pick_line, _pick, Traits(Keeps.INDICES), flops_per_point=0)
 
 
 def pick(b: Builder, x: Value, target: Value, dim: int, suffix: str) -> Any:
@@ -108,7 +108,7 @@ def pick(b: Builder, x: Value, target: Value, dim: int, suffix: str) -> Any:
 # -- gather, index_select, x[i] --------------------------------------------------------
 
 
-def _gather_line(f: Frame) -> str:
+def _gather_line(f: Signature) -> str:
     letters, dim = unique(f.letters[0]), f.attrs["dim"]
     inside = [":" if d == dim else a for d, a in enumerate(letters)]
     y = " ".join(letters)
@@ -120,7 +120,7 @@ declare(
     _gather_line,
     lambda s: lambda x, i: x.gather(s.attrs["dim"], i),
     Traits(Keeps.INDICES),
-    cost=0,
+    flops_per_point=0,
 )
 
 
@@ -132,7 +132,7 @@ def _gather_call(b: Builder, x: Value, dim: int, index: Value, *, sparse_grad: b
     return b.emit("gather", [x, index], [(index.shape, x.dtype)], attrs)
 
 
-def _index_line(f: Frame) -> str:
+def _index_line(f: Signature) -> str:
     """Consecutive dimensions of x are replaced by the (broadcast) dimensions of the index tensors."""
     dim, count = f.attrs["dim"], len(f.shapes) - 1
     out = f.outputs[0]
@@ -146,12 +146,12 @@ def _index_line(f: Frame) -> str:
     return f"y[{' '.join(letters)}] = x[{' '.join(inside)}], {', '.join(accesses)}"
 
 
-def _index(site: Site) -> Kernel:
+def _index(site: OperatorTile) -> Kernel:
     lead = (slice(None),) * site.attrs["dim"]
     return lambda x, *indices: x[(*lead, *indices)]
 
 
-declare("index", _index_line, _index, Traits(Keeps.INDICES), cost=0)
+declare("index", _index_line, _index, Traits(Keeps.INDICES), flops_per_point=0)
 
 
 @aten("index", "_unsafe_index")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raddle.graph.builder import Builder, NotSplittable, aten
 from raddle.graph.graph import Value
-from raddle.graph.kind import Kernel, Site, declare
+from raddle.graph.operator_kind import Kernel, OperatorTile, declare
 from raddle.graph.ops.gather import pick
 from raddle.graph.ops.norm import log_sum_exp, softmax, wide
 from raddle.graph.ops.pointwise import arguments, cast, pointwise, pointwise_line
@@ -66,7 +66,7 @@ for _name in [
 # -- cross entropy ---------------------------------------------------------------------
 
 
-def _entropy(site: Site) -> Kernel:
+def _entropy(site: OperatorTile) -> Kernel:
     """A sample's loss from lse, x[target], w[target], sum of w*x over classes, and the sum of w."""
     ignore, smoothing, classes = (site.attrs[k] for k in ("ignore", "smoothing", "classes"))
     dtype = site.op.dtypes[0]
@@ -86,7 +86,7 @@ def _entropy(site: Site) -> Kernel:
     return run
 
 
-def _counted(site: Site) -> Kernel:
+def _counted(site: OperatorTile) -> Kernel:
     """What a sample adds to the divisor of the mean: its weight, or 1, or 0 if it is ignored."""
     ignore, dtype = site.attrs["ignore"], site.op.dtypes[0]
     return lambda t, weight=None: (
@@ -94,7 +94,7 @@ def _counted(site: Site) -> Kernel:
     ).to(dtype)
 
 
-declare("entropy", pointwise_line, _entropy, Traits(Keeps.INPUTS), cost=4)
+declare("entropy", pointwise_line, _entropy, Traits(Keeps.INPUTS), flops_per_point=4)
 declare("counted", pointwise_line, _counted, Traits(Keeps.NOTHING, light=True))
 
 
@@ -136,7 +136,7 @@ def _cross_entropy(
     if target.dtype.is_floating_point:
         return _soft_targets(b, x, target, weight, reduction, label_smoothing)
     attrs = {"reduction": reduction, "ignore": ignore_index, "smoothing": label_smoothing}
-    with b.group("cross_entropy", [x, target, weight], attrs) as outputs:
+    with b.composite("cross_entropy", [x, target, weight], attrs) as outputs:
         loss = _likelihood(
             b, x, target, weight, reduction, ignore_index, label_smoothing, logits=True
         )

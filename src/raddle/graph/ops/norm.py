@@ -23,8 +23,8 @@ from torch import Tensor
 from raddle.errors import InputError
 from raddle.graph.builder import Builder, NotSplittable, aten
 from raddle.graph.graph import Op, Value
-from raddle.graph.kind import Frame, Kernel, Site, declare
 from raddle.graph.letters import unique
+from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.pointwise import cast
 from raddle.graph.traits import Keeps, Traits
 
@@ -40,7 +40,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _statistics_line(assign: str, outputs: Sequence[str]) -> Any:
-    def line(f: Frame) -> str:
+    def line(f: Signature) -> str:
         letters = unique(f.letters[0])
         kept = " ".join(a for d, a in enumerate(letters) if d not in f.attrs["dims"])
         left = ", ".join(f"{o}[{kept}]" for o in outputs)
@@ -49,7 +49,7 @@ def _statistics_line(assign: str, outputs: Sequence[str]) -> Any:
     return line
 
 
-def _moments(site: Site) -> Kernel:
+def _moments(site: OperatorTile) -> Kernel:
     dims, dtype = site.attrs["dims"], site.op.dtypes[0]
 
     def run(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,9 +72,9 @@ def _merge_moments(
     return mean, sum(terms, torch.zeros_like(mean))
 
 
-def _lse(site: Site) -> Kernel:
+def _lse(site: OperatorTile) -> Kernel:
     (dim,), dtype = site.attrs["dims"], site.op.dtypes[0]
-    if not site.partial:
+    if not site.is_partial:
         return lambda x: torch.logsumexp(x.to(dtype), dim)
 
     def run(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,10 +100,17 @@ declare(
     _statistics_line("moments=", "mv"),
     _moments,
     Traits(Keeps.INPUTS),
-    cost=3,
+    flops_per_point=3,
     merge=_merge_moments,
 )
-declare("lse", _statistics_line("lse=", "l"), _lse, Traits(Keeps.INPUTS), cost=3, merge=_merge_lse)
+declare(
+    "lse",
+    _statistics_line("lse=", "l"),
+    _lse,
+    Traits(Keeps.INPUTS),
+    flops_per_point=3,
+    merge=_merge_lse,
+)
 
 
 def moments(b: Builder, x: Value, dims: Sequence[int], suffix: str) -> Any:
@@ -136,14 +143,14 @@ def _logsumexp(b: Builder, x: Value, dim: Any, keepdim: bool = False) -> Any:
 # -- batch norm ------------------------------------------------------------------------
 
 
-def _batch_norm_line(f: Frame) -> str:
+def _batch_norm_line(f: Signature) -> str:
     letters = unique(f.letters[0])
     y, c = " ".join(letters), letters[1]
     rest = "".join(f", s{i}[{c}]" for i in range(len(f.shapes) - 1))
     return f"y[{y}] = x[{y}]{rest}"
 
 
-def _batch_norm(site: Site) -> Kernel:
+def _batch_norm(site: OperatorTile) -> Kernel:
     eps, dtype = site.attrs["eps"], site.op.dtypes[0]
 
     def run(
@@ -164,7 +171,7 @@ def _batch_norm(site: Site) -> Kernel:
     return run
 
 
-def _running(site: Site) -> Kernel:
+def _running(site: OperatorTile) -> Kernel:
     """The running statistics after a step; the variance without bias, as torch keeps it."""
     momentum, unbias = site.attrs["momentum"], site.attrs["unbias"]
 
@@ -178,13 +185,13 @@ def _running(site: Site) -> Kernel:
     return run
 
 
-declare("batch_norm", _batch_norm_line, _batch_norm, Traits(Keeps.INPUTS), cost=4)
+declare("batch_norm", _batch_norm_line, _batch_norm, Traits(Keeps.INPUTS), flops_per_point=4)
 declare(
     "running",
     "p[c], q[c] = a[c], b[c], m[c], v[c]",
     _running,
     Traits(Keeps.NOTHING, beside=True),
-    cost=4,
+    flops_per_point=4,
 )
 
 
@@ -200,7 +207,7 @@ def _batch_norm_call(
     dims = [d for d in range(len(x.shape)) if d != 1]
     count = math.prod(x.shape[d] for d in dims)
     attrs = {"eps": eps, "momentum": momentum}
-    with b.group("batch_norm", inputs, attrs) as outputs:
+    with b.composite("batch_norm", inputs, attrs) as outputs:
         m, v = moments(b, x, dims, "moments")
         updated: Sequence[Value] = ()
         # Before the result, which a stage may end with: one native call does all three in one segment.
@@ -208,8 +215,8 @@ def _batch_norm_call(
             attrs = {"momentum": momentum, "unbias": count / max(1, count - 1)}
             shapes = [(mean.shape, mean.dtype), (var.shape, var.dtype)]
             updated = b.emit("running", [mean, var, m, v], shapes, attrs, suffix="running")
-            b.write(mean, updated[0])
-            b.write(var, updated[1])
+            b.record_hidden_write(mean, updated[0])
+            b.record_hidden_write(var, updated[1])
         y = b.emit("batch_norm", [x, m, v, weight, bias], out, {"eps": eps}, suffix="")
         outputs.extend([y, *updated])
     return y
@@ -218,7 +225,7 @@ def _batch_norm_call(
 # -- layer, group, instance and RMS norm -----------------------------------------------
 
 
-def _layer_norm_line(f: Frame) -> str:
+def _layer_norm_line(f: Signature) -> str:
     letters, keep = unique(f.letters[0]), len(f.shapes[0]) - f.attrs["rank"]
     y, lead, tail = " ".join(letters), " ".join(letters[:keep]), " ".join(letters[keep:])
     stats = "".join(f", s{i}[{lead}]" for i in range(f.attrs["statistics"]))
@@ -226,7 +233,7 @@ def _layer_norm_line(f: Frame) -> str:
     return f"y[{y}] = x[{y}]{stats}{affine}"
 
 
-def _layer_norm(site: Site) -> Kernel:
+def _layer_norm(site: OperatorTile) -> Kernel:
     eps, ones, dtype = site.attrs["eps"], (1,) * site.attrs["rank"], site.op.dtypes[0]
 
     def run(
@@ -246,7 +253,7 @@ def _layer_norm(site: Site) -> Kernel:
     return run
 
 
-declare("layer_norm", _layer_norm_line, _layer_norm, Traits(Keeps.INPUTS), cost=4)
+declare("layer_norm", _layer_norm_line, _layer_norm, Traits(Keeps.INPUTS), flops_per_point=4)
 
 
 def _normalise(
@@ -271,7 +278,7 @@ def _layer_norm_call(
     bias: Value | None = None, eps: float = 1e-5, *_: Any,
 ) -> Any:  # fmt: skip
     attrs = {"rank": len(shape), "eps": eps}
-    with b.group("layer_norm", [x, weight, bias], attrs) as outputs:
+    with b.composite("layer_norm", [x, weight, bias], attrs) as outputs:
         y = _normalise(b, x, len(shape), weight, bias, eps, x.dtype)
         outputs.append(y)
     return y
@@ -288,7 +295,7 @@ def _rms_norm_call(
     eps = torch.finfo(wide(x.dtype)).eps if eps is None else eps
     rank = len(shape)
     dims = list(range(len(x.shape) - rank, len(x.shape)))
-    with b.group("rms_norm", [x, weight], {"rank": rank, "eps": eps}) as outputs:
+    with b.composite("rms_norm", [x, weight], {"rank": rank, "eps": eps}) as outputs:
         accurate = cast(b, x, wide(x.dtype))
         square = b.call(A.mul.Tensor, accurate, accurate)
         mean = b.call(A.mean.dim, square, dims)
@@ -304,7 +311,7 @@ def _group_norm_call(
     eps: float = 1e-5, *_: Any,
 ) -> Any:  # fmt: skip
     n, c, *spatial = x.shape
-    with b.group("group_norm", [x, weight, bias], {"groups": groups, "eps": eps}) as outputs:
+    with b.composite("group_norm", [x, weight, bias], {"groups": groups, "eps": eps}) as outputs:
         parts = b.call(A.reshape.default, x, [n, groups, c // groups, *spatial])
         normal = _normalise(b, parts, 1 + len(spatial), None, None, eps, wide(x.dtype), None)
         y = b.call(A.reshape.default, normal, list(x.shape))
@@ -341,21 +348,21 @@ def affine(b: Builder, x: Value, weight: Value | None, bias: Value | None) -> An
 # -- softmax ---------------------------------------------------------------------------
 
 
-def _softmax_line(f: Frame) -> str:
+def _softmax_line(f: Signature) -> str:
     letters = unique(f.letters[0])
     kept = " ".join(a for d, a in enumerate(letters) if d != f.attrs["dim"])
     y = " ".join(letters)
     return f"y[{y}] = x[{y}], l[{kept}]"
 
 
-def _softmax(site: Site) -> Kernel:
+def _softmax(site: OperatorTile) -> Kernel:
     dim, dtype = site.attrs["dim"], site.op.dtypes[0]
     if site.attrs["log"]:
         return lambda x, lse: (x - lse.unsqueeze(dim)).to(dtype)
     return lambda x, lse: (x - lse.unsqueeze(dim)).exp().to(dtype)
 
 
-declare("softmax", _softmax_line, _softmax, Traits(Keeps.OUTPUT), cost=2)
+declare("softmax", _softmax_line, _softmax, Traits(Keeps.OUTPUT), flops_per_point=2)
 
 
 def softmax(b: Builder, x: Value, dim: int, dtype: Any = None, log: bool = False) -> Any:
@@ -365,7 +372,7 @@ def softmax(b: Builder, x: Value, dim: int, dtype: Any = None, log: bool = False
         raise NotSplittable
     dim = dim % len(x.shape)
     kind = "log_softmax" if log else "softmax"
-    with b.group(kind, [x], {"dim": dim}) as outputs:
+    with b.composite(kind, [x], {"dim": dim}) as outputs:
         lse = log_sum_exp(b, x, dim, "lse")
         y = b.emit("softmax", [x, lse], [(x.shape, x.dtype)], {"dim": dim, "log": log}, suffix="")
         outputs.append(y)

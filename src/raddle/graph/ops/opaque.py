@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from raddle.errors import InputError
-from raddle.graph.builder import fill, resolve
+from raddle.graph.builder import fill_template, resolve_overload
 from raddle.graph.dtypes import carries_gradient, settled
-from raddle.graph.kind import Frame, Kernel, Site, declare
+from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.traits import Keeps, Traits
 
 _CAPITALS = "ABCDEFGHIJKLMOPQRSTUVWXYZ"  # without N: what comes out need not hold samples
@@ -30,7 +30,7 @@ def _letters(shape: Sequence[int], sizes: dict[str, int]) -> list[str]:
     return chosen
 
 
-def _line(f: Frame) -> str:
+def _line(f: Signature) -> str:
     sizes: dict[str, int] = {}
     outputs = [" ".join(_letters(shape, sizes)) for shape in f.outputs]
     left = ", ".join(f"y{i}[{o}]" for i, o in enumerate(outputs))
@@ -38,8 +38,8 @@ def _line(f: Frame) -> str:
     return f"{left} = {right}"
 
 
-def _kernel(site: Site) -> Kernel:
-    target = resolve(site.attrs["call"])
+def _kernel(site: OperatorTile) -> Kernel:
+    target = resolve_overload(site.attrs["call"])
     args, kwargs = site.attrs["args"], site.attrs["kwargs"]
     kept, single = site.attrs["outputs"], site.attrs["single"]
     creates = any(a.name == "device" for a in target._schema.arguments)
@@ -47,11 +47,11 @@ def _kernel(site: Site) -> Kernel:
     places: dict[str, Any] = {"device": site.device} if creates else {}
 
     def run(*tensors: Any) -> Any:
-        result = target(*fill(args, tensors), **fill(kwargs, tensors), **places)
+        result = target(*fill_template(args, tensors), **fill_template(kwargs, tensors), **places)
         results = (result,) if single else tuple(result[i] for i in kept)
         return tuple(settled(t) for t in results) if lazy else results
 
     return run
 
 
-declare("opaque", _line, _kernel, Traits(Keeps.BOTH), cost=0)
+declare("opaque", _line, _kernel, Traits(Keeps.BOTH), flops_per_point=0)

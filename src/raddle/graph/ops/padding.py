@@ -15,8 +15,8 @@ from torch import Tensor
 
 from raddle.graph.builder import Builder, NotSplittable, aten
 from raddle.graph.graph import Value
-from raddle.graph.kind import Frame, Kernel, Site, declare
 from raddle.graph.letters import unique
+from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.traits import Keeps, Traits
 
 A = torch.ops.aten
@@ -25,13 +25,13 @@ A = torch.ops.aten
 # -- padding with a constant -----------------------------------------------------------
 
 
-def _pad_line(f: Frame) -> str:
+def _pad_line(f: Signature) -> str:
     letters = unique(f.letters[0])
     inside = [f"{a}{-lo:+d}" for a, (lo, _) in zip(letters, f.attrs["pads"], strict=True)]
     return f"y[{' '.join(letters)}] = x[{' '.join(inside)}]"
 
 
-def _pad(site: Site) -> Kernel:
+def _pad(site: OperatorTile) -> Kernel:
     value = site.attrs["value"]
     if site.region(0) is None:
         return lambda x: site.full(value)
@@ -39,7 +39,7 @@ def _pad(site: Site) -> Kernel:
     return lambda x: F.pad(x, amounts, value=value) if any(amounts) else x
 
 
-declare("pad", _pad_line, _pad, Traits(Keeps.NOTHING), cost=0)
+declare("pad", _pad_line, _pad, Traits(Keeps.NOTHING), flops_per_point=0)
 
 
 @aten("constant_pad_nd")
@@ -88,13 +88,13 @@ def _wrapped(size: int, lo: int, hi: int) -> list[int]:
 # -- take: a table of sources by dimension ---------------------------------------------
 
 
-def _take_line(f: Frame) -> str:
+def _take_line(f: Signature) -> str:
     letters = unique(f.letters[0])
     inside = [f"source{d}({a})" if d in f.attrs["sources"] else a for d, a in enumerate(letters)]
     return f"y[{' '.join(letters)}] = x[{' '.join(inside)}]"
 
 
-def _take(site: Site) -> Kernel:
+def _take(site: OperatorTile) -> Kernel:
     region = site.region(0)
     assert region is not None
     picks = {
@@ -110,7 +110,7 @@ def _take(site: Site) -> Kernel:
     return run
 
 
-declare("take", _take_line, _take, Traits(Keeps.NOTHING), cost=0)
+declare("take", _take_line, _take, Traits(Keeps.NOTHING), flops_per_point=0)
 
 
 def take(b: Builder, x: Value, sources: dict[int, list[int]], suffix: str) -> Any:

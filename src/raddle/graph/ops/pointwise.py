@@ -11,10 +11,18 @@ from typing import Any
 
 import torch
 
-from raddle.graph.builder import Builder, NotSplittable, Slot, aten, fill, infer, resolve
+from raddle.graph.builder import (
+    Builder,
+    NotSplittable,
+    OperandRef,
+    aten,
+    fill_template,
+    infer_meta,
+    resolve_overload,
+)
 from raddle.graph.graph import Value
-from raddle.graph.kind import Frame, Kernel, Site, declare
-from raddle.graph.letters import POOL, unique
+from raddle.graph.letters import ALPHABET, unique
+from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.traits import Keeps, Traits
 
 A = torch.ops.aten
@@ -36,7 +44,7 @@ def broadcast_letters(
             at = rank - len(shape) + d
             if not found[at] and size == outputs[at]:
                 found[at] = names[d]
-    return unique([f or POOL[0] for f in found])
+    return unique([f or ALPHABET[0] for f in found])
 
 
 def broadcast_access(shape: Sequence[int], letters: Sequence[str], outputs: Sequence[int]) -> str:
@@ -46,7 +54,7 @@ def broadcast_access(shape: Sequence[int], letters: Sequence[str], outputs: Sequ
     return " ".join("0" if size == 1 and out != 1 else letter for size, out, letter in pairs)
 
 
-def pointwise_line(f: Frame) -> str:
+def pointwise_line(f: Signature) -> str:
     """y[a b] = x0[a b], x1[0 b]"""
     out = f.outputs[0]
     letters = broadcast_letters(f.shapes, f.letters, out)
@@ -55,19 +63,19 @@ def pointwise_line(f: Frame) -> str:
     return f"{left} = {', '.join(accesses)}"
 
 
-def _pointwise(site: Site) -> Kernel:
-    target = resolve(site.attrs["call"])
+def _pointwise(site: OperatorTile) -> Kernel:
+    target = resolve_overload(site.attrs["call"])
     args, kwargs = site.attrs["args"], site.attrs["kwargs"]
-    if not kwargs and all(isinstance(a, Slot) and a == i for i, a in enumerate(args)):
+    if not kwargs and all(isinstance(a, OperandRef) and a == i for i, a in enumerate(args)):
         return target  # type: ignore[no-any-return]
-    return lambda *tensors: target(*fill(args, tensors), **fill(kwargs, tensors))
+    return lambda *tensors: target(*fill_template(args, tensors), **fill_template(kwargs, tensors))
 
 
 declare("pointwise", pointwise_line, _pointwise, Traits(Keeps.INPUTS, light=True))
 
 
 def pointwise(b: Builder, target: Any, *args: Any, cost: int = 1, **kwargs: Any) -> Any:
-    return b.pointwise(target, args, kwargs, infer(target, args, kwargs), cost)
+    return b.pointwise(target, args, kwargs, infer_meta(target, args, kwargs), cost)
 
 
 def _untagged(name: str) -> None:
@@ -174,8 +182,8 @@ def cast(b: Builder, x: Value, *args: Any, dtype: torch.dtype | None = None) -> 
         dtype = a if isinstance(a, torch.dtype) else a.dtype if isinstance(a, Value) else dtype
     if dtype is None or dtype == x.dtype:
         return x
-    attrs = {"call": "_to_copy.default", "args": (Slot(0),), "kwargs": {"dtype": dtype}}
-    return b.emit("pointwise", [x], [(x.shape, dtype)], attrs, cost=0, suffix="to")
+    attrs = {"call": "_to_copy.default", "args": (OperandRef(0),), "kwargs": {"dtype": dtype}}
+    return b.emit("pointwise", [x], [(x.shape, dtype)], attrs, flops_per_point=0, suffix="to")
 
 
 @aten("copy")
@@ -189,7 +197,7 @@ def _masked_fill(b: Builder, x: Value, mask: Value, value: Any) -> Any:
     return pointwise(b, target, x, mask, value)
 
 
-def _prelu_line(f: Frame) -> str:
+def _prelu_line(f: Signature) -> str:
     letters = unique(f.letters[0])
     weight = letters[1] if len(letters) > 1 and f.shapes[1] != (1,) else "0"
     return f"y[{' '.join(letters)}] = x[{' '.join(letters)}], w[{weight}]"
@@ -206,14 +214,14 @@ def _prelu(b: Builder, x: Value, weight: Value) -> Any:
 # -- triangles: the diagonal is a global coordinate ------------------------------------
 
 
-def _triangle(site: Site) -> Kernel:
+def _triangle(site: OperatorTile) -> Kernel:
     row, column = site.box.lo[-2:]
     diagonal = site.attrs["diagonal"] + row - column
     function = torch.tril if site.attrs["lower"] else torch.triu
     return lambda x: function(x, diagonal)
 
 
-declare("triangle", pointwise_line, _triangle, Traits(Keeps.NOTHING, light=True), cost=0)
+declare("triangle", pointwise_line, _triangle, Traits(Keeps.NOTHING, light=True), flops_per_point=0)
 
 
 @aten("tril")
@@ -231,15 +239,15 @@ def _triu(b: Builder, x: Value, diagonal: int = 0) -> Any:
 # -- tensors from nothing --------------------------------------------------------------
 
 
-def _created_line(f: Frame) -> str:
-    return f"y[{' '.join(f.attrs.get('letters') or unique(POOL[: len(f.outputs[0])]))}] ="
+def _created_line(f: Signature) -> str:
+    return f"y[{' '.join(f.attrs.get('letters') or unique(ALPHABET[: len(f.outputs[0])]))}] ="
 
 
-def _full(site: Site) -> Kernel:
+def _full(site: OperatorTile) -> Kernel:
     return lambda: site.full(site.attrs["value"])
 
 
-def _arange(site: Site) -> Kernel:
+def _arange(site: OperatorTile) -> Kernel:
     (lo,), (hi,) = site.box
     start, step = site.attrs["start"], site.attrs["step"]
     dtype, device = site.op.dtypes[0], site.device
@@ -247,8 +255,8 @@ def _arange(site: Site) -> Kernel:
     return lambda: torch.arange(lo, hi, device=device).to(dtype) * step + start
 
 
-declare("full", _created_line, _full, Traits(Keeps.NOTHING, light=True), cost=0)
-declare("arange", _created_line, _arange, Traits(Keeps.NOTHING, light=True), cost=0)
+declare("full", _created_line, _full, Traits(Keeps.NOTHING, light=True), flops_per_point=0)
+declare("arange", _created_line, _arange, Traits(Keeps.NOTHING, light=True), flops_per_point=0)
 
 
 def full(
@@ -278,7 +286,7 @@ def _ones(b: Builder, *args: Any, dtype: torch.dtype | None = None) -> Any:
 def _new_full(b: Builder, *args: Any, dtype: torch.dtype | None = None) -> Any:
     source = args[0] if isinstance(args[0], Value) else None
     shape, value = args[-2:]
-    default = infer(A.full.default, (shape, value), {}).dtype
+    default = infer_meta(A.full.default, (shape, value), {}).dtype
     return full(b, shape, value, dtype or (source.dtype if source else default), "full")
 
 
@@ -307,6 +315,6 @@ def _scalar_tensor(b: Builder, value: float, *, dtype: torch.dtype | None = None
 @aten("arange")
 def _arange_call(b: Builder, *bounds: Any, dtype: torch.dtype | None = None) -> Any:
     start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
-    result = infer(A.arange.start_step, (start, end, step), {"dtype": dtype, "device": None})
+    result = infer_meta(A.arange.start_step, (start, end, step), {"dtype": dtype, "device": None})
     attrs = {"start": start, "step": step}
     return b.emit("arange", [], [(result.shape, result.dtype)], attrs)

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raddle.graph.builder import Builder, NotSplittable, aten, infer
+from raddle.graph.builder import Builder, NotSplittable, aten, infer_meta
 from raddle.graph.graph import Value
-from raddle.graph.kind import Kernel, Site, declare, ints, numbered
+from raddle.graph.operator_kind import Kernel, OperatorTile, declare, int_per_dim, numbered_integers
 from raddle.graph.ops.conv import settle_padding
 from raddle.graph.traits import Keeps, Traits
 
@@ -35,7 +35,7 @@ ADAPTIVE = {
 WINDOWS = {1: "R", 2: "RQ", 3: "TRQ"}
 
 
-def _max_pool(site: Site) -> Kernel:
+def _max_pool(site: OperatorTile) -> Kernel:
     kernel, stride, dilation = (site.attrs[k] for k in ("kernel", "stride", "dilation"))
     call: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(kernel) - 1]
     padding, explicit = _pool_padding(site, kernel, stride)
@@ -47,7 +47,7 @@ def _max_pool(site: Site) -> Kernel:
     return run
 
 
-def _pool_padding(site: Site, kernel: Any, stride: Any) -> tuple[list[int], list[int]]:
+def _pool_padding(site: OperatorTile, kernel: Any, stride: Any) -> tuple[list[int], list[int]]:
     """Pools pad by at most half their window themselves; avg_pool3d only what holds a window."""
     pads, region = site.pads(0)[2:], site.region(0)
     assert region is not None
@@ -58,12 +58,12 @@ def _pool_padding(site: Site, kernel: Any, stride: Any) -> tuple[list[int], list
     return padding, explicit
 
 
-def _avg_pool(site: Site) -> Kernel:
+def _avg_pool(site: OperatorTile) -> Kernel:
     kernel, stride = site.attrs["kernel"], site.attrs["stride"]
     rank = len(kernel)
     call: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1]
     padding, explicit = _pool_padding(site, kernel, stride)
-    out = site.op.space.produces(site.box)[0]
+    out = site.op.space.output_boxes(site.box)[0]
     factors = [[math.prod(kernel) / c for c in site.attrs["counts"][0][out.lo[2] : out.hi[2]]]]
     for i in range(1, rank):
         factors.append([1 / c for c in site.attrs["counts"][i][out.lo[2 + i] : out.hi[2 + i]]])
@@ -109,17 +109,17 @@ def _max_pool_call(
     ceil_mode: bool = False,
 ) -> Any:  # fmt: skip
     rank = len(x.shape) - 2 if not isinstance(kernel, (list, tuple)) else len(kernel)
-    kernel, padding, dilation = (ints(v, rank) for v in (kernel, padding, dilation))
-    stride = ints(stride, rank) if stride else kernel
+    kernel, padding, dilation = (int_per_dim(v, rank) for v in (kernel, padding, dilation))
+    stride = int_per_dim(stride, rank) if stride else kernel
     target = (A.max_pool1d.default, A.max_pool2d.default, A.max_pool3d.default)[rank - 1]
     attrs = {"kernel": kernel, "stride": stride, "dilation": dilation}
-    names = numbered(s=stride, d=dilation, p=padding) | dict(
+    names = numbered_integers(s=stride, d=dilation, p=padding) | dict(
         zip(WINDOWS[rank], kernel, strict=True)
     )
 
     def emit(v: Value) -> Any:
-        result = infer(target, (v, kernel, stride, padding, dilation, ceil_mode), {})
-        return b.emit(f"max_pool{rank}d", [v], [(result.shape, v.dtype)], attrs, names=names)
+        result = infer_meta(target, (v, kernel, stride, padding, dilation, ceil_mode), {})
+        return b.emit(f"max_pool{rank}d", [v], [(result.shape, v.dtype)], attrs, integers=names)
 
     return _batched(b, x, rank, emit)
 
@@ -130,12 +130,12 @@ def _avg_pool_call(
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Any:  # fmt: skip
     rank = len(x.shape) - 2 if not isinstance(kernel, (list, tuple)) else len(kernel)
-    kernel, padding = ints(kernel, rank), ints(padding, rank)
-    stride = ints(stride, rank) if stride else kernel
+    kernel, padding = int_per_dim(kernel, rank), int_per_dim(padding, rank)
+    stride = int_per_dim(stride, rank) if stride else kernel
     target = (A.avg_pool1d.default, A.avg_pool2d.default, A.avg_pool3d.default)[rank - 1]
 
     def emit(v: Value) -> Any:
-        shape = infer(target, (v, kernel, stride, padding, ceil_mode), {}).shape
+        shape = infer_meta(target, (v, kernel, stride, padding, ceil_mode), {}).shape
         counts = [
             [_count(i, k, s, p, size, count_include_pad) for i in range(out)]
             for k, s, p, size, out in zip(
@@ -145,10 +145,10 @@ def _avg_pool_call(
         if divisor_override:
             counts = [[divisor_override if i == 0 else 1] * len(c) for i, c in enumerate(counts)]
         attrs = {"kernel": kernel, "stride": stride, "counts": tuple(map(tuple, counts))}
-        names = numbered(s=stride, d=(1,) * rank, p=padding) | dict(
+        names = numbered_integers(s=stride, d=(1,) * rank, p=padding) | dict(
             zip(WINDOWS[rank], kernel, strict=True)
         )
-        return b.emit(f"avg_pool{rank}d", [v], [(shape, v.dtype)], attrs, names=names)
+        return b.emit(f"avg_pool{rank}d", [v], [(shape, v.dtype)], attrs, integers=names)
 
     return _batched(b, x, rank, emit)
 
@@ -167,10 +167,10 @@ def _windows(size: int, out: int) -> list[tuple[int, int]]:
     return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
 
 
-def _adaptive(site: Site) -> Kernel:
+def _adaptive(site: OperatorTile) -> Kernel:
     """Window by window along each dimension; one native pool where all windows are alike."""
     sizes, largest = site.attrs["sizes"], site.attrs["largest"]
-    out, region = site.op.space.produces(site.box)[0], site.region(0)
+    out, region = site.op.space.output_boxes(site.box)[0], site.region(0)
     assert region is not None
     rank = len(sizes)
     if all(size % o == 0 for size, o in sizes):
@@ -206,7 +206,7 @@ for _rank in (1, 2, 3):
 
 
 def adaptive_pool(b: Builder, x: Value, output: Any, *, largest: bool, rank: int) -> Any:
-    outputs = ints(output, rank)
+    outputs = int_per_dim(output, rank)
 
     def emit(v: Value) -> Any:
         sizes = tuple((s, s if o is None else o) for s, o in zip(v.shape[2:], outputs, strict=True))
@@ -215,7 +215,7 @@ def adaptive_pool(b: Builder, x: Value, output: Any, *, largest: bool, rank: int
         attrs = {"sizes": sizes, "largest": largest}
         cost = math.prod(-(-s // o) for s, o in sizes)
         kind = f"adaptive_pool{rank}d"
-        return b.emit(kind, [v], [(shape, v.dtype)], attrs, tables=tables, cost=cost)
+        return b.emit(kind, [v], [(shape, v.dtype)], attrs, tables=tables, flops_per_point=cost)
 
     return _batched(b, x, rank, emit)
 
@@ -238,7 +238,7 @@ def _adaptive_avg3(b: Builder, x: Value, output: Any) -> Any:
 def _adaptive_max(rank: int) -> None:
     @aten(f"adaptive_max_pool{rank}d")
     def translate(b: Builder, x: Value, output: Any) -> Any:
-        if b.wanted != {0}:
+        if b.used_outputs != {0}:
             raise NotSplittable  # the indices of the maxima
         return adaptive_pool(b, x, output, largest=True, rank=rank), None
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from raddle.graph.box import Box
 from raddle.graph.builder import Builder, aten
 from raddle.graph.graph import Value
-from raddle.graph.kind import Kernel, Site, declare
+from raddle.graph.operator_kind import Kernel, OperatorTile, declare
 from raddle.graph.ops.pointwise import pointwise_line
 from raddle.graph.traits import Keeps, Traits
 
@@ -44,7 +44,7 @@ def random_bits(box: Box, shape: Sequence[int], key: Tensor) -> Tensor:
     return _mix(_mix(index + key) + key)
 
 
-def _dropout(site: Site) -> Kernel:
+def _dropout(site: OperatorTile) -> Kernel:
     p, key = site.attrs["p"], site.attrs["stream"]
     shape = tuple(d.size for d in site.op.space.dims)
     kept = site.attrs["dims"]  # a mask over these dimensions alone (feature dropout), or over all
@@ -66,7 +66,13 @@ def _dropout(site: Site) -> Kernel:
     return run
 
 
-declare("dropout", pointwise_line, _dropout, Traits(Keeps.NOTHING, extra=1, light=True), cost=2)
+declare(
+    "dropout",
+    pointwise_line,
+    _dropout,
+    Traits(Keeps.NOTHING, extra=1, light=True),
+    flops_per_point=2,
+)
 
 
 def dropout(

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from raddle.graph.builder import Builder, NotSplittable, aten
 from raddle.graph.graph import Op, Value
-from raddle.graph.kind import Kernel, Site, declare
-from raddle.graph.ops.contract import linear
+from raddle.graph.operator_kind import Kernel, OperatorTile, declare
+from raddle.graph.ops.contraction import linear
 from raddle.graph.ops.pointwise import pointwise_line
 from raddle.graph.ops.random import dropout
 from raddle.graph.ops.shape import cat, select
@@ -27,7 +27,7 @@ from raddle.graph.traits import Keeps, Traits
 A = torch.ops.aten
 
 
-def _lstm_cell(site: Site) -> Kernel:
+def _lstm_cell(site: OperatorTile) -> Kernel:
     def run(
         xi: Tensor, xf: Tensor, xg: Tensor, xo: Tensor,
         hi: Tensor, hf: Tensor, hg: Tensor, ho: Tensor, s: Tensor,
@@ -39,7 +39,7 @@ def _lstm_cell(site: Site) -> Kernel:
     return run
 
 
-def _gru_cell(site: Site) -> Kernel:
+def _gru_cell(site: OperatorTile) -> Kernel:
     def run(
         xr: Tensor, xz: Tensor, xn: Tensor, hr: Tensor, hz: Tensor, hn: Tensor, h: Tensor
     ) -> Tensor:
@@ -50,21 +50,21 @@ def _gru_cell(site: Site) -> Kernel:
     return run
 
 
-declare("lstm_cell", pointwise_line, _lstm_cell, Traits(Keeps.INPUTS), cost=13)
-declare("gru_cell", pointwise_line, _gru_cell, Traits(Keeps.INPUTS), cost=11)
+declare("lstm_cell", pointwise_line, _lstm_cell, Traits(Keeps.INPUTS), flops_per_point=13)
+declare("gru_cell", pointwise_line, _gru_cell, Traits(Keeps.INPUTS), flops_per_point=11)
 declare(
     "rnn_tanh_cell",
     pointwise_line,
     lambda _: lambda x, h: torch.tanh(x + h),
     Traits(Keeps.OUTPUT),
-    cost=2,
+    flops_per_point=2,
 )
 declare(
     "rnn_relu_cell",
     pointwise_line,
     lambda _: lambda x, h: torch.relu(x + h),
     Traits(Keeps.OUTPUT),
-    cost=2,
+    flops_per_point=2,
 )
 
 
@@ -135,7 +135,7 @@ def unroll(
     weights = [Weights(*params[i : i + each]) for i in range(0, len(params), each)]
     time = 1 if batch_first else 0
     zeros = [_made_of_zeros(b, s) for s in states]
-    with b.group(form.kind, [], native=False):
+    with b.composite(form.kind, [], native=False):
         sequence = [select(b, x, time, t) for t in range(x.shape[time])]
         starts = [_start(b, s, sequence[0]) for s in states]
         last: list[list[Value]] = []
@@ -158,7 +158,7 @@ def unroll(
                     run[t] = state[0]
                 attrs = {"steps": len(steps), "biases": biases, "reverse": bool(way)}
                 operands = [*sequence, *given, *weights[number][:each]]
-                b.native(form.kind, ops, operands, [*run, *state[1:]], attrs)
+                b.add_fused_call(form.kind, ops, operands, [*run, *state[1:]], attrs)
                 runs.append(run)
                 last.append(state)
             sequence = (

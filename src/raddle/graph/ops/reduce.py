@@ -16,10 +16,18 @@ from typing import Any
 
 import torch
 
-from raddle.graph.builder import Builder, NotSplittable, Slot, aten, fill, infer, resolve
+from raddle.graph.builder import (
+    Builder,
+    NotSplittable,
+    OperandRef,
+    aten,
+    fill_template,
+    infer_meta,
+    resolve_overload,
+)
 from raddle.graph.graph import Value
-from raddle.graph.kind import Frame, Kernel, Site, declare
-from raddle.graph.letters import fresh, unique
+from raddle.graph.letters import unique, unused_letter
+from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.norm import moments, wide
 from raddle.graph.ops.pointwise import arguments, cast, full, overload, pointwise
 from raddle.graph.traits import Keeps, Traits
@@ -47,7 +55,7 @@ def kept_letters(letters: Sequence[str], dims: Sequence[int], keepdim: bool) -> 
         if d not in dims:
             kept.append(letter)
         elif keepdim:
-            kept.append(fresh(taken))
+            kept.append(unused_letter(taken))
             taken.append(kept[-1])
     return kept
 
@@ -55,21 +63,21 @@ def kept_letters(letters: Sequence[str], dims: Sequence[int], keepdim: bool) -> 
 # -- sum, mean -------------------------------------------------------------------------
 
 
-def _sum_line(f: Frame) -> str:
+def _sum_line(f: Signature) -> str:
     dims, keepdim = f.attrs["dims"], f.attrs["keepdim"]
     letters = unique(f.letters[0])
     assign = "+=" if dims else "="
     return f"y[{' '.join(kept_letters(letters, dims, keepdim))}] {assign} x[{' '.join(letters)}]"
 
 
-def _sum(site: Site) -> Kernel:
+def _sum(site: OperatorTile) -> Kernel:
     dims, keepdim, scale = (site.attrs[k] for k in ("dims", "keepdim", "scale"))
     dtype = site.op.dtypes[0]
     if not dims:
         return lambda x: x.to(dtype)
     if scale == 1:
         return lambda x: x.sum(dims, keepdim, dtype=dtype)
-    if not site.partial:
+    if not site.is_partial:
         return lambda x: x.mean(dims, keepdim, dtype=dtype)
     return lambda x: x.sum(dims, keepdim, dtype=dtype) * scale
 
@@ -147,7 +155,7 @@ def _std(
 # -- whole -----------------------------------------------------------------------------
 
 
-def _whole_line(f: Frame) -> str:
+def _whole_line(f: Signature) -> str:
     dims = f.attrs["dims"]
     letters = unique(f.letters[0])
     inside = [a.upper() if d in dims else a for d, a in enumerate(letters)]
@@ -157,7 +165,7 @@ def _whole_line(f: Frame) -> str:
             outer = []
             for d, size in enumerate(shape):
                 if d in dims and size != f.shapes[0][d]:  # reduced and kept, or topk
-                    outer.append(fresh(taken).upper())
+                    outer.append(unused_letter(taken).upper())
                     taken.append(outer[-1])
                 else:
                     outer.append(inside[d])
@@ -168,12 +176,12 @@ def _whole_line(f: Frame) -> str:
     return f"{left} = x[{' '.join(inside)}]"
 
 
-def _whole(site: Site) -> Kernel:
-    target = resolve(site.attrs["call"])
+def _whole(site: OperatorTile) -> Kernel:
+    target = resolve_overload(site.attrs["call"])
     args, kwargs = site.attrs["args"], site.attrs["kwargs"]
 
     def run(x: Any) -> Any:
-        result = target(*fill(args, [x]), **fill(kwargs, [x]))
+        result = target(*fill_template(args, [x]), **fill_template(kwargs, [x]))
         return result if isinstance(result, torch.Tensor) else tuple(result)
 
     return run
@@ -184,11 +192,11 @@ declare("whole", _whole_line, _whole, Traits(Keeps.INPUTS))
 
 def whole(b: Builder, target: Any, x: Value, dims: Sequence[int], *args: Any, **kwargs: Any) -> Any:
     """An ATen call on x that takes the dimensions given whole, and every other one elementwise."""
-    result = infer(target, (x, *args), kwargs)
+    result = infer_meta(target, (x, *args), kwargs)
     outputs = [result] if isinstance(result, torch.Tensor) else list(result)
     name = target._schema.name.split("::")[1]
     call = f"{name}.{target._schema.overload_name or 'default'}"
-    attrs = {"call": call, "dims": tuple(dims), "args": (Slot(0), *args), "kwargs": kwargs}
+    attrs = {"call": call, "dims": tuple(dims), "args": (OperandRef(0), *args), "kwargs": kwargs}
     shapes = [(o.shape, o.dtype) for o in outputs]
     return b.emit("whole", [x], shapes, attrs, suffix=name)
 

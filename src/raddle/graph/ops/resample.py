@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raddle.graph.builder import Builder, aten
 from raddle.graph.graph import Value
-from raddle.graph.kind import Frame, Kernel, Site, declare, ints
+from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare, int_per_dim
 from raddle.graph.ops.norm import wide
 from raddle.graph.traits import Keeps, Traits
 
@@ -24,14 +24,14 @@ Taps = list[
 ]  # for each output element, the weight of each input element that it reads
 
 
-def _line(f: Frame) -> str:
+def _line(f: Signature) -> str:
     spatial = {1: "w", 2: "hw", 3: "dhw"}[len(f.outputs[0]) - 2]
     inside = " ".join(f"taps{i}({a})" for i, a in enumerate(spatial))
     return f"y[n c {' '.join(spatial)}] = x[n c {inside}]"
 
 
-def _kernel(site: Site) -> Kernel:
-    out, region = site.op.space.produces(site.box)[0], site.region(0)
+def _kernel(site: OperatorTile) -> Kernel:
+    out, region = site.op.space.output_boxes(site.box)[0], site.region(0)
     assert region is not None
     dtype, plans = site.op.dtypes[0], []
     for i, taps in enumerate(site.attrs["taps"]):
@@ -62,7 +62,7 @@ def _kernel(site: Site) -> Kernel:
     return run
 
 
-declare("interpolate", _line, _kernel, Traits(Keeps.NOTHING), cost=2)
+declare("interpolate", _line, _kernel, Traits(Keeps.NOTHING), flops_per_point=2)
 
 
 def _nearest_plane(size: int, out: int, scale: float | None) -> Taps:
@@ -125,7 +125,7 @@ def _interpolate(b: Builder, x: Value, output: Any, scales: Any, taps_of: Any) -
     scales = [None] * rank if scales is None else [None if s is None else float(s) for s in scales]
     if output is None:
         output = [math.floor(s * f) for s, f in zip(x.shape[2:], scales, strict=True)]
-    sizes = list(zip(x.shape[2:], ints(output, rank), scales, strict=True))
+    sizes = list(zip(x.shape[2:], int_per_dim(output, rank), scales, strict=True))
     every = [taps_of(size, out, scale) for size, out, scale in sizes]
     tables = {f"taps{i}": [(min(t), max(t) + 1) for t in taps] for i, taps in enumerate(every)}
     attrs = {"taps": tuple(tuple(tuple(sorted(t.items())) for t in taps) for taps in every)}

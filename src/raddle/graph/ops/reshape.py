@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raddle.graph.builder import Builder, NotSplittable, aten, infer
+from raddle.graph.builder import Builder, NotSplittable, aten, infer_meta
 from raddle.graph.graph import Value
-from raddle.graph.kind import Frame, Kernel, Site, declare
-from raddle.graph.letters import fresh, unique
+from raddle.graph.letters import unique, unused_letter
+from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.shape import permute
 from raddle.graph.traits import Keeps, Traits
 
@@ -98,7 +98,7 @@ def _locate(shape: Sequence[int], dims: Sequence[int], stride: int) -> tuple[int
     raise AssertionError((shape, dims, stride))
 
 
-def _reshape_line(f: Frame) -> str:
+def _reshape_line(f: Signature) -> str:
     source, target = f.shapes[0], f.outputs[0]
     common, mixed = factors(source, target)
     letters = _target_letters(f.letters[0], target, common, mixed)
@@ -128,13 +128,13 @@ def _target_letters(
     taken = [*source, *letters]
     for d in range(len(target)):
         if not letters[d]:
-            letters[d] = fresh(taken)
+            letters[d] = unused_letter(taken)
             taken.append(letters[d])
     return [a.upper() if d in mixed else a for d, a in enumerate(unique(letters))]
 
 
-def _reshape(site: Site) -> Kernel:
-    if site.whole:
+def _reshape(site: OperatorTile) -> Kernel:
+    if site.is_full:
         shape = site.shape
         return lambda x: x.reshape(shape)
     region = site.region(0)
@@ -189,11 +189,17 @@ def _picks(
     return picks
 
 
-declare("reshape", _reshape_line, _reshape, Traits(Keeps.NOTHING, view=True, light=True), cost=0)
+declare(
+    "reshape",
+    _reshape_line,
+    _reshape,
+    Traits(Keeps.NOTHING, view=True, light=True),
+    flops_per_point=0,
+)
 
 
 def reshape(b: Builder, x: Value, shape: Sequence[int]) -> Any:
-    shape = tuple(infer(A.reshape.default, (x, list(shape)), {}).shape)
+    shape = tuple(infer_meta(A.reshape.default, (x, list(shape)), {}).shape)
     if 0 in shape:
         raise NotSplittable
     if shape == x.shape:
@@ -218,7 +224,7 @@ def _view_as(b: Builder, x: Value, other: Value) -> Any:
 
 @aten("flatten")
 def _flatten(b: Builder, x: Value, start: int = 0, end: int = -1) -> Any:
-    return reshape(b, x, infer(A.flatten.using_ints, (x, start, end), {}).shape)
+    return reshape(b, x, infer_meta(A.flatten.using_ints, (x, start, end), {}).shape)
 
 
 @aten("ravel")
@@ -228,12 +234,12 @@ def _ravel(b: Builder, x: Value) -> Any:
 
 @aten("unflatten")
 def _unflatten(b: Builder, x: Value, dim: int, sizes: Sequence[int]) -> Any:
-    return reshape(b, x, infer(A.unflatten.int, (x, dim, list(sizes)), {}).shape)
+    return reshape(b, x, infer_meta(A.unflatten.int, (x, dim, list(sizes)), {}).shape)
 
 
 @aten("unsqueeze")
 def _unsqueeze(b: Builder, x: Value, dim: int) -> Any:
-    return reshape(b, x, infer(A.unsqueeze.default, (x, dim), {}).shape)
+    return reshape(b, x, infer_meta(A.unsqueeze.default, (x, dim), {}).shape)
 
 
 @aten("squeeze")

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from raddle.graph.builder import Builder, NotSplittable, aten
 from raddle.graph.graph import Value
-from raddle.graph.kind import Frame, Kernel, Site, declare
 from raddle.graph.letters import unique
+from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.padding import take
 from raddle.graph.ops.pointwise import (
     broadcast_access,
@@ -35,7 +35,7 @@ A = torch.ops.aten
 # -- permute ---------------------------------------------------------------------------
 
 
-def _permute_line(f: Frame) -> str:
+def _permute_line(f: Signature) -> str:
     letters = unique(f.letters[0])
     return f"y[{' '.join(letters[d] for d in f.attrs['dims'])}] = x[{' '.join(letters)}]"
 
@@ -45,7 +45,7 @@ declare(
     _permute_line,
     lambda s: lambda x: x.permute(s.attrs["dims"]),
     Traits(Keeps.NOTHING, view=True, light=True),
-    cost=0,
+    flops_per_point=0,
 )
 
 
@@ -91,17 +91,19 @@ def _movedim(b: Builder, x: Value, source: Any, destination: Any) -> Any:
 # -- expand ----------------------------------------------------------------------------
 
 
-def _expand_line(f: Frame) -> str:
+def _expand_line(f: Signature) -> str:
     letters = broadcast_letters(f.shapes, f.letters, f.outputs[0])
     return f"y[{' '.join(letters)}] = x[{broadcast_access(f.shapes[0], letters, f.outputs[0])}]"
 
 
-def _expand(site: Site) -> Kernel:
+def _expand(site: OperatorTile) -> Kernel:
     shape = site.shape
     return lambda x: x.expand(shape)
 
 
-declare("expand", _expand_line, _expand, Traits(Keeps.NOTHING, view=True, light=True), cost=0)
+declare(
+    "expand", _expand_line, _expand, Traits(Keeps.NOTHING, view=True, light=True), flops_per_point=0
+)
 
 
 @aten("expand", "broadcast_to")
@@ -149,14 +151,14 @@ def _repeat_interleave(b: Builder, x: Value, repeats: Any, dim: int | None = Non
 # -- slice, select ---------------------------------------------------------------------
 
 
-def _slice_line(f: Frame) -> str:
+def _slice_line(f: Signature) -> str:
     letters, dim = unique(f.letters[0]), f.attrs["dim"]
     inside = [*letters]
     inside[dim] = f"{letters[dim]}*step+start"
     return f"y[{' '.join(letters)}] = x[{' '.join(inside)}]"
 
 
-def _slice(site: Site) -> Kernel:
+def _slice(site: OperatorTile) -> Kernel:
     dim, step = site.attrs["dim"], site.attrs["step"]
     if step == 1:
         return lambda x: x
@@ -164,7 +166,9 @@ def _slice(site: Site) -> Kernel:
     return lambda x: x[every]
 
 
-declare("slice", _slice_line, _slice, Traits(Keeps.NOTHING, view=True, light=True), cost=0)
+declare(
+    "slice", _slice_line, _slice, Traits(Keeps.NOTHING, view=True, light=True), flops_per_point=0
+)
 
 
 @aten("slice")
@@ -186,7 +190,7 @@ def slice_(
     shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
     attrs = {"dim": dim, "start": start, "step": step}
     names = {"step": step, "start": start}
-    return b.emit("slice", [x], [(shape, x.dtype)], attrs, names=names)
+    return b.emit("slice", [x], [(shape, x.dtype)], attrs, integers=names)
 
 
 @aten("narrow")
@@ -195,7 +199,7 @@ def _narrow(b: Builder, x: Value, dim: int, start: int, length: int) -> Any:
     return slice_(b, x, dim, start, start + length)
 
 
-def _select_line(f: Frame) -> str:
+def _select_line(f: Signature) -> str:
     dim = f.attrs["dim"]
     letters = unique(f.letters[0][:dim] + f.letters[0][dim + 1 :])
     inside = [*letters[:dim], str(f.attrs["index"]), *letters[dim:]]
@@ -207,7 +211,7 @@ declare(
     _select_line,
     lambda s: lambda x: x.select(s.attrs["dim"], 0),
     Traits(Keeps.NOTHING, view=True, light=True),
-    cost=0,
+    flops_per_point=0,
 )
 
 
@@ -254,7 +258,7 @@ def _unbind(b: Builder, x: Value, dim: int = 0) -> Any:
 # -- cat, stack ------------------------------------------------------------------------
 
 
-def _cat_line(f: Frame) -> str:
+def _cat_line(f: Signature) -> str:
     letters, dim = unique(f.letters[0]), f.attrs["dim"]
     accesses, start = [], 0
     for i, shape in enumerate(f.shapes):
@@ -264,7 +268,7 @@ def _cat_line(f: Frame) -> str:
     return f"y[{' '.join(letters)}] = {', '.join(accesses)}"
 
 
-def _cat(site: Site) -> Kernel:
+def _cat(site: OperatorTile) -> Kernel:
     dim = site.attrs["dim"]
 
     def run(*tensors: Tensor | None) -> Tensor:
@@ -274,7 +278,7 @@ def _cat(site: Site) -> Kernel:
     return run
 
 
-declare("cat", _cat_line, _cat, Traits(Keeps.NOTHING), cost=0)
+declare("cat", _cat_line, _cat, Traits(Keeps.NOTHING), flops_per_point=0)
 
 
 @aten("cat", "concat", "concatenate")

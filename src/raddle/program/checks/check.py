@@ -124,7 +124,7 @@ def _check_closing(facts: Facts) -> None:
 
 def _check_buffers(program: Program, every: Sequence[Facts]) -> None:
     """Whoever reads a buffer has what was written to it last there."""
-    written = program.graph.buffers_of
+    written = program.graph.buffers_by_value
     fresh: dict[str, dict[int, list[Box]]] = {}  # by buffer and device, once it was written
     for number, i in enumerate(program.instructions):
         facts = every[i.key.variant]

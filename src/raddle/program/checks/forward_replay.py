@@ -107,7 +107,7 @@ class Forward:
     def _check_cells(self, op: Op, merge: Merge) -> None:
         """Cells cover the output once, and each is made of every box that adds to it, once."""
         tiles = self.facts.tiles[op.name]
-        outs = {tile.box: op.space.produces(tile.box)[0] for tile in tiles}
+        outs = {tile.box: op.space.output_boxes(tile.box)[0] for tile in tiles}
         full = Box.full(self.facts.graph.values[op.outputs[0]].shape)
         boxes = [cell.box for cell in merge.cells]
         if not disjoint(boxes) or not covers(boxes, full):
@@ -165,9 +165,9 @@ class Forward:
                 self.progress.refuse(
                     f"device {m.source} sends part {m.part}, which it does not hold."
                 )
-            (own, *_) = op.space.produces(tiles[m.part].box)
+            (own, *_) = op.space.output_boxes(tiles[m.part].box)
             for box in m.boxes:
-                if not own.holds(box):
+                if not own.contains(box):
                     self.progress.refuse(f"device {m.source} sends {box}, which it does not hold.")
             by_target.setdefault((m.part, m.target), []).extend(m.boxes)
         for (part, target), boxes in by_target.items():

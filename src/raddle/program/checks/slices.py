@@ -56,7 +56,9 @@ class _Slices:
         if not disjoint(boxes) or not covers(boxes, full):
             raise InputError(f"the slices of parameter '{self.name}' do not cover {full} once.")
         for s in slices:
-            inside = any(share.box.holds(s.box) and share.devices == s.devices for share in shares)
+            inside = any(
+                share.box.contains(s.box) and share.devices == s.devices for share in shares
+            )
             homes = (-1,) if self.sync.collective else (*s.devices, self.sync.server)
             if not inside or s.server not in homes:
                 where = "each" if s.server < 0 else s.server

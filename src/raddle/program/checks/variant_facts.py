@@ -46,7 +46,7 @@ class Facts:
         """Regions of operands and boxes of outputs; operators that look alike share their space."""
         key = (id(op.space), box)
         if key not in self._known:
-            self._known[key] = op.space.regions(box), op.space.produces(box)
+            self._known[key] = op.space.regions(box), op.space.output_boxes(box)
         return self._known[key]
 
     def phases(self, op: Op) -> str:
@@ -62,7 +62,7 @@ class Facts:
     def partial(self, op: Op) -> bool:
         """Whether tiles give partial results."""
         boxes = self.variant.tiles[op.name].boxes
-        return bool(op.space.combine) and any(op.space.partial(box) for box in boxes)
+        return bool(op.space.combine) and any(op.space.is_partial(box) for box in boxes)
 
     def local(self, op: Op) -> bool:
         """Whether partial results are not merged, because each tile has statistics of its own."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from raddle.graph.box import Box, hull
+from raddle.graph.box import Box, bounding_box
 from raddle.program.program import Program
 from raddle.runtime.builders.slot_table import SlotTable
 from raddle.runtime.zero3 import Whole
@@ -37,7 +37,7 @@ def add_persistent_slots(program: Program, device: int, slot_table: SlotTable) -
         if value.role == "buffer":
             slot_table.add_persistent(value.name, "buffer", full)
         elif value.role in ("frozen", "constant") and read:
-            box = full if value.role == "constant" else hull(read)
+            box = full if value.role == "constant" else bounding_box(read)
             slot_table.add_persistent(value.name, value.role, box)
     return PersistentSlots(updated_slots, gathered)
 
@@ -51,12 +51,12 @@ def _add_zero3_slots(
     program: Program, device: int, slot_table: SlotTable, name: str, box: Box
 ) -> list[Whole]:
     """Rows of which this device is the home last; the rest of the box is there while it is used."""
-    shards = [s.box for s in program.slices[name] if s.server == device and box.holds(s.box)]
+    shards = [s.box for s in program.slices[name] if s.server == device and box.contains(s.box)]
     assert len(shards) <= 1, f"device {device} is the home of {len(shards)} slices of {box}"
     if shards == [box]:
         slot_table.add_shard(name, box, slot_table.add_persistent(name, "parameter", box))
         return []
     slot = slot_table.add_persistent(name, "whole", box)
     shard_slot = slot_table.add_shard(name, shards[0]) if shards else -1
-    shard_index = shards[0].within(box) if shards else ()
+    shard_index = shards[0].slices_within(box) if shards else ()
     return [Whole(slot, box.shape, program.graph.values[name].dtype, shard_slot, shard_index)]

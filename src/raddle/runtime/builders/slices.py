@@ -71,8 +71,8 @@ class SliceBuilder:
             slot, rows = -1, None
             if self.device in (*share.devices, share.server):
                 persistent = self.slot_table.persistent[name]
-                held_box, slot = next((b, s) for b, s in persistent if b.holds(share.box))
-                rows = share.box.within(held_box)[0] if share.box.shape else None
+                held_box, slot = next((b, s) for b, s in persistent if b.contains(share.box))
+                rows = share.box.slices_within(held_box)[0] if share.box.shape else None
             shard_slot = next(
                 (s for b, s in self.slot_table.shards.get(name, []) if b == share.box), -1
             )

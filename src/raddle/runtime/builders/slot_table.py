@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from raddle.graph.box import Box, hull
+from raddle.graph.box import Box, bounding_box
 from raddle.graph.graph import Graph, Op
 from raddle.program.program import Key, Variant
 from raddle.runtime.function_writer import Of, Piece
@@ -111,5 +111,5 @@ def read_hulls(variant: Variant, device: int, ops: Iterable[Op] | None = None) -
             for i, name in names:
                 region = regions[i]
                 if region is not None:
-                    hulls[name] = hull([hulls.get(name, region), region])
+                    hulls[name] = bounding_box([hulls.get(name, region), region])
     return hulls

@@ -15,6 +15,6 @@ def keep(store: Store, action: UpdateBuffers) -> None:
     for buffer, pieces in action.partial_updates:
         fresh = slots[buffer].clone()
         for box, slot in pieces:
-            fresh[box.within(Box.full(fresh.shape))] = slots[slot]
+            fresh[box.slices_within(Box.full(fresh.shape))] = slots[slot]
         slots[buffer] = fresh
     store.drop(action.dead_slots)

@@ -104,7 +104,7 @@ class Auto:
         settings, graph = self.settings, self.graph
         if len(self.cluster.devices) < 2 or self.interrupted or settings.pins:
             return []
-        normalised = any(op.composite == "batch_norm" for op in graph.ops)
+        normalised = any(op.composite_kind == "batch_norm" for op in graph.ops)
         own = replace(settings, budget=PIPELINES * settings.budget)
         try:
             with self.attempts.attempt("pipeline"):

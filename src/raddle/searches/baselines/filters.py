@@ -80,7 +80,7 @@ def _layers(graph: Graph, cluster: Cluster, seconds: Seconds) -> list[Layer]:
     found: dict[tuple[str, int], list[Op]] = {}
     for op in graph.ops:
         c = dim_of(op, "c")
-        if c is not None and graph.kinds(op)[c] == "P" and op.space.reduced:
+        if c is not None and graph.dim_kinds(op)[c] == "P" and op.space.reduced_dims:
             weight = next(i for i in op.inputs if graph.values[i].role in ("parameter", "frozen"))
             found.setdefault((weight, op.space.dims[c].size), []).append(op)
     return [

@@ -38,7 +38,7 @@ def layerwise(graph: Graph, cluster: Cluster) -> Tiles:
 def _layer(op: Op) -> str:
     """A composite is one layer; of a recurrent network, each of its own layers is one."""
     part = re.match(r"\.l\d+(?=r?\.)", op.name.removeprefix(op.layer))
-    return op.layer + part[0] if part and op.composite in RECURRENT else op.layer
+    return op.layer + part[0] if part and op.composite_kind in RECURRENT else op.layer
 
 
 def layer_loads(graph: Graph, layers: Sequence[Sequence[Op]], cluster: Cluster) -> list[list[int]]:

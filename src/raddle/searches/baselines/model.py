@@ -61,7 +61,7 @@ def fully_connected(graph: Graph) -> set[str]:
         if op.name in fixed:
             continue
         made_by = {producer[i] for i in op.inputs if i in producer} - fixed
-        vectors = "".join(dim.name for dim in op.space.dims) == "nck" and not op.composite
+        vectors = "".join(dim.name for dim in op.space.dims) == "nck" and not op.composite_kind
         if (op.kind == "linear" and vectors) or (made_by and made_by <= found):
             found.add(op.name)
     return found

@@ -136,7 +136,7 @@ def _group(graph: Graph, space: PlanSpace, g: int, plan: Plan) -> dict[str, Any]
     anchor = group.members[0].op
     return {
         "anchor": anchor.name,
-        "notation": anchor.line,
+        "notation": anchor.notation,
         "tiles": write_tiling(anchor, plan.tiles[anchor.name]),
         "configuration": given and dict(zip(group.letters, given.degrees, strict=True)),
         "letters": _letters(graph, group, plan.tiles),
@@ -160,7 +160,7 @@ def _letters(graph: Graph, group: Group, now: Mapping[str, Tiling]) -> list[dict
     rows: dict[str, dict[str, Any]] = {}
     for member in group.members:
         for d, (dim, kind) in enumerate(
-            zip(member.op.space.dims, graph.kinds(member.op), strict=True)
+            zip(member.op.space.dims, graph.dim_kinds(member.op), strict=True)
         ):
             new = dim.name not in rows or (rows[dim.name]["kind"] is None and kind != "-")
             if member.how == BY_LETTERS and new:
@@ -178,7 +178,7 @@ def _letters(graph: Graph, group: Group, now: Mapping[str, Tiling]) -> list[dict
 def _why_whole(member: Member, d: int) -> str:
     if member.op.opaque:
         return "the operator is opaque"
-    return "it is taken whole" if member.op.space.dims[d].whole else "it has extent 1"
+    return "it is taken whole" if member.op.space.dims[d].unsplittable else "it has extent 1"
 
 
 def _parts(tiling: Tiling, d: int) -> int | None:

@@ -90,7 +90,7 @@ def blocks_of(graph: Graph) -> Blocks:
         if (name := op.name) in layer.ops
     }
     together = _together(graph, known, flops)
-    local = any(op.kind == "moments" and op.composite == "batch_norm" for op in graph.ops)
+    local = any(op.kind == "moments" and op.composite_kind == "batch_norm" for op in graph.ops)
     found = tuple(_block([known[g] for g in own], flops, local) for own in together)
     of = {name: b for b, block in enumerate(found) for group in block.groups for name in group.ops}
     return Blocks(graph, found, of, BatchIndependentOps(graph), frozenset(flops))
@@ -116,7 +116,7 @@ def _together(graph: Graph, known: Sequence[Group], flops: Mapping[str, int]) ->
             root[find(g)] = find(by_weight.setdefault(name, g))
     weighted = {find(g) for g in by_weight.values()}
     for g, group in enumerate(known):
-        follows = not any(m.op.space.product for m in group.members) and find(g) not in weighted
+        follows = not any(m.op.space.is_product for m in group.members) and find(g) not in weighted
         read = {
             name: made[name]
             for member in group.members

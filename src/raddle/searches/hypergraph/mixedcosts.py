@@ -256,7 +256,7 @@ class _Builder:
             return split.kind == ALL
         access = op.space.operands[operand]
         touched = {term.dim for index in access.indices for term in index.terms}
-        return split.dim not in touched | set(op.space.reduced if access.once else ())
+        return split.dim not in touched | set(op.space.reduced_dims if access.added_once else ())
 
 
 def _starts(lists: Sequence[Sequence[object]]) -> Array:

@@ -133,7 +133,7 @@ class _Builder:
         key = self._weight(op)
         form = self._followed(op) if key is None else None
         c = dim_of(op, "c")
-        heads = op.space.product or op.traits.family == "attention"
+        heads = op.space.is_product or op.traits.family == "attention"
         if key is None and form is None and c is not None and heads:
             key = op.name, op.space.dims[c].size
             self.heads.add(len(self.numbers))
@@ -141,14 +141,14 @@ class _Builder:
             self.layers.setdefault(key, []).append(op)
             number = self.numbers.setdefault(key, len(self.numbers))
             return (Piece(number, key[1]),)
-        if form is not None and op.space.product and form[0].layer in self.heads:
+        if form is not None and op.space.is_product and form[0].layer in self.heads:
             self.layers[list(self.layers)[form[0].layer]].append(op)  # what heads go on with
         return form
 
     def _weight(self, op: Op) -> tuple[str, int] | None:
         """The weight whose filters an operator computes, and how many there are."""
         c = dim_of(op, "c")
-        if c is None or self.graph.kinds(op)[c] != "P" or not op.space.reduced:
+        if c is None or self.graph.dim_kinds(op)[c] != "P" or not op.space.reduced_dims:
             return None
         weight = next(i for i in op.inputs if self.graph.values[i].role in ("parameter", "frozen"))
         return weight, op.space.dims[c].size

@@ -99,4 +99,4 @@ class Moves:
 
 def _stays_divided(op: Op) -> bool:
     """Whether what is merged is divided among those that merge it: see configurations.py."""
-    return op.space.product and bool(op.space.outputs[0])
+    return op.space.is_product and bool(op.space.outputs[0])

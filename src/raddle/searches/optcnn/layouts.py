@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raddle.graph.needs import needed
+from raddle.graph.needed_operands import needed
 from raddle.graph.space import Space
 from raddle.searches.configurations import degrees, max_copies, member_tilings
 from raddle.searches.groups import AFTER, BY_LETTERS, Group, Member
@@ -57,12 +57,12 @@ class Layout:
     @cached_property
     def summed(self) -> tuple[int, ...]:
         """The axes that split summed dimensions, in the order of the dimensions."""
-        return tuple(a for d in self.space.reduced for a in self.dims[d].axes)
+        return tuple(a for d in self.space.reduced_dims for a in self.dims[d].axes)
 
     @cached_property
     def partial(self) -> bool:
         """Whether there are configurations that split summed dimensions."""
-        return any(self.dims[d].at is not None for d in self.space.reduced)
+        return any(self.dims[d].at is not None for d in self.space.reduced_dims)
 
 
 class Atlas:
@@ -152,7 +152,7 @@ class Atlas:
             else present
             for own in ranges
         ]
-        first = [r.lo[r.at] == 0 for r in (dims[d] for d in space.reduced) if r.at is not None]
+        first = [r.lo[r.at] == 0 for r in (dims[d] for d in space.reduced_dims) if r.at is not None]
         some = needed(space.operands, full, np.logical_and.reduce(first) if first else None)
         return tuple(Need(r, n) for r, n in zip(ranges, some, strict=True))
 

@@ -62,8 +62,8 @@ class Following:
         found = [self._whole(dim.size) for dim in space.dims]
         given = spaces[member.ref].outputs[member.output]
         for p, index in enumerate(space.operands[member.operand].indices):
-            d, ranges = index.plain, dims[member.ref][given[p]]
-            if d is not None and ranges.axes and not space.dims[d].whole:
+            d, ranges = index.plain_dim, dims[member.ref][given[p]]
+            if d is not None and ranges.axes and not space.dims[d].unsplittable:
                 found[d] = ranges
         return tuple(found)
 
@@ -78,7 +78,7 @@ class Following:
             over = sorted({term.dim for term in index.terms if read[term.dim].axes})
             if len(over) > 1:
                 apart.update(a for e in over for a in read[e].axes)
-            elif over and not space.dims[d].whole:
+            elif over and not space.dims[d].unsplittable:
                 key = ("read", _name(index), over[0], tuple(map(id, read)), space.dims[d].size)
                 found[d] = self.once(
                     key, self._as_read, lattice, index, over[0], read, space.dims[d].size
@@ -103,7 +103,7 @@ class Following:
 
     def index(self, index: Index, dims: Dims) -> Ranges:
         """The ranges of an operand's dimension."""
-        plain = index.plain
+        plain = index.plain_dim
         if plain is not None and dims[plain].end <= index.extent:
             return dims[plain]
         key = ("index", _name(index), tuple((t.dim, id(dims[t.dim])) for t in index.terms))

@@ -172,7 +172,7 @@ def _axes(ranges: Sequence[Ranges]) -> tuple[int, ...]:
 
 def _origin(read: Read) -> tuple[int, ...]:
     """Axes whose first part alone reads the parameter: what is added once to a sum."""
-    return read.layout.summed if read.layout.space.operands[read.operand].once else ()
+    return read.layout.summed if read.layout.space.operands[read.operand].added_once else ()
 
 
 def _sharing(read: Read) -> tuple[object, ...]:

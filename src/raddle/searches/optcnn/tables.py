@@ -176,7 +176,7 @@ class Computing:
         return (
             own.outputs[output] == need.ranges
             and own.present is need.present
-            and not (own.space.product and own.summed)
+            and not (own.space.is_product and own.summed)
         )
 
     def _fetching(self, g: int, op: Op, layout: Layout) -> Array:

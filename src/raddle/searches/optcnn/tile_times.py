@@ -17,7 +17,7 @@ from raddle.costs.compute import ComputeCosts, Speed, family, roofline, speed
 from raddle.graph.box import Box
 from raddle.graph.gradients import has_backward
 from raddle.graph.graph import Op
-from raddle.graph.ops import KINDS
+from raddle.graph.ops import OPERATOR_KINDS
 from raddle.searches.optcnn.layouts import Layout
 from raddle.searches.optcnn.ranges import Ranges, volume
 
@@ -50,7 +50,7 @@ class TileTimes:
         key = self.alike(op)
         if key not in layout.known:
             wanted = key[2]
-            if KINDS[op.kind].flops is not None:
+            if OPERATOR_KINDS[op.kind].flops is not None:
                 found = self._asked(op, layout, "F" if wanted is None else "FB")
             else:
                 forward, backward = self._computed(op, layout, wanted or ())
@@ -66,8 +66,10 @@ class TileTimes:
         read = [volume(need.ranges, self.volumes) * _where(need.present, layout.present)
                 for need in layout.needs]  # fmt: skip
         written = [volume(output, self.volumes) for output in layout.outputs]
-        once = [i for i in wanted if space.operands[i].once]
-        flops = (2 if space.product else space.cost) * volume(layout.dims, self.volumes)
+        once = [i for i in wanted if space.operands[i].added_once]
+        flops = (2 if space.is_product else space.flops_per_point) * volume(
+            layout.dims, self.volumes
+        )
         each = roofline(graph, op, flops, [*read, *written], fast, np.maximum)
         total = (len(wanted) - len(once)) * each
         for i in once:  # what is added once reads nothing but the output's gradient

@@ -46,7 +46,7 @@ def build_layer_graph(graph: Graph) -> LayerGraph:
             for i in op.inputs
             if i in producer and producer[i].name in layer_of
         }
-        has_weights = any(values[i].role == "parameter" for i in op.inputs) and op.space.product
+        has_weights = any(values[i].role == "parameter" for i in op.inputs) and op.space.is_product
         if len(read_layers) == 1 and not has_weights:
             layer_of[op.name] = read_layers.pop()
         else:

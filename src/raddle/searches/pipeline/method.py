@@ -213,7 +213,7 @@ class _Pipelines:
     ) -> None:
         try:
             with self.settings.stopwatch.paused():
-                graph = self.graph.at(ceil(self.graph.batch / m))
+                graph = self.graph.for_batch(ceil(self.graph.batch / m))
         except InputError as error:  # batch statistics of one sample, say, that has one pixel left
             self.reasons.append(str(error))
             return

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.graph.index import Index
-from raddle.graph.needs import needed
+from raddle.graph.needed_operands import needed
 from raddle.graph.space import Space
 from raddle.plans.tiling import Grid, Tiling
 
@@ -92,7 +92,7 @@ def _spread(index: Index, cuts: Cuts, shape: tuple[int, ...]) -> Array:
 
 @lru_cache(maxsize=100_000)
 def _ranges(index: Index, dims: tuple[int, ...], cuts: Cuts, rank: int) -> Array:
-    if index.plain is not None and cuts[0][-1] <= index.extent:
+    if index.plain_dim is not None and cuts[0][-1] <= index.extent:
         return np.array(list(pairwise(cuts[0])), np.int64)
     box = [(0, 1)] * rank
     found = []
@@ -106,7 +106,7 @@ def _ranges(index: Index, dims: tuple[int, ...], cuts: Cuts, rank: int) -> Array
 def _first(space: Space, shape: tuple[int, ...]) -> Array:
     """By tile, whether it holds the origin of the summed dimensions."""
     first = np.ones(shape, bool)
-    for d in space.reduced:
+    for d in space.reduced_dims:
         along = [1] * len(shape)
         along[d] = shape[d]
         first = first & (np.arange(shape[d]) == 0).reshape(along)

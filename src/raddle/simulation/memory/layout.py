@@ -117,14 +117,16 @@ class Layout:
             return free
         held: dict[int, list[Box]] = {}
         pieces = [(c.box, d) for c in merged for d in c.devices] if merged else [
-            (producer.space.produces(t.box)[k], t.device) for t in tiling.tiles
+            (producer.space.output_boxes(t.box)[k], t.device) for t in tiling.tiles
         ]  # fmt: skip
         pieces += [(b, m.target) for m in messages.get(base, ()) for b in m.boxes]
         for box, d in pieces:
             held.setdefault(d, []).append(box)
         for tile in self.variant.tiles[op.name].tiles:
             region = op.space.regions(tile.box)[0]
-            if region is not None and not any(b.holds(region) for b in held.get(tile.device, [])):
+            if region is not None and not any(
+                b.contains(region) for b in held.get(tile.device, [])
+            ):
                 free[tile.device] = False
         return free
 

@@ -58,7 +58,7 @@ def _own_rows(ledger: Ledger, pull: Move) -> Array:
     for share in program.regions[pull.value]:
         sent = {m.target for m in pull.messages if any(not (b & share.box).empty for b in m.boxes)}
         for s in program.slices[pull.value]:
-            if s.server in sent and share.box.holds(s.box):
+            if s.server in sent and share.box.contains(s.box):
                 nbytes[s.server] += s.box.volume * width
     return nbytes
 

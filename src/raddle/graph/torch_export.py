@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from raddle.errors import InputError
-from raddle.graph.unchanged import unchanged
+from raddle.graph.snapshot import unchanged
 
 # All that a tensor can call when its gradient is there.
 HOOKS = [n for n in dir(Tensor) if n.startswith("register_") and n.endswith("hook")]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from small_models import mlp, small
 
-from raddle.graph.needs import needed
+from raddle.graph.needed_operands import needed
 from raddle.plans.notation import read_tiling
 
 
@@ -23,7 +23,7 @@ def test_one_tile_or_many(model: str, name: str, text: str) -> None:
         ]
         for access in space.operands
     ]
-    first = [all(box.lo[d] == 0 for d in space.reduced) for box in boxes]
+    first = [all(box.lo[d] == 0 for d in space.reduced_dims) for box in boxes]
     many = needed(space.operands, [np.array(own) for own in full], np.array(first))
     for t, box in enumerate(boxes):
         expected = [region is not None for region in space.regions(box)]

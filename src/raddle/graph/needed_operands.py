@@ -17,12 +17,12 @@ def needed(operands: Sequence[Access], full: Sequence[Any], first: Any = None) -
     summed dimensions (None: all of them do).
     """
     found = [
-        f & first if access.once and first is not None else f
+        f & first if access.added_once and first is not None else f
         for access, f in zip(operands, full, strict=True)
     ]
-    factors = [n for access, n in zip(operands, found, strict=True) if access.factor]
+    factors = [n for access, n in zip(operands, found, strict=True) if access.is_factor]
     if all(n is factors[0] for n in factors):
         return found
     # One factor lies wholly in the padding: the product is zero, whatever the others are.
     some = reduce(and_, factors)
-    return [some if access.factor else n for access, n in zip(operands, found, strict=True)]
+    return [some if access.is_factor else n for access, n in zip(operands, found, strict=True)]

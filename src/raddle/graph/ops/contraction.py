@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raddle.graph.builder import Builder, NotSplittable, aten, infer
+from raddle.graph.builder import Builder, NotSplittable, aten, infer_meta
 from raddle.graph.graph import Value
-from raddle.graph.kind import Frame, Kernel, Site, declare
-from raddle.graph.letters import POOL, fresh, unique
+from raddle.graph.letters import ALPHABET, unique, unused_letter
+from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.pointwise import broadcast_access, broadcast_letters, pointwise
 from raddle.graph.traits import Keeps, Traits
 
@@ -27,14 +27,14 @@ A = torch.ops.aten
 # -- linear: rows `row0` and up of the weight, so that a gate of an LSTM is a linear operator too ----
 
 
-def _linear_line(f: Frame) -> str:
+def _linear_line(f: Signature) -> str:
     lead = unique(f.letters[0][:-1], "ck")
     head = " ".join(lead)
     bias = " + b[c+row0]" if len(f.shapes) > 2 else ""
     return f"y[{head} c] += x[{head} k] * w[c+row0 k]{bias}"
 
 
-def _linear(site: Site) -> Kernel:
+def _linear(site: OperatorTile) -> Kernel:
     return lambda x, w, b=None: F.linear(x, w, b)
 
 
@@ -54,7 +54,7 @@ def linear(
     shape = (*x.shape[:-1], hi - lo)
     attrs = {"row0": lo} if rows else {}
     return b.emit(
-        "linear", [x, weight, bias], [(shape, x.dtype)], attrs, names={"row0": lo}, suffix=suffix
+        "linear", [x, weight, bias], [(shape, x.dtype)], attrs, integers={"row0": lo}, suffix=suffix
     )
 
 
@@ -68,7 +68,7 @@ def _linear_call(b: Builder, x: Value, weight: Value, bias: Value | None = None)
 # -- matmul and what adds to it --------------------------------------------------------
 
 
-def _matmul_line(f: Frame) -> str:
+def _matmul_line(f: Signature) -> str:
     x, w = f.shapes[:2]
     taken = ["k"]
     m = [] if len(x) == 1 else unique(f.letters[0][-2], taken)
@@ -93,7 +93,7 @@ def _join(*tokens: str) -> str:
     return " ".join(t for t in tokens if t)
 
 
-def _matmul(site: Site) -> Kernel:
+def _matmul(site: OperatorTile) -> Kernel:
     alpha, beta = site.attrs.get("alpha", 1), site.attrs.get("beta", 1)
 
     def run(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
@@ -111,7 +111,7 @@ declare("matmul", _matmul_line, _matmul, Traits(Keeps.FACTORS))
 
 @aten("matmul", "mm", "bmm", "mv", "dot")
 def matmul(b: Builder, x: Value, w: Value) -> Any:
-    result = infer(A.matmul.default, (x, w), {})
+    result = infer_meta(A.matmul.default, (x, w), {})
     return b.emit("matmul", [x, w], [(result.shape, result.dtype)], suffix="matmul")
 
 
@@ -119,7 +119,7 @@ def matmul(b: Builder, x: Value, w: Value) -> Any:
 def _addmm(
     b: Builder, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha: float = 1
 ) -> Any:
-    result = infer(A.matmul.default, (x, w), {})
+    result = infer_meta(A.matmul.default, (x, w), {})
     attrs = {"alpha": alpha, "beta": beta}
     operands = [x, w, None if beta == 0 else bias]
     return b.emit("matmul", operands, [(result.shape, result.dtype)], attrs, suffix="addmm")
@@ -128,7 +128,7 @@ def _addmm(
 # -- einsum ----------------------------------------------------------------------------
 
 
-def _einsum_line(f: Frame) -> str:
+def _einsum_line(f: Signature) -> str:
     inputs, output = f.attrs["inputs"], f.attrs["output"]
     names: dict[str, str] = {}  # letters of the equation -> letters of the dimensions
     for spec, letters in zip(inputs, f.letters, strict=True):
@@ -137,14 +137,14 @@ def _einsum_line(f: Frame) -> str:
                 summed = symbol not in output
                 wanted = "k" if summed else letter
                 taken = names.values()
-                names[symbol] = fresh([*taken, *output]) if wanted in taken else wanted
+                names[symbol] = unused_letter([*taken, *output]) if wanted in taken else wanted
     accesses = [f"x{i}[{' '.join(names[s] for s in spec)}]" for i, spec in enumerate(inputs)]
     left = " ".join(names[s] for s in output)
     assign = "+=" if any(s not in output for spec in inputs for s in spec) else "="
     return f"y[{left}] {assign} {' * '.join(accesses)}"
 
 
-def _einsum(site: Site) -> Kernel:
+def _einsum(site: OperatorTile) -> Kernel:
     equation = ",".join(site.attrs["inputs"]) + "->" + site.attrs["output"]
     return lambda *tensors: torch.einsum(equation, *tensors)
 
@@ -171,7 +171,7 @@ def _explicit(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     """The equation with its ellipses spelt out and its output given."""
     left, arrow, right = equation.partition("->")
     specs = left.split(",")
-    spare = [s for s in POOL + POOL.upper() if s not in equation]
+    spare = [s for s in ALPHABET + ALPHABET.upper() if s not in equation]
     longest = max(
         (rank - len(s) + 3 for s, rank in zip(specs, ranks, strict=True) if "..." in s), default=0
     )

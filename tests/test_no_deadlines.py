@@ -18,11 +18,11 @@ CLOCKS = {
     "perf_counter_ns",
     "time_ns",
 }
-LIMITS = HERE / "patience.py"  # whose one assertion ends hangs
+LIMITS = HERE / "timeouts.py"  # whose one assertion ends hangs
 
 
 def test_no_assertion_reads_a_clock() -> None:
-    """Count what happens instead, or wait for it: `patience.py`. `bench/` is for durations."""
+    """Count what happens instead, or wait for it: `timeouts.py`. `bench/` is for durations."""
     paths = sorted({*HERE.rglob("*.py")} - {LIMITS})
     found = {str(p.relative_to(HERE)): [*assertions_of_durations(p.read_text())] for p in paths}
     assert {path: lines for path, lines in found.items() if lines} == {}
