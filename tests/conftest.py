@@ -40,7 +40,7 @@ def thread_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budgets of searches count seconds of this thread: other processes take nothing from them."""
     for module in ("searches.stopwatch", "searches.optcnn.elimination"):
         monkeypatch.setattr(f"raddle.{module}.perf_counter", time.thread_time)
-    for module in ("coarse", "mixedsearch", "answers"):
+    for module in ("coarse", "mixed_rounds", "partitioner"):
         monkeypatch.setattr(f"raddle.searches.hypergraph.{module}.perf_counter", time.thread_time)
 
 

@@ -17,8 +17,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))  # the expe
 
 from experiments.thesis.printed import COARSE, FINE, PARTS, RECONSTRUCTED
 from raddle.api.loading import capture_model
-from raddle.searches.hypergraph.blocks import partition_blocks
 from raddle.searches.hypergraph.counts import imbalance, volume
+from raddle.searches.hypergraph.kahypar_blocks import partition_blocks
 from raddle.searches.hypergraph.partitioner import Asked, Partitioner
 
 MI = 2**20

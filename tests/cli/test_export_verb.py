@@ -8,7 +8,7 @@ import pathlib
 import pytest
 from calling import raddle, refused
 
-from raddle.searches.hypergraph.files import read_hypergraph
+from raddle.searches.hypergraph.formats import read_hypergraph
 
 
 @pytest.mark.parametrize("grain", ["coarse", "fine"])

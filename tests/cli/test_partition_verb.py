@@ -10,7 +10,7 @@ import calling
 import numpy as np
 import pytest
 
-from raddle.searches.hypergraph import files
+from raddle.searches.hypergraph import formats
 
 
 def raddle(*words: object) -> Any:
@@ -64,10 +64,10 @@ def test_another_partitioner_s_answer_is_a_plan_that_holds(
     told = raddle(
         "export", "lenet-tiny", "--to", "hmetis", "--grain", grain, "-o", tmp_path / "h"
     )  # fmt: skip
-    spelt = files.read_hypergraph(tmp_path / "h")
+    spelt = formats.read_hypergraph(tmp_path / "h")
     assert len(spelt.weight) == told["vertices"]
     answer = np.arange(told["vertices"]) * 3 // told["vertices"]
-    files.write_partition(answer, tmp_path / "h.part.3")
+    formats.write_partition(answer, tmp_path / "h.part.3")
     plan = tmp_path / "plan.json"
     made = raddle(
         "plan", "lenet-tiny", "--cluster", "local:3", "--from-partition", tmp_path / "h.part.3",

@@ -39,10 +39,10 @@ from raddle.reports.page.measured import describe_run, read_run
 from raddle.reports.server.packed import read_page
 from raddle.reports.server.shelf import Shelf
 from raddle.reports.server.wanted import read_wanted
-from raddle.searches.hypergraph import explicit, files
+from raddle.searches.hypergraph import explicit, formats
+from raddle.searches.hypergraph.layer_work import layer_work
+from raddle.searches.hypergraph.method import given
 from raddle.searches.hypergraph.partitioner import Partitioner
-from raddle.searches.hypergraph.searching import given
-from raddle.searches.hypergraph.weights import layer_work
 from raddle.searches.predict import predicted_metrics, simulate_steps
 
 FEW = 64  # micro-batches or devices up to which a plan is simulated, not just read
@@ -262,14 +262,14 @@ def use_partition(path: pathlib.Path) -> object:
 def hypergraphs() -> list[str]:
     own = PARTITIONER
     return [
-        _saved(lambda path, h=h, form=form: files.write_hypergraph(h, path, form))
+        _saved(lambda path, h=h, form=form: formats.write_hypergraph(h, path, form))
         for h in (explicit.coarse(own.network, own.model), explicit.fine(own.network, own.model))
-        for form in files.FORMATS
+        for form in formats.FORMATS
     ]
 
 
 def use_hypergraph(path: pathlib.Path) -> object:
-    h = files.read_hypergraph(path)
+    h = formats.read_hypergraph(path)
     return explicit.km1(h, np.arange(len(h.weight)) % 2) if len(h.weight) else h
 
 

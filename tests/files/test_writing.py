@@ -27,7 +27,7 @@ from raddle.plans import plan_file
 from raddle.probe import cache
 from raddle.program.chrome_trace import write_events
 from raddle.reports.page.gathering import report
-from raddle.searches.hypergraph import explicit, files
+from raddle.searches.hypergraph import explicit, formats
 from raddle.searches.predict import simulate_steps
 from raddle.simulation.trace import write_trace
 
@@ -43,10 +43,10 @@ WRITERS: dict[str, Save] = {
     "trace.json": lambda path: write_trace(simulate_steps(GRAPH, PLAN, ON), path),
     "trace.json.gz": lambda path: write_trace(simulate_steps(GRAPH, PLAN, ON), path),
     "run.json.gz": lambda path: write_events(events() * 50, path),
-    "coarse.hgr": lambda path: files.write_hypergraph(
+    "coarse.hgr": lambda path: formats.write_hypergraph(
         explicit.fine(PARTITIONER.network, PARTITIONER.model), path, "hmetis"
     ),
-    "parts": lambda path: files.write_partition(np.arange(2000) % 7, path),
+    "parts": lambda path: formats.write_partition(np.arange(2000) % 7, path),
     "any.json": lambda path: write_json(path, list(range(1000))),
 }
 

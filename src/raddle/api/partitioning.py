@@ -12,13 +12,13 @@ from raddle.graph.graph import Graph
 from raddle.searches.hypergraph import explicit
 from raddle.searches.hypergraph.coarse import solve as solve_coarse
 from raddle.searches.hypergraph.explicit import Hypergraph
-from raddle.searches.hypergraph.files import FORMATS, write_hypergraph
+from raddle.searches.hypergraph.formats import FORMATS, write_hypergraph
+from raddle.searches.hypergraph.layer_work import layer_work
 from raddle.searches.hypergraph.partitioner import METHODS, Answer, Asked, Partitioner, row
-from raddle.searches.hypergraph.weights import layer_work
 
 __all__ = [
-    "FORMATS", "GRAINS", "METHODS", "Answer", "Asked", "Hypergraph", "Partitioner", "check_export",
-    "check_methods", "hypergraph", "layer_work", "partitioner", "partitions", "solve_coarse",
+    "FORMATS", "GRAINS", "METHODS", "Hypergraph", "PartitionRequest", "PartitionResult", "Partitioner", "build_partitioner", "check_export",
+    "check_methods", "hypergraph", "layer_work", "partition_table", "solve_coarse",
     "write_hypergraph",
 ]  # fmt: skip
 

@@ -9,7 +9,7 @@ from raddle.clusters import Cluster
 from raddle.graph.graph import Graph
 from raddle.searches.baselines import BASELINES as BASELINES
 from raddle.searches.comparison import EvaluatedPlan, compare, plan_and_predict, speedup_over_data
-from raddle.searches.hypergraph.searching import given
+from raddle.searches.hypergraph.method import given
 from raddle.searches.pins import read_pin
 from raddle.searches.planning import (
     build_plan,

@@ -17,26 +17,32 @@ from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.program import Move, message_bytes
-from raddle.searches.hypergraph import explicit, files, naive
-from raddle.searches.hypergraph.cells import Cells, cell_tiles, from_vector, traffic, work_of
-from raddle.searches.hypergraph.counts import model
-from raddle.searches.hypergraph.network import Network, network
+from raddle.searches.hypergraph import explicit, formats, naive
+from raddle.searches.hypergraph.cells import (
+    Cells,
+    cell_tiles,
+    cell_work,
+    count_traffic,
+    partition_from_vector,
+)
+from raddle.searches.hypergraph.counts import build_count_model
+from raddle.searches.hypergraph.network import LayerNetwork, build_network
 
 MODELS = ("lenet-tiny", "resnet110-tiny", "unet-tiny", "rnnlm-tiny")
 
 
 @cache
-def case(name: str) -> tuple[Graph, Network]:
+def case(name: str) -> tuple[Graph, LayerNetwork]:
     graph = small(name)[1]
-    return graph, network(graph)
+    return graph, build_network(graph)
 
 
-def random_cells(found: Network, parts: int, seed: int) -> Cells:
+def random_cells(found: LayerNetwork, parts: int, seed: int) -> Cells:
     """Blocks of cells in any parts, and sums in one of those that have a part of them."""
     rng = np.random.default_rng(seed)
     cells, owners = [], []
     for l, layer in enumerate(found.layers):
-        shape = layer.units, explicit.channels(found, l)
+        shape = layer.units, explicit.channel_count(found, l)
         grid = rng.integers(0, parts, [min(2, n) for n in shape])
         at = [
             np.minimum(np.arange(n) * len(g) // n, len(g) - 1)
@@ -57,12 +63,12 @@ def test_cells_are_the_connectivity_of_the_explicit_hypergraph(
 ) -> None:
     _, found = case(name)
     partition = random_cells(found, parts, seed)
-    sent = traffic(found, partition, parts)
-    m = model(found)
+    sent = count_traffic(found, partition, parts)
+    m = build_count_model(found)
     spelt = explicit.fine(found, m)
-    assert explicit.km1(spelt, vector(partition)) == sum(sent.of.values()) == sent.received.sum()
+    assert explicit.km1(spelt, vector(partition)) == sum(sent.sent.values()) == sent.received.sum()
     weight = np.bincount(vector(partition), weights=spelt.weight, minlength=parts)
-    assert work_of(found, m.work, partition, parts) == pytest.approx(weight)
+    assert cell_work(found, m.work, partition, parts) == pytest.approx(weight)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -81,29 +87,29 @@ def test_cells_are_the_bytes_of_the_lowered_program(name: str, parts: int) -> No
     for i in program.instructions:
         if isinstance(i, Move) and i.value in maps | sums:
             sent[i.kind] += sum(message_bytes(program, i, m) for m in i.messages)
-    expected = sum(traffic(found, partition, parts).of.values()) * 8
+    expected = sum(count_traffic(found, partition, parts).sent.values()) * 8
     assert sent["activation"] + sent["partial"] == expected
     assert sent["gradient"] + sent["partial gradient"] == expected
 
 
 def test_channels_in_order_are_a_fine_partition() -> None:
     _, found = case("lenet-tiny")
-    m = model(found)
+    m = build_count_model(found)
     partition = naive.channel_incremental(found, m, 3)
-    own = work_of(found, m.work, partition, 3)
-    assert own.sum() == pytest.approx(m.total)
+    own = cell_work(found, m.work, partition, 3)
+    assert own.sum() == pytest.approx(m.total_work)
     assert (own > 0).all()
 
 
-@pytest.mark.parametrize("form", files.FORMATS)
+@pytest.mark.parametrize("form", formats.FORMATS)
 @pytest.mark.parametrize("grain", ["coarse", "fine"])
 def test_hypergraphs_come_back_from_files(tmp_path: pathlib.Path, form: str, grain: str) -> None:
     _, found = case("lenet-tiny")
-    spelt = getattr(explicit, grain)(found, model(found))
-    files.write_hypergraph(spelt, tmp_path / "h", form)
-    read = files.read_hypergraph(tmp_path / "h")
+    spelt = getattr(explicit, grain)(found, build_count_model(found))
+    formats.write_hypergraph(spelt, tmp_path / "h", form)
+    read = formats.read_hypergraph(tmp_path / "h")
     assert (read.cost == spelt.cost).all()
-    assert (read.at == spelt.at).all()
+    assert (read.net_start == spelt.at).all()
     assert (read.pins == spelt.pins).all()
     assert read.weight / read.weight.sum() == pytest.approx(
         spelt.weight / spelt.weight.sum(), abs=1e-6
@@ -116,21 +122,23 @@ def test_the_first_lines_are_those_of_the_formats(tmp_path: pathlib.Path) -> Non
         "patoh": "1 2 1 2 3\n9 1 2\n3 4\n",
         "hmetis": "1 2 11\n9 1 2\n3\n4\n",
     }.items():
-        files.write_hypergraph(h, tmp_path / form, form)
+        formats.write_hypergraph(h, tmp_path / form, form)
         assert (tmp_path / form).read_text() == text
 
 
 def test_answers_are_of_filters_or_of_channels(tmp_path: pathlib.Path) -> None:
     _, found = case("lenet-tiny")
     partition = random_cells(found, 3, 0)
-    files.write_partition(vector(partition), tmp_path / "answer")
-    back = from_vector(found, files.read_partition(tmp_path / "answer"))
+    formats.write_partition(vector(partition), tmp_path / "answer")
+    back = partition_from_vector(found, formats.read_partition(tmp_path / "answer"))
     assert isinstance(back, Cells)
     assert all((a == b).all() for a, b in zip(back.cells, partition.cells, strict=True))
-    filters = from_vector(found, np.zeros(sum(layer.units for layer in found.layers), int))
+    filters = partition_from_vector(
+        found, np.zeros(sum(layer.units for layer in found.layers), int)
+    )
     assert isinstance(filters, list)
     assert [len(own) for own in filters] == [layer.units for layer in found.layers]
-    assert from_vector(found, np.zeros(3, int)) is None
+    assert partition_from_vector(found, np.zeros(3, int)) is None
 
 
 @pytest.mark.parametrize(
@@ -145,7 +153,7 @@ def test_answers_are_of_filters_or_of_channels(tmp_path: pathlib.Path) -> None:
 def test_damaged_hypergraphs(tmp_path: pathlib.Path, text: str, reason: str) -> None:
     (tmp_path / "h").write_text(text)
     with pytest.raises(InputError, match=reason):
-        files.read_hypergraph(tmp_path / "h")
+        formats.read_hypergraph(tmp_path / "h")
 
 
 @pytest.mark.parametrize(
@@ -154,4 +162,4 @@ def test_damaged_hypergraphs(tmp_path: pathlib.Path, text: str, reason: str) -> 
 def test_damaged_answers(tmp_path: pathlib.Path, text: str, reason: str) -> None:
     (tmp_path / "p").write_text(text)
     with pytest.raises(InputError, match=reason):
-        files.read_partition(tmp_path / "p")
+        formats.read_partition(tmp_path / "p")

@@ -10,10 +10,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from raddle.searches.hypergraph import annealing, coarse, coarsestarts, exact
-from raddle.searches.hypergraph.blocks import hypergraph, partition, partition_blocks
-from raddle.searches.hypergraph.bound import bounds
-from raddle.searches.hypergraph.counts import Model, received, volume
+from raddle.searches.hypergraph import coarse, coarse_annealing, coarse_starts, exact
+from raddle.searches.hypergraph.counts import CountModel, elements_received, volume
+from raddle.searches.hypergraph.kahypar_blocks import (
+    build_hypergraph,
+    partition_blocks,
+    run_mtkahypar,
+)
+from raddle.searches.hypergraph.lower_bound import volume_bounds
 
 tiny = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -26,7 +30,7 @@ def model_of(units, work, maps):
         return at.astype(np.int64), np.array([i for row in rows for i in row], np.int64)
 
     alike_at, alike_piece = lists([[i for i, _ in v[3]] for v in maps])
-    return Model(
+    return CountModel(
         np.array(units, np.int64),
         np.array(work, np.float64),
         np.array([v[0] for v in maps], np.int64),
@@ -77,7 +81,7 @@ def least(m, capacity):
 
     def one(column):
         if column not in known:
-            known[column] = received(m, np.array(column))
+            known[column] = elements_received(m, np.array(column))
         return known[column]
 
     found = math.inf
@@ -99,8 +103,10 @@ def shares(n, parts):
 
 def annealed(m, capacity, seed, moves=20_000):
     capacity = capacity * (1 + 1e-9)
-    walk = annealing.state(m, coarsestarts.balanced(m, capacity), capacity, seed)
-    for _ in annealing.anneal(m, annealing.touching(m), capacity, walk, moves, 20.0, 0.2):
+    walk = coarse_annealing.start_walk(m, coarse_starts.balanced(m, capacity), capacity, seed)
+    for _ in coarse_annealing.anneal(
+        m, coarse_annealing.build_neighbours(m), capacity, walk, moves, 20.0, 0.2
+    ):
         pass
     return walk
 
@@ -110,12 +116,12 @@ def annealed(m, capacity, seed, moves=20_000):
 def test_volume_is_kept_up_move_by_move(problem, seed):
     m, capacity = problem
     walk = annealed(m, capacity, seed, moves=997)
-    assert walk.figures[annealing.VOLUME] == volume(m, walk.x.T)
+    assert walk.totals[coarse_annealing.VOLUME] == volume(m, walk.x.T)
     assert np.allclose(walk.work, walk.x @ m.work)
     assert (walk.x.sum(axis=0) == m.units).all()
     assert (walk.x >= 0).all()
-    if math.isfinite(walk.figures[annealing.LEAST]):
-        assert walk.figures[annealing.LEAST] == volume(m, walk.best.T)
+    if math.isfinite(walk.totals[coarse_annealing.BEST_VOLUME]):
+        assert walk.totals[coarse_annealing.BEST_VOLUME] == volume(m, walk.best.T)
         assert (walk.best @ m.work <= capacity * (1 + 2e-9)).all()
 
 
@@ -124,7 +130,9 @@ def test_volume_is_kept_up_move_by_move(problem, seed):
 def test_annealing_finds_the_best_of_tiny_networks(problem):
     m, capacity = problem
     best = least(m, capacity)
-    found = min(annealed(m, capacity, seed).figures[annealing.LEAST] for seed in range(3))
+    found = min(
+        annealed(m, capacity, seed).totals[coarse_annealing.BEST_VOLUME] for seed in range(3)
+    )
     assert found == best
 
 
@@ -149,7 +157,7 @@ def test_no_bound_is_above_the_best(problem):
     best = least(m, capacity)
     assume(math.isfinite(best))
     known = annealed(m, capacity, 0).best
-    found = list(itertools.islice(bounds(m, capacity, known, best), 60))
+    found = list(itertools.islice(volume_bounds(m, capacity, known, best), 60))
     assert found == sorted(found)
     assert found[-1] <= best + 1e-6
 
@@ -157,14 +165,16 @@ def test_no_bound_is_above_the_best(problem):
 def test_bounds_are_tight_where_whole_layers_fit():
     m = model_of([4, 4, 4], [1.0, 1.0, 1.0], [(5, [0], [1], []), (2, [1], [2], [])])
     capacity = coarse.capacities(m, 3, 0.0, None)
-    assert list(bounds(m, capacity, [], 100.0))[-1] == pytest.approx(least(m, capacity)) == 28
+    assert (
+        list(volume_bounds(m, capacity, [], 100.0))[-1] == pytest.approx(least(m, capacity)) == 28
+    )
 
 
 @tiny
 @given(models(alike=False), st.integers(2, 3))
 def test_connectivity_of_single_filters_is_the_volume(m, parts):
-    h = hypergraph(m, blocks=100)
-    part = partition(m, h, parts, 0.5, seed=3)
+    h = build_hypergraph(m, blocks=100)
+    part = run_mtkahypar(m, h, parts, 0.5, seed=3)
     km1 = sum(
         cost * (len({part[i] for i in net}) - 1) for net, cost in zip(h.nets, h.cost, strict=True)
     )
@@ -176,8 +186,8 @@ def test_connectivity_of_single_filters_is_the_volume(m, parts):
 
 def test_blocks_that_are_read_alike_lie_in_one_net():
     m = model_of([4, 4], [1.0, 1.0], [(3, [0], [], [(0, 1)])])
-    assert hypergraph(m, 2).nets == [[0, 2], [1, 3]]
-    assert hypergraph(m, 2).cost == [6, 6]
+    assert build_hypergraph(m, 2).nets == [[0, 2], [1, 3]]
+    assert build_hypergraph(m, 2).cost == [6, 6]
     x = partition_blocks(m, 2, 0.1, 2, seed=0)
     assert volume(m, x) == 0
     assert x.tolist() in ([[2, 2], [2, 2]],)
@@ -201,7 +211,12 @@ def test_the_portfolio_is_best_and_says_so(m, shares):
     parts = len(shares or "ab")
     heard = []
     found = coarse.solve(
-        m, parts, epsilon=0.3, budget=0.4, shares=shares, heard=lambda step: heard.append(step)
+        m,
+        parts,
+        epsilon=0.3,
+        budget=0.4,
+        shares=shares,
+        on_progress=lambda step: heard.append(step),
     )
     capacity = coarse.capacities(m, parts, 0.3, shares)
     best = least(m, capacity)
@@ -217,7 +232,7 @@ def test_the_portfolio_is_best_and_says_so(m, shares):
 
 def test_a_start_is_never_made_worse():
     m = model_of([8, 8, 8], [1.0, 1.0, 1.0], [(5, [0], [1], []), (2, [1], [2], [])])
-    start = coarsestarts.chain(m, coarse.capacities(m, 4, 0.1, None))
+    start = coarse_starts.chain(m, coarse.capacities(m, 4, 0.1, None))
     found = coarse.solve(m, 4, starts=[start], budget=0.01)
     assert found.volume <= volume(m, start)
 
@@ -237,10 +252,10 @@ BEST_KNOWN = {2: 24.5, 4: 63.1, 8: 160.1, 16: 393, 32: 877.3, 64: 1831, 128: 370
 @pytest.mark.parametrize("parts", BEST_KNOWN)
 def test_vgg16_is_within_a_hundredth_of_the_best_known(parts):
     from raddle.api.loading import capture_model
-    from raddle.searches.hypergraph.counts import model
-    from raddle.searches.hypergraph.network import network
+    from raddle.searches.hypergraph.counts import build_count_model
+    from raddle.searches.hypergraph.network import build_network
 
-    m = model(network(capture_model("vgg16", 32)))
+    m = build_count_model(build_network(capture_model("vgg16", 32)))
     found = coarse.solve(m, parts)
     assert found.feasible
     assert found.volume / 2**20 <= 1.01 * BEST_KNOWN[parts]

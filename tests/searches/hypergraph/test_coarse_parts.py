@@ -8,49 +8,54 @@ from typing import Any
 import numpy as np
 from small_models import small
 
-from raddle.searches.hypergraph.coarse import Annealing, Case, Record, case_of
+from raddle.searches.hypergraph.coarse import (
+    AnnealingRuns,
+    CoarseProblem,
+    SearchRecord,
+    build_coarse_problem,
+)
 from raddle.searches.hypergraph.counts import volume
 from raddle.searches.hypergraph.partitioner import Partitioner
 
 
-def case(parts: int = 2) -> Case:
-    return case_of(Partitioner(small("vgg16-tiny")[1]).model, parts, 0.1, 0, None)
+def case(parts: int = 2) -> CoarseProblem:
+    return build_coarse_problem(Partitioner(small("vgg16-tiny")[1]).model, parts, 0.1, 0, None)
 
 
 def test_a_record_keeps_the_least_that_is_within_the_capacities() -> None:
     own, heard = case(), list[Any]()
-    record = Record(own, heard.append)
-    record.found("chain", own.chain)
-    record.found("all on one part", np.stack([own.m.units, 0 * own.m.units], axis=1))
-    assert (record.start, record.least) == ("chain", volume(own.m, own.chain))
+    record = SearchRecord(own, heard.append)
+    record.offer("chain", own.chain)
+    record.offer("all on one part", np.stack([own.m.units, 0 * own.m.units], axis=1))
+    assert (record.start, record.best_volume) == ("chain", volume(own.m, own.chain))
     assert [step["step"] for step in heard] == ["chain"]
     assert record.solution().feasible
     assert not record.proven
 
 
 def test_bounds_rise_to_volumes_that_can_be_and_prove_the_best() -> None:
-    record = Record(case(), lambda step: None)
-    record.found("chain", record.case.chain)
-    record.bounded(1.0)
-    assert record.bound == record.unit
-    record.bounded(0.5)
-    record.bounded(float("inf"))  # says that there is no partition
-    assert record.bound == record.unit
-    record.bounded(record.least)
+    record = SearchRecord(case(), lambda step: None)
+    record.offer("chain", record.problem.chain)
+    record.raise_bound(1.0)
+    assert record.bound == record.volume_unit
+    record.raise_bound(0.5)
+    record.raise_bound(float("inf"))  # says that there is no partition
+    assert record.bound == record.volume_unit
+    record.raise_bound(record.best_volume)
     assert record.proven
     steps = itertools.count()
-    record.until(float("inf"), steps)  # nothing is left to find
+    record.run_until(float("inf"), steps)  # nothing is left to find
     assert next(steps) == 0
 
 
 def test_annealing_finds_the_same_with_the_same_seed_whatever_else_was_found() -> None:
     def least(given: list[np.ndarray]) -> float:
-        record = Record(case(), lambda step: None)
+        record = SearchRecord(case(), lambda step: None)
         for x in given:
-            record.found("other", x)
-        own = Annealing(record.case, record)
-        for _ in itertools.islice(own.steps([], soon=0.0), 4):
+            record.offer("other", x)
+        own = AnnealingRuns(record.problem, record)
+        for _ in itertools.islice(own.steps([], blocks_deadline=0.0), 4):
             pass
-        return own.least
+        return own.best_volume
 
     assert least([]) == least([case().chain])

@@ -21,12 +21,12 @@ from raddle.program.lower import lower
 from raddle.program.program import Move, Program, message_bytes
 from raddle.runtime.threads import run_threads
 from raddle.searches.hypergraph import fine
-from raddle.searches.hypergraph.cells import Cells, cell_tiles, traffic
-from raddle.searches.hypergraph.counts import Model, model, volume
-from raddle.searches.hypergraph.explicit import channels
-from raddle.searches.hypergraph.fineanneal import anneal
-from raddle.searches.hypergraph.finechain import chained
-from raddle.searches.hypergraph.finemodel import (
+from raddle.searches.hypergraph.cells import Cells, cell_tiles, count_traffic
+from raddle.searches.hypergraph.counts import CountModel, build_count_model, volume
+from raddle.searches.hypergraph.explicit import channel_count
+from raddle.searches.hypergraph.fine_annealing import anneal
+from raddle.searches.hypergraph.fine_chains import chained
+from raddle.searches.hypergraph.fine_partition import (
     Block,
     FineLayer,
     FinePartition,
@@ -34,16 +34,22 @@ from raddle.searches.hypergraph.finemodel import (
     ranges,
     reads_one,
 )
-from raddle.searches.hypergraph.finerows import (
+from raddle.searches.hypergraph.fine_rows import (
     Rows,
     apportioned,
     coarse_rows,
     into_windows,
     laid_out,
 )
-from raddle.searches.hypergraph.finewalks import LEAST, VOLUME, count, problem, walk
-from raddle.searches.hypergraph.layouts import layout_of
-from raddle.searches.hypergraph.network import Layer, Map, Network, Piece, network
+from raddle.searches.hypergraph.fine_walk import LEAST, VOLUME, count, problem, walk
+from raddle.searches.hypergraph.layouts import layout_of_owners
+from raddle.searches.hypergraph.network import (
+    ChannelPiece,
+    FeatureMap,
+    FilterLayer,
+    LayerNetwork,
+    build_network,
+)
 
 
 class Chain(nn.Module):
@@ -104,8 +110,8 @@ class Case:
         self.x, self.target = torch.randn(4, 3, 8, 8).double(), torch.arange(4) % 4
         self.loss = nn.functional.cross_entropy
         self.graph: Graph = capture(self.module, [self.x], targets=[self.target], loss=self.loss)
-        self.network: Network = network(self.graph)
-        self.model: Model = model(self.network)
+        self.network: LayerNetwork = build_network(self.graph)
+        self.model: CountModel = build_count_model(self.network)
 
 
 @cache
@@ -113,13 +119,13 @@ def case(name: str) -> Case:
     return Case(name)
 
 
-def random_rows(own: Network, parts: int, seed: int) -> Rows:
+def random_rows(own: LayerNetwork, parts: int, seed: int) -> Rows:
     """Of each layer some parts, in some rows; all channels where it cannot be cut."""
     rng = np.random.default_rng(seed)
     shape = len(own.layers), parts
     found = Rows(np.zeros(shape, int), np.full(shape, -1), np.zeros(shape, int))
     for l, layer in enumerate(own.layers):
-        every = channels(own, l)
+        every = channel_count(own, l)
         able = reads_one(own, l) is not None
         members = rng.permutation(parts)[: rng.integers(1, parts + 1)]
         rows = rng.integers(0, len(members), len(members)) if able else np.arange(len(members))
@@ -137,34 +143,36 @@ def random_rows(own: Network, parts: int, seed: int) -> Rows:
 # -- the volume ----------------------------------------------------------------------------------
 
 #    0 --> 1 --> 2 (adds what 1 reads) --> 3, which also reads 1:   cat(2, 1)
-SMALL = Network(
+SMALL = LayerNetwork(
     (
-        Layer("a", ("a",), 4, 3, 60, 12, made=8),
-        Layer("b", ("b",), 3, 4, 70, 12, made=4),
-        Layer("c", ("c",), 4, 3, 90, 12, made=2),
-        Layer("d", ("d",), 2, 7, 50, 14, made=1),
+        FilterLayer("a", ("a",), 4, 3, 60, 12, unit_elements=8),
+        FilterLayer("b", ("b",), 3, 4, 70, 12, unit_elements=4),
+        FilterLayer("c", ("c",), 4, 3, 90, 12, unit_elements=2),
+        FilterLayer("d", ("d",), 2, 7, 50, 14, unit_elements=1),
     ),
     (
-        Map("a", (Piece(0, 4),), 2, (1,), ((Piece(2, 4),),)),
-        Map("b", (Piece(1, 3),), 3, (2,), ()),
-        Map("cb", (Piece(2, 4), Piece(1, 3)), 1, (3,), ()),
+        FeatureMap("a", (ChannelPiece(0, 4),), 2, (1,), ((ChannelPiece(2, 4),),)),
+        FeatureMap("b", (ChannelPiece(1, 3),), 3, (2,), ()),
+        FeatureMap("cb", (ChannelPiece(2, 4), ChannelPiece(1, 3)), 1, (3,), ()),
     ),
     {},
 )
 
 
-def random_partition(own: Network, parts: int, seed: int) -> FinePartition:
+def random_partition(own: LayerNetwork, parts: int, seed: int) -> FinePartition:
     """Pairs and owners anywhere; a part has one block of each filter."""
     rng = np.random.default_rng(seed)
     layers = []
     for l, layer in enumerate(own.layers):
-        cells = rng.integers(0, parts, (layer.units, channels(own, l)))
+        cells = rng.integers(0, parts, (layer.units, channel_count(own, l)))
         blocks = [
             Block(p, ((j, j + 1),), ranges(row == p))
             for j, row in enumerate(cells)
             for p in set(row.tolist())
         ]
-        layers.append(FineLayer(tuple(blocks), layout_of(rng.integers(0, parts, layer.units))))
+        layers.append(
+            FineLayer(tuple(blocks), layout_of_owners(rng.integers(0, parts, layer.units)))
+        )
     return FinePartition(parts, tuple(layers))
 
 
@@ -201,9 +209,12 @@ def test_the_volume_is_the_connectivity_of_nets_that_are_spelt_out(parts: int, s
 
 def test_an_aligned_grid() -> None:
     """Two rows, two columns, and owners inside: one map read and one map of partial results."""
-    two = Network(
-        (Layer("a", ("a",), 4, 3, 1, 1, made=5), Layer("b", ("b",), 4, 4, 1, 1, made=7)),
-        (Map("a", (Piece(0, 4),), 3, (1,), ()),),
+    two = LayerNetwork(
+        (
+            FilterLayer("a", ("a",), 4, 3, 1, 1, unit_elements=5),
+            FilterLayer("b", ("b",), 4, 4, 1, 1, unit_elements=7),
+        ),
+        (FeatureMap("a", (ChannelPiece(0, 4),), 3, (1,), ()),),
         {},
     )
     rows = Rows(
@@ -228,7 +239,7 @@ def test_index_sets_have_the_counts_of_rows(name: str, seed: int) -> None:
         assert (np.bincount(owners, minlength=4) == rows.own[l]).all()
     spelt = fine.spelt_out(own.network, partition)
     assert fine.fine_volume(own.network, partition) == sum(
-        traffic(own.network, spelt, 4).of.values()
+        count_traffic(own.network, spelt, 4).sent.values()
     )
 
 
@@ -265,7 +276,7 @@ def test_coarse_partitions_are_fine_ones(name: str, seed: int) -> None:
     rows = coarse_rows(own.network, x)
     assert fine.fine_volume(own.network, laid_out(own.network, rows)) == volume(own.model, x)
     pb = problem(own.network, own.model)
-    w = walk(pb, rows, np.full(3, own.model.total), 0)
+    w = walk(pb, rows, np.full(3, own.model.total_work), 0)
     assert w.figures[VOLUME] == volume(own.model, x)
 
 
@@ -316,7 +327,7 @@ def test_a_fine_partition_trains_as_the_module(name: str, parts: int) -> None:
 # -- the search ----------------------------------------------------------------------------------
 
 
-def even(m: Model, parts: int) -> np.ndarray:
+def even(m: CountModel, parts: int) -> np.ndarray:
     return np.diff(m.units[:, None] * np.arange(parts + 1) // parts, axis=1)
 
 
@@ -324,7 +335,7 @@ def even(m: Model, parts: int) -> np.ndarray:
 def test_the_walk_keeps_its_count(name: str) -> None:
     own = case(name)
     pb = problem(own.network, own.model)
-    capacity = np.full(4, own.model.total / 4 * 1.3)
+    capacity = np.full(4, own.model.total_work / 4 * 1.3)
     w = walk(pb, random_rows(own.network, 4, 1), capacity, 5)
     anneal(pb, w, capacity, 3000, 50.0, 1.0, 1e4)
     kept = w.figures.copy(), w.work.copy(), w.got.copy()
@@ -351,16 +362,16 @@ def test_a_solution_is_within_the_balance_and_no_worse_than_a_start(name: str, p
     assert covers(own.network, found.partition)
     assert found.feasible
     work = fine.fine_work(own.network, found.partition, own.model.work * own.model.units)
-    assert work.max() <= 1.5 * own.model.total / parts * (1 + 1e-9)
+    assert work.max() <= 1.5 * own.model.total_work / parts * (1 + 1e-9)
     assert heard
 
 
 def test_a_start_is_kept_where_the_walk_loses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     own = case("chain")
-    alone = np.zeros((own.model.layers, 3), np.int64)
+    alone = np.zeros((own.model.num_layers, 3), np.int64)
     alone[:, 0] = own.model.units
     lost = coarse_rows(own.network, even(own.model, 3))
-    monkeypatch.setattr(fine, "_annealed", lambda pb, own, *rest: own._replace(rows=lost))
+    monkeypatch.setattr(fine, "_anneal_candidate", lambda pb, own, *rest: own._replace(rows=lost))
     found = fine.solve(own.network, own.model, 3, epsilon=2.0, starts=[alone], iterations=0)
     assert (found.volume, found.start) == (0, "coarse 0")
 
@@ -379,7 +390,7 @@ def test_shares_of_the_work() -> None:
         own.network, own.model, 3, epsilon=0.2, iterations=40_000, shares=[2.0, 1.0, 1.0]
     )
     work = fine.fine_work(own.network, found.partition, own.model.work * own.model.units)
-    assert (work <= own.model.total * np.array([0.6, 0.3, 0.3]) * (1 + 1e-9)).all()
+    assert (work <= own.model.total_work * np.array([0.6, 0.3, 0.3]) * (1 + 1e-9)).all()
     assert found.feasible
 
 
@@ -395,6 +406,6 @@ def test_without_time_a_start_comes_back() -> None:
 def test_chains_are_partitions(name: str, parts: int) -> None:
     own = case(name)
     pb = problem(own.network, own.model)
-    rows = chained(own.network, pb, parts, own.model.total / parts * 1.3)
+    rows = chained(own.network, pb, parts, own.model.total_work / parts * 1.3)
     if rows is not None:
         assert covers(own.network, laid_out(own.network, rows))

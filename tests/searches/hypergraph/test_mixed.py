@@ -21,7 +21,7 @@ from raddle.program.lower import lower
 from raddle.runtime.threads import run_threads
 from raddle.searches.baselines import BASELINES
 from raddle.searches.hypergraph.mixed import MixedSolution, solve
-from raddle.searches.hypergraph.mixedtime import improve
+from raddle.searches.hypergraph.mixed_step_time import improve
 from raddle.searches.predict import simulate_steps
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.simulation.timeline import simulate

@@ -17,11 +17,11 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
-from raddle.searches.hypergraph.mixedblocks import Blocks, blocks_of
-from raddle.searches.hypergraph.mixedcosts import Model, model
-from raddle.searches.hypergraph.mixedmoves import shared_out
-from raddle.searches.hypergraph.mixedstates import State, part_work, state_of, tiles_of
-from raddle.searches.hypergraph.mixedvolume import volume
+from raddle.searches.hypergraph.mixed_blocks import Blocks, blocks_of
+from raddle.searches.hypergraph.mixed_model import Model, model
+from raddle.searches.hypergraph.mixed_moves import shared_out
+from raddle.searches.hypergraph.mixed_states import State, part_work, state_of, tiles_of
+from raddle.searches.hypergraph.mixed_volume import volume
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.timeline import simulate

@@ -17,9 +17,9 @@ from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.program import Move, message_bytes
 from raddle.searches.hypergraph import explicit
-from raddle.searches.hypergraph.counts import Model, model, volume
-from raddle.searches.hypergraph.layouts import follow, layouts
-from raddle.searches.hypergraph.network import Network, network
+from raddle.searches.hypergraph.counts import CountModel, build_count_model, volume
+from raddle.searches.hypergraph.layouts import layouts_of_counts, place_operators
+from raddle.searches.hypergraph.network import LayerNetwork, build_network
 
 # Chains, residual adds, concatenations, skips over a U, recurrent layers.
 MODELS = ("vgg16-tiny", "resnet110-tiny", "inception_v3-tiny", "unet-tiny", "rnnlm-tiny")
@@ -28,8 +28,8 @@ MODELS = ("vgg16-tiny", "resnet110-tiny", "inception_v3-tiny", "unet-tiny", "rnn
 class Case:
     def __init__(self, name: str) -> None:
         self.graph: Graph = small(name)[1]
-        self.network: Network = network(self.graph)
-        self.model: Model = model(self.network)
+        self.network: LayerNetwork = build_network(self.graph)
+        self.model: CountModel = build_count_model(self.network)
 
 
 @cache
@@ -37,11 +37,11 @@ def case(name: str) -> Case:
     return Case(name)
 
 
-def random_counts(m: Model, parts: int, seed: int) -> np.ndarray:
+def random_counts(m: CountModel, parts: int, seed: int) -> np.ndarray:
     """Of each layer any number of units a part: even, uneven, or all in one."""
     rng = np.random.default_rng(seed)
-    x = np.zeros((m.layers, parts), np.int64)
-    for l in range(m.layers):
+    x = np.zeros((m.num_layers, parts), np.int64)
+    for l in range(m.num_layers):
         x[l] = rng.multinomial(m.units[l], rng.dirichlet(np.full(parts, rng.choice([0.1, 1, 9]))))
     return x
 
@@ -49,7 +49,7 @@ def random_counts(m: Model, parts: int, seed: int) -> np.ndarray:
 def part_of_filters(case: Case, x: np.ndarray) -> np.ndarray:
     """The part of each vertex of the coarse hypergraph, as the plan has it."""
     return np.concatenate(
-        [np.repeat(own.parts, np.diff(own.cuts)) for own in layouts(case.network, x)]
+        [np.repeat(own.parts, np.diff(own.cuts)) for own in layouts_of_counts(case.network, x)]
     )
 
 
@@ -61,7 +61,7 @@ def test_counts_are_the_connectivity_of_the_explicit_hypergraph(
     x = random_counts(own.model, parts, seed)
     spelt = explicit.coarse(own.network, own.model)
     assert explicit.km1(spelt, part_of_filters(own, x)) == volume(own.model, x)
-    assert spelt.weight.sum() == pytest.approx(own.model.total)
+    assert spelt.weight.sum() == pytest.approx(own.model.total_work)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -70,7 +70,7 @@ def test_counts_are_the_bytes_of_the_lowered_program(name: str, parts: int) -> N
     """Forward and backward; what losses and norms sum up stands apart."""
     own = case(name)
     x = random_counts(own.model, parts, seed=parts)
-    tiles = follow(own.graph, own.network, layouts(own.network, x))
+    tiles = place_operators(own.graph, own.network, layouts_of_counts(own.network, x))
     program = lower(own.graph, Plan(tiles, parts, bn="local"))
     sent: Counter[str] = Counter()
     maps = {v.name for v in own.network.maps}
@@ -87,13 +87,14 @@ def test_a_coarse_partition_is_a_fine_one(seed: int, parts: int) -> None:
     """Whose channels and sums all lie where the filter does."""
     own = case("resnet110-tiny")
     x = random_counts(own.model, parts, seed)
-    filters = [np.repeat(lay.parts, np.diff(lay.cuts)) for lay in layouts(own.network, x)]
+    filters = [np.repeat(lay.parts, np.diff(lay.cuts)) for lay in layouts_of_counts(own.network, x)]
     cells = [
-        np.repeat(owners, explicit.channels(own.network, l)) for l, owners in enumerate(filters)
+        np.repeat(owners, explicit.channel_count(own.network, l))
+        for l, owners in enumerate(filters)
     ]
     spelt = explicit.fine(own.network, own.model)
     assert explicit.km1(spelt, np.concatenate([*cells, *filters])) == volume(own.model, x)
-    assert spelt.weight.sum() == pytest.approx(own.model.total)
+    assert spelt.weight.sum() == pytest.approx(own.model.total_work)
 
 
 def test_connectivity_by_hand() -> None:
@@ -113,7 +114,9 @@ def test_the_published_cuts_of_vgg16() -> None:
     from raddle import zoo
 
     w = zoo.load("vgg16", batch=32, dtype=torch.float32)
-    found = model(network(capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)))
+    found = build_count_model(
+        build_network(capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name))
+    )
     cut = np.zeros((16, 2), np.int64)
     cut[:6, 0], cut[6:, 1] = found.units[:6], found.units[6:]
     assert volume(found, cut) / 2**20 == 24.5

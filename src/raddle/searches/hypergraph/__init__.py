@@ -12,7 +12,7 @@ from typing import Literal
 from raddle.clusters import Cluster
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.searches.hypergraph.compiling import PARTITIONERS
+from raddle.searches.hypergraph.jit_warmup import PARTITIONERS
 from raddle.searches.jit_warmup import EVALUATOR
 from raddle.searches.method import Search
 from raddle.searches.settings import SearchResult, Settings
@@ -26,7 +26,7 @@ class Partition(Search):
     jit_functions = (EVALUATOR, PARTITIONERS)
 
     def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
-        from raddle.searches.hypergraph.searching import search
+        from raddle.searches.hypergraph.method import search
 
         if settings.pins:
             raise InputError(f"{self.name} leaves nothing pinned: use optcnn, flexflow or auto.")

@@ -18,9 +18,9 @@ from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Irregular, Tile, Tiling
 from raddle.searches.grids import Tiles, dim_of, size_of
-from raddle.searches.hypergraph.explicit import channel_start, channels
-from raddle.searches.hypergraph.layouts import channel_tiles, follow, layout_of
-from raddle.searches.hypergraph.network import Map, Network
+from raddle.searches.hypergraph.explicit import channel_count, channel_start
+from raddle.searches.hypergraph.layouts import channel_tiles, layout_of_owners, place_operators
+from raddle.searches.hypergraph.network import FeatureMap, LayerNetwork
 
 Array = np.ndarray
 
@@ -32,48 +32,50 @@ class Cells(NamedTuple):
     owners: Sequence[Array]
 
 
-class Traffic(NamedTuple):
+class PartTraffic(NamedTuple):
     """Elements of a forward, by what is sent, and by the part that receives them."""
 
-    of: dict[str, int]  # by map, and by layer what its sums need
+    sent: dict[str, int]  # by map, and by layer what its sums need
     received: Array
 
 
-def traffic(network: Network, partition: Cells, parts: int) -> Traffic:
+def count_traffic(network: LayerNetwork, partition: Cells, parts: int) -> PartTraffic:
     """What crosses parts; partial sums are received by the owner."""
     of: dict[str, int] = {}
     received = np.zeros(parts, np.int64)
     for v, read in enumerate(network.maps):
-        has = _held(read, partition.owners, parts)
+        has = _owned_mask(read, partition.owners, parts)
         needs = np.zeros_like(has)
-        for t in read.dense:
+        for t in read.dense_readers:
             start = channel_start(network, t, v)
-            needs |= _used(partition.cells[t][:, start : start + read.units], parts)
-        for form in read.alike:
-            needs |= _held(read, partition.owners, parts, form)
-        amount = (needs & ~has).sum(axis=1) * read.elements
+            needs |= _used_mask(partition.cells[t][:, start : start + read.units], parts)
+        for form in read.elementwise_readers:
+            needs |= _owned_mask(read, partition.owners, parts, form)
+        amount = (needs & ~has).sum(axis=1) * read.unit_elements
         of[read.name] = int(amount.sum())
         received += amount
     for l, layer in enumerate(network.layers):
-        made = _used(partition.cells[l].T, parts)
+        made = _used_mask(partition.cells[l].T, parts)
         owner = np.asarray(partition.owners[l])
         made[owner, np.arange(layer.units)] = False
-        amount = made.sum(axis=0) * layer.made
+        amount = made.sum(axis=0) * layer.unit_elements
         of[f"{layer.name}, sums"] = int(amount.sum())
         received += np.bincount(owner, weights=amount, minlength=parts).astype(np.int64)
-    return Traffic({name: n for name, n in of.items() if n}, received)
+    return PartTraffic({name: n for name, n in of.items() if n}, received)
 
 
-def _held(read: Map, owners: Sequence[Array], parts: int, form: object = None) -> Array:
+def _owned_mask(
+    read: FeatureMap, owners: Sequence[Array], parts: int, form: object = None
+) -> Array:
     """By part and unit, whether it is there."""
-    pieces = read.form if form is None else form
+    pieces = read.pieces if form is None else form
     own = np.concatenate([owners[piece.layer] for piece in pieces])  # type: ignore[attr-defined]
     found = np.zeros((parts, len(own)), bool)
     found[own, np.arange(len(own))] = True
     return found
 
 
-def _used(cells: Array, parts: int) -> Array:
+def _used_mask(cells: Array, parts: int) -> Array:
     """By part and column, whether the part has a cell of it."""
     columns = cells.shape[1]
     found = np.zeros(parts * columns, bool)
@@ -81,7 +83,7 @@ def _used(cells: Array, parts: int) -> Array:
     return found.reshape(parts, columns)
 
 
-def work_of(network: Network, work: Array, partition: Cells, parts: int) -> Array:
+def cell_work(network: LayerNetwork, work: Array, partition: Cells, parts: int) -> Array:
     """Work by part; `work` is that of one filter, by layer."""
     found = np.zeros(parts)
     for l, own in enumerate(partition.cells):
@@ -89,22 +91,22 @@ def work_of(network: Network, work: Array, partition: Cells, parts: int) -> Arra
     return found
 
 
-def cell_tiles(graph: Graph, network: Network, partition: Cells) -> tuple[Tiles, Tiles]:
+def cell_tiles(graph: Graph, network: LayerNetwork, partition: Cells) -> tuple[Tiles, Tiles]:
     """The tiles of a plan that computes a fine partition, and where it sums."""
     own: dict[str, Tiling] = {}
     sums: Tiles = {}
-    parts = [layout_of(np.asarray(owners)) for owners in partition.owners]
+    parts = [layout_of_owners(np.asarray(owners)) for owners in partition.owners]
     ops = {op.name: op for op in graph.ops}
     for l, layer in enumerate(network.layers):
         apart = _rectangles(partition.cells[l])
         for name in layer.ops:
-            if layer.parameters and _divides(ops[name], partition.cells[l]):
+            if layer.parameters and _can_split_channels(ops[name], partition.cells[l]):
                 own[name] = _tiling(ops[name], apart, partition.cells[l].shape)
-                sums[name] = channel_tiles(ops[name], network.forms[name], parts)
-    return follow(graph, network, parts, own), sums
+                sums[name] = channel_tiles(ops[name], network.op_pieces[name], parts)
+    return place_operators(graph, network, parts, own), sums
 
 
-def _divides(op: Op, cells: Array) -> bool:
+def _can_split_channels(op: Op, cells: Array) -> bool:
     """Whether channels of cells are channels of an operator; else it goes with its filters."""
     return dim_of(op, "k") is not None and size_of(op, "k") % cells.shape[1] == 0
 
@@ -122,7 +124,7 @@ def _rectangles(cells: Array) -> list[Rectangle]:
     rows = [0, *(np.flatnonzero((cells[1:] != cells[:-1]).any(axis=1)) + 1).tolist(), len(cells)]
     found = []
     for a, b in pairwise(rows):
-        layout = layout_of(cells[a])
+        layout = layout_of_owners(cells[a])
         for (lo, hi), part in zip(pairwise(layout.cuts), layout.parts, strict=True):
             found.append(Rectangle((a, b), (lo, hi), part))
     return found
@@ -142,10 +144,10 @@ def _tiling(op: Op, apart: Sequence[Rectangle], shape: tuple[int, ...]) -> Irreg
     return Irregular(tuple(tiles))
 
 
-def from_vector(network: Network, part: Array) -> Cells | list[Array] | None:
+def partition_from_vector(network: LayerNetwork, part: Array) -> Cells | list[Array] | None:
     """A partitioner's answer: of filters, by layer; of channels and sums, as cells; or neither."""
     units = [layer.units for layer in network.layers]
-    sizes = [n * channels(network, l) for l, n in enumerate(units)]
+    sizes = [n * channel_count(network, l) for l, n in enumerate(units)]
     if len(part) == sum(units):
         return np.split(part, np.cumsum(units)[:-1])
     if len(part) == sum(sizes) + sum(units):

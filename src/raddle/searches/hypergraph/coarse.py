@@ -17,21 +17,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raddle.searches.hypergraph import annealing, exact
-from raddle.searches.hypergraph.blocks import partition_blocks
-from raddle.searches.hypergraph.bound import bounds as lower_bounds
-from raddle.searches.hypergraph.coarsestarts import balanced, chain, layerwise
-from raddle.searches.hypergraph.counts import Array, Model, volume
+from raddle.searches.hypergraph import coarse_annealing, exact
+from raddle.searches.hypergraph.coarse_starts import balanced, chain, layerwise
+from raddle.searches.hypergraph.counts import Array, CountModel, volume
+from raddle.searches.hypergraph.kahypar_blocks import partition_blocks
+from raddle.searches.hypergraph.lower_bound import volume_bounds as lower_bounds
 from raddle.searches.settings import OnProgress
 
-SHORTEST = 1 << 17  # moves of a run of the first round
-EXACT = 256  # layers x parts, of at most 4 parts
+FIRST_ROUND_MOVES = 1 << 17  # moves of a run of the first round
+EXACT_LIMIT = 256  # layers x parts, of at most 4 parts
 HOT, WARM, MILD = 0.1, 0.03, 0.01  # temperatures, in what a part receives on average
 COLD = 0.001
 SLACK = 1e-9  # of a capacity, for rounding
 
 
-class Solution(NamedTuple):
+class CoarseSolution(NamedTuple):
     """Counts, and what is known of them."""
 
     x: Array  # [layer, part]
@@ -44,7 +44,7 @@ class Solution(NamedTuple):
 
 
 def solve(
-    m: Model,
+    m: CountModel,
     parts: int,
     *,
     epsilon: float = 0.1,
@@ -52,47 +52,47 @@ def solve(
     seed: int = 0,
     shares: Sequence[float] | None = None,
     starts: Sequence[Array] = (),
-    heard: OnProgress = lambda step: None,
-) -> Solution:
+    on_progress: OnProgress = lambda step: None,
+) -> CoarseSolution:
     """The counts of least volume that are found in `budget` seconds, after kernels are compiled.
 
     A part may have (1 + epsilon) x its share of all work. Given starts are counts [layer, part].
     """
     if parts == 1:
-        return Solution(m.units[:, None].copy(), 0, 0.0, True, 0.0, "whole", True)
+        return CoarseSolution(m.units[:, None].copy(), 0, 0.0, True, 0.0, "whole", True)
     given = [np.asarray(x, np.int64) for x in starts]
-    case = case_of(m, parts, epsilon, seed, shares)
-    _compile(case)
-    record = Record(case, heard)
-    begun = record.begun
+    case = build_coarse_problem(m, parts, epsilon, seed, shares)
+    _jit_compile(case)
+    record = SearchRecord(case, on_progress)
+    begun = record.started_at
     for name, x in (("balanced", case.balanced), ("chain", case.chain)):
-        record.found(name, x)
+        record.offer(name, x)
     for x in given:
-        record.found("given", x)
-    rounds = Annealing(case, record).steps(given, begun + 0.5 * budget)
+        record.offer("given", x)
+    rounds = AnnealingRuns(case, record).steps(given, begun + 0.5 * budget)
     # a first round, a look whether that was the best already, and what time is left
-    record.until(begun + 0.5 * budget, rounds, lambda turn: turn > 0)
-    bounds = _bounds(record)
-    record.until(perf_counter() + 0.12 * budget, bounds)
-    if parts <= 4 and parts * m.layers <= EXACT and not record.proven:
-        _prove(record, min(0.4 * budget, begun + budget - perf_counter()))
-    record.until(begun + 0.87 * budget, rounds)
-    record.until(begun + budget, bounds)
-    record.until(begun + budget, rounds)
+    record.run_until(begun + 0.5 * budget, rounds, lambda turn: turn > 0)
+    bounds = _bound_steps(record)
+    record.run_until(perf_counter() + 0.12 * budget, bounds)
+    if parts <= 4 and parts * m.num_layers <= EXACT_LIMIT and not record.proven:
+        _run_exact(record, min(0.4 * budget, begun + budget - perf_counter()))
+    record.run_until(begun + 0.87 * budget, rounds)
+    record.run_until(begun + budget, bounds)
+    record.run_until(begun + budget, rounds)
     return record.solution()
 
 
-def capacities(m: Model, parts: int, epsilon: float, shares: Sequence[float] | None) -> Array:
+def capacities(m: CountModel, parts: int, epsilon: float, shares: Sequence[float] | None) -> Array:
     """The most work of every part."""
     own = np.ones(parts) if shares is None else np.asarray(shares, np.float64)
-    found: Array = (1 + epsilon) * m.total * own / own.sum()
+    found: Array = (1 + epsilon) * m.total_work * own / own.sum()
     return found
 
 
-class Case(NamedTuple):
+class CoarseProblem(NamedTuple):
     """What is to be partitioned, and where every search of it starts."""
 
-    m: Model
+    m: CountModel
     parts: int
     epsilon: float
     seed: int
@@ -101,52 +101,54 @@ class Case(NamedTuple):
     chain: Array
     balanced: Array
 
-    def holds(self, x: Array) -> bool:
+    def is_feasible(self, x: Array) -> bool:
         """Whether counts are within the capacities."""
         return bool((self.m.work @ x <= self.capacity).all())
 
 
-def case_of(
-    m: Model, parts: int, epsilon: float, seed: int, shares: Sequence[float] | None
-) -> Case:
+def build_coarse_problem(
+    m: CountModel, parts: int, epsilon: float, seed: int, shares: Sequence[float] | None
+) -> CoarseProblem:
     capacity = capacities(m, parts, epsilon, shares) * (1 + SLACK)
     own = chain(m, capacity), balanced(m, capacity)
-    return Case(m, parts, epsilon, seed, shares, capacity, *own)
+    return CoarseProblem(m, parts, epsilon, seed, shares, capacity, *own)
 
 
-class Record:
+class SearchRecord:
     """The best counts that were found by anything, and the highest bound."""
 
-    def __init__(self, case: Case, heard: OnProgress) -> None:
-        self.case, self.heard = case, heard
-        self.best, self.least, self.start = case.balanced, math.inf, "balanced"
+    def __init__(self, problem: CoarseProblem, on_progress: OnProgress) -> None:
+        self.problem, self.on_progress = problem, on_progress
+        self.best, self.best_volume, self.start = problem.balanced, math.inf, "balanced"
         self.columns: dict[bytes, Array] = {}  # of partitions within the capacities
         self.bound = 0.0
-        self.unit = int(np.gcd.reduce(case.m.cost)) if len(case.m.cost) else 1
-        self.begun = perf_counter()
+        self.volume_unit = int(np.gcd.reduce(problem.m.cost)) if len(problem.m.cost) else 1
+        self.started_at = perf_counter()
 
     @property
     def proven(self) -> bool:
-        return self.bound >= self.least
+        return self.bound >= self.best_volume
 
-    def found(self, name: str, x: Array) -> None:
-        if not self.case.holds(x):
+    def offer(self, name: str, x: Array) -> None:
+        if not self.problem.is_feasible(x):
             return
-        for p in range(self.case.parts):
+        for p in range(self.problem.parts):
             self.columns.setdefault(x[:, p].tobytes(), x[:, p].copy())
-        got = volume(self.case.m, x)
-        if got < self.least:
-            self.best, self.least, self.start = x.copy(), got, name
-            seconds = perf_counter() - self.begun
-            figures = {"volume": self.least, "lower_bound": self.bound, "seconds": seconds}
-            self.heard({"step": name, **figures})
+        got = volume(self.problem.m, x)
+        if got < self.best_volume:
+            self.best, self.best_volume, self.start = x.copy(), got, name
+            seconds = perf_counter() - self.started_at
+            figures = {"volume": self.best_volume, "lower_bound": self.bound, "seconds": seconds}
+            self.on_progress({"step": name, **figures})
 
-    def bounded(self, bound: float) -> None:
+    def raise_bound(self, bound: float) -> None:
         """No partition is below; rounded up to a volume that can be."""
         if math.isfinite(bound):  # or there is no partition
-            self.bound = max(self.bound, self.unit * math.ceil(bound / self.unit - 1e-6))
+            self.bound = max(
+                self.bound, self.volume_unit * math.ceil(bound / self.volume_unit - 1e-6)
+            )
 
-    def until(
+    def run_until(
         self,
         deadline: float,
         steps: Iterator[Any],
@@ -158,104 +160,116 @@ class Record:
             if step is None or ended(step):
                 return
 
-    def solution(self) -> Solution:
-        return Solution(
+    def solution(self) -> CoarseSolution:
+        return CoarseSolution(
             self.best,
-            volume(self.case.m, self.best),
+            volume(self.problem.m, self.best),
             self.bound,
             self.proven,
-            perf_counter() - self.begun,
+            perf_counter() - self.started_at,
             self.start,
-            self.case.holds(self.best),
+            self.problem.is_feasible(self.best),
         )
 
 
-class Annealing:
+class AnnealingRuns:
     """Runs of annealing; they have a best of their own, so that nothing else disturbs their order."""
 
-    def __init__(self, case: Case, record: Record) -> None:
-        self.case, self.record = case, record
-        self.touch = annealing.touching(case.m)
-        self.heat = (volume(case.m, case.chain) + 1) / case.parts
-        self.best, self.least = case.chain, math.inf
+    def __init__(self, problem: CoarseProblem, record: SearchRecord) -> None:
+        self.problem, self.record = problem, record
+        self.neighbours = coarse_annealing.build_neighbours(problem.m)
+        self.part_volume = (volume(problem.m, problem.chain) + 1) / problem.parts
+        self.best, self.best_volume = problem.chain, math.inf
 
-    def steps(self, given: Sequence[Array], soon: float) -> Iterator[int]:
+    def steps(self, given: Sequence[Array], blocks_deadline: float) -> Iterator[int]:
         """The round, after every chunk of the runs in their order."""
-        m, capacity = self.case.m, self.case.capacity
-        for number, (turn, name, x, heat) in enumerate(self._runs(given, soon)):
-            walk = annealing.state(m, x, capacity, self.case.seed * 1_000_003 + number)
-            ends = heat * self.heat, COLD * self.heat
+        m, capacity = self.problem.m, self.problem.capacity
+        for number, (turn, name, x, heat) in enumerate(self._runs(given, blocks_deadline)):
+            walk = coarse_annealing.start_walk(
+                m, x, capacity, self.problem.seed * 1_000_003 + number
+            )
+            ends = heat * self.part_volume, COLD * self.part_volume
             yield turn
-            for _ in annealing.anneal(m, self.touch, capacity, walk, SHORTEST << turn, *ends):
-                least = float(walk.figures[annealing.LEAST])
-                if least < self.least:
-                    self.best, self.least = walk.best.T.copy(), least
-                    self.record.found(name, self.best)
+            for _ in coarse_annealing.anneal(
+                m, self.neighbours, capacity, walk, FIRST_ROUND_MOVES << turn, *ends
+            ):
+                least = float(walk.totals[coarse_annealing.BEST_VOLUME])
+                if least < self.best_volume:
+                    self.best, self.best_volume = walk.best.T.copy(), least
+                    self.record.offer(name, self.best)
                 yield turn
-            if math.isfinite(walk.figures[annealing.LEAST]):
-                self.record.found(name, walk.best.T)
+            if math.isfinite(walk.totals[coarse_annealing.BEST_VOLUME]):
+                self.record.offer(name, walk.best.T)
 
-    def _runs(self, given: Sequence[Array], soon: float) -> Iterator[tuple[int, str, Array, float]]:
+    def _runs(
+        self, given: Sequence[Array], blocks_deadline: float
+    ) -> Iterator[tuple[int, str, Array, float]]:
         """Round, name, start and temperature of all runs, without end."""
-        case, warm = self.case, [("given", x) for x in given]
+        case, warm = self.problem, [("given", x) for x in given]
         m, parts, epsilon, seed, shares, *_ = case
         yield from ((0, *own, WARM) for own in warm)
         yield 0, "chain", case.chain, HOT
         yield 0, "balanced", case.balanced, HOT
         yield 0, "layerwise", layerwise(m, case.capacity), HOT
         for blocks in (16, 32):
-            if perf_counter() + _patience(m, parts, blocks) < soon:
+            if perf_counter() + _expected_seconds(m, parts, blocks) < blocks_deadline:
                 x = partition_blocks(m, parts, epsilon, blocks, seed, shares=shares)
                 warm.append((f"Mt-KaHyPar on {blocks} blocks", x))
-                self.record.found(*warm[-1])
+                self.record.offer(*warm[-1])
                 yield 0, *warm[-1], WARM
         if parts % 2 == 0:
-            yield 0, "halves", self._halves(), WARM
+            yield 0, "halves", self._cut_halves(), WARM
         for turn in itertools.count(1):
             yield turn, "chain", case.chain, HOT
             yield turn, "annealing", self.best, WARM
             yield from ((turn, *own, WARM) for own in warm)
             yield turn, "annealing", self.best, MILD
 
-    def _halves(self) -> Array:
+    def _cut_halves(self) -> Array:
         """A short search for half as many parts, whose parts are cut in two."""
-        m, pairs = self.case.m, self.case.capacity.reshape(-1, 2)
+        m, pairs = self.problem.m, self.problem.capacity.reshape(-1, 2)
         capacity = pairs.sum(axis=1)
         x = chain(m, capacity)
-        walk = annealing.state(m, x, capacity, self.case.seed)
+        walk = coarse_annealing.start_walk(m, x, capacity, self.problem.seed)
         heat = (volume(m, x) + 1) / len(pairs)
         if len(pairs) > 1:
             ends = HOT * heat, COLD * heat
-            for _ in annealing.anneal(m, self.touch, capacity, walk, SHORTEST, *ends):
+            for _ in coarse_annealing.anneal(
+                m, self.neighbours, capacity, walk, FIRST_ROUND_MOVES, *ends
+            ):
                 pass
         cut = [chain(m._replace(units=own), pairs[p]) for p, own in enumerate(walk.best)]
         return np.concatenate(cut, axis=1)
 
 
-def _compile(case: Case) -> None:
+def _jit_compile(case: CoarseProblem) -> None:
     """A step of everything, so that no clock counts the compiler."""
-    walk = annealing.state(case.m, case.chain, case.capacity, 0)
-    next(annealing.anneal(case.m, annealing.touching(case.m), case.capacity, walk, 1, 1.0, 1.0))
+    walk = coarse_annealing.start_walk(case.m, case.chain, case.capacity, 0)
+    next(
+        coarse_annealing.anneal(
+            case.m, coarse_annealing.build_neighbours(case.m), case.capacity, walk, 1, 1.0, 1.0
+        )
+    )
     next(lower_bounds(case.m, case.capacity, ()))
 
 
-def _bounds(record: Record) -> Iterator[float]:
-    case = record.case
-    for bound in lower_bounds(case.m, case.capacity, record.columns.values(), record.least):
-        record.bounded(bound)
+def _bound_steps(record: SearchRecord) -> Iterator[float]:
+    case = record.problem
+    for bound in lower_bounds(case.m, case.capacity, record.columns.values(), record.best_volume):
+        record.raise_bound(bound)
         yield bound
 
 
-def _prove(record: Record, seconds: float) -> None:
+def _run_exact(record: SearchRecord, seconds: float) -> None:
     """The exact program, which may find something better, too."""
-    case, start = record.case, record.best if math.isfinite(record.least) else None
+    case, start = record.problem, record.best if math.isfinite(record.best_volume) else None
     found = exact.solve(case.m, case.capacity, seconds=seconds, start=start)
     if found.x is not None:
-        record.found("exact", found.x)
-    record.bounded(found.lower_bound)
+        record.offer("exact", found.x)
+    record.raise_bound(found.lower_bound)
 
 
-def _patience(m: Model, parts: int, blocks: int) -> float:
+def _expected_seconds(m: CountModel, parts: int, blocks: int) -> float:
     """About how many seconds Mt-KaHyPar takes, generously."""
-    pins = float((np.diff(m.dense_at) * np.diff(m.piece_at)).sum()) * blocks * blocks
+    pins = float((np.diff(m.dense_start) * np.diff(m.piece_start)).sum()) * blocks * blocks
     return 0.2 + 4e-6 * pins * math.sqrt(parts)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raddle.searches.hypergraph.counts import Array, Model, units_received
+from raddle.searches.hypergraph.counts import Array, CountModel, units_received
 
 
-class Exact(NamedTuple):
+class ExactResult(NamedTuple):
     """What HiGHS says at its end."""
 
     x: Array | None  # [layer, part]
@@ -24,7 +24,9 @@ class Exact(NamedTuple):
     proven: bool
 
 
-def solve(m: Model, capacity: Array, *, seconds: float, start: Array | None = None) -> Exact:
+def solve(
+    m: CountModel, capacity: Array, *, seconds: float, start: Array | None = None
+) -> ExactResult:
     """The best counts within the capacities, or the best by the end of time."""
     lp = _Program(m, capacity, start)
     lp.solver.setOptionValue("time_limit", max(0.01, seconds))
@@ -33,16 +35,16 @@ def solve(m: Model, capacity: Array, *, seconds: float, start: Array | None = No
     found = None
     if info.primal_solution_status == 2:  # feasible
         values = np.array(lp.solver.getSolution().col_value)
-        found = np.round(values[: m.layers * len(capacity)]).astype(np.int64)
-        found = found.reshape(len(capacity), m.layers).T
+        found = np.round(values[: m.num_layers * len(capacity)]).astype(np.int64)
+        found = found.reshape(len(capacity), m.num_layers).T
     proven = str(lp.solver.getModelStatus()).endswith("kOptimal")
-    return Exact(found, max(0.0, info.mip_dual_bound * lp.unit), proven)
+    return ExactResult(found, max(0.0, info.mip_dual_bound * lp.unit), proven)
 
 
 class _Program:
     """Columns are x[p, l], then the bits a[p, l], then units received r[p, v]."""
 
-    def __init__(self, m: Model, capacity: Array, start: Array | None) -> None:
+    def __init__(self, m: CountModel, capacity: Array, start: Array | None) -> None:
         import highspy
 
         self.m, self.capacity = m, capacity
@@ -57,69 +59,73 @@ class _Program:
         }.items():
             self.solver.setOptionValue(name, value)
         self.parts, self.inf = len(capacity), highspy.kHighsInf
-        self.x, self.a = 0, self.parts * m.layers
-        self.r = 2 * self.parts * m.layers
-        self._columns(highspy)
-        self._rows()
+        self.first_count, self.first_bit = 0, self.parts * m.num_layers
+        self.first_received = 2 * self.parts * m.num_layers
+        self._add_columns(highspy)
+        self._add_rows()
         if start is not None:
-            self._start(highspy, start)
+            self._set_start(highspy, start)
 
-    def _columns(self, highspy: Any) -> None:
+    def _add_columns(self, highspy: Any) -> None:
         m = self.m
         for p in range(self.parts):
-            for l in range(m.layers):
-                self.solver.addVar(0.0, float(self._fitting(p, l)))
-        for _ in range(self.parts * m.layers):
+            for l in range(m.num_layers):
+                self.solver.addVar(0.0, float(self._max_units(p, l)))
+        for _ in range(self.parts * m.num_layers):
             self.solver.addVar(0.0, 1.0)
         for _ in range(self.parts):
             for cost in m.cost:
                 self.solver.addVar(0.0, self.inf)
                 self.solver.changeColCost(self.solver.getNumCol() - 1, float(cost) / self.unit)
-        for i in range(self.r):
+        for i in range(self.first_received):
             self.solver.changeColIntegrality(i, highspy.HighsVarType.kInteger)
 
-    def _fitting(self, p: int, l: int) -> int:
+    def _max_units(self, p: int, l: int) -> int:
         work = float(self.m.work[l])
         most = int(self.m.units[l])
         return min(most, int(self.capacity[p] / work * (1 + 1e-12))) if work > 0 else most
 
-    def _rows(self) -> None:
+    def _add_rows(self) -> None:
         m = self.m
-        for l in range(m.layers):
-            each = {self._x(p, l): 1.0 for p in range(self.parts)}
-            self._row(float(m.units[l]), float(m.units[l]), each)
-        scale = m.total / self.parts
+        for l in range(m.num_layers):
+            each = {self._count_column(p, l): 1.0 for p in range(self.parts)}
+            self._add_row(float(m.units[l]), float(m.units[l]), each)
+        scale = m.total_work / self.parts
         for p in range(self.parts):
-            own = {self._x(p, l): float(m.work[l]) / scale for l in range(m.layers)}
-            self._row(-self.inf, float(self.capacity[p]) / scale, own)
-            for l in range(m.layers):
-                self._row(-self.inf, 0.0, {self._x(p, l): 1.0, self._a(p, l): -self._fitting(p, l)})
+            own = {self._count_column(p, l): float(m.work[l]) / scale for l in range(m.num_layers)}
+            self._add_row(-self.inf, float(self.capacity[p]) / scale, own)
+            for l in range(m.num_layers):
+                self._add_row(
+                    -self.inf,
+                    0.0,
+                    {self._count_column(p, l): 1.0, self._bit_column(p, l): -self._max_units(p, l)},
+                )
             for v in range(len(m.cost)):
-                self._map(p, v)
-        self._order()
+                self._add_map(p, v)
+        self._order_equal_parts()
 
-    def _map(self, p: int, v: int) -> None:
+    def _add_map(self, p: int, v: int) -> None:
         m = self.m
-        r = self.r + p * len(m.cost) + v
-        pieces = [int(l) for l in m.piece_layer[m.piece_at[v] : m.piece_at[v + 1]]]
+        r = self.first_received + p * len(m.cost) + v
+        pieces = [int(l) for l in m.piece_layer[m.piece_start[v] : m.piece_start[v + 1]]]
         own: dict[int, float] = {}
         for l in pieces:
-            own[self._x(p, l)] = own.get(self._x(p, l), 0.0) + 1.0
+            own[self._count_column(p, l)] = own.get(self._count_column(p, l), 0.0) + 1.0
         whole = float(m.units[pieces].sum())
-        least = whole - sum(self._fitting(p, l) for l in pieces)
-        for t in m.dense_layer[m.dense_at[v] : m.dense_at[v + 1]]:
-            self._row(0.0, self.inf, {r: 1.0, **own, self._a(p, int(t)): -whole})
+        least = whole - sum(self._max_units(p, l) for l in pieces)
+        for t in m.dense_layer[m.dense_start[v] : m.dense_start[v + 1]]:
+            self._add_row(0.0, self.inf, {r: 1.0, **own, self._bit_column(p, int(t)): -whole})
             if least > 0:
-                self._row(0.0, self.inf, {r: 1.0, self._a(p, int(t)): -least})
-        self._alike(p, v, r, pieces)
+                self._add_row(0.0, self.inf, {r: 1.0, self._bit_column(p, int(t)): -least})
+        self._add_elementwise(p, v, r, pieces)
 
-    def _alike(self, p: int, v: int, r: int, pieces: list[int]) -> None:
+    def _add_elementwise(self, p: int, v: int, r: int, pieces: list[int]) -> None:
         """The sum over pieces of what a reader has more, at most; of many pieces, a column each."""
         m = self.m
-        pairs = range(m.alike_at[v], m.alike_at[v + 1])
+        pairs = range(m.elementwise_start[v], m.elementwise_start[v + 1])
         more: dict[int, list[int]] = {}
         for a in pairs:
-            more.setdefault(int(m.alike_piece[a]), []).append(int(m.alike_layer[a]))
+            more.setdefault(int(m.elementwise_piece[a]), []).append(int(m.elementwise_layer[a]))
         columns = {}
         for i, readers in more.items():
             columns[i] = r
@@ -127,22 +133,31 @@ class _Program:
                 self.solver.addVar(0.0, self.inf)
                 columns[i] = self.solver.getNumCol() - 1
             for t in readers:
-                row = {columns[i]: 1.0, self._x(p, pieces[i]): 1.0, self._x(p, t): -1.0}
-                self._row(0.0, self.inf, row)
+                row = {
+                    columns[i]: 1.0,
+                    self._count_column(p, pieces[i]): 1.0,
+                    self._count_column(p, t): -1.0,
+                }
+                self._add_row(0.0, self.inf, row)
         if len(more) > 1:
-            self._row(0.0, self.inf, {r: 1.0, **dict.fromkeys(columns.values(), -1.0)})
+            self._add_row(0.0, self.inf, {r: 1.0, **dict.fromkeys(columns.values(), -1.0)})
 
-    def _order(self) -> None:
+    def _order_equal_parts(self) -> None:
         """Parts of equal capacity, by their work."""
         m = self.m
         for p in range(1, self.parts):
             if self.capacity[p] == self.capacity[p - 1]:
-                scale = m.total / self.parts
-                own = {self._x(p - 1, l): float(m.work[l]) / scale for l in range(m.layers)}
-                own |= {self._x(p, l): -float(m.work[l]) / scale for l in range(m.layers)}
-                self._row(0.0, self.inf, own)
+                scale = m.total_work / self.parts
+                own = {
+                    self._count_column(p - 1, l): float(m.work[l]) / scale
+                    for l in range(m.num_layers)
+                }
+                own |= {
+                    self._count_column(p, l): -float(m.work[l]) / scale for l in range(m.num_layers)
+                }
+                self._add_row(0.0, self.inf, own)
 
-    def _start(self, highspy: Any, start: Array) -> None:
+    def _set_start(self, highspy: Any, start: Array) -> None:
         m = self.m
         x = start.T.copy()
         for size in np.unique(self.capacity):
@@ -158,12 +173,12 @@ class _Program:
         if self.solver.getNumCol() == len(values):
             self.solver.setSolution(first)
 
-    def _x(self, p: int, l: int) -> int:
-        return self.x + p * self.m.layers + l
+    def _count_column(self, p: int, l: int) -> int:
+        return self.first_count + p * self.m.num_layers + l
 
-    def _a(self, p: int, l: int) -> int:
-        return self.a + p * self.m.layers + l
+    def _bit_column(self, p: int, l: int) -> int:
+        return self.first_bit + p * self.m.num_layers + l
 
-    def _row(self, low: float, high: float, entries: dict[int, float]) -> None:
+    def _add_row(self, low: float, high: float, entries: dict[int, float]) -> None:
         index = np.array(list(entries), np.int32)
         self.solver.addRow(low, high, len(entries), index, np.array(list(entries.values())))

@@ -22,11 +22,11 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.errors import InputError
-from raddle.searches.hypergraph.counts import Model
-from raddle.searches.hypergraph.network import Network
+from raddle.searches.hypergraph.counts import CountModel
+from raddle.searches.hypergraph.network import LayerNetwork
 
 Array = np.ndarray
-MOST_PINS = 400_000_000
+MAX_PINS = 400_000_000
 
 
 class Hypergraph(NamedTuple):
@@ -34,109 +34,115 @@ class Hypergraph(NamedTuple):
 
     weight: Array  # of vertices
     cost: Array  # of nets
-    at: Array
+    net_start: Array
     pins: Array
 
 
 def km1(h: Hypergraph, part: Array) -> int:
     """The sum of (parts in a net - 1) x its cost."""
     count = int(part.max()) + 1
-    net = np.repeat(np.arange(len(h.cost), dtype=np.int64), np.diff(h.at))
+    net = np.repeat(np.arange(len(h.cost), dtype=np.int64), np.diff(h.net_start))
     joined = np.unique(net * count + part[h.pins])
     parts = np.bincount(joined // count, minlength=len(h.cost))
     return int((h.cost * (parts - 1)).sum())
 
 
-def coarse(network: Network, m: Model) -> Hypergraph:
+def coarse(network: LayerNetwork, m: CountModel) -> Hypergraph:
     """A vertex a filter."""
-    first = _starts([layer.units for layer in network.layers])
+    first = _list_starts([layer.units for layer in network.layers])
     vertices = [np.arange(a, b) for a, b in pairwise(first)]
 
     def nets() -> Iterator[tuple[int, Array]]:
         for v in network.maps:
-            readers = [vertices[t] for t in v.dense]
-            alike = [np.concatenate([vertices[p.layer] for p in form]) for form in v.alike]
-            own = np.concatenate([vertices[p.layer] for p in v.form])
+            readers = [vertices[t] for t in v.dense_readers]
+            alike = [
+                np.concatenate([vertices[p.layer] for p in form]) for form in v.elementwise_readers
+            ]
+            own = np.concatenate([vertices[p.layer] for p in v.pieces])
             for unit, vertex in enumerate(own):
                 same = [np.array([vertex, *(other[unit] for other in alike)])]
-                yield v.elements, np.unique(np.concatenate([*same, *readers]))
+                yield v.unit_elements, np.unique(np.concatenate([*same, *readers]))
 
-    size = sum(v.units * (1 + sum(network.layers[t].units for t in v.dense)) for v in network.maps)
-    return _built(np.repeat(m.work, m.units), nets(), size)
+    size = sum(
+        v.units * (1 + sum(network.layers[t].units for t in v.dense_readers)) for v in network.maps
+    )
+    return _build(np.repeat(m.work, m.units), nets(), size)
 
 
-def fine(network: Network, m: Model) -> Hypergraph:
+def fine(network: LayerNetwork, m: CountModel) -> Hypergraph:
     """A vertex a channel of a filter, and one for each filter's sum."""
-    cells = [layer.units * channels(network, l) for l, layer in enumerate(network.layers)]
-    first = _starts(cells)
-    sums = first[-1] + _starts([layer.units for layer in network.layers])
+    cells = [layer.units * channel_count(network, l) for l, layer in enumerate(network.layers)]
+    first = _list_starts(cells)
+    sums = first[-1] + _list_starts([layer.units for layer in network.layers])
 
     def cell(l: int) -> Array:
-        shape = network.layers[l].units, channels(network, l)
+        shape = network.layers[l].units, channel_count(network, l)
         return np.arange(first[l], first[l + 1]).reshape(shape)
 
     def nets() -> Iterator[tuple[int, Array]]:
         for v, read in enumerate(network.maps):
-            own = np.concatenate([sums[p.layer] + np.arange(p.units) for p in read.form])
+            own = np.concatenate([sums[p.layer] + np.arange(p.units) for p in read.pieces])
             alike = [
                 np.concatenate([sums[p.layer] + np.arange(p.units) for p in form])
-                for form in read.alike
+                for form in read.elementwise_readers
             ]
-            grids = [(cell(t), channel_start(network, t, v)) for t in read.dense]
+            grids = [(cell(t), channel_start(network, t, v)) for t in read.dense_readers]
             for unit, vertex in enumerate(own):
                 pins = [np.array([vertex, *(other[unit] for other in alike)])]
                 pins += [grid[:, start + unit] for grid, start in grids]
-                yield read.elements, np.unique(np.concatenate(pins))
+                yield read.unit_elements, np.unique(np.concatenate(pins))
         for l, layer in enumerate(network.layers):
             for j, row in enumerate(cell(l)):
-                yield layer.made, np.append(row, sums[l] + j)
+                yield layer.unit_elements, np.append(row, sums[l] + j)
 
-    each = [m.work[l] / channels(network, l) for l in range(m.layers)]
+    each = [m.work[l] / channel_count(network, l) for l in range(m.num_layers)]
     weight = np.concatenate([np.repeat(each, cells), np.zeros(int(m.units.sum()))])
-    return _built(weight, nets(), 2 * sum(cells))
+    return _build(weight, nets(), 2 * sum(cells))
 
 
-def channels(network: Network, l: int) -> int:
+def channel_count(network: LayerNetwork, l: int) -> int:
     """Units that a filter of a layer sums over: those of the maps that it reads, or of the input."""
-    own = [network.maps[v].units for v in read_maps(network)[l]]
-    together = max(own, default=0) if _in_turn(network, l) else sum(own)
+    own = [network.maps[v].units for v in maps_read(network)[l]]
+    together = max(own, default=0) if _reads_in_turn(network, l) else sum(own)
     return together or network.layers[l].channels
 
 
-def channel_start(network: Network, l: int, v: int) -> int:
+def channel_start(network: LayerNetwork, l: int, v: int) -> int:
     """Where the channels of a map begin among all that a layer reads."""
-    own = read_maps(network)[l]
-    return 0 if _in_turn(network, l) else sum(network.maps[u].units for u in own[: own.index(v)])
+    own = maps_read(network)[l]
+    return (
+        0 if _reads_in_turn(network, l) else sum(network.maps[u].units for u in own[: own.index(v)])
+    )
 
 
-def _in_turn(network: Network, l: int) -> bool:
+def _reads_in_turn(network: LayerNetwork, l: int) -> bool:
     """Whether the operators of a layer read maps of their own, as steps of a recurrent layer do."""
     layer = network.layers[l]
     return len(layer.ops) > 1 and layer.parameters > 0
 
 
-def read_maps(network: Network) -> list[list[int]]:
+def maps_read(network: LayerNetwork) -> list[list[int]]:
     """By layer, the maps that it reads all of, in order."""
     found: list[list[int]] = [[] for _ in network.layers]
     for v, read in enumerate(network.maps):
-        for t in read.dense:
+        for t in read.dense_readers:
             found[t].append(v)
     return found
 
 
-def _starts(sizes: list[int]) -> Array:
+def _list_starts(sizes: list[int]) -> Array:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-def _built(weight: Array, nets: Iterator[tuple[int, Array]], pins: int) -> Hypergraph:
-    if pins > MOST_PINS:
+def _build(weight: Array, nets: Iterator[tuple[int, Array]], pins: int) -> Hypergraph:
+    if pins > MAX_PINS:
         raise InputError(
-            f"the hypergraph would have about {pins} pins, more than {MOST_PINS}: take the coarse one."
+            f"the hypergraph would have about {pins} pins, more than {MAX_PINS}: take the coarse one."
         )
     costs, lists = zip(*nets, strict=True)
     return Hypergraph(
         weight,
         np.array(costs, np.int64),
-        _starts([len(own) for own in lists]),
+        _list_starts([len(own) for own in lists]),
         np.concatenate(lists),
     )

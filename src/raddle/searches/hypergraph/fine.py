@@ -14,16 +14,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raddle.searches.hypergraph.counts import Model
-from raddle.searches.hypergraph.fineanneal import anneal
-from raddle.searches.hypergraph.finechain import chained
-from raddle.searches.hypergraph.finemodel import FinePartition, fine_volume, fine_work, spelt_out
-from raddle.searches.hypergraph.finerows import Rows, coarse_rows, laid_out
-from raddle.searches.hypergraph.finewalks import LEAST, OVER, VOLUME, Problem, problem, walk
-from raddle.searches.hypergraph.network import Network
+from raddle.searches.hypergraph.counts import CountModel
+from raddle.searches.hypergraph.fine_annealing import anneal
+from raddle.searches.hypergraph.fine_chains import chained
+from raddle.searches.hypergraph.fine_partition import (
+    FinePartition,
+    fine_volume,
+    fine_work,
+    spelt_out,
+)
+from raddle.searches.hypergraph.fine_rows import Rows, coarse_rows, laid_out
+from raddle.searches.hypergraph.fine_walk import LEAST, OVER, VOLUME, Problem, problem, walk
+from raddle.searches.hypergraph.network import LayerNetwork
 from raddle.searches.settings import OnProgress
 
-__all__ = ["FinePartition", "FineSolution", "fine_volume", "fine_work", "solve", "spelt_out"]
+__all__ = ["FinePartition", "FineSolution", "fine_volume", "fine_work", "solve", "to_cells"]
 
 Array = np.ndarray
 
@@ -53,8 +58,8 @@ class _Candidate(NamedTuple):
 
 
 def solve(
-    network: Network,
-    m: Model,
+    network: LayerNetwork,
+    m: CountModel,
     parts: int,
     *,
     epsilon: float = 0.1,
@@ -71,7 +76,7 @@ def solve(
     """
     pb = problem(network, m)
     share = np.full(parts, 1 / parts) if shares is None else np.asarray(shares) / sum(shares)
-    capacity = m.total * share * (1 + epsilon)
+    capacity = m.total_work * share * (1 + epsilon)
     _compiled(pb, coarse_rows(network, _even(m, parts)), capacity)
     begun = time.perf_counter()
     given = [(f"coarse {i}", coarse_rows(network, x)) for i, x in enumerate(starts)]
@@ -106,7 +111,7 @@ def _compiled(pb: Problem, rows: Rows, capacity: Array) -> None:
     anneal(pb, walk(pb, rows, capacity, 0), capacity, 1, 1.0, 1.0, 1.0)
 
 
-def _even(m: Model, parts: int) -> Array:
+def _even(m: CountModel, parts: int) -> Array:
     """The units of every layer, divided equally."""
     share = m.units[:, None] * np.arange(parts + 1) // parts
     return np.diff(share, axis=1)
@@ -153,7 +158,7 @@ def _annealed(
 
 
 def _solution(
-    network: Network, m: Model, own: _Candidate, capacity: Array, seed: int
+    network: LayerNetwork, m: CountModel, own: _Candidate, capacity: Array, seed: int
 ) -> tuple[float, FineSolution]:
     """A candidate as index sets, and how much work is above the capacity."""
     partition = laid_out(network, own.rows, seed)

@@ -24,35 +24,35 @@ from raddle.searches.grids import (
     place_batch_independent,
     split,
 )
-from raddle.searches.hypergraph.network import Form, Network
+from raddle.searches.hypergraph.network import LayerNetwork, Pieces
 
 Array = np.ndarray
 
 
-def layouts(network: Network, x: Array) -> list[ChannelLayout]:
+def layouts_of_counts(network: LayerNetwork, x: Array) -> list[ChannelLayout]:
     """By layer, the parts of its units, in order; x[l, p] are how many."""
     owners: dict[int, Array] = {}
     for l, layer in enumerate(network.layers):
-        near = next((owners[t] for t in partners(network, l) if t in owners), None)
+        near = next((owners[t] for t in elementwise_partners(network, l) if t in owners), None)
         in_order = np.repeat(np.arange(x.shape[1]), x[l])
-        owners[l] = in_order if near is None else kept(near, x[l])
+        owners[l] = in_order if near is None else keep_owners(near, x[l])
         assert len(owners[l]) == layer.units
-    return [layout_of(owners[l]) for l in range(len(network.layers))]
+    return [layout_of_owners(owners[l]) for l in range(len(network.layers))]
 
 
-def partners(network: Network, l: int) -> list[int]:
+def elementwise_partners(network: LayerNetwork, l: int) -> list[int]:
     """Layers whose units are read with those of a layer, those of most elements first."""
     found: dict[int, int] = {}
     for v in network.maps:
-        for form in v.alike:
-            for own, theirs in zip(v.form, form, strict=True):
+        for form in v.elementwise_readers:
+            for own, theirs in zip(v.pieces, form, strict=True):
                 if own.units == theirs.units and l in (own.layer, theirs.layer):
                     other = theirs.layer if own.layer == l else own.layer
-                    found[other] = found.get(other, 0) + v.elements
+                    found[other] = found.get(other, 0) + v.unit_elements
     return sorted(found, key=lambda t: (-found[t], t))
 
 
-def kept(near: Array, counts: Array) -> Array:
+def keep_owners(near: Array, counts: Array) -> Array:
     """The owners of another layer's units as far as counts allow, and parts that lack some for the rest."""
     own, left = np.full(len(near), -1), counts.copy()
     for p in range(len(counts)):
@@ -63,15 +63,15 @@ def kept(near: Array, counts: Array) -> Array:
     return own
 
 
-def layout_of(owners: Array) -> ChannelLayout:
+def layout_of_owners(owners: Array) -> ChannelLayout:
     """The ranges of parts, given the part of every unit."""
     cuts = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
     return ChannelLayout(tuple(cuts), tuple(int(owners[a]) for a in cuts[:-1]))
 
 
-def follow(
+def place_operators(
     graph: Graph,
-    network: Network,
+    network: LayerNetwork,
     parts: Sequence[ChannelLayout],
     own: Mapping[str, Tiling] | None = None,
 ) -> Tiles:
@@ -87,7 +87,7 @@ def follow(
     for op in graph.ops:
         if op.name in known.names:
             continue
-        form = network.forms.get(op.name)
+        form = network.op_pieces.get(op.name)
         if form is not None:
             tiles.setdefault(op.name, channel_tiles(op, form, parts))
             last = parts[form[-1].layer].parts[-1]
@@ -100,7 +100,7 @@ def follow(
     return tiles
 
 
-def _formed(form: Form, parts: Sequence[ChannelLayout], channels: int) -> ChannelLayout:
+def _layout_of_pieces(form: Pieces, parts: Sequence[ChannelLayout], channels: int) -> ChannelLayout:
     """The layout of a form, scaled to so many channels."""
     scale = channels // sum(piece.units for piece in form)
     cuts, owners = [0], list[int]()
@@ -111,9 +111,9 @@ def _formed(form: Form, parts: Sequence[ChannelLayout], channels: int) -> Channe
     return join_ranges(cuts, owners)
 
 
-def channel_tiles(op: Op, form: Form, parts: Sequence[ChannelLayout]) -> Tiling:
+def channel_tiles(op: Op, form: Pieces, parts: Sequence[ChannelLayout]) -> Tiling:
     """An operator's channels where the units of its form are."""
     c = dim_of(op, "c")
     assert c is not None
-    layout = _formed(form, parts, op.space.dims[c].size)
+    layout = _layout_of_pieces(form, parts, op.space.dims[c].size)
     return split(op, {c: layout.cuts}, layout.parts)

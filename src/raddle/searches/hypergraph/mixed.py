@@ -25,11 +25,11 @@ from raddle.plans.tiling import Tiling
 from raddle.program.lower import lower
 from raddle.searches.baselines import applicable_baselines
 from raddle.searches.grids import Tiles
-from raddle.searches.hypergraph.mixedanneal import Schedule, anneal
-from raddle.searches.hypergraph.mixedblocks import Blocks, blocks_of
-from raddle.searches.hypergraph.mixedcosts import Array, Model, model
-from raddle.searches.hypergraph.mixedsearch import rounds
-from raddle.searches.hypergraph.mixedstates import State, first_starts, settled, state_of, tiles_of
+from raddle.searches.hypergraph.mixed_annealing import Schedule, anneal
+from raddle.searches.hypergraph.mixed_blocks import Blocks, blocks_of
+from raddle.searches.hypergraph.mixed_model import Array, Model, model
+from raddle.searches.hypergraph.mixed_rounds import rounds
+from raddle.searches.hypergraph.mixed_states import State, first_starts, settled, state_of, tiles_of
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.searches.settings import Clock, OnProgress
 

@@ -28,18 +28,18 @@ from raddle.graph.ops import work
 from raddle.searches.grids import batch_independent, dim_of, size_of
 
 
-class Piece(NamedTuple):
+class ChannelPiece(NamedTuple):
     """Consecutive channels of a value: all units of a layer, in order."""
 
     layer: int
     units: int
 
 
-Form = tuple[Piece, ...]
+Pieces = tuple[ChannelPiece, ...]
 
 
 @dataclass(frozen=True)
-class Layer:
+class FilterLayer:
     """Operators that share a weight: their filters have to lie together."""
 
     name: str
@@ -48,34 +48,36 @@ class Layer:
     channels: int  # that a filter sums over
     flops: int  # forward, of all filters
     parameters: int  # elements, of all filters
-    made: int = 0  # elements of a unit as it is computed, before what follows
+    unit_elements: int = 0  # elements of a unit as it is computed, before what follows
 
 
 @dataclass(frozen=True)
-class Map:
+class FeatureMap:
     """A value that layers read: what a part lacks of it, it receives."""
 
     name: str
-    form: Form
-    elements: int  # of a unit that are read, for the whole batch
-    dense: tuple[int, ...]  # layers whose parts need all units
-    alike: tuple[Form, ...]  # forms whose parts need the units that they hold themselves
+    pieces: Pieces
+    unit_elements: int  # of a unit that are read, for the whole batch
+    dense_readers: tuple[int, ...]  # layers whose parts need all units
+    elementwise_readers: tuple[
+        Pieces, ...
+    ]  # forms whose parts need the units that they hold themselves
 
     @property
     def units(self) -> int:
-        return sum(piece.units for piece in self.form)
+        return sum(piece.units for piece in self.pieces)
 
 
 @dataclass(frozen=True)
-class Network:
+class LayerNetwork:
     """Layers in the order in which they run, the maps between them, and the forms of all operators."""
 
-    layers: tuple[Layer, ...]
-    maps: tuple[Map, ...]
-    forms: Mapping[str, Form]  # by operator that has channels
+    layers: tuple[FilterLayer, ...]
+    maps: tuple[FeatureMap, ...]
+    op_pieces: Mapping[str, Pieces]  # by operator that has channels
 
 
-def network(graph: Graph) -> Network:
+def build_network(graph: Graph) -> LayerNetwork:
     """The layers of a graph; what has no channels is left out."""
     return _Builder(graph).build()
 
@@ -90,22 +92,22 @@ class _Builder:
         self.layers: dict[tuple[str, int], list[Op]] = {}
         self.numbers: dict[tuple[str, int], int] = {}
         self.heads: set[int] = set()  # layers without a weight
-        self.forms: dict[str, Form] = {}  # of values
+        self.forms: dict[str, Pieces] = {}  # of values
         self.origins: dict[
             str, tuple[str, ...]
         ] = {}  # of values without: those with, that they show
-        self.of_ops: dict[str, Form] = {}
+        self.of_ops: dict[str, Pieces] = {}
         self.touched: dict[str, int] = {}  # elements of values that are read: a stride skips some
         self.dense: dict[str, dict[int, None]] = {}
-        self.alike: dict[str, dict[Form, None]] = {}
+        self.alike: dict[str, dict[Pieces, None]] = {}
 
-    def build(self) -> Network:
+    def build(self) -> LayerNetwork:
         for op in self.graph.ops:
             if op.name not in self.fixed:
                 self._visit(op)
         layers = tuple(self._layer(ops) for ops in self.layers.values())
         read = [v for v in self.forms if v in self.dense or v in self.alike]
-        return Network(layers, tuple(self._map(v) for v in read), self.of_ops)
+        return LayerNetwork(layers, tuple(self._map(v) for v in read), self.of_ops)
 
     def _visit(self, op: Op) -> None:
         form = self._form(op)
@@ -128,7 +130,7 @@ class _Builder:
     def _shown(self, value: str) -> tuple[str, ...]:
         return (value,) if value in self.forms else self.origins.get(value, ())
 
-    def _form(self, op: Op) -> Form | None:
+    def _form(self, op: Op) -> Pieces | None:
         """A layer's own units, or those of what an operator follows."""
         key = self._weight(op)
         form = self._followed(op) if key is None else None
@@ -140,7 +142,7 @@ class _Builder:
         if key is not None:
             self.layers.setdefault(key, []).append(op)
             number = self.numbers.setdefault(key, len(self.numbers))
-            return (Piece(number, key[1]),)
+            return (ChannelPiece(number, key[1]),)
         if form is not None and op.space.is_product and form[0].layer in self.heads:
             self.layers[list(self.layers)[form[0].layer]].append(op)  # what heads go on with
         return form
@@ -153,7 +155,7 @@ class _Builder:
         weight = next(i for i in op.inputs if self.graph.values[i].role in ("parameter", "frozen"))
         return weight, op.space.dims[c].size
 
-    def _followed(self, op: Op) -> Form | None:
+    def _followed(self, op: Op) -> Pieces | None:
         """The form of what an operator reads; of several, the latest: it is on its way anyway."""
         read = [v for v in op.inputs if v in self.forms]
         size = size_of(op, "c")
@@ -164,7 +166,7 @@ class _Builder:
         able = [v for v in read if size % sum(p.units for p in self.forms[v]) == 0]
         return self.forms[max(able, key=lambda v: self.order[v])] if able else None
 
-    def _read(self, op: Op, operand: int, value: str, form: Form) -> None:
+    def _read(self, op: Op, operand: int, value: str, form: Pieces) -> None:
         if op.kind == "cat" and all(piece in form for piece in self.forms[value]):
             return
         touched = self._touched(op, operand, value)
@@ -174,7 +176,7 @@ class _Builder:
         elif self.forms[value] != form:
             self.alike.setdefault(value, {})[form] = None
 
-    def _read_all(self, value: str, form: Form) -> None:
+    def _read_all(self, value: str, form: Pieces) -> None:
         self.dense.setdefault(value, {}).update(dict.fromkeys(piece.layer for piece in form))
 
     def _touched(self, op: Op, operand: int, value: str) -> int:
@@ -185,7 +187,7 @@ class _Builder:
         extents[self.graph.values[value].letters.index("c")] = self._channels(value)
         return math.prod(extents)
 
-    def _unit_by_unit(self, op: Op, operand: int, value: str, form: Form) -> bool:
+    def _unit_by_unit(self, op: Op, operand: int, value: str, form: Pieces) -> bool:
         """Whether a unit of the operator reads the same unit of an operand, and no other."""
         own, read = sum(p.units for p in form), sum(p.units for p in self.forms[value])
         c = dim_of(op, "c")
@@ -206,9 +208,9 @@ class _Builder:
         known = self.graph.values[value]
         return known.shape[known.letters.index("c")] if "c" in known.letters else 0
 
-    def _layer(self, ops: Sequence[Op]) -> Layer:
+    def _layer(self, ops: Sequence[Op]) -> FilterLayer:
         own = {i for op in ops for i in op.inputs if self.graph.values[i].role == "parameter"}
-        return Layer(
+        return FilterLayer(
             ops[0].name,
             tuple(op.name for op in ops),
             size_of(ops[0], "c"),
@@ -218,9 +220,9 @@ class _Builder:
             sum(_count(self.graph, op.outputs[0]) for op in ops) // size_of(ops[0], "c"),
         )
 
-    def _map(self, value: str) -> Map:
+    def _map(self, value: str) -> FeatureMap:
         form = self.forms[value]
-        return Map(
+        return FeatureMap(
             value,
             form,
             self.touched.get(value, _count(self.graph, value)) // sum(p.units for p in form),
@@ -233,27 +235,34 @@ def _count(graph: Graph, value: str) -> int:
     return graph.values[value].nbytes // graph.values[value].dtype.itemsize
 
 
-def merged(network: Network, ops: Collection[str]) -> Network:
+def merge_layers(network: LayerNetwork, ops: Collection[str]) -> LayerNetwork:
     """The network with layers of the given operators as one unit each, as the thesis has connected layers.
 
     A layer whose map is concatenated with others stays as it is.
     """
-    pieces = {p.layer for v in network.maps if len(v.form) > 1 for p in v.form}
+    pieces = {p.layer for v in network.maps if len(v.pieces) > 1 for p in v.pieces}
     chosen = {l for l, own in enumerate(network.layers) if ops & set(own.ops) and l not in pieces}
 
-    def form(own: Form) -> Form:
-        return tuple(Piece(p.layer, 1) if p.layer in chosen else p for p in own)
+    def form(own: Pieces) -> Pieces:
+        return tuple(ChannelPiece(p.layer, 1) if p.layer in chosen else p for p in own)
 
-    def read(v: Map) -> Map:
-        units = v.units if v.form[0].layer in chosen else 1
-        alike = tuple(form(other) for other in v.alike)
-        return replace(v, form=form(v.form), elements=v.elements * units, alike=alike)
+    def read(v: FeatureMap) -> FeatureMap:
+        units = v.units if v.pieces[0].layer in chosen else 1
+        alike = tuple(form(other) for other in v.elementwise_readers)
+        return replace(
+            v,
+            pieces=form(v.pieces),
+            unit_elements=v.unit_elements * units,
+            elementwise_readers=alike,
+        )
 
-    return Network(
+    return LayerNetwork(
         tuple(
-            replace(own, units=1, made=own.made * own.units) if l in chosen else own
+            replace(own, units=1, unit_elements=own.unit_elements * own.units)
+            if l in chosen
+            else own
             for l, own in enumerate(network.layers)
         ),
         tuple(read(v) for v in network.maps),
-        {op: form(own) for op, own in network.forms.items()},
+        {op: form(own) for op, own in network.op_pieces.items()},
     )

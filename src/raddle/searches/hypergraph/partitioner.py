@@ -19,10 +19,15 @@ from raddle.program.program import Move, message_bytes
 from raddle.searches.baselines.model import fully_connected
 from raddle.searches.grids import Tiles
 from raddle.searches.hypergraph import naive
-from raddle.searches.hypergraph.cells import Cells, cell_tiles, traffic, work_of
-from raddle.searches.hypergraph.counts import Model, model, part_work, units_received
-from raddle.searches.hypergraph.layouts import follow, layout_of, layouts
-from raddle.searches.hypergraph.network import Network, merged, network
+from raddle.searches.hypergraph.cells import Cells, cell_tiles, cell_work, count_traffic
+from raddle.searches.hypergraph.counts import (
+    CountModel,
+    build_count_model,
+    part_work,
+    units_received,
+)
+from raddle.searches.hypergraph.layouts import layout_of_owners, layouts_of_counts, place_operators
+from raddle.searches.hypergraph.network import LayerNetwork, build_network, merge_layers
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.searches.settings import OnProgress
 
@@ -76,11 +81,13 @@ class Partitioner:
 
     def __init__(self, graph: Graph, work: Any = None, *, connected_as_one: bool = False) -> None:
         self.graph = graph
-        found = network(graph)
+        found = build_network(graph)
         if not found.layers or not found.maps:
             raise InputError(f"'{graph.name}' has no layers of filters that read each other.")
-        self.network: Network = merged(found, fully_connected(graph)) if connected_as_one else found
-        self.model: Model = model(self.network, work)
+        self.network: LayerNetwork = (
+            merge_layers(found, fully_connected(graph)) if connected_as_one else found
+        )
+        self.model: CountModel = build_count_model(self.network, work)
 
     def answer(self, method: str, asked: Asked) -> Answer:
         """The partition of a method; the solvers are imported with the first that needs them."""
@@ -111,7 +118,7 @@ class Partitioner:
         of = {v.name: int(n) for v, n in zip(self.network.maps, sent.sum(axis=1), strict=True) if n}
         return Answer(
             method, parts,
-            follow(self.graph, self.network, layouts(self.network, x)),
+            place_operators(self.graph, self.network, layouts_of_counts(self.network, x)),
             part_work(m, x), of, sent.sum(axis=0), self._both_ways(of),
         )  # fmt: skip
 
@@ -121,7 +128,7 @@ class Partitioner:
             np.repeat(own[:, None], size, axis=1)
             for own, size in zip(owners, self._sizes(), strict=True)
         ]
-        sent = traffic(self.network, Cells(cells, owners), parts)
+        sent = count_traffic(self.network, Cells(cells, owners), parts)
         work = sum(
             (
                 np.bincount(own, minlength=parts) * self.model.work[l]
@@ -129,22 +136,24 @@ class Partitioner:
             ),
             np.zeros(parts),
         )
-        tiles = follow(self.graph, self.network, [layout_of(own) for own in owners])
-        return Answer(method, parts, tiles, work, sent.of, sent.received, self._both_ways(sent.of))
+        tiles = place_operators(self.graph, self.network, [layout_of_owners(own) for own in owners])
+        return Answer(
+            method, parts, tiles, work, sent.sent, sent.received, self._both_ways(sent.sent)
+        )
 
     def spelt(self, method: str, cells: Cells, parts: int) -> Answer:
         """Of cells."""
-        sent = traffic(self.network, cells, parts)
+        sent = count_traffic(self.network, cells, parts)
         tiles, sums = cell_tiles(self.graph, self.network, cells)
-        work = work_of(self.network, self.model.work, cells, parts)
+        work = cell_work(self.network, self.model.work, cells, parts)
         return Answer(
-            method, parts, tiles, work, sent.of, sent.received, self._both_ways(sent.of), sums
+            method, parts, tiles, work, sent.sent, sent.received, self._both_ways(sent.sent), sums
         )
 
     def _sizes(self) -> list[int]:
-        from raddle.searches.hypergraph.explicit import channels
+        from raddle.searches.hypergraph.explicit import channel_count
 
-        return [channels(self.network, l) for l in range(len(self.network.layers))]
+        return [channel_count(self.network, l) for l in range(len(self.network.layers))]
 
     def _both_ways(self, of: Mapping[str, int]) -> int:
         """Every map and every sum has a gradient, which goes back; parameters lie in one part."""
@@ -158,7 +167,7 @@ class Partitioner:
 
         found = coarse.solve(
             self.model, asked.parts, epsilon=asked.epsilon, budget=asked.budget, seed=asked.seed,
-            shares=asked.shares, heard=asked.heard,
+            shares=asked.shares, on_progress=asked.heard,
         )  # fmt: skip
         return replace(self.counted("coarse", found.x), lower_bound=found.lower_bound)
 
@@ -169,7 +178,7 @@ class Partitioner:
         begun = perf_counter()
         start = coarse.solve(
             self.model, asked.parts, epsilon=asked.epsilon, budget=0.4 * asked.budget,
-            seed=asked.seed, shares=asked.shares, heard=asked.heard,
+            seed=asked.seed, shares=asked.shares, on_progress=asked.heard,
         )  # fmt: skip
         left = max(0.1, asked.budget - (perf_counter() - begun))
         found = fine.solve(

@@ -18,10 +18,10 @@ import numpy as np
 
 from raddle.plans.tiling import Grid, Tiling
 from raddle.searches.grids import Tiles
-from raddle.searches.hypergraph.mixedblocks import Block, Blocks
-from raddle.searches.hypergraph.mixedcosts import Array, Model
-from raddle.searches.hypergraph.mixedlayouts import layouts
-from raddle.searches.hypergraph.mixedmoves import shared_out
+from raddle.searches.hypergraph.mixed_blocks import Block, Blocks
+from raddle.searches.hypergraph.mixed_layouts import layouts
+from raddle.searches.hypergraph.mixed_model import Array, Model
+from raddle.searches.hypergraph.mixed_moves import shared_out
 
 
 class State(NamedTuple):

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from raddle.searches.hypergraph.counts import Array, Model
+from raddle.searches.hypergraph.counts import Array, CountModel
 
-EFFORT = 300_000  # cells x layers x states: some 10 ms a column
-WIDTH = 6  # bits that may be open at once: readers are left out until they are so few
+MAX_EFFORT = 300_000  # cells x layers x states: some 10 ms a column
+MAX_OPEN_BITS = 6  # bits that may be open at once: readers are left out until they are so few
 OPEN, LAYER, CLOSE = 0, 1, 2
 
 # what a bit is of: the layers where it closes and opens
@@ -27,42 +27,42 @@ Spans = dict[tuple[str, int], tuple[int, int]]
 class Sweep(NamedTuple):
     """The steps of the search for a column: open a bit, choose the units of a layer, close a bit."""
 
-    what: Array
-    which: Array  # bit, or layer
-    cost: Array  # elements if an opened bit is set
-    own: Array  # by layer: bit that says whether the part has units of it, or -1
-    need: Array  # by layer: bits that its units need
-    gain_at: Array
+    step_kind: Array
+    step_index: Array  # bit, or layer
+    open_cost: Array  # elements if an opened bit is set
+    presence_bit: Array  # by layer: bit that says whether the part has units of it, or -1
+    needed_bits: Array  # by layer: bits that its units need
+    gain_start: Array
     gain_bit: Array  # a unit saves this if the bit is set
     gain: Array
-    alike_at: Array
-    alike_bits: Array  # a unit costs this if none of the bits is set
-    alike: Array
-    states: int
+    elementwise_start: Array
+    elementwise_bits: Array  # a unit costs this if none of the bits is set
+    elementwise_cost: Array
+    num_states: int
 
 
-class Grid(NamedTuple):
+class WorkGrid(NamedTuple):
     """Work of a part in cells, rounded down."""
 
     cells: int
-    low: int  # cells that a part uses at least
-    step: float  # work of a cell
-    first: Array  # units of a layer, where there are any, at least
-    most: Array  # and at most
+    min_cells: int  # cells that a part uses at least
+    cell_work: float  # work of a cell
+    min_units: Array  # units of a layer, where there are any, at least
+    max_units: Array  # and at most
 
 
-def cheapest(
-    m: Model, sweep: Sweep, grid: Grid, prices: Array, presence: Array
+def cheapest_column(
+    m: CountModel, sweep: Sweep, grid: WorkGrid, prices: Array, presence: Array
 ) -> tuple[float, Array]:
     """The least of received - prices . column - presence . (column > 0), and a column that has it."""
-    column = np.zeros(m.layers, np.int64)
-    least = _cheapest(m.work, sweep, grid, prices.copy(), presence.copy(), column)
+    column = np.zeros(m.num_layers, np.int64)
+    least = _run_sweep(m.work, sweep, grid, prices.copy(), presence.copy(), column)
     return float(least), column
 
 
-def grid_of(m: Model, sweep: Sweep, capacity: float, all_capacity: float) -> Grid:
+def build_grid(m: CountModel, sweep: Sweep, capacity: float, all_capacity: float) -> WorkGrid:
     """A grid that the units' work is a multiple of, as nearly as possible."""
-    usual = min(2400, max(200, EFFORT // (sweep.states * m.layers)))
+    usual = min(2400, max(200, MAX_EFFORT // (sweep.num_states * m.num_layers)))
     work = m.work[m.work > 0]
     steps = [capacity / usual, *(w / i for w in np.unique(work) for i in range(1, 5))]
     steps = [s for s in steps if usual / 2 <= capacity / s * (1 + 1e-9) <= 2 * usual]
@@ -73,54 +73,56 @@ def grid_of(m: Model, sweep: Sweep, capacity: float, all_capacity: float) -> Gri
     step = min(steps, key=lost) * (1 - 1e-9)
     most = np.minimum(m.units, np.floor(capacity / np.maximum(m.work, 1e-300) * (1 + 1e-12)))
     # what does not fit into all other parts is in this one; bundles are rounded down ten times at most
-    least = (m.total - (all_capacity - capacity)) / step - 14 * m.layers
+    least = (m.total_work - (all_capacity - capacity)) / step - 14 * m.num_layers
     cells = int(capacity * (1 + 1e-12) / step)
-    return Grid(
+    return WorkGrid(
         cells,
         max(0, min(cells, int(least))),
         step,
-        np.ones(m.layers, np.int64),
+        np.ones(m.num_layers, np.int64),
         most.astype(np.int64),
     )
 
 
-def sweep_of(m: Model) -> Sweep:
+def build_sweep(m: CountModel) -> Sweep:
     """Readers far from their map are left out where too many bits would be open at once."""
-    maps = [_Map(m, v) for v in range(len(m.cost))]
+    maps = [_RelaxedMap(m, v) for v in range(len(m.cost))]
     while True:
         spans: Spans = {}
         for key, (a, b) in (own for v in maps for own in v.spans().items()):
             first, last = spans.get(key, (a, b))  # two maps may be of one layer
             spans[key] = min(first, a), max(last, b)
-        depth = np.zeros(m.layers, np.int64)
+        depth = np.zeros(m.num_layers, np.int64)
         for first, last in spans.values():
             depth[first : last + 1] += 1
-        if depth.max(initial=0) <= WIDTH:
-            return _compiled(m, maps, spans)
+        if depth.max(initial=0) <= MAX_OPEN_BITS:
+            return _build_steps(m, maps, spans)
         at = int(depth.argmax())
         over = [v for v in maps if any(a <= at <= b for a, b in v.spans().values())]
         max(over, key=lambda v: v.length()).shorten()
 
 
-class _Map:
+class _RelaxedMap:
     """What of a map the relaxation keeps: its readers of all units, and one alike reader a piece."""
 
-    def __init__(self, m: Model, v: int) -> None:
+    def __init__(self, m: CountModel, v: int) -> None:
         self.number, self.cost = v, int(m.cost[v])
-        self.pieces = [int(l) for l in m.piece_layer[m.piece_at[v] : m.piece_at[v + 1]]]
-        self.dense = sorted({int(t) for t in m.dense_layer[m.dense_at[v] : m.dense_at[v + 1]]})
-        pairs = range(m.alike_at[v], m.alike_at[v + 1])
-        self.alike = {int(m.alike_piece[a]): int(m.alike_layer[a]) for a in pairs}
+        self.pieces = [int(l) for l in m.piece_layer[m.piece_start[v] : m.piece_start[v + 1]]]
+        self.dense = sorted(
+            {int(t) for t in m.dense_layer[m.dense_start[v] : m.dense_start[v + 1]]}
+        )
+        pairs = range(m.elementwise_start[v], m.elementwise_start[v + 1])
+        self.elementwise = {int(m.elementwise_piece[a]): int(m.elementwise_layer[a]) for a in pairs}
 
     def spans(self) -> Spans:
         """From which layer to which a bit is open: of the map, and of a piece that is read alike."""
         found = {}
-        everyone = [*self.pieces, *self.dense, *self.alike.values()]
+        everyone = [*self.pieces, *self.dense, *self.elementwise.values()]
         if self.dense:
             found["map", self.number] = (min(everyone), max(everyone))
-        for i, t in self.alike.items():
+        for i, t in self.elementwise.items():
             l = self.pieces[i]
-            found["own", l] = (min(l, t), max(l, t))
+            found["layer", l] = (min(l, t), max(l, t))
         return found
 
     def length(self) -> int:
@@ -128,36 +130,36 @@ class _Map:
 
     def shorten(self) -> None:
         """Leaves out the reader that is farthest from the pieces."""
-        readers = [(t, None) for t in self.dense] + [(t, i) for i, t in self.alike.items()]
+        readers = [(t, None) for t in self.dense] + [(t, i) for i, t in self.elementwise.items()]
         t, i = max(readers, key=lambda r: abs(r[0] - self.pieces[0]))
         if i is None:
             self.dense.remove(t)
         else:
-            del self.alike[i]
+            del self.elementwise[i]
 
 
-def _compiled(m: Model, maps: list[_Map], spans: Spans) -> Sweep:
+def _build_steps(m: CountModel, maps: list[_RelaxedMap], spans: Spans) -> Sweep:
     steps: list[tuple[int, int, int]] = []
-    free, bit, places = list(range(WIDTH))[::-1], {}, {}
-    gains: list[list[tuple[int, int]]] = [[] for _ in range(m.layers)]
-    alike: list[list[tuple[int, int]]] = [[] for _ in range(m.layers)]
-    need, own = np.zeros(m.layers, np.int64), np.full(m.layers, -1)
-    for l in reversed(range(m.layers)):
+    free, bit, places = list(range(MAX_OPEN_BITS))[::-1], {}, {}
+    gains: list[list[tuple[int, int]]] = [[] for _ in range(m.num_layers)]
+    alike: list[list[tuple[int, int]]] = [[] for _ in range(m.num_layers)]
+    need, own = np.zeros(m.num_layers, np.int64), np.full(m.num_layers, -1)
+    for l in reversed(range(m.num_layers)):
         for key, (_, last) in spans.items():
             if last == l:
                 bit[key] = places[key] = free.pop()
                 v = maps[key[1]] if key[0] == "map" else None
                 whole = v.cost * sum(int(m.units[i]) for i in v.pieces) if v else 0
                 steps.append((OPEN, bit[key], whole))
-        own[l] = bit.get(("own", l), -1)
+        own[l] = bit.get(("layer", l), -1)
         for v in maps:
             if v.dense and l in v.dense:
                 need[l] |= 1 << bit["map", v.number]
             if v.dense and l in v.pieces:
                 gains[l].append((bit["map", v.number], v.cost * v.pieces.count(l)))
-            for i, t in v.alike.items():
+            for i, t in v.elementwise.items():
                 if t == l:
-                    either = 1 << bit["own", v.pieces[i]]
+                    either = 1 << bit["layer", v.pieces[i]]
                     either |= 1 << bit["map", v.number] if v.dense else 0
                     alike[l].append((either, v.cost))
         steps.append((LAYER, l, 0))
@@ -167,45 +169,47 @@ def _compiled(m: Model, maps: list[_Map], spans: Spans) -> Sweep:
                 free.append(bit.pop(key))
     what, which, cost = (np.array(column, np.int64) for column in zip(*steps, strict=True))
     states = 1 << (1 + max(places.values(), default=-1))
-    return Sweep(what, which, cost, own, need, *_pairs(gains), *_pairs(alike), states)
+    return Sweep(
+        what, which, cost, own, need, *_flatten_pairs(gains), *_flatten_pairs(alike), states
+    )
 
 
-def _pairs(lists: list[list[tuple[int, int]]]) -> tuple[Array, Array, Array]:
+def _flatten_pairs(lists: list[list[tuple[int, int]]]) -> tuple[Array, Array, Array]:
     at = np.cumsum([0, *(len(own) for own in lists)]).astype(np.int64)
     flat = [pair for own in lists for pair in own]
     return at, np.array([i for i, _ in flat], np.int64), np.array([c for _, c in flat], np.int64)
 
 
 @njit(cache=True)
-def _worth(sweep: Sweep, prices: Array, l: int, s: int) -> float:
+def _unit_worth(sweep: Sweep, prices: Array, l: int, s: int) -> float:
     """What a unit brings in a state."""
     worth: float = prices[l]
-    for i in range(sweep.gain_at[l], sweep.gain_at[l + 1]):
+    for i in range(sweep.gain_start[l], sweep.gain_start[l + 1]):
         if s >> sweep.gain_bit[i] & 1:
             worth += sweep.gain[i]
-    for i in range(sweep.alike_at[l], sweep.alike_at[l + 1]):
-        if s & sweep.alike_bits[i] == 0:
-            worth -= sweep.alike[i]
+    for i in range(sweep.elementwise_start[l], sweep.elementwise_start[l + 1]):
+        if s & sweep.elementwise_bits[i] == 0:
+            worth -= sweep.elementwise_cost[i]
     return worth
 
 
 @njit(cache=True)
-def _cheapest(
-    work: Array, sweep: Sweep, grid: Grid, prices: Array, presence: Array, column: Array
+def _run_sweep(
+    work: Array, sweep: Sweep, grid: WorkGrid, prices: Array, presence: Array, column: Array
 ) -> float:
     cells = grid.cells
-    shape = (len(sweep.what), sweep.states, cells + 1)
+    shape = (len(sweep.step_kind), sweep.num_states, cells + 1)
     # least[s, b]: of what is chosen so far, in b cells; chosen: units, or the bit that was closed
     least = np.full(shape[1:], np.inf)
     chosen, used = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     least[0, 0] = 0.0
     for i in range(shape[0]):
-        bit = 1 << sweep.which[i]
-        if sweep.what[i] == LAYER:
-            l = sweep.which[i]
-            for s in range(sweep.states):
-                worth = _worth(sweep, prices, l, s)
-                _choose(
+        bit = 1 << sweep.step_index[i]
+        if sweep.step_kind[i] == LAYER:
+            l = sweep.step_index[i]
+            for s in range(sweep.num_states):
+                worth = _unit_worth(sweep, prices, l, s)
+                _choose_units(
                     sweep,
                     grid,
                     work[l],
@@ -217,35 +221,35 @@ def _cheapest(
                     chosen[i, s],
                     used[i, s],
                 )
-        elif sweep.what[i] == OPEN:
-            for s in range(sweep.states):
+        elif sweep.step_kind[i] == OPEN:
+            for s in range(sweep.num_states):
                 if s & bit:
-                    least[s] = least[s ^ bit] + sweep.cost[i]
+                    least[s] = least[s ^ bit] + sweep.open_cost[i]
         else:
-            for s in range(sweep.states):
+            for s in range(sweep.num_states):
                 if s & bit:
                     for b in range(cells + 1):
                         if least[s, b] < least[s ^ bit, b]:
                             least[s ^ bit, b] = least[s, b]
                             chosen[i, s ^ bit, b] = bit
                     least[s] = np.inf
-    s, b = 0, grid.low + int(np.argmin(least[0, grid.low :]))
+    s, b = 0, grid.min_cells + int(np.argmin(least[0, grid.min_cells :]))
     found: float = least[0, b]
     for i in range(shape[0] - 1, -1, -1):
-        if sweep.what[i] == LAYER:
-            column[sweep.which[i]] = chosen[i, s, b]
+        if sweep.step_kind[i] == LAYER:
+            column[sweep.step_index[i]] = chosen[i, s, b]
             b -= used[i, s, b]
-        elif sweep.what[i] == OPEN:
-            s &= ~(1 << sweep.which[i])
+        elif sweep.step_kind[i] == OPEN:
+            s &= ~(1 << sweep.step_index[i])
         else:
             s |= chosen[i, s, b]
     return found
 
 
 @njit(cache=True)
-def _choose(
+def _choose_units(
     sweep: Sweep,
-    grid: Grid,
+    grid: WorkGrid,
     work: float,
     worth: float,
     presence: float,
@@ -256,23 +260,27 @@ def _choose(
     used: Array,
 ) -> None:
     """The best number of units of a layer, in every number of cells."""
-    own = sweep.own[l]
+    own = sweep.presence_bit[l]
     must = own >= 0 and s >> own & 1
     able = (
-        s & sweep.need[l] == sweep.need[l] and (own < 0 or must) and grid.most[l] >= grid.first[l]
+        s & sweep.needed_bits[l] == sweep.needed_bits[l]
+        and (own < 0 or must)
+        and grid.max_units[l] >= grid.min_units[l]
     )
     without = least.copy()
     least[:] = np.inf
     if able:
         # the first units, then one, two, four ... more: cells are rounded down for each
-        first = grid.first[l]
-        cells = int(first * work / grid.step)
+        first = grid.min_units[l]
+        cells = int(first * work / grid.cell_work)
         least[cells:] = without[: len(without) - cells] - first * worth - presence
         chosen[:], used[:] = first, cells
-        rest, bundle = grid.most[l] - first, 1
-        while rest > 0 and (worth > 0 or grid.low > 0):
+        rest, bundle = grid.max_units[l] - first, 1
+        while rest > 0 and (worth > 0 or grid.min_cells > 0):
             bundle = min(bundle, rest)
-            _add(bundle, int(bundle * work / grid.step), bundle * worth, least, chosen, used)
+            _add_bundle(
+                bundle, int(bundle * work / grid.cell_work), bundle * worth, least, chosen, used
+            )
             rest, bundle = rest - bundle, 2 * bundle
     if not must:
         for b in range(len(least)):
@@ -281,7 +289,7 @@ def _choose(
 
 
 @njit(cache=True)
-def _add(k: int, cells: int, worth: float, least: Array, chosen: Array, used: Array) -> None:
+def _add_bundle(k: int, cells: int, worth: float, least: Array, chosen: Array, used: Array) -> None:
     for b in range(len(least) - 1, cells - 1, -1):
         value = least[b - cells] - worth
         if value < least[b]:

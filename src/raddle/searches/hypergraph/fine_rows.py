@@ -22,10 +22,16 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from raddle.searches.hypergraph.explicit import channels
-from raddle.searches.hypergraph.finemodel import Block, FineLayer, FinePartition, ranges, reads_one
-from raddle.searches.hypergraph.layouts import layout_of, partners
-from raddle.searches.hypergraph.network import Map, Network
+from raddle.searches.hypergraph.explicit import channel_count
+from raddle.searches.hypergraph.fine_partition import (
+    Block,
+    FineLayer,
+    FinePartition,
+    ranges,
+    reads_one,
+)
+from raddle.searches.hypergraph.layouts import elementwise_partners, layout_of_owners
+from raddle.searches.hypergraph.network import FeatureMap, LayerNetwork
 
 Array = np.ndarray
 TRIES = 2000  # orders of windows
@@ -42,9 +48,9 @@ class Rows(NamedTuple):
         return Rows(*(part.copy() for part in self))
 
 
-def coarse_rows(network: Network, x: Array) -> Rows:
+def coarse_rows(network: LayerNetwork, x: Array) -> Rows:
     """Whole filters: every part is a row."""
-    every = np.array([channels(network, l) for l in range(len(network.layers))])
+    every = np.array([channel_count(network, l) for l in range(len(network.layers))])
     parts = np.arange(x.shape[1])
     x = np.ascontiguousarray(x, np.int64)
     row = np.where(x > 0, parts, -1)
@@ -54,7 +60,7 @@ def coarse_rows(network: Network, x: Array) -> Rows:
 Windows = tuple[Array, Array]  # by part, where what it reads begins and ends
 
 
-def laid_out(network: Network, rows: Rows, seed: int = 0) -> FinePartition:
+def laid_out(network: LayerNetwork, rows: Rows, seed: int = 0) -> FinePartition:
     """Index sets: windows first, owners into windows, and then the filters of rows."""
     rng = np.random.default_rng(seed)
     able = {l: v for l in range(len(network.layers)) if (v := reads_one(network, l)) is not None}
@@ -62,9 +68,9 @@ def laid_out(network: Network, rows: Rows, seed: int = 0) -> FinePartition:
     owners: dict[int, Array] = {}
     for l, layer in enumerate(network.layers):
         t, at = _reader(able, rows, l)
-        near = next((owners[u] for u in partners(network, l) if u in owners), None)
+        near = next((owners[u] for u in elementwise_partners(network, l) if u in owners), None)
         start = np.full(layer.units, -1) if near is None else _kept(near, rows.own[l])
-        if t in able and len(able[t].form) == 1:
+        if t in able and len(able[t].pieces) == 1:
             if near is None:
                 windows[t] = _ordered(rows, l, t, windows[t], rng)
             else:
@@ -73,7 +79,7 @@ def laid_out(network: Network, rows: Rows, seed: int = 0) -> FinePartition:
     return FinePartition(
         rows.own.shape[1],
         tuple(
-            FineLayer(_blocks(rows, l, owners[l], windows.get(l)), layout_of(owners[l]))
+            FineLayer(_blocks(rows, l, owners[l], windows.get(l)), layout_of_owners(owners[l]))
             for l in range(len(network.layers))
         ),
     )
@@ -98,14 +104,14 @@ def _windows(rows: Rows, l: int, order: Array) -> Windows:
     return ends - rows.width[l], ends
 
 
-def _reader(able: Mapping[int, Map], rows: Rows, l: int) -> tuple[int, int]:
+def _reader(able: Mapping[int, FeatureMap], rows: Rows, l: int) -> tuple[int, int]:
     """The layer that reads most of a layer's units in windows, and where the units begin there."""
     best, found = 0, (-1, 0)
     for t, own in able.items():
         at = 0
-        for piece in own.form:
+        for piece in own.pieces:
             if piece.layer == l and (rows.width[t] < own.units).any():
-                gain = own.elements * int(np.minimum(rows.own[l], rows.width[t]).sum())
+                gain = own.unit_elements * int(np.minimum(rows.own[l], rows.width[t]).sum())
                 if gain > best:
                     best, found = gain, (t, at)
             at += piece.units

@@ -20,34 +20,38 @@ from raddle.files import read_text, replacing, write_atomically
 from raddle.searches.hypergraph.explicit import Hypergraph
 
 Array = np.ndarray
-MOST_WEIGHT = 2**31 - 1  # of all vertices together: both read 32 bits
+MAX_WEIGHT = 2**31 - 1  # of all vertices together: both read 32 bits
 FORMATS = ("patoh", "hmetis")
-MOST_BYTES = 4 * 2**30
-MOST_PARTS = 65_536
-_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
+MAX_BYTES = 4 * 2**30
+MAX_PARTS = 65_536
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
-def write_hypergraph(h: Hypergraph, path: str | pathlib.Path, form: str) -> None:
+def write_hypergraph(h: Hypergraph, path: str | pathlib.Path, file_format: str) -> None:
     with replacing(path) as file:
-        file.writelines(f"{line}\n".encode() for line in _lines(h, form))
+        file.writelines(f"{line}\n".encode() for line in _lines(h, file_format))
 
 
-def _lines(h: Hypergraph, form: str) -> Iterator[str]:
-    weight = whole_weights(h.weight)
+def _lines(h: Hypergraph, file_format: str) -> Iterator[str]:
+    weight = integer_weights(h.weight)
     vertices, nets = len(weight), len(h.cost)
-    yield f"1 {vertices} {nets} {len(h.pins)} 3" if form == "patoh" else f"{nets} {vertices} 11"
+    yield (
+        f"1 {vertices} {nets} {len(h.pins)} 3"
+        if file_format == "patoh"
+        else f"{nets} {vertices} 11"
+    )
     for net in range(nets):
-        own = h.pins[h.at[net] : h.at[net + 1]] + 1
+        own = h.pins[h.net_start[net] : h.net_start[net + 1]] + 1
         yield f"{h.cost[net]} {' '.join(map(str, own.tolist()))}"
-    if form == "patoh":
+    if file_format == "patoh":
         yield " ".join(map(str, weight.tolist()))
     else:
         yield from map(str, weight.tolist())
 
 
-def whole_weights(weight: Array) -> Array:
+def integer_weights(weight: Array) -> Array:
     """Weights as whole numbers that partitioners can add up; what has work does not lose all of it."""
-    scale = min(1.0, MOST_WEIGHT / 2 / max(1.0, float(weight.sum())))
+    scale = min(1.0, MAX_WEIGHT / 2 / max(1.0, float(weight.sum())))
     found = np.rint(weight * scale).astype(np.int64)
     found[(weight > 0) & (found == 0)] = 1
     return found
@@ -55,7 +59,7 @@ def whole_weights(weight: Array) -> Array:
 
 def read_hypergraph(path: str | pathlib.Path) -> Hypergraph:
     """A file of either format: their first lines have five and three numbers."""
-    lines = _numbers(path)
+    lines = _read_integers(path)
     head = lines[0] if lines else []
     if len(head) == 5 and head[4] == 3:
         base, vertices, nets = head[:3]
@@ -86,11 +90,11 @@ def read_hypergraph(path: str | pathlib.Path) -> Hypergraph:
 
 def read_partition(path: str | pathlib.Path) -> Array:
     """The part of each vertex, from 0 on."""
-    parts = np.array([n for row in _numbers(path) for n in row], np.int64)
-    if not len(parts) or parts.min() < 0 or parts.max() >= MOST_PARTS:
+    parts = np.array([n for row in _read_integers(path) for n in row], np.int64)
+    if not len(parts) or parts.min() < 0 or parts.max() >= MAX_PARTS:
         raise InputError(
             f"{quote(path)} is no partition: it lists the part of each vertex, from 0 to "
-            f"{MOST_PARTS - 1:,}."
+            f"{MAX_PARTS - 1:,}."
         )
     return parts
 
@@ -99,18 +103,18 @@ def write_partition(parts: Array, path: str | pathlib.Path) -> None:
     write_atomically(path, "".join(f"{p}\n" for p in parts.tolist()))
 
 
-def _numbers(path: str | pathlib.Path) -> list[list[int]]:
+def _read_integers(path: str | pathlib.Path) -> list[list[int]]:
     """The numbers of every line; lines that begin with % are comments."""
-    text = read_text(path, "file of numbers", most=MOST_BYTES)
+    text = read_text(path, "file of numbers", most=MAX_BYTES)
     return [
-        [_number(word, path) for word in line.split()]
+        [_parse_integer(word, path) for word in line.split()]
         for line in text.splitlines()
         if line.strip() and not line.startswith("%")
     ]
 
 
-def _number(word: str, path: str | pathlib.Path) -> int:
-    if not _NUMBER.fullmatch(word):
+def _parse_integer(word: str, path: str | pathlib.Path) -> int:
+    if not _INTEGER.fullmatch(word):
         raise InputError(
             f"{quote(path)} has something other than numbers: {quote(word, 40)} is no whole number of "
             "up to 18 digits."

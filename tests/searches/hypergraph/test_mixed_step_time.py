@@ -7,8 +7,8 @@ from small_models import small
 
 from raddle.clusters import cluster
 from raddle.searches.baselines import BASELINES
-from raddle.searches.hypergraph.mixedblocks import blocks_of
-from raddle.searches.hypergraph.mixedtime import Judge, Stepper, take_turns
+from raddle.searches.hypergraph.mixed_blocks import blocks_of
+from raddle.searches.hypergraph.mixed_step_time import Judge, Stepper, take_turns
 from raddle.searches.settings import Clock
 from raddle.simulation.fast.evaluator import Evaluator
 

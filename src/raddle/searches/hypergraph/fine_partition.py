@@ -18,8 +18,8 @@ import numpy as np
 
 from raddle.searches.baselines.filters import ChannelLayout
 from raddle.searches.hypergraph.cells import Cells
-from raddle.searches.hypergraph.explicit import channel_start, channels, read_maps
-from raddle.searches.hypergraph.network import Map, Network
+from raddle.searches.hypergraph.explicit import channel_count, channel_start, maps_read
+from raddle.searches.hypergraph.network import FeatureMap, LayerNetwork
 
 Array = np.ndarray
 Ranges = tuple[tuple[int, int], ...]
@@ -53,53 +53,53 @@ class FinePartition:
         return [own.owners for own in self.layers]
 
 
-def fine_volume(network: Network, partition: FinePartition) -> int:
+def fine_volume(network: LayerNetwork, partition: FinePartition) -> int:
     """Elements that cross parts in a forward: maps that are read, and partial results."""
     owned = [_owned(own.owners, partition.parts) for own in partition.layers]
     read = [
-        _marked(partition, l, channels(network, l), 1) for l in range(len(partition.layers))
+        _marked(partition, l, channel_count(network, l), 1) for l in range(len(partition.layers))
     ]  # by layer [part, channel]
     total = 0
     for v, own in enumerate(network.maps):
         needed = np.zeros((partition.parts, own.units), bool)
-        for t in own.dense:
+        for t in own.dense_readers:
             at = channel_start(network, t, v)
             needed |= read[t][:, at : at + own.units]
-        for form in own.alike:
+        for form in own.elementwise_readers:
             needed |= np.concatenate([owned[piece.layer] for piece in form], 1)
-        held = np.concatenate([owned[piece.layer] for piece in own.form], 1)
-        total += own.elements * int((needed & ~held).sum())
+        held = np.concatenate([owned[piece.layer] for piece in own.pieces], 1)
+        total += own.unit_elements * int((needed & ~held).sum())
     for l, layer in enumerate(network.layers):
         computed = _marked(partition, l, layer.units, 0)
-        total += layer.made * int((computed & ~owned[l]).sum())
+        total += layer.unit_elements * int((computed & ~owned[l]).sum())
     return total
 
 
-def fine_work(network: Network, partition: FinePartition, work: Sequence[float]) -> Array:
+def fine_work(network: LayerNetwork, partition: FinePartition, work: Sequence[float]) -> Array:
     """Work of every part, given that of every layer."""
     found = np.zeros(partition.parts)
     for l, own in enumerate(partition.layers):
-        each = work[l] / (network.layers[l].units * channels(network, l))
+        each = work[l] / (network.layers[l].units * channel_count(network, l))
         for part, filters, read in own.blocks:
             found[part] += each * length(filters) * length(read)
     return found
 
 
-def spelt_out(network: Network, partition: FinePartition) -> Cells:
+def spelt_out(network: LayerNetwork, partition: FinePartition) -> Cells:
     """The part of every pair and of every filter."""
     cells = []
     for l, (layer, own) in enumerate(zip(network.layers, partition.layers, strict=True)):
-        found = np.full((layer.units, channels(network, l)), -1, np.int16)  # up to 16 M pairs
+        found = np.full((layer.units, channel_count(network, l)), -1, np.int16)  # up to 16 M pairs
         for part, filters, read in own.blocks:
             found[np.ix_(_indices(filters), _indices(read))] = part
         cells.append(found)
     return Cells(cells, [owner_of(own.owners) for own in partition.layers])
 
 
-def covers(network: Network, partition: FinePartition) -> bool:
+def covers(network: LayerNetwork, partition: FinePartition) -> bool:
     """Whether every pair of every layer is in exactly one part, and every filter has an owner."""
     for l, (layer, own) in enumerate(zip(network.layers, partition.layers, strict=True)):
-        count = np.zeros((layer.units, channels(network, l)), np.int16)
+        count = np.zeros((layer.units, channel_count(network, l)), np.int16)
         for _, filters, read in own.blocks:
             count[np.ix_(_indices(filters), _indices(read))] += 1
         if (count != 1).any() or own.owners.cuts[-1] != layer.units:
@@ -107,9 +107,9 @@ def covers(network: Network, partition: FinePartition) -> bool:
     return True
 
 
-def reads_one(network: Network, l: int) -> Map | None:
+def reads_one(network: LayerNetwork, l: int) -> FeatureMap | None:
     """The map whose units are the channels of a layer, if it can be cut between them."""
-    layer, own = network.layers[l], read_maps(network)[l]
+    layer, own = network.layers[l], maps_read(network)[l]
     if len(own) != 1 or len(layer.ops) != 1 or layer.channels % network.maps[own[0]].units:
         return None
     return network.maps[own[0]]

@@ -7,9 +7,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from raddle.searches.hypergraph.drawing import below
-from raddle.searches.hypergraph.finemoves import move
-from raddle.searches.hypergraph.finewalks import (
+from raddle.searches.hypergraph.fine_moves import move
+from raddle.searches.hypergraph.fine_walk import (
     AREA,
     HEIGHT,
     LEAST,
@@ -23,6 +22,7 @@ from raddle.searches.hypergraph.finewalks import (
     partial,
     received,
 )
+from raddle.searches.hypergraph.random_numbers import random_below
 
 
 @njit(cache=True)
@@ -37,7 +37,7 @@ def anneal(
     over = overload(w.work, capacity)
     for step in range(moves):
         heat = hot * (cold / hot) ** (step / moves)
-        l = below(w.random, layers)
+        l = random_below(w.random, layers)
         own, row, width = w.rows.own[l], w.rows.row[l], w.rows.width[l]
         w.old[0], w.old[1], w.old[2] = own, row, width
         grown = -partial(pb, w, l)
@@ -48,7 +48,7 @@ def anneal(
         grown += partial(pb, w, l)
         w.scratch[WORK] = w.work + pb.each[l] * (w.scratch[HEIGHT] * width - w.scratch[AREA])
         above = overload(w.scratch[WORK], capacity)
-        chance = (below(w.random, 1 << 30) + 1) / (1 << 30)
+        chance = (random_below(w.random, 1 << 30) + 1) / (1 << 30)
         allowed = -heat * np.log(chance) - price * (above - over)
         for p in range(parts):
             if own[p] != w.old[0, p] or width[p] != w.old[2, p]:

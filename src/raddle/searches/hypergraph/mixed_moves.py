@@ -15,8 +15,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from raddle.searches.hypergraph.mixedcosts import Array, Model
-from raddle.searches.hypergraph.mixedvolume import active_parts
+from raddle.searches.hypergraph.mixed_model import Array, Model
+from raddle.searches.hypergraph.mixed_volume import active_parts
 
 COPY, TURN, GATHER, SWAP = range(1, 5)
 KINDS = 7  # the others are shifts

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from raddle.searches.hypergraph.mixedcosts import Array, Model
-from raddle.searches.hypergraph.mixedmoves import draw_run, exchange, propose
-from raddle.searches.hypergraph.mixedvolume import DIMENSIONS, value_bytes, weight_bytes
+from raddle.searches.hypergraph.mixed_model import Array, Model
+from raddle.searches.hypergraph.mixed_moves import draw_run, exchange, propose
+from raddle.searches.hypergraph.mixed_volume import DIMENSIONS, value_bytes, weight_bytes
 
 EXCHANGES = 0.2  # of the proposals
 

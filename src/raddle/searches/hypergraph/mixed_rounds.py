@@ -13,11 +13,11 @@ from time import perf_counter
 
 import numpy as np
 
-from raddle.searches.hypergraph.mixedanneal import Schedule, anneal
-from raddle.searches.hypergraph.mixedblocks import Blocks
-from raddle.searches.hypergraph.mixedcosts import Array, Model
-from raddle.searches.hypergraph.mixedstates import State, part_work
-from raddle.searches.hypergraph.mixedvolume import volume
+from raddle.searches.hypergraph.mixed_annealing import Schedule, anneal
+from raddle.searches.hypergraph.mixed_blocks import Blocks
+from raddle.searches.hypergraph.mixed_model import Array, Model
+from raddle.searches.hypergraph.mixed_states import State, part_work
+from raddle.searches.hypergraph.mixed_volume import volume
 from raddle.searches.settings import Clock, OnProgress
 
 ROUNDS = 6  # of a budget

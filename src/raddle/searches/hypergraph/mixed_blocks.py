@@ -21,7 +21,7 @@ from raddle.plans.tiling import Grid, Tiling
 from raddle.searches.configurations import Configuration, tiles
 from raddle.searches.grids import BatchIndependentOps, Tiles, copies
 from raddle.searches.groups import Group, find_groups
-from raddle.searches.hypergraph.network import network
+from raddle.searches.hypergraph.network import build_network
 
 NESTED = "nck"  # axes whose units are interchangeable, so that a part may have several ranges
 
@@ -85,7 +85,7 @@ def blocks_of(graph: Graph) -> Blocks:
     known = find_groups(graph)
     flops = {
         name: work(op, op.space.full).flops
-        for layer in network(graph).layers
+        for layer in build_network(graph).layers
         for op in graph.ops
         if (name := op.name) in layer.ops
     }

@@ -29,7 +29,7 @@ from raddle.plans.tiling import Grid
 from raddle.program.merges import is_local_statistics, longest_dim
 from raddle.program.replicated_loss import SMALL_RESULT
 from raddle.searches.configurations import cut_points
-from raddle.searches.hypergraph.mixedblocks import Block, Blocks, Run, block_tiles
+from raddle.searches.hypergraph.mixed_blocks import Block, Blocks, Run, block_tiles
 
 Array = np.ndarray
 

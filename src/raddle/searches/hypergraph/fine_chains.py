@@ -14,12 +14,12 @@ import math
 
 import numpy as np
 
-from raddle.searches.hypergraph.finerows import Rows, apportioned
-from raddle.searches.hypergraph.finewalks import Problem
-from raddle.searches.hypergraph.network import Network
+from raddle.searches.hypergraph.fine_rows import Rows, apportioned
+from raddle.searches.hypergraph.fine_walk import Problem
+from raddle.searches.hypergraph.network import LayerNetwork
 
 
-def chained(network: Network, pb: Problem, parts: int, capacity: float) -> Rows | None:
+def chained(network: LayerNetwork, pb: Problem, parts: int, capacity: float) -> Rows | None:
     """Groups of layers within a capacity, or None where they need more parts."""
     layers = len(network.layers)
     group = _Groups(network, pb, parts)
@@ -51,12 +51,12 @@ def chained(network: Network, pb: Problem, parts: int, capacity: float) -> Rows 
 class _Groups:
     """Volumes of groups of layers, kept by layer and number of parts."""
 
-    def __init__(self, network: Network, pb: Problem, parts: int) -> None:
+    def __init__(self, network: LayerNetwork, pb: Problem, parts: int) -> None:
         self.network, self.pb, self.parts = network, pb, parts
         self.known: dict[tuple[int, int], tuple[list[int], float]] = {}
         self.reads: list[list[int]] = [[] for _ in network.layers]
         for v, own in enumerate(network.maps):
-            for t in own.dense:
+            for t in own.dense_readers:
                 self.reads[t].append(v)
 
     def volume(self, i: int, j: int, s: int) -> float:
@@ -69,12 +69,12 @@ class _Groups:
             for v in self.reads[l]:
                 read[v] = max(read.get(v, 0), len(sizes))
         for v, own in enumerate(self.network.maps):
-            inside = sum(p.units for p in own.form if i <= p.layer < j)
-            alike = any(i <= p.layer < j for form in own.alike for p in form)
+            inside = sum(p.units for p in own.pieces if i <= p.layer < j)
+            alike = any(i <= p.layer < j for form in own.elementwise_readers for p in form)
             if v in read:
-                total += own.elements * (read[v] * own.units - inside)
+                total += own.unit_elements * (read[v] * own.units - inside)
             elif alike:
-                total += own.elements * (own.units - inside)
+                total += own.unit_elements * (own.units - inside)
         return total
 
     def row_sizes(self, l: int, s: int) -> tuple[list[int], float]:
@@ -82,7 +82,7 @@ class _Groups:
         if (l, s) not in self.known:
             units, every = int(self.pb.m.units[l]), int(self.pb.channels[l])
             maps = [self.network.maps[v] for v in self.reads[l]]
-            once = sum(v.elements * v.units for v in maps)
+            once = sum(v.unit_elements * v.units for v in maps)
             best, self.known[l, s] = math.inf, ([1] * min(s, units), 0.0)
             for a in range(1, min(s, units) + 1) if self.pb.able[l] else ():
                 sizes = [s // a + (r < s % a) for r in range(a)]

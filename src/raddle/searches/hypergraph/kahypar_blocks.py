@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raddle.searches.hypergraph.counts import Array, Model
+from raddle.searches.hypergraph.counts import Array, CountModel
 
-HEAVIEST = 1 << 30  # its weights have 32 bits; the connectivity of all nets has to fit, too
+MAX_WEIGHT = 1 << 30  # its weights have 32 bits; the connectivity of all nets has to fit, too
 
 
-class Blocks(NamedTuple):
+class BlockHypergraph(NamedTuple):
     """The hypergraph of blocks."""
 
     layer: Array  # by vertex
@@ -30,7 +30,7 @@ class Blocks(NamedTuple):
 
 
 def partition_blocks(
-    m: Model,
+    m: CountModel,
     parts: int,
     epsilon: float,
     blocks: int,
@@ -39,36 +39,36 @@ def partition_blocks(
     shares: Sequence[float] | None = None,
 ) -> Array:
     """Counts [layer, part] of Mt-KaHyPar's partition; it may break the balance where blocks are coarse."""
-    h = hypergraph(m, blocks)
-    found = np.array(partition(m, h, parts, epsilon, seed, shares=shares), np.int64)
-    x = np.zeros((m.layers, parts), np.int64)
+    h = build_hypergraph(m, blocks)
+    found = np.array(run_mtkahypar(m, h, parts, epsilon, seed, shares=shares), np.int64)
+    x = np.zeros((m.num_layers, parts), np.int64)
     np.add.at(x, (h.layer, found), h.units)
     return x
 
 
-def hypergraph(m: Model, blocks: int) -> Blocks:
+def build_hypergraph(m: CountModel, blocks: int) -> BlockHypergraph:
     """At most so many blocks a layer, of nearly equal size."""
     sizes = [np.diff(np.arange(b + 1) * n // b) for n in m.units for b in [min(n, blocks)]]
     at = np.cumsum([0, *(len(own) for own in sizes)])
     nets, cost = [], []
     for v in range(len(m.cost)):
-        dense = m.dense_layer[m.dense_at[v] : m.dense_at[v + 1]]
+        dense = m.dense_layer[m.dense_start[v] : m.dense_start[v + 1]]
         readers = {int(u) for t in dense for u in range(at[t], at[t + 1])}
-        alike = slice(m.alike_at[v], m.alike_at[v + 1])
-        for i, l in enumerate(m.piece_layer[m.piece_at[v] : m.piece_at[v + 1]]):
-            same = m.alike_layer[alike][m.alike_piece[alike] == i]
+        alike = slice(m.elementwise_start[v], m.elementwise_start[v + 1])
+        for i, l in enumerate(m.piece_layer[m.piece_start[v] : m.piece_start[v + 1]]):
+            same = m.elementwise_layer[alike][m.elementwise_piece[alike] == i]
             for b, units in enumerate(sizes[l]):
                 pins = readers | {int(at[t]) + b for t in (l, *same)}
                 if len(pins) > 1:
                     nets.append(sorted(pins))
                     cost.append(int(m.cost[v] * units))
-    layer = np.repeat(np.arange(m.layers), np.diff(at))
-    return Blocks(layer, np.concatenate(sizes), nets, cost)
+    layer = np.repeat(np.arange(m.num_layers), np.diff(at))
+    return BlockHypergraph(layer, np.concatenate(sizes), nets, cost)
 
 
-def partition(
-    m: Model,
-    h: Blocks,
+def run_mtkahypar(
+    m: CountModel,
+    h: BlockHypergraph,
     parts: int,
     epsilon: float,
     seed: int,
@@ -80,24 +80,24 @@ def partition(
         return [0] * len(h.layer)
     import mtkahypar  # type: ignore[import-not-found]
 
-    machine = _machine()
+    machine = _initialized()
     mtkahypar.set_seed(seed)
     context = machine.context_from_preset(mtkahypar.PresetType.DETERMINISTIC_QUALITY)
     context.logging = False
     context.set_partitioning_parameters(parts, epsilon, mtkahypar.Objective.KM1)
-    weights = _scaled(m.work[h.layer] * h.units, HEAVIEST / 2)
+    weights = _integer_weights(m.work[h.layer] * h.units, MAX_WEIGHT / 2)
     if shares is not None:
         limit = (1 + epsilon) * sum(weights) / sum(shares)
         context.set_individual_target_block_weights([math.ceil(limit * s) for s in shares])
     unit = math.gcd(*h.cost)
-    most = HEAVIEST / min(parts, max(len(net) for net in h.nets))
-    cost = _scaled(np.array(h.cost) / unit, most)
+    most = MAX_WEIGHT / min(parts, max(len(net) for net in h.nets))
+    cost = _integer_weights(np.array(h.cost) / unit, most)
     graph = machine.create_hypergraph(context, len(h.layer), len(h.nets), h.nets, weights, cost)
     found: list[int] = graph.partition(context).get_partition()
     return found
 
 
-def _scaled(weights: Array, most: float) -> list[int]:
+def _integer_weights(weights: Array, most: float) -> list[int]:
     """Whole numbers in proportion whose sum stays below `most`, as they are where they do."""
     whole = np.all(weights == np.round(weights)) and weights.sum() <= most
     scale = 1.0 if whole else most / max(weights.sum(), 1e-300)
@@ -105,7 +105,7 @@ def _scaled(weights: Array, most: float) -> list[int]:
 
 
 @cache
-def _machine() -> Any:
+def _initialized() -> Any:
     """Mt-KaHyPar's threads are those of the first call in a process."""
     import mtkahypar
 

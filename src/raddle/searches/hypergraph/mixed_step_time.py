@@ -26,11 +26,11 @@ from raddle.plans.tiling import Tiling
 from raddle.searches.baselines import applicable_baselines
 from raddle.searches.grids import Tiles
 from raddle.searches.hypergraph.mixed import Choice, MixedSolution, choices
-from raddle.searches.hypergraph.mixedblocks import Blocks, Runs, block_tiles, blocks_of
-from raddle.searches.hypergraph.mixedcosts import Model, model
-from raddle.searches.hypergraph.mixedlayouts import layouts
-from raddle.searches.hypergraph.mixedmoves import draw_run, propose, seeded
-from raddle.searches.hypergraph.mixedstates import State, first_starts, state_of, tiles_of
+from raddle.searches.hypergraph.mixed_blocks import Blocks, Runs, block_tiles, blocks_of
+from raddle.searches.hypergraph.mixed_layouts import layouts
+from raddle.searches.hypergraph.mixed_model import Model, model
+from raddle.searches.hypergraph.mixed_moves import draw_run, propose, seeded
+from raddle.searches.hypergraph.mixed_states import State, first_starts, state_of, tiles_of
 from raddle.searches.predict import simulate_steps
 from raddle.searches.settings import Clock, OnProgress
 from raddle.simulation.fast.evaluator import Evaluator

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from raddle.searches.hypergraph.mixedcosts import ALL, CUT, EVEN, Array, Model
+from raddle.searches.hypergraph.mixed_model import ALL, CUT, EVEN, Array, Model
 
 DIMENSIONS = 8  # of a value, at most
 ALIKE, EVERYTHING = DIMENSIONS, DIMENSIONS + 1  # columns of the scratch space after the dimensions

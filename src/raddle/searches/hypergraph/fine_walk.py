@@ -19,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from raddle.searches.hypergraph.counts import Model
-from raddle.searches.hypergraph.explicit import channels
-from raddle.searches.hypergraph.finemodel import reads_one
-from raddle.searches.hypergraph.finerows import Rows
-from raddle.searches.hypergraph.network import Network
+from raddle.searches.hypergraph.counts import CountModel
+from raddle.searches.hypergraph.explicit import channel_count
+from raddle.searches.hypergraph.fine_partition import reads_one
+from raddle.searches.hypergraph.fine_rows import Rows
+from raddle.searches.hypergraph.network import LayerNetwork
 
 Array = np.ndarray
 
@@ -31,7 +31,7 @@ Array = np.ndarray
 class Problem(NamedTuple):
     """What the moves have to know, as arrays."""
 
-    m: Model
+    m: CountModel
     channels: Array  # units that a layer reads
     able: Array  # layers whose filters may be cut
     made: Array  # elements of a partial result
@@ -57,15 +57,16 @@ VOLUME, OVER, LEAST = 0, 1, 2
 HEIGHT, ROW, AREA, WORK = 0, 1, 2, 3  # of parts' rows, by row, of parts before a move and after
 
 
-def problem(network: Network, m: Model) -> Problem:
+def problem(network: LayerNetwork, m: CountModel) -> Problem:
     """A network with the work of a model."""
     layers = range(len(network.layers))
-    every = np.array([channels(network, l) for l in layers], np.int64)
+    every = np.array([channel_count(network, l) for l in layers], np.int64)
     touched = [
         [
             v
             for v, own in enumerate(network.maps)
-            if l in own.dense or any(l == p.layer for form in (own.form, *own.alike) for p in form)
+            if l in own.dense_readers
+            or any(l == p.layer for form in (own.pieces, *own.elementwise_readers) for p in form)
         ]
         for l in layers
     ]
@@ -73,7 +74,7 @@ def problem(network: Network, m: Model) -> Problem:
         m,
         every,
         np.array([reads_one(network, l) is not None for l in layers]),
-        np.array([layer.made for layer in network.layers], np.int64),
+        np.array([layer.unit_elements for layer in network.layers], np.int64),
         m.work / every,
         np.cumsum([0, *map(len, touched)]).astype(np.int64),
         np.array([v for own in touched for v in own], np.int64),
@@ -119,9 +120,9 @@ def count(pb: Problem, w: Walk) -> None:
 @njit(cache=True)
 def received(pb: Problem, own: Array, width: Array, v: int, p: int) -> int:
     m = pb.m
-    begin, end = m.piece_at[v], m.piece_at[v + 1]
+    begin, end = m.piece_start[v], m.piece_start[v + 1]
     window = 0
-    for d in range(m.dense_at[v], m.dense_at[v + 1]):
+    for d in range(m.dense_start[v], m.dense_start[v + 1]):
         t = m.dense_layer[d]
         if width[t, p] == pb.channels[t]:
             lacking = 0
@@ -136,9 +137,9 @@ def received(pb: Problem, own: Array, width: Array, v: int, p: int) -> int:
     for i in range(begin, end):
         held = own[m.piece_layer[i], p]
         most = window - held
-        for a in range(m.alike_at[v], m.alike_at[v + 1]):
-            if m.alike_piece[a] == i - begin:
-                most = max(most, own[m.alike_layer[a], p] - held)
+        for a in range(m.elementwise_start[v], m.elementwise_start[v + 1]):
+            if m.elementwise_piece[a] == i - begin:
+                most = max(most, own[m.elementwise_layer[a], p] - held)
         lacking += max(0, most)
     return lacking
 

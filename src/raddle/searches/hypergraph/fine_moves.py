@@ -7,22 +7,22 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from raddle.searches.hypergraph.drawing import below
-from raddle.searches.hypergraph.finerows import apportioned
-from raddle.searches.hypergraph.finewalks import AREA, Array, Problem, Walk
+from raddle.searches.hypergraph.fine_rows import apportioned
+from raddle.searches.hypergraph.fine_walk import AREA, Array, Problem, Walk
+from raddle.searches.hypergraph.random_numbers import random_below
 
 
 @njit(cache=True)
 def move(pb: Problem, w: Walk, l: int, capacity: Array) -> bool:
     """Rewrites the rows of a layer; False where the draw means nothing."""
     p = _member(w, l)
-    q = below(w.random, w.rows.own.shape[1])
-    if below(w.random, 2) == 0:
+    q = random_below(w.random, w.rows.own.shape[1])
+    if random_below(w.random, 2) == 0:
         q = _member(w, l)
     if p == q:
         return False
     row, able = w.rows.row[l], pb.able[l]
-    way = below(w.random, 10)
+    way = random_below(w.random, 10)
     if way == 0:
         return _exchange(w, l, p, q)
     if row[q] < 0:
@@ -44,7 +44,7 @@ def move(pb: Problem, w: Walk, l: int, capacity: Array) -> bool:
 def _member(w: Walk, l: int) -> int:
     """A part that has pairs of a layer."""
     parts = w.rows.own.shape[1]
-    p = below(w.random, parts)
+    p = random_below(w.random, parts)
     while w.rows.row[l, p] < 0:
         p = p + 1 if p + 1 < parts else 0
     return p
@@ -53,10 +53,10 @@ def _member(w: Walk, l: int) -> int:
 @njit(cache=True)
 def _amount(w: Walk, most: int) -> int:
     """One, all, or any number of at most so many."""
-    way = below(w.random, 4)
+    way = random_below(w.random, 4)
     if way == 0:
         return 1
-    return most if way == 1 else 1 + below(w.random, most)
+    return most if way == 1 else 1 + random_below(w.random, most)
 
 
 @njit(cache=True)
@@ -94,7 +94,7 @@ def _give_filters(pb: Problem, w: Walk, l: int, p: int, q: int, capacity: Array)
         return False
     k = _amount(w, own[p])
     wide = width[q] if row[q] >= 0 else pb.channels[l]
-    if below(w.random, 3) == 0:  # as many as fit
+    if random_below(w.random, 3) == 0:  # as many as fit
         each = max(1e-30, pb.each[l] * wide)  # an embedding has no work
         room = max(0.0, capacity[q] - w.work[q])
         k = min(own[p], max(1, np.int64(min(1e15, room / each))))
@@ -144,7 +144,7 @@ def _join(pb: Problem, w: Walk, l: int, p: int, q: int) -> bool:
     own, row, width = w.rows.own[l], w.rows.row[l], w.rows.width[l]
     if width[p] < 2:
         return False
-    k = 1 + below(w.random, width[p] - 1)
+    k = 1 + random_below(w.random, width[p] - 1)
     taken = own[p] * k // width[p]
     row[q], width[q], own[q] = row[p], k, taken
     width[p] -= k
@@ -156,7 +156,7 @@ def _join(pb: Problem, w: Walk, l: int, p: int, q: int) -> bool:
 def _regroup(pb: Problem, w: Walk, l: int, p: int, q: int) -> bool:
     """Other rows of the same areas: p goes to q's row or to one of its own, rows become one or two."""
     row = w.rows.row[l]
-    way = below(w.random, 4)
+    way = random_below(w.random, 4)
     if row[p] != row[q]:
         if way < 2:
             row[p] = row[q]
@@ -172,10 +172,10 @@ def _regroup(pb: Problem, w: Walk, l: int, p: int, q: int) -> bool:
     elif way == 2:
         i, j = row[p], _free(w, l, p)
         for s in range(len(row)):
-            if row[s] == i and s != q and (s == p or below(w.random, 2) == 0):
+            if row[s] == i and s != q and (s == p or random_below(w.random, 2) == 0):
                 row[s] = j
     else:  # some of p's area, in the same rows
-        share = w.scratch[AREA, p] * (1 + below(w.random, 8)) / 8
+        share = w.scratch[AREA, p] * (1 + random_below(w.random, 8)) / 8
         w.scratch[AREA, p] -= share
         w.scratch[AREA, q] += share
         done = _rebuilt(pb, w, l)

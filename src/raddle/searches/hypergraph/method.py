@@ -7,8 +7,8 @@ import pathlib
 from raddle.clusters import Cluster
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.searches.hypergraph.cells import Cells, from_vector
-from raddle.searches.hypergraph.files import read_partition
+from raddle.searches.hypergraph.cells import Cells, partition_from_vector
+from raddle.searches.hypergraph.formats import read_partition
 from raddle.searches.hypergraph.partitioner import Answer, Asked, Partitioner
 from raddle.searches.operator_times import device_speeds
 from raddle.searches.settings import Clock, SearchResult, Settings
@@ -28,7 +28,7 @@ def search(graph: Graph, cluster: Cluster, grain: str, settings: Settings) -> Se
 def _mixed(graph: Graph, cluster: Cluster, asked: Asked, settings: Settings) -> SearchResult:
     """First few bytes, and from there a short step."""
     from raddle.searches.hypergraph.mixed import solve
-    from raddle.searches.hypergraph.mixedtime import improve
+    from raddle.searches.hypergraph.mixed_step_time import improve
 
     clock = Clock(settings.budget, settings.stopwatch)
     few = solve(
@@ -52,7 +52,7 @@ def given(graph: Graph, cluster: Cluster, path: str | pathlib.Path) -> SearchRes
             f"'{path}' has {parts} parts, '{cluster.name}' {len(cluster.devices)} devices: "
             "partition for as many, or name another cluster."
         )
-    found = from_vector(own.network, part)
+    found = partition_from_vector(own.network, part)
     if found is None:
         raise InputError(
             f"'{path}' has the parts of {len(part)} vertices, which are neither the filters nor the "

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from raddle.searches.hypergraph.layouts import kept
-from raddle.searches.hypergraph.mixedblocks import Blocks, Run, Runs
-from raddle.searches.hypergraph.mixedcosts import CUT, Array, Model
+from raddle.searches.hypergraph.layouts import keep_owners
+from raddle.searches.hypergraph.mixed_blocks import Blocks, Run, Runs
+from raddle.searches.hypergraph.mixed_model import CUT, Array, Model
 
 
 def layouts(blocks: Blocks, m: Model, axis: Array, x: Array) -> list[tuple[str, Runs]]:
@@ -30,7 +30,7 @@ def layouts(blocks: Blocks, m: Model, axis: Array, x: Array) -> list[tuple[str, 
         a = int(axis[b])
         order = np.repeat(np.arange(x.shape[1]), x[b])
         before = None if block.contiguous[a] else _read(m, axis, b, owners)
-        owners.append(order if before is None else kept(before, x[b]))
+        owners.append(order if before is None else keep_owners(before, x[b]))
     return [
         (block.axes[axis[b]], _runs(owners[b])) for b, block in enumerate(blocks.blocks)
     ]  # fmt: skip

@@ -20,6 +20,6 @@ PARTITIONERS = JitFunctions(
     "the partitioners",
     50,
     str(Path(__file__).parent),
-    ("annealing._walk-*.nbi", "fineanneal.anneal-*.nbi", "mixedanneal.anneal-*.nbi"),
+    ("coarse_annealing._walk-*.nbi", "fine_annealing.anneal-*.nbi", "mixed_annealing.anneal-*.nbi"),
     compile_partitioners,
 )

@@ -13,15 +13,15 @@ from raddle.errors import InputError, quote
 from raddle.files import read_json
 from raddle.graph.gradients import active_values, has_backward
 from raddle.graph.graph import Graph
-from raddle.searches.hypergraph.network import Network
+from raddle.searches.hypergraph.network import LayerNetwork
 
 Array = np.ndarray
 KINDS = ("flops", "time", "both")
-MOST_WORK = 1e30  # of a layer, in whatever it is measured
+MAX_WORK = 1e30  # of a layer, in whatever it is measured
 
 
 def layer_work(
-    graph: Graph, network: Network, kind: str, device: Device, profile: Profile | None = None
+    graph: Graph, network: LayerNetwork, kind: str, device: Device, profile: Profile | None = None
 ) -> Array:
     """By layer. `time` is of forward and backward on a device, measured where a profile has it; `both` is
     the mean of the shares of operations and of time, as the thesis combines them; else it is a file."""
@@ -29,7 +29,7 @@ def layer_work(
     if kind == "flops":
         return flops
     if kind not in KINDS:
-        return _given(network, kind)
+        return _read_work(network, kind)
     active = active_values(graph)
     compute, ops = ComputeCosts(graph, active, profile), {op.name: op for op in graph.ops}
     time = np.array(
@@ -46,7 +46,7 @@ def layer_work(
     return time if kind == "time" else (flops / flops.sum() + time / time.sum()) / 2
 
 
-def _given(network: Network, path: str) -> Array:
+def _read_work(network: LayerNetwork, path: str) -> Array:
     """A list of numbers in the order of layers, or numbers by their names."""
     data: Any = read_json(
         path, "file of weights", missing=f"give {', '.join(KINDS)}, or a file of JSON"
@@ -60,11 +60,11 @@ def _given(network: Network, path: str) -> Array:
             )
         data = [data[name] for name in names]
     numbers = isinstance(data, list) and all(
-        type(n) in (int, float) and 0 <= n <= MOST_WORK for n in data
+        type(n) in (int, float) and 0 <= n <= MAX_WORK for n in data
     )
     if not numbers or len(data) != len(names) or not sum(data):
         raise InputError(
-            f"{quote(path)} has no weights of {len(names)} layers: list a number up to {MOST_WORK:g} for "
+            f"{quote(path)} has no weights of {len(names)} layers: list a number up to {MAX_WORK:g} for "
             f"each, from '{names[0]}' to '{names[-1]}', or give them by name."
         )
     return np.array(data, float)

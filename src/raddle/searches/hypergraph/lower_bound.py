@@ -1,0 +1,260 @@
+"""A lower bound on the volume of coarse partitions, by column generation.
+
+What a part receives depends on its own column of counts only, so a partition picks one column a part, and
+all columns together hold every unit once. Priced at pi[l] a unit, no partition is below
+
+    sum over parts of min over columns (received(column) - pi . column)  +  pi . units
+
+for any pi: a stop at any time leaves a bound. A linear program over the columns so far proposes pi.
+
+Fractions of columns spread a layer over 1.9 parts where it needs 2: that each layer is in a whole number of
+parts is priced as well, and branched on.
+"""
+
+# l: layer; v: map; c: class of parts of equal capacity
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raddle.searches.hypergraph.column_pricing import (
+    WorkGrid,
+    build_grid,
+    build_sweep,
+    cheapest_column,
+)
+from raddle.searches.hypergraph.counts import Array, CountModel, elements_received
+
+SUBGRADIENT_LAYERS = 30  # layers, from which prices are climbed to first
+SUBGRADIENT_STEPS = 60  # steps
+
+
+def volume_bounds(
+    m: CountModel, capacity: Array, columns: Iterable[Array], enough: float = math.inf
+) -> Iterator[float]:
+    """Ever better bounds on the volume of partitions within the capacities; infinity if there are none.
+
+    `columns` of good partitions set it on its way; `enough` is the volume of the best of them.
+    """
+    search, count = _ColumnSearch(m, capacity, columns, enough), itertools.count()
+    root = BranchNode(0.0, _fewest_parts(m, capacity), np.full(m.num_layers, float(len(capacity))))
+    nodes = [(0.0, next(count), root)]
+    best = 0.0
+    while nodes[0][0] < enough:
+        _, _, node = heapq.heappop(nodes)
+        others = nodes[0][0] if nodes else math.inf
+        for found in search.solve_node(node):
+            best = max(best, min(found, others))
+            yield best
+        apart = np.abs(search.parts_by_layer - np.round(search.parts_by_layer))
+        l = int(apart.argmax())
+        if apart[l] < 1e-6:
+            # nothing to branch on: no bound can be above this one's
+            enough = min(enough, search.bound)
+        node = node._replace(bound=search.bound)
+        for branch in node.split(l, search.parts_by_layer[l]) if apart[l] >= 1e-6 else [node]:
+            heapq.heappush(nodes, (branch.bound, next(count), branch))
+        best = max(best, nodes[0][0])
+        yield best
+
+
+class BranchNode(NamedTuple):
+    """A branch: in how many parts every layer is."""
+
+    bound: float
+    min_parts: Array
+    max_parts: Array
+
+    def split(self, l: int, held: float) -> list[BranchNode]:
+        fewest, most = self.min_parts.copy(), self.max_parts.copy()
+        most[l], fewest[l] = math.floor(held), math.ceil(held)
+        return [self._replace(max_parts=most), self._replace(min_parts=fewest)]
+
+
+class _ColumnSearch:
+    """What all branches share: grids, and the columns so far."""
+
+    def __init__(
+        self, m: CountModel, capacity: Array, columns: Iterable[Array], enough: float
+    ) -> None:
+        self.m, self.stop_at = m, enough
+        self.bound, self.parts_by_layer = (
+            0.0,
+            np.zeros(m.num_layers),
+        )  # of the branch that was settled last
+        self.sweep = build_sweep(m)
+        self.capacities, self.parts_in_class = np.unique(capacity, return_counts=True)
+        self.grids = [
+            build_grid(m, self.sweep, float(c), float(capacity.sum())) for c in self.capacities
+        ]
+        self.column_costs: dict[tuple[int, bytes], float] = {}
+        for c, grid in enumerate(self.grids):
+            if grid.min_cells == 0:
+                self.add_column(c, np.zeros(m.num_layers, np.int64), 0)
+        for column in columns:
+            for own in np.flatnonzero(self.capacities * (1 + 1e-9) >= m.work @ column):
+                self.add_column(int(own), column, elements_received(m, column))
+
+    def add_column(self, c: int, column: Array, cost: float) -> bool:
+        """Whether a column of class c is new, or cheaper than it was: the search for one relaxes."""
+        key = (c, column.astype(np.int64).tobytes())
+        if key in self.column_costs and cost >= self.column_costs[key] * (1 - 1e-12):
+            return False
+        self.column_costs[key] = cost
+        return True
+
+    def solve_node(self, node: BranchNode) -> Iterator[float]:
+        """Ever better bounds of a branch; the last, and in how many parts layers are then, are kept."""
+        m, grids = self.m, [self._node_grid(grid, node) for grid in self.grids]
+        master = _MasterProgram(m, self.parts_in_class, node)
+        for (c, column), cost in self.column_costs.items():
+            self._add_if_allowed(master, grids[c], c, np.frombuffer(column, np.int64), cost)
+        prices, value, self.parts_by_layer = master.solve()
+        self.bound, centre, hold = node.bound, prices, 0.0
+        if node.bound == 0 and m.num_layers > SUBGRADIENT_LAYERS:
+            for centre in self._subgradient_ascent(master, grids):  # noqa: B007
+                yield self.bound
+            hold = 0.8
+        while self.bound < self.stop_at and value - self.bound > 1e-9 * max(1.0, value):
+            asked = hold * centre + (1 - hold) * prices
+            found, _, fresh = self._price_columns(master, grids, asked)
+            if found > self.bound:
+                self.bound, centre = found, asked
+            yield self.bound
+            if not fresh and hold == 0:
+                break
+            # a column that is known already says that the centre is too far from the prices
+            hold = min(0.8, hold + 0.1) if fresh else (hold / 2 if hold > 0.1 else 0.0)
+            prices, value, self.parts_by_layer = master.solve()
+
+    def _price_columns(
+        self, master: _MasterProgram, grids: list[WorkGrid], asked: Array
+    ) -> tuple[float, Array, bool]:
+        """The bound at these prices, how far it is from holding all units once, and if a column is new."""
+        m, fresh = self.m, False
+        found, lacking = master.total_price(asked), master.row_limits(asked)
+        for c, grid in enumerate(grids):
+            reduced, column = cheapest_column(
+                m, self.sweep, grid, asked[: m.num_layers], asked[m.num_layers :]
+            )
+            both = np.concatenate([column, column > 0])
+            found += self.parts_in_class[c] * reduced
+            if math.isinf(reduced):
+                break  # no column fits: the branch has no partition
+            lacking = lacking - self.parts_in_class[c] * both
+            cost = reduced + float(asked @ both)
+            if self.add_column(c, column, cost):
+                fresh = True
+                master.add(c, column, cost)
+        return found, lacking, fresh
+
+    def _subgradient_ascent(self, master: _MasterProgram, grids: list[WorkGrid]) -> Iterator[Array]:
+        """Prices by subgradient steps towards the known volume: of many layers, a program's swing long."""
+        m = self.m
+        target = self.stop_at if math.isfinite(self.stop_at) else master.solve()[1]
+        prices = np.concatenate([m.work * target / m.total_work / 2, np.zeros(m.num_layers)])
+        scale = 1 / np.concatenate([m.units, np.maximum(1, master.node.min_parts)])
+        centre, way, theta, failed = 0 * prices, 0 * prices, 1.0, 0
+        for _ in range(SUBGRADIENT_STEPS):
+            found, lacking, _ = self._price_columns(master, grids, prices)
+            failed += 1
+            if found > self.bound:
+                self.bound, centre, failed = found, prices, 0
+            elif failed >= 8:
+                theta, failed, prices = 0.6 * theta, 0, centre
+            yield centre
+            if self.bound >= self.stop_at:
+                break
+            way = 0.6 * way + 0.4 * lacking * scale
+            length = theta * (target - found) / max(1e-12, float(way @ way))
+            prices = prices + length * way * scale
+            prices[m.num_layers :] = np.maximum(0.0, prices[m.num_layers :])
+
+    def _node_grid(self, grid: WorkGrid, node: BranchNode) -> WorkGrid:
+        """Where few parts hold a layer, each has at least what does not fit into the others."""
+        biggest = self.grids[-1].max_units
+        first = np.maximum(1, self.m.units - (node.max_parts - 1) * biggest).astype(np.int64)
+        return grid._replace(min_units=first)
+
+    def _add_if_allowed(
+        self, master: _MasterProgram, grid: WorkGrid, c: int, column: Array, cost: float
+    ) -> None:
+        if ((column == 0) | (column >= grid.min_units)).all():
+            master.add(c, column, cost)
+
+
+def _fewest_parts(m: CountModel, capacity: Array) -> Array:
+    """How many parts hold a layer at least, in whole numbers: fractions of columns do not know."""
+    biggest = np.sort(capacity)[::-1]
+    found = np.ones(m.num_layers)
+    for l in np.flatnonzero(m.work):
+        fit = np.cumsum(np.floor(biggest / m.work[l] * (1 + 1e-12)))
+        found[l] = 1 + np.searchsorted(fit, m.units[l])
+    return found
+
+
+class _MasterProgram:
+    """The linear program over the columns so far; its duals are prices."""
+
+    def __init__(self, m: CountModel, parts: Array, node: BranchNode) -> None:
+        import highspy
+
+        self.m, self.node = m, node
+        self.lp: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+        self.lp.setOptionValue("output_flag", False)
+        self.lp.setOptionValue("threads", 1)
+        self.scale = float(max(1, m.cost.max(initial=1)))
+        none = np.array([], np.int32), np.array([])
+        rows = [
+            *zip(m.units, m.units, strict=True),
+            *zip(node.min_parts, node.max_parts, strict=True),
+        ]
+        for low, high in (*rows, *zip(parts, parts, strict=True)):
+            self.lp.addRow(float(low), float(high), 0, *none)
+        # a unit that no column holds yet, or that one holds too often, costs all maps
+        dear = sum(float(m.cost[v]) * m.units[own].sum() for v, own in enumerate(_pieces_by_map(m)))
+        for row in range(2 * m.num_layers + len(parts)):
+            self._add_lp_column(dear / self.scale, [row], [1.0])
+            self._add_lp_column(dear / self.scale, [row], [-1.0])
+        self.first_column = self.lp.getNumCol()
+        self.presence_columns: list[Array] = []
+
+    def add(self, c: int, column: Array, cost: float) -> None:
+        """A column of parts of class c."""
+        held = np.flatnonzero(column)
+        rows = [*held, *(self.m.num_layers + held), 2 * self.m.num_layers + c]
+        values = [*map(float, column[held]), *(1.0 for _ in held), 1.0]
+        self._add_lp_column(cost / self.scale, rows, values)
+        self.presence_columns.append(column > 0)
+
+    def _add_lp_column(self, cost: float, rows: list[int], values: list[float]) -> None:
+        index = np.array(rows, np.int32)
+        self.lp.addCol(cost, 0.0, math.inf, len(rows), index, np.array(values))
+
+    def total_price(self, prices: Array) -> float:
+        """All units, and the presence of layers in the parts that a branch allows, at these prices."""
+        return float(prices @ self.row_limits(prices))
+
+    def row_limits(self, prices: Array) -> Array:
+        """How many units there are, and in how many parts a layer has to be, or may be."""
+        bound = np.where(prices[self.m.num_layers :] >= 0, self.node.min_parts, self.node.max_parts)
+        return np.concatenate([self.m.units, bound])
+
+    def solve(self) -> tuple[Array, float, Array]:
+        """Prices of units and presence, the least volume of the columns, and where layers are by it."""
+        self.lp.run()
+        found = self.lp.getSolution()
+        duals = np.array(found.row_dual)[: 2 * self.m.num_layers] * self.scale
+        taken = np.array(found.col_value)[self.first_column :]
+        held = np.array(self.presence_columns, np.float64).reshape(-1, self.m.num_layers).T @ taken
+        return duals, self.lp.getInfo().objective_function_value * self.scale, held
+
+
+def _pieces_by_map(m: CountModel) -> list[Array]:
+    return [m.piece_layer[a:b] for a, b in zip(m.piece_start, m.piece_start[1:], strict=False)]
