@@ -73,8 +73,8 @@ def _candidates(
         tiles = random_start(space, seed)
         if changes is not None:
             data = run_method(graph, on, "data", settings).tiles
-            drawn = rng.sample(space.free, min(changes, len(space.free)))
-            moves = {g: space.anywhere(rng.choice(space.degrees(g)), rng) for g in drawn}
+            drawn = rng.sample(space.unpinned, min(changes, len(space.unpinned)))
+            moves = {g: space.random_devices(rng.choice(space.degrees(g)), rng) for g in drawn}
             tiles = {**data, **space.changes(data, moves)}
         try:
             plan = build_plan(graph, on, "random", SearchResult(tiles), settings)

@@ -35,8 +35,10 @@ def run() -> None:
         known = times(before)
         changed, moves = [], []
         for _ in range(MOVES):
-            g = rng.choice(space.free)
-            move = space.changes(tiles, {g: space.anywhere(rng.choice(space.degrees(g)), rng)})
+            g = rng.choice(space.unpinned)
+            move = space.changes(
+                tiles, {g: space.random_devices(rng.choice(space.degrees(g)), rng)}
+            )
             after = simulate(lower(graph, Plan({**tiles, **move}, count, bn="local")), on)
             now = times(after)
             changed.append(sum(known.get(key) != when for key, when in now.items()) / len(now))

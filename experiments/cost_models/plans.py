@@ -123,7 +123,8 @@ def random_plans(
     for seed in range(group.randoms):
         rng = random.Random(seed)
         chosen = [
-            space.anywhere(rng.choice(space.degrees(g)), rng) for g in range(len(space.groups))
+            space.random_devices(rng.choice(space.degrees(g)), rng)
+            for g in range(len(space.groups))
         ]
         plan = build_plan(graph, on, "random", SearchResult(space.tiles(chosen)), settings)
         try:

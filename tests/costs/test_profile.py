@@ -30,7 +30,7 @@ def test_measured_and_kept(tmp_path: pathlib.Path) -> None:
     found.save(tmp_path / "p.json")
     again = load_profile(tmp_path / "p.json")
     assert again.seconds == found.seconds
-    same = profile_methods(graph, pair, methods=["data", "model"], known=again)
+    same = profile_methods(graph, pair, methods=["data", "model"], profile=again)
     assert same.seconds == found.seconds  # nothing is measured twice
 
 

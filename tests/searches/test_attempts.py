@@ -27,10 +27,10 @@ PARTS = {
     "optcnn": "raddle.searches.auto.method.optima",
     "staged optcnn": "raddle.searches.auto.method.staged_optima",
     "experts": "raddle.searches.auto.method.expert_starts",
-    "chains": "raddle.searches.auto.method.Climb.run",
+    "chains": "raddle.searches.auto.method.MultiChain.run",
     "pipeline": "raddle.searches.auto.method.pipeline",
     "lower bound": "raddle.searches.auto.method.lower_bound",
-    "other ways to synchronise": "raddle.searches.planning.with_sync",
+    "other ways to synchronise": "raddle.searches.planning.with_fastest_sync",
 }
 
 

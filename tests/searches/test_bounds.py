@@ -19,7 +19,7 @@ from raddle.graph.capture import capture
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import whole
 from raddle.program.lower import lower
-from raddle.searches.bounds import lower_bound, unbounded
+from raddle.searches.bounds import lower_bound, why_unbounded
 from raddle.searches.comparison import plan_and_predict
 from raddle.searches.planning import plan_for
 from raddle.searches.predict import simulate_steps
@@ -88,9 +88,9 @@ def test_plans_without_a_bound() -> None:
             graph, on, "model", settings=Settings(sync="allreduce", schedule=schedule)
         )
         assert (found.row["lower_bound_ms"] is None) == bool(schedule)
-        assert bool(unbounded(found.plan)) == bool(schedule)
-    assert unbounded(replace(found.plan, split_backward=True))
-    assert unbounded(found.plan, Profile())
+        assert bool(why_unbounded(found.plan)) == bool(schedule)
+    assert why_unbounded(replace(found.plan, split_backward=True))
+    assert why_unbounded(found.plan, Profile())
 
 
 def test_data_parallelism_on_a_compute_bound_network_is_close_to_it() -> None:
@@ -106,5 +106,5 @@ def test_one_device_alone_needs_no_message() -> None:
     graph, on = small("lenet-tiny")[1], cluster("p100:1x1")
     step = simulate(lower(graph, plan_for(graph, on, "data")), on).total_seconds
     bound = lower_bound(graph, on)
-    assert bound.seconds == pytest.approx(max(bound.work, bound.path, bound.alone))
+    assert bound.seconds == pytest.approx(max(bound.work, bound.path, bound.one_device))
     assert 0.5 * step <= bound.seconds <= step

@@ -13,10 +13,10 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.searches.choose_sync import (
-    BUCKETS,
     MARGIN,
-    MESSAGE,
-    SUM,
+    MESSAGE_SECONDS,
+    SMALLER_BUCKETS,
+    SUM_SECONDS,
     host_seconds,
     with_fastest_sync,
 )
@@ -62,7 +62,7 @@ def test_it_pays_where_communication_takes_as_long_as_compute(bandwidth: str, sy
     found = with_fastest_sync(plan, on, step)
     assert found.sync == sync
     sums = [s for (how, _), s in seconds.items() if how == "allreduce"]
-    assert len(sums) == 1 + len(BUCKETS)
+    assert len(sums) == 1 + len(SMALLER_BUCKETS)
     assert (seconds["p3", plan.bucket] < (1 - MARGIN) * min(sums)) == (sync == "p3")
     assert seconds[found.sync, found.bucket] <= min(seconds.values()) / (1 - MARGIN)
 
@@ -73,7 +73,7 @@ def test_many_small_messages_cost_their_host() -> None:
     slices = [s for own in timeline.program.slices.values() for s in own]
     small = sum(s.box.volume < 125_000 for s in slices)
     assert 20 < small < len(slices)
-    assert host_seconds(timeline) == pytest.approx(small * 2 * 2 / 2 * MESSAGE)
+    assert host_seconds(timeline) == pytest.approx(small * 2 * 2 / 2 * MESSAGE_SECONDS)
 
 
 def pair(bandwidth: float) -> Cluster:
@@ -108,7 +108,7 @@ def test_sums_of_slices_cost_their_host() -> None:
         vgg(), plan_for(vgg(), on, "data", bn="local", sync="p3:collective"), on
     )
     count = len(timeline.program.plan.order)
-    assert host_seconds(timeline) == pytest.approx(count * SUM)
+    assert host_seconds(timeline) == pytest.approx(count * SUM_SECONDS)
 
 
 @pytest.mark.parametrize("machine", ["local:2", "p100:1x4", "p100:4x4"])

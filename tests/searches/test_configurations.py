@@ -21,7 +21,7 @@ from raddle.program.program import Move
 from raddle.searches.configurations import Configuration, cut_points, degrees, tiles
 from raddle.searches.grids import batch_independent
 from raddle.searches.groups import BEFORE, find_groups
-from raddle.searches.plan_space import PlanSpace, shared_out
+from raddle.searches.plan_space import PlanSpace, proportional_shares
 from raddle.searches.settings import Settings
 
 MODELS = (
@@ -62,7 +62,9 @@ def test_every_configuration_is_a_legal_plan(model: str, seed: int, reduction: b
     space = PlanSpace(
         graph, cluster("p100:1x4"), Settings(reduction=reduction, powers_of_two=False)
     )
-    chosen = [space.anywhere(rng.choice(space.degrees(g)), rng) for g in range(len(space.groups))]
+    chosen = [
+        space.random_devices(rng.choice(space.degrees(g)), rng) for g in range(len(space.groups))
+    ]
     plan = Plan(space.tiles(chosen), 4, bn="global")
     validate(plan, graph)
     lower(graph, plan)
@@ -151,6 +153,6 @@ def test_cuts_follow_shares(extra: int, shares: list[int]) -> None:
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=8), st.integers(0, 100))
 def test_what_is_shared_out_adds_up(weights: list[float], extra: int) -> None:
     total = len(weights) + extra
-    shares = shared_out(total, weights)
+    shares = proportional_shares(total, weights)
     assert sum(shares) == total
     assert min(shares) >= 1

@@ -16,7 +16,7 @@ from raddle.program.lower import lower
 from raddle.runtime.actions import Forward, RecordLoss
 from raddle.runtime.executor import Executor
 from raddle.searches.planning import plan_for
-from raddle.searches.recomputation import blocks
+from raddle.searches.recomputation import recompute_blocks
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
 from raddle.transport.thread_transport import Hub
@@ -24,12 +24,12 @@ from raddle.transport.thread_transport import Hub
 
 def test_blocks_are_the_forward_without_its_last_part() -> None:
     graph = small("resnet110-tiny")[1]
-    found = blocks(graph, 4)
+    found = recompute_blocks(graph, 4)
     names = [op.name for op in graph.ops]
     assert len(found) == 3
     assert [n for block in found for n in block] == names[: sum(map(len, found))]
     with pytest.raises(InputError, match="cannot recompute in 1 blocks"):
-        blocks(graph, 1)
+        recompute_blocks(graph, 1)
 
 
 def kept_bytes(program: object, graph: object, work: object) -> tuple[int, float]:
@@ -64,7 +64,7 @@ def kept_bytes(program: object, graph: object, work: object) -> tuple[int, float
 def test_less_is_kept_and_predicted(name: str) -> None:
     work, graph = small(name)
     plain = plan_for(graph, cluster("p100:1x1"), "data")
-    again = replace(plain, recompute=blocks(graph, 4))
+    again = replace(plain, recompute=recompute_blocks(graph, 4))
     found, peaks = [], []
     for plan in (plain, again):
         program = lower(graph, plan)

@@ -17,7 +17,7 @@ from raddle.searches.comparison import compare, plan_and_predict
 from raddle.searches.planning import plan_for
 from raddle.searches.predict import simulate_steps
 from raddle.searches.settings import Settings
-from raddle.searches.single_step import simulated_step
+from raddle.searches.single_step import simulate_single_step
 from raddle.simulation.fast.coverage import unsupported
 from raddle.simulation.timeline import simulate
 
@@ -36,7 +36,7 @@ def test_a_simulated_step_is_that_of_the_program() -> None:
     for sync in each_sync():
         plan = plan_for(graph, on, "owt", sync=sync)
         timeline = simulate(lower(graph, plan), on)
-        found = simulated_step(graph, plan, on)
+        found = simulate_single_step(graph, plan, on)
         assert found.time == timeline.end.max()
         assert timeline.compute_seconds.max() <= found.load / 1e9 <= found.time / 1e9
 
@@ -60,7 +60,7 @@ def test_auto_is_no_slower_than_a_method_that_fits(sync: str) -> None:
     tried = {row["name"]: row for row in judged.row["tried"]}
     for name in BASELINES.keys() & tried.keys():
         plan = plan_for(graph, on, name, sync=sync)
-        alone = simulated_step(graph, plan, on).time / 1e6
+        alone = simulate_single_step(graph, plan, on).time / 1e6
         period = 1e3 * simulate_steps(graph, plan, on).step_seconds
         assert tried[name]["step_ms"] == (period if tried[name]["simulated"] else alone)
 
@@ -76,8 +76,8 @@ def test_searches_find_plans_for_it(method: str) -> None:
     assert judged.row["step_ms"] == 1e3 * simulate_steps(graph, judged.plan, on).step_seconds
     if method == "flexflow":
         data = plan_for(graph, on, "data", sync="ps")
-        found = simulated_step(graph, replace(judged.plan, predicted={}), on).time
-        assert found <= simulated_step(graph, data, on).time
+        found = simulate_single_step(graph, replace(judged.plan, predicted={}), on).time
+        assert found <= simulate_single_step(graph, data, on).time
 
 
 def test_what_is_chosen_after_the_tiles_is_said() -> None:

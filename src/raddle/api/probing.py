@@ -41,6 +41,6 @@ def measure_operators(
     """Measures operators as the methods would split them into a file, which keeps what it has already."""
     known = load_profile(path) if pathlib.Path(path).exists() and not fresh else Profile()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(cluster.devices)))
-    found = profile_methods(graph, cluster, known=known, heard=heard)
+    found = profile_methods(graph, cluster, profile=known, on_progress=heard)
     found.save(path)
     return Measured(len(found.seconds), len(found.seconds) - len(known.seconds))

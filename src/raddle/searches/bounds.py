@@ -36,14 +36,14 @@ class Bound:
     work: float
     path: float
     message: float
-    alone: float  # the work on the fastest device: without it a message is sent
+    one_device: float  # the work on the fastest device: without it a message is sent
 
     @property
     def seconds(self) -> float:
-        return max(self.path, self.work, min(self.message, self.alone))
+        return max(self.path, self.work, min(self.message, self.one_device))
 
 
-def unbounded(plan: Plan, profile: Profile | None = None) -> str | None:
+def why_unbounded(plan: Plan, profile: Profile | None = None) -> str | None:
     """Why nothing is known of how short the step of a plan like this could be; None where it is."""
     if profile is not None:
         return "with measured operators there is no lower bound"
@@ -58,54 +58,60 @@ def lower_bound(graph: Graph, cluster: Cluster, *, optimizer: str = "sgd") -> Bo
     """The bound for all devices of a cluster."""
     active = active_values(graph)
     kinds = {device.kind: device for device in cluster.devices}
-    each = {kind: _seconds(graph, active, device, optimizer) for kind, device in kinds.items()}
-    totals = {kind: math.fsum(seconds) for kind, seconds in each.items()}
+    seconds_of = {
+        kind: _least_seconds(graph, active, device, optimizer) for kind, device in kinds.items()
+    }
+    totals = {kind: math.fsum(seconds) for kind, seconds in seconds_of.items()}
     # For any weights of devices that add up to one: time >= sum over operators of the least weighted time.
     speed = sum(1 / totals[device.kind] for device in cluster.devices)
     weight = {kind: 1 / total / speed for kind, total in totals.items()}
     least = math.fsum(
-        min(weight[kind] * each[kind][i] for kind in kinds)
-        for i in range(len(next(iter(each.values()))))
+        min(weight[kind] * seconds_of[kind][i] for kind in kinds)
+        for i in range(len(next(iter(seconds_of.values()))))
     )
     overhead = min(device.overhead for device in kinds.values())
     count = len(cluster.devices)
     # A message holds its link at least as long.
-    routes = [cluster.route(0, d).latency for d in range(1, count)]
-    alone = min(totals.values())
+    latencies = [cluster.route(0, d).latency for d in range(1, count)]
+    one_device = min(totals.values())
     rounding = 2e-9 * len(graph.ops)  # durations are whole nanoseconds
     return Bound(
         max(0.0, least - rounding),
         max(0.0, _depth(graph, active) * overhead - rounding),
-        min(routes) if routes else alone,
-        max(0.0, alone - rounding),
+        min(latencies) if latencies else one_device,
+        max(0.0, one_device - rounding),
     )
 
 
-def _seconds(graph: Graph, active: frozenset[str], device: Device, optimizer: str) -> list[float]:
+def _least_seconds(
+    graph: Graph, active: frozenset[str], device: Device, optimizer: str
+) -> list[float]:
     """By operator and parameter, the least that all its tiles together take on one kind of device."""
-    found = []
+    seconds = []
     for op in graph.ops:
-        parts = [_least(graph, op, None, device)]
+        parts = [_least_pass_seconds(graph, op, None, device)]
         if has_backward(op, active):
-            parts += [_least(graph, op, i, device) for i in graded_operands(op, active)]
-        found.append(math.fsum(parts))
+            parts += [
+                _least_pass_seconds(graph, op, i, device) for i in graded_operands(op, active)
+            ]
+        seconds.append(math.fsum(parts))
     passes, memory = optimizer_costs(optimizer).passes, effective_bandwidth(device)
     for value in graph.parameters:
         if value.name in active:
-            found.append(memory_pass_seconds(passes * value.nbytes, memory, device.overhead))
-    return found
+            seconds.append(memory_pass_seconds(passes * value.nbytes, memory, device.overhead))
+    return seconds
 
 
-def _least(graph: Graph, op: Op, operand: int | None, device: Device) -> float:
+def _least_pass_seconds(graph: Graph, op: Op, operand: int | None, device: Device) -> float:
     """The roofline of a whole operator, with no byte counted that some way to split it would not touch."""
     amount = work(op, op.space.full, operand)
-    inputs = [_touched(op.space, a) for a in op.space.operands]
+    inputs = [_elements_read(op.space, a) for a in op.space.operands]
     elements = [min(e, t) for e, t in zip(amount.elements, inputs, strict=False)]
     elements += amount.elements[len(inputs) :]
     return float(roofline(graph, op, amount.flops, elements, speed(op, device)))
 
 
-def _touched(space: Space, access: Access) -> int:
+def _elements_read(space: Space, access: Access) -> int:
     """Elements of an operand that are read for certain: tiles of a strided window leave gaps."""
     count = 1
     for index in access.indices:
@@ -115,12 +121,12 @@ def _touched(space: Space, access: Access) -> int:
             count *= (
                 1
                 if index.table or not index.terms
-                else min(index.extent, _steps(space, index.terms[0].dim))
+                else min(index.extent, _least_steps(space, index.terms[0].dim))
             )
     return count
 
 
-def _steps(space: Space, dim: int) -> int:
+def _least_steps(space: Space, dim: int) -> int:
     return 1 if space.dims[dim].unsplittable else max(1, space.dims[dim].size // 2)
 
 

@@ -13,7 +13,7 @@ from raddle.graph.graph import Graph
 from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.plan import BUCKET, Plan
 from raddle.searches.attempts import Attempts
-from raddle.searches.bounds import lower_bound, unbounded
+from raddle.searches.bounds import lower_bound, why_unbounded
 from raddle.searches.grids import Tiles
 from raddle.searches.planning import build_plan, run_method
 from raddle.searches.predict import (
@@ -55,7 +55,7 @@ def plan_and_predict(
     """The plan of a method, or of what was found already, with its predicted figures in it."""
     settings = settings or Settings()
     started_at, attempts = settings.stopwatch.seconds, Attempts()
-    with settings.stopwatch.searching():
+    with settings.stopwatch.paused_while_compiling():
         result = result or run_method(graph, cluster, method, settings)
         plan = build_plan(
             graph, cluster, method, result, settings, model=model, recompute=recompute,
@@ -75,12 +75,12 @@ def _search_metrics(
     graph: Graph, cluster: Cluster, result: SearchResult, settings: Settings, plan: Plan
 ) -> dict[str, Any]:
     """How low any plan could go, and of a search what it started from and how it ended."""
-    bound = None
-    if not unbounded(plan, settings.profile):
-        bound = result.lower_bound_ms
-        if bound is None:
-            bound = 1e3 * lower_bound(graph, cluster, optimizer=settings.optimizer).seconds
-    row: dict[str, Any] = {"lower_bound_ms": bound}
+    lower_bound_ms = None
+    if not why_unbounded(plan, settings.profile):
+        lower_bound_ms = result.lower_bound_ms
+        if lower_bound_ms is None:
+            lower_bound_ms = 1e3 * lower_bound(graph, cluster, optimizer=settings.optimizer).seconds
+    row: dict[str, Any] = {"lower_bound_ms": lower_bound_ms}
     if result.stopped:
         row |= {
             "start": result.start,

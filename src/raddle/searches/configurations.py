@@ -55,26 +55,26 @@ def tiles(group: Group, configuration: Configuration) -> dict[str, Tiling]:
 
 
 def degrees(
-    group: Group, most: int, *, powers: bool = True, reduction: bool = False
+    group: Group, max_parts: int, *, powers: bool = True, reduction: bool = False
 ) -> Iterator[tuple[int, ...]]:
     """All ways to split a group into at most `most` parts; with `powers`, into powers of two."""
     options = [
-        [d for d in range(1, min(size, most) + 1) if not powers or d & (d - 1) == 0]
+        [d for d in range(1, min(size, max_parts) + 1) if not powers or d & (d - 1) == 0]
         if reduction or letter not in group.reduced
         else [1]
         for letter, size in zip(group.letters, group.sizes, strict=True)
     ]
 
-    def extend(at: int, room: int) -> Iterator[tuple[int, ...]]:
-        if at == len(options):
+    def extend(axis: int, room: int) -> Iterator[tuple[int, ...]]:
+        if axis == len(options):
             yield ()
             return
-        for d in options[at]:
+        for d in options[axis]:
             if d > room:
                 break
-            yield from ((d, *rest) for rest in extend(at + 1, room // d))
+            yield from ((d, *other_degrees) for other_degrees in extend(axis + 1, room // d))
 
-    return extend(0, most)
+    return extend(0, max_parts)
 
 
 # -- how members follow ----------------------------------------------------------------------------
@@ -93,24 +93,24 @@ def member_tilings(
     """What each operator of a group does when its letters are split; remembered by the group."""
     key = (parts, shares)
     if key not in group.tilings_cache:
-        group.tilings_cache[key] = _followers(group, parts, shares)
+        group.tilings_cache[key] = _member_tilings(group, parts, shares)
     tilings: tuple[MemberTiling, ...] = group.tilings_cache[key]
     return tilings
 
 
-def _followers(
+def _member_tilings(
     group: Group, parts: tuple[int, ...], shares: tuple[int, ...]
 ) -> tuple[MemberTiling, ...]:
     splits: dict[str, _Split] = {}
-    found = []
+    tilings = []
     for member in group.members:
-        split = _split(group, member, parts, shares, splits)
+        split = _split_member(group, member, parts, shares, splits)
         splits[member.op.name] = split
-        found.append(_placed(member, split, parts))
-    return tuple(found)
+        tilings.append(_place(member, split, parts))
+    return tuple(tilings)
 
 
-def _split(
+def _split_member(
     group: Group,
     member: Member,
     parts: tuple[int, ...],
@@ -127,18 +127,18 @@ def _split(
                 axes[d], cuts[d] = (axis,), cut_points(op.space.dims[d].size, count, shares)
     elif member.how == AFTER:
         ref = next(m.op for m in group.members if m.op.name == member.ref)
-        given = _given(ref, splits[ref.name], member.output, parts)
+        output_split = _output_split(ref, splits[ref.name], member.output, parts)
         for p, index in enumerate(op.space.operands[member.operand].indices):
             d = index.plain_dim
-            if d is not None and given.axes[p] and not op.space.dims[d].unsplittable:
-                axes[d], cuts[d] = given.axes[p], given.cuts[p]
+            if d is not None and output_split.axes[p] and not op.space.dims[d].unsplittable:
+                axes[d], cuts[d] = output_split.axes[p], output_split.cuts[p]
     else:
         reader = next(m.op for m in group.members if m.op.name == member.ref)
-        _as_read(op, member, reader, splits[reader.name], axes, cuts)
+        _cut_like_reader(op, member, reader, splits[reader.name], axes, cuts)
     return _Split(tuple(axes), tuple(cuts))
 
 
-def _given(ref: Op, split: _Split, output: int, parts: tuple[int, ...]) -> _Split:
+def _output_split(ref: Op, split: _Split, output: int, parts: tuple[int, ...]) -> _Split:
     """How an output lies on the devices: as it is split or, where sums are, divided once more."""
     dims = ref.space.outputs[output]
     axes, cuts = [split.axes[d] for d in dims], [split.cuts[d] for d in dims]
@@ -147,19 +147,19 @@ def _given(ref: Op, split: _Split, output: int, parts: tuple[int, ...]) -> _Spli
         shape = [c[1] - c[0] for c in cuts]
         along = longest_dim(shape)
         count = math.prod(parts[axis] for axis in summed)
-        pieces = [_sliced(a, b, count) for a, b in pairwise(cuts[along])]
+        pieces = [_slice_ends(a, b, count) for a, b in pairwise(cuts[along])]
         if all(len(piece) == count for piece in pieces):
             axes[along] = (*axes[along], *summed)
             cuts[along] = (0, *(at for piece in pieces for at in piece))
     return _Split(tuple(axes), tuple(cuts))
 
 
-def _sliced(a: int, b: int, count: int) -> list[int]:
+def _slice_ends(a: int, b: int, count: int) -> list[int]:
     """The ends of the slices that a merge makes of a range."""
     return [a + piece.hi[0] for piece in split_longest_dim(Box((0,), (b - a,)), count)]
 
 
-def _as_read(
+def _cut_like_reader(
     op: Op, member: Member, reader: Op, split: _Split, axes: list[tuple[int, ...]], cuts: list[Cuts]
 ) -> None:
     """Cuts an operator where its reader's parts meet, if they do not overlap."""
@@ -173,9 +173,9 @@ def _as_read(
         for span in pairwise(split.cuts[over[0]]):
             box[over[0]] = span
             ranges.append(index.range(box))
-        found = cuts_between(ranges, op.space.dims[d].size)
-        if found:
-            axes[d], cuts[d] = split.axes[over[0]], found
+        new_cuts = cuts_between(ranges, op.space.dims[d].size)
+        if new_cuts:
+            axes[d], cuts[d] = split.axes[over[0]], new_cuts
 
 
 def cuts_between(ranges: Sequence[tuple[int, int]], size: int) -> Cuts:
@@ -200,7 +200,7 @@ def max_copies(member: Member) -> int:
     return MOST_REPLICAS  # many copies are much talk
 
 
-def _placed(member: Member, split: _Split, parts: tuple[int, ...]) -> MemberTiling:
+def _place(member: Member, split: _Split, parts: tuple[int, ...]) -> MemberTiling:
     op = member.op
     order = [axis for axes in split.axes for axis in axes]
     others = [axis for axis, count in enumerate(parts) if count > 1 and axis not in order]
@@ -226,6 +226,6 @@ def cut_points(size: int, parts: int, shares: Sequence[int] = ()) -> Cuts:
         return even_cuts(size, parts)
     points, total = [0], sum(shares)
     for i in range(parts):
-        at = round(size * sum(shares[: i + 1]) / total)
-        points.append(min(max(at, points[-1] + 1), size - (parts - 1 - i)))
+        point = round(size * sum(shares[: i + 1]) / total)
+        points.append(min(max(point, points[-1] + 1), size - (parts - 1 - i)))
     return tuple(points)

@@ -62,28 +62,28 @@ class Group:
 
 def find_groups(graph: Graph) -> tuple[Group, ...]:
     """All groups in the order of their anchors."""
-    members = _backward(graph)
-    _forward(graph, members)
+    members = _join_producers(graph)
+    _join_readers(graph, members)
     by_group: dict[str, list[Member]] = {}
     for op in graph.ops:
         if op.name in members:
             root, member = members[op.name]
             by_group.setdefault(root, []).append(member)
-    return tuple(_group(graph, root, group_members) for root, group_members in by_group.items())
+    return tuple(_new_group(graph, root, group_members) for root, group_members in by_group.items())
 
 
-Members = dict[str, tuple[str, Member]]  # operator -> its group's key, and how it is a member
+Memberships = dict[str, tuple[str, Member]]  # operator -> its group's key, and how it is a member
 
 
-def _backward(graph: Graph) -> Members:
+def _join_producers(graph: Graph) -> Memberships:
     """Every operator starts a group or joins that of what it reads element by element."""
-    fixed = batch_independent(graph)
+    independent = batch_independent(graph)
     producer = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
     order = {op.name: i for i, op in enumerate(graph.ops)}
-    members: Members = {}
+    members: Memberships = {}
     layers: dict[str, str] = {}  # composite layer -> the group of its first part
     for op in graph.ops:
-        if op.name in fixed:
+        if op.name in independent:
             continue
         step = _STEP.search(op.name)
         if step and op.composite_kind:
@@ -91,23 +91,23 @@ def _backward(graph: Graph) -> Members:
             continue
         best: tuple[int, int, Member] | None = None
         for operand, name in enumerate(op.inputs):
-            if name in producer and producer[name][0].name in members and not _heavy(op):
+            if name in producer and producer[name][0].name in members and not _is_heavy(op):
                 ref, output = producer[name]
                 access = op.space.operands[operand]
-                if _elementwise(op, access):
+                if _is_elementwise(op, access):
                     rank = (len(access.indices), order[ref.name])
                     if best is None or rank > best[:2]:
                         best = (*rank, Member(op, AFTER, ref.name, operand, output))
         root = members[best[2].ref][0] if best else op.name
         layer = layers.setdefault(op.layer, root) if op.composite_kind else root
-        if layer != root and _fits(op, graph, members, layer):
+        if layer != root and _has_same_dims(op, graph, members, layer):
             members[op.name] = (layer, Member(op))  # parts of a loss stay together
         else:
             members[op.name] = (root, best[2] if best else Member(op))
     return members
 
 
-def _fits(op: Op, graph: Graph, members: Members, root: str) -> bool:
+def _has_same_dims(op: Op, graph: Graph, members: Memberships, root: str) -> bool:
     """Whether all dimensions of an operator are dimensions of a group's anchor, or as long."""
     sizes = {
         dim.name: dim.size
@@ -118,11 +118,11 @@ def _fits(op: Op, graph: Graph, members: Members, root: str) -> bool:
     return all(sizes.get(dim.name) == dim.size for dim in op.space.dims)
 
 
-def _heavy(op: Op) -> bool:
+def _is_heavy(op: Op) -> bool:
     return op.space.is_product or op.opaque
 
 
-def _elementwise(op: Op, access: Access) -> bool:
+def _is_elementwise(op: Op, access: Access) -> bool:
     """Whether an operand is read at the place that is written, so that tiles can be the same."""
     return all(
         (index.plain_dim is not None and index.extent == op.space.dims[index.plain_dim].size)
@@ -131,7 +131,7 @@ def _elementwise(op: Op, access: Access) -> bool:
     )
 
 
-def _forward(graph: Graph, members: Members) -> None:
+def _join_readers(graph: Graph, members: Memberships) -> None:
     """Groups of views and the like, that one other group reads, join it."""
     readers: dict[str, list[tuple[Op, int, int]]] = {}
     for op in graph.ops:
@@ -142,12 +142,12 @@ def _forward(graph: Graph, members: Members) -> None:
         if op.name in members:
             groups.setdefault(members[op.name][0], []).append(op)
     for root in reversed(list(groups)):
-        own = groups[root]
-        if not all(_is_light(graph, op) for op in own):
+        group_ops = groups[root]
+        if not all(_is_light(graph, op) for op in group_ops):
             continue
         outside = {
             members[r.name][0]
-            for op in own
+            for op in group_ops
             for o in op.outputs
             for r, _, _ in readers.get(o, ())
             if r.name in members
@@ -155,8 +155,8 @@ def _forward(graph: Graph, members: Members) -> None:
         if len(outside) != 1:
             continue
         target = outside.pop()
-        for op in reversed(own):
-            found = next(
+        for op in reversed(group_ops):
+            first_read = next(
                 (
                     (r, operand, k)
                     for k, o in enumerate(op.outputs)
@@ -165,12 +165,12 @@ def _forward(graph: Graph, members: Members) -> None:
                 ),
                 None,
             )
-            if found is None:
+            if first_read is None:
                 break  # nobody reads it: the group stays as it is
-            reader, operand, output = found
+            reader, operand, output = first_read
             members[op.name] = (target, Member(op, BEFORE, reader.name, operand, output))
         else:
-            groups[target] = own + groups[target]
+            groups[target] = group_ops + groups[target]
 
 
 def _is_light(graph: Graph, op: Op) -> bool:
@@ -178,12 +178,12 @@ def _is_light(graph: Graph, op: Op) -> bool:
     return op.traits.light and not op.opaque and not op.space.combine and not weighted
 
 
-def _group(graph: Graph, root: str, members: list[Member]) -> Group:
-    ordered = _ordered(members)
-    own = [m.op for m in ordered if m.how == BY_LETTERS]
+def _new_group(graph: Graph, root: str, members: list[Member]) -> Group:
+    ordered = _in_dependency_order(members)
+    by_letters = [m.op for m in ordered if m.how == BY_LETTERS]
     sizes: dict[str, int] = {}
     reduced = set()
-    for op in own:
+    for op in by_letters:
         for dim, kind in zip(op.space.dims, graph.dim_kinds(op), strict=True):
             if kind in "SAPR":
                 sizes[dim.name] = min(dim.size, sizes.get(dim.name, dim.size))
@@ -195,16 +195,16 @@ def _group(graph: Graph, root: str, members: list[Member]) -> Group:
     )
 
 
-def _ordered(members: Iterable[Member]) -> list[Member]:
+def _in_dependency_order(members: Iterable[Member]) -> list[Member]:
     """The anchor first, then every member after the one that it refers to."""
-    waiting = list(members)
-    names = {m.op.name for m in waiting}
+    pending = list(members)
+    names = {m.op.name for m in pending}
     done: dict[str, Member] = {}
-    first = next((m for m in waiting if m.how == BY_LETTERS and _heavy(m.op)), None)
-    first = first or next(m for m in waiting if m.how == BY_LETTERS)
+    first = next((m for m in pending if m.how == BY_LETTERS and _is_heavy(m.op)), None)
+    first = first or next(m for m in pending if m.how == BY_LETTERS)
     done[first.op.name] = first
     while len(done) < len(names):
-        for m in waiting:
+        for m in pending:
             if m.op.name not in done and (m.how == BY_LETTERS or m.ref in done):
                 done[m.op.name] = m
     return list(done.values())

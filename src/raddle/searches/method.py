@@ -41,7 +41,7 @@ class Search(Method):
     def find(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
         if settings.reduction is None:
             settings = replace(settings, reduction=self.splits_sums)
-        with settings.stopwatch.searching():
+        with settings.stopwatch.paused_while_compiling():
             return self.search(graph, cluster, settings)
 
     @abstractmethod

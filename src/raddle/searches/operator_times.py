@@ -27,5 +27,8 @@ def device_speeds(graph: Graph, cluster: Cluster) -> tuple[float, ...]:
     """By device, how much of the graph it computes in a second."""
     seconds = whole_operator_seconds(graph)
     kinds = {device.kind: device for device in cluster.devices}
-    speed = {kind: 1 / sum(seconds(op, own) for op in graph.ops) for kind, own in kinds.items()}
+    speed = {
+        kind: 1 / sum(seconds(op, first_of_kind) for op in graph.ops)
+        for kind, first_of_kind in kinds.items()
+    }
     return tuple(speed[device.kind] for device in cluster.devices)

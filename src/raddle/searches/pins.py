@@ -38,16 +38,16 @@ def read_pin(text: str) -> Pin:
     >>> read_pin("features.*=n/4")
     Pin(pattern='features.*', parts=(('n', 4),), devices=())
     """
-    pattern, equal, rest = text.partition("=")
-    splits, at, devices = rest.partition("@")
+    pattern, equal, split_text = text.partition("=")
+    splits, at, devices = split_text.partition("@")
     if not equal or not pattern.strip() or (not splits.strip() and not at):
         raise InputError(f"'{text}' is no pin: write a pattern and a split, as 'features.*=n/4'.")
     parts = []
     for word in splits.split():
-        found = _SPLIT.fullmatch(word)
-        if not found or int(found[2]) < 1:
+        match = _SPLIT.fullmatch(word)
+        if not match or int(match[2]) < 1:
             raise InputError(f"'{word}' in the pin '{text}' is no split: write n/4 or c/2.")
-        parts.append((found[1], int(found[2])))
+        parts.append((match[1], int(match[2])))
     if len({letter for letter, _ in parts}) < len(parts):
         raise InputError(f"the pin '{text}' splits a letter twice: write each letter once.")
     named = read_devices(devices) if at else ()
@@ -57,17 +57,19 @@ def read_pin(text: str) -> Pin:
     return Pin(pattern.strip(), tuple(parts), named)
 
 
-def pinned(groups: Sequence[Group], pins: Sequence[Pin], devices: int) -> dict[int, Configuration]:
+def pinned_configurations(
+    groups: Sequence[Group], pins: Sequence[Pin], devices: int
+) -> dict[int, Configuration]:
     """By number of a group, the configuration that it is pinned to; a later pin overrides an earlier."""
-    found: dict[int, Configuration] = {}
+    configurations: dict[int, Configuration] = {}
     for pin in pins:
-        hit = [g for g, group in enumerate(groups) if _matches(group, pin)]
-        if not hit:
+        matching = [g for g, group in enumerate(groups) if _matches(group, pin)]
+        if not matching:
             names = ", ".join(group.name for group in list(groups)[:3])
             raise InputError(f"the pin '{pin}' matches no operator: names are as {names}.")
-        for g in hit:
-            found[g] = _configuration(groups[g], pin, devices)
-    return found
+        for g in matching:
+            configurations[g] = _configuration(groups[g], pin, devices)
+    return configurations
 
 
 def _matches(group: Group, pin: Pin) -> bool:
@@ -78,8 +80,10 @@ def _configuration(group: Group, pin: Pin, devices: int) -> Configuration:
     wanted = dict(pin.parts)
     for letter, count in pin.parts:
         if letter not in group.letters:
-            known = " ".join(group.letters) or "none"
-            raise InputError(f"the pin '{pin}' splits {letter}, but '{group.name}' has {known}.")
+            available = " ".join(group.letters) or "none"
+            raise InputError(
+                f"the pin '{pin}' splits {letter}, but '{group.name}' has {available}."
+            )
         size = group.sizes[group.letters.index(letter)]
         if count > size:
             raise InputError(

@@ -17,7 +17,7 @@ from raddle.searches.configurations import Configuration, degrees, tiles
 from raddle.searches.grids import BatchIndependentOps, Tiles, copies
 from raddle.searches.groups import Group, find_groups
 from raddle.searches.operator_times import device_speeds
-from raddle.searches.pins import pinned
+from raddle.searches.pins import pinned_configurations
 from raddle.searches.settings import Settings
 
 
@@ -26,48 +26,53 @@ class PlanSpace:
 
     def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
         self.graph, self.cluster, self.settings = graph, cluster, settings
-        self.count = len(cluster.devices)
+        self.device_count = len(cluster.devices)
         self.groups = find_groups(graph)
-        self.pinned = pinned(self.groups, settings.pins, self.count)
-        self.free = [g for g in range(len(self.groups)) if g not in self.pinned]
-        self.standing = BatchIndependentOps(graph)
-        self.feeding = [self.standing.read_by(group.ops) for group in self.groups]
+        self.pinned = pinned_configurations(self.groups, settings.pins, self.device_count)
+        self.unpinned = [g for g in range(len(self.groups)) if g not in self.pinned]
+        self.batch_independent = BatchIndependentOps(graph)
+        self.independent_inputs = [
+            self.batch_independent.read_by(group.ops) for group in self.groups
+        ]
         self._degrees: dict[tuple[tuple[str, ...], tuple[int, ...]], list[tuple[int, ...]]] = {}
 
     # -- from configurations to tiles and back -----------------------------------------------------
 
     def tiles(self, configurations: Sequence[Configuration]) -> Tiles:
         """The tiles of a whole plan."""
-        found: Tiles = {}
+        plan_tiles: Tiles = {}
         for group, configuration in zip(self.groups, configurations, strict=True):
-            found.update(tiles(group, configuration))
-        chosen = [op for op in reversed(self.graph.ops) if op.name in self.standing.names]
-        for op in chosen:
-            found.update(
-                self.standing.place([op], found) or {op.name: copies(op, range(self.count))}
+            plan_tiles.update(tiles(group, configuration))
+        independent = [
+            op for op in reversed(self.graph.ops) if op.name in self.batch_independent.names
+        ]
+        for op in independent:
+            plan_tiles.update(
+                self.batch_independent.place([op], plan_tiles)
+                or {op.name: copies(op, range(self.device_count))}
             )
-        return found
+        return plan_tiles
 
-    def changes(self, now: Mapping[str, Tiling], moves: Mapping[int, Configuration]) -> Tiles:
+    def changes(self, tiles_now: Mapping[str, Tiling], moves: Mapping[int, Configuration]) -> Tiles:
         """What changes when groups get other configurations: their operators, and what feeds them."""
-        found: Tiles = {}
+        changed: Tiles = {}
         for g, configuration in moves.items():
-            found.update(tiles(self.groups[g], configuration))
-        feeding = {op.name: op for g in moves for op in self.feeding[g]}
+            changed.update(tiles(self.groups[g], configuration))
+        feeding = {op.name: op for g in moves for op in self.independent_inputs[g]}
         if feeding:
-            ordered = [op for op in reversed(self.graph.ops) if op.name in feeding]
-            found.update(self.standing.place(ordered, {**now, **found}))
-        return found
+            readers_first = [op for op in reversed(self.graph.ops) if op.name in feeding]
+            changed.update(self.batch_independent.place(readers_first, {**tiles_now, **changed}))
+        return changed
 
     def with_pins(self, start: Mapping[str, Tiling]) -> Tiles:
         """A start with the pinned groups as the user wants them."""
         return {**start, **self.changes(start, self.pinned)}
 
-    def configuration_of(self, g: int, now: Mapping[str, Tiling]) -> Configuration | None:
+    def configuration_of(self, g: int, tiles_now: Mapping[str, Tiling]) -> Configuration | None:
         """What a group is set to, told from its anchor; None where that is no configuration."""
         group = self.groups[g]
         anchor = group.members[0].op
-        tiling = now[anchor.name]
+        tiling = tiles_now[anchor.name]
         if not isinstance(tiling, Grid) or tiling.copies > 1:
             return None
         parts, uneven, order = {}, None, []
@@ -92,28 +97,33 @@ class PlanSpace:
         group = self.groups[g]
         key = (group.letters, group.sizes)
         if key not in self._degrees:
-            wanted = self.settings
+            settings = self.settings
             self._degrees[key] = list(
                 degrees(
-                    group, self.count, powers=wanted.powers_of_two, reduction=bool(wanted.reduction)
+                    group,
+                    self.device_count,
+                    powers=settings.powers_of_two,
+                    reduction=bool(settings.reduction),
                 )
             )
         return self._degrees[key]
 
-    def anywhere(self, parts: tuple[int, ...], rng: random.Random) -> Configuration:
+    def random_devices(self, parts: tuple[int, ...], rng: random.Random) -> Configuration:
         """Parts on neighbouring devices, or on any."""
         size = math.prod(parts)
         if rng.random() < 0.7:
-            first = rng.randrange(self.count // size) * size if self.count >= size else 0
+            first = (
+                rng.randrange(self.device_count // size) * size if self.device_count >= size else 0
+            )
             return Configuration(parts, tuple(range(first, first + size)))
-        return Configuration(parts, tuple(rng.sample(range(self.count), size)))
+        return Configuration(parts, tuple(rng.sample(range(self.device_count), size)))
 
     @cached_property
     def shares(self) -> tuple[int, ...]:
         """Samples by device in proportion to speed; none where all devices are of a kind."""
-        if self.cluster.homogeneous or self.graph.batch < self.count:
+        if self.cluster.homogeneous or self.graph.batch < self.device_count:
             return ()
-        return shared_out(self.graph.batch, self.speeds)
+        return proportional_shares(self.graph.batch, self.speeds)
 
     @cached_property
     def speeds(self) -> tuple[float, ...]:
@@ -128,55 +138,61 @@ class PlanSpace:
         speeds = [self.speeds[d] for d in configuration.devices]
         if max(speeds) == min(speeds) or self.graph.batch < len(speeds):
             return None
-        return configuration._replace(shares=shared_out(self.graph.batch, speeds))
+        return configuration._replace(shares=proportional_shares(self.graph.batch, speeds))
 
     # -- how groups hang together ------------------------------------------------------------------
 
     @cached_property
     def neighbours(self) -> list[list[int]]:
         """By group, those that it reads and that read it."""
-        of = {name: g for g, group in enumerate(self.groups) for name in group.ops}
-        made = {o: of[op.name] for op in self.graph.ops if op.name in of for o in op.outputs}
-        found: list[dict[int, None]] = [{} for _ in self.groups]
+        group_of = {name: g for g, group in enumerate(self.groups) for name in group.ops}
+        producer = {
+            o: group_of[op.name] for op in self.graph.ops if op.name in group_of for o in op.outputs
+        }
+        adjacent: list[dict[int, None]] = [{} for _ in self.groups]
         for op in self.graph.ops:
             for name in op.inputs:
-                if op.name in of and name in made and made[name] != of[op.name]:
-                    found[of[op.name]][made[name]] = None
-                    found[made[name]][of[op.name]] = None
-        return [list(x) for x in found]
+                if op.name in group_of and name in producer and producer[name] != group_of[op.name]:
+                    adjacent[group_of[op.name]][producer[name]] = None
+                    adjacent[producer[name]][group_of[op.name]] = None
+        return [list(x) for x in adjacent]
 
     @cached_property
-    def alike(self) -> list[list[int]]:
+    def sharing_weights(self) -> list[list[int]]:
         """By group, the groups that share a weight or the name of a block with it, itself included."""
         users: dict[str, list[int]] = {}
         for g, group in enumerate(self.groups):
-            for key in self._keys(group):
+            for key in self._parameters_read(group):
                 users.setdefault(key, []).append(g)
         return [
-            sorted({other for key in self._keys(group) for other in users[key]})
+            sorted({other for key in self._parameters_read(group) for other in users[key]})
             for group in self.groups
         ]
 
-    def _keys(self, group: Group) -> Iterable[str]:
+    def _parameters_read(self, group: Group) -> Iterable[str]:
         for member in group.members:
             for name in member.op.inputs:
                 if self.graph.values[name].role == "parameter":
                     yield name
 
-    def translated(self, g: int, source: int, given: Configuration) -> Configuration | None:
+    def translate(self, g: int, source: int, configuration: Configuration) -> Configuration | None:
         """Another group's configuration, letter by letter, if it can be one of this group."""
-        own, other = self.groups[g], self.groups[source]
-        parts = dict(zip(other.letters, given.degrees, strict=True))
-        counts = tuple(parts.get(letter, 1) for letter in own.letters)
-        if any(n > size for n, size in zip(counts, own.sizes, strict=True)):
+        group, other = self.groups[g], self.groups[source]
+        parts = dict(zip(other.letters, configuration.degrees, strict=True))
+        counts = tuple(parts.get(letter, 1) for letter in group.letters)
+        if any(n > size for n, size in zip(counts, group.sizes, strict=True)):
             return None
         size = math.prod(counts)
-        if size == math.prod(given.degrees):
-            return Configuration(counts, given.devices, given.shares)
-        return Configuration(counts, given.devices[:size]) if size <= len(given.devices) else None
+        if size == math.prod(configuration.degrees):
+            return Configuration(counts, configuration.devices, configuration.shares)
+        return (
+            Configuration(counts, configuration.devices[:size])
+            if size <= len(configuration.devices)
+            else None
+        )
 
 
-def shared_out(total: int, weights: Sequence[float]) -> tuple[int, ...]:
+def proportional_shares(total: int, weights: Sequence[float]) -> tuple[int, ...]:
     """Whole numbers in proportion to weights, each at least one, that add up to the total.
 
     >>> shared_out(64, [3, 3, 1, 1])

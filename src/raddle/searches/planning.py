@@ -18,7 +18,7 @@ from raddle.plans.validation import validate
 from raddle.searches.attempts import Attempts
 from raddle.searches.choose_sync import host_seconds, with_fastest_sync
 from raddle.searches.pins import read_pin
-from raddle.searches.recomputation import blocks
+from raddle.searches.recomputation import recompute_blocks
 from raddle.searches.registry import METHODS, method_named
 from raddle.searches.settings import AUTO, BUDGET, OnProgress, SearchResult, Settings
 
@@ -96,7 +96,7 @@ def build_plan(
         dtype=_dtype(graph),
         cluster=cluster.to_dict(),
         method=method,
-        recompute=() if block_count is None else blocks(graph, block_count),
+        recompute=() if block_count is None else recompute_blocks(graph, block_count),
         sums=result.sums,
         inputs=describe_inputs(graph),
         parameters=parameter_shapes(graph),

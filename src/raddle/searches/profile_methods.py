@@ -21,8 +21,8 @@ def profile_methods(
     *,
     methods: Sequence[str] = tuple(BASELINES),
     device: str = "cpu",
-    known: Profile | None = None,
-    heard: OnProgress = lambda step: None,
+    profile: Profile | None = None,
+    on_progress: OnProgress = lambda step: None,
 ) -> Profile:
     """Seconds of every distinct tile of the methods' plans; what is known is not measured again."""
     kinds = sorted({d.kind for d in cluster.devices})
@@ -33,22 +33,22 @@ def profile_methods(
         )
     compute = ComputeCosts(graph, active_values(graph))
     wanted = {op.name: compute.grad_operands[op.name, "B"] for op in graph.ops}
-    boxes = _distinct(graph, cluster, methods, kinds[0])
+    boxes = _distinct_tiles(graph, cluster, methods, kinds[0])
     done = 0
 
     def progress(name: str) -> None:
         nonlocal done
-        heard({"step": name, "done": done, "of": len(boxes)})
+        on_progress({"step": name, "done": done, "of": len(boxes)})
         done += 1
 
-    return measure(graph, boxes, wanted, kinds[0], device, previous=known, progress=progress)
+    return measure(graph, boxes, wanted, kinds[0], device, previous=profile, progress=progress)
 
 
-def _distinct(
+def _distinct_tiles(
     graph: Graph, cluster: Cluster, methods: Sequence[str], kind: str
 ) -> list[tuple[Op, Box]]:
     """One tile for each thing that can be measured apart."""
-    found: dict[str, tuple[Op, Box]] = {}
+    tiles_by_key: dict[str, tuple[Op, Box]] = {}
     for tiles in applicable_baselines(graph, cluster, methods).values():
-        found = distinct_tiles(graph, tiles, kind) | found
-    return list(found.values())
+        tiles_by_key = distinct_tiles(graph, tiles, kind) | tiles_by_key
+    return list(tiles_by_key.values())

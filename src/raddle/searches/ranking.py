@@ -11,7 +11,7 @@ from raddle.errors import InputError
 from raddle.plans.plan import Plan
 from raddle.searches.grids import Tiles
 from raddle.searches.plan_space import PlanSpace
-from raddle.searches.single_step import simulated_step
+from raddle.searches.single_step import simulate_single_step
 from raddle.simulation.fast.coverage import unsupported
 from raddle.simulation.fast.evaluator import Evaluator
 
@@ -32,10 +32,10 @@ def _times(space: PlanSpace, candidates: Mapping[str, Tiles]) -> Iterator[tuple[
     graph, cluster, settings = space.graph, space.cluster, space.settings
     evaluator: Evaluator | None = None
     for name, tiles in candidates.items():
-        plan = Plan(tiles, space.count, **settings.plan_fields)
+        plan = Plan(tiles, space.device_count, **settings.plan_fields)
         try:
-            if space.count > MAX_EVALUATED_DEVICES or unsupported(plan):
-                yield name, simulated_step(graph, plan, cluster, settings.profile).time
+            if space.device_count > MAX_EVALUATED_DEVICES or unsupported(plan):
+                yield name, simulate_single_step(graph, plan, cluster, settings.profile).time
                 continue
             if evaluator is None:
                 evaluator = Evaluator(graph, cluster, plan, settings.profile)

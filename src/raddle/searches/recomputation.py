@@ -12,7 +12,7 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 
 
-def blocks(graph: Graph, count: int) -> tuple[tuple[str, ...], ...]:
+def recompute_blocks(graph: Graph, count: int) -> tuple[tuple[str, ...], ...]:
     """The operators in `count` runs of about equal bytes of results; the last is not recomputed.
 
     Its backward follows its forward at once, so that to keep its values costs nothing more.
@@ -24,7 +24,7 @@ def blocks(graph: Graph, count: int) -> tuple[tuple[str, ...], ...]:
         )
     sizes = [sum(graph.values[o].nbytes for o in op.outputs) for op in graph.ops]
     total, names = sum(sizes), [op.name for op in graph.ops]
-    found: list[list[str]] = [[] for _ in range(count)]
-    for name, size, until in zip(names, sizes, accumulate(sizes), strict=True):
-        found[min(count - 1, (until - size) * count // max(1, total))].append(name)
-    return tuple(tuple(block) for block in found[:-1] if block)
+    block_ops: list[list[str]] = [[] for _ in range(count)]
+    for name, size, end in zip(names, sizes, accumulate(sizes), strict=True):
+        block_ops[min(count - 1, (end - size) * count // max(1, total))].append(name)
+    return tuple(tuple(block) for block in block_ops[:-1] if block)

@@ -14,19 +14,19 @@ from raddle.program.lower import lower
 from raddle.simulation.timeline import simulate
 
 
-class Step(NamedTuple):
+class StepTime(NamedTuple):
     """Nanoseconds of one step on its own, and of its busiest resource: no step is shorter."""
 
     time: int
     load: int
 
 
-def simulated_step(
+def simulate_single_step(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
-) -> Step:
+) -> StepTime:
     timeline = simulate(lower(graph, plan), cluster, profile)
     tasks = timeline.tasks
     load = np.zeros(tasks.resources, np.int64)
-    for held in (tasks.first, tasks.second):
-        np.add.at(load, held[held >= 0], tasks.duration[held >= 0])
-    return Step(int(timeline.end.max()), int(load.max()))
+    for resource in (tasks.first, tasks.second):
+        np.add.at(load, resource[resource >= 0], tasks.duration[resource >= 0])
+    return StepTime(int(timeline.end.max()), int(load.max()))

@@ -29,17 +29,19 @@ def with_slice_order(
     Every parameter is used in the forward, which waits for it: no sum lasts until the next backward.
     """
     program = lower(graph, replace(plan, order=(), steps=1))
-    number = {own: n for n, own in enumerate(numbered_slices(program.slices))}
+    number = {slice_: n for n, slice_ in enumerate(numbered_slices(program.slices))}
     timeline = simulate(program, cluster, profile, overtaking=True)
-    begin = np.full(len(program.instructions), np.iinfo(np.int64).max)
+    first_start = np.full(len(program.instructions), np.iinfo(np.int64).max)
     tasks = timeline.tasks
-    holds = (tasks.first >= 0) | (tasks.second >= 0)  # what holds no link begins when it is ready
-    np.minimum.at(begin, tasks.instruction[holds], timeline.start[holds])
+    uses_link = (tasks.first >= 0) | (
+        tasks.second >= 0
+    )  # what holds no link begins when it is ready
+    np.minimum.at(first_start, tasks.instruction[uses_link], timeline.start[uses_link])
     sums = [
-        (int(begin[at]), at, number[i.parameters[0], i.regions[0][0]])
+        (int(first_start[at]), at, number[i.parameters[0], i.regions[0][0]])
         for at, i in enumerate(program.instructions)
         if isinstance(i, Reduce)
     ]
-    chosen = [n for *_, n in sorted(sums)]
-    alone = sorted(set(number.values()) - set(chosen))  # slices that one device alone holds
-    return replace(plan, order=(*chosen, *alone))
+    reduced = [n for *_, n in sorted(sums)]
+    not_reduced = sorted(set(number.values()) - set(reduced))  # slices that one device alone holds
+    return replace(plan, order=(*reduced, *not_reduced))

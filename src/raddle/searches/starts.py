@@ -21,51 +21,57 @@ from raddle.searches.grids import Tiles
 from raddle.searches.operator_times import whole_operator_seconds
 from raddle.searches.plan_space import PlanSpace
 
-Method = Callable[[Graph, Cluster], Tiles]
-Starts = Callable[[PlanSpace], dict[str, Tiles]]
+BaselineFunction = Callable[[Graph, Cluster], Tiles]
+StartsFunction = Callable[[PlanSpace], dict[str, Tiles]]
 
 
 def baseline_starts(
-    space: PlanSpace, methods: Mapping[str, Method], attempts: Attempts
+    space: PlanSpace, methods: Mapping[str, BaselineFunction], attempts: Attempts
 ) -> dict[str, Tiles]:
     """The tiles of the methods that can be applied, with the user's pins."""
-    found: dict[str, Tiles] = {}
+    starts: dict[str, Tiles] = {}
     for name, method in methods.items():
         with attempts.attempt(name):  # there may be too few samples, say
-            found[name] = space.with_pins(method(space.graph, space.cluster))
-    return found
+            starts[name] = space.with_pins(method(space.graph, space.cluster))
+    return starts
 
 
 def expert_starts(space: PlanSpace) -> dict[str, Tiles]:
     """Runs of groups on devices of their own, and splits that follow the devices' speed."""
-    found: dict[str, Tiles] = {}
+    starts: dict[str, Tiles] = {}
     for stages in (2, 4):
-        if space.count % stages == 0 and space.count >= stages and len(space.groups) >= stages:
+        if (
+            space.device_count % stages == 0
+            and space.device_count >= stages
+            and len(space.groups) >= stages
+        ):
             for letters in ("n", "c", "nc"):
-                found[f"staged-{stages}-{letters}"] = staged(space, stages, letters)
+                starts[f"staged-{stages}-{letters}"] = staged_start(space, stages, letters)
     if not space.cluster.homogeneous:
-        found["uneven"] = by_speed(space, range(space.count))
+        starts["uneven"] = split_by_speed(space, range(space.device_count))
         fastest = max(space.speeds)
         fast = [d for d, speed in enumerate(space.speeds) if speed >= 0.9 * fastest]
-        found["fast"] = by_speed(space, fast)
-    return found
+        starts["fast"] = split_by_speed(space, fast)
+    return starts
 
 
-def staged(space: PlanSpace, stages: int, letters: str) -> Tiles:
+def staged_start(space: PlanSpace, stages: int, letters: str) -> Tiles:
     """Runs of groups with equal work; steps of a recurrent layer stay together, so that layers overlap."""
-    each = space.count // stages
+    each = space.device_count // stages
     chosen = []
-    for g, at in enumerate(stage_of_groups(space, stages)):
-        devices = range(at * each, (at + 1) * each)
-        both = _two_letters(space, g, devices) if letters == "nc" else None
-        chosen.append(both or split_one_letter(space, g, letters[0], devices))
-    return _tiles(space, chosen)
+    for g, stage in enumerate(stage_of_groups(space, stages)):
+        devices = range(stage * each, (stage + 1) * each)
+        configuration = _split_samples_and_channels(space, g, devices) if letters == "nc" else None
+        chosen.append(configuration or split_one_letter(space, g, letters[0], devices))
+    return _pinned_tiles(space, chosen)
 
 
-def shifted(space: PlanSpace, stages: int, configurations: Sequence[Configuration]) -> Tiles:
+def shift_to_stages(
+    space: PlanSpace, stages: int, configurations: Sequence[Configuration]
+) -> Tiles:
     """Configurations for a part of the devices, moved to the part that each group's run is on."""
-    each = space.count // stages
-    return _tiles(
+    each = space.device_count // stages
+    return _pinned_tiles(
         space,
         [
             c._replace(devices=tuple(at * each + d for d in c.devices))
@@ -86,8 +92,8 @@ def stage_of_groups(space: PlanSpace, stages: int) -> list[int]:
     blocks: dict[
         tuple[int, ...], float
     ] = {}  # groups that share weights, in the order of the first
-    for g, alike in enumerate(space.alike):
-        key = tuple(alike) or (g,)
+    for g, sharing in enumerate(space.sharing_weights):
+        key = tuple(sharing) or (g,)
         blocks[key] = blocks.get(key, 0.0) + work[g]
     total, stage = sum(work), [0] * len(work)
     for key, done in zip(blocks, accumulate(blocks.values()), strict=True):
@@ -97,7 +103,7 @@ def stage_of_groups(space: PlanSpace, stages: int) -> list[int]:
     return stage
 
 
-def _two_letters(space: PlanSpace, g: int, devices: range) -> Configuration | None:
+def _split_samples_and_channels(space: PlanSpace, g: int, devices: range) -> Configuration | None:
     """Samples over nodes, channels inside of them."""
     group = space.groups[g]
     inside = len(space.cluster.members(space.cluster.devices[devices[0]].node))
@@ -111,13 +117,13 @@ def _two_letters(space: PlanSpace, g: int, devices: range) -> Configuration | No
     return Configuration(parts, tuple(devices))
 
 
-def by_speed(space: PlanSpace, devices: Sequence[int] | range) -> Tiles:
+def split_by_speed(space: PlanSpace, devices: Sequence[int] | range) -> Tiles:
     """Every group by sample, in proportion to speed."""
     chosen = []
     for g in range(len(space.groups)):
-        given = split_one_letter(space, g, "n", devices)
-        chosen.append(space.uneven(g, given) or given)
-    return _tiles(space, chosen)
+        even = split_one_letter(space, g, "n", devices)
+        chosen.append(space.uneven(g, even) or even)
+    return _pinned_tiles(space, chosen)
 
 
 def split_one_letter(
@@ -136,11 +142,11 @@ def split_one_letter(
 def random_start(space: PlanSpace, seed: int) -> Tiles:
     """Every group in any configuration."""
     rng = random.Random(f"{seed} random")
-    return _tiles(
+    return _pinned_tiles(
         space,
-        [space.anywhere(rng.choice(space.degrees(g)), rng) for g in range(len(space.groups))],
+        [space.random_devices(rng.choice(space.degrees(g)), rng) for g in range(len(space.groups))],
     )
 
 
-def _tiles(space: PlanSpace, chosen: Sequence[Configuration]) -> Tiles:
+def _pinned_tiles(space: PlanSpace, chosen: Sequence[Configuration]) -> Tiles:
     return space.tiles([space.pinned.get(g, c) for g, c in enumerate(chosen)])

@@ -16,16 +16,16 @@ class Stopwatch:
     """Seconds since it was made, less those for which it was paused."""
 
     def __init__(self) -> None:
-        self.begun = perf_counter()
+        self.started_at = perf_counter()
         self.paused_seconds = 0.0
         self.paused_since: float | None = None
         self.depth = 0  # of pauses inside of pauses: compiled functions call others
-        self.listens = False
+        self.listening = False
 
     @property
     def seconds(self) -> float:
         now = perf_counter() if self.paused_since is None else self.paused_since
-        return now - self.begun - self.paused_seconds
+        return now - self.started_at - self.paused_seconds
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -33,23 +33,23 @@ class Stopwatch:
         try:
             yield
         finally:
-            self.go_on()
+            self.resume()
 
     def pause(self) -> None:
         if not self.depth:
             self.paused_since = perf_counter()
         self.depth += 1
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.depth -= 1
         if not self.depth and self.paused_since is not None:
             self.paused_seconds += perf_counter() - self.paused_since
             self.paused_since = None
 
     @contextmanager
-    def searching(self) -> Iterator[None]:
+    def paused_while_compiling(self) -> Iterator[None]:
         """Is paused whenever numba compiles something in the block."""
-        if self.listens:
+        if self.listening:
             yield
             return
         from numba.core.event import Event, Listener, install_listener  # only searches need numba
@@ -61,11 +61,11 @@ class Stopwatch:
                 watch.pause()
 
             def on_end(self, event: Event) -> None:
-                watch.go_on()
+                watch.resume()
 
-        self.listens = True
+        self.listening = True
         try:
             with install_listener("numba:compile", Compiling()):
                 yield
         finally:
-            self.listens = False
+            self.listening = False

@@ -10,19 +10,19 @@ from small_models import small
 from raddle.clusters import Cluster, cluster
 from raddle.errors import InputError
 from raddle.searches.attempts import Attempts
-from raddle.searches.auto.candidates import Candidate, Judge, Timer
-from raddle.searches.auto.recompute_to_fit import squeezed
+from raddle.searches.auto.candidates import Candidate, CandidateSimulator, CandidateTimer
+from raddle.searches.auto.recompute_to_fit import recompute_to_fit
 from raddle.searches.baselines import BASELINES
 from raddle.searches.predict import predicted_metrics, simulate_steps
 from raddle.searches.settings import Settings
 from raddle.simulation.fast.evaluator import Evaluator
 
 
-def judge_on(on: Cluster) -> Judge:
-    return Judge(small("mlp-tiny")[1], on, Settings(), Attempts())
+def judge_on(on: Cluster) -> CandidateSimulator:
+    return CandidateSimulator(small("mlp-tiny")[1], on, Settings(), Attempts())
 
 
-def data(own: Judge) -> dict[str, Any]:
+def data(own: CandidateSimulator) -> dict[str, Any]:
     return BASELINES["data"](own.graph, own.cluster)
 
 
@@ -34,10 +34,10 @@ def cards(memory: int) -> Cluster:
 
 def test_a_simulated_candidate_knows_what_its_plan_takes() -> None:
     own = judge_on(cluster("p100:1x2"))
-    candidate = own.stepped("data", data(own))
+    candidate = own.simulate_single_step("data", data(own))
     assert own.simulate(candidate)
     row = predicted_metrics(simulate_steps(own.graph, own.plan(candidate.tiles), own.cluster))
-    assert candidate.row()["step_ms"] == row["step_ms"] == 1e3 * candidate.seconds
+    assert candidate.row()["step_ms"] == row["step_ms"] == 1e3 * candidate.simulated_seconds
     assert (candidate.row()["peak_bytes"], candidate.fits) == (row["peak_bytes"], row["fits"])
 
 
@@ -48,18 +48,18 @@ def test_a_candidate_that_fails_is_not_simulated_again() -> None:
     assert not own.simulate(candidate)
     assert [failure.name for failure in own.attempts.failures] == ["nothing"]
     with pytest.raises(AssertionError, match="has not been simulated"):
-        candidate.seconds  # noqa: B018
+        candidate.simulated_seconds  # noqa: B018
 
 
 def test_the_timer_has_one_evaluator_until_it_is_told_to_forget_it() -> None:
     own = judge_on(cluster("p100:1x2"))
-    timer = Timer(own)
-    candidate = timer.timed("data", data(own))
-    assert candidate.time == own.stepped("data", data(own)).time
-    first = timer.at(data(own))
-    assert timer.at(data(own)) is first
-    timer.forget()
-    assert timer.at(data(own)) is not first
+    timer = CandidateTimer(own)
+    candidate = timer.time_candidate("data", data(own))
+    assert candidate.time == own.simulate_single_step("data", data(own)).time
+    first = timer.evaluator_at(data(own))
+    assert timer.evaluator_at(data(own)) is first
+    timer.discard_evaluator()
+    assert timer.evaluator_at(data(own)) is not first
 
 
 @pytest.mark.parametrize(("error", "same"), [(InputError, True), (ZeroDivisionError, False)])
@@ -70,22 +70,22 @@ def test_a_timer_goes_on_after_a_refusal_and_begins_anew_after_a_mistake(
         raise error("it cannot be")
 
     own = judge_on(cluster("p100:1x2"))
-    timer = Timer(own)
-    first = timer.at(data(own))
+    timer = CandidateTimer(own)
+    first = timer.evaluator_at(data(own))
     with monkeypatch.context() as patch:
         patch.setattr(Evaluator, "move", fails)
         with pytest.raises(error):
-            timer.at(data(own))
-    assert (timer.at(data(own)) is first) is same
+            timer.evaluator_at(data(own))
+    assert (timer.evaluator_at(data(own)) is first) is same
 
 
 def test_where_nothing_fits_the_smallest_is_named() -> None:
     own = judge_on(cards(1000))
     with pytest.raises(InputError, match=r"^no plan that was found for 'MLP'.*the smallest \(data"):
-        squeezed(own, [own.stepped("data", data(own))], groups=4)
+        recompute_to_fit(own, [own.simulate_single_step("data", data(own))], groups=4)
 
 
 def test_where_nothing_could_be_simulated_the_first_reason_is_given() -> None:
     own = judge_on(cards(1000))
     with pytest.raises(InputError, match=r"^auto found no plan for .*: nothing: "):
-        squeezed(own, [Candidate("nothing", {}, 1)], groups=4)
+        recompute_to_fit(own, [Candidate("nothing", {}, 1)], groups=4)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raddle.searches.baselines.filters import Run, assign_runs
+from raddle.searches.baselines.filters import FilterRun, assign_runs
 
 
 @given(
@@ -37,8 +37,8 @@ def test_parts_are_filled_in_order_until_they_have_their_share(
 
 
 def test_equal_layers_are_cut_in_the_middle() -> None:
-    assert assign_runs([(4, 2.0)], [1.0, 1.0]) == [[Run(0, 0, 2), Run(1, 2, 4)]]
+    assert assign_runs([(4, 2.0)], [1.0, 1.0]) == [[FilterRun(0, 0, 2), FilterRun(1, 2, 4)]]
     assert assign_runs([(3, 3.0), (3, 3.0)], [2.0, 2.0, 2.0]) == [
-        [Run(0, 0, 2), Run(1, 2, 3)],
-        [Run(1, 0, 1), Run(2, 1, 3)],
+        [FilterRun(0, 0, 2), FilterRun(1, 2, 3)],
+        [FilterRun(1, 0, 1), FilterRun(2, 1, 3)],
     ]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from raddle import zoo
 from raddle.clusters import Cluster
 from raddle.graph.capture import capture
-from raddle.searches.baselines.layerwise import layerwise, runs
+from raddle.searches.baselines.layerwise import balanced_runs, layerwise
 
 
 def load(loads: list[list[int]], cut: list[tuple[int, int]]) -> int:
@@ -21,7 +21,7 @@ def load(loads: list[list[int]], cut: list[tuple[int, int]]) -> int:
 def test_no_other_runs_have_a_smaller_load(data: st.DataObject, devices: int, layers: int) -> None:
     row = st.lists(st.integers(0, 20), min_size=layers, max_size=layers)
     loads = data.draw(st.lists(row, min_size=devices, max_size=devices))
-    found = runs(loads)
+    found = balanced_runs(loads)
     assert [a for a, _ in found] == [0, *(b for _, b in found[:-1])]
     assert found[-1][1] == layers
     every = (

@@ -16,7 +16,7 @@ from raddle.program.lower import lower
 from raddle.searches.baselines import BASELINES
 from raddle.searches.flexflow.chain import Chain, start_chain
 from raddle.searches.flexflow.method import flexflow
-from raddle.searches.flexflow.multi_chain import Climb
+from raddle.searches.flexflow.multi_chain import MultiChain
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.settings import Clock, Settings
 from raddle.simulation.fast.evaluator import Evaluator
@@ -73,7 +73,7 @@ def test_what_is_accepted_follows_the_temperature() -> None:
     """As often as exp(-difference / temperature) says, which is Metropolis's rule."""
     own = begun("lenet-tiny", "p100:1x4", 0, temperature=0.01)
     rng = random.Random(0)
-    draws = [own._allowance(rng.random()) for _ in range(4000)]
+    draws = [own._accepted_slowdown(rng.random()) for _ in range(4000)]
     scale = own.temperature * own.best_time
     for times in (0.5, 1.0, 2.0):
         share = sum(draw >= times * scale for draw in draws) / len(draws)
@@ -112,8 +112,8 @@ def test_an_interrupt_keeps_the_best_so_far() -> None:
 
 def test_nothing_is_proposed_after_the_budget() -> None:
     own = begun("lenet-tiny", "p100:1x4", 0, temperature=0.003)
-    climb = Climb(own.space, own.evaluator, Clock(0.0), Settings(budget=0.0))
-    climb.add("data", own.tiles)
+    climb = MultiChain(own.space, own.evaluator, Clock(0.0), Settings(budget=0.0))
+    climb.add_chain("data", own.tiles)
     climb.run(0.0)
     assert climb.proposals == 0
     assert climb.stopped == "budget"

@@ -150,9 +150,11 @@ def test_branches_where_tables_would_be_too_large(
 def without_guesses() -> Iterator[pytest.MonkeyPatch]:
     """No local moves and no rounding: a choice is good only if it was searched for."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (branching, elimination):
-            patch.setattr(module, "settled", lambda nodes, edges, choice: tuple(map(int, choice)))
-        patch.setattr(branch_and_bound, "_rounded", lambda nodes, *rest: (0,) * len(nodes))
+        for module in (branch_and_bound, elimination):
+            patch.setattr(
+                module, "improve_locally", lambda nodes, edges, choice: tuple(map(int, choice))
+            )
+        patch.setattr(branch_and_bound, "_greedy_choice", lambda nodes, *rest: (0,) * len(nodes))
         yield patch
 
 

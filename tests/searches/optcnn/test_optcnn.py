@@ -471,7 +471,7 @@ def test_some_nodes_stand_for_many() -> None:
 def test_what_is_looked_at_takes_no_longer_than_all(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, where = small("mlp-tiny")[1], cluster("p100:32x4")
     some = tables(graph, where)
-    monkeypatch.setattr("raddle.searches.optcnn.transfers.LOOKED_AT", 128)
+    monkeypatch.setattr("raddle.searches.optcnn.transfers.SAMPLED_DEVICES", 128)
     every = tables(graph, where)
     for a, b in zip([*some.nodes, *(e.cost for e in some.edges)],
                     [*every.nodes, *(e.cost for e in every.edges)], strict=True):  # fmt: skip

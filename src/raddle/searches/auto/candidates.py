@@ -12,9 +12,9 @@ from raddle.plans.plan import Plan
 from raddle.searches.attempts import Attempts
 from raddle.searches.grids import Tiles
 from raddle.searches.predict import simulate_steps
-from raddle.searches.recomputation import blocks
+from raddle.searches.recomputation import recompute_blocks
 from raddle.searches.settings import Settings
-from raddle.searches.single_step import simulated_step
+from raddle.searches.single_step import simulate_single_step
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.memory.fitting import fits
 from raddle.simulation.memory.peaks import peak_bytes
@@ -28,7 +28,7 @@ class Candidate:
     tiles: Tiles
     time: int  # nanoseconds of one step on its own
     load: int = 0  # of the busiest resource: no step is shorter
-    step: float | None = None  # seconds, simulated
+    step_seconds: float | None = None  # seconds, simulated
     peaks: tuple[int, ...] = ()
     fits: bool | None = None
     recompute: int | None = None
@@ -37,21 +37,23 @@ class Candidate:
     def row(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            "step_ms": 1e3 * self.step if self.step is not None else self.time / 1e6,
-            "simulated": self.step is not None,
+            "step_ms": 1e3 * self.step_seconds
+            if self.step_seconds is not None
+            else self.time / 1e6,
+            "simulated": self.step_seconds is not None,
             "fits": self.fits,
             "peak_bytes": max(self.peaks) if self.peaks else None,
             "recompute": self.recompute,
         }
 
     @property
-    def seconds(self) -> float:
+    def simulated_seconds(self) -> float:
         """Of a step among several, as simulated."""
-        assert self.step is not None, f"{self.name} has not been simulated"
-        return self.step
+        assert self.step_seconds is not None, f"{self.name} has not been simulated"
+        return self.step_seconds
 
 
-class Judge:
+class CandidateSimulator:
     """Simulates candidates; one that cannot be is written down in `attempts`."""
 
     def __init__(
@@ -62,41 +64,47 @@ class Judge:
     def plan(self, tiles: Tiles, recompute: int | None = None) -> Plan:
         settings, batch = self.settings, self.graph.batch
         plan = Plan(tiles, len(self.cluster.devices), batch=batch, **settings.plan_fields)
-        return plan if recompute is None else replace(plan, recompute=blocks(self.graph, recompute))
+        return (
+            plan
+            if recompute is None
+            else replace(plan, recompute=recompute_blocks(self.graph, recompute))
+        )
 
-    def stepped(self, name: str, tiles: Tiles) -> Candidate:
+    def simulate_single_step(self, name: str, tiles: Tiles) -> Candidate:
         """A candidate whose step on its own is simulated."""
         plan = self.plan(tiles)
-        step = simulated_step(self.graph, plan, self.cluster, self.settings.profile)
+        step = simulate_single_step(self.graph, plan, self.cluster, self.settings.profile)
         return Candidate(name, tiles, *step)
 
     def simulate(self, c: Candidate) -> bool:
         """Whether a candidate's steps could be simulated; if so, it knows what they take."""
-        if c.step is None and not c.failed:
+        if c.step_seconds is None and not c.failed:
             with self.attempts.attempt(c.name):
                 plan = self.plan(c.tiles, c.recompute)
                 timeline = simulate_steps(self.graph, plan, self.cluster, self.settings.profile)
-                c.step, c.peaks = timeline.step_seconds, tuple(peak_bytes(timeline))
+                c.step_seconds, c.peaks = timeline.step_seconds, tuple(peak_bytes(timeline))
                 c.fits = fits(c.peaks, self.cluster)
-            c.failed = c.step is None
+            c.failed = c.step_seconds is None
         return not c.failed
 
 
-class Timer:
+class CandidateTimer:
     """The evaluator, which times a step on its own; made for the first plan that it is asked for."""
 
-    def __init__(self, judge: Judge) -> None:
-        self.judge = judge
+    def __init__(self, simulator: CandidateSimulator) -> None:
+        self.simulator = simulator
         self.evaluator: Evaluator | None = None
 
-    def at(self, tiles: Tiles) -> Evaluator:
+    def evaluator_at(self, tiles: Tiles) -> Evaluator:
         """The evaluator at a plan. It refuses plans as a whole; after a mistake it would be amid a move."""
         evaluator, self.evaluator = self.evaluator, None
-        own = self.judge
+        simulator = self.simulator
         try:
             if evaluator is None:
-                plan = own.plan(tiles)
-                evaluator = Evaluator(own.graph, own.cluster, plan, own.settings.profile)
+                plan = simulator.plan(tiles)
+                evaluator = Evaluator(
+                    simulator.graph, simulator.cluster, plan, simulator.settings.profile
+                )
             evaluator.move(tiles)
         except InputError:
             self.evaluator = evaluator
@@ -104,12 +112,12 @@ class Timer:
         self.evaluator = evaluator
         return evaluator
 
-    def timed(self, name: str, tiles: Tiles) -> Candidate:
-        evaluator = self.at(tiles)
+    def time_candidate(self, name: str, tiles: Tiles) -> Candidate:
+        evaluator = self.evaluator_at(tiles)
         time = evaluator.time()
         assert time is not None
         return Candidate(name, tiles, time, int(evaluator.load.max()))
 
-    def forget(self) -> None:
+    def discard_evaluator(self) -> None:
         """The next plan gets a new one: this one may have stopped amid a move."""
         self.evaluator = None

@@ -21,11 +21,11 @@ from raddle.clusters import Cluster
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.searches.attempts import Attempts
-from raddle.searches.auto.candidates import Candidate, Judge, Timer
-from raddle.searches.auto.recompute_to_fit import squeezed
+from raddle.searches.auto.candidates import Candidate, CandidateSimulator, CandidateTimer
+from raddle.searches.auto.recompute_to_fit import recompute_to_fit
 from raddle.searches.baselines import BASELINES
 from raddle.searches.bounds import lower_bound
-from raddle.searches.flexflow.multi_chain import Climb
+from raddle.searches.flexflow.multi_chain import MultiChain
 from raddle.searches.grids import Tiles
 from raddle.searches.optcnn.optima import optima, staged_optima
 from raddle.searches.pipeline.method import Candidate as PipelineCandidate
@@ -33,70 +33,72 @@ from raddle.searches.pipeline.method import pipeline
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.ranking import MAX_EVALUATED_DEVICES
 from raddle.searches.settings import Clock, SearchResult, Settings
-from raddle.searches.starts import Starts, baseline_starts, expert_starts
+from raddle.searches.starts import StartsFunction, baseline_starts, expert_starts
 
-CHAINS = 6
-FINALISTS = 6  # that are simulated beside the baselines
-PIPELINES = 0.2  # of the budget
+MAX_CHAINS = 6
+MAX_FINALISTS = 6  # that are simulated beside the baselines
+PIPELINE_SHARE = 0.2  # of the budget
 
 
 def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
     """The fastest plan that was found and fits."""
-    return Auto(graph, cluster, settings).search()
+    return AutoSearch(graph, cluster, settings).search()
 
 
-class Auto:
+class AutoSearch:
     """One search."""
 
     def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
         self.graph, self.cluster, self.settings = graph, cluster, settings
         self.attempts = Attempts()
-        self.judge = Judge(graph, cluster, settings, self.attempts)
-        self.timer = Timer(self.judge)
+        self.simulator = CandidateSimulator(graph, cluster, settings, self.attempts)
+        self.timer = CandidateTimer(self.simulator)
         self.clock = Clock(settings.budget, settings.stopwatch)
         self.space = PlanSpace(graph, cluster, settings)
-        self.climb: Climb | None = None
+        self.multi_chain: MultiChain | None = None
         self.interrupted = False
 
     def search(self) -> SearchResult:
-        bound = self._bound()
-        candidates = self._starts()
+        bound = self._lower_bound_ms()
+        candidates = self._timed_starts()
         try:
             if candidates and len(self.cluster.devices) <= MAX_EVALUATED_DEVICES:
-                candidates += self._improved(candidates)
+                candidates += self._run_chains(candidates)
         except KeyboardInterrupt:
             self.interrupted = True
         tried = [c.row() for c in sorted(candidates, key=lambda c: c.time)]
         pipelines = self._pipelines()
         try:
-            best = self._final(candidates)
-            found = SearchResult(best.tiles, best.name, recompute=best.recompute)
-            step = best.seconds
+            best = self._fastest_that_fits(candidates)
+            result = SearchResult(best.tiles, best.name, recompute=best.recompute)
+            step_seconds = best.simulated_seconds
         except InputError:
             if not pipelines or not pipelines[0].fits:
                 raise
-            step = float("inf")
-        if pipelines and pipelines[0].fits and pipelines[0].step < step:
-            found = replace(pipelines[0].found, start=pipelines[0].name)
-        climb = self.climb
+            step_seconds = float("inf")
+        if pipelines and pipelines[0].fits and pipelines[0].step < step_seconds:
+            result = replace(pipelines[0].found, start=pipelines[0].name)
+        multi_chain = self.multi_chain
         return replace(
-            found,
-            proposals=climb.proposals if climb else 0,
-            accepted=sum(c.accepted for c in climb.every) if climb else 0,
-            stopped="interrupt" if self.interrupted else (climb and climb.stopped) or "starts",
-            history=tuple(climb.history) if climb else (),
+            result,
+            proposals=multi_chain.proposals if multi_chain else 0,
+            accepted=sum(c.accepted for c in multi_chain.all_chains) if multi_chain else 0,
+            stopped="interrupt"
+            if self.interrupted
+            else (multi_chain and multi_chain.stopped) or "starts",
+            history=tuple(multi_chain.history) if multi_chain else (),
             lower_bound_ms=bound,
             tried=(*tried, *(c.row() for c in pipelines)),
             failed=tuple(self.attempts.failures),
         )
 
-    def _bound(self) -> float | None:
+    def _lower_bound_ms(self) -> float | None:
         """Milliseconds that no plan goes below; measured operators have no such bound."""
         if self.settings.profile is not None:
             return None
         with self.attempts.attempt("lower bound"):
-            found = lower_bound(self.graph, self.cluster, optimizer=self.settings.optimizer)
-            return 1e3 * found.seconds
+            bound = lower_bound(self.graph, self.cluster, optimizer=self.settings.optimizer)
+            return 1e3 * bound.seconds
         return None
 
     def _pipelines(self) -> list[PipelineCandidate]:
@@ -104,15 +106,15 @@ class Auto:
         settings, graph = self.settings, self.graph
         if len(self.cluster.devices) < 2 or self.interrupted or settings.pins:
             return []
-        normalised = any(op.composite_kind == "batch_norm" for op in graph.ops)
-        own = replace(settings, budget=PIPELINES * settings.budget)
+        has_batch_norm = any(op.composite_kind == "batch_norm" for op in graph.ops)
+        pipeline_settings = replace(settings, budget=PIPELINE_SHARE * settings.budget)
         try:
             with self.attempts.attempt("pipeline"):
                 return pipeline(
                     graph,
                     self.cluster,
-                    own,
-                    one_batch=normalised and settings.bn == "global",
+                    pipeline_settings,
+                    one_batch=has_batch_norm and settings.bn == "global",
                     promising=2,
                 )
         except KeyboardInterrupt:
@@ -121,104 +123,104 @@ class Auto:
 
     # -- starts ----------------------------------------------------------------------------------
 
-    def _starts(self) -> list[Candidate]:
+    def _timed_starts(self) -> list[Candidate]:
         self.settings.on_progress({"step": "starts", "done": 0, "of": self.settings.budget})
-        found = baseline_starts(self.space, BASELINES, self.attempts)
+        tiles_by_start = baseline_starts(self.space, BASELINES, self.attempts)
         for name, tiles in self.settings.starts.items():
             with self.attempts.attempt(name):
-                found[name] = self.space.with_pins(tiles)
+                tiles_by_start[name] = self.space.with_pins(tiles)
         try:
-            for name, starts in self._searched_starts().items():
+            for name, starts in self._start_functions().items():
                 with self.attempts.attempt(name):
-                    found |= starts(self.space)
+                    tiles_by_start |= starts(self.space)
         except KeyboardInterrupt:
-            if not found:
+            if not tiles_by_start:
                 raise
             self.interrupted = True
         if len(self.cluster.devices) > MAX_EVALUATED_DEVICES:
-            return self._simulated_starts(found)
+            return self._simulated_starts(tiles_by_start)
         candidates = []
-        for name, tiles in found.items():
+        for name, tiles in tiles_by_start.items():
             with self.attempts.attempt(name):
-                candidates.append(self.timer.timed(name, tiles))
+                candidates.append(self.timer.time_candidate(name, tiles))
         return candidates
 
-    def _searched_starts(self) -> dict[str, Starts]:
-        found: dict[str, Starts] = {"optcnn": optima}
+    def _start_functions(self) -> dict[str, StartsFunction]:
+        functions: dict[str, StartsFunction] = {"optcnn": optima}
         if len(self.cluster.devices) <= MAX_EVALUATED_DEVICES:
-            found["staged optcnn"] = staged_optima
-        return {**found, "experts": expert_starts}
+            functions["staged optcnn"] = staged_optima
+        return {**functions, "experts": expert_starts}
 
-    def _simulated_starts(self, found: Mapping[str, Tiles]) -> list[Candidate]:
+    def _simulated_starts(self, tiles_by_start: Mapping[str, Tiles]) -> list[Candidate]:
         """On very many devices data parallelism and OptCNN's optima, simulated for a step.
 
         A message for every pair of devices takes minutes to lower.
         """
         candidates: list[Candidate] = []
-        for name, tiles in found.items():
+        for name, tiles in tiles_by_start.items():
             if name != "data" and not name.startswith("optcnn"):
                 continue
             if candidates and self.clock.expired:
                 break
             with self.attempts.attempt(name):
-                candidates.append(self.judge.stepped(name, tiles))
+                candidates.append(self.simulator.simulate_single_step(name, tiles))
         return candidates
 
     # -- improvement -----------------------------------------------------------------------------
 
-    def _improved(self, candidates: list[Candidate]) -> list[Candidate]:
+    def _run_chains(self, candidates: list[Candidate]) -> list[Candidate]:
         ranked = sorted(candidates, key=lambda c: c.time)
-        over = False
+        finished = False
         with self.attempts.attempt("chains"):
-            evaluator = self.timer.at(ranked[0].tiles)
-            self.climb = Climb(self.space, evaluator, self.clock, self.settings)
-            fitting = self._limit(ranked, self.climb)
+            evaluator = self.timer.evaluator_at(ranked[0].tiles)
+            self.multi_chain = MultiChain(self.space, evaluator, self.clock, self.settings)
+            fitting = self._fitting_starts(ranked, self.multi_chain)
             seen: set[int] = set()
             for c in fitting:
-                if len(self.climb.chains) < CHAINS and c.time not in seen:
+                if len(self.multi_chain.chains) < MAX_CHAINS and c.time not in seen:
                     seen.add(c.time)  # equal times are nearly always equal plans
-                    self.climb.add(c.name, c.tiles)
-            self.climb.run(0.85 * self.settings.budget)
-            over = True
-            if self.climb.stopped == "interrupt":
+                    self.multi_chain.add_chain(c.name, c.tiles)
+            self.multi_chain.run(0.85 * self.settings.budget)
+            finished = True
+            if self.multi_chain.stopped == "interrupt":
                 self.interrupted = True
-        if not over:
-            self.timer.forget()  # the evaluator that chains had may have stopped amid a move
+        if not finished:
+            self.timer.discard_evaluator()  # the evaluator that chains had may have stopped amid a move
         improved = []
-        for own in self.climb.every if self.climb else ():
-            name = f"{own.start}, improved"
+        for chain in self.multi_chain.all_chains if self.multi_chain else ():
+            name = f"{chain.start}, improved"
             with self.attempts.attempt(name):
-                improved.append(self._judged(name, own.best, own.best_time))
+                improved.append(self._chain_candidate(name, chain.best, chain.best_time))
         return improved
 
-    def _judged(self, name: str, tiles: Tiles, time: int) -> Candidate:
+    def _chain_candidate(self, name: str, tiles: Tiles, time: int) -> Candidate:
         """What a chain has found, with the load of its busiest resource."""
         # After an interrupt the evaluator may have stopped amid a move.
-        load = 0 if self.interrupted else int(self.timer.at(tiles).load.max())
+        load = 0 if self.interrupted else int(self.timer.evaluator_at(tiles).load.max())
         return Candidate(name, tiles, time, load)
 
-    def _limit(self, ranked: list[Candidate], climb: Climb) -> list[Candidate]:
+    def _fitting_starts(self, ranked: list[Candidate], multi_chain: MultiChain) -> list[Candidate]:
         """Starts that fit, and for the chains a limit on memory where that is scarce."""
         capacity = np.array([d.memory for d in self.cluster.devices], np.float64)
         scale, fitting = 1.0, []
-        for c in ranked[:CHAINS]:
-            estimate = np.maximum(self.timer.at(c.tiles).memory, 1)
+        for c in ranked[:MAX_CHAINS]:
+            estimate = np.maximum(self.timer.evaluator_at(c.tiles).memory, 1)
             if (1.5 * estimate <= 0.5 * capacity).all():
                 fitting.append(c)  # far from full, whatever the estimate leaves out
                 continue
-            if not self.judge.simulate(c):
+            if not self.simulator.simulate(c):
                 continue
             scale = max(scale, max(c.peaks) / float(estimate.max()))
             if c.fits:
                 fitting.append(c)
         if scale > 1.0:
-            evaluator = climb.evaluator
-            climb.fits = lambda: bool((scale * evaluator.memory <= capacity).all())  # about
-        return fitting or ranked[:CHAINS]
+            evaluator = multi_chain.evaluator
+            multi_chain.fits = lambda: bool((scale * evaluator.memory <= capacity).all())  # about
+        return fitting or ranked[:MAX_CHAINS]
 
     # -- the answer ------------------------------------------------------------------------------
 
-    def _final(self, candidates: list[Candidate]) -> Candidate:
+    def _fastest_that_fits(self, candidates: list[Candidate]) -> Candidate:
         """The fastest that fits; after an interrupt, of those that have been simulated."""
         best: Candidate | None = None
         ranked = sorted(candidates, key=lambda c: c.time)
@@ -229,15 +231,19 @@ class Auto:
                     {"step": f"simulating {c.name}", "done": 0.9 * budget, "of": budget}
                 )
                 if best is None or self._may_be_faster(c, best, number):
-                    self.judge.simulate(c)
-                    if c.fits and (best is None or c.seconds < best.seconds):
+                    self.simulator.simulate(c)
+                    if c.fits and (best is None or c.simulated_seconds < best.simulated_seconds):
                         best = c
         except KeyboardInterrupt:
             self.interrupted = True
-        return best if best is not None else squeezed(self.judge, ranked, len(self.space.groups))
+        return (
+            best
+            if best is not None
+            else recompute_to_fit(self.simulator, ranked, len(self.space.groups))
+        )
 
     def _may_be_faster(self, c: Candidate, best: Candidate, number: int) -> bool:
         """A period can be shorter than a step on its own, but no shorter than the busiest resource."""
-        if c.load / 1e9 >= best.seconds or c.time / 1e9 > 1.5 * best.seconds:
+        if c.load / 1e9 >= best.simulated_seconds or c.time / 1e9 > 1.5 * best.simulated_seconds:
             return False
-        return number < FINALISTS or c.name in BASELINES or c.name in self.settings.starts
+        return number < MAX_FINALISTS or c.name in BASELINES or c.name in self.settings.starts

@@ -7,59 +7,69 @@ from dataclasses import replace
 from raddle.errors import InputError
 from raddle.program.lower import lower
 from raddle.searches.attempts import reasons
-from raddle.searches.auto.candidates import Candidate, Judge
+from raddle.searches.auto.candidates import Candidate, CandidateSimulator
 from raddle.simulation.memory.lasting import state_bytes
 
-RECOMPUTE = (2, 4, 8, 16)
+BLOCK_COUNTS = (2, 4, 8, 16)
 
 
-def squeezed(judge: Judge, ranked: list[Candidate], groups: int) -> Candidate:
+def recompute_to_fit(
+    simulator: CandidateSimulator, ranked: list[Candidate], groups: int
+) -> Candidate:
     """The fastest that fits of those that need least, with values computed again in the backward.
 
     There are at most as many blocks as groups. Raises InputError where nothing fits even so.
     """
-    ranked = [c for c in ranked if judge.simulate(c)]
+    ranked = [c for c in ranked if simulator.simulate(c)]
     if not ranked:
         raise InputError(
-            f"auto found no plan for '{judge.graph.name}' at batch {judge.graph.batch} on "
-            f"'{judge.cluster.name}': {reasons(judge.attempts.failures)}."
+            f"auto found no plan for '{simulator.graph.name}' at batch {simulator.graph.batch} on "
+            f"'{simulator.cluster.name}': {reasons(simulator.attempts.failures)}."
         )
-    small = sorted(ranked, key=lambda c: max(c.peaks))[:3]
-    chosen = list({id(c): c for c in [*ranked[:2], *small]}.values())
+    smallest = sorted(ranked, key=lambda c: max(c.peaks))[:3]
+    to_recompute = list({id(c): c for c in [*ranked[:2], *smallest]}.values())
     best: Candidate | None = None
-    for c in chosen:
-        for recompute in RECOMPUTE:
+    for c in to_recompute:
+        for recompute in BLOCK_COUNTS:
             if recompute > groups:
                 break
-            new = replace(c, recompute=recompute, step=None, name=f"{c.name}, recomputed")
-            if not judge.simulate(new):
+            recomputed = replace(
+                c, recompute=recompute, step_seconds=None, name=f"{c.name}, recomputed"
+            )
+            if not simulator.simulate(recomputed):
                 continue
-            small.append(new)
-            if new.fits and (best is None or new.seconds < best.seconds):
-                best = new
+            smallest.append(recomputed)
+            if recomputed.fits and (
+                best is None or recomputed.simulated_seconds < best.simulated_seconds
+            ):
+                best = recomputed
     if best is None:
-        raise InputError(too_large(judge, min(small, key=lambda c: max(c.peaks))))
+        raise InputError(too_large_message(simulator, min(smallest, key=lambda c: max(c.peaks))))
     return best
 
 
-def too_large(judge: Judge, least: Candidate) -> str:
+def too_large_message(simulator: CandidateSimulator, least: Candidate) -> str:
     """By how much the smallest plan does not fit, and what would help."""
-    over = max(
-        range(len(least.peaks)), key=lambda d: least.peaks[d] - judge.cluster.devices[d].memory
+    device = max(
+        range(len(least.peaks)), key=lambda d: least.peaks[d] - simulator.cluster.devices[d].memory
     )
-    peak, room = least.peaks[over], judge.cluster.devices[over].memory
-    program = lower(judge.graph, judge.plan(least.tiles, least.recompute))
-    fixed = int(state_bytes(program)[over])  # whatever the batch
-    batch = int(judge.graph.batch * (room - fixed) / max(1, peak - fixed)) if room > fixed else 0
+    peak, capacity = least.peaks[device], simulator.cluster.devices[device].memory
+    program = lower(simulator.graph, simulator.plan(least.tiles, least.recompute))
+    state = int(state_bytes(program)[device])  # whatever the batch
+    batch = (
+        int(simulator.graph.batch * (capacity - state) / max(1, peak - state))
+        if capacity > state
+        else 0
+    )
     helps = (
         f"a batch of about {batch} would fit"
         if batch >= 1
         else f"a smaller batch would not fit, but devices of {_size(peak)} or more of them would"
     )
     return (
-        f"no plan that was found for '{judge.graph.name}' at batch {judge.graph.batch} fits "
-        f"'{judge.cluster.name}': the smallest ({least.name}) needs {_size(peak)} on device {over}, "
-        f"which has {_size(room)}; {helps}."
+        f"no plan that was found for '{simulator.graph.name}' at batch {simulator.graph.batch} fits "
+        f"'{simulator.cluster.name}': the smallest ({least.name}) needs {_size(peak)} on device {device}, "
+        f"which has {_size(capacity)}; {helps}."
     )
 
 

@@ -22,7 +22,7 @@ def data(graph: Graph, cluster: Cluster) -> Tiles:
     """Every operator n/N; what comes after the sum over the samples, on all of up to eight devices."""
     devices = all_devices(cluster)
     cuts = sample_cuts(graph, len(devices))
-    tiles: Tiles = {op.name: by_sample(op, cuts, devices) for op in graph.ops}
+    tiles: Tiles = {op.name: split_by_sample(op, cuts, devices) for op in graph.ops}
     place_batch_independent(graph, tiles, lambda op: copies(op, devices))
     return tiles
 
@@ -36,7 +36,7 @@ def sample_cuts(graph: Graph, parts: int) -> Cuts:
     return even_cuts(graph.batch, parts)
 
 
-def by_sample(op: Op, cuts: Cuts, devices: tuple[int, ...]) -> Tiling:
+def split_by_sample(op: Op, cuts: Cuts, devices: tuple[int, ...]) -> Tiling:
     """n/N; without samples a copy on each device, or, of all but running statistics, on the first."""
     n = dim_of(op, "n")
     if n is not None and op.space.dims[n].size % cuts[-1] == 0:
@@ -44,5 +44,5 @@ def by_sample(op: Op, cuts: Cuts, devices: tuple[int, ...]) -> Tiling:
         return split(op, {n: tuple(each * cut for cut in cuts)}, devices)
     if n is not None and op.space.dims[n].size >= len(devices):
         return split(op, {n: even_cuts(op.space.dims[n].size, len(devices))}, devices)
-    everywhere = op.traits.beside or (len(devices) <= MOST_REPLICAS and not op.opaque)
-    return copies(op, devices if everywhere else devices[:1])
+    copy_on_all = op.traits.beside or (len(devices) <= MOST_REPLICAS and not op.opaque)
+    return copies(op, devices if copy_on_all else devices[:1])

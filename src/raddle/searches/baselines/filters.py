@@ -54,7 +54,7 @@ def channel_incremental(graph: Graph, cluster: Cluster) -> Tiles:
 # -- layers and parts ----------------------------------------------------------------------------
 
 
-class Run(NamedTuple):
+class FilterRun(NamedTuple):
     """Consecutive filters, or pairs of filter and channel, that are in one part."""
 
     part: int
@@ -63,7 +63,7 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layer:
+class FilterLayer:
     """Operators that share a weight, so that their filters have to lie together."""
 
     ops: tuple[Op, ...]
@@ -75,33 +75,35 @@ class Layer:
 Seconds = Callable[[Op, Device], float]
 
 
-def _layers(graph: Graph, cluster: Cluster, seconds: Seconds) -> list[Layer]:
+def _layers(graph: Graph, cluster: Cluster, seconds: Seconds) -> list[FilterLayer]:
     """Every layer with filters, in the order in which they are used first."""
-    found: dict[tuple[str, int], list[Op]] = {}
+    ops_of_layer: dict[tuple[str, int], list[Op]] = {}
     for op in graph.ops:
         c = dim_of(op, "c")
         if c is not None and graph.dim_kinds(op)[c] == "P" and op.space.reduced_dims:
             weight = next(i for i in op.inputs if graph.values[i].role in ("parameter", "frozen"))
-            found.setdefault((weight, op.space.dims[c].size), []).append(op)
+            ops_of_layer.setdefault((weight, op.space.dims[c].size), []).append(op)
     return [
-        Layer(
+        FilterLayer(
             tuple(ops),
             filters,
             min(size_of(op, "k") for op in ops),
             sum(seconds(op, cluster.devices[0]) for op in ops),
         )
-        for (_, filters), ops in found.items()
+        for (_, filters), ops in ops_of_layer.items()
     ]
 
 
 def _shares(graph: Graph, cluster: Cluster, total: float) -> list[float]:
     """The work of each part: the average, or by speed where devices differ."""
-    own = device_speeds(graph, cluster)
-    every = sum(own)
-    return [total * speed / every for speed in own]
+    device_speed = device_speeds(graph, cluster)
+    total_speed = sum(device_speed)
+    return [total * speed / total_speed for speed in device_speed]
 
 
-def assign_runs(layers: Sequence[tuple[int, float]], shares: Sequence[float]) -> list[list[Run]]:
+def assign_runs(
+    layers: Sequence[tuple[int, float]], shares: Sequence[float]
+) -> list[list[FilterRun]]:
     """Puts the units of layers, given as (count, work), into parts, a part after the other.
 
     >>> fill([(4, 4.0), (2, 4.0)], [3.0, 5.0])
@@ -110,15 +112,17 @@ def assign_runs(layers: Sequence[tuple[int, float]], shares: Sequence[float]) ->
     result = []
     part, room = 0, shares[0]
     for count, work in layers:
-        each, at, runs = work / count, 0, []
-        while at < count:
+        work_per_unit, first, runs = work / count, 0, []
+        while first < count:
             if room <= 1e-9 * shares[part] and part < len(shares) - 1:
                 part, room = part + 1, shares[part + 1]
-            fit = count if part == len(shares) - 1 else max(1, math.ceil(room / each - 1e-9))
-            last = min(count, at + fit)
-            runs.append(Run(part, at, last))
-            room -= (last - at) * each
-            at = last
+            fitting = (
+                count if part == len(shares) - 1 else max(1, math.ceil(room / work_per_unit - 1e-9))
+            )
+            last = min(count, first + fitting)
+            runs.append(FilterRun(part, first, last))
+            room -= (last - first) * work_per_unit
+            first = last
         result.append(runs)
     return result
 
@@ -137,34 +141,43 @@ def _partition(graph: Graph, cluster: Cluster, *, channels: bool) -> Tiles:
     seconds = whole_operator_seconds(graph)
     layers = _layers(graph, cluster, seconds)
     shares = _shares(graph, cluster, sum(layer.work for layer in layers))
-    units = [layer.channels if channels else 1 for layer in layers]  # of a filter
+    units_per_filter = [layer.channels if channels else 1 for layer in layers]  # of a filter
     filled = assign_runs(
-        [(layer.filters * u, layer.work) for layer, u in zip(layers, units, strict=True)], shares
+        [
+            (layer.filters * u, layer.work)
+            for layer, u in zip(layers, units_per_filter, strict=True)
+        ],
+        shares,
     )
     runs = {
-        op.name: (own, u)
-        for layer, own, u in zip(layers, filled, units, strict=True)
+        op.name: (layer_runs, u)
+        for layer, layer_runs, u in zip(layers, filled, units_per_filter, strict=True)
         for op in layer.ops
     }
-    return _follow(graph, runs)
+    return _tile_operators(graph, runs)
 
 
-def _follow(graph: Graph, runs: Mapping[str, tuple[list[Run], int]]) -> Tiles:
+def _tile_operators(graph: Graph, runs: Mapping[str, tuple[list[FilterRun], int]]) -> Tiles:
     """Tiles for layers with filters, and for all other operators after those that they read."""
     tiles: Tiles = {}
     layouts: dict[str, ChannelLayout] = {}  # of values
-    fixed = batch_independent(graph)
-    last = 0  # where the previous operator is
+    independent = batch_independent(graph)
+    previous_part = 0  # where the previous operator is
     for op in graph.ops:
-        if op.name in fixed:
+        if op.name in independent:
             continue
         if op.name in runs:
-            own, units = runs[op.name]
-            tiles[op.name], layout = _filter_tiles(op, own, units), _layout(own, units)
+            op_runs, units = runs[op.name]
+            tiles[op.name], layout = (
+                _filter_tiles(op, op_runs, units),
+                _channel_layout(op_runs, units),
+            )
         else:
-            layout = _read_layout(op, layouts) or ChannelLayout((0, size_of(op, "c")), (last,))
+            layout = _read_layout(op, layouts) or ChannelLayout(
+                (0, size_of(op, "c")), (previous_part,)
+            )
             tiles[op.name] = _channel_tiles(op, layout)
-        last = layout.parts[-1]
+        previous_part = layout.parts[-1]
         layouts.update(dict.fromkeys(op.outputs, layout))
     place_batch_independent(graph, tiles, lambda op: copies(op, [0]))
     return tiles
@@ -177,7 +190,7 @@ def _channel_tiles(op: Op, layout: ChannelLayout) -> Tiling:
     return split(op, {c: layout.cuts}, layout.parts)
 
 
-def _filter_tiles(op: Op, runs: Sequence[Run], units: int) -> Tiling:
+def _filter_tiles(op: Op, runs: Sequence[FilterRun], units: int) -> Tiling:
     """Runs of pairs as boxes: the end of a filter, whole filters, the beginning of a filter."""
     c, k = dim_of(op, "c"), dim_of(op, "k")
     assert c is not None
@@ -203,21 +216,21 @@ def _rectangles(first: int, last: int, width: int) -> list[tuple[tuple[int, int]
     (c0, k0), (c1, k1) = divmod(first, width), divmod(last, width)
     if c0 == c1:
         return [((c0, c0 + 1), (k0, k1))]
-    found = []
+    rectangles = []
     if k0:
-        found.append(((c0, c0 + 1), (k0, width)))
+        rectangles.append(((c0, c0 + 1), (k0, width)))
         c0 += 1
     if c0 < c1:
-        found.append(((c0, c1), (0, width)))
+        rectangles.append(((c0, c1), (0, width)))
     if k1:
-        found.append(((c1, c1 + 1), (0, k1)))
-    return found
+        rectangles.append(((c1, c1 + 1), (0, k1)))
+    return rectangles
 
 
 # -- channels of what follows --------------------------------------------------------------------
 
 
-def _layout(runs: Sequence[Run], units: int) -> ChannelLayout:
+def _channel_layout(runs: Sequence[FilterRun], units: int) -> ChannelLayout:
     """Whole filters: one that is cut counts to the part that has more of it."""
     cuts = [0, *(round(run.last / units) for run in runs)]
     return join_ranges(cuts, [run.part for run in runs])
@@ -241,13 +254,13 @@ def _read_layout(op: Op, layouts: Mapping[str, ChannelLayout]) -> ChannelLayout 
 
 def join_ranges(cuts: Sequence[int], parts: Sequence[int]) -> ChannelLayout:
     """Without empty ranges, and with neighbours in the same part joined."""
-    points, kept = [0], list[int]()
+    points, joined_parts = [0], list[int]()
     for (a, b), part in zip(pairwise(cuts), parts, strict=True):
         if a == b:
             continue
-        if kept and kept[-1] == part:
+        if joined_parts and joined_parts[-1] == part:
             points[-1] = b
         else:
             points.append(b)
-            kept.append(part)
-    return ChannelLayout(tuple(points), tuple(kept))
+            joined_parts.append(part)
+    return ChannelLayout(tuple(points), tuple(joined_parts))

@@ -23,19 +23,21 @@ RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 def layerwise(graph: Graph, cluster: Cluster) -> Tiles:
     """Consecutive layers on consecutive devices, the largest load as small as can be."""
-    layers = [list(ops) for _, ops in groupby(graph.ops, key=_layer)]
+    layers = [list(ops) for _, ops in groupby(graph.ops, key=_layer_name)]
     loads = layer_loads(graph, layers, cluster)
     tiles: Tiles = {}
-    home: dict[str, int] = {}
-    for (first, last), device in zip(runs(loads), range(len(cluster.devices)), strict=True):
+    device_of: dict[str, int] = {}
+    for (first, last), device in zip(
+        balanced_runs(loads), range(len(cluster.devices)), strict=True
+    ):
         for op in (op for ops in layers[first:last] for op in ops):
-            home[op.name] = device
+            device_of[op.name] = device
             tiles[op.name] = copies(op, [device])
-    place_batch_independent(graph, tiles, lambda op: copies(op, [home[op.name]]))
+    place_batch_independent(graph, tiles, lambda op: copies(op, [device_of[op.name]]))
     return tiles
 
 
-def _layer(op: Op) -> str:
+def _layer_name(op: Op) -> str:
     """A composite is one layer; of a recurrent network, each of its own layers is one."""
     part = re.match(r"\.l\d+(?=r?\.)", op.name.removeprefix(op.layer))
     return op.layer + part[0] if part and op.composite_kind in RECURRENT else op.layer
@@ -53,7 +55,7 @@ def layer_loads(graph: Graph, layers: Sequence[Sequence[Op]], cluster: Cluster) 
     return [by_kind[device.kind] for device in cluster.devices]
 
 
-def runs(loads: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+def balanced_runs(loads: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """By device, the first layer of its run and the one after its last."""
     sums = {id(row): [0, *accumulate(row)] for row in loads}
     by_device = [sums[id(row)] for row in loads]

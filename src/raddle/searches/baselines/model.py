@@ -10,7 +10,7 @@ from __future__ import annotations
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Tiling, even_cuts
-from raddle.searches.baselines.data import by_sample, sample_cuts
+from raddle.searches.baselines.data import sample_cuts, split_by_sample
 from raddle.searches.grids import (
     Tiles,
     all_devices,
@@ -25,12 +25,12 @@ from raddle.searches.grids import (
 def model(graph: Graph, cluster: Cluster) -> Tiles:
     """Every operator c/N; what has no channels is on device 0."""
     devices = all_devices(cluster)
-    tiles: Tiles = {op.name: by_channel(op, devices) for op in graph.ops}
+    tiles: Tiles = {op.name: split_by_channel(op, devices) for op in graph.ops}
     place_batch_independent(graph, tiles, lambda op: copies(op, devices))
     return tiles
 
 
-def by_channel(op: Op, devices: tuple[int, ...]) -> Tiling:
+def split_by_channel(op: Op, devices: tuple[int, ...]) -> Tiling:
     """c/N, or in as many parts as there are channels."""
     c = dim_of(op, "c")
     if c is None:
@@ -45,7 +45,9 @@ def owt(graph: Graph, cluster: Cluster) -> Tiles:
     cuts = sample_cuts(graph, len(devices))
     connected = fully_connected(graph)
     tiles: Tiles = {
-        op.name: by_channel(op, devices) if op.name in connected else by_sample(op, cuts, devices)
+        op.name: split_by_channel(op, devices)
+        if op.name in connected
+        else split_by_sample(op, cuts, devices)
         for op in graph.ops
     }
     place_batch_independent(graph, tiles, lambda op: copies(op, devices))
@@ -54,14 +56,14 @@ def owt(graph: Graph, cluster: Cluster) -> Tiles:
 
 def fully_connected(graph: Graph) -> set[str]:
     """Linear layers on one vector a sample, and what depends on such layers alone."""
-    found: set[str] = set()
-    fixed = batch_independent(graph)
+    connected: set[str] = set()
+    independent = batch_independent(graph)
     producer = {output: op.name for op in graph.ops for output in op.outputs}
     for op in graph.ops:
-        if op.name in fixed:
+        if op.name in independent:
             continue
-        made_by = {producer[i] for i in op.inputs if i in producer} - fixed
+        made_by = {producer[i] for i in op.inputs if i in producer} - independent
         vectors = "".join(dim.name for dim in op.space.dims) == "nck" and not op.composite_kind
-        if (op.kind == "linear" and vectors) or (made_by and made_by <= found):
-            found.add(op.name)
-    return found
+        if (op.kind == "linear" and vectors) or (made_by and made_by <= connected):
+            connected.add(op.name)
+    return connected

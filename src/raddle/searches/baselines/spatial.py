@@ -7,20 +7,20 @@ import math
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Tiling, even_cuts
-from raddle.searches.baselines.data import by_sample
+from raddle.searches.baselines.data import split_by_sample
 from raddle.searches.grids import Tiles, all_devices, copies, dim_of, place_batch_independent, split
 
 
 def spatial(graph: Graph, cluster: Cluster) -> Tiles:
     """h/A w/B with A x B as square as it goes; what has no or too small images n/N, or on device 0."""
     devices = all_devices(cluster)
-    tiles: Tiles = {op.name: _tiles(graph, op, devices) for op in graph.ops}
+    tiles: Tiles = {op.name: _tile(graph, op, devices) for op in graph.ops}
     place_batch_independent(graph, tiles, lambda op: copies(op, devices))
     return tiles
 
 
-def _tiles(graph: Graph, op: Op, devices: tuple[int, ...]) -> Tiling:
-    rows, columns = _square(len(devices))
+def _tile(graph: Graph, op: Op, devices: tuple[int, ...]) -> Tiling:
+    rows, columns = _factors(len(devices))
     h, w = dim_of(op, "h"), dim_of(op, "w")
     if h is not None and w is not None:
         height, width = op.space.dims[h].size, op.space.dims[w].size
@@ -28,11 +28,11 @@ def _tiles(graph: Graph, op: Op, devices: tuple[int, ...]) -> Tiling:
             cuts = {h: even_cuts(height, rows), w: even_cuts(width, columns)}
             return split(op, cuts, devices)
     if graph.batch >= len(devices):
-        return by_sample(op, even_cuts(graph.batch, len(devices)), devices)
+        return split_by_sample(op, even_cuts(graph.batch, len(devices)), devices)
     return copies(op, devices if op.traits.beside else devices[:1])
 
 
-def _square(count: int) -> tuple[int, int]:
+def _factors(count: int) -> tuple[int, int]:
     """Two factors, the larger first, that lie as close together as can be."""
     small = next(a for a in range(math.isqrt(count), 0, -1) if count % a == 0)
     return count // small, small

@@ -160,7 +160,7 @@ def configurations(space: PlanSpace, g: int, now: Mapping[str, Tiling]) -> list[
     found: dict[Configuration, None] = {}
     for other in space.neighbours[g]:
         own = space.configuration_of(other, now)
-        new = space.translated(g, other, own) if own else None
+        new = space.translate(g, other, own) if own else None
         if new is not None:
             found[new] = None
 

@@ -24,7 +24,7 @@ from raddle.plans.schedule import alive, bubble, rows
 from raddle.plans.schedules import ASYNCHRONOUS, stashed
 from raddle.program.message_kind import Purpose
 from raddle.program.program import Instruction, Merge, Move, Reduce, Run
-from raddle.searches.bounds import lower_bound, unbounded
+from raddle.searches.bounds import lower_bound, why_unbounded
 from raddle.searches.predict import details, simulate_data_parallel, simulate_steps
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.simulation.timeline import Timeline
@@ -166,7 +166,7 @@ def _bound(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None
 ) -> tuple[dict[str, Any] | None, str | None]:
     """What no plan can go below and what makes it so; or why nothing is known."""
-    if reason := unbounded(plan, profile):
+    if reason := why_unbounded(plan, profile):
         return None, reason
     if plan.microbatches > 1:
         return None, f"with {plan.microbatches} micro-batches there is no lower bound"
@@ -175,7 +175,7 @@ def _bound(
         "work": found.work,
         "path": found.path,
         "message": found.message,
-        "alone": found.alone,
+        "alone": found.one_device,
     }
     binding = next(name for name in parts if parts[name] == found.seconds)
     return {

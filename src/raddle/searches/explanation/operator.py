@@ -63,7 +63,9 @@ def explain_op(
         "excluded": None,
     }
     if g is None:
-        readers = [r.name for o in op.outputs for r, _ in space.standing.readers.get(o, ())]
+        readers = [
+            r.name for o in op.outputs for r, _ in space.batch_independent.readers.get(o, ())
+        ]
         note = "it depends on no sample, so it is computed where it is read and has no split of its own"
         return {**found, "group": None, "read_by": readers, **nothing, "notes": [note]}
     found["group"] = _group(graph, space, g, plan)

@@ -72,7 +72,7 @@ class Evaluated:
         undo = self.evaluator.move(changes)
         time = self.evaluator.time()
         assert time is not None
-        load, count = self.evaluator.load, self.space.count
+        load, count = self.evaluator.load, self.space.device_count
         link = int(load[count:].max()) if len(load) > count else 0
         found = Reading(time, int(load[:count].max()), link, self.evaluator.memory.copy())
         self.evaluator.restore(undo)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from raddle.errors import InputError
 from raddle.plans.tiling import Tiling
 from raddle.searches.configurations import Configuration
-from raddle.searches.flexflow.moves import Mover
+from raddle.searches.flexflow.moves import MoveProposer
 from raddle.searches.grids import Tiles
 from raddle.searches.plan_space import PlanSpace
 from raddle.simulation.fast.evaluator import Evaluator
@@ -37,12 +37,12 @@ class Chain:
     time: int  # nanoseconds
     best: Tiles
     best_time: int
-    mover: Mover
+    mover: MoveProposer
     rng: random.Random
     temperature: float = TEMPERATURE
     proposals: int = 0
     accepted: int = 0
-    since: int = 0  # proposals since the last improvement
+    since_improvement: int = 0  # proposals since the last improvement
     fits: Callable[[], bool] = lambda: True  # whether the evaluator's plan fits the memory
 
     def __post_init__(self) -> None:
@@ -50,15 +50,15 @@ class Chain:
             self.space.configuration_of(g, self.tiles) for g in range(len(self.space.groups))
         ]
 
-    def enter(self) -> None:
+    def load_evaluator(self) -> None:
         """Sets the evaluator, which chains share, to where this chain is."""
         self.evaluator.move(self.tiles)
 
     def step(self) -> bool:
         """One proposal; whether it is better than all before."""
         self.proposals += 1
-        self.since += 1
-        moves = self.mover.draw(self.state)
+        self.since_improvement += 1
+        moves = self.mover.propose(self.state)
         draw = self.rng.random()
         if not moves:
             return False
@@ -67,7 +67,7 @@ class Chain:
             undo = self.evaluator.move(changes)
         except InputError:
             return False  # no plan can be so
-        limit = self.time + self._allowance(draw)
+        limit = self.time + self._accepted_slowdown(draw)
         time = self.evaluator.time(limit)
         if time is None or not self.fits():
             self.evaluator.restore(undo)
@@ -79,10 +79,10 @@ class Chain:
             self.state[g] = configuration
         if time >= self.best_time:
             return False
-        self.best, self.best_time, self.since = dict(self.tiles), time, 0
+        self.best, self.best_time, self.since_improvement = dict(self.tiles), time, 0
         return True
 
-    def _allowance(self, draw: float) -> int:
+    def _accepted_slowdown(self, draw: float) -> int:
         """Nanoseconds more than now that are accepted: −ln(u) / beta."""
         if self.temperature <= 0:
             return 0
@@ -105,7 +105,7 @@ def start_chain(
     time = evaluator.time()
     assert time is not None
     rng = random.Random(f"{seed} {start}")
-    mover = Mover(space, rng, guided=guided)
+    mover = MoveProposer(space, rng, guided=guided)
     return Chain(
         space,
         evaluator,

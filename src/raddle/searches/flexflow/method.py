@@ -21,7 +21,7 @@ from raddle.plans.plan import Plan
 from raddle.searches.attempts import Attempts
 from raddle.searches.baselines.data import data
 from raddle.searches.baselines.model import owt
-from raddle.searches.flexflow.multi_chain import Climb
+from raddle.searches.flexflow.multi_chain import MultiChain
 from raddle.searches.grids import Tiles
 from raddle.searches.optcnn.optima import optima, staged_optima
 from raddle.searches.plan_space import PlanSpace
@@ -61,13 +61,13 @@ def flexflow(
     if random_too:
         begin["random"] = random_start(space, settings.seed)
     first = next(iter(begin.values()))
-    plan = Plan(first, space.count, **settings.plan_fields)
+    plan = Plan(first, space.device_count, **settings.plan_fields)
     evaluator = Evaluator(graph, cluster, plan, settings.profile)
-    climb = Climb(space, evaluator, clock, settings)
+    climb = MultiChain(space, evaluator, clock, settings)
     for name, tiles in begin.items():
-        climb.add(name, tiles, guided=guided)
+        climb.add_chain(name, tiles, guided=guided)
     climb.run(settings.budget)
-    accepted = sum(c.accepted for c in climb.every)
+    accepted = sum(c.accepted for c in climb.all_chains)
     best = climb.best
     return SearchResult(
         dict(best.best), best.start, climb.proposals, accepted, climb.stopped, tuple(climb.history)

@@ -20,84 +20,84 @@ import numpy as np
 from raddle.searches.configurations import Configuration
 from raddle.searches.plan_space import PlanSpace
 
-Moves = dict[int, Configuration]
+ConfigurationChanges = dict[int, Configuration]
 State = Sequence[Configuration | None]  # by group; None: tiles that are no configuration
 
 
-class Mover:
+class MoveProposer:
     """Draws moves; `guided` is the share of those that are not uniform."""
 
     def __init__(self, space: PlanSpace, rng: random.Random, *, guided: float = 0.8) -> None:
         self.space, self.rng, self.guided = space, rng, guided
-        self.kinds = [self.neighbour, self.block, self.degree, self.devices, self.spread]
+        self.guided_moves = [self.neighbour, self.block, self.degree, self.devices, self.spread]
         if not space.cluster.homogeneous:
-            self.kinds.append(self.uneven)
+            self.guided_moves.append(self.uneven)
 
-    def draw(self, state: State) -> Moves:
+    def propose(self, state: State) -> ConfigurationChanges:
         """Other configurations for one or more groups; may be empty."""
-        if not self.space.free:
+        if not self.space.unpinned:
             return {}
-        g = self.rng.choice(self.space.free)
+        g = self.rng.choice(self.space.unpinned)
         if self.rng.random() >= self.guided:
             return self.uniform(g)
-        found = self.rng.choice(self.kinds)(g, state)
-        return {k: c for k, c in found.items() if k not in self.space.pinned and c != state[k]}
+        drawn = self.rng.choice(self.guided_moves)(g, state)
+        return {k: c for k, c in drawn.items() if k not in self.space.pinned and c != state[k]}
 
-    def uniform(self, g: int) -> Moves:
-        return {g: self.space.anywhere(self.rng.choice(self.space.degrees(g)), self.rng)}
+    def uniform(self, g: int) -> ConfigurationChanges:
+        return {g: self.space.random_devices(self.rng.choice(self.space.degrees(g)), self.rng)}
 
-    def neighbour(self, g: int, state: State) -> Moves:
+    def neighbour(self, g: int, state: State) -> ConfigurationChanges:
         others = self.space.neighbours[g]
         if not others:
             return {}
         other = self.rng.choice(others)
-        given = state[other]
-        taken = None if given is None else self.space.translated(g, other, given)
-        return {} if taken is None else {g: taken}
+        theirs = state[other]
+        translated = None if theirs is None else self.space.translate(g, other, theirs)
+        return {} if translated is None else {g: translated}
 
-    def spread(self, g: int, state: State) -> Moves:
+    def spread(self, g: int, state: State) -> ConfigurationChanges:
         """A group's configuration is taken over by a run of its neighbours."""
-        given = state[g]
-        if given is None:
+        source = state[g]
+        if source is None:
             return {}
-        found, at = Moves(), g
+        changes, at = ConfigurationChanges(), g
         for _ in range(self.rng.choice([1, 2, 4, 8, 16])):
-            others = [k for k in self.space.neighbours[at] if k not in found and k != g]
+            others = [k for k in self.space.neighbours[at] if k not in changes and k != g]
             if not others:
                 break
             at = self.rng.choice(others)
-            taken = self.space.translated(at, g, given)
-            if taken is None:
+            translated = self.space.translate(at, g, source)
+            if translated is None:
                 break
-            found[at] = taken
-        return found
+            changes[at] = translated
+        return changes
 
-    def block(self, g: int, state: State) -> Moves:
+    def block(self, g: int, state: State) -> ConfigurationChanges:
         """One configuration, new or its own changed, for all groups that share a weight with this one."""
-        drawn = self.rng.random() < 0.5
-        new = self.uniform(g) if drawn else self.degree(g, state) or self.devices(g, state)
+        is_new = self.rng.random() < 0.5
+        new = self.uniform(g) if is_new else self.degree(g, state) or self.devices(g, state)
         if g not in new:
             return {}
-        found = dict(new)
-        for other in self.space.alike[g]:
-            taken = self.space.translated(other, g, new[g])
-            if taken is not None:
-                found[other] = taken
-        return found
+        changes = dict(new)
+        for other in self.space.sharing_weights[g]:
+            translated = self.space.translate(other, g, new[g])
+            if translated is not None:
+                changes[other] = translated
+        return changes
 
-    def degree(self, g: int, state: State) -> Moves:
+    def degree(self, g: int, state: State) -> ConfigurationChanges:
         """A factor moves from one letter to another; the number of parts stays, doubles or halves."""
-        given = state[g]
-        if given is None:
+        current = state[g]
+        if current is None:
             return self.uniform(g)
-        group, parts = self.space.groups[g], list(given.degrees)
-        able = [
+        group, parts = self.space.groups[g], list(current.degrees)
+        splittable = [
             a for a, letter in enumerate(group.letters)
             if self.space.settings.reduction or letter not in group.reduced
         ]  # fmt: skip
-        if not able:
+        if not splittable:
             return {}
-        source, target = self.rng.choice(able), self.rng.choice(able)
+        source, target = self.rng.choice(splittable), self.rng.choice(splittable)
         factors = [f for f in (2, 3, 4, 5, 7, 8) if parts[source] % f == 0]
         if factors and self.rng.random() < 0.8:
             factor = self.rng.choice(factors)
@@ -107,32 +107,32 @@ class Mover:
         if source != target or not factors:
             parts[target] *= factor
         size = math.prod(parts)
-        if size > self.space.count or parts[target] > group.sizes[target]:
+        if size > self.space.device_count or parts[target] > group.sizes[target]:
             return {}
-        if size == len(given.devices):
-            return {g: Configuration(tuple(parts), given.devices)}
-        if size < len(given.devices):
-            return {g: Configuration(tuple(parts), given.devices[:size])}
-        others = [d for d in range(self.space.count) if d not in set(given.devices)]
-        return {g: Configuration(tuple(parts), (*given.devices, *others)[:size])}
+        if size == len(current.devices):
+            return {g: Configuration(tuple(parts), current.devices)}
+        if size < len(current.devices):
+            return {g: Configuration(tuple(parts), current.devices[:size])}
+        others = [d for d in range(self.space.device_count) if d not in set(current.devices)]
+        return {g: Configuration(tuple(parts), (*current.devices, *others)[:size])}
 
-    def devices(self, g: int, state: State) -> Moves:
-        given = state[g]
-        if given is None:
+    def devices(self, g: int, state: State) -> ConfigurationChanges:
+        current = state[g]
+        if current is None:
             return {}
         if (
             self.rng.random() < 0.3
         ):  # the letters in another order: what was inside of nodes goes over them
-            return {g: given._replace(devices=turned(given), shares=())}
-        return {g: self.space.anywhere(given.degrees, self.rng)}
+            return {g: current._replace(devices=transposed_devices(current), shares=())}
+        return {g: self.space.random_devices(current.degrees, self.rng)}
 
-    def uneven(self, g: int, state: State) -> Moves:
-        given = state[g]
-        found = None if given is None else self.space.uneven(g, given)
-        return {} if found is None else {g: found}
+    def uneven(self, g: int, state: State) -> ConfigurationChanges:
+        current = state[g]
+        new = None if current is None else self.space.uneven(g, current)
+        return {} if new is None else {g: new}
 
 
-def turned(given: Configuration) -> tuple[int, ...]:
+def transposed_devices(configuration: Configuration) -> tuple[int, ...]:
     """The devices with the last letter outermost."""
-    places = np.array(given.devices).reshape(given.degrees)
+    places = np.array(configuration.devices).reshape(configuration.degrees)
     return tuple(int(d) for d in places.transpose().reshape(-1))

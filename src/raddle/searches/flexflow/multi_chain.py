@@ -23,7 +23,7 @@ PATIENCE = 3000  # proposals of the last chain without an improvement
 
 
 @dataclass
-class Climb:
+class MultiChain:
     """Chains, and how the best time went down."""
 
     space: PlanSpace
@@ -31,12 +31,14 @@ class Climb:
     clock: Clock
     settings: Settings
     chains: list[Chain] = field(default_factory=list)
-    given_up: list[Chain] = field(default_factory=list)
+    dropped: list[Chain] = field(default_factory=list)
     history: list[BestSoFar] = field(default_factory=list)
     stopped: str = ""
     fits: Callable[[], bool] = lambda: True
 
-    def add(self, name: str, tiles: Mapping[str, Tiling], *, guided: float = 0.8) -> Chain | None:
+    def add_chain(
+        self, name: str, tiles: Mapping[str, Tiling], *, guided: float = 0.8
+    ) -> Chain | None:
         """A chain that starts there; None where no plan can be so."""
         try:
             new = start_chain(
@@ -47,22 +49,22 @@ class Climb:
             return None
         new.fits = self.fits
         self.chains.append(new)
-        self._note()
+        self._record_best()
         return new
 
     @property
-    def every(self) -> list[Chain]:
-        return [*self.chains, *self.given_up]
+    def all_chains(self) -> list[Chain]:
+        return [*self.chains, *self.dropped]
 
     @property
     def proposals(self) -> int:
-        return sum(c.proposals for c in self.every)
+        return sum(c.proposals for c in self.all_chains)
 
     @property
     def best(self) -> Chain:
-        return min(self.every, key=lambda c: c.best_time)
+        return min(self.all_chains, key=lambda c: c.best_time)
 
-    def _note(self) -> None:
+    def _record_best(self) -> None:
         best = self.best.best_time / 1e6
         if not self.history or best < self.history[-1].best_ms:
             self.history.append(BestSoFar(self.clock.seconds, self.proposals, best))
@@ -75,46 +77,46 @@ class Climb:
             self.stopped = "interrupt"
 
     def _run(self, budget: float) -> None:
-        most = self.settings.proposals
+        max_proposals = self.settings.proposals
         length = ROUND
         self.chains.sort(key=lambda c: c.time)
         while self.chains:
-            for own in list(self.chains):
-                own.enter()
+            for chain in list(self.chains):
+                chain.load_evaluator()
                 for _ in range(length):
                     if self.clock.seconds >= budget:
                         self.stopped = "budget"
                         return
-                    if most is not None and self.proposals >= most:
+                    if max_proposals is not None and self.proposals >= max_proposals:
                         self.stopped = "proposals"
                         return
-                    if own.step():
-                        self._note()
-                self._tell(own.start, budget)
+                    if chain.step():
+                        self._record_best()
+                self._report_progress(chain.start, budget)
             if len(self.chains) > 1:
                 ranked = sorted(self.chains, key=lambda c: c.best_time)
                 keep = (len(ranked) + 1) // 2
-                self.chains, lost = ranked[:keep], ranked[keep:]
-                self.given_up += lost
+                self.chains, losers = ranked[:keep], ranked[keep:]
+                self.dropped += losers
                 length *= 2
-            elif self.chains[0].since >= PATIENCE:
+            elif self.chains[0].since_improvement >= PATIENCE:
                 self.stopped = "no improvement"
                 return
             elif self.chains[0].time > self.chains[0].best_time * 1.05:
                 self._restart(self.chains[0])
 
-    def _tell(self, start: str, budget: float) -> None:
+    def _report_progress(self, start: str, budget: float) -> None:
         best = self.best.best_time / 1e6
-        said: dict[str, Any] = {
+        progress: dict[str, Any] = {
             "step": f"from {start}, best {best:.4g} ms",
             "done": min(self.clock.seconds, budget),
             "of": budget,
             "proposals": self.proposals,
             "best_ms": best,
         }
-        self.settings.on_progress(said)
+        self.settings.on_progress(progress)
 
-    def _restart(self, own: Chain) -> None:
+    def _restart(self, chain: Chain) -> None:
         """Back to the best that a chain has seen, when it has strayed."""
-        own.tiles, own.time = dict(own.best), own.best_time
-        own.__post_init__()
+        chain.tiles, chain.time = dict(chain.best), chain.best_time
+        chain.__post_init__()

@@ -16,7 +16,7 @@ import numpy as np
 
 from raddle.errors import InputError
 from raddle.plans.tiling import even_cuts
-from raddle.searches.baselines.filters import Run, assign_runs
+from raddle.searches.baselines.filters import FilterRun, assign_runs
 from raddle.searches.hypergraph.cells import Cells
 from raddle.searches.hypergraph.counts import CountModel
 from raddle.searches.hypergraph.explicit import channel_count
@@ -69,7 +69,7 @@ def channel_incremental(network: LayerNetwork, m: CountModel, parts: int) -> Cel
     return Cells(cells, [_majority_part(own) for own in cells])
 
 
-def _fill_parts(m: CountModel, counts: Sequence[int], parts: int) -> list[list[Run]]:
+def _fill_parts(m: CountModel, counts: Sequence[int], parts: int) -> list[list[FilterRun]]:
     work = [(int(n), float(w)) for n, w in zip(counts, m.units * m.work, strict=True)]
     idle = 1e-12 * m.total_work  # a layer without work is somewhere, too
     return assign_runs([(n, max(w, idle)) for n, w in work], [m.total_work / parts] * parts)

@@ -17,7 +17,7 @@ from raddle.searches.optcnn.tables import tables
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.ranking import fastest_first
 from raddle.searches.settings import SearchResult, Settings
-from raddle.searches.starts import first_devices, shifted
+from raddle.searches.starts import first_devices, shift_to_stages
 
 # Devices up to which the tables have splits of sums: there are many more of them.
 MOST_SUMS = 64
@@ -45,7 +45,9 @@ def optima(space: PlanSpace) -> dict[str, Tiles]:
         return wanted.get(id(group), configuration.degrees) == configuration.degrees
 
     found: dict[str, Tiles] = {}
-    for reduction in [False, True] if settings.reduction and space.count <= MOST_SUMS else [False]:
+    for reduction in (
+        [False, True] if settings.reduction and space.device_count <= MOST_SUMS else [False]
+    ):
         base = tables(
             space.graph, space.cluster, powers=settings.powers_of_two, reduction=reduction,
             bn=settings.bn, profile=settings.profile, found_groups=space.groups, allowed=allowed,
@@ -67,9 +69,9 @@ def staged_optima(space: PlanSpace) -> dict[str, Tiles]:
     if not space.cluster.homogeneous:
         return found
     for stages in (2, 4):
-        if space.count % stages == 0:
-            for overlap, part in _chosen(space, space.count // stages).items():
-                found[f"{stages} x optcnn, sync {overlap:g}"] = shifted(space, stages, part)
+        if space.device_count % stages == 0:
+            for overlap, part in _chosen(space, space.device_count // stages).items():
+                found[f"{stages} x optcnn, sync {overlap:g}"] = shift_to_stages(space, stages, part)
     return found
 
 
