@@ -7,7 +7,7 @@ from dataclasses import replace
 from small_models import mlp, planned
 
 from raddle.graph.gradients import active_values
-from raddle.program.gradient_sync import Gradients, way_of
+from raddle.program.gradient_sync import GradientSync, rule_of
 from raddle.program.instruction_writer import InstructionWriter
 from raddle.program.message_kind import MessageKind
 from raddle.program.parameter_layout import ParameterLayout
@@ -53,7 +53,7 @@ def test_the_writer_numbers_instructions_and_knows_who_computed_last() -> None:
 def test_gradients_are_summed_when_complete_and_then_parameters_are_updated() -> None:
     own = variants(bucket=0)
     known, writer = ParameterLayout(own.graph, own.plan, own.lowered), InstructionWriter(2)
-    gradients = Gradients(known, writer, overlap=False)
+    gradients = GradientSync(known, writer, overlap=False)
     run = writer.emit(Run("fc2", "B", Key(), (0, 1), ()))
     name = known.trainable[-1]
     gradients.contribute(name, Key(), run)
@@ -63,10 +63,10 @@ def test_gradients_are_summed_when_complete_and_then_parameters_are_updated() ->
     gradients.step_ends(Key())
     assert isinstance(writer.instructions[-1], Update)
     assert writer.instructions[-1].deps == (run, run + 1)
-    assert gradients.updated == {name: [len(writer.instructions) - 1]}
+    assert gradients.last_writers == {name: [len(writer.instructions) - 1]}
 
 
 def test_every_way_to_synchronise_has_rules() -> None:
     texts = {"allreduce": BUCKETS, "server": SERVER, "ps": SLICES, "sharded": SLICES,
              "p3": SLICES, "p3:collective": SLICE_SUMS}  # fmt: skip
-    assert {text: way_of(replace(variants().plan, sync=text).syncing) for text in texts} == texts
+    assert {text: rule_of(replace(variants().plan, sync=text).syncing) for text in texts} == texts

@@ -21,36 +21,36 @@ from raddle.program.step_script import (
     SLICES,
     STEP_ENDS,
     TURN,
-    Facts,
-    State,
+    ScriptState,
+    SyncFacts,
 )
 
 Event = tuple[int, int, int]
 
 
-def facts(way: int, count: int, **more: Any) -> Facts:
+def facts(way: int, count: int, **more: Any) -> SyncFacts:
     """So many parameters of one group and 10 bytes, each with one slice that travels."""
-    plain = Facts(
+    plain = SyncFacts(
         way, 25, False, True, False, [0] * count, [10] * count, list(range(count)), [1] * count,
         [1] * count, list(range(count)),
     )  # fmt: skip
     return plain._replace(**more)
 
 
-def picture(own: Facts, events: Sequence[Event]) -> str:
+def picture(own: SyncFacts, events: Sequence[Event]) -> str:
     """Rows of each event: S sum (with its parameters), > push, U update, < pull; * waits for a gradient."""
-    count, rows = len(own.group), [0] * 1000
-    left = [sum(own.group[p] == g for p in range(count)) for g in range(count)]
-    state = State(
+    count, rows = len(own.group_of), [0] * 1000
+    left = [sum(own.group_of[p] == g for p in range(count)) for g in range(count)]
+    state = ScriptState(
         [0] * 8, left, *([0] * count, [-1] * count, *([0] * count for _ in range(7))), rows
     )
     at = [0] * (len(events) + 1)
-    step_script.assemble(*([e[k] for e in events] for k in range(3)), own, state, at)
-    assert at[-1] == state.numbers[ROWS]
+    step_script.write_rows(*([e[k] for e in events] for k in range(3)), own, state, at)
+    assert at[-1] == state.counters[ROWS]
     words = []
     for n in range(at[-1]):
         what, subject, _, group, p, after, first, members = rows[n * COLUMNS : (n + 1) * COLUMNS]
-        of = "+".join(str(state.members[first + k]) for k in range(members)) or str(subject)
+        of = "+".join(str(state.sum_members[first + k]) for k in range(members)) or str(subject)
         assert after < n
         assert (group >= 0) == (members > 0)
         words.append("S>U<"[what] + of + ("*" if p >= 0 else ""))

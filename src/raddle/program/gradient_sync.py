@@ -12,151 +12,182 @@ from raddle.program import step_script
 from raddle.program.instruction_writer import InstructionWriter
 from raddle.program.parameter_layout import ParameterLayout, holders
 from raddle.program.program import Key, ParameterRegion
-from raddle.program.step_script import COLUMNS, ROWS, SUMMED, Facts, State
-from raddle.program.sync_instructions import Hanging, Row, Sliced, Whole, pieces_of
+from raddle.program.step_script import COLUMNS, ROWS, SUMMED, ScriptState, SyncFacts
+from raddle.program.sync_instructions import (
+    RowWriter,
+    ScriptRow,
+    SliceWriter,
+    WholeParameterWriter,
+    synced_slices,
+)
 from raddle.program.turns import Turns
 
 
-class Gradients:
+class GradientSync:
     """Gradients of a program on their way; where steps overlap, each parameter is updated at once."""
 
-    def __init__(self, known: ParameterLayout, writer: InstructionWriter, *, overlap: bool) -> None:
-        self.known, self.writer = known, writer
-        sync, pieces = known.plan.syncing, pieces_of(known)
-        self.number = {name: p for p, name in enumerate(known.trainable)}
-        self.facts = _facts(known, pieces, overlap=overlap)
+    def __init__(
+        self, parameters: ParameterLayout, writer: InstructionWriter, *, overlap: bool
+    ) -> None:
+        self.parameters, self.writer = parameters, writer
+        sync, slices = parameters.plan.syncing, synced_slices(parameters)
+        self.parameter_number = {name: p for p, name in enumerate(parameters.trainable)}
+        self.facts = _sync_facts(parameters, slices, overlap=overlap)
         sliced = sync.sliced and not overlap
-        self.hanging: Hanging = (Sliced if sliced else Whole)(known, writer)
-        self.given: dict[tuple[str, int], list[int]] = {}  # by parameter and step, what contributed
-        self.updated: dict[str, list[int]] = {}  # by parameter, what wrote it last
-        self.fresh: dict[str, list[int]] = {}  # by parameter, what writes it in this step
-        self._begin()
+        self.row_writer: RowWriter = (SliceWriter if sliced else WholeParameterWriter)(
+            parameters, writer
+        )
+        self.contributions: dict[
+            tuple[str, int], list[int]
+        ] = {}  # by parameter and step, what contributed
+        self.last_writers: dict[str, list[int]] = {}  # by parameter, what wrote it last
+        self.new_writers: dict[str, list[int]] = {}  # by parameter, what writes it in this step
+        self._begin_step()
 
-    def _begin(self) -> None:
+    def _begin_step(self) -> None:
         """A step begins."""
-        self.rows = [0] * (3 * (len(self.number) + len(self.facts.travels)) * COLUMNS)
-        self.state = _state(self.facts, self.rows)
-        self.hung: list[int] = []  # by row, its instruction
+        self.rows = [0] * (3 * (len(self.parameter_number) + len(self.facts.needs_sync)) * COLUMNS)
+        self.state = _new_state(self.facts, self.rows)
+        self.row_instructions: list[int] = []  # by row, its instruction
         # A forward alone has no gradients, and so no slices.
-        order = self.known.plan.order if self.facts.ordered and self.facts.travels else ()
-        self.turns = Turns([s for s in order if self.facts.travels[s]])
+        order = (
+            self.parameters.plan.order if self.facts.ordered_sums and self.facts.needs_sync else ()
+        )
+        self.turns = Turns([s for s in order if self.facts.needs_sync[s]])
 
     def contribute(self, name: str, key: Key, at: int) -> None:
         """Notes a contribution to a parameter's gradient, which leaves once it is complete."""
-        own, p = self.given.setdefault((name, key.step), []), self.number[name]
-        if not own:
-            self.facts.rank[p] = len(self.given)
-        own.append(at)
-        if len(own) < self.known.plan.microbatches * len(self.known.lowered[0].graders[name]):
+        contributions, p = (
+            self.contributions.setdefault((name, key.step), []),
+            self.parameter_number[name],
+        )
+        if not contributions:
+            self.facts.contribution_order[p] = len(self.contributions)
+        contributions.append(at)
+        if len(contributions) < self.parameters.plan.microbatches * len(
+            self.parameters.lowered[0].graders[name]
+        ):
             return
-        if self.facts.at_once:  # no row waits for one of an earlier event
-            self.state.numbers[ROWS], self.state.numbers[SUMMED], self.hung = 0, 0, []
-        self._follow(step_script.COMPLETE, p, at, key)
-        first = self.facts.first[p]
-        slices = range(first, first + self.facts.slices[p]) if self.facts.ordered else ()
-        for s in self.turns.complete(s for s in slices if self.facts.travels[s]):
-            self._follow(step_script.TURN, s, self.number[self.hanging.name(_row(s))], key)
+        if self.facts.update_at_once:  # no row waits for one of an earlier event
+            self.state.counters[ROWS], self.state.counters[SUMMED], self.row_instructions = 0, 0, []
+        self._handle_event(step_script.COMPLETE, p, at, key)
+        first = self.facts.first_slice[p]
+        slices = range(first, first + self.facts.slice_count[p]) if self.facts.ordered_sums else ()
+        for s in self.turns.complete(s for s in slices if self.facts.needs_sync[s]):
+            self._handle_event(
+                step_script.TURN,
+                s,
+                self.parameter_number[self.row_writer.parameter_name(_row_of_slice(s))],
+                key,
+            )
 
     def action_ends(self, key: Key) -> None:
         """A stage of a micro-batch has run backward."""
-        self._follow(step_script.ACTION_ENDS, -1, -1, key)
+        self._handle_event(step_script.ACTION_ENDS, -1, -1, key)
 
     def step_ends(self, key: Key) -> None:
         """All gradients of a step are complete."""
-        self._follow(step_script.STEP_ENDS, -1, -1, key)
+        self._handle_event(step_script.STEP_ENDS, -1, -1, key)
         assert not self.turns.left, "all gradients are complete at the end of a step"
-        if isinstance(self.hanging, Sliced):
-            self.updated = self.fresh
-            self._await_all()
+        if isinstance(self.row_writer, SliceWriter):
+            self.last_writers = self.new_writers
+            self._add_step_barrier()
         else:
-            self.updated.update(self.fresh)
-        self.fresh, self.given = {}, {}
-        self._begin()
+            self.last_writers.update(self.new_writers)
+        self.new_writers, self.contributions = {}, {}
+        self._begin_step()
 
-    def _follow(self, event: int, subject: int, run: int, key: Key) -> None:
+    def _handle_event(self, event: int, subject: int, run: int, key: Key) -> None:
         """Hangs instructions on the rows that follow from an event."""
-        step_script.assemble([event], [subject], [run], self.facts, self.state, [0, 0])
-        for n in range(len(self.hung), self.state.numbers[ROWS]):
-            self.hung.append(self._hang(n, key))
+        step_script.write_rows([event], [subject], [run], self.facts, self.state, [0, 0])
+        for n in range(len(self.row_instructions), self.state.counters[ROWS]):
+            self.row_instructions.append(self._write_row(n, key))
 
-    def _hang(self, n: int, key: Key) -> int:
-        what, subject, _, _, p, after, first, count = self.rows[n * COLUMNS : (n + 1) * COLUMNS]
-        members = [self.state.members[k] for k in range(first, first + count)]
-        row = Row(what, subject, p, after, members)
-        gradient = self.given[self.known.trainable[p], key.step] if p >= 0 else []
-        for own in members:
-            gradient = [*gradient, *self.given[self.known.trainable[own], key.step]]
-        at = self.hanging.write(
-            row, key, gradient, self.hung[after : after + 1] if after >= 0 else []
+    def _write_row(self, n: int, key: Key) -> int:
+        operation, subject, _, _, p, after_row, first, count = self.rows[
+            n * COLUMNS : (n + 1) * COLUMNS
+        ]
+        members = [self.state.sum_members[k] for k in range(first, first + count)]
+        row = ScriptRow(operation, subject, p, after_row, members)
+        gradient = self.contributions[self.parameters.trainable[p], key.step] if p >= 0 else []
+        for member in members:
+            gradient = [*gradient, *self.contributions[self.parameters.trainable[member], key.step]]
+        at = self.row_writer.write(
+            row,
+            key,
+            gradient,
+            self.row_instructions[after_row : after_row + 1] if after_row >= 0 else [],
         )
-        if what in (step_script.UPDATE, step_script.PULL):
-            name = self.hanging.name(row)
-            if isinstance(self.hanging, Sliced):
-                self.fresh.setdefault(name, []).extend([at, *self.hanging.late(row, key)])
+        if operation in (step_script.UPDATE, step_script.PULL):
+            name = self.row_writer.parameter_name(row)
+            if isinstance(self.row_writer, SliceWriter):
+                self.new_writers.setdefault(name, []).extend(
+                    [at, *self.row_writer.staleness_waits(row, key)]
+                )
             else:
-                self.fresh[name] = [at]
+                self.new_writers[name] = [at]
         return at
 
-    def _await_all(self) -> None:
+    def _add_step_barrier(self) -> None:
         """The next step waits for all parameters, unless they are urgent: then each for its own."""
-        if self.known.plan.syncing.urgent:
+        if self.parameters.plan.syncing.urgent:
             return
-        every = [i for own in self.updated.values() for i in own]
-        if self.known.plan.syncing.divided:
-            for i in every:
+        all_writers = [i for writers in self.last_writers.values() for i in writers]
+        if self.parameters.plan.syncing.divided:
+            for i in all_writers:
                 for d in self.writer.instructions[i].devices:
                     self.writer.latest.setdefault(d, []).append(i)
         seen: set[int] = set()
-        for op in self.known.graph.ops:
-            for name in (i for i in op.inputs if i in self.updated):
-                own = set(holders(self.known.regions[name]))
-                if own - seen:  # the first that some device uses
-                    self.updated[name] = every
-                    seen |= own
+        for op in self.parameters.graph.ops:
+            for name in (i for i in op.inputs if i in self.last_writers):
+                devices = set(holders(self.parameters.regions[name]))
+                if devices - seen:  # the first that some device uses
+                    self.last_writers[name] = all_writers
+                    seen |= devices
 
 
-def way_of(sync: Sync) -> int:
+def rule_of(sync: Sync) -> int:
     """The rules of the script by which a plan synchronises."""
     if sync.sliced:
         return step_script.SLICE_SUMS if sync.collective else step_script.SLICES
     return step_script.SERVER if sync.inline else step_script.BUCKETS
 
 
-def _row(s: int) -> Row:
-    return Row(step_script.SUM, s, -1, -1, ())
+def _row_of_slice(s: int) -> ScriptRow:
+    return ScriptRow(step_script.SUM, s, -1, -1, ())
 
 
-def _facts(
-    known: ParameterLayout, pieces: list[tuple[str, ParameterRegion]], *, overlap: bool
-) -> Facts:
-    sync, values = known.plan.syncing, known.graph.values
-    way = way_of(sync)
+def _sync_facts(
+    parameters: ParameterLayout, slices: list[tuple[str, ParameterRegion]], *, overlap: bool
+) -> SyncFacts:
+    sync, values = parameters.plan.syncing, parameters.graph.values
+    rule = rule_of(sync)
     if overlap and sync.sliced:
-        way = step_script.BUCKETS
-    numbers = {group: g for g, group in enumerate(dict.fromkeys(known.groups.values()))}
-    counts = Counter(name for name, _ in pieces)
-    first = accumulate((counts[n] for n in known.trainable), initial=0)
-    return Facts(
-        way,
-        0 if overlap else known.plan.bucket,
+        rule = step_script.BUCKETS
+    numbers = {group: g for g, group in enumerate(dict.fromkeys(parameters.groups.values()))}
+    counts = Counter(name for name, _ in slices)
+    first = accumulate((counts[n] for n in parameters.trainable), initial=0)
+    return SyncFacts(
+        rule,
+        0 if overlap else parameters.plan.bucket,
         overlap,
         not sync.divided,
-        bool(known.plan.order) and way == step_script.SLICE_SUMS,
-        [numbers[known.groups[n]] if n in known.groups else -1 for n in known.trainable],
-        [values[n].dtype.itemsize * sum(s.box.volume for s in known.synced_regions(n)) for n in known.trainable],
+        bool(parameters.plan.order) and rule == step_script.SLICE_SUMS,
+        [numbers[parameters.groups[n]] if n in parameters.groups else -1 for n in parameters.trainable],
+        [values[n].dtype.itemsize * sum(s.box.volume for s in parameters.synced_regions(n)) for n in parameters.trainable],
         list(first),
-        [counts[n] for n in known.trainable],
-        [int(share.needs_sync) for _, share in pieces],
-        [0] * len(known.trainable),
+        [counts[n] for n in parameters.trainable],
+        [int(share.needs_sync) for _, share in slices],
+        [0] * len(parameters.trainable),
     )  # fmt: skip
 
 
-def _state(facts: Facts, rows: list[int]) -> State:
-    count = len(facts.group)
-    own = [facts.group[p] for p in range(count)]
-    groups = max(own, default=-1) + 1
-    left = [own.count(g) for g in range(groups)]
-    return State(
-        [0] * 8, left, [0] * groups, [-1] * groups, [0] * groups, [0] * count, [0] * groups,
+def _new_state(facts: SyncFacts, rows: list[int]) -> ScriptState:
+    count = len(facts.group_of)
+    groups_of_parameters = [facts.group_of[p] for p in range(count)]
+    groups = max(groups_of_parameters, default=-1) + 1
+    incomplete = [groups_of_parameters.count(g) for g in range(groups)]
+    return ScriptState(
+        [0] * 8, incomplete, [0] * groups, [-1] * groups, [0] * groups, [0] * count, [0] * groups,
         [0] * count, [0] * count, [0] * count, [0] * count, rows,
     )  # fmt: skip

@@ -17,14 +17,14 @@ from raddle.plans.pipelining import is_asynchronous, is_greedy, is_threaded, thr
 from raddle.plans.plan import Plan
 from raddle.plans.schedule import Action
 from raddle.plans.validation import validate
-from raddle.program.gradient_sync import Gradients
+from raddle.program.gradient_sync import GradientSync
 from raddle.program.instruction_writer import InstructionWriter
 from raddle.program.lower_variant import LoweredVariant
 from raddle.program.message_kind import MessageKind
-from raddle.program.micro_batch import Micro
+from raddle.program.micro_batch import MicroBatch
 from raddle.program.parameter_layout import ParameterLayout
 from raddle.program.program import Instruction, Key, Message, Program
-from raddle.program.signals import SIGNALS, Signals, between
+from raddle.program.signals import SIGNALS, Signals, signal_messages
 from raddle.program.threaded_order import reorder
 from raddle.program.variants import Variants
 from raddle.program.weight_versions import with_versions
@@ -41,25 +41,25 @@ def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
     validate(plan, graph)
     lowering = _Lowering(graph, plan, active_values(graph) if train else frozenset())
     lowering.write()
-    known, instructions = lowering.known, lowering.writer.instructions
+    parameters, instructions = lowering.parameters, lowering.writer.instructions
     if is_greedy(plan):
-        _refuse_shared(known)
+        _refuse_shared_parameters(parameters)
     if is_threaded(plan):
         instructions = reorder(instructions, graph, plan, threads_of(plan))
     if lowering.overlap:
         instructions = with_versions(instructions, graph, plan)
-    variants = tuple(s.variant for s in known.lowered)
+    variants = tuple(s.variant for s in parameters.lowered)
     return Program(
-        graph, plan, tuple(instructions), known.lowered[0].active, variants, known.regions, known.slices
+        graph, plan, tuple(instructions), parameters.lowered[0].active, variants, parameters.regions, parameters.slices
     )  # fmt: skip
 
 
-def _refuse_shared(known: ParameterLayout) -> None:
-    shared = next((name for name in known.trainable if known.synced_regions(name)), None)
+def _refuse_shared_parameters(parameters: ParameterLayout) -> None:
+    shared = next((name for name in parameters.trainable if parameters.synced_regions(name)), None)
     if shared is not None:
         raise InputError(
             f"'{shared}' is on several devices, which would have to update it at the same time: "
-            f"use {known.plan.schedule.removesuffix(':greedy')}, or a plan without copies."
+            f"use {parameters.plan.schedule.removesuffix(':greedy')}, or a plan without copies."
         )
 
 
@@ -71,14 +71,14 @@ class _Lowering:
         self.variants = Variants(graph, plan, active)
         self.actions = self.variants.actions
         self.writer = InstructionWriter(plan.devices, track_latest=plan.syncing.divided)
-        self.known = ParameterLayout(graph, plan, self.variants.lowered)
-        self.gradients = Gradients(self.known, self.writer, overlap=self.overlap)
-        self.micros: dict[tuple[int, int], Micro] = {}
+        self.parameters = ParameterLayout(graph, plan, self.variants.lowered)
+        self.gradients = GradientSync(self.parameters, self.writer, overlap=self.overlap)
+        self.micro_batches: dict[tuple[int, int], MicroBatch] = {}
         # By buffer and the devices that write it, what wrote it last.
-        self.kept: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        self.buffer_writers: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         # Where parameters are divided: by variant, stage and direction blocks of operators, each with the
         # messages that bring its parameters.
-        self.pulled: dict[tuple[int, int, str], list[tuple[Block, _Pulls]]] = {}
+        self.block_pulls: dict[tuple[int, int, str], list[tuple[Block, _Pulls]]] = {}
 
     def write(self) -> None:
         for step, actions in enumerate(self.actions):
@@ -86,99 +86,110 @@ class _Lowering:
             signals = Signals(schedule) if schedule is not None else None
             for key, action in actions:
                 first = len(self.writer.instructions)
-                before = signals.before(action) if signals is not None else []
-                self._act(key, action, before)
+                before = signals.signals_for(action) if signals is not None else []
+                self._write_action(key, action, before)
                 if signals is not None:
-                    signals.end(action, self.writer.instructions, first)
-                    self._signal(key, action, signals, {a: k for k, a in actions})
+                    signals.note_end(action, self.writer.instructions, first)
+                    self._write_signals(key, action, signals, {a: k for k, a in actions})
                 if action.phase != "F":
                     self.gradients.action_ends(key)
             if not self.overlap:
                 self.gradients.step_ends(Key(step))
 
-    def _act(self, key: Key, action: Action, before: list[int]) -> None:
+    def _write_action(self, key: Key, action: Action, before: list[int]) -> None:
         """A stage of a micro-batch, in one direction."""
-        settled, schedule = self.variants.lowered_for(key), self.variants.schedule
-        micro = self.micros.get((key.step, key.micro_batch))
-        if micro is None:
-            micro = self.micros[key.step, key.micro_batch] = Micro(settled, key, self)
-        ops = settled.ops_of(action.stage)
-        micro.signals = before
+        lowered, schedule = self.variants.lowered_for(key), self.variants.schedule
+        micro_batch = self.micro_batches.get((key.step, key.micro_batch))
+        if micro_batch is None:
+            micro_batch = self.micro_batches[key.step, key.micro_batch] = MicroBatch(
+                lowered, key, self
+            )
+        ops = lowered.ops_of(action.stage)
+        micro_batch.signals = before
         if action.phase == "F":
-            for block, pulls in self._blocks(key, action, ops):
-                micro.forward(block, pulls)
-            self._keep(micro, settled, ops)
+            for block, pulls in self._blocks_with_pulls(key, action, ops):
+                micro_batch.forward(block, pulls)
+            self._note_buffer_writers(micro_batch, lowered, ops)
         elif action.phase == "B":
-            apart = schedule is not None and schedule.split
-            for block, pulls in self._blocks(key, action, ops):
-                micro.backward(block, pulls, weights=not apart)
+            split = schedule is not None and schedule.split
+            for block, pulls in self._blocks_with_pulls(key, action, ops):
+                micro_batch.backward(block, pulls, weights=not split)
         else:
-            micro.weights(lambda op: settled.stage_of[op.name] == action.stage)
+            micro_batch.weight_gradients(lambda op: lowered.stage_of[op.name] == action.stage)
 
-    def _blocks(
+    def _blocks_with_pulls(
         self, key: Key, action: Action, ops: Sequence[Op]
     ) -> Iterable[tuple[Sequence[Op], list[int]]]:
         """Operators, with what brings their parameters where these are divided."""
-        slices = self.known.slices
+        slices = self.parameters.slices
         if not self.plan.syncing.divided or not slices:
             return [(ops, [])]
-        own, settled = (key.variant, action.stage, action.phase), self.variants.lowered_for(key)
-        if own not in self.pulled:
-            blocks = cut(ops, settled.graph, settled.plan, slices, settled.active, action.phase)
+        block_key, lowered = (
+            (key.variant, action.stage, action.phase),
+            self.variants.lowered_for(key),
+        )
+        if block_key not in self.block_pulls:
+            blocks = cut(ops, lowered.graph, lowered.plan, slices, lowered.active, action.phase)
             pulls = (
-                pulls_of(b.run, settled.plan.tiles, self.known.regions, slices) for b in blocks
+                pulls_of(b.run, lowered.plan.tiles, self.parameters.regions, slices) for b in blocks
             )
-            self.pulled[own] = list(zip(blocks, pulls, strict=True))
-        found = self.pulled[own]
-        return prefetched([b for b, _ in found], lambda at: self._pull(key, found[at][1]))
+            self.block_pulls[block_key] = list(zip(blocks, pulls, strict=True))
+        block_pulls = self.block_pulls[block_key]
+        return prefetched(
+            [b for b, _ in block_pulls], lambda at: self._write_pulls(key, block_pulls[at][1])
+        )
 
-    def _pull(self, key: Key, pulls: _Pulls) -> list[int]:
+    def _write_pulls(self, key: Key, pulls: _Pulls) -> list[int]:
         """A home sends its rows when it has updated them, and is done with what comes before."""
         latest, numbers = self.writer.latest, []
         for name, messages in pulls.items():
-            deps = list(self.gradients.updated.get(name, ()))
+            deps = list(self.gradients.last_writers.get(name, ()))
             deps += [i for d in {m.source for m in messages} for i in latest.get(d, ())]
             numbers.append(self.writer.emit_move(name, MessageKind.PULL, key, messages, deps))
         return numbers
 
-    def _signal(
+    def _write_signals(
         self, key: Key, action: Action, signals: Signals, keys: Mapping[Action, Key]
     ) -> None:
         """An action has ended: every device of it tells every device of those that wait for it."""
         if action not in signals.waiting:
             return
-        ends = signals.ends.found[action]
+        ends = signals.ends.instructions[action]
         sources = {d for n in ends for d in self.writer.instructions[n].devices}
         waiting = ((self.variants.lowered_for(keys[a]), a.stage) for a in signals.waiting[action])
-        sent = between(sources, {d for own, stage in waiting for d in own.devices_of(stage)})
-        if sent:
+        messages = signal_messages(
+            sources, {d for lowered, stage in waiting for d in lowered.devices_of(stage)}
+        )
+        if messages:
             value = self.graph.loss or self.graph.outputs[0]
             signals.sent[action] = self.writer.emit_move(
-                value, SIGNALS[action.phase], key, sent, ends
+                value, SIGNALS[action.phase], key, messages, ends
             )
 
-    def _keep(self, micro: Micro, settled: LoweredVariant, ops: Sequence[Op]) -> None:
+    def _note_buffer_writers(
+        self, micro_batch: MicroBatch, lowered: LoweredVariant, ops: Sequence[Op]
+    ) -> None:
         """Buffers that these operators write are read by the next micro-batch on the same devices."""
-        made = {o: op for op in ops for o in op.outputs}
+        producers = {o: op for op in ops for o in op.outputs}
         for buffer, value in self.graph.updates.items():
-            if value in made:
-                where = settled.devices[made[value].name]
-                self.kept[buffer, where] = micro.ready[value]
+            if value in producers:
+                devices = lowered.devices[producers[value].name]
+                self.buffer_writers[buffer, devices] = micro_batch.ready[value]
 
     # -- what a micro-batch asks for (micro.Writing) -----------------------------------------------
 
     def emit(self, instruction: Instruction) -> int:
         return self.writer.emit(instruction)
 
-    def reads(self, name: str, key: Key, op: Op) -> Iterable[int]:
+    def waits_of_read(self, name: str, key: Key, op: Op) -> Iterable[int]:
         role = self.graph.values[name].role
         if role == "parameter":
-            return () if self.overlap else self.gradients.updated.get(name, ())
+            return () if self.overlap else self.gradients.last_writers.get(name, ())
         if role != "buffer" or name not in self.graph.updates:
             return ()
-        settled = self.variants.lowered_for(key)
-        writer = settled.producer[self.graph.updates[name]]
-        return self.kept.get((name, settled.devices[writer.name]), ())
+        lowered = self.variants.lowered_for(key)
+        writer = lowered.producer[self.graph.updates[name]]
+        return self.buffer_writers.get((name, lowered.devices[writer.name]), ())
 
-    def complete(self, name: str, key: Key, at: int) -> None:
-        self.gradients.contribute(name, key, at)
+    def add_contribution(self, name: str, key: Key, number: int) -> None:
+        self.gradients.contribute(name, key, number)

@@ -177,7 +177,7 @@ class LoweredVariant:
             if gives_back:
                 for d in self.devices[consumer.name]:
                     stages.setdefault(d, set()).add(self.stage_of[consumer.name])
-            if not self._always_local(op, output, consumer, operand):
+            if not self._is_always_local(op, output, consumer, operand):
                 needs = gradient_reads if gives_back else other_reads
                 _add_regions(needs, consumer, operand, self.plan.tiles[consumer.name])
         if not gradient_reads and not other_reads:
@@ -197,21 +197,21 @@ class LoweredVariant:
         groups: list[set[int]] = []
         for m in messages:
             group = set(stages[m.source])
-            for other in [g for g in groups if g & group]:
-                groups.remove(other)
-                group |= other
+            for overlapping in [g for g in groups if g & group]:
+                groups.remove(overlapping)
+                group |= overlapping
             groups.append(group)
         return tuple(
             GradientPortion(
-                frozenset(own),
+                frozenset(stage_group),
                 in_sending_order(
-                    [m for m in messages if stages[m.source] <= own], self.plan.devices
+                    [m for m in messages if stages[m.source] <= stage_group], self.plan.devices
                 ),
             )
-            for own in groups
+            for stage_group in groups
         )
 
-    def _always_local(self, op: Op, output: int, consumer: Op, operand: int) -> bool:
+    def _is_always_local(self, op: Op, output: int, consumer: Op, operand: int) -> bool:
         if op.name in self.merges:
             return False
         tiling, target = self.plan.tiles[op.name], self.plan.tiles[consumer.name]

@@ -93,7 +93,7 @@ def _cells_of_plan(op: Op, box: Box, parts: tuple[int, ...], sums: Tiling) -> li
     devices: dict[Box, list[int]] = {}
     for tile in sums.tiles:
         devices.setdefault(op.space.output_boxes(tile.box)[0], []).append(tile.device)
-    cut = [(box & output, tuple(there)) for output, there in devices.items()]
+    cut = [(box & output, tuple(holders)) for output, holders in devices.items()]
     return [Cell(piece, parts, there) for piece, there in cut if not piece.empty]
 
 
@@ -110,7 +110,7 @@ def longest_dim(shape: Sequence[int]) -> int:
 def split_longest_dim(box: Box, count: int) -> list[Box]:
     """A box cut into at most `count` parts along its longest dimension."""
     shape = box.shape
-    along = longest_dim(shape)
-    parts = min(count, shape[along])
-    pieces = grid(shape, [parts if d == along else 1 for d in range(len(shape))])
+    dim = longest_dim(shape)
+    parts = min(count, shape[dim])
+    pieces = grid(shape, [parts if d == dim else 1 for d in range(len(shape))])
     return [piece.shift(box.lo) for piece in pieces]

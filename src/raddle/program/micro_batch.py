@@ -29,144 +29,154 @@ check_all_kinds_sent(
 )
 
 
-class Writing(Protocol):
+class ProgramWriter(Protocol):
     """What a micro-batch needs of the program that it is part of."""
 
     def emit(self, instruction: Instruction) -> int: ...
 
-    def reads(self, name: str, key: Key, op: Op) -> Iterable[int]:
+    def waits_of_read(self, name: str, key: Key, op: Op) -> Iterable[int]:
         """What a use of a parameter or a buffer waits for."""
 
-    def complete(self, name: str, key: Key, at: int) -> None:
+    def add_contribution(self, name: str, key: Key, number: int) -> None:
         """Takes note of a contribution to a parameter's gradient."""
 
 
-class Micro:
+class MicroBatch:
     """One micro-batch on its way."""
 
-    def __init__(self, settled: LoweredVariant, key: Key, write: Writing) -> None:
-        self.settled, self.key, self.write = settled, key, write
+    def __init__(self, lowered: LoweredVariant, key: Key, program: ProgramWriter) -> None:
+        self.lowered, self.key, self.program = lowered, key, program
         self.ready: dict[str, list[int]] = {}  # value -> the instructions that make it available
-        self.ran: dict[str, int] = {}
-        self.given: dict[str, list[int]] = {}  # value -> those that contribute to its gradient
-        self.by_stage: dict[
+        self.forward_runs: dict[str, int] = {}
+        self.gradient_sources: dict[
+            str, list[int]
+        ] = {}  # value -> those that contribute to its gradient
+        self.gradient_sources_by_stage: dict[
             tuple[str, int], list[int]
         ] = {}  # the same, by the stage of the operator
-        self.later: list[tuple[Op, list[int]]] = []  # whose parameters wait for their gradients
-        self.again: dict[str, int] = {}  # recomputed operators
-        self.after: list[int] = []  # what a backward waits for without a gradient of it
+        self.delayed_weights: list[
+            tuple[Op, list[int]]
+        ] = []  # whose parameters wait for their gradients
+        self.recomputed: dict[str, int] = {}  # recomputed operators
+        self.parameter_pulls: list[int] = []  # what a backward waits for without a gradient of it
         self.signals: list[int] = []  # what brings the signals that the present action waits for
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def forward(self, ops: Sequence[Op], after: Iterable[int] = ()) -> None:
+    def forward(self, ops: Sequence[Op], pulls: Iterable[int] = ()) -> None:
         """Runs operators of a stage; `after`: what brings their parameters where these are divided."""
-        settled, key = self.settled, self.key
+        lowered, key = self.lowered, self.key
         for op in ops:
             deps = {
-                *after,
+                *pulls,
                 *self.signals,
                 *(i for name in op.inputs for i in self.ready.get(name, [])),
             }
-            deps |= {i for name in op.inputs for i in self.write.reads(name, key, op)}
-            at = self.write.emit(
-                Run(op.name, "F", key, settled.devices[op.name], tuple(sorted(deps)))
+            deps |= {i for name in op.inputs for i in self.program.waits_of_read(name, key, op)}
+            number = self.program.emit(
+                Run(op.name, "F", key, lowered.devices[op.name], tuple(sorted(deps)))
             )
-            self.ran[op.name] = at
-            if op.name in settled.merges:
-                at = self._merge(op, "F", [at])
+            self.forward_runs[op.name] = number
+            if op.name in lowered.merges:
+                number = self._merge(op, "F", [number])
             for name in op.outputs:
-                self.ready[name] = [at]
-                if settled.messages[name]:
+                self.ready[name] = [number]
+                if lowered.messages[name]:
                     self.ready[name].append(
-                        self._move(name, MessageKind.ACTIVATION, settled.messages[name], [at])
+                        self._move(name, MessageKind.ACTIVATION, lowered.messages[name], [number])
                     )
 
     def _move(
-        self, value: str, what: MessageKind, messages: tuple[Message, ...], deps: Iterable[int]
+        self, value: str, kind: MessageKind, messages: tuple[Message, ...], deps: Iterable[int]
     ) -> int:
         pattern = recognise_collective(messages)
-        return self.write.emit(Move(value, what, self.key, messages, pattern, sorted_deps(deps)))
+        return self.program.emit(Move(value, kind, self.key, messages, pattern, sorted_deps(deps)))
 
     def _merge(self, op: Op, phase: str, deps: Sequence[int]) -> int:
-        settled, key = self.settled, self.key
-        placed, messages = settled.merges[op.name], settled.partial_messages[op.name]
-        devices = tuple(sorted({d for c in placed for d in c.devices}))
+        lowered, key = self.lowered, self.key
+        cells, messages = lowered.merges[op.name], lowered.partial_messages[op.name]
+        devices = tuple(sorted({d for c in cells for d in c.devices}))
         value = op.outputs[0]
         if phase == "F":
             after = list(deps)
             if messages:
                 after.append(self._move(value, MessageKind.PARTIAL, messages, deps))
-            return self.write.emit(Merge(op.name, "F", key, placed, devices, tuple(after)))
-        at = self.write.emit(Merge(op.name, "B", key, placed, devices, sorted_deps(deps)))
-        if messages and op.name not in settled.replicated_loss_ops:
-            back = settled.partial_gradient_messages[op.name]
-            return self._move(value, MessageKind.PARTIAL_GRADIENT, back, [at])
-        return at
+            return self.program.emit(Merge(op.name, "F", key, cells, devices, tuple(after)))
+        number = self.program.emit(Merge(op.name, "B", key, cells, devices, sorted_deps(deps)))
+        if messages and op.name not in lowered.replicated_loss_ops:
+            back = lowered.partial_gradient_messages[op.name]
+            return self._move(value, MessageKind.PARTIAL_GRADIENT, back, [number])
+        return number
 
     # -- backward ----------------------------------------------------------------------------------
 
-    def backward(self, ops: Sequence[Op], after: Iterable[int] = (), *, weights: bool) -> None:
+    def backward(self, ops: Sequence[Op], pulls: Iterable[int] = (), *, weights: bool) -> None:
         """Gradients leave as soon as they are complete: the last consumer's backward sends them on.
 
         `after`: what brings parameters that the forward has dropped.
         With `weights`, gradients of parameters that the plan keeps apart follow what others wait for;
         else `weights` gives them when the schedule says so.
         """
-        self.after = list(after)
+        self.parameter_pulls = list(pulls)
         for op in reversed(ops):
-            if has_backward(op, self.settled.active):
+            if has_backward(op, self.lowered.active):
                 sent = self._backward(op)
                 if sent and weights:  # others wait for these; gradients of parameters can wait
-                    self.weights()
+                    self.weight_gradients()
         if weights:
-            self.weights()
+            self.weight_gradients()
 
     def _backward(self, op: Op) -> bool:
         """Whether something was sent."""
-        settled = self.settled
-        if op.name in settled.recompute_blocks and op.name not in self.again:
-            self._recompute(settled.recompute_blocks[op.name])
-        deps = [self.again.get(op.name, self.ran[op.name]), *self.signals]
-        deps += [i for name in op.outputs for i in self.given.get(name, [])]
+        lowered = self.lowered
+        if op.name in lowered.recompute_blocks and op.name not in self.recomputed:
+            self._recompute(lowered.recompute_blocks[op.name])
+        deps = [self.recomputed.get(op.name, self.forward_runs[op.name]), *self.signals]
+        deps += [i for name in op.outputs for i in self.gradient_sources.get(name, [])]
         sent = False
-        if op.name in settled.merges:
+        if op.name in lowered.merges:
             deps.append(self._merge(op, "B", deps))
             sent = (
-                bool(settled.partial_messages[op.name])
-                and op.name not in settled.replicated_loss_ops
+                bool(lowered.partial_messages[op.name])
+                and op.name not in lowered.replicated_loss_ops
             )
-        deps += self.after
-        names = graded_inputs(op, self.settled.active)
-        parameters = trained_parameters(self.settled.graph, op, self.settled.active)
-        apart = self.settled.plan.split_backward and bool(parameters)
-        if len(parameters) < len(names) or not apart:
-            at = self.write.emit(
-                Run(op.name, "B", self.key, settled.devices[op.name], sorted_deps(deps))
+        deps += self.parameter_pulls
+        names = graded_inputs(op, self.lowered.active)
+        parameters = trained_parameters(self.lowered.graph, op, self.lowered.active)
+        split = self.lowered.plan.split_backward and bool(parameters)
+        if len(parameters) < len(names) or not split:
+            number = self.program.emit(
+                Run(op.name, "B", self.key, lowered.devices[op.name], sorted_deps(deps))
             )
-            deps = [*deps, at]
-        if apart:
-            self.later.append((op, deps))
+            deps = [*deps, number]
+        if split:
+            self.delayed_weights.append((op, deps))
         for name in names:
             if name not in parameters:
-                self.given.setdefault(name, []).append(at)
-                self.by_stage.setdefault((name, settled.stage_of[op.name]), []).append(at)
+                self.gradient_sources.setdefault(name, []).append(number)
+                self.gradient_sources_by_stage.setdefault(
+                    (name, lowered.stage_of[op.name]), []
+                ).append(number)
                 sent |= self._send_back(op, name)
-            elif not apart:
-                self.write.complete(name, self.key, at)
+            elif not split:
+                self.program.add_contribution(name, self.key, number)
         return sent
 
     def _send_back(self, op: Op, name: str) -> bool:
         """Sends those parts of a gradient to which this operator was the last to contribute."""
-        settled = self.settled
-        stage, sent = settled.stage_of[op.name], False
-        for portion in settled.gradient_portions[name]:
+        lowered = self.lowered
+        stage, sent = lowered.stage_of[op.name], False
+        for portion in lowered.gradient_portions[name]:
             if stage not in portion.stages:
                 continue
-            own = [i for s in sorted(portion.stages) for i in self.by_stage.get((name, s), [])]
-            if len(own) == settled.contributions(name, portion.stages):
-                back = self._move(name, MessageKind.GRADIENT, portion.messages, own)
-                self.given[name].append(back)
+            sources = [
+                i
+                for s in sorted(portion.stages)
+                for i in self.gradient_sources_by_stage.get((name, s), [])
+            ]
+            if len(sources) == lowered.contributions(name, portion.stages):
+                back = self._move(name, MessageKind.GRADIENT, portion.messages, sources)
+                self.gradient_sources[name].append(back)
                 sent = True
         return sent
 
@@ -175,27 +185,27 @@ class Micro:
         wanted: set[str] = set()
         needed = []
         for op in reversed(block):
-            if any(o in self.settled.active or o in wanted for o in op.outputs):
+            if any(o in self.lowered.active or o in wanted for o in op.outputs):
                 needed.append(op)
                 wanted.update(op.inputs)
         for op in reversed(needed):
-            deps = [*self.after, *self.signals, self.ran[op.name]]
+            deps = [*self.parameter_pulls, *self.signals, self.forward_runs[op.name]]
             deps += [
-                self.again[p.name]
+                self.recomputed[p.name]
                 for i in op.inputs
-                if (p := self.settled.producer.get(i)) and p.name in self.again
+                if (p := self.lowered.producer.get(i)) and p.name in self.recomputed
             ]
-            devices = self.settled.devices[op.name]
-            self.again[op.name] = self.write.emit(
+            devices = self.lowered.devices[op.name]
+            self.recomputed[op.name] = self.program.emit(
                 Run(op.name, "R", self.key, devices, sorted_deps(deps))
             )
 
-    def weights(self, chosen: Callable[[Op], bool] = lambda op: True) -> None:
+    def weight_gradients(self, chosen: Callable[[Op], bool] = lambda op: True) -> None:
         """Gradients of the parameters of operators whose activations have theirs."""
-        for op, deps in [item for item in self.later if chosen(item[0])]:
-            devices = self.settled.devices[op.name]
+        for op, deps in [item for item in self.delayed_weights if chosen(item[0])]:
+            devices = self.lowered.devices[op.name]
             deps = [*deps, *self.signals]
-            at = self.write.emit(Run(op.name, "W", self.key, devices, sorted_deps(deps)))
-            for name in trained_parameters(self.settled.graph, op, self.settled.active):
-                self.write.complete(name, self.key, at)
-        self.later = [item for item in self.later if not chosen(item[0])]
+            number = self.program.emit(Run(op.name, "W", self.key, devices, sorted_deps(deps)))
+            for name in trained_parameters(self.lowered.graph, op, self.lowered.active):
+                self.program.add_contribution(name, self.key, number)
+        self.delayed_weights = [item for item in self.delayed_weights if not chosen(item[0])]

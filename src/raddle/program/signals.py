@@ -17,7 +17,7 @@ from raddle.plans.schedule import Action, Schedule, predecessors
 from raddle.program.message_kind import MessageKind, Subject, check_all_kinds_sent
 from raddle.program.program import Instruction, Merge, Message, Run
 
-CONTENT = (Box((), ()),)  # one element, which nobody reads
+SIGNAL_BOXES = (Box((), ()),)  # one element, which nobody reads
 SIGNALS = {  # by the phase of the action that has ended
     "F": MessageKind.SIGNAL,
     "B": MessageKind.SIGNAL,
@@ -27,7 +27,7 @@ check_all_kinds_sent(SIGNALS.values(), Subject.ACTION)
 
 
 @dataclass
-class Ends:
+class ActionEnds:
     """By action, the instructions that have to end before the action has ended.
 
     An action without instructions, such as a backward where everything is frozen, ends as soon as all that
@@ -35,11 +35,11 @@ class Ends:
     """
 
     schedule: Schedule
-    found: dict[Action, tuple[int, ...]] = field(default_factory=dict)
+    instructions: dict[Action, tuple[int, ...]] = field(default_factory=dict)
 
-    def add(self, action: Action, own: Iterable[int]) -> None:
-        before = (n for a in self._predecessors[action] for n in self.found[a])
-        self.found[action] = tuple(own) or tuple(sorted(set(before)))
+    def add(self, action: Action, numbers: Iterable[int]) -> None:
+        before = (n for a in self._predecessors[action] for n in self.instructions[a])
+        self.instructions[action] = tuple(numbers) or tuple(sorted(set(before)))
 
     @cached_property
     def _predecessors(self) -> dict[Action, list[Action]]:
@@ -50,27 +50,27 @@ class Signals:
     """The signals of one pass through a schedule: of a step or, where steps overlap, of all of them."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self.ends = Ends(schedule)
+        self.ends = ActionEnds(schedule)
         self.awaited: dict[Action, list[Action]] = {}
         self.waiting: dict[Action, list[Action]] = {}
-        for first, second in dict.fromkeys(schedule.waits):
-            self.awaited.setdefault(first, []).append(second)
-            self.waiting.setdefault(second, []).append(first)
+        for waiting_action, awaited_action in dict.fromkeys(schedule.waits):
+            self.awaited.setdefault(waiting_action, []).append(awaited_action)
+            self.waiting.setdefault(awaited_action, []).append(waiting_action)
         self.sent: dict[
             Action, int
         ] = {}  # by awaited action, the instruction that sends its signals
 
-    def before(self, action: Action) -> list[int]:
+    def signals_for(self, action: Action) -> list[int]:
         """The instructions that send the signals that an action waits for."""
         return [self.sent[a] for a in self.awaited.get(action, ()) if a in self.sent]
 
-    def end(self, action: Action, instructions: Sequence[Instruction], first: int) -> None:
+    def note_end(self, action: Action, instructions: Sequence[Instruction], first: int) -> None:
         """Notes that an action has been written, from instruction `first` on."""
-        own = range(first, len(instructions))
-        self.ends.add(action, (n for n in own if isinstance(instructions[n], Run | Merge)))
+        written = range(first, len(instructions))
+        self.ends.add(action, (n for n in written if isinstance(instructions[n], Run | Merge)))
 
 
-def between(sources: Iterable[int], targets: Iterable[int]) -> tuple[Message, ...]:
+def signal_messages(sources: Iterable[int], targets: Iterable[int]) -> tuple[Message, ...]:
     """One signal from each source to each target that is another device."""
     pairs = {(s, t) for s in set(sources) for t in set(targets) if s != t}
-    return tuple(Message(s, t, CONTENT) for s, t in sorted(pairs))
+    return tuple(Message(s, t, SIGNAL_BOXES) for s, t in sorted(pairs))

@@ -26,9 +26,9 @@ NO_COLLECTIVE, ALL_REDUCE = range(2)
 # Columns of a row. Its subject: with BUCKETS and SERVER a parameter (of a SUM: a group), else a slice; the
 # group of a collective that sums buckets; the parameter whose gradient it waits for, and the row (-1: no).
 # The parameters of a SUM are `State.members` from MEMBER_AT on.
-WHAT, SUBJECT, COLLECTIVE, GROUP, PARAMETER, AFTER, MEMBER_AT, MEMBERS = range(8)
+OPERATION, SUBJECT, COLLECTIVE, GROUP, PARAMETER, AFTER_ROW, FIRST_MEMBER, MEMBER_COUNT = range(8)
 COLUMNS = 8
-CLOCK, RUN, RUN_CLOCK, ROWS, SUMMED, DONE, OPENED = range(7)  # State.numbers
+CLOCK, RUN, RUN_CLOCK, ROWS, SUMMED, COMPLETED, OPENED = range(7)  # State.numbers
 
 
 class Numbers(Protocol):
@@ -41,89 +41,96 @@ class Numbers(Protocol):
     def __len__(self) -> int: ...
 
 
-class Facts(NamedTuple):
+class SyncFacts(NamedTuple):
     """How parameters are synchronised; by parameter or by slice."""
 
-    way: int
-    limit: int  # bytes that fill a bucket
-    at_once: bool  # steps overlap: a parameter is updated as soon as its gradient is complete
-    returned: bool  # updated slices are sent back at once, not pulled before their next use
-    ordered: bool  # sums of slices wait for their turn
-    group: Numbers  # that sums a parameter; with a server, 0; -1: nothing is to be sent
+    rule: int
+    bucket_bytes: int  # bytes that fill a bucket
+    update_at_once: (
+        bool  # steps overlap: a parameter is updated as soon as its gradient is complete
+    )
+    pull_at_once: bool  # updated slices are sent back at once, not pulled before their next use
+    ordered_sums: bool  # sums of slices wait for their turn
+    group_of: Numbers  # that sums a parameter; with a server, 0; -1: nothing is to be sent
     nbytes: Numbers  # of a parameter in memory, what is shared of it
-    first: Numbers  # the slices of a parameter are numbered from here on
-    slices: Numbers  # so many
-    travels: Numbers  # of a slice, whether it goes to another device at all
-    rank: Numbers  # of a parameter, among the first contributions to gradients
+    first_slice: Numbers  # the slices of a parameter are numbered from here on
+    slice_count: Numbers  # so many
+    needs_sync: Numbers  # of a slice, whether it goes to another device at all
+    contribution_order: Numbers  # of a parameter, among the first contributions to gradients
 
 
-class State(NamedTuple):
+class ScriptState(NamedTuple):
     """What has happened in a step, and the rows that follow from it."""
 
-    numbers: Numbers
-    left: Numbers  # by group, its parameters that are not complete
-    filled: Numbers  # by group, bytes in its bucket
-    first_in: Numbers  # by group, the first and the last parameter in its bucket, and by
-    last_in: Numbers  # parameter the next one; -1: none
-    next_in: Numbers
-    opened: Numbers  # groups in the order of their first bucket
-    done: Numbers  # parameters in the order in which they were complete
-    when: Numbers  # by parameter, when it was summed or, if it is not, complete
-    after: Numbers  # by parameter, the row that it waits for
-    members: Numbers
+    counters: Numbers
+    incomplete: Numbers  # by group, its parameters that are not complete
+    bucket_fill: Numbers  # by group, bytes in its bucket
+    bucket_first: Numbers  # by group, the first and the last parameter in its bucket, and by
+    bucket_last: Numbers  # parameter the next one; -1: none
+    bucket_next: Numbers
+    opened_groups: Numbers  # groups in the order of their first bucket
+    complete: Numbers  # parameters in the order in which they were complete
+    ready_at: Numbers  # by parameter, when it was summed or, if it is not, complete
+    wait_row: Numbers  # by parameter, the row that it waits for
+    sum_members: Numbers
     rows: Numbers  # COLUMNS numbers a row
 
 
-def assemble(
-    events: Numbers, subjects: Numbers, runs: Numbers, facts: Facts, state: State,
-    row_at: Numbers,
+def write_rows(
+    events: Numbers, subjects: Numbers, runs: Numbers, facts: SyncFacts, state: ScriptState,
+    first_row: Numbers,
 ) -> None:  # fmt: skip
     """Writes the rows of events; those of event e are row_at[e] to row_at[e + 1].
 
     An event is about a parameter, or a slice whose turn it is; `runs` number what contributed last.
     """
-    numbers, done, when, after, rows = (
-        state.numbers, state.done, state.when, state.after, state.rows,
+    counters, complete, ready_at, wait_row, rows = (
+        state.counters, state.complete, state.ready_at, state.wait_row, state.rows,
     )  # fmt: skip
-    filled, first_in, last_in, next_in = state.filled, state.first_in, state.last_in, state.next_in
-    group, nbytes, left, way = facts.group, facts.nbytes, state.left, facts.way
+    bucket_fill, bucket_first, bucket_last, bucket_next = (
+        state.bucket_fill,
+        state.bucket_first,
+        state.bucket_last,
+        state.bucket_next,
+    )
+    group_of, nbytes, incomplete, rule = facts.group_of, facts.nbytes, state.incomplete, facts.rule
     for e in range(len(events)):
         event, p = events[e], subjects[e]
         if event == COMPLETE:
-            if numbers[RUN] != runs[e]:
-                numbers[CLOCK] += 1
-                numbers[RUN], numbers[RUN_CLOCK] = runs[e], numbers[CLOCK]
-            done[numbers[DONE]] = p
-            numbers[DONE] += 1
-            when[p], after[p], g = numbers[RUN_CLOCK], -1, group[p]
-            if way == SLICES:
-                _serve(p, facts, numbers, rows)
-            elif way == SLICE_SUMS:
-                _sum_slices(p, facts, numbers, rows)
-            elif g >= 0 and way == SERVER:
-                numbers[CLOCK] += 1
-                when[p] = numbers[CLOCK]
-                after[p] = _write(PUSH, p, p, -1, numbers, rows)
+            if counters[RUN] != runs[e]:
+                counters[CLOCK] += 1
+                counters[RUN], counters[RUN_CLOCK] = runs[e], counters[CLOCK]
+            complete[counters[COMPLETED]] = p
+            counters[COMPLETED] += 1
+            ready_at[p], wait_row[p], g = counters[RUN_CLOCK], -1, group_of[p]
+            if rule == SLICES:
+                _sync_through_servers(p, facts, counters, rows)
+            elif rule == SLICE_SUMS:
+                _sum_slices(p, facts, counters, rows)
+            elif g >= 0 and rule == SERVER:
+                counters[CLOCK] += 1
+                ready_at[p] = counters[CLOCK]
+                wait_row[p] = _write_row(PUSH, p, p, -1, counters, rows)
             elif g >= 0:
-                if first_in[g] < 0:
-                    first_in[g] = p
-                    _open(g, state)
+                if bucket_first[g] < 0:
+                    bucket_first[g] = p
+                    _note_first_bucket(g, state)
                 else:
-                    next_in[last_in[g]] = p
-                last_in[g], next_in[p] = p, -1
-                left[g] -= 1
-                filled[g] += nbytes[p]
-                if is_full(filled[g], facts.limit):
-                    _flush(g, state)
-            if facts.at_once:
+                    bucket_next[bucket_last[g]] = p
+                bucket_last[g], bucket_next[p] = p, -1
+                incomplete[g] -= 1
+                bucket_fill[g] += nbytes[p]
+                if is_full(bucket_fill[g], facts.bucket_bytes):
+                    _sum_bucket(g, state)
+            if facts.update_at_once:
                 _update(facts, state)
         elif event == TURN:
-            sum_slice(p, runs[e], numbers, rows)
+            sum_slice(p, runs[e], counters, rows)
         elif event == ACTION_ENDS:
-            _flush_complete(state)
+            _sum_finished_buckets(state)
         else:
             _update(facts, state)
-        row_at[e + 1] = numbers[ROWS]
+        first_row[e + 1] = counters[ROWS]
 
 
 def is_full(nbytes: int, limit: int) -> bool:
@@ -131,105 +138,115 @@ def is_full(nbytes: int, limit: int) -> bool:
     return nbytes >= limit
 
 
-def goes_before(when: int, rank: int, other_when: int, other_rank: int) -> bool:
+def updates_before(ready_at: int, order: int, other_ready_at: int, other_order: int) -> bool:
     """The order of updates: as gradients are complete, the last layers first."""
-    return when < other_when or (when == other_when and rank < other_rank)
+    return ready_at < other_ready_at or (ready_at == other_ready_at and order < other_order)
 
 
-def _open(g: int, state: State) -> None:
+def _note_first_bucket(g: int, state: ScriptState) -> None:
     """Remembers in which order groups had their first buckets."""
-    for k in range(state.numbers[OPENED]):
-        if state.opened[k] == g:
+    for k in range(state.counters[OPENED]):
+        if state.opened_groups[k] == g:
             return
-    state.opened[state.numbers[OPENED]] = g
-    state.numbers[OPENED] += 1
+    state.opened_groups[state.counters[OPENED]] = g
+    state.counters[OPENED] += 1
 
 
-def _flush_complete(state: State) -> None:
+def _sum_finished_buckets(state: ScriptState) -> None:
     """Sums the buckets that nothing more is coming for."""
-    for k in range(state.numbers[OPENED]):
-        g = state.opened[k]
-        if state.left[g] == 0 and state.first_in[g] >= 0:
-            _flush(g, state)
+    for k in range(state.counters[OPENED]):
+        g = state.opened_groups[k]
+        if state.incomplete[g] == 0 and state.bucket_first[g] >= 0:
+            _sum_bucket(g, state)
 
 
-def _flush(g: int, state: State) -> None:
+def _sum_bucket(g: int, state: ScriptState) -> None:
     """Sums a bucket; its parameters are complete with that."""
-    numbers, members, next_in = state.numbers, state.members, state.next_in
-    when, after, rows = state.when, state.after, state.rows
-    numbers[CLOCK] += 1
-    n = _write(SUM, g, -1, -1, numbers, rows)
+    counters, sum_members, bucket_next = state.counters, state.sum_members, state.bucket_next
+    ready_at, wait_row, rows = state.ready_at, state.wait_row, state.rows
+    counters[CLOCK] += 1
+    n = _write_row(SUM, g, -1, -1, counters, rows)
     rows[n * COLUMNS + COLLECTIVE], rows[n * COLUMNS + GROUP] = ALL_REDUCE, g
-    rows[n * COLUMNS + MEMBER_AT] = numbers[SUMMED]
-    p, count = state.first_in[g], 0
+    rows[n * COLUMNS + FIRST_MEMBER] = counters[SUMMED]
+    p, count = state.bucket_first[g], 0
     while p >= 0:
-        members[numbers[SUMMED] + count] = p
-        when[p], after[p] = numbers[CLOCK], n
-        p = next_in[p]
+        sum_members[counters[SUMMED] + count] = p
+        ready_at[p], wait_row[p] = counters[CLOCK], n
+        p = bucket_next[p]
         count += 1
-    rows[n * COLUMNS + MEMBERS] = count
-    numbers[SUMMED] += count
-    state.first_in[g], state.filled[g] = -1, 0
+    rows[n * COLUMNS + MEMBER_COUNT] = count
+    counters[SUMMED] += count
+    state.bucket_first[g], state.bucket_fill[g] = -1, 0
 
 
-def _update(facts: Facts, state: State) -> None:
+def _update(facts: SyncFacts, state: ScriptState) -> None:
     """Updates all parameters that are complete; a server sends the result back."""
-    numbers, done, when, after, rows = (
-        state.numbers, state.done, state.when, state.after, state.rows,
+    counters, complete, ready_at, wait_row, rows = (
+        state.counters, state.complete, state.ready_at, state.wait_row, state.rows,
     )  # fmt: skip
-    rank, served, group = facts.rank, facts.way == SERVER, facts.group
-    if facts.way == SLICES or facts.way == SLICE_SUMS:
+    order, on_server, group_of = facts.contribution_order, facts.rule == SERVER, facts.group_of
+    if facts.rule == SLICES or facts.rule == SLICE_SUMS:
         return  # they were updated one by one
-    for k in range(1, numbers[DONE]):  # almost in order
-        p, at = done[k], k
-        while at > 0 and goes_before(when[p], rank[p], when[done[at - 1]], rank[done[at - 1]]):
-            done[at] = done[at - 1]
-            at -= 1
-        done[at] = p
-    for k in range(numbers[DONE]):
-        p = done[k]
-        n = _write(UPDATE, p, p, after[p], numbers, rows)
-        if served and group[p] >= 0:
-            _write(PULL, p, -1, n, numbers, rows)
-    numbers[DONE] = 0
+    for k in range(1, counters[COMPLETED]):  # almost in order
+        p, position = complete[k], k
+        while position > 0 and updates_before(
+            ready_at[p], order[p], ready_at[complete[position - 1]], order[complete[position - 1]]
+        ):
+            complete[position] = complete[position - 1]
+            position -= 1
+        complete[position] = p
+    for k in range(counters[COMPLETED]):
+        p = complete[k]
+        n = _write_row(UPDATE, p, p, wait_row[p], counters, rows)
+        if on_server and group_of[p] >= 0:
+            _write_row(PULL, p, -1, n, counters, rows)
+    counters[COMPLETED] = 0
 
 
-def _serve(p: int, facts: Facts, numbers: Numbers, rows: Numbers) -> None:
+def _sync_through_servers(p: int, facts: SyncFacts, counters: Numbers, rows: Numbers) -> None:
     """Slices go to their servers, are updated there, and come back, one by one."""
-    for s in range(facts.first[p], facts.first[p] + facts.slices[p]):
+    for s in range(facts.first_slice[p], facts.first_slice[p] + facts.slice_count[p]):
         n = -1
-        if facts.travels[s]:
-            n = _write(PUSH, s, p, -1, numbers, rows)
-        n = _write(UPDATE, s, p, n, numbers, rows)
-        if facts.travels[s] and facts.returned:
-            _write(PULL, s, -1, n, numbers, rows)
+        if facts.needs_sync[s]:
+            n = _write_row(PUSH, s, p, -1, counters, rows)
+        n = _write_row(UPDATE, s, p, n, counters, rows)
+        if facts.needs_sync[s] and facts.pull_at_once:
+            _write_row(PULL, s, -1, n, counters, rows)
 
 
-def _sum_slices(p: int, facts: Facts, numbers: Numbers, rows: Numbers) -> None:
+def _sum_slices(p: int, facts: SyncFacts, counters: Numbers, rows: Numbers) -> None:
     """Slices that one device alone holds are updated; all others are summed before."""
-    for s in range(facts.first[p], facts.first[p] + facts.slices[p]):
-        if not facts.travels[s]:
-            _write(UPDATE, s, p, -1, numbers, rows)
-    for s in range(facts.first[p], facts.first[p] + facts.slices[p]):
-        if facts.travels[s] and not facts.ordered:
-            sum_slice(s, p, numbers, rows)
+    for s in range(facts.first_slice[p], facts.first_slice[p] + facts.slice_count[p]):
+        if not facts.needs_sync[s]:
+            _write_row(UPDATE, s, p, -1, counters, rows)
+    for s in range(facts.first_slice[p], facts.first_slice[p] + facts.slice_count[p]):
+        if facts.needs_sync[s] and not facts.ordered_sums:
+            sum_slice(s, p, counters, rows)
 
 
-def sum_slice(s: int, p: int, numbers: Numbers, rows: Numbers) -> None:
+def sum_slice(s: int, p: int, counters: Numbers, rows: Numbers) -> None:
     """Sums a slice over its holders, and updates it on each."""
-    n = _write(SUM, s, p, -1, numbers, rows)
+    n = _write_row(SUM, s, p, -1, counters, rows)
     rows[n * COLUMNS + COLLECTIVE] = ALL_REDUCE
-    _write(UPDATE, s, -1, n, numbers, rows)
+    _write_row(UPDATE, s, -1, n, counters, rows)
 
 
-def _write(
-    what: int, subject: int, parameter: int, after: int, numbers: Numbers,
+def _write_row(
+    operation: int, subject: int, parameter: int, after_row: int, counters: Numbers,
     rows: Numbers,
 ) -> int:  # fmt: skip
-    n = numbers[ROWS]
-    at = n * COLUMNS
-    rows[at + WHAT], rows[at + SUBJECT], rows[at + COLLECTIVE] = what, subject, NO_COLLECTIVE
-    rows[at + GROUP], rows[at + PARAMETER], rows[at + AFTER] = -1, parameter, after
-    rows[at + MEMBER_AT], rows[at + MEMBERS] = 0, 0
-    numbers[ROWS] = n + 1
+    n = counters[ROWS]
+    column = n * COLUMNS
+    rows[column + OPERATION], rows[column + SUBJECT], rows[column + COLLECTIVE] = (
+        operation,
+        subject,
+        NO_COLLECTIVE,
+    )
+    rows[column + GROUP], rows[column + PARAMETER], rows[column + AFTER_ROW] = (
+        -1,
+        parameter,
+        after_row,
+    )
+    rows[column + FIRST_MEMBER], rows[column + MEMBER_COUNT] = 0, 0
+    counters[ROWS] = n + 1
     return n

@@ -19,118 +19,130 @@ from raddle.program.step_script import PULL, PUSH, SUM
 check_all_kinds_sent((MessageKind.PUSH, MessageKind.PULL), Subject.PARAMETER)
 
 
-class Row(NamedTuple):
+class ScriptRow(NamedTuple):
     """A row of the script (script.py has the columns)."""
 
-    what: int
+    operation: int
     subject: int
     parameter: int
-    after: int
+    after_row: int
     members: Sequence[int]
 
 
-class Hanging(Protocol):
+class RowWriter(Protocol):
     """Writes the instruction of a row."""
 
-    def name(self, row: Row) -> str:
+    def parameter_name(self, row: ScriptRow) -> str:
         """The parameter that a row other than a sum is about."""
 
-    def write(self, row: Row, key: Key, gradient: Sequence[int], before: Sequence[int]) -> int:
+    def write(
+        self, row: ScriptRow, key: Key, gradient: Sequence[int], before: Sequence[int]
+    ) -> int:
         """The number of its instruction; `gradient` and `before` are what the row waits for."""
 
-    def late(self, row: Row, key: Key) -> Sequence[int]:
+    def staleness_waits(self, row: ScriptRow, key: Key) -> Sequence[int]:
         """What else the next use of what the row wrote waits for."""
 
 
-class Whole:
+class WholeParameterWriter:
     """Rows about whole parameters: summed in buckets, or through a server."""
 
-    def __init__(self, known: ParameterLayout, writer: InstructionWriter) -> None:
-        self.known, self.writer = known, writer
-        self.served = known.plan.syncing.inline
+    def __init__(self, parameters: ParameterLayout, writer: InstructionWriter) -> None:
+        self.parameters, self.writer = parameters, writer
+        self.on_server = parameters.plan.syncing.inline
 
-    def name(self, row: Row) -> str:
-        return self.known.trainable[row.subject]
+    def parameter_name(self, row: ScriptRow) -> str:
+        return self.parameters.trainable[row.subject]
 
-    def late(self, row: Row, key: Key) -> Sequence[int]:
+    def staleness_waits(self, row: ScriptRow, key: Key) -> Sequence[int]:
         return ()
 
-    def write(self, row: Row, key: Key, gradient: Sequence[int], before: Sequence[int]) -> int:
+    def write(
+        self, row: ScriptRow, key: Key, gradient: Sequence[int], before: Sequence[int]
+    ) -> int:
         deps = [*gradient, *before]
-        if row.what == SUM:
-            names = tuple(self.known.trainable[p] for p in row.members)
-            shares = tuple(self.known.synced_regions(n) for n in names)
-            devices = holders(s for own in shares for s in own)
-            return self.writer.emit(Reduce(names, key, shares, devices, sorted_deps(deps)))
-        name, own = self.name(row), self.known.regions[self.name(row)]
-        if row.what == PUSH:
-            return self.writer.emit_move(name, MessageKind.PUSH, key, join_messages(_up(own)), deps)
-        if row.what == PULL:
+        if row.operation == SUM:
+            names = tuple(self.parameters.trainable[p] for p in row.members)
+            synced = tuple(self.parameters.synced_regions(n) for n in names)
+            devices = holders(s for regions in synced for s in regions)
+            return self.writer.emit(Reduce(names, key, synced, devices, sorted_deps(deps)))
+        name, own = self.parameter_name(row), self.parameters.regions[self.parameter_name(row)]
+        if row.operation == PUSH:
             return self.writer.emit_move(
-                name, MessageKind.PULL, Key(key.step), join_messages(_down(own)), deps
+                name, MessageKind.PUSH, key, join_messages(_push_messages(own)), deps
             )
-        devices = tuple(sorted({s.server for s in own})) if self.served else holders(own)
+        if row.operation == PULL:
+            return self.writer.emit_move(
+                name, MessageKind.PULL, Key(key.step), join_messages(_pull_messages(own)), deps
+            )
+        devices = tuple(sorted({s.server for s in own})) if self.on_server else holders(own)
         return self.writer.emit(Update(name, Key(key.step), own, devices, sorted_deps(deps)))
 
 
-class Sliced:
+class SliceWriter:
     """Rows about slices. Without a barrier of all workers, each is served on its own: its gradient is
     applied as it comes, and its answer may have to wait for the slowest."""
 
-    def __init__(self, known: ParameterLayout, writer: InstructionWriter) -> None:
-        self.writer, self.sync = writer, known.plan.syncing
-        self.pieces = pieces_of(known)
+    def __init__(self, parameters: ParameterLayout, writer: InstructionWriter) -> None:
+        self.writer, self.sync = writer, parameters.plan.syncing
+        self.slices = synced_slices(parameters)
         self.updates: dict[tuple[str, Box, int], list[int]] = {}  # of a slice in a step
 
-    def name(self, row: Row) -> str:
-        return self.pieces[row.subject][0]
+    def parameter_name(self, row: ScriptRow) -> str:
+        return self.slices[row.subject][0]
 
-    def late(self, row: Row, key: Key) -> Sequence[int]:
-        name, share = self.pieces[row.subject]
+    def staleness_waits(self, row: ScriptRow, key: Key) -> Sequence[int]:
+        name, slice_ = self.slices[row.subject]
         if self.sync.synchronous or self.sync.staleness is None:
             return ()
-        return self.updates.get((name, share.box, key.step - self.sync.staleness), ())
+        return self.updates.get((name, slice_.box, key.step - self.sync.staleness), ())
 
-    def write(self, row: Row, key: Key, gradient: Sequence[int], before: Sequence[int]) -> int:
-        name, share = self.pieces[row.subject]
+    def write(
+        self, row: ScriptRow, key: Key, gradient: Sequence[int], before: Sequence[int]
+    ) -> int:
+        name, slice_ = self.slices[row.subject]
         deps = [*gradient, *before]
-        if row.what == SUM:
+        if row.operation == SUM:
             return self.writer.emit(
-                Reduce((name,), key, ((share,),), share.devices, sorted_deps(deps))
+                Reduce((name,), key, ((slice_,),), slice_.devices, sorted_deps(deps))
             )
-        if row.what == PUSH:
-            return self.writer.emit_move(name, MessageKind.PUSH, key, _up([share]), deps)
-        if row.what == PULL:
-            late = self.late(row, key)
+        if row.operation == PUSH:
             return self.writer.emit_move(
-                name, MessageKind.PULL, key, _down([share]), [*deps, *late]
+                name, MessageKind.PUSH, key, _push_messages([slice_]), deps
             )
-        devices = share.devices if share.server < 0 else (share.server,)
-        if share.server >= 0 and share.server not in share.devices:
+        if row.operation == PULL:
+            stale = self.staleness_waits(row, key)
+            return self.writer.emit_move(
+                name, MessageKind.PULL, key, _pull_messages([slice_]), [*deps, *stale]
+            )
+        devices = slice_.devices if slice_.server < 0 else (slice_.server,)
+        if slice_.server >= 0 and slice_.server not in slice_.devices:
             deps = list(before)
-        at = self.writer.emit(Update(name, key, (share,), devices, sorted_deps(deps)))
-        self.updates.setdefault((name, share.box, key.step), []).append(at)
+        at = self.writer.emit(Update(name, key, (slice_,), devices, sorted_deps(deps)))
+        self.updates.setdefault((name, slice_.box, key.step), []).append(at)
         return at
 
 
-def pieces_of(known: ParameterLayout) -> list[tuple[str, ParameterRegion]]:
+def synced_slices(parameters: ParameterLayout) -> list[tuple[str, ParameterRegion]]:
     """What is synchronised, in the order of its numbers."""
-    sync = known.plan.syncing
+    sync = parameters.plan.syncing
     return [
-        (name, piece) for name, own in known.slices.items() for piece in served_alone(own, sync)
+        (name, slice_)
+        for name, parameter_slices in parameters.slices.items()
+        for slice_ in slices_by_worker(parameter_slices, sync)
     ]
 
 
-def served_alone(slices: Sequence[ParameterRegion], sync: Sync) -> list[ParameterRegion]:
+def slices_by_worker(slices: Sequence[ParameterRegion], sync: Sync) -> list[ParameterRegion]:
     """Slices of a parameter, each for all workers or, without a barrier, for one after the other."""
     if sync.synchronous:
         return list(slices)
-    return [share._replace(devices=(d,)) for share in slices for d in share.devices]
+    return [slice_._replace(devices=(d,)) for slice_ in slices for d in slice_.devices]
 
 
-def _up(shares: Sequence[ParameterRegion]) -> list[Message]:
-    return [Message(d, s.server, (s.box,)) for s in shares for d in s.devices if d != s.server]
+def _push_messages(regions: Sequence[ParameterRegion]) -> list[Message]:
+    return [Message(d, s.server, (s.box,)) for s in regions for d in s.devices if d != s.server]
 
 
-def _down(shares: Sequence[ParameterRegion]) -> list[Message]:
-    return [Message(s.server, d, (s.box,)) for s in shares for d in s.devices if d != s.server]
+def _pull_messages(regions: Sequence[ParameterRegion]) -> list[Message]:
+    return [Message(s.server, d, (s.box,)) for s in regions for d in s.devices if d != s.server]

@@ -15,7 +15,7 @@ from raddle.plans.pipelining import is_asynchronous, schedule_of, stage_of
 from raddle.plans.schedule import Action, Schedule, order
 from raddle.program.describe import describe
 from raddle.program.program import Merge, Move, Program, Run
-from raddle.program.signals import Ends
+from raddle.program.signals import ActionEnds
 
 Known = Mapping[
     int, frozenset[int]
@@ -29,11 +29,11 @@ def check_waits(program: Program) -> None:
         return
     schedule = schedule_of(program.plan)
     for actions in _rounds(program, schedule) if schedule.waits else ():
-        ends = Ends(schedule)
+        ends = ActionEnds(schedule)
         for action in order(schedule):
             ends.add(action, actions.get(action, ()))
         for first, second in dict.fromkeys(schedule.waits):
-            _check_wait(program, first, second, actions.get(first, ()), ends.found[second])
+            _check_wait(program, first, second, actions.get(first, ()), ends.instructions[second])
 
 
 def _rounds(program: Program, schedule: Schedule) -> Iterator[dict[Action, list[int]]]:

@@ -14,21 +14,21 @@ import numpy as np
 from numba import njit
 
 from raddle.program.step_script import (
-    AFTER,
+    AFTER_ROW,
     BUCKETS,
     COLUMNS,
+    FIRST_MEMBER,
     GROUP,
-    MEMBER_AT,
-    MEMBERS,
+    MEMBER_COUNT,
+    OPERATION,
     PARAMETER,
     PULL,
     PUSH,
     SUBJECT,
     SUM,
     UPDATE,
-    WHAT,
-    Facts,
-    State,
+    ScriptState,
+    SyncFacts,
 )
 from raddle.simulation.fast.arrays import (
     AMOUNT_AT,
@@ -131,13 +131,13 @@ def _rows(
             group[p] = 0
     first, count = slots.synced[:, 0], slots.synced[:, 1]
     travels = arena.synced[:, TRAVELS]
-    facts = Facts(
+    facts = SyncFacts(
         ways.way, ways.bucket, False, ways.returned, False, group, nbytes, first, count, travels,
         np.arange(parameters),
     )  # fmt: skip
     members = np.empty(parameters, np.int64)
     rows = np.empty((3 * total + parameters) * COLUMNS, np.int64)
-    state = State(
+    state = ScriptState(
         np.zeros(8, np.int64), left, np.zeros(sets, np.int64), np.full(sets, -1, np.int64),
         np.empty(sets, np.int64), np.empty(parameters, np.int64), np.empty(sets, np.int64),
         np.empty(parameters, np.int64), np.empty(parameters, np.int64),
@@ -230,7 +230,7 @@ def _event(
     computes, synced, nodes, summed = arena.computes, arena.synced, space.nodes, space.summed
     taking, offset, load, fold, apart = lane.taking, lane.offset, lane.load, lane.fold, ways.apart
     for n in range(begin, end):
-        what, p, after = rows[n, WHAT], rows[n, PARAMETER], rows[n, AFTER]
+        what, p, after = rows[n, OPERATION], rows[n, PARAMETER], rows[n, AFTER_ROW]
         if at[0] < 0:
             return
         if what == SUM:
@@ -292,7 +292,7 @@ def _sum(
     g, devices = rows[n, GROUP], len(lane.stretch)
     since, since_after = np.full(devices, -1, np.int32), np.zeros(devices, np.int64)
     total = np.zeros(rings.set_at[g + 1] - rings.set_at[g], np.int64)
-    for j in range(rows[n, MEMBER_AT], rows[n, MEMBER_AT] + rows[n, MEMBERS]):
+    for j in range(rows[n, FIRST_MEMBER], rows[n, FIRST_MEMBER] + rows[n, MEMBER_COUNT]):
         p = members[j]
         row = arena.synced[slots.synced[p, 0], AMOUNT_AT]
         for k in range(len(total)):

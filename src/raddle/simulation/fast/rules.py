@@ -1,4 +1,4 @@
-"""The rules of program/step_script.py, compiled: the same functions, which call each other's compiled forms."""
+"""The rules of program/step_step_script.py, compiled: the same functions, which call each other's compiled forms."""
 
 from __future__ import annotations
 

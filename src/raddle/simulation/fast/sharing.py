@@ -16,7 +16,7 @@ from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
 from raddle.program.parameter_regions import parameter_regions
 from raddle.program.program import Message, ParameterRegion, reduced_element_bytes
-from raddle.program.sync_instructions import served_alone
+from raddle.program.sync_instructions import slices_by_worker
 from raddle.program.zero3_blocks import pulls_of
 from raddle.simulation.fast.machine import Machine
 from raddle.simulation.fast.store import NOTHING, Slot, Store
@@ -69,7 +69,7 @@ class Sharing:
         key = ("slices", value.dtype.itemsize, slices)
 
         def find() -> Slot:
-            pieces = served_alone(slices, self.sync)
+            pieces = slices_by_worker(slices, self.sync)
             rows = [self._row(store, value, [piece]) for piece in pieces]
             return store.synced.add(np.array(rows, np.int64).reshape(len(rows), -1))
 

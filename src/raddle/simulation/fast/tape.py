@@ -15,7 +15,7 @@ from raddle.plans.plan import Plan
 from raddle.plans.sync import Sync
 from raddle.program.lower_variant import GradientPortion, LoweredVariant
 from raddle.program.message_kind import MessageKind
-from raddle.program.micro_batch import Micro
+from raddle.program.micro_batch import MicroBatch
 from raddle.program.program import Instruction, Key, Merge, Message, Move, Run
 from raddle.program.step_script import ACTION_ENDS, COMPLETE, STEP_ENDS
 from raddle.program.zero3_blocks import cut, prefetched
@@ -92,7 +92,7 @@ def record(
     plan = Plan({}, 1)
     settled = anything(graph, plan, active)
     recorder = Recorder(settled, parameter)
-    micro = Micro(settled, Key(), recorder)
+    micro = MicroBatch(settled, Key(), recorder)
 
     def pieces(phase: str) -> Iterable[tuple[Sequence[Op], Sequence[int]]]:
         if not sync.divided or not trained:

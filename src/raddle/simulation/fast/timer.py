@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from raddle.plans.plan import Plan
-from raddle.program.gradient_sync import way_of
+from raddle.program.gradient_sync import rule_of
 from raddle.simulation.fast.arrays import Slots, Space, Ways
 from raddle.simulation.fast.kernel import LONGER, TOO_SMALL, step_time
 from raddle.simulation.fast.machine import Machine
@@ -26,7 +26,7 @@ class Timer:
         sync = plan.syncing
         self.tape, self.machine, self.links = outline.tape, machine, links
         urgency = urgencies(outline.graph, outline.parameter, outline.trained, sync)
-        self.ways = Ways(way_of(sync), plan.bucket, not sync.divided, sync.sliced, urgency)
+        self.ways = Ways(rule_of(sync), plan.bucket, not sync.divided, sync.sliced, urgency)
         self.parameters = len(outline.users)
         self.counts = np.zeros(3, np.int64)
         self.space = self._room(4096, 16384)
