@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 from raddle.searches.pipeline.layers import DeviceChain, LayerCosts, Layers
 from raddle.searches.pipeline.pipedream_profiles import read_profile
-from raddle.searches.pipeline.shortest_period import partition
-from raddle.searches.pipeline.shortest_step import stages_for
+from raddle.searches.pipeline.shortest_period import partition_for_period
+from raddle.searches.pipeline.shortest_step import partition_for_step
 
 HERE = Path(__file__).resolve().parent
 PROFILES = HERE.parents[2] / "shared" / "data" / "pipedream"
@@ -43,9 +43,9 @@ def best_of(count: int, work: Callable[[], T]) -> tuple[T, float]:
 
 
 def ours(layers: Layers, devices: int) -> dict[str, Any]:
-    found, seconds = best_of(5, lambda: partition(layers, devices, bandwidth=BANDWIDTH))
+    found, seconds = best_of(5, lambda: partition_for_period(layers, devices, bandwidth=BANDWIDTH))
     alone = sum(layers.forward) + sum(layers.backward)
-    one_order = partition(layers, devices, bandwidth=BANDWIDTH, limit=1)
+    one_order = partition_for_period(layers, devices, bandwidth=BANDWIDTH, max_ideals=1)
     return {
         "speedup": alone / found.period,
         "one order": alone / one_order.period,
@@ -101,7 +101,7 @@ def flushed(layers: Layers, devices: int) -> dict[str, Any]:
         layers.successors,
     )
     line = DeviceChain.uniform(devices, bandwidth=BANDWIDTH, latency=1e-5, capacity=16e9)
-    found, seconds = best_of(3, lambda: stages_for(work, line, microbatches=m))
+    found, seconds = best_of(3, lambda: partition_for_step(work, line, microbatches=m))
     assert found
     return {
         "speedup": (sum(layers.forward) + sum(layers.backward)) / found.seconds,

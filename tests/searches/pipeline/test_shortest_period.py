@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from raddle.searches.pipeline.layers import Layers
 from raddle.searches.pipeline.pipedream_profiles import read_profile
-from raddle.searches.pipeline.shortest_period import Partition, partition
+from raddle.searches.pipeline.shortest_period import PeriodPartition, partition_for_period
 
 bandwidths = st.sampled_from([0.5, 1.0, 3.0, 50.0])
 countings = st.sampled_from(["pipedream", "crossing"])
 
 
-def chain(found: Partition) -> list[frozenset[int]]:
+def chain(found: PeriodPartition) -> list[frozenset[int]]:
     result = [frozenset[int]()]
     for stage in found.stages:
         result.append(result[-1] | set(stage.layers))
@@ -26,7 +26,7 @@ def chain(found: Partition) -> list[frozenset[int]]:
 
 @given(reference.layered(), st.integers(1, 4), bandwidths, countings)
 def test_no_pipeline_has_a_shorter_period(layers, devices, bandwidth, counting) -> None:
-    found = partition(layers, devices, bandwidth=bandwidth, counting=counting)
+    found = partition_for_period(layers, devices, bandwidth=bandwidth, counting=counting)
     expected = reference.shortest_period(layers, devices, bandwidth, counting)
     assert found.exact
     assert found.period == pytest.approx(expected, rel=1e-11)
@@ -37,7 +37,7 @@ def test_no_pipeline_has_a_shorter_period(layers, devices, bandwidth, counting) 
 
 @given(reference.layered(9), st.integers(1, 6), bandwidths)
 def test_stages_are_convex_and_have_every_layer_once(layers, devices, bandwidth) -> None:
-    found = partition(layers, devices, bandwidth=bandwidth)
+    found = partition_for_period(layers, devices, bandwidth=bandwidth)
     all_ideals = set(reference.ideals(layers.successors))
     assert all(a in all_ideals for a in chain(found))
     given_out = [v for stage in found.stages for v in stage.layers]
@@ -50,7 +50,7 @@ def test_stages_are_convex_and_have_every_layer_once(layers, devices, bandwidth)
 @given(reference.layered(8), bandwidths, countings)
 def test_more_devices_are_never_worse(layers, bandwidth, counting) -> None:
     periods = [
-        partition(layers, devices, bandwidth=bandwidth, counting=counting).period
+        partition_for_period(layers, devices, bandwidth=bandwidth, counting=counting).period
         for devices in range(1, 7)
     ]
     assert all(b <= a * (1 + 1e-11) for a, b in pairwise(periods))
@@ -68,7 +68,7 @@ def test_never_worse_than_pipedream(layers, devices, bandwidth) -> None:
     layers = Layers(
         layers.forward, layers.backward, layers.activation, layers.parameters, tuple(graph)
     )
-    ours = partition(layers, devices, bandwidth=bandwidth).period
+    ours = partition_for_period(layers, devices, bandwidth=bandwidth).period
     assert ours <= reference.pipedream(layers, devices, bandwidth) * (1 + 1e-11)
     fewer = min(reference.pipedream(layers, k, bandwidth) for k in range(1, devices + 1))
     assert ours == pytest.approx(fewer, rel=1e-11)
@@ -76,8 +76,8 @@ def test_never_worse_than_pipedream(layers, devices, bandwidth) -> None:
 
 @given(reference.layered(8), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_the_same_again_and_as_short_under_other_numbers(layers, devices, random) -> None:
-    found = partition(layers, devices, bandwidth=2.0)
-    assert partition(layers, devices, bandwidth=2.0) == found
+    found = partition_for_period(layers, devices, bandwidth=2.0)
+    assert partition_for_period(layers, devices, bandwidth=2.0) == found
     old = list(range(len(layers.forward)))  # by new number
     random.shuffle(old)
     columns = (layers.forward, layers.backward, layers.activation, layers.parameters)
@@ -85,26 +85,26 @@ def test_the_same_again_and_as_short_under_other_numbers(layers, devices, random
         *(tuple(column[v] for v in old) for column in columns),
         tuple(tuple(old.index(w) for w in layers.successors[v]) for v in old),
     )
-    again = partition(renamed, devices, bandwidth=2.0)
+    again = partition_for_period(renamed, devices, bandwidth=2.0)
     assert again.period == pytest.approx(found.period, rel=1e-11)
 
 
 def test_beyond_the_limit_one_order_is_cut_and_it_says_so() -> None:
     """Layers that do not depend on each other, with parameters too dear to replicate: 2 + 2 | 3 + 1."""
     layers = Layers((2, 3, 2, 1), (0,) * 4, (0,) * 4, (99,) * 4, ((),) * 4)
-    found = [partition(layers, 2, bandwidth=1.0, limit=limit) for limit in (16, 15)]
+    found = [partition_for_period(layers, 2, bandwidth=1.0, max_ideals=limit) for limit in (16, 15)]
     assert [(x.period, x.exact, x.ideals) for x in found] == [(4, True, 16), (5, False, 5)]
     assert sorted(stage.layers for stage in found[0].stages) == [(0, 2), (1, 3)]
 
 
 def test_layers_that_take_no_time() -> None:
     nothing = Layers((0, 0), (0, 0), (0, 0), (0, 0), ((1,), ()))
-    assert partition(nothing, 3, bandwidth=1.0).period == 0
+    assert partition_for_period(nothing, 3, bandwidth=1.0).period == 0
 
 
 def test_devices_and_bandwidth_are_needed() -> None:
     with pytest.raises(ValueError, match=r"0 devices, 1\.0 bytes"):
-        partition(Layers((1,), (1,), (1,), (1,), ((),)), 0, bandwidth=1.0)
+        partition_for_period(Layers((1,), (1,), (1,), (1,), ((),)), 0, bandwidth=1.0)
 
 
 def test_a_profile_is_read_without_inputs_and_what_nobody_reads() -> None:
@@ -142,7 +142,7 @@ def profile(name: str) -> Layers:
 )
 def test_vgg16_as_pipedream_splits_it(devices, speedup, replicas) -> None:
     layers = profile("vgg16")
-    found = partition(layers, devices, bandwidth=1e9)
+    found = partition_for_period(layers, devices, bandwidth=1e9)
     alone = sum(layers.forward) + sum(layers.backward)
     assert round(alone / found.period, 2) >= speedup
     assert [stage.replicas for stage in found.stages] == replicas
@@ -152,4 +152,4 @@ def test_vgg16_as_pipedream_splits_it(devices, speedup, replicas) -> None:
 def test_profiles_as_pipedream_splits_them(name) -> None:
     layers = profile(name)
     theirs = reference.pipedream(layers, 4, 1e9)
-    assert partition(layers, 4, bandwidth=1e9).period <= theirs * (1 + 1e-11)
+    assert partition_for_period(layers, 4, bandwidth=1e9).period <= theirs * (1 + 1e-11)

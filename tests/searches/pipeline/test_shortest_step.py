@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from raddle.searches.pipeline.cap_search import CappedOptimum, least_total
 from raddle.searches.pipeline.layers import DeviceChain, LayerCosts
-from raddle.searches.pipeline.shortest_step import Pipeline, stages_for
+from raddle.searches.pipeline.shortest_step import StepPartition, partition_for_step
 
 rules = st.fixed_dictionaries(
     {
@@ -22,7 +22,7 @@ rules = st.fixed_dictionaries(
 )
 
 
-def estimated(work: LayerCosts, line: DeviceChain, found: Pipeline, rules) -> float:
+def estimated(work: LayerCosts, line: DeviceChain, found: StepPartition, rules) -> float:
     chain = [frozenset[int]()]
     for stage in found.stages:
         chain.append(chain[-1] | set(stage.layers))
@@ -33,7 +33,7 @@ def estimated(work: LayerCosts, line: DeviceChain, found: Pipeline, rules) -> fl
 
 @given(reference.works(2), reference.lines(2, 4), rules)
 def test_no_pipeline_that_fits_has_a_shorter_step(work, line, rules) -> None:
-    found = stages_for(work, line, **rules)
+    found = partition_for_step(work, line, **rules)
     expected = reference.shortest_step(work, line, **rules)
     if not found:
         assert expected == math.inf
@@ -41,12 +41,12 @@ def test_no_pipeline_that_fits_has_a_shorter_step(work, line, rules) -> None:
     assert found.exact
     assert found.seconds == pytest.approx(expected, rel=1e-11)
     assert estimated(work, line, found, rules) == pytest.approx(expected, rel=1e-11)
-    assert stages_for(work, line, **rules) == found
+    assert partition_for_step(work, line, **rules) == found
 
 
 @given(reference.works(2, 8), reference.lines(2, 6), rules)
 def test_stages_are_convex_and_take_devices_in_order(work, line, rules) -> None:
-    found = stages_for(work, line, **rules)
+    found = partition_for_step(work, line, **rules)
     if found:
         given_out = [v for stage in found.stages for v in stage.layers]
         before = reference.reads(work.successors)
@@ -61,9 +61,9 @@ def test_stages_are_convex_and_take_devices_in_order(work, line, rules) -> None:
 
 @given(reference.works(1, 8), reference.lines(1, 4), rules, st.sampled_from([1e2, 1e3, 1e4]))
 def test_fewer_ideals_are_no_better_and_it_says_so(work, line, rules, operations) -> None:
-    all_of_them = stages_for(work, line, **rules)
-    some = stages_for(work, line, **rules, operations=operations)
-    one_order = stages_for(work, line, **rules, limit=1)
+    all_of_them = partition_for_step(work, line, **rules)
+    some = partition_for_step(work, line, **rules, max_operations=operations)
+    one_order = partition_for_step(work, line, **rules, max_ideals=1)
     for found in filter(None, (some, one_order)):
         assert all_of_them
         assert found.seconds >= all_of_them.seconds * (1 - 1e-11)
@@ -88,7 +88,9 @@ def chain_of(layers: int, **columns: float) -> LayerCosts:
 def test_equal_layers_are_shared_out() -> None:
     """Eight layers of 1 + 2 seconds, too dear to replicate: two a device, (4 - 1 + 4) · 6 seconds."""
     work = chain_of(8, forward=1, backward=2, activation=0, kept=1, parameters=1000)
-    found = stages_for(work, DeviceChain.uniform(4, bandwidth=1.0), microbatches=4, static=1.0)
+    found = partition_for_step(
+        work, DeviceChain.uniform(4, bandwidth=1.0), microbatches=4, state_factor=1.0
+    )
     assert found
     assert [stage.layers for stage in found.stages] == [(0, 1), (2, 3), (4, 5), (6, 7)]
     assert found.seconds == 42
@@ -99,14 +101,14 @@ def test_first_stages_recompute_where_memory_is_short() -> None:
     """Stage s keeps 2 (4 - s) layers' worth of values, or what it was given and 2."""
     work = chain_of(8, forward=1, backward=2, activation=0.5, kept=1, parameters=0)
     line = DeviceChain.uniform(4, bandwidth=1e9, capacity=5.0)
-    found = stages_for(work, line, microbatches=4, replicas=1)
+    found = partition_for_step(work, line, microbatches=4, max_replicas=1)
     assert found
     assert found.stages[0].recompute
     assert not found.stages[-1].recompute
     assert all(stage.memory <= 5 for stage in found.stages)
-    never = stages_for(work, line, microbatches=4, replicas=1, recompute=(False,))
+    never = partition_for_step(work, line, microbatches=4, max_replicas=1, recompute=(False,))
     assert never is None or never.seconds > found.seconds
-    always = stages_for(work, line, microbatches=4, replicas=1, recompute=(True,))
+    always = partition_for_step(work, line, microbatches=4, max_replicas=1, recompute=(True,))
     assert always
     assert all(stage.recompute for stage in always.stages)
 
@@ -116,7 +118,7 @@ def test_gpipe_keeps_every_microbatch() -> None:
     line = DeviceChain.uniform(2, bandwidth=1.0, capacity=7.0)
     kept = {}
     for schedule in ("1f1b", "gpipe"):
-        found = stages_for(work, line, microbatches=4, schedule=schedule, replicas=1)
+        found = partition_for_step(work, line, microbatches=4, schedule=schedule, max_replicas=1)
         assert found
         kept[schedule] = [stage.recompute for stage in found.stages]
     assert kept == {"1f1b": [False, False], "gpipe": [True, True]}
@@ -129,7 +131,7 @@ def test_a_fast_device_has_more_layers() -> None:
         seconds, seconds, plain.activation, plain.saved, plain.parameters, plain.successors
     )
     line = DeviceChain((0, 1), (math.inf,) * 2, (1.0,), (0.0,))
-    found = stages_for(work, line, microbatches=100)
+    found = partition_for_step(work, line, microbatches=100)
     assert found
     assert [len(stage.layers) for stage in found.stages] == [6, 3]
 
@@ -139,7 +141,7 @@ def test_a_slow_link_is_not_cut() -> None:
     stages = []
     for bandwidth in (1e3, 1e-3):
         line = DeviceChain.uniform(2, bandwidth=bandwidth)
-        found = stages_for(work, line, microbatches=2, replicas=1)
+        found = partition_for_step(work, line, microbatches=2, max_replicas=1)
         stages.append(found and len(found.stages))
     assert stages == [2, 1]
 
@@ -147,11 +149,13 @@ def test_a_slow_link_is_not_cut() -> None:
 def test_nothing_fits() -> None:
     work = chain_of(2, forward=1, backward=1, activation=1, kept=1, parameters=8)
     assert (
-        stages_for(work, DeviceChain.uniform(2, bandwidth=1.0, capacity=7.0), microbatches=2)
+        partition_for_step(
+            work, DeviceChain.uniform(2, bandwidth=1.0, capacity=7.0), microbatches=2
+        )
         is None
     )
     with pytest.raises(ValueError, match="at least one micro-batch, got 0"):
-        stages_for(work, DeviceChain.uniform(2, bandwidth=1.0), microbatches=0)
+        partition_for_step(work, DeviceChain.uniform(2, bandwidth=1.0), microbatches=0)
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), max_size=30), st.integers(0, 5))

@@ -38,7 +38,7 @@ from raddle.searches.pipeline.layer_graph import (
 )
 from raddle.searches.pipeline.layers import DeviceChain
 from raddle.searches.pipeline.request import Asked, pipeline_of
-from raddle.searches.pipeline.shortest_step import Pipeline, stages_for
+from raddle.searches.pipeline.shortest_step import StepPartition, partition_for_step
 from raddle.searches.settings import Clock, PipelineResult, SearchResult, Settings
 from raddle.searches.starts import first_devices
 from raddle.simulation.memory.fitting import fits
@@ -144,7 +144,7 @@ class _Pipelines:
             self._squeeze()
         return sorted(self.simulated, key=lambda c: (not c.fits, c.step if c.fits else c.peak))
 
-    def _cuts(self, *, one_batch: bool) -> Iterator[tuple[int, Pipeline]]:
+    def _cuts(self, *, one_batch: bool) -> Iterator[tuple[int, StepPartition]]:
         """The best cut for every number of micro-batches, by the partitioner's estimate."""
         batch = self.graph.batch
         counts = {1} if one_batch else {2**k for k in range(7)} | {self.count, 2 * self.count}
@@ -160,7 +160,7 @@ class _Pipelines:
             else:
                 self.short = True
 
-    def _schedules(self, cut: Pipeline, m: int) -> list[str]:
+    def _schedules(self, cut: StepPartition, m: int) -> list[str]:
         alone = all(len(stage.devices) == 1 for stage in cut.stages)
         if len(cut.stages) == 1:
             return [""]
@@ -173,9 +173,9 @@ class _Pipelines:
         batch = self.graph.batch
         for m in sorted({batch, min(batch, 2 * self.count)}):
             work = self.costs.micro_batch_costs(ceil(batch / m))
-            found = stages_for(
-                work, self._free, microbatches=m, static=self.static, recompute=(False,),
-                replicas=self.count,
+            found = partition_for_step(
+                work, self._free, microbatches=m, state_factor=self.static, recompute=(False,),
+                max_replicas=self.count,
             )  # fmt: skip
             if found is not None:
                 self._try(m, found, "")
@@ -192,13 +192,13 @@ class _Pipelines:
         for m in sorted({batch, min(batch, 2 * self.count)}):
             work = self.costs.micro_batch_costs(ceil(batch / m))
             for replicas in sorted({1, min(2, self.count), self.count}):
-                found = stages_for(
+                found = partition_for_step(
                     work,
                     free,
                     microbatches=m,
-                    static=self.static,
+                    state_factor=self.static,
                     recompute=(True,),
-                    replicas=replicas,
+                    max_replicas=replicas,
                 )
                 if found is None:
                     continue
@@ -209,7 +209,7 @@ class _Pipelines:
     # -- from a cut to a plan ----------------------------------------------------------------------
 
     def _try(
-        self, m: int, cut: Pipeline, schedule: str, workers: tuple[tuple[int, ...], ...] = ()
+        self, m: int, cut: StepPartition, schedule: str, workers: tuple[tuple[int, ...], ...] = ()
     ) -> None:
         try:
             with self.settings.stopwatch.paused():
@@ -235,7 +235,7 @@ class _Pipelines:
                 self.reasons.append(str(error))
 
     def _found(
-        self, graph: Graph, m: int, cut: Pipeline, schedule: str, method: str,
+        self, graph: Graph, m: int, cut: StepPartition, schedule: str, method: str,
         workers: tuple[tuple[int, ...], ...],
     ) -> SearchResult:  # fmt: skip
         nodes = LayerGraph(graph, self.nodes.layer_of, self.nodes.op_names, self.nodes.successors)

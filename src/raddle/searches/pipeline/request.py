@@ -13,8 +13,8 @@ from raddle.plans.pipelining import is_schedule
 from raddle.plans.schedule import read
 from raddle.plans.schedules import ASYNCHRONOUS, NAMES, SCHEDULES
 from raddle.searches.pipeline.layers import DeviceChain, LayerCosts, Layers, topological_order
-from raddle.searches.pipeline.shortest_period import partition
-from raddle.searches.pipeline.shortest_step import Pipeline, Stage, stages_for
+from raddle.searches.pipeline.shortest_period import partition_for_period
+from raddle.searches.pipeline.shortest_step import StepPartition, StepStage, partition_for_step
 
 DEFAULT = "1f1b"
 
@@ -74,7 +74,9 @@ class Asked:
             return [min(batch, self.named.per_step(devices))]
         return sorted({m for m in (devices, 2 * devices, 4 * devices) if m <= batch} or {batch})
 
-    def cut(self, work: LayerCosts, line: DeviceChain, m: int, static: float) -> Pipeline | None:
+    def cut(
+        self, work: LayerCosts, line: DeviceChain, m: int, static: float
+    ) -> StepPartition | None:
         """Stages for the schedule: as many as it needs."""
         devices = len(line.kinds)
         alone = self.rows or not self.named.replicated
@@ -94,41 +96,43 @@ class Asked:
                 line.kinds[:stages], line.capacity[:stages],
                 line.bandwidth[: stages - 1], line.latency[: stages - 1],
             )  # fmt: skip
-            found = stages_for(work, first, microbatches=m, static=static, replicas=1)
+            found = partition_for_step(
+                work, first, microbatches=m, state_factor=static, max_replicas=1
+            )
             if found is not None and len(found.stages) == stages:
                 return found
         return _balanced(work, [s % min(stages, devices) for s in range(stages)])
 
 
-def pipeline_of(work: LayerCosts, line: DeviceChain, m: int, static: float) -> Pipeline | None:
+def pipeline_of(work: LayerCosts, line: DeviceChain, m: int, static: float) -> StepPartition | None:
     """The best cut into two stages or more; where one device is best, as many stages as devices."""
     devices = len(line.kinds)
     limit = max(1, devices - 1)
-    found = stages_for(work, line, microbatches=m, static=static, replicas=limit)
+    found = partition_for_step(work, line, microbatches=m, state_factor=static, max_replicas=limit)
     if found is not None and len(found.stages) == 1:
         return _balanced(work, list(range(min(devices, len(work.successors)))))
     return found
 
 
-def _shortest_period(work: LayerCosts, line: DeviceChain) -> Pipeline:
+def _shortest_period(work: LayerCosts, line: DeviceChain) -> StepPartition:
     """Without a flush the slowest stage decides (partition.py)."""
     devices = len(line.kinds)
     layers = Layers(
         work.forward[0], work.backward[0], work.activation, work.parameters, work.successors
     )
     bandwidth = min(line.bandwidth, default=1e12)
-    found = partition(layers, devices, bandwidth=bandwidth, counting="crossing")
+    found = partition_for_period(layers, devices, bandwidth=bandwidth, counting="crossing")
     if len(found.stages) == 1:
         return _balanced(work, list(range(min(devices, len(work.successors)))))
     stages, first = [], 0
     for stage in found.stages:
         own = tuple(range(first, first + stage.replicas))
-        stages.append(Stage(stage.layers, own, False, stage.seconds, 0.0))
+        stages.append(StepStage(stage.layers, own, False, stage.seconds, 0.0))
         first += stage.replicas
-    return Pipeline(tuple(stages), found.period, found.exact, found.ideals)
+    return StepPartition(tuple(stages), found.period, found.exact, found.ideals)
 
 
-def _balanced(work: LayerCosts, devices: Sequence[int]) -> Pipeline:
+def _balanced(work: LayerCosts, devices: Sequence[int]) -> StepPartition:
     """Runs of one topological order whose longest is as short as can be, each on its device."""
     order, stages = topological_order(work.successors), len(devices)
     if stages > len(order):
@@ -149,7 +153,7 @@ def _balanced(work: LayerCosts, devices: Sequence[int]) -> Pipeline:
         ends.append((best[k][i][1], i))
         i = best[k][i][1]
     made = tuple(
-        Stage(tuple(order[a:b]), (devices[s],), False, sums[b] - sums[a], 0.0)
+        StepStage(tuple(order[a:b]), (devices[s],), False, sums[b] - sums[a], 0.0)
         for s, (a, b) in enumerate(reversed(ends))
     )
-    return Pipeline(made, best[stages][-1][0], False, 0)
+    return StepPartition(made, best[stages][-1][0], False, 0)

@@ -36,24 +36,24 @@ import numpy as np
 from raddle.costs.links import transfer_seconds
 from raddle.searches.pipeline.cap_search import CappedOptimum, least_total
 from raddle.searches.pipeline.dynamic_program import (
-    Places,
-    Rules,
-    Span,
-    Sums,
+    IdealSums,
+    MemoryRules,
+    PlacedSegment,
+    Placements,
+    build_placements,
     least_sum,
-    memory,
-    places_of,
-    seconds,
+    stage_memory,
+    stage_seconds,
     sums_of,
 )
 from raddle.searches.pipeline.ideals import Array, Ideals, ideals_of
 from raddle.searches.pipeline.layers import DeviceChain, LayerCosts, topological_order
 
-Schedule = Literal["1f1b", "gpipe"]
+FlushedSchedule = Literal["1f1b", "gpipe"]
 
 
 @dataclass(frozen=True)
-class Stage:
+class StepStage:
     layers: tuple[int, ...]  # in topological order
     devices: tuple[int, ...]  # its replicas
     recompute: bool
@@ -62,80 +62,83 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Pipeline:
-    stages: tuple[Stage, ...]
+class StepPartition:
+    stages: tuple[StepStage, ...]
     seconds: float  # the estimated step
     exact: bool  # no pipeline over convex cuts takes less
     ideals: int  # that were cut behind
 
 
 @dataclass(frozen=True)
-class Problem:
+class StepProblem:
     """A line of devices, and what stages may do on it."""
 
-    places: Places
+    placements: Placements
     microbatches: int
-    schedule: Schedule
-    static: float
+    schedule: FlushedSchedule
+    state_factor: float
     recompute: tuple[bool, ...]
 
     def alive(self, q: int) -> int:
         """Micro-batches of which the q-th stage from the end keeps something at a time."""
         return self.microbatches if self.schedule == "gpipe" else min(self.microbatches, q)
 
-    def rules(self, alive: Sequence[int]) -> Rules:
-        keep, recompute = False in self.recompute, True in self.recompute
-        return Rules(self.static, keep, recompute, np.array(alive))
+    def memory_rules(self, alive: Sequence[int]) -> MemoryRules:
+        may_save, may_recompute = False in self.recompute, True in self.recompute
+        return MemoryRules(self.state_factor, may_save, may_recompute, np.array(alive))
 
-    def best(self, sums: Sums) -> CappedOptimum[list[Span]] | None:
+    def shortest(self, sums: IdealSums) -> CappedOptimum[list[PlacedSegment]] | None:
         """The stages with the shortest step."""
-        devices = len(self.places.kind)
+        devices = len(self.placements.kind)
         depths = [self.alive(max(q, 1)) for q in range(devices + 1)]
-        same = len(set(depths)) == 1
+        same_depth = len(set(depths)) == 1
 
-        def answer(cap: float) -> CappedOptimum[list[Span]] | None:
+        def solve(cap: float) -> CappedOptimum[list[PlacedSegment]] | None:
             # With as few micro-batches alive as any stage has, where that turns out to fit.
-            found = least_sum(sums, self.places, self.rules([min(depths)]), cap)
-            if same or not found or self.fits(sums, found.solution):
-                return found
-            return least_sum(sums, self.places, self.rules(depths), cap)
+            optimum = least_sum(sums, self.placements, self.memory_rules([min(depths)]), cap)
+            if same_depth or not optimum or self.fits(sums, optimum.solution):
+                return optimum
+            return least_sum(sums, self.placements, self.memory_rules(depths), cap)
 
         slowest = (2 * sums.forward[:, -1] + sums.backward[:, -1]).max()
         low = max(float(sums.work[-1]) / devices, np.finfo(float).tiny)
         return least_total(
-            answer,
+            solve,
             self.microbatches - 1,
             low=low * (1 - 1e-9),
             high=max(2 * float(slowest), low),
         )
 
-    def fits(self, sums: Sums, spans: Sequence[Span]) -> bool:
-        rooms = (self.places.room[span.d, span.r] for span in spans)
-        return all(x <= room for x, room in zip(self.memories(sums, spans), rooms, strict=True))
+    def fits(self, sums: IdealSums, segments: Sequence[PlacedSegment]) -> bool:
+        capacities = (self.placements.capacity[segment.d, segment.r] for segment in segments)
+        return all(
+            x <= capacity
+            for x, capacity in zip(self.stage_memories(sums, segments), capacities, strict=True)
+        )
 
-    def memories(self, sums: Sums, spans: Sequence[Span]) -> list[float]:
+    def stage_memories(self, sums: IdealSums, segments: Sequence[PlacedSegment]) -> list[float]:
         """By stage, bytes on each of its devices."""
         return [
-            memory(sums, self.static, span, self.alive(len(spans) - s))
-            for s, span in enumerate(spans)
+            stage_memory(sums, self.state_factor, segment, self.alive(len(segments) - s))
+            for s, segment in enumerate(segments)
         ]
 
-    def step(self, answer: CappedOptimum[list[Span]]) -> float:
-        return (self.microbatches - 1) * answer.largest + answer.sum
+    def step_seconds(self, optimum: CappedOptimum[list[PlacedSegment]]) -> float:
+        return (self.microbatches - 1) * optimum.largest + optimum.sum
 
 
-def stages_for(
-    work: LayerCosts,
-    line: DeviceChain,
+def partition_for_step(
+    costs: LayerCosts,
+    device_chain: DeviceChain,
     *,
     microbatches: int,
-    schedule: Schedule = "1f1b",
-    static: float = 2.0,
+    schedule: FlushedSchedule = "1f1b",
+    state_factor: float = 2.0,
     recompute: Sequence[bool] = (False, True),
-    replicas: int | None = None,
-    limit: int = 1_000_000,
-    operations: float = 5e8,
-) -> Pipeline | None:
+    max_replicas: int | None = None,
+    max_ideals: int = 1_000_000,
+    max_operations: float = 5e8,
+) -> StepPartition | None:
     """The pipeline with the shortest step that fits, or None where none was found that fits.
 
     `static`: bytes held for a byte of parameters (2: weights and gradients). `recompute`: what a stage
@@ -144,71 +147,79 @@ def stages_for(
     """
     if microbatches < 1:
         raise ValueError(f"a step needs at least one micro-batch, got {microbatches}.")
-    order = topological_order(work.successors)
-    ideals = ideals_of(work.successors, max_ideals=limit)
-    sums = sums_of(ideals, work)
-    places = places_of(line, replicas or len(line.kinds))
-    problem = Problem(places, microbatches, schedule, static, tuple(recompute))
-    affordable = _affordable(problem, operations)
+    order = topological_order(costs.successors)
+    ideals = ideals_of(costs.successors, max_ideals=max_ideals)
+    sums = sums_of(ideals, costs)
+    placements = build_placements(device_chain, max_replicas or len(device_chain.kinds))
+    problem = StepProblem(placements, microbatches, schedule, state_factor, tuple(recompute))
+    max_chosen = _affordable_ideals(problem, max_operations)
     chosen = np.arange(len(ideals))
-    if len(ideals) > affordable:
-        chosen = _narrow(ideals, sums.cut, order, affordable)
-    some = sums.only(chosen)
-    found = problem.best(some)
-    worth = _worth_cutting(problem, sums, found)
-    exact = ideals.complete and (len(chosen) == len(ideals) or len(worth) <= affordable)
+    if len(ideals) > max_chosen:
+        chosen = _select_ideals(ideals, sums.cut_bytes, order, max_chosen)
+    chosen_sums = sums.select(chosen)
+    optimum = problem.shortest(chosen_sums)
+    worth_cutting = _worth_cutting(problem, sums, optimum)
+    exact = ideals.complete and (len(chosen) == len(ideals) or len(worth_cutting) <= max_chosen)
     if exact and len(chosen) < len(ideals):
-        chosen, some = worth, sums.only(worth)
-        found = problem.best(some)
-    if not found:
+        chosen, chosen_sums = worth_cutting, sums.select(worth_cutting)
+        optimum = problem.shortest(chosen_sums)
+    if not optimum:
         return None
-    rank = {v: x for x, v in enumerate(order)}
+    position = {v: x for x, v in enumerate(order)}
     stages = [
-        Stage(
+        StepStage(
             layers=tuple(
-                sorted(ideals.layers_between(*chosen[[span.i, span.j]]), key=rank.__getitem__)
+                sorted(
+                    ideals.layers_between(*chosen[[segment.i, segment.j]]), key=position.__getitem__
+                )
             ),
-            devices=tuple(range(span.d, span.d + span.r)),
-            recompute=span.recompute,
-            seconds=seconds(some, places, span),
-            memory=held,
+            devices=tuple(range(segment.d, segment.d + segment.r)),
+            recompute=segment.recompute,
+            seconds=stage_seconds(chosen_sums, placements, segment),
+            memory=memory,
         )
-        for span, held in zip(found.solution, problem.memories(some, found.solution), strict=True)
+        for segment, memory in zip(
+            optimum.solution, problem.stage_memories(chosen_sums, optimum.solution), strict=True
+        )
     ]
-    return Pipeline(tuple(stages), problem.step(found), exact, len(chosen))
+    return StepPartition(tuple(stages), problem.step_seconds(optimum), exact, len(chosen))
 
 
-def _affordable(problem: Problem, operations: float) -> int:
+def _affordable_ideals(problem: StepProblem, max_operations: float) -> int:
     """How many ideals can be looked at in pairs, for all devices, replicas and stages to go."""
-    devices, most = len(problem.places.kind), problem.places.most
+    devices, max_replicas = len(problem.placements.kind), problem.placements.max_replicas
     depths = 1 if problem.schedule == "gpipe" else (devices + 2) / 3
-    of_a_pair = 64 + most.sum() * depths  # the first is for finding out that it is a pair
-    return int((2 * operations / of_a_pair) ** 0.5)
+    per_pair = 64 + max_replicas.sum() * depths  # the first is for finding out that it is a pair
+    return int((2 * max_operations / per_pair) ** 0.5)
 
 
-def _narrow(ideals: Ideals, cut: Array, order: Sequence[int], count: int) -> Array:
+def _select_ideals(ideals: Ideals, cut_bytes: Array, order: Sequence[int], count: int) -> Array:
     """About so many ideals: of each size those with the least at the cut, and prefixes of an order."""
-    each = max(1, count // len(ideals.level_start) - 1)
+    per_size = max(1, count // len(ideals.level_start) - 1)
     prefix = np.zeros_like(ideals.members[0])
     chosen: list[int] = []
     for s in range(len(ideals.level_start) - 1):
         of_size = np.arange(ideals.level_start[s], ideals.level_start[s + 1])
-        chosen.extend(of_size[np.argsort(cut[of_size], kind="stable")[:each]])
+        chosen.extend(of_size[np.argsort(cut_bytes[of_size], kind="stable")[:per_size]])
         chosen.extend(of_size[np.all(ideals.members[of_size] == prefix, axis=1)])
         if s < len(order):
             prefix[order[s] // 64] |= np.uint64(1 << (order[s] % 64))
     return np.unique(chosen)
 
 
-def _worth_cutting(problem: Problem, sums: Sums, found: CappedOptimum[list[Span]] | None) -> Array:
+def _worth_cutting(
+    problem: StepProblem, sums: IdealSums, optimum: CappedOptimum[list[PlacedSegment]] | None
+) -> Array:
     """The ideals that a shorter step than the one found may be cut behind."""
-    if not found:
-        return np.arange(len(sums.cut))
-    places, devices = problem.places, len(problem.places.kind)
-    least = problem.microbatches * sums.work[-1] / devices
-    entry = transfer_seconds(
-        places.entry_latency[1:, None], places.entry_bandwidth[1:, None], sums.cut
+    if not optimum:
+        return np.arange(len(sums.cut_bytes))
+    placements, devices = problem.placements, len(problem.placements.kind)
+    least_seconds = problem.microbatches * sums.work[-1] / devices
+    transfer = transfer_seconds(
+        placements.entry_latency[1:, None], placements.entry_bandwidth[1:, None], sums.cut_bytes
     )
-    worth = least + 2 * entry.min(axis=0, initial=np.inf) <= problem.step(found) * (1 + 1e-9)
-    worth[[0, -1]] = True
-    return np.flatnonzero(worth)
+    is_worth = least_seconds + 2 * transfer.min(axis=0, initial=np.inf) <= problem.step_seconds(
+        optimum
+    ) * (1 + 1e-9)
+    is_worth[[0, -1]] = True
+    return np.flatnonzero(is_worth)
