@@ -123,7 +123,7 @@ def _longest(timeline: Timeline) -> Array:
     tasks, longest = timeline.tasks, np.zeros(len(timeline.program.instructions))
     latency = _latencies(timeline)
     columns: list[tuple[Array, ...]] = []
-    for resource in (tasks.first, tasks.second):
+    for resource in (tasks.first_resource, tasks.second_resource):
         real = resource >= 0
         place = tasks.instruction[real] * tasks.resources + resource[real]
         columns.append((place, (tasks.duration - latency)[real], latency[real]))

@@ -105,7 +105,7 @@ def engine_seconds(tasks: Tasks) -> float:
     """Of the event loop on all tasks."""
     begun = perf_counter()
     run_tasks(
-        tasks.duration, tasks.first, tasks.second, tasks.waits, tasks.pointer, tasks.successor,
+        tasks.duration, tasks.first_resource, tasks.second_resource, tasks.wait_count, tasks.pointer, tasks.successor,
         tasks.resources, tasks.urgency,
     )  # fmt: skip
     return perf_counter() - begun

@@ -30,7 +30,7 @@ def step_seconds(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile, c
 
 
 def _crowding_of(timeline: Timeline, cores: int) -> float:
-    first = timeline.tasks.first
+    first = timeline.tasks.first_resource
     computes = (first >= 0) & (first < timeline.program.plan.devices)
     return crowding(timeline.start[computes], timeline.end[computes], cores)
 

@@ -32,8 +32,8 @@ SYNCS = [
 
 
 def machine_of(name: str) -> Cluster:
-    """`handling`: devices that have to communicate themselves, each in its own time."""
-    if name != "handling:4":
+    """`host_overhead:4`: devices that have to communicate themselves, each in its own time."""
+    if name != "host_overhead:4":
         return cluster(name)
     plain = cluster("local:4")
     figures = [
@@ -43,7 +43,8 @@ def machine_of(name: str) -> Cluster:
         {},
     ]
     devices = [
-        replace(plain.devices[0], kind=f"cpu {n}", handling=own) for n, own in enumerate(figures)
+        replace(plain.devices[0], kind=f"cpu {n}", host_overhead=own)
+        for n, own in enumerate(figures)
     ]
     return build_cluster(name, [(devices, plain.node_links[0], None)])
 

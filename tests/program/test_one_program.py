@@ -24,7 +24,7 @@ from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Key, Move, Program, Reduce, message_bytes
 from raddle.runtime.threads import Result, run_threads
-from raddle.simulation.memory.fitting import check_memory
+from raddle.simulation.memory.check_memory import check_memory
 from raddle.simulation.timeline import simulate
 
 Batches = list[list[tuple[list[Tensor], list[Tensor]]]]  # by step and micro-batch

@@ -38,7 +38,7 @@ def begun(timeline: Timeline) -> list[int]:
     """Slices of the last step in the order in which their sums begin."""
     program, found = timeline.program, []
     number = {own: n for n, own in enumerate(numbered_slices(program.slices))}
-    holds = timeline.tasks.first >= 0
+    holds = timeline.tasks.first_resource >= 0
     for at, i in enumerate(program.instructions):
         if isinstance(i, Reduce) and i.key.step == program.plan.steps - 1:
             own = timeline.start[(timeline.tasks.instruction == at) & holds]

@@ -77,7 +77,7 @@ def message(timeline: Timeline, value: str, what: str = "activation") -> tuple[i
 
 def spans(timeline: Timeline, pick: Callable[[Any], bool]) -> dict[int, tuple[int, int]]:
     number = next(n for n, i in enumerate(timeline.program.instructions) if pick(i))
-    chosen = (timeline.tasks.instruction == number) & (timeline.tasks.first >= 0)
+    chosen = (timeline.tasks.instruction == number) & (timeline.tasks.first_resource >= 0)
     return {
         int(timeline.tasks.device[t]): (int(timeline.start[t]), int(timeline.end[t]))
         for t in np.flatnonzero(chosen)
@@ -233,7 +233,14 @@ def simulated(model: str, machine: str, seed: int, **more: Any) -> Timeline:
 def engine(timeline: Timeline, duration: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     t = timeline.tasks
     return run_tasks(
-        duration, t.first, t.second, t.waits, t.pointer, t.successor, t.resources, t.urgency
+        duration,
+        t.first_resource,
+        t.second_resource,
+        t.wait_count,
+        t.pointer,
+        t.successor,
+        t.resources,
+        t.urgency,
     )
 
 
@@ -258,7 +265,9 @@ def test_lasts_as_long_as_its_critical_path_and_any_device(**plan: Any) -> None:
     assert (timeline.start[path[1:]] == timeline.end[path[:-1]]).all()
     assert timeline.tasks.duration[path].sum() == total
     for resource in range(timeline.tasks.resources):
-        held = (timeline.tasks.first == resource) | (timeline.tasks.second == resource)
+        held = (timeline.tasks.first_resource == resource) | (
+            timeline.tasks.second_resource == resource
+        )
         assert timeline.tasks.duration[held].sum() <= total
 
 
@@ -304,7 +313,9 @@ def fixed(timeline: Timeline) -> Fixed:
         for other in tasks.successor[tasks.pointer[task] : tasks.pointer[task + 1]]:
             before[other].append(task)
     for resource in range(tasks.resources):
-        held = np.flatnonzero((tasks.first == resource) | (tasks.second == resource))
+        held = np.flatnonzero(
+            (tasks.first_resource == resource) | (tasks.second_resource == resource)
+        )
         held = held[np.argsort(timeline.start[held], kind="stable")]
         for a, b in itertools.pairwise(held):
             before[b].append(int(a))

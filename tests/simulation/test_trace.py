@@ -47,8 +47,10 @@ def test_is_written_as_the_path_says(name: str, tmp_path: Path) -> None:
 def test_slices(sync: str, machine: str, tmp_path: Path) -> None:
     timeline, events = traced(tmp_path / "t.json", machine, sync=sync)
     tasks, slices = timeline.tasks, of(events, "X")
-    assert len(slices) == np.sum(tasks.first >= 0) + np.sum(tasks.second >= 0)
-    assert sum(e["pid"] < 4 for e in slices) == np.sum((tasks.first >= 0) & (tasks.first < 4))
+    assert len(slices) == np.sum(tasks.first_resource >= 0) + np.sum(tasks.second_resource >= 0)
+    assert sum(e["pid"] < 4 for e in slices) == np.sum(
+        (tasks.first_resource >= 0) & (tasks.first_resource < 4)
+    )
     assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(timeline.total_seconds * 1e6)
     lanes: dict[tuple[int, int], list[Event]] = {}
     for e in slices:

@@ -6,7 +6,7 @@ from raddle.searches.predict import STEPS, details, simulate_steps
 from raddle.simulation.engine import run_tasks
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.memory.peaks import peak_bytes
-from raddle.simulation.rows import Tasks
+from raddle.simulation.task_table import Tasks
 from raddle.simulation.timeline import Timeline, simulate
 from raddle.simulation.trace import write_trace
 

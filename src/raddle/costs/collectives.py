@@ -39,7 +39,7 @@ def all_reduce_topology(cluster: Cluster, devices: Sequence[int]) -> AllReduceTo
         for local in nodes.values()
         if len(local) > 1
     ]
-    leaders = [own[0] for own in nodes.values()]
+    leaders = [node_devices[0] for node_devices in nodes.values()]
     between = slowest_hop(cluster, leaders) if len(leaders) > 1 else (1.0, 0.0)
     whole = slowest_hop(cluster, devices)
     return AllReduceTopology(float(len(devices)), *whole, float(len(leaders)), *between, node_rings)

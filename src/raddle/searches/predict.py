@@ -15,7 +15,7 @@ from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.program import Move, Reduce
 from raddle.searches.baselines.data import data
-from raddle.simulation.memory.fitting import fits
+from raddle.simulation.memory.check_memory import fits
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline, simulate
 

@@ -27,6 +27,6 @@ def simulate_single_step(
     timeline = simulate(lower(graph, plan), cluster, profile)
     tasks = timeline.tasks
     load = np.zeros(tasks.resources, np.int64)
-    for resource in (tasks.first, tasks.second):
+    for resource in (tasks.first_resource, tasks.second_resource):
         np.add.at(load, resource[resource >= 0], tasks.duration[resource >= 0])
     return StepTime(int(timeline.end.max()), int(load.max()))

@@ -33,8 +33,8 @@ def with_slice_order(
     timeline = simulate(program, cluster, profile, overtaking=True)
     first_start = np.full(len(program.instructions), np.iinfo(np.int64).max)
     tasks = timeline.tasks
-    uses_link = (tasks.first >= 0) | (
-        tasks.second >= 0
+    uses_link = (tasks.first_resource >= 0) | (
+        tasks.second_resource >= 0
     )  # what holds no link begins when it is ready
     np.minimum.at(first_start, tasks.instruction[uses_link], timeline.start[uses_link])
     sums = [

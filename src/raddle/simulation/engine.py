@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-MOST_TASKS = 2**32 - 1
+TASK_MASK = 2**32 - 1
 
 
 @njit(cache=True)
@@ -47,13 +47,13 @@ def run_tasks(
                 stack[depth] = i
                 depth += 1
             else:
-                size = _push(heap_time, heap_task, size, 0, _ranked(urgency[i], i))
+                size = _push(heap_time, heap_task, size, 0, _heap_key(urgency[i], i))
     while size or depth:
         if depth:
             depth -= 1
             task = stack[depth]
         else:
-            task = heap_task[0] & MOST_TASKS
+            task = heap_task[0] & TASK_MASK
             now = heap_time[0]
             size = _pop(heap_time, heap_task, size)
             if urgency[task]:
@@ -63,7 +63,9 @@ def run_tasks(
                         free_at = free[resource]
                         cause[task] = last[resource]
                 if free_at > now:  # looks again then, with all others that wait
-                    size = _push(heap_time, heap_task, size, free_at, _ranked(urgency[task], task))
+                    size = _push(
+                        heap_time, heap_task, size, free_at, _heap_key(urgency[task], task)
+                    )
                     continue
         begin = ready[task]
         for resource in (first[task], second[task]):
@@ -88,13 +90,13 @@ def run_tasks(
                     depth += 1
                 else:
                     size = _push(
-                        heap_time, heap_task, size, ready[other], _ranked(urgency[other], other)
+                        heap_time, heap_task, size, ready[other], _heap_key(urgency[other], other)
                     )
     return start, end, cause
 
 
 @njit(cache=True)
-def _ranked(urgency: int, task: int) -> int:
+def _heap_key(urgency: int, task: int) -> int:
     return (urgency << 32) | task
 
 

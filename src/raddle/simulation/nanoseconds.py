@@ -9,14 +9,14 @@ import numpy as np
 from raddle.errors import InputError
 
 Array = np.ndarray
-LONGEST = 4e9  # seconds, in nanoseconds less than half of 64 bits
+MAX_SECONDS = 4e9  # seconds, in nanoseconds less than half of 64 bits
 
 
-def nanoseconds(seconds: Sequence[float], *, least: int = 1) -> Array:
+def nanoseconds(seconds: Sequence[float], *, minimum: int = 1) -> Array:
     """At least one: a task on a resource takes time."""
-    given = np.asarray(seconds, np.float64)
-    if not (given <= LONGEST).all():
+    values = np.asarray(seconds, np.float64)
+    if not (values <= MAX_SECONDS).all():
         raise InputError(
-            f"a task would take {given.max():g} s: look for a wrong figure in the cluster or the profile."
+            f"a task would take {values.max():g} s: look for a wrong figure in the cluster or the profile."
         )
-    return np.maximum(least, np.rint(given * 1e9)).astype(np.int64)
+    return np.maximum(minimum, np.rint(values * 1e9)).astype(np.int64)

@@ -16,10 +16,10 @@ from typing import Any
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.program.program import Merge, Move, Program, Reduce, Run, Update
-from raddle.simulation.computing import Computing
-from raddle.simulation.rows import Rows, Tasks
-from raddle.simulation.sending import Sending
-from raddle.simulation.summing import Summing
+from raddle.simulation.all_reduce_tasks import AllReduceTasks
+from raddle.simulation.compute_tasks import ComputeTasks
+from raddle.simulation.message_tasks import MessageTasks
+from raddle.simulation.task_table import Tasks, TaskTable
 
 
 def build_tasks(
@@ -29,21 +29,21 @@ def build_tasks(
     *,
     overtaking: bool = False,
 ) -> Tasks:
-    rows, urgency = Rows(program.plan.devices), urgencies(program)
-    computing = Computing(rows, program, cluster, profile)
+    table, urgency = TaskTable(program.plan.devices), slice_urgencies(program)
+    compute_tasks = ComputeTasks(table, program, cluster, profile)
     builders: dict[type, Callable[[int, Any], None]] = {  # one a type of instruction
-        Run: computing.run,
-        Merge: computing.merge,
-        Update: computing.update,
-        Move: Sending(rows, program, cluster, urgency).move,
-        Reduce: Summing(rows, program, cluster, urgency, overtaking=overtaking).reduce,
+        Run: compute_tasks.add_run,
+        Merge: compute_tasks.add_merge,
+        Update: compute_tasks.add_update,
+        Move: MessageTasks(table, program, cluster, urgency).add_move,
+        Reduce: AllReduceTasks(table, program, cluster, urgency, overtaking=overtaking).add_reduce,
     }
     for number, instruction in enumerate(program.instructions):
         builders[type(instruction)](number, instruction)
-    return rows.tasks(program.plan.devices + len(cluster.links))
+    return table.build(program.plan.devices + len(cluster.links))
 
 
-def urgencies(program: Program) -> dict[str, int]:
+def slice_urgencies(program: Program) -> dict[str, int]:
     """By sliced parameter. Slices wait for a link without holding up others: the first first, or, where the
     way to synchronise says so, the most urgent."""
     urgent = program.plan.syncing.urgent

@@ -13,8 +13,8 @@ from raddle.errors import InputError
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.program import Program, Update
 from raddle.simulation.engine import run_tasks
-from raddle.simulation.nanoseconds import LONGEST
-from raddle.simulation.rows import Tasks
+from raddle.simulation.nanoseconds import MAX_SECONDS
+from raddle.simulation.task_table import Tasks
 from raddle.simulation.tasks import build_tasks
 
 Array = np.ndarray
@@ -36,15 +36,15 @@ def simulate(
             f"the plan needs {program.plan.devices} devices, '{cluster.name}' has {len(cluster.devices)}."
         )
     tasks = build_tasks(program, cluster, profile, overtaking=overtaking)
-    if float(tasks.duration.sum(dtype=np.float64)) > 1e9 * LONGEST:
+    if float(tasks.duration.sum(dtype=np.float64)) > 1e9 * MAX_SECONDS:
         raise InputError(
-            f"the tasks would take more than {LONGEST:g} s: look for a wrong figure in '{cluster.name}'."
+            f"the tasks would take more than {MAX_SECONDS:g} s: look for a wrong figure in '{cluster.name}'."
         )
     start, end, cause = run_tasks(
         tasks.duration,
-        tasks.first,
-        tasks.second,
-        tasks.waits,
+        tasks.first_resource,
+        tasks.second_resource,
+        tasks.wait_count,
         tasks.pointer,
         tasks.successor,
         tasks.resources,
@@ -74,10 +74,11 @@ class Timeline:
         """When the last update of each step has ended."""
         steps = np.array([i.key.step for i in self.program.instructions])
         updates = np.array([isinstance(i, Update) for i in self.program.instructions])
-        of = self.tasks.instruction
-        chosen = updates[of] if updates.any() else np.ones(len(of), bool)
+        instruction = self.tasks.instruction
+        chosen = updates[instruction] if updates.any() else np.ones(len(instruction), bool)
         return [
-            int(self.end[chosen & (steps[of] == s)].max()) for s in range(self.program.plan.steps)
+            int(self.end[chosen & (steps[instruction] == s)].max())
+            for s in range(self.program.plan.steps)
         ]
 
     @property
@@ -97,10 +98,10 @@ class Timeline:
     @cached_property
     def compute_seconds(self) -> Array:
         """By device, busy in one step on average."""
-        return self._busy(self.tasks.first < self.program.plan.devices)
+        return self._seconds_by_device(self.tasks.first_resource < self.program.plan.devices)
 
-    def _busy(self, chosen: Array) -> Array:
-        chosen = chosen & (self.tasks.first >= 0)
+    def _seconds_by_device(self, chosen: Array) -> Array:
+        chosen = chosen & (self.tasks.first_resource >= 0)
         total = np.bincount(
             self.tasks.device[chosen],
             weights=self.tasks.duration[chosen].astype(np.float64),
@@ -144,7 +145,7 @@ class Timeline:
                 "exposed": exposed,
                 "idle": max(0.0, total - float(self.compute_seconds[d]) - exposed),
             }
-            for d, exposed in enumerate(self._exposed())
+            for d, exposed in enumerate(self._exposed_seconds())
         ]
 
     @cached_property
@@ -155,16 +156,18 @@ class Timeline:
         np.maximum.at(ready, self.tasks.successor, before)
         return ready
 
-    def _exposed(self) -> list[float]:
+    def _exposed_seconds(self) -> list[float]:
         tasks, devices = self.tasks, self.program.plan.devices
-        compute = (tasks.first >= 0) & (tasks.first < devices)
-        comm = tasks.first >= devices
+        compute = (tasks.first_resource >= 0) & (tasks.first_resource < devices)
+        comm = tasks.first_resource >= devices
         since = np.where(comm, self.ready, self.start)
         result = []
         for d in range(devices):
-            mine = tasks.device == d
-            busy = _union(self.start[mine & compute], self.end[mine & compute])
-            either = _union(since[mine & (compute | comm)], self.end[mine & (compute | comm)])
+            on_device = tasks.device == d
+            busy = _union_length(self.start[on_device & compute], self.end[on_device & compute])
+            either = _union_length(
+                since[on_device & (compute | comm)], self.end[on_device & (compute | comm)]
+            )
             result.append((either - busy) / 1e9 / self.program.plan.steps)
         return result
 
@@ -176,7 +179,7 @@ class Timeline:
         return path[::-1]
 
 
-def _union(start: Array, end: Array) -> int:
+def _union_length(start: Array, end: Array) -> int:
     """The length of the union of intervals."""
     if not len(start):
         return 0

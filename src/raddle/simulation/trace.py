@@ -28,12 +28,12 @@ def write_trace(timeline: Timeline, path: str | pathlib.Path) -> None:
 def trace_events(timeline: Timeline) -> Iterator[Event]:
     kinds = [d.kind for d in timeline.cluster.devices[: timeline.program.plan.devices]]
     yield from lane_names(kinds, timeline.cluster.links)
-    yield from _slices(timeline)
-    yield from _arrows(timeline)
-    yield from _memory(timeline)
+    yield from _task_events(timeline)
+    yield from _message_arrows(timeline)
+    yield from _memory_events(timeline)
 
 
-def _micros(nanoseconds: Any) -> float:
+def _microseconds(nanoseconds: Any) -> float:
     return int(nanoseconds) / 1000
 
 
@@ -45,18 +45,18 @@ def _lane(timeline: Timeline, resource: int) -> Event:
     return {"pid": devices, "tid": int(resource) - devices}
 
 
-def _slices(timeline: Timeline) -> Iterator[Event]:
+def _task_events(timeline: Timeline) -> Iterator[Event]:
     tasks = timeline.tasks
     titles = [_title(i) for i in timeline.program.instructions]
-    for resources in (tasks.first, tasks.second):
+    for resources in (tasks.first_resource, tasks.second_resource):
         for task in np.flatnonzero(resources >= 0):
             title = titles[tasks.instruction[task]]
             yield {
                 "ph": "X",
                 **title,
                 **_lane(timeline, resources[task]),
-                "ts": _micros(timeline.start[task]),
-                "dur": _micros(timeline.end[task] - timeline.start[task]),
+                "ts": _microseconds(timeline.start[task]),
+                "dur": _microseconds(timeline.end[task] - timeline.start[task]),
                 "args": {**title["args"], "bytes": int(tasks.nbytes[task])},
             }
 
@@ -77,44 +77,44 @@ def _title(i: Instruction) -> Event:
     return {"name": name, "cat": what, "args": args}
 
 
-def _arrows(timeline: Timeline) -> Iterator[Event]:
+def _message_arrows(timeline: Timeline) -> Iterator[Event]:
     """From the last run that a message waited for to the first that waits for it."""
     tasks = timeline.tasks
-    before, after = _neighbours(timeline)
-    for task in np.flatnonzero((tasks.source != tasks.device) & (tasks.first >= 0)):
+    before, after = _compute_neighbours(timeline)
+    for task in np.flatnonzero((tasks.source != tasks.device) & (tasks.first_resource >= 0)):
         i = timeline.program.instructions[tasks.instruction[task]]
         assert isinstance(i, Move)
-        own = _lane(timeline, tasks.first[task])
+        message_lane = _lane(timeline, tasks.first_resource[task])
         title = {"name": i.value, "cat": str(i.kind), "id": int(task)}
         # An arrow holds on to the slice that its time lies in, so it starts just before that slice's end.
         start, end = timeline.start[task], timeline.end[task]
-        made, used = before[task], after[task]
+        producer, user = before[task], after[task]
         tail = (
-            (own, start)
-            if made < 0
-            else (_lane(timeline, tasks.first[made]), timeline.end[made] - 1)
+            (message_lane, start)
+            if producer < 0
+            else (_lane(timeline, tasks.first_resource[producer]), timeline.end[producer] - 1)
         )
         head = (
-            (own, end - 1)
-            if used < 0
-            else (_lane(timeline, tasks.first[used]), timeline.start[used])
+            (message_lane, end - 1)
+            if user < 0
+            else (_lane(timeline, tasks.first_resource[user]), timeline.start[user])
         )
-        tail_end, head_end = ({**lane, "ts": _micros(at)} for lane, at in (tail, head))
+        tail_end, head_end = ({**lane, "ts": _microseconds(at)} for lane, at in (tail, head))
         yield from arrow(tail_end, head_end, **title)
 
 
-def _neighbours(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
+def _compute_neighbours(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     """By task, the last compute task that it waited for and the first that waits for it, or -1."""
     tasks, count = timeline.tasks, len(timeline.start)
     earlier = np.repeat(np.arange(count), np.diff(tasks.pointer))
     later = tasks.successor.astype(np.int64)
-    computes = (tasks.first >= 0) & (tasks.first < timeline.program.plan.devices)
+    computes = (tasks.first_resource >= 0) & (tasks.first_resource < timeline.program.plan.devices)
     before, after = np.full(count, -1), np.full(count, -1)
     chosen = np.flatnonzero(computes[earlier])
     chosen = chosen[np.argsort(timeline.end[earlier[chosen]], kind="stable")]
     before[later[chosen]] = earlier[chosen]  # of several, the last one is kept
     # Messages that arrive together are joined by a task of no length, which stands for what waits for it.
-    for through in (~computes & (tasks.first < 0), np.ones(count, bool)):
+    for through in (~computes & (tasks.first_resource < 0), np.ones(count, bool)):
         target = np.where(computes[later], later, after[later])
         chosen = np.flatnonzero((target >= 0) & through[earlier])
         chosen = chosen[np.argsort(-timeline.start[target[chosen]], kind="stable")]
@@ -122,13 +122,13 @@ def _neighbours(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     return before, after
 
 
-def _memory(timeline: Timeline) -> Iterator[Event]:
+def _memory_events(timeline: Timeline) -> Iterator[Event]:
     for d, (times, nbytes) in enumerate(memory_curves(timeline)):
         for time, held in zip(times, nbytes, strict=True):
             yield {
                 "ph": "C",
                 "name": "memory",
                 "pid": d,
-                "ts": _micros(time),
+                "ts": _microseconds(time),
                 "args": {"bytes": int(held)},
             }

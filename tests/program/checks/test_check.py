@@ -22,7 +22,7 @@ from raddle.program.lower import lower
 from raddle.program.message_kind import MessageKind
 from raddle.program.parameter_slices import numbered_slices
 from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Run, Update
-from raddle.simulation.memory.fitting import check_memory
+from raddle.simulation.memory.check_memory import check_memory
 
 # -- accepted -------------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ def slices_are_the_simulation(found: dict[str, Any], read: Any, timeline: Timeli
     """Every task in the window is a slice on its lanes, with its times, and nothing else is."""
     begin, end = ([0, *timeline.step_ends])[-2:]
     tasks = timeline.tasks
-    inside = (tasks.first >= 0) & (timeline.end > begin) & (timeline.start < end)
+    inside = (tasks.first_resource >= 0) & (timeline.end > begin) & (timeline.start < end)
     assert found["period_ns"] == end - begin
     names = [lane["name"] for lane in found["lanes"]]
     devices = timeline.program.plan.devices
@@ -77,7 +77,12 @@ def slices_are_the_simulation(found: dict[str, Any], read: Any, timeline: Timeli
         return all_names[resource] if resource >= 0 else ""
 
     expected = sorted(
-        (lane(tasks.first[t]), lane(tasks.second[t]), timeline.start[t] - begin, tasks.duration[t])
+        (
+            lane(tasks.first_resource[t]),
+            lane(tasks.second_resource[t]),
+            timeline.start[t] - begin,
+            tasks.duration[t],
+        )
         for t in np.flatnonzero(inside)
     )
     columns = [read(found[key]) for key in ("lane", "lane2", "start", "duration")]

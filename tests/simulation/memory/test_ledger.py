@@ -6,9 +6,9 @@ from small_models import mlp, planned
 from raddle.clusters import cluster
 from raddle.program.lower import lower
 from raddle.program.program import Move, Run
-from raddle.simulation.memory.lasting import lasting_bytes, state_bytes
 from raddle.simulation.memory.ledger import NEVER, Ledger
-from raddle.simulation.memory.times import MicroTimes
+from raddle.simulation.memory.micro_batch_times import MicroBatchTimes
+from raddle.simulation.memory.persistent import persistent_bytes, state_bytes
 from raddle.simulation.timeline import Timeline, simulate
 
 
@@ -37,18 +37,18 @@ def test_spans_and_flights_are_those_of_the_tasks() -> None:
     flight = ledger.flight(number, move)
     assert (flight.source.tolist(), flight.target.tolist()) == ([0], [1])
     assert flight.end[0] <= start[1]
-    assert ledger.gone(flight) is flight.end
-    assert Ledger(found, through_host=True).gone(flight) is not flight.end
-    times = MicroTimes(ledger, range(len(instructions)))
+    assert ledger.departure(flight) is flight.end
+    assert Ledger(found, through_host=True).departure(flight) is not flight.end
+    times = MicroBatchTimes(ledger, range(len(instructions)))
     assert times.span("relu", "F").start[1] == start[1]
     assert not times.recomputed("relu")
-    assert times.sent(move.value, move.kind)[0] == flight.end[0]
+    assert times.last_departure(move.value, move.kind)[0] == flight.end[0]
 
 
 def test_a_library_is_there_beside_the_states() -> None:
     found = timeline()
     states, lasting = (
-        state_bytes(found.program), lasting_bytes(found.program, found.cluster)
+        state_bytes(found.program), persistent_bytes(found.program, found.cluster)
     )  # fmt: skip
     taken = [int(d.workspace["matmul"]) for d in found.cluster.devices]
     assert (lasting - states).tolist() == taken

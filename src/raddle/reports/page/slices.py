@@ -26,11 +26,11 @@ def describe_timeline(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     """Lanes (devices, then links), titles, and columns over slices; times in ns since the window began."""
     tasks, devices = timeline.tasks, timeline.program.plan.devices
     begin, end = ([0, *timeline.step_ends])[-2:]
-    chosen = (tasks.first >= 0) & (timeline.end > begin) & (timeline.start < end)
+    chosen = (tasks.first_resource >= 0) & (timeline.end > begin) & (timeline.start < end)
     drawn = _most_devices(tasks.device[chosen], devices)
     chosen &= tasks.device < drawn
     index = np.flatnonzero(chosen)
-    first, second = tasks.first[index], tasks.second[index]
+    first, second = tasks.first_resource[index], tasks.second_resource[index]
     used = np.unique(np.concatenate([first, second[second >= 0], np.arange(drawn)]))
     lane = np.full(tasks.resources + 1, -1)  # the last stands for no second link
     lane[used] = np.arange(len(used))

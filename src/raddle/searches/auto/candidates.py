@@ -16,7 +16,7 @@ from raddle.searches.recomputation import recompute_blocks
 from raddle.searches.settings import Settings
 from raddle.searches.single_step import simulate_single_step
 from raddle.simulation.fast.evaluator import Evaluator
-from raddle.simulation.memory.fitting import fits
+from raddle.simulation.memory.check_memory import fits
 from raddle.simulation.memory.peaks import peak_bytes
 
 

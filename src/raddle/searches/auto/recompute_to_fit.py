@@ -8,7 +8,7 @@ from raddle.errors import InputError
 from raddle.program.lower import lower
 from raddle.searches.attempts import reasons
 from raddle.searches.auto.candidates import Candidate, CandidateSimulator
-from raddle.simulation.memory.lasting import state_bytes
+from raddle.simulation.memory.persistent import state_bytes
 
 BLOCK_COUNTS = (2, 4, 8, 16)
 

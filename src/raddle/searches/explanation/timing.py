@@ -98,7 +98,7 @@ class Simulated:
         tasks, devices = timeline.tasks, timeline.program.plan.devices
         load = np.zeros(tasks.resources, np.int64)
         apart = tasks.source != tasks.device  # messages
-        for held in (tasks.first, tasks.second):
+        for held in (tasks.first_resource, tasks.second_resource):
             counted = (held >= 0) & ((held < devices) | apart)
             np.add.at(load, held[counted], tasks.duration[counted])
         load //= timeline.program.plan.steps

@@ -34,7 +34,7 @@ from raddle.searches.hypergraph.mixed_states import State, first_starts, state_o
 from raddle.searches.predict import simulate_steps
 from raddle.searches.settings import Clock, OnProgress
 from raddle.simulation.fast.evaluator import Evaluator
-from raddle.simulation.memory.fitting import fits
+from raddle.simulation.memory.check_memory import fits
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline
 

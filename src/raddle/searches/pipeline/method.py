@@ -41,7 +41,7 @@ from raddle.searches.pipeline.request import Asked, pipeline_of
 from raddle.searches.pipeline.shortest_step import StepPartition, partition_for_step
 from raddle.searches.settings import Clock, PipelineResult, SearchResult, Settings
 from raddle.searches.starts import first_devices
-from raddle.simulation.memory.fitting import fits
+from raddle.simulation.memory.check_memory import fits
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
 

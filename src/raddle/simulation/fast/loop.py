@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from raddle.simulation.engine import MOST_TASKS, _pop, _push, _ranked
+from raddle.simulation.engine import TASK_MASK, _heap_key, _pop, _push
 from raddle.simulation.fast.arrays import (
     DEVICE,
     DONE,
@@ -62,13 +62,13 @@ def run(
                 stack[depth] = n
                 depth += 1
             else:
-                size = _push(heap_time, heap_node, size, 0, _ranked(node_of[n, URGENCY], n))
+                size = _push(heap_time, heap_node, size, 0, _heap_key(node_of[n, URGENCY], n))
     while size or depth:
         if depth:
             depth -= 1
             node = stack[depth]
         else:
-            node = heap_node[0] & MOST_TASKS
+            node = heap_node[0] & TASK_MASK
             now = heap_time[0]
             size = _pop(heap_time, heap_node, size)
             if node_of[node, URGENCY]:
@@ -77,7 +77,7 @@ def run(
                     if resource >= 0 and free[resource] > free_at:
                         free_at = free[resource]
                 if free_at > now:  # looks again then, with all others that wait
-                    rank = _ranked(node_of[node, URGENCY], node)
+                    rank = _heap_key(node_of[node, URGENCY], node)
                     size = _push(heap_time, heap_node, size, free_at, rank)
                     continue
         count += 1
@@ -120,7 +120,7 @@ def run(
                     stack[depth] = other
                     depth += 1
                 else:
-                    rank = _ranked(node_of[other, URGENCY], other)
+                    rank = _heap_key(node_of[other, URGENCY], other)
                     size = _push(heap_time, heap_node, size, ready[other], rank)
     counts[2] = count
     for d in range(devices):

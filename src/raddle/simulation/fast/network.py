@@ -9,9 +9,9 @@ import numpy as np
 from raddle.clusters import Cluster
 from raddle.costs.collectives import all_reduce_topology
 from raddle.costs.host_overhead import has_host_overhead, host_seconds
+from raddle.simulation.all_reduce_tasks import ring_links
 from raddle.simulation.fast.arrays import Handling, Rings
-from raddle.simulation.sending import links_held
-from raddle.simulation.summing import ring_links
+from raddle.simulation.message_tasks import route_resources
 
 Array = np.ndarray
 
@@ -35,7 +35,7 @@ def routes(cluster: Cluster) -> Routes:
             if s != t:
                 route = cluster.route(s, t)
                 latency[s, t], bandwidth[s, t] = route.latency, route.bandwidth
-                first[s, t], second[s, t] = links_held(cluster, s, t, count)
+                first[s, t], second[s, t] = route_resources(cluster, s, t, count)
     return Routes(latency, bandwidth, first, second)
 
 

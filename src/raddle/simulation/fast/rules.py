@@ -19,4 +19,4 @@ def compiled(module: ModuleType) -> dict[str, Any]:
     return scope
 
 
-assemble = compiled(script)["assemble"]
+assemble = compiled(step_script)["assemble"]

@@ -23,23 +23,25 @@ class Layout:
     """Bytes of values by device in a variant of a program, and which views are free."""
 
     def __init__(self, program: Program, variant: int = 0) -> None:
-        self.program, self.count, self.number = program, program.plan.devices, variant
+        self.program, self.count, self.variant_number = program, program.plan.devices, variant
         self.variant = program.variants[variant]
         self.graph = self.variant.graph
-        self.kept = {
+        self.saved = {
             op.name: saved_for_backward(self.graph, program.active, op) for op in self.graph.ops
         }
-        self.size: dict[str, Array] = {}  # of a value that an operator gives, complete
-        self.part: dict[str, Array] = {}  # of the partial results of an operator
-        self._pieces: dict[int, dict[str, tuple[str, ...]]] = {}  # by device and operator
+        self.output_bytes: dict[str, Array] = {}  # of a value that an operator gives, complete
+        self.partial_bytes: dict[str, Array] = {}  # of the partial results of an operator
+        self._segment_ops: dict[int, dict[str, tuple[str, ...]]] = {}  # by device and operator
         for op in self.graph.ops:
-            self._measure(op)
+            self._add_bytes(op)
         sent: dict[str, tuple[Message, ...]] = {}
         for i in program.instructions:
             if isinstance(i, Move) and i.key.variant == variant and i.kind.is_activation:
                 sent.setdefault(i.value, i.messages)
-        self.free = {op.name: self._free(op, sent) for op in self.graph.ops if op.traits.view}
-        self.inputs = {
+        self.free_views = {
+            op.name: self._is_free_view(op, sent) for op in self.graph.ops if op.traits.view
+        }
+        self.input_bytes = {
             name: read_bytes(program, self.variant, [name])
             for name in self.graph.inputs
             if self.graph.values[name].role == "input"
@@ -48,59 +50,64 @@ class Layout:
     @cached_property
     def _segments(self) -> dict[str, Array]:
         """By recomputed operator and device, the number of its segment (or -1)."""
-        found: dict[str, Array] = {}
+        segment_numbers: dict[str, Array] = {}
         names = {name for block in self.program.plan.recompute for name in block}
         for d in range(self.count) if names else ():
-            for number, ops in enumerate(segments(self.program, d, self.number)):
+            for number, ops in enumerate(segments(self.program, d, self.variant_number)):
                 for op in ops:
                     if op.name in names:
-                        found.setdefault(op.name, np.full(self.count, -1))[d] = number
-        return found
+                        segment_numbers.setdefault(op.name, np.full(self.count, -1))[d] = number
+        return segment_numbers
 
-    def piece(self, op: str, device: int) -> tuple[str, ...]:
+    def segment_of(self, op: str, device: int) -> tuple[str, ...]:
         """The operators of a segment of a device, which run in one piece."""
-        if device not in self._pieces:
-            cut = segments(self.program, device, self.number)
-            own = [tuple(o.name for o in ops) for ops in cut]
-            self._pieces[device] = {name: names for names in own for name in names}
-        return self._pieces[device].get(op, ())
+        if device not in self._segment_ops:
+            op_lists = segments(self.program, device, self.variant_number)
+            names_by_segment = [tuple(o.name for o in ops) for ops in op_lists]
+            self._segment_ops[device] = {
+                name: names for names in names_by_segment for name in names
+            }
+        return self._segment_ops[device].get(op, ())
 
-    def together(self, value: str, reader: str) -> Array:
+    def recomputed_together(self, value: str, reader: str) -> Array:
         """Where a value and what reads it are computed again in one segment."""
-        found = self._segments
-        if reader not in found or self.graph.values[value].role != "op":
+        segment_numbers = self._segments
+        if reader not in segment_numbers or self.graph.values[value].role != "op":
             return np.zeros(self.count, bool)
         producer = self._producers[value].name
-        if producer not in found or producer in self.variant.merges:
+        if producer not in segment_numbers or producer in self.variant.merges:
             return np.zeros(self.count, bool)
-        return np.asarray((found[producer] >= 0) & (found[producer] == found[reader]))
+        return np.asarray(
+            (segment_numbers[producer] >= 0)
+            & (segment_numbers[producer] == segment_numbers[reader])
+        )
 
     @cached_property
     def _producers(self) -> dict[str, Op]:
         return {o: op for op in self.graph.ops for o in op.outputs}
 
-    def none(self) -> Array:
+    def zeros(self) -> Array:
         return np.zeros(self.count, np.int64)
 
-    def _measure(self, op: Op) -> None:
+    def _add_bytes(self, op: Op) -> None:
         tiling = self.variant.tiles[op.name]
         devices = np.array(tiling.devices)
         if op.name in self.variant.merges:
-            part = self.none()
+            part = self.zeros()
             for tile, volume in zip(
                 tiling.tiles, _volumes(tiling, op.space.outputs[0]), strict=True
             ):
                 part[tile.device] += volume * tensors_per_part(op, tile.box)
-            self.part[op.name] = part * self.program.element_bytes(op.outputs[0])
+            self.partial_bytes[op.name] = part * self.program.element_bytes(op.outputs[0])
         for name, dims in zip(op.outputs, op.space.outputs, strict=True):
-            size = self.none()
+            size = self.zeros()
             for cell in self.variant.merges.get(op.name, ()):
                 size[list(cell.devices)] += cell.box.volume
             if op.name not in self.variant.merges:
                 np.add.at(size, devices, _volumes(tiling, dims))
-            self.size[name] = size * self.program.element_bytes(name)
+            self.output_bytes[name] = size * self.program.element_bytes(name)
 
-    def _free(self, op: Op, messages: Mapping[str, Sequence[Message]]) -> Array:
+    def _is_free_view(self, op: Op, messages: Mapping[str, Sequence[Message]]) -> Array:
         """Where a view is one: every tile looks at a box that its device holds in one piece."""
         free = np.zeros(self.count, bool)
         free[list(self.variant.tiles[op.name].devices)] = True
@@ -143,7 +150,7 @@ def read_bytes(program: Program, variant: Variant, names: Iterable[str]) -> Arra
                         read[name].setdefault(d, set()).add(region)
     for name, by_device in read.items():
         for d, regions in by_device.items():
-            total[d] += program.element_bytes(name) * _union(sorted(regions))
+            total[d] += program.element_bytes(name) * _union_volume(sorted(regions))
     return total
 
 
@@ -163,6 +170,6 @@ def _volumes(tiling: Tiling, dims: Sequence[int]) -> Array:
     return np.repeat(volumes, tiling.copies)
 
 
-def _union(boxes: Sequence[Box]) -> int:
+def _union_volume(boxes: Sequence[Box]) -> int:
     """How many points boxes have together."""
     return sum(piece.volume for i, box in enumerate(boxes) for piece in subtract(box, boxes[:i]))

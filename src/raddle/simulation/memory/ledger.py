@@ -32,7 +32,7 @@ class Flight(NamedTuple):
     start: Array
     end: Array
 
-    def joined(self, other: Flight) -> Flight:
+    def concatenated(self, other: Flight) -> Flight:
         """Stages return their parts of a gradient one by one."""
         return Flight(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
@@ -46,8 +46,8 @@ class Ledger:
         self.devices = np.arange(self.program.plan.devices)
         self.columns: list[tuple[Array, Array, Array, Array]] = []
         numbers = np.arange(len(self.program.instructions) + 1)
-        self.border = np.searchsorted(timeline.tasks.instruction, numbers)
-        self.sizes: dict[int, Array] = {}
+        self.first_task = np.searchsorted(timeline.tasks.instruction, numbers)
+        self.message_sizes: dict[int, Array] = {}
 
     def add(self, device: Array, nbytes: Array, begin: Array, end: Array) -> None:
         """Entries of some devices."""
@@ -64,44 +64,48 @@ class Ledger:
             return [np.empty(0, np.int64)] * 4
         return [np.concatenate(column) for column in zip(*self.columns, strict=True)]
 
-    def absent(self) -> Span:
+    def empty_span(self) -> Span:
         """When nothing happens."""
         return Span(np.full(len(self.devices), NEVER), np.full(len(self.devices), -1))
 
     def span(self, number: int) -> Span:
         """When each device executes an instruction."""
-        a, b = self.border[number : number + 2]
-        start, end = self.absent()
+        a, b = self.first_task[number : number + 2]
+        start, end = self.empty_span()
         devices = self.timeline.tasks.device[a:b]
         start[devices], end[devices] = self.timeline.start[a:b], self.timeline.end[a:b]
         return Span(start, end)
 
     def flight(self, number: int, move: Move) -> Flight:
         """When each message is on its way; the tasks of an instruction start with its messages."""
-        a = self.border[number]
+        a = self.first_task[number]
         b = a + len(move.messages)
         key = id(move.messages)
-        if key not in self.sizes:
-            self.sizes[key] = np.array(
+        if key not in self.message_sizes:
+            self.message_sizes[key] = np.array(
                 [message_bytes(self.program, move, m) for m in move.messages]
             )
         t = self.timeline
         return Flight(
-            t.tasks.source[a:b], t.tasks.device[a:b], self.sizes[key], t.start[a:b], t.end[a:b]
+            t.tasks.source[a:b],
+            t.tasks.device[a:b],
+            self.message_sizes[key],
+            t.start[a:b],
+            t.end[a:b],
         )
 
-    def gone(self, flight: Flight) -> Array:
+    def departure(self, flight: Flight) -> Array:
         """When each message has left its device."""
         return flight.start if self.through_host else flight.end
 
-    def reached(self, flight: Flight, used: Array) -> Array:
+    def arrival(self, flight: Flight, first_use: Array) -> Array:
         """When each message is on the device that it goes to; `used`: by device, when it is used."""
         if not self.through_host:
             return flight.start
-        first = used[flight.target]
+        first = first_use[flight.target]
         return np.where(first < NEVER, np.maximum(flight.end, first), flight.end)
 
-    def nbytes_of(self, name: str) -> Array:
+    def parameter_bytes(self, name: str) -> Array:
         """By device, of a parameter."""
         nbytes = np.zeros(len(self.devices), np.int64)
         for share in self.program.regions[name]:

@@ -32,12 +32,12 @@ import numpy as np
 
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.program import Key, Merge, Move, Run
-from raddle.simulation.memory.lasting import lasting_bytes
 from raddle.simulation.memory.layout import Layout
 from raddle.simulation.memory.ledger import Ledger
-from raddle.simulation.memory.micro import record_micro
+from raddle.simulation.memory.micro_batch import record_micro_batch
+from raddle.simulation.memory.persistent import persistent_bytes
 from raddle.simulation.memory.weights import record_contributions, record_versions
-from raddle.simulation.memory.zero3 import record_divided
+from raddle.simulation.memory.zero3 import record_zero3
 from raddle.simulation.timeline import Timeline
 
 Array = np.ndarray
@@ -75,17 +75,17 @@ def _changes(
     timeline: Timeline, *, through_host: bool = False
 ) -> tuple[Array, Array, Array, Array]:
     """What is always there by device, then device, time and bytes of each change, in order."""
-    device, nbytes, begin, end = _recorded(timeline, through_host=through_host).entries()
+    device, nbytes, begin, end = _record_all(timeline, through_host=through_host).entries()
     times, change = np.concatenate([begin, end]), np.concatenate([nbytes, -nbytes])
     device = np.concatenate([device, device])
     span = 2 * (int(times.max(initial=0)) + 1)
     # Memory is given back before it is taken at the same time.
     order = np.argsort(device * span + 2 * times + (change > 0), kind="stable")
-    lasting = lasting_bytes(timeline.program, timeline.cluster)
+    lasting = persistent_bytes(timeline.program, timeline.cluster)
     return lasting, device[order], times[order], change[order]
 
 
-def _recorded(timeline: Timeline, *, through_host: bool) -> Ledger:
+def _record_all(timeline: Timeline, *, through_host: bool) -> Ledger:
     """All that is alive for a while."""
     program, ledger = timeline.program, Ledger(timeline, through_host=through_host)
     plan, groups = program.plan, dict[Key, list[int]]()
@@ -96,11 +96,11 @@ def _recorded(timeline: Timeline, *, through_host: bool) -> Ledger:
             groups.setdefault(i.key, []).append(number)
     layouts = [Layout(program, v) for v in range(len(program.variants))]
     for key, numbers in groups.items():
-        record_micro(ledger, numbers, layouts[key.variant])
+        record_micro_batch(ledger, numbers, layouts[key.variant])
     if plan.microbatches > 1:
         record_contributions(ledger)
     if is_asynchronous(plan):
         record_versions(ledger)
     if plan.syncing.divided:
-        record_divided(ledger)
+        record_zero3(ledger)
     return ledger

@@ -17,7 +17,9 @@ def record_contributions(ledger: Ledger) -> None:
     for number, i in enumerate(program.instructions):
         if isinstance(i, Run) and i.phase == phase and i.key.micro_batch and read[i.op]:
             if i.op not in largest:
-                largest[i.op] = np.max([ledger.nbytes_of(name) for name in read[i.op]], axis=0)
+                largest[i.op] = np.max(
+                    [ledger.parameter_bytes(name) for name in read[i.op]], axis=0
+                )
             ledger.add_by_device(largest[i.op], *ledger.span(number))
 
 
@@ -32,9 +34,9 @@ def record_versions(ledger: Ledger) -> None:
         elif isinstance(i, Run) and i.versions:
             end = ledger.span(number).end
             for name, version in zip(read[i.op], i.versions, strict=True):
-                known = last.get((name, version))
-                last[name, version] = end if known is None else np.maximum(known, end)
+                earlier = last.get((name, version))
+                last[name, version] = end if earlier is None else np.maximum(earlier, end)
     for (name, version), end in last.items():
         starts = replaced.get(name, [])
         if version < len(starts):
-            ledger.add_by_device(ledger.nbytes_of(name), starts[version], end)
+            ledger.add_by_device(ledger.parameter_bytes(name), starts[version], end)

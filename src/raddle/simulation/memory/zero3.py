@@ -21,37 +21,37 @@ from raddle.program.weight_versions import parameters_by_op
 from raddle.simulation.memory.ledger import Array, Ledger
 
 
-def record_divided(ledger: Ledger) -> None:
+def record_zero3(ledger: Ledger) -> None:
     """Adds what divided parameters and their gradients take for a while."""
-    _record_wholes(ledger)
-    for (name, _), given in _gradients(ledger.program).items():
-        _record_gradient(ledger, name, given)
+    _record_gathered(ledger)
+    for (name, _), numbers in _gradients(ledger.program).items():
+        _record_gradient(ledger, name, numbers)
 
 
-def _record_wholes(ledger: Ledger) -> None:
+def _record_gathered(ledger: Ledger) -> None:
     for number, use in uses_of_pulls(ledger.program).items():
         pull = ledger.program.instructions[number]
         assert isinstance(pull, Move)
-        first, _ = _around(ledger, use.waiting)
-        _, last = _around(ledger, use.reading)
+        first, _ = _first_start_and_last_end(ledger, use.waiting)
+        _, last = _first_start_and_last_end(ledger, use.reading)
         flight = ledger.flight(number, pull)
         begin = flight.start
         if ledger.through_host:
             begin = np.maximum(flight.end, first[flight.target])
         ledger.add(flight.target, flight.nbytes, begin, np.maximum(flight.end, last[flight.target]))
-        ledger.add_by_device(_own_rows(ledger, pull), first, last)
+        ledger.add_by_device(_own_shard_bytes(ledger, pull), first, last)
 
 
-def _around(ledger: Ledger, numbers: Sequence[int]) -> tuple[Array, Array]:
+def _first_start_and_last_end(ledger: Ledger, numbers: Sequence[int]) -> tuple[Array, Array]:
     """By device, when the first of some instructions starts and the last ends."""
-    first, last = ledger.absent()
+    first, last = ledger.empty_span()
     for number in numbers:
         span = ledger.span(number)
         first, last = np.minimum(first, span.start), np.maximum(last, span.end)
     return first, last
 
 
-def _own_rows(ledger: Ledger, pull: Move) -> Array:
+def _own_shard_bytes(ledger: Ledger, pull: Move) -> Array:
     """By device that is sent rows of a share, the bytes of those that it has: it puts them together."""
     program, nbytes = ledger.program, np.zeros(len(ledger.devices), np.int64)
     width = program.element_bytes(pull.value)
@@ -63,7 +63,7 @@ def _own_rows(ledger: Ledger, pull: Move) -> Array:
     return nbytes
 
 
-class _Given(NamedTuple):
+class _GradientInstructions(NamedTuple):
     """What happens to a parameter's gradient in a step, as numbers of instructions."""
 
     backward: list[int]
@@ -71,31 +71,31 @@ class _Given(NamedTuple):
     updates: list[int]
 
 
-def _gradients(program: Program) -> dict[tuple[str, int], _Given]:
+def _gradients(program: Program) -> dict[tuple[str, int], _GradientInstructions]:
     """By divided parameter and step."""
-    found: dict[tuple[str, int], _Given] = {}
+    by_parameter: dict[tuple[str, int], _GradientInstructions] = {}
     read = parameters_by_op(program.graph)
 
-    def of(name: str, step: int) -> _Given:
-        return found.setdefault((name, step), _Given([], [], []))
+    def entry(name: str, step: int) -> _GradientInstructions:
+        return by_parameter.setdefault((name, step), _GradientInstructions([], [], []))
 
     for number, i in enumerate(program.instructions):
         if isinstance(i, Run) and i.phase == "B":
             for name in (n for n in read[i.op] if n in program.slices):
-                of(name, i.key.step).backward.append(number)
+                entry(name, i.key.step).backward.append(number)
         elif isinstance(i, Move) and i.kind.is_push:
-            of(i.value, i.key.step).pushes.append(number)
+            entry(i.value, i.key.step).pushes.append(number)
         elif isinstance(i, Update) and i.parameter in program.slices:
-            of(i.parameter, i.key.step).updates.append(number)
-    return found
+            entry(i.parameter, i.key.step).updates.append(number)
+    return by_parameter
 
 
-def _record_gradient(ledger: Ledger, name: str, given: _Given) -> None:
-    first, _ = _around(ledger, given.backward)
-    _, last = _around(ledger, given.updates)
-    for number in given.pushes:
+def _record_gradient(ledger: Ledger, name: str, numbers: _GradientInstructions) -> None:
+    first, _ = _first_start_and_last_end(ledger, numbers.backward)
+    _, last = _first_start_and_last_end(ledger, numbers.updates)
+    for number in numbers.pushes:
         push = ledger.program.instructions[number]
         assert isinstance(push, Move)
         flight = ledger.flight(number, push)
-        np.maximum.at(last, flight.source, ledger.gone(flight))
-    ledger.add_by_device(ledger.nbytes_of(name), first, last)
+        np.maximum.at(last, flight.source, ledger.departure(flight))
+    ledger.add_by_device(ledger.parameter_bytes(name), first, last)

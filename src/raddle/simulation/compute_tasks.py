@@ -16,52 +16,62 @@ from raddle.plans.tiling import Grid
 from raddle.program.merges import merged_bytes
 from raddle.program.program import Merge, Program, Run, Update
 from raddle.simulation.nanoseconds import nanoseconds
-from raddle.simulation.rows import Array, Rows
+from raddle.simulation.task_table import Array, TaskTable
 
 
-class Computing:
+class ComputeTasks:
     """A task on each device of an instruction; what runs take is worked out once for all repetitions."""
 
     def __init__(
-        self, rows: Rows, program: Program, cluster: Cluster, profile: Profile | None
+        self, table: TaskTable, program: Program, cluster: Cluster, profile: Profile | None
     ) -> None:
-        self.rows, self.program, self.cluster = rows, program, cluster
+        self.table, self.program, self.cluster = table, program, cluster
         plan = program.plan
         self.costs = ComputeCosts(
             program.graph, program.active, profile, split_backward=plan.split_backward, bn=plan.bn,
             native_calls=applicable_native_calls(program.graph, plan.tiles) if profile else None,
         )  # fmt: skip
-        self.runs: dict[tuple[str, str, int], tuple[Array, Array]] = {}
+        self.run_times: dict[tuple[str, str, int], tuple[Array, Array]] = {}
 
-    def run(self, number: int, run: Run) -> None:
+    def add_run(self, number: int, run: Run) -> None:
         key = (run.op, run.phase, run.key.variant)
-        if key not in self.runs:
-            self.runs[key] = _timed(self._run_seconds(run))
-        self.rows.compute(number, *self.runs[key], run.deps)
+        if key not in self.run_times:
+            self.run_times[key] = _devices_and_nanoseconds(self._run_seconds(run))
+        self.table.add_compute(number, *self.run_times[key], run.deps)
 
-    def merge(self, number: int, merge: Merge) -> None:
+    def add_merge(self, number: int, merge: Merge) -> None:
         width = self.program.element_bytes(self.program.variant(merge.key).ops[merge.op].outputs[0])
-        passes = [(cell.devices, merged_bytes(cell, width)) for cell in merge.cells]
-        self.rows.compute(number, *_timed(self._passes(merge.devices, passes)), merge.deps)
+        memory_passes = [(cell.devices, merged_bytes(cell, width)) for cell in merge.cells]
+        self.table.add_compute(
+            number,
+            *_devices_and_nanoseconds(self._memory_pass_seconds(merge.devices, memory_passes)),
+            merge.deps,
+        )
 
-    def update(self, number: int, update: Update) -> None:
+    def add_update(self, number: int, update: Update) -> None:
         """Slices are updated as they come, between or beside what a device computes."""
-        each = optimizer_costs(self.program.plan.optimizer).passes
-        each *= self.program.element_bytes(update.parameter)
-        passes = [(share.updaters, each * share.box.volume) for share in update.regions]
-        seconds = self._passes(update.devices, passes)
-        apart = update.parameter in self.program.slices
-        self.rows.compute(number, *_timed(seconds), update.deps, apart=apart)
+        bytes_per_element = optimizer_costs(self.program.plan.optimizer).passes
+        bytes_per_element *= self.program.element_bytes(update.parameter)
+        memory_passes = [
+            (share.updaters, bytes_per_element * share.box.volume) for share in update.regions
+        ]
+        seconds = self._memory_pass_seconds(update.devices, memory_passes)
+        unordered = update.parameter in self.program.slices
+        self.table.add_compute(
+            number, *_devices_and_nanoseconds(seconds), update.deps, unordered=unordered
+        )
 
-    def _passes(
-        self, devices: Iterable[int], passes: Iterable[tuple[Iterable[int], int]]
+    def _memory_pass_seconds(
+        self, devices: Iterable[int], memory_passes: Iterable[tuple[Iterable[int], int]]
     ) -> dict[int, float]:
         """By device, seconds in which it passes over bytes of its memory: (devices, bytes) a pass."""
         seconds = dict.fromkeys(devices, 0.0)
-        for several, nbytes in passes:
-            for d in several:
-                own = self.cluster.devices[d]
-                seconds[d] += memory_pass_seconds(nbytes, effective_bandwidth(own), own.overhead)
+        for devices_of_pass, nbytes in memory_passes:
+            for d in devices_of_pass:
+                device = self.cluster.devices[d]
+                seconds[d] += memory_pass_seconds(
+                    nbytes, effective_bandwidth(device), device.overhead
+                )
         return seconds
 
     def _run_seconds(self, run: Run) -> dict[int, float]:
@@ -69,7 +79,7 @@ class Computing:
         variant = self.program.variant(run.key)
         op, tiling = variant.ops[run.op], variant.tiles[run.op]
         seconds = dict.fromkeys(run.devices, 0.0)
-        if isinstance(tiling, Grid) and _alike(
+        if isinstance(tiling, Grid) and _all_tiles_equal(
             op, tiling
         ):  # they differ by the kind of device alone
             tiles = [(tiling.boxes[0], d) for d in tiling.devices]
@@ -80,21 +90,21 @@ class Computing:
         return seconds
 
 
-def _timed(seconds: Mapping[int, float]) -> tuple[Array, Array]:
+def _devices_and_nanoseconds(seconds: Mapping[int, float]) -> tuple[Array, Array]:
     """Devices, and the nanoseconds of each."""
     return np.array(list(seconds)), nanoseconds(list(seconds.values()))
 
 
-def _alike(op: Op, grid: Grid) -> bool:
+def _all_tiles_equal(op: Op, grid: Grid) -> bool:
     """Whether all tiles do the same work: equal shapes, and no halo that the border cuts off."""
     split = {d for d, cuts in enumerate(grid.cuts) if len(cuts) > 2}
     indices = [index for access in op.space.operands for index in access.indices]
-    once = any(access.added_once for access in op.space.operands) and split & set(
+    added_once = any(access.added_once for access in op.space.operands) and split & set(
         op.space.reduced_dims
     )
     return (
         grid.uniform
-        and not once
+        and not added_once
         and all(
             index.plain_dim is not None or not split & {term.dim for term in index.terms}
             for index in indices

@@ -14,11 +14,11 @@ from raddle.simulation.memory.layout import Layout
 from raddle.simulation.memory.ledger import NEVER, Array, Flight, Ledger, Span
 
 
-class MicroTimes:
+class MicroBatchTimes:
     """Spans of operators by phase ("Fm", "Bm": of their merges), and flights of values."""
 
     def __init__(self, ledger: Ledger, numbers: Sequence[int]) -> None:
-        self.ledger, self.absent = ledger, ledger.absent()
+        self.ledger, self.empty_span = ledger, ledger.empty_span()
         self.spans: dict[tuple[str, str], Span] = {}
         self.flights: dict[tuple[str, MessageKind], Flight] = {}
         for number in numbers:
@@ -26,13 +26,13 @@ class MicroTimes:
             if isinstance(i, Move):
                 flight = ledger.flight(number, i)
                 key = i.value, i.kind.first_alike
-                known = self.flights.get(key)
-                self.flights[key] = flight if known is None else known.joined(flight)
+                earlier = self.flights.get(key)
+                self.flights[key] = flight if earlier is None else earlier.concatenated(flight)
             elif isinstance(i, Run | Merge):
                 self.spans[i.op, i.phase + "m" * isinstance(i, Merge)] = ledger.span(number)
 
     def span(self, op: str, phase: str) -> Span:
-        return self.spans.get((op, phase), self.absent)
+        return self.spans.get((op, phase), self.empty_span)
 
     def recomputed(self, op: str) -> bool:
         return (op, "R") in self.spans
@@ -42,77 +42,77 @@ class MicroTimes:
         inputs, weights = self.span(op, "B"), self.span(op, "W")
         return Span(np.minimum(inputs.start, weights.start), np.maximum(inputs.end, weights.end))
 
-    def sent(self, value: str, what: MessageKind) -> Array:
+    def last_departure(self, value: str, what: MessageKind) -> Array:
         """By device, when the last of its messages of a value has gone; -1 if it sends none."""
-        end = self.absent.end.copy()
+        end = self.empty_span.end.copy()
         flight = self.flights.get((value, what))
         if flight is not None:
-            np.maximum.at(end, flight.source, self.ledger.gone(flight))
+            np.maximum.at(end, flight.source, self.ledger.departure(flight))
         return end
 
 
-class Uses(NamedTuple):
+class ValueUses(NamedTuple):
     """By value and device."""
 
-    last: Mapping[str, Array]  # the end of its last use
-    again: Mapping[str, Array]  # the same, of values that were computed again
-    first: Mapping[str, Array]  # the first contribution to its gradient
+    last_use: Mapping[str, Array]  # the end of its last use
+    last_use_recomputed: Mapping[str, Array]  # the same, of values that were computed again
+    first_gradient: Mapping[str, Array]  # the first contribution to its gradient
 
 
-def uses_of(times: MicroTimes, layout: Layout) -> Uses:
+def value_uses(times: MicroBatchTimes, layout: Layout) -> ValueUses:
     """From when until when a micro-batch uses its values."""
-    return Uses(*_last_uses(times, layout), _first_contributions(times, layout))
+    return ValueUses(*_last_uses(times, layout), _first_contributions(times, layout))
 
 
-def _last_uses(times: MicroTimes, layout: Layout) -> tuple[dict[str, Array], dict[str, Array]]:
+def _last_uses(times: MicroBatchTimes, layout: Layout) -> tuple[dict[str, Array], dict[str, Array]]:
     """From the last operator to the first, so that a view passes on how long it is used.
 
     What is computed again is used by the operators of its segment, the first one by all others.
     """
     last: dict[str, Array] = {}
-    again: dict[str, Array] = {}
+    last_recomputed: dict[str, Array] = {}
 
     def use(name: str, end: Array, into: dict[str, Array] = last) -> None:
-        known = into.get(name)
-        into[name] = end if known is None else np.maximum(known, end)
+        earlier = into.get(name)
+        into[name] = end if earlier is None else np.maximum(earlier, end)
 
     for op in reversed(layout.graph.ops):
-        keeps, backward = layout.kept[op.name], times.backward(op.name).end
+        keeps, backward = layout.saved[op.name], times.backward(op.name).end
         recomputed = times.recomputed(op.name)
         rerun = times.span(op.name, "R").end
         for o in op.outputs:
-            use(o, times.span(op.name, "Fm" if op.name in layout.part else "F").end)
+            use(o, times.span(op.name, "Fm" if op.name in layout.partial_bytes else "F").end)
             if (o, MessageKind.ACTIVATION) in times.flights:
-                use(o, times.sent(o, MessageKind.ACTIVATION))
+                use(o, times.last_departure(o, MessageKind.ACTIVATION))
             if recomputed:
-                use(o, rerun, again)
+                use(o, rerun, last_recomputed)
             if keeps.output:
-                use(o, backward, again if recomputed else last)
+                use(o, backward, last_recomputed if recomputed else last)
         for name in set(op.inputs):
             use(name, times.span(op.name, "F").end)
             needed = np.maximum(rerun, backward) if name in keeps.inputs else rerun
-            inside = layout.together(name, op.name)
+            inside = layout.recomputed_together(name, op.name)
             use(name, np.where(inside, -1, needed))
-            use(name, np.where(inside, needed, -1), again)
-        if op.name in layout.free:
-            (base, seen), free = (op.inputs[0], op.outputs[0]), layout.free[op.name]
+            use(name, np.where(inside, needed, -1), last_recomputed)
+        if op.name in layout.free_views:
+            (base, seen), free = (op.inputs[0], op.outputs[0]), layout.free_views[op.name]
             use(base, np.where(free, last[seen], -1))
             if recomputed:
-                inside = free & layout.together(base, op.name)
-                use(base, np.where(inside, again[seen], -1), again)
-                use(base, np.where(free & ~inside, again[seen], -1))
-    return last, again
+                inside = free & layout.recomputed_together(base, op.name)
+                use(base, np.where(inside, last_recomputed[seen], -1), last_recomputed)
+                use(base, np.where(free & ~inside, last_recomputed[seen], -1))
+    return last, last_recomputed
 
 
-def _first_contributions(times: MicroTimes, layout: Layout) -> dict[str, Array]:
+def _first_contributions(times: MicroBatchTimes, layout: Layout) -> dict[str, Array]:
     first: dict[str, Array] = {}
     for op in layout.graph.ops:
         begin, end = times.span(op.name, "B")
         if op.kind in ("reshape", "permute"):
             # The gradient of such a view is handed on as it is, and not made anew.
             done = np.where(end < 0, NEVER, end)
-            begin = np.where(layout.free[op.name], done, begin)
+            begin = np.where(layout.free_views[op.name], done, begin)
         for name in graded_inputs(op, layout.program.active):
-            known = first.get(name)
-            first[name] = begin if known is None else np.minimum(known, begin)
+            earlier = first.get(name)
+            first[name] = begin if earlier is None else np.minimum(earlier, begin)
     return first

@@ -13,17 +13,17 @@ from raddle.simulation.memory.layout import read_bytes
 Array = np.ndarray
 
 
-def lasting_bytes(program: Program, cluster: Cluster) -> Array:
+def persistent_bytes(program: Program, cluster: Cluster) -> Array:
     """By device; with what a library for products takes once and keeps."""
     total = state_bytes(program)
-    using = {
+    matmul_devices = {
         d
         for variant in program.variants
         for op in variant.graph.ops
         if family(op) == "matmul"
         for d in variant.tiles[op.name].devices
     }
-    for d in using:
+    for d in matmul_devices:
         total[d] += int(cluster.devices[d].workspace["matmul"])
     return total
 
@@ -31,17 +31,17 @@ def lasting_bytes(program: Program, cluster: Cluster) -> Array:
 def state_bytes(program: Program) -> Array:
     """By device: parameters, gradients, what the optimizer keeps, buffers and constants."""
     total, seen = np.zeros(program.plan.devices, np.int64), set()
-    keeps = optimizer_costs(program.plan.optimizer).state
+    optimizer_copies = optimizer_costs(program.plan.optimizer).state
     for i in program.instructions:
         if isinstance(i, Update) and i.parameter not in seen:
             seen.add(i.parameter)
             for share in program.slices.get(i.parameter, i.regions):
                 nbytes = share.box.volume * program.element_bytes(i.parameter)
                 if program.plan.syncing.divided:  # the rest is there for a while
-                    total[share.server] += (1 + keeps) * nbytes
+                    total[share.server] += (1 + optimizer_copies) * nbytes
                     continue
                 total[list({*share.devices, *share.updaters})] += 2 * nbytes
-                total[list(share.updaters)] += keeps * nbytes
+                total[list(share.updaters)] += optimizer_copies * nbytes
     variant = program.variants[0]
     roles = ("buffer", "constant", "frozen", "parameter")
     names = [v.name for v in variant.graph.values.values() if v.role in roles]

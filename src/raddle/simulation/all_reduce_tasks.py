@@ -1,0 +1,90 @@
+"""Tasks of sums: a ring starts with its last member, and then each member holds its part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+import numpy as np
+
+from raddle.clusters import Cluster
+from raddle.costs.collectives import all_reduce_bytes_by_device, all_reduce_seconds, hops
+from raddle.costs.host_overhead import all_reduce_host_seconds, has_host_overhead
+from raddle.program.program import Program, Reduce, reduced_bytes
+from raddle.simulation.message_tasks import route_resources
+from raddle.simulation.nanoseconds import nanoseconds
+from raddle.simulation.task_table import NONE, Array, TaskTable
+
+
+def ring_links(
+    cluster: Cluster, ring: Sequence[int], link_offset: int
+) -> tuple[list[int], list[int]]:
+    """By member, the links that it holds. Hops that share a link use it together: the first holds it."""
+    seen: set[int] = set()
+    held = []
+    for link in chain.from_iterable(
+        route_resources(cluster, a, b, link_offset) for a, b in hops(ring)
+    ):
+        held.append(NONE if link in seen else link)
+        seen.add(link)
+    return held[::2], held[1::2]
+
+
+class AllReduceTasks:
+    """Tasks of reduces; rings are worked out once for all repetitions.
+
+    `overtaking`: sums of slices do not leave in the program's order, but the most urgent first.
+    """
+
+    def __init__(
+        self, table: TaskTable, program: Program, cluster: Cluster, urgency: Mapping[str, int], *,
+        overtaking: bool,
+    ) -> None:  # fmt: skip
+        self.table, self.program, self.cluster = table, program, cluster
+        self.urgency = urgency if overtaking else {}
+        self.in_order = bool(program.slices) and not overtaking
+        self.has_host_overhead = has_host_overhead(cluster)
+        self.cache: dict[tuple[tuple[int, ...], int], tuple[Array, ...]] = {}
+
+    def add_reduce(self, number: int, reduce: Reduce) -> None:
+        table, devices, ids = self.table, [], []
+        urgency = self.urgency.get(reduce.parameters[0], 0)
+        for members, nbytes in reduced_bytes(self.program, reduce).items():
+            ring = np.array(members)
+            gate = table.add_empty_tasks(number, ring[:1])
+            gates = np.repeat(gate, len(ring))
+            table.wait_for_instructions(gates, reduce.deps, ring)
+            if (
+                self.has_host_overhead or self.in_order
+            ):  # leaves where the program has it, not before
+                table.add_dependencies(gates, table.last_task[ring])
+            if self.has_host_overhead:
+                self._add_host_overhead(number, ring, nbytes)
+            duration, first, second, sent = self._ring_columns(members, nbytes)
+            tasks = table.add_tasks(number, duration, first, second, ring, ring, sent, urgency)
+            table.add_dependencies(tasks, gates)
+            devices.append(ring)
+            ids.append(tasks)
+        table.end_with_messages(number, np.concatenate(devices), np.concatenate(ids))
+
+    def _add_host_overhead(self, number: int, ring: Array, nbytes: int) -> None:
+        """A sum takes time from each member as it goes."""
+        seconds = [
+            all_reduce_host_seconds(self.cluster.devices[d], len(ring), nbytes) for d in ring
+        ]
+        cost = nanoseconds(seconds, minimum=0)
+        members, cost = ring[cost > 0], cost[cost > 0]
+        if len(members):
+            self.table.append_to_device_order(
+                members, self.table.add_device_tasks(number, members, cost)
+            )
+
+    def _ring_columns(self, ring: tuple[int, ...], nbytes: int) -> tuple[Array, ...]:
+        """By member: nanoseconds, its two links, and the bytes that it sends."""
+        if (ring, nbytes) not in self.cache:
+            ns = nanoseconds([all_reduce_seconds(self.cluster, ring, nbytes)])
+            links = ring_links(self.cluster, ring, self.program.plan.devices)
+            sent = all_reduce_bytes_by_device(len(ring), nbytes)
+            columns = (np.repeat(ns, len(ring)), *map(np.array, (*links, sent)))
+            self.cache[ring, nbytes] = columns
+        return self.cache[ring, nbytes]

@@ -1,0 +1,103 @@
+"""Tasks of messages: each holds the links of its route, and takes time from hosts that send themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from raddle.clusters import Cluster
+from raddle.costs.host_overhead import has_host_overhead, message_host_seconds
+from raddle.costs.links import transfer_seconds
+from raddle.program.program import Move, Program, message_bytes
+from raddle.simulation.nanoseconds import nanoseconds
+from raddle.simulation.task_table import NONE, Array, TaskTable
+
+
+def route_resources(
+    cluster: Cluster, source: int, target: int, link_offset: int
+) -> tuple[int, int]:
+    """The links of a route as resources, which are numbered from `base` on; -1 where there is one."""
+    first, second, *_ = (
+        *(link_offset + r for r in cluster.route(source, target).resources),
+        NONE,
+        NONE,
+    )
+    return first, second
+
+
+class MessageTasks:
+    """Tasks of moves; routes are worked out once for all repetitions."""
+
+    def __init__(
+        self, table: TaskTable, program: Program, cluster: Cluster, urgency: Mapping[str, int]
+    ) -> None:
+        self.table, self.program, self.cluster, self.urgency = table, program, cluster, urgency
+        self.has_host_overhead = has_host_overhead(cluster)
+        self.cache: dict[object, tuple[Array, ...]] = {}
+
+    def add_move(self, number: int, move: Move) -> None:
+        key = (move.value, move.kind, id(move.messages))
+        if key not in self.cache:
+            self.cache[key] = self._message_columns(move)
+        duration, first, second, source, target, nbytes = self.cache[key]
+        urgency = self.urgency.get(move.value, 0) if move.kind.is_of_parameter else 0
+        ids = self.table.add_tasks(number, duration, first, second, target, source, nbytes, urgency)
+        self.table.wait_for_instructions(ids, move.deps, source)
+        if self.has_host_overhead and urgency:
+            ids = self._send_unordered(number, move.deps, source, target, nbytes, ids)
+        elif self.has_host_overhead:
+            self._send_in_order(number, source, target, nbytes, ids)
+        self.table.end_with_messages(number, target, ids)
+
+    def _message_columns(self, move: Move) -> tuple[Array, ...]:
+        rows = []
+        for m in move.messages:
+            route = self.cluster.route(m.source, m.target)
+            nbytes = message_bytes(self.program, move, m)
+            seconds = transfer_seconds(route.latency, route.bandwidth, nbytes)
+            links = route_resources(self.cluster, m.source, m.target, self.program.plan.devices)
+            rows.append((seconds, *links, m.source, m.target, nbytes))
+        times, *columns = zip(*rows, strict=True)
+        return (nanoseconds(times), *(np.array(column) for column in columns))
+
+    def _send_in_order(
+        self, number: int, source: Array, target: Array, nbytes: Array, ids: Array
+    ) -> None:
+        """A source sends one message after the other, after all that it did before."""
+        table = self.table
+        for i, ns in enumerate(self._host_overhead(source, nbytes, sliced=False)):
+            sender = source[i : i + 1]
+            if ns:
+                table.append_to_device_order(
+                    sender, table.add_device_tasks(number, sender, np.array([ns]))
+                )
+            table.add_dependencies(ids[i : i + 1], table.last_task[sender])
+        receiving = self._host_overhead(target, nbytes, sliced=False)
+        table.receive_overhead[number] = np.bincount(target, receiving, table.devices).astype(
+            np.int64
+        )
+
+    def _send_unordered(
+        self, number: int, deps: Sequence[int], source: Array, target: Array, nbytes: Array,
+        ids: Array,
+    ) -> Array:  # fmt: skip
+        """Slices are sent and taken in by threads of their own, between what their devices compute."""
+        sending = self.table.add_device_tasks(
+            number, source, np.maximum(1, self._host_overhead(source, nbytes, sliced=True))
+        )
+        self.table.wait_for_instructions(sending, deps, source)
+        self.table.add_dependencies(ids, sending)
+        receiving = self.table.add_device_tasks(
+            number, target, np.maximum(1, self._host_overhead(target, nbytes, sliced=True))
+        )
+        self.table.add_dependencies(receiving, ids)
+        return receiving
+
+    def _host_overhead(self, devices: Array, nbytes: Array, *, sliced: bool) -> Array:
+        """Nanoseconds of one end of each message."""
+        seconds = [
+            message_host_seconds(self.cluster.devices[d], int(n), sliced=sliced)
+            for d, n in zip(devices, nbytes, strict=True)
+        ]
+        return nanoseconds(seconds, minimum=0)
