@@ -146,7 +146,9 @@ def _peaks(step: Step, trainer: Trainer | None) -> list[int]:
 def _lasting(trainer: Trainer) -> int:
     """Bytes of parameters, buffers, buckets of gradients and what the optimizer keeps."""
     executor = trainer.executor
-    tensors = [t for t in executor.slots if isinstance(t, Tensor)] + list(executor.trained.flat)
+    tensors = [t for t in executor.slots if isinstance(t, Tensor)] + list(
+        executor.trained.bucket_buffers
+    )
     if trainer.optimizer is not None:
         for state in trainer.optimizer.state.values():
             tensors += [t for t in state.values() if isinstance(t, Tensor)]

@@ -30,13 +30,13 @@ from raddle.runtime.actions import (
     UpdateParameters,
 )
 from raddle.runtime.builders.slot_table import SlotSource
-from raddle.runtime.delivery import Part, delivery_of
-from raddle.runtime.execution.buffers import keep
-from raddle.runtime.execution.input_feeder import Feeding
+from raddle.runtime.delivery import MessagePart, delivery_of
+from raddle.runtime.execution.buffers import update_buffers
+from raddle.runtime.execution.input_feeder import InputFeeder
 from raddle.runtime.execution.losses import Losses
 from raddle.runtime.execution.messages import Messages
-from raddle.runtime.execution.overlapping_parameter_updater import OverlappingParameters
-from raddle.runtime.execution.parameter_updater import Parameters
+from raddle.runtime.execution.overlapping_parameter_updater import OverlappingParameterUpdater
+from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.segments import Segments
 from raddle.runtime.execution.sliced_parameter_updater import SlicedParameters
 from raddle.runtime.execution.store import Store
@@ -84,7 +84,7 @@ def test_boxes_of_gradients_add_up() -> None:
 # -- messages ------------------------------------------------------------------------------------------
 
 
-def message(kind: MessageKind, part: Part, **more: Any) -> tuple[Send, Receive]:
+def message(kind: MessageKind, part: MessagePart, **more: Any) -> tuple[Send, Receive]:
     """The two ends of a message of rank 0 to rank 1, of the same slots on both."""
     delivery = delivery_of(kind, **more)
     send = Send(1, 0, kind, "", [part._replace(places=())], DOUBLE, KEY, delivery)
@@ -100,15 +100,15 @@ def deliver(
     receiver = Messages({0: [receive]}, hub.transport(1), target)
     sender.begin(updating=updating)
     receiver.begin(updating=updating)
-    receiver.ahead(0)
+    receiver.post_early(0)
     sender.send(send)
     receiver.receive(receive)
-    receiver.arrive(AwaitMessage(receive))
+    receiver.await_message(AwaitMessage(receive))
     sender.finish()
-    assert not receiver.posted
+    assert not receiver.incoming
 
 
-WHOLE = Part((2,), (0,), places=(((slice(0, 2),), (slice(0, 2),)),))
+WHOLE = MessagePart((2,), (0,), index_pairs=(((slice(0, 2),), (slice(0, 2),)),))
 
 
 @pytest.mark.parametrize("kind", [k for k in MessageKind if k.content != "nothing"])
@@ -163,7 +163,7 @@ def filled() -> Store:
 @pytest.mark.parametrize("recompute", [False, True])
 def test_gradients_come_back_slot_by_slot(adds_once: bool, phases: str, recompute: bool) -> None:
     own = filled()
-    parameters = Parameters(own, alone(), updated=[1])
+    parameters = ParameterUpdater(own, alone(), updated_slots=[1])
     segments = Segments(own, parameters, adds_once=adds_once)
     call = product(split=phases == "BW", recompute=recompute)
     segments.forward(Forward(call))
@@ -186,14 +186,14 @@ def test_gradients_come_back_slot_by_slot(adds_once: bool, phases: str, recomput
 def test_gradients_are_summed_in_a_bucket_and_the_optimizer_sees_them() -> None:
     own = filled()
     seen = []
-    parameters = Parameters(own, alone(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
-    parameters.update = lambda: seen.append(own.slots[1].grad.clone())
+    parameters = ParameterUpdater(own, alone(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
+    parameters.optimizer_step = lambda: seen.append(own.slots[1].grad.clone())
     parameters.load()
     for _ in range(2):  # steps, of two micro-batches
         parameters.accumulate(product(), [ones(2)])
         parameters.accumulate(product(), [ones(2)])
-        parameters.sum(StartAllReduce(0, 0, "", KEY))
-        parameters.step(UpdateParameters(KEY))
+        parameters.start_all_reduce(StartAllReduce(0, 0, "", KEY))
+        parameters.update_parameters(UpdateParameters(KEY))
     assert [g.tolist() for g in seen] == [[2, 2], [2, 2]]
     assert own.slots[1].grad is None
     assert not own.given
@@ -201,28 +201,28 @@ def test_gradients_are_summed_in_a_bucket_and_the_optimizer_sees_them() -> None:
 
 def test_autograd_adds_to_what_is_there_so_far() -> None:
     own = filled()
-    parameters = Parameters(own, alone(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
+    parameters = ParameterUpdater(own, alone(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
     parameters.load()
-    parameters.flat[0].fill_(7)  # of a step before
-    place = parameters.so_far(product(), 1)
+    parameters.bucket_buffers[0].fill_(7)  # of a step before
+    place = parameters.accumulated_gradient(product(), 1)
     assert place is not None
     assert place.tolist() == [0, 0]
-    parameters.put(product(), 1, place.add_(1))
-    assert parameters.so_far(product(), 1) is place
-    assert parameters.flat[0].tolist() == [1, 1]
+    parameters.set_gradient(product(), 1, place.add_(1))
+    assert parameters.accumulated_gradient(product(), 1) is place
+    assert parameters.bucket_buffers[0].tolist() == [1, 1]
 
 
 def test_an_update_leaves_the_weights_of_those_under_way() -> None:
     own = filled()
-    parameters = OverlappingParameters(own, alone(), [1])
-    parameters.update = lambda: own.slots[1].data.add_(own.slots[1].grad)
+    parameters = OverlappingParameterUpdater(own, alone(), [1])
+    parameters.optimizer_step = lambda: own.slots[1].data.add_(own.slots[1].grad)
     parameters.begin(updating=True)
-    (used,) = parameters.use(Forward(product(), versions=(0,)))
+    (used,) = parameters.weights_for(Forward(product(), versions=(0,)))
     parameters.accumulate(product(), [ones(2)])
-    parameters.step(UpdateParameters(KEY, (1,)))
+    parameters.update_parameters(UpdateParameters(KEY, (1,)))
     assert (used.tolist(), own.slots[1].tolist()) == ([3, 3], [4, 4])
-    parameters.used(product(), [used])
-    assert [(line.phase, line.version) for line in parameters.log()] == [("F", 0), ("U", 1)]
+    parameters.release_weights(product(), [used])
+    assert [(line.phase, line.version) for line in parameters.weight_uses()] == [("F", 0), ("U", 1)]
 
 
 class Noted:
@@ -259,7 +259,7 @@ def test_inputs_and_seeds_are_fed() -> None:
     own = store((2,), ())
     first = SlotSource("x", "input", Box((0,), (2,)), 0, Key(0, 1))
     second = SlotSource("seed", "seed", Box((), ()), 1, Key(2, 1))
-    feeding = Feeding([Feed(first, first.key), Feed(second, second.key)], own, seed=5)
+    feeding = InputFeeder([Feed(first, first.key), Feed(second, second.key)], own, seed=5)
     feeding.begin(lambda source: ones(2), step=3)
     assert torch.equal(own.slots[0], ones(2))
     assert int(own.slots[1]) == 5 + 1_000_003 * (3 + 2) + 1
@@ -269,7 +269,9 @@ def test_a_buffer_is_replaced_and_never_written() -> None:
     own = store((4,), (2,), (4,), (4,))
     before = own.slots[0] = ones(4)
     own.slots[1], own.slots[2], own.slots[3] = 2 * ones(2), ones(4), 5 * ones(4)
-    keep(own, UpdateBuffers(KEY, [(2, 3)], [(0, [(Box((1,), (3,)), 1)])], dead_slots=[1, 3]))
+    update_buffers(
+        own, UpdateBuffers(KEY, [(2, 3)], [(0, [(Box((1,), (3,)), 1)])], dead_slots=[1, 3])
+    )
     assert own.slots[0].tolist() == [1, 2, 2, 1]
     assert before.tolist() == [1, 1, 1, 1]
     assert own.slots[2].tolist() == [5, 5, 5, 5]
@@ -286,6 +288,6 @@ def test_a_rank_that_has_the_loss_tells_it() -> None:
         found.append(losses)
         if rank == 0:
             own.slots[0] = torch.tensor(8.0)
-            losses.note(RecordLoss(0, starts_backward=True, reports=True, key=KEY))
+            losses.record(RecordLoss(0, starts_backward=True, reports=True, key=KEY))
             assert own.gradient(0, torch.float32).item() == 0.5
     assert [losses.all().tolist() for losses in found] == [[4.0], [4.0]]

@@ -143,11 +143,13 @@ def test_every_kind_of_message_lands_somewhere(kind: MessageKind) -> None:
     box = Box((0, 0), (8, 4))
     pieces.add_computed(KEY, "fc1.weight", box)  # whatever it is: each kind finds its own
     pieces.add_persistent("fc1.weight", "parameter", box)
-    part = delivery_of(kind).landing(pieces, KEY, "fc1.weight", Box((2, 0), (4, 4)))
+    part = delivery_of(kind).destination(pieces, KEY, "fc1.weight", Box((2, 0), (4, 4)))
     slots = {"activation": (2,), "partial": (2,), "push": (1,), "pull": (1,), "signal": ()}
     assert part.slots == slots.get(kind.value, (0,))
     within = () if kind.value not in ("push", "pull", "gradient", "partial gradient") else (2, 4)
-    assert within == tuple(end for own, _ in part.places for end in (own[0].start, own[0].stop))
+    assert within == tuple(
+        end for own, _ in part.index_pairs for end in (own[0].start, own[0].stop)
+    )
 
 
 def test_a_bucket_for_each_group_and_type() -> None:
@@ -238,8 +240,8 @@ def test_gathered_parameters_are_released_before_they_come_again() -> None:
     for _ in range(5):
         pieces.add_persistent("fc1.weight", "whole", box)  # the last in slot 4
     pieces.persistent["fc1.weight"] = pieces.persistent["fc1.weight"][-1:]
-    rows = delivery_of(kind, divided=True)
-    part = rows.landing(pieces, KEY, "fc1.weight", box)
+    rows = delivery_of(kind, zero3=True)
+    part = rows.destination(pieces, KEY, "fc1.weight", box)
     pull = Receive(0, 0, kind, "", [part], torch.float32, 32, "fc1.weight", KEY, rows)
     mark_releases([uses[0], uses[1], AwaitMessage(pull), uses[2]], [4])
     assert [use.release for use in uses] == [[], [4], [4]]

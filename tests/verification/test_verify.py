@@ -24,7 +24,7 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans import plan_file
 from raddle.plans.notation import read_tiling
-from raddle.runtime.execution.parameter_updater import Parameters
+from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.searches.planning import plan_for
 from raddle.transport.thread_transport import Threads
 from raddle.verification import plain, verdict
@@ -118,13 +118,13 @@ def off_by_little(self: Any, weights: Any, found: Any) -> None:
     accumulate(self, weights, found)
 
 
-accumulate = Parameters.accumulate
+accumulate = ParameterUpdater.accumulate
 
 
 def test_a_gradient_that_is_off_by_a_millionth(
     plan: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(Parameters, "accumulate", off_by_little)
+    monkeypatch.setattr(ParameterUpdater, "accumulate", off_by_little)
     path = plan("mlp-tiny", "data", 2)
     code, out, _ = run(capsys, monkeypatch, path, "--threads", "--json")
     assert code == 1
@@ -163,7 +163,7 @@ def test_a_rank_that_fails(plan: Any, monkeypatch: pytest.MonkeyPatch, capsys: A
     def fail(self: Any, *args: Any) -> None:
         raise ArithmeticError("no more numbers")
 
-    monkeypatch.setattr(Parameters, "accumulate", fail)
+    monkeypatch.setattr(ParameterUpdater, "accumulate", fail)
     code, out, _ = run(capsys, monkeypatch, plan("mlp-tiny", "data", 2), "--threads")
     assert code == 1
     assert "failed: ArithmeticError: no more numbers" in out

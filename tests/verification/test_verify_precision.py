@@ -21,14 +21,14 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.plans import plan_file
-from raddle.runtime.execution.parameter_updater import Parameters
+from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.job import load_job
 from raddle.searches.planning import plan_for
 from raddle.verification.precision import Raising
 from raddle.verification.verdict import TOLERANCE, verify
 
 USABLE = usable()
-accumulate = Parameters.accumulate
+accumulate = ParameterUpdater.accumulate
 
 
 def off_by_little(self: Any, weights: Any, found: Any) -> None:
@@ -65,7 +65,7 @@ def test_it_holds_and_can_fail_whatever_the_module_casts_to(
     result = verify(path, threads=True, steps=1)
     assert wrong(result) == []
     assert result["tolerance"] == TOLERANCE == 1e-9
-    with mock.patch.object(Parameters, "accumulate", off_by_little):
+    with mock.patch.object(ParameterUpdater, "accumulate", off_by_little):
         result = verify(path, threads=True, steps=1)
     assert "gradients" in [check["what"] for check in result["checks"] if not check["holds"]]
 

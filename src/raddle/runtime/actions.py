@@ -16,7 +16,7 @@ from raddle.graph.box import Box
 from raddle.program.message_kind import MessageKind
 from raddle.program.program import Key, ParameterRegion
 from raddle.runtime.builders.slot_table import SlotSource
-from raddle.runtime.delivery import Delivery, Part
+from raddle.runtime.delivery import Delivery, MessagePart
 from raddle.runtime.function_writer import Code
 from raddle.runtime.zero3 import Whole
 
@@ -83,7 +83,7 @@ class Send:
     tag: int
     kind: MessageKind
     label: str
-    parts: list[Part]
+    parts: list[MessagePart]
     dtype: torch.dtype
     key: Key
     delivery: Delivery
@@ -99,7 +99,7 @@ class Receive:
     tag: int
     kind: MessageKind
     label: str
-    parts: list[Part]
+    parts: list[MessagePart]
     dtype: torch.dtype
     elements: int
     value: str

@@ -110,7 +110,7 @@ class _ActionBuilder:
         for d in deps:
             awaits = self.messages.build_awaits(d)
             self.actions += awaits
-            if awaits and awaits[0].receive.delivery.completes:
+            if awaits and awaits[0].receive.delivery.completes_values:
                 first = awaits[0].receive
                 self.actions += self.buffers.build([first.value], first.key)
 

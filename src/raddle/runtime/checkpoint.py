@@ -145,7 +145,7 @@ def gather_optimizer(
         shape, parts = shapes[name], [p for rank in ranks for p in rank]
         keys = dict.fromkeys(key for _, saved in parts for key in saved)
         full = {
-            key: _assemble_entry(name, key, shape, [(box, kept[key]) for box, kept in parts if key in kept])
+            key: _assemble_entry(name, key, shape, [(box, optimizer_entries[key]) for box, optimizer_entries in parts if key in optimizer_entries])
             for key in keys
         }  # fmt: skip
         if keep:

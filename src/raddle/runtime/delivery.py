@@ -22,137 +22,139 @@ from raddle.runtime.function_writer import Of
 from raddle.runtime.region_assembly import overlapping
 
 
-class Part(NamedTuple):
+class MessagePart(NamedTuple):
     """A box inside a message: which slots it is made of, and how; or which it is added to, and where."""
 
     shape: tuple[int, ...]
     slots: tuple[int, ...]
-    make: Callable[..., Tensor] | None = None
-    places: tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...] = ()  # in the slot, in the box
+    assemble: Callable[..., Tensor] | None = None
+    index_pairs: tuple[
+        tuple[tuple[slice, ...], tuple[slice, ...]], ...
+    ] = ()  # in the slot, in the box
 
 
 class Delivery:
     """Of a kind of messages, between which slots it goes. Signals carry nothing, and are this."""
 
-    fills = False  # slots of its own, which are emptied when nobody reads them any more
-    completes = False  # values that a buffer may have been waiting for
-    gathers = False  # parameters that are released after their use
-    of_gradients = False  # of slots, which the sender forgets
-    of_updates = False  # a step without an update does not send it
-    changes = False  # in place later, so that a copy is sent
+    fills_slots = False  # slots of its own, which are emptied when nobody reads them any more
+    completes_values = False  # values that a buffer may have been waiting for
+    gathers_parameters = False  # parameters that are released after their use
+    sends_gradients = False  # of slots, which the sender forgets
+    only_with_update = False  # a step without an update does not send it
+    needs_copy = False  # in place later, so that a copy is sent
 
-    def packed(self, pieces: SlotTable, key: Key, of: Of) -> BoxSlots:
+    def pieces_to_send(self, slot_table: SlotTable, key: Key, tensor_id: Of) -> BoxSlots:
         """The pieces that the sender makes it of."""
-        return pieces.box_slots(key, of)
+        return slot_table.box_slots(key, tensor_id)
 
-    def landing(self, pieces: SlotTable, key: Key, of: Of, box: Box) -> Part:
+    def destination(self, slot_table: SlotTable, key: Key, tensor_id: Of, box: Box) -> MessagePart:
         """Where the receiver puts a box."""
-        return Part(box.shape, ())
+        return MessagePart(box.shape, ())
 
-    def take(self, store: Store, part: Part, tensor: Tensor) -> None:
+    def deliver(self, store: Store, part: MessagePart, tensor: Tensor) -> None:
         """A box has come: the receiver puts it there."""
 
 
-class Values(Delivery):
+class ValueDelivery(Delivery):
     """Fill slots of their own."""
 
-    fills = completes = True
+    fills_slots = completes_values = True
 
-    def landing(self, pieces: SlotTable, key: Key, of: Of, box: Box) -> Part:
-        return Part(box.shape, (pieces.add_received(key, of, box),))
+    def destination(self, slot_table: SlotTable, key: Key, tensor_id: Of, box: Box) -> MessagePart:
+        return MessagePart(box.shape, (slot_table.add_received(key, tensor_id, box),))
 
-    def take(self, store: Store, part: Part, tensor: Tensor) -> None:
+    def deliver(self, store: Store, part: MessagePart, tensor: Tensor) -> None:
         store.slots[part.slots[0]] = tensor
 
 
-class Partials(Values):
+class PartialResultDelivery(ValueDelivery):
     """Are values too, but not complete."""
 
-    completes = False
+    completes_values = False
 
 
-class Gradients(Delivery):
+class GradientDelivery(Delivery):
     """Go back from where a value was received to where it was made, and are added there."""
 
-    of_gradients = True
+    sends_gradients = True
 
-    def packed(self, pieces: SlotTable, key: Key, of: Of) -> BoxSlots:
-        return pieces.received[key, of]
+    def pieces_to_send(self, slot_table: SlotTable, key: Key, tensor_id: Of) -> BoxSlots:
+        return slot_table.received[key, tensor_id]
 
-    def landing(self, pieces: SlotTable, key: Key, of: Of, box: Box) -> Part:
-        return _within(pieces.computed[key, of], box)
+    def destination(self, slot_table: SlotTable, key: Key, tensor_id: Of, box: Box) -> MessagePart:
+        return _overlap_part(slot_table.computed[key, tensor_id], box)
 
-    def take(self, store: Store, part: Part, tensor: Tensor) -> None:
-        for slot, (place, region) in zip(part.slots, part.places, strict=True):
-            store.add_box(slot, place, tensor[region])
+    def deliver(self, store: Store, part: MessagePart, tensor: Tensor) -> None:
+        for slot, (slot_index, box_index) in zip(part.slots, part.index_pairs, strict=True):
+            store.add_box(slot, slot_index, tensor[box_index])
 
 
-class Parameters(Delivery):
+class ParameterDelivery(Delivery):
     """Are written into the receiver's copy of a parameter."""
 
-    of_updates = changes = True
+    only_with_update = needs_copy = True
 
-    def landing(self, pieces: SlotTable, key: Key, of: Of, box: Box) -> Part:
-        assert isinstance(of, str)
-        return _within(pieces.persistent[of], box)
+    def destination(self, slot_table: SlotTable, key: Key, tensor_id: Of, box: Box) -> MessagePart:
+        assert isinstance(tensor_id, str)
+        return _overlap_part(slot_table.persistent[tensor_id], box)
 
-    def take(self, store: Store, part: Part, tensor: Tensor) -> None:
+    def deliver(self, store: Store, part: MessagePart, tensor: Tensor) -> None:
         with torch.no_grad():
-            for slot, (place, region) in zip(part.slots, part.places, strict=True):
-                store.slots[slot][place] = tensor[region]
+            for slot, (slot_index, box_index) in zip(part.slots, part.index_pairs, strict=True):
+                store.slots[slot][slot_index] = tensor[box_index]
 
 
-class ParameterGradients(Parameters):
+class ParameterGradientDelivery(ParameterDelivery):
     """Are added to the gradient of the server's copy."""
 
-    of_gradients, changes = True, False
+    sends_gradients, needs_copy = True, False
 
-    def take(self, store: Store, part: Part, tensor: Tensor) -> None:
-        for slot, (place, region) in zip(part.slots, part.places, strict=True):
-            store.add_box(slot, place, tensor[region])
+    def deliver(self, store: Store, part: MessagePart, tensor: Tensor) -> None:
+        for slot, (slot_index, box_index) in zip(part.slots, part.index_pairs, strict=True):
+            store.add_box(slot, slot_index, tensor[box_index])
             store.given.add(slot)
 
 
-class Rows(Parameters):
+class ShardDelivery(ParameterDelivery):
     """Of a divided parameter: what its home keeps is gathered where the parameter is used."""
 
-    gathers = True
-    of_updates = changes = False  # it is pulled in every step
+    gathers_parameters = True
+    only_with_update = needs_copy = False  # it is pulled in every step
 
-    def packed(self, pieces: SlotTable, key: Key, of: Of) -> BoxSlots:
-        assert isinstance(of, str)
-        return pieces.shards[of]
+    def pieces_to_send(self, slot_table: SlotTable, key: Key, tensor_id: Of) -> BoxSlots:
+        assert isinstance(tensor_id, str)
+        return slot_table.shards[tensor_id]
 
-    def take(self, store: Store, part: Part, tensor: Tensor) -> None:
-        for slot, (place, region) in zip(part.slots, part.places, strict=True):
-            store.wholes.open(slot)[place] = tensor[region]
+    def deliver(self, store: Store, part: MessagePart, tensor: Tensor) -> None:
+        for slot, (slot_index, box_index) in zip(part.slots, part.index_pairs, strict=True):
+            store.wholes.open(slot)[slot_index] = tensor[box_index]
 
 
-def delivery_of(kind: MessageKind, *, divided: bool = False) -> Delivery:
+def delivery_of(kind: MessageKind, *, zero3: bool = False) -> Delivery:
     """`divided`: whether parameters are at their homes alone while nobody uses them."""
     if kind.content is Content.NOTHING:
         return Delivery()
-    value = kind.content is Content.VALUE
+    is_value = kind.content is Content.VALUE
     match kind.subject:
         case Subject.RESULT:
-            return Values() if value else Gradients()
+            return ValueDelivery() if is_value else GradientDelivery()
         case Subject.PART:
-            return Partials() if value else Gradients()
-        case Subject.PARAMETER if value:
-            return Rows() if divided else Parameters()
+            return PartialResultDelivery() if is_value else GradientDelivery()
+        case Subject.PARAMETER if is_value:
+            return ShardDelivery() if zero3 else ParameterDelivery()
         case Subject.PARAMETER:
-            return ParameterGradients()
+            return ParameterGradientDelivery()
         case Subject.ACTION:
             return Delivery()
         case _:
             return never(kind.subject)
 
 
-def _within(held: BoxSlots, box: Box) -> Part:
+def _overlap_part(box_slots: BoxSlots, box: Box) -> MessagePart:
     """A box as parts of the pieces that it overlaps."""
-    found = [held[i] for i in overlapping([b for b, _ in held], box)]
-    commons = [(own & box, own, slot) for own, slot in found]
+    overlapping_pieces = [box_slots[i] for i in overlapping([b for b, _ in box_slots], box)]
+    overlaps = [(piece_box & box, piece_box, slot) for piece_box, slot in overlapping_pieces]
     places = tuple(
-        (common.slices_within(own), common.slices_within(box)) for common, own, _ in commons
+        (overlap.slices_within(own), overlap.slices_within(box)) for overlap, own, _ in overlaps
     )
-    return Part(box.shape, tuple(slot for *_, slot in commons), places=places)
+    return MessagePart(box.shape, tuple(slot for *_, slot in overlaps), index_pairs=places)

@@ -33,8 +33,8 @@ class Evaluation:
             raise InputError("the plan does not say what a step takes: plan again to evaluate.")
         if len(inputs) != len(batch):
             raise InputError(f"a batch has {len(inputs)} tensors, not {len(batch)}.")
-        for given, tensor in zip(inputs, batch, strict=True):
-            given["shape"] = list(tensor.shape)
+        for spec, tensor in zip(inputs, batch, strict=True):
+            spec["shape"] = list(tensor.shape)
         self.shapes = [tuple(t.shape) for t in batch]
         self.graph = capture_for_evaluation(setup.model, inputs, setup.loss)
         if self.graph.loss is None:
@@ -42,63 +42,65 @@ class Evaluation:
         program = lower(self.graph, adapt(setup.plan, setup.graph, self.graph), train=False)
         check(program)
         self.executor = setup.executor(program)
-        self.batches = BatchCutter(program, self.executor.plan)
+        self.batch_cutter = BatchCutter(program, self.executor.plan)
 
     def fits(self, batch: Sequence[Tensor]) -> bool:
         return self.shapes == [tuple(t.shape) for t in batch]
 
     def run(self, batch: Sequence[Tensor], step: int, *, outputs: bool) -> Any:
         """The loss; with `outputs`, also what the module gives, whole."""
-        feed = self.batches.reader([batch], self.setup.rank, self.setup.place)
-        self.executor.load(self._current())
-        loss = self.executor.run(feed, step)
+        read_input = self.batch_cutter.reader([batch], self.setup.rank, self.setup.place)
+        self.executor.load(self._current_state())
+        loss = self.executor.run(read_input, step)
         if self.training.plan.gathered:  # a rank that keeps its own rows keeps no others
             self.executor.store.drop(
                 s.slot for s in self.executor.plan.sources_with_role("parameter")
             )
         return (loss, self._outputs()) if outputs else loss
 
-    def _current(self) -> Callable[[SlotSource], Tensor]:
+    def _current_state(self) -> Callable[[SlotSource], Tensor]:
         """Parameters as they are on this rank, buffers as they are on the ranks that keep them."""
         setup, training = self.setup, self.training
-        held: dict[str, list[tuple[Box, Tensor]]] = {}
+        local_pieces: dict[str, list[tuple[Box, Tensor]]] = {}
         for source in training.plan.sources:
             if source.role in ("parameter", "frozen"):
                 tensor = training.slots[source.slot]
-                held.setdefault(source.name, []).append((source.box, tensor.detach()))
+                local_pieces.setdefault(source.name, []).append((source.box, tensor.detach()))
         buffers = {v.name: v.shape for v in setup.graph.buffers}
-        divided = setup.program.slices if setup.plan.syncing.divided else {}
-        shapes = buffers | {name: setup.graph.values[name].shape for name in divided}
+        zero3_parameters = setup.program.slices if setup.plan.syncing.divided else {}
+        shapes = buffers | {name: setup.graph.values[name].shape for name in zero3_parameters}
         pieces = {n: p for n, p in self.state.pieces().items() if n in shapes}
-        whole = gather_state(setup.exchange, pieces, shapes, {})
+        assembled = gather_state(setup.exchange, pieces, shapes, {})
 
         def find(source: SlotSource) -> Tensor:
-            if source.name in whole:
-                return whole[source.name][source.box.slices_within(Box.full(shapes[source.name]))]
-            return _region(held[source.name], source.box)
+            if source.name in assembled:
+                return assembled[source.name][
+                    source.box.slices_within(Box.full(shapes[source.name]))
+                ]
+            return _region(local_pieces[source.name], source.box)
 
         return find
 
     def _outputs(self) -> list[Tensor]:
         results = []
         for name in self.graph.outputs:
-            own = self.executor.plan.outputs.get(name, [])
-            found: dict[Box, Tensor] = {}
-            mine = [(box, self.executor.slots[slot].cpu()) for box, slot in own]
-            for pieces in self.setup.exchange(mine):
-                found.update(pieces)
+            box_slots = self.executor.plan.outputs.get(name, [])
+            all_pieces: dict[Box, Tensor] = {}
+            local_pieces = [(box, self.executor.slots[slot].cpu()) for box, slot in box_slots]
+            for pieces in self.setup.exchange(local_pieces):
+                all_pieces.update(pieces)
             value = self.graph.values[name]
-            results.append(assemble(value.shape, value.dtype, list(found.items())))
+            results.append(assemble(value.shape, value.dtype, list(all_pieces.items())))
         return results
 
 
 def _region(pieces: Sequence[tuple[Box, Tensor]], box: Box) -> Tensor:
-    for held, tensor in pieces:
-        if held.contains(box):
-            return tensor[box.slices_within(held)]
+    for held_box, tensor in pieces:
+        if held_box.contains(box):
+            return tensor[box.slices_within(held_box)]
     result = pieces[0][1].new_zeros(box.shape)
-    for held, tensor in pieces:
-        common = held & box
+    for held_box, tensor in pieces:
+        common = held_box & box
         if not common.empty:
-            result[common.slices_within(box)] = tensor[common.slices_within(held)]
+            result[common.slices_within(box)] = tensor[common.slices_within(held_box)]
     return result

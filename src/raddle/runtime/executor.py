@@ -41,11 +41,11 @@ from raddle.runtime.actions import (
 from raddle.runtime.build_actions import build_actions
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.execution import buffers
-from raddle.runtime.execution.input_feeder import Feeding, Part
+from raddle.runtime.execution.input_feeder import InputFeeder, ReadInput
 from raddle.runtime.execution.losses import Losses
 from raddle.runtime.execution.messages import Messages
-from raddle.runtime.execution.overlapping_parameter_updater import OverlappingParameters
-from raddle.runtime.execution.parameter_updater import Parameters
+from raddle.runtime.execution.overlapping_parameter_updater import OverlappingParameterUpdater
+from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.segments import Segments
 from raddle.runtime.execution.sliced_parameter_updater import SlicedParameters
 from raddle.runtime.execution.store import Store
@@ -85,9 +85,9 @@ class Executor:
         receives = {n: [a for a in own if isinstance(a, Receive)] for n, own in steps.items()}
         self.messages = Messages(receives, transport, self.store)
         feeds = (a for a in plan.actions if isinstance(a, Feed))
-        self.feeding = Feeding(feeds, self.store, seed)
+        self.feeding = InputFeeder(feeds, self.store, seed)
         self.update: Callable[[], None] = lambda: None  # the optimizer's step
-        self.trained.update = lambda: self.update()
+        self.trained.optimizer_step = lambda: self.update()
         self.record: Callable[[Action, float, float], None] | None = None
         self._do: dict[type, Callable[[Any], None]] = {
             Feed: self.feeding.feed,
@@ -95,13 +95,13 @@ class Executor:
             Backward: self.segments.backward,
             Send: self.messages.send,
             Receive: self.messages.receive,
-            AwaitMessage: self.messages.arrive,
-            StartAllReduce: self.trained.sum,
-            SubmitGradients: self.trained.give,
-            StartSliceAllReduce: self.trained.leave,
-            UpdateBuffers: partial(buffers.keep, self.store),
-            RecordLoss: self.losses.note,
-            UpdateParameters: self.trained.step,
+            AwaitMessage: self.messages.await_message,
+            StartAllReduce: self.trained.start_all_reduce,
+            SubmitGradients: self.trained.submit_gradients,
+            StartSliceAllReduce: self.trained.start_slice_all_reduce,
+            UpdateBuffers: partial(buffers.update_buffers, self.store),
+            RecordLoss: self.losses.record,
+            UpdateParameters: self.trained.update_parameters,
         }
         transport.prepare(plan.groups, plan.links)
 
@@ -163,12 +163,14 @@ class Executor:
 
     # -- a step ---------------------------------------------------------------------------------------
 
-    def run(self, feed: Part, step: int, *, update: bool = True, weight: float = 1.0) -> Tensor:
+    def run(
+        self, feed: ReadInput, step: int, *, update: bool = True, weight: float = 1.0
+    ) -> Tensor:
         """One step; the loss, on every rank. Without `update`, gradients stay and add up."""
         return self.run_steps(feed, step, update=update, weight=weight)[0]
 
     def run_steps(
-        self, feed: Part, step: int, *, update: bool = True, weight: float = 1.0
+        self, feed: ReadInput, step: int, *, update: bool = True, weight: float = 1.0
     ) -> Tensor:
         """The losses of all steps that the program overlaps, on every rank; else of one step."""
         self.trained.begin(updating=update)
@@ -178,7 +180,7 @@ class Executor:
         do = self._do if update else {**self._do, **dict.fromkeys(OF_UPDATES, _nothing)}
         self._carry_out(partial(self._carry, do))
         self.messages.finish()
-        losses = self.losses.all()
+        losses = self.losses.wait()
         self.transport.check()
         return losses
 
@@ -199,8 +201,8 @@ class Executor:
         if not actions:
             return
         step, record = key_of(actions[0]).step, self.record
-        with self.messages.turn, self.segments.precision():
-            self.messages.ahead(step)
+        with self.messages.compute_lock, self.segments.precision():
+            self.messages.post_early(step)
             if record is None:
                 for action in actions:
                     do[type(action)](action)
@@ -209,12 +211,12 @@ class Executor:
                     start = time.perf_counter()
                     do[type(action)](action)
                     record(action, start, time.perf_counter())
-            self.trained.end(step)
+            self.trained.end_step(step)
 
 
 def _parameters(
     program: Program, plan: RankActions, transport: Transport, store: Store
-) -> Parameters:
+) -> ParameterUpdater:
     """How the plan's parameters are updated."""
     sync = program.plan.syncing
     if plan.slices:
@@ -223,11 +225,13 @@ def _parameters(
         )
         return SlicedParameters(store, transport, agree)
     if is_asynchronous(program.plan):
-        return OverlappingParameters(
+        return OverlappingParameterUpdater(
             store, transport, plan.updated_slots, plan.buckets, narrow=sync.compressed,
             latest=is_greedy(program.plan),
         )  # fmt: skip
-    return Parameters(store, transport, plan.updated_slots, plan.buckets, narrow=sync.compressed)
+    return ParameterUpdater(
+        store, transport, plan.updated_slots, plan.buckets, sum_dtype=sync.compressed
+    )
 
 
 def _nothing(action: Action) -> None:

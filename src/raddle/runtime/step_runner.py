@@ -64,13 +64,13 @@ class Stepping:
             # Nothing is under way between two runs: every parameter has had an update a step.
             self.log += [
                 used._replace(step=used.step + step, version=used.version + step)
-                for used in executor.trained.log()
+                for used in executor.trained.weight_uses()
             ]
         return list(losses)
 
     def loss(self) -> Tensor:
         """Of the present step, on every rank, before it ends: all ranks ask for it."""
-        return self._running.losses.all()
+        return self._running.losses.wait()
 
     def seed(self, seed: int) -> None:
         """What random numbers are drawn from, in steps on batches of any size."""

@@ -10,7 +10,7 @@ from raddle.runtime.acknowledgements import Acknowledgements
 from raddle.runtime.actions import AwaitMessage, Receive, Send
 from raddle.runtime.builders.persistent import is_zero3
 from raddle.runtime.builders.slot_table import SlotTable
-from raddle.runtime.delivery import Part, delivery_of
+from raddle.runtime.delivery import MessagePart, delivery_of
 from raddle.runtime.function_writer import Of
 from raddle.runtime.region_assembly import gather, overlapping
 
@@ -68,13 +68,15 @@ class MessageBuilder:
         ]
 
     def _send(self, move: Move, message: Message, tag: int) -> Send:
-        delivery, parts = delivery_of(move.kind, divided=self._zero3), []
+        delivery, parts = delivery_of(move.kind, zero3=self._zero3), []
         for box in message.boxes:
             for tensor_id in self._tensor_ids(move, message):
-                box_slots = delivery.packed(self.slot_table, move.key, tensor_id)
+                box_slots = delivery.pieces_to_send(self.slot_table, move.key, tensor_id)
                 indices = overlapping([b for b, _ in box_slots], box)
                 assemble = gather([box_slots[i][0] for i in indices], box)
-                parts.append(Part(box.shape, tuple(box_slots[i][1] for i in indices), assemble))
+                parts.append(
+                    MessagePart(box.shape, tuple(box_slots[i][1] for i in indices), assemble)
+                )
         label = f"{move.kind} of {move.value} to {message.target}"
         dtype = self.program.graph.values[move.value].dtype
         self._send_count += 1
@@ -91,9 +93,9 @@ class MessageBuilder:
         )
 
     def _receive(self, move: Move, message: Message, tag: int) -> Receive:
-        delivery = delivery_of(move.kind, divided=self._zero3)
+        delivery = delivery_of(move.kind, zero3=self._zero3)
         parts = [
-            delivery.landing(self.slot_table, move.key, tensor_id, box)
+            delivery.destination(self.slot_table, move.key, tensor_id, box)
             for box in message.boxes
             for tensor_id in self._tensor_ids(move, message)
         ]

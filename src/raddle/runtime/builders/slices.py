@@ -27,7 +27,10 @@ class SliceBuilder:
         if not self.program.slices:
             return False
         if isinstance(i, Move):
-            return i.kind.is_of_parameter and not delivery_of(i.kind, divided=self._zero3).gathers
+            return (
+                i.kind.is_of_parameter
+                and not delivery_of(i.kind, zero3=self._zero3).gathers_parameters
+            )
         return isinstance(i, Update | Reduce)
 
     def build(self, i: Instruction) -> list[SubmitGradients | StartSliceAllReduce]:

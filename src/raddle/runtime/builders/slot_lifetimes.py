@@ -31,7 +31,7 @@ def mark_releases(actions: Sequence[Action], slots: Collection[int]) -> None:
     gathered = set(slots)
     used_later: set[int] = set()  # that are used before they come again
     for action in reversed(actions) if gathered else ():
-        if isinstance(action, AwaitMessage) and action.receive.delivery.gathers:
+        if isinstance(action, AwaitMessage) and action.receive.delivery.gathers_parameters:
             used_later -= {slot for part in action.receive.parts for slot in part.slots}
         elif isinstance(action, Forward | Backward):
             used_here = gathered & set(action.call.weights)
@@ -54,4 +54,4 @@ def _slots_of(action: Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss
     if isinstance(action, RecordLoss):
         return [action.slot]
     message = action.receive if isinstance(action, AwaitMessage) else action
-    return [s for part in message.parts for s in part.slots] if message.delivery.fills else []
+    return [s for part in message.parts for s in part.slots] if message.delivery.fills_slots else []

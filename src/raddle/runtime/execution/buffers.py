@@ -7,14 +7,14 @@ from raddle.runtime.actions import UpdateBuffers
 from raddle.runtime.execution.store import Store
 
 
-def keep(store: Store, action: UpdateBuffers) -> None:
+def update_buffers(store: Store, action: UpdateBuffers) -> None:
     """A buffer is replaced, never written: a segment may have kept it."""
     slots = store.slots
     for buffer, slot in action.full_updates:
         slots[buffer] = slots[slot]
     for buffer, pieces in action.partial_updates:
-        fresh = slots[buffer].clone()
+        new_value = slots[buffer].clone()
         for box, slot in pieces:
-            fresh[box.slices_within(Box.full(fresh.shape))] = slots[slot]
-        slots[buffer] = fresh
+            new_value[box.slices_within(Box.full(new_value.shape))] = slots[slot]
+        slots[buffer] = new_value
     store.drop(action.dead_slots)

@@ -11,10 +11,10 @@ from raddle.runtime.actions import Feed
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.execution.store import Store
 
-Part = Callable[[SlotSource], Tensor]  # the part of the batch that a source stands for
+ReadInput = Callable[[SlotSource], Tensor]  # the part of the batch that a source stands for
 
 
-class Feeding:
+class InputFeeder:
     """Fills the slots of inputs and seeds.
 
     On the CPU, parts of a batch are views: they are taken at once, before anybody waits.
@@ -22,25 +22,25 @@ class Feeding:
 
     def __init__(self, feeds: Iterable[Feed], store: Store, seed: int = 0) -> None:
         self.store, self.seed = store, seed
-        self.at_once = store.place.type == "cpu"
-        self._feeds = list(feeds) if self.at_once else []
-        self._part: Part = lambda source: torch.empty(0)
+        self.fills_at_start = store.place.type == "cpu"
+        self._feeds = list(feeds) if self.fills_at_start else []
+        self._read_input: ReadInput = lambda source: torch.empty(0)
         self._step = 0
 
-    def begin(self, part: Part, step: int) -> None:
+    def begin(self, read_input: ReadInput, step: int) -> None:
         """A run begins whose first step has this number."""
-        self._part, self._step = part, step
+        self._read_input, self._step = read_input, step
         for action in self._feeds:
             self._fill(action)
 
     def feed(self, action: Feed) -> None:
-        if not self.at_once:
+        if not self.fills_at_start:
             self._fill(action)
 
     def _fill(self, action: Feed) -> None:
         source, key = action.source, action.key
         if source.role == "input":
-            tensor = self._part(source)
+            tensor = self._read_input(source)
         else:
             number = self.seed + 1_000_003 * (self._step + key.step) + key.micro_batch
             tensor = torch.tensor(number, device=self.store.place)

@@ -20,54 +20,62 @@ class Losses:
         self.sizes = program.micro_batch_sizes
         self.steps = program.plan.steps if is_asynchronous(program.plan) else 1  # of a run
         self.dtype = program.graph.values[program.graph.loss or ""].dtype
-        places = {v.loss_devices for v in program.variants}
-        self.known = all(len(devices) == transport.size for devices in places)  # on every rank
-        self.tellers = sorted({devices[0] for devices in places})  # to those that lack it
+        loss_devices = {v.loss_devices for v in program.variants}
+        self.on_all_ranks = all(
+            len(devices) == transport.size for devices in loss_devices
+        )  # on every rank
+        self.broadcasters = sorted(
+            {devices[0] for devices in loss_devices}
+        )  # to those that lack it
         self.weight = 1.0
-        self._noted: list[tuple[int, Tensor]] = []  # of micro-batches, with their step
-        self._telling: list[tuple[Pending, Tensor]] = []
+        self._recorded: list[tuple[int, Tensor]] = []  # of micro-batches, with their step
+        self._broadcasts: list[tuple[Pending, Tensor]] = []
 
     def begin(self, weight: float) -> None:
         """A run begins, whose loss counts for so much."""
         self.weight = weight
-        self._noted, self._telling = [], []
-        if self._early and self.transport.rank != self.tellers[0]:
-            self._tell()
+        self._recorded, self._broadcasts = [], []
+        if self._broadcasts_early and self.transport.rank != self.broadcasters[0]:
+            self._start_broadcasts()
 
-    def note(self, action: RecordLoss) -> None:
+    def record(self, action: RecordLoss) -> None:
         """A micro-batch's loss is there: its gradient starts here."""
-        share = self.weight * self.sizes[action.key.micro_batch] / sum(self.sizes)
+        fraction = self.weight * self.sizes[action.key.micro_batch] / sum(self.sizes)
         loss = self.store.slots[action.slot]
-        if action.reports or self.known:
-            self._noted.append((action.key.step, loss.detach() * share))
+        if action.reports or self.on_all_ranks:
+            self._recorded.append((action.key.step, loss.detach() * fraction))
         if action.starts_backward:
-            self.store.grads[action.slot] = torch.full_like(loss, share)
-        if action.reports and self._early and len(self._noted) == len(self.sizes) * self.steps:
-            self._tell()
+            self.store.grads[action.slot] = torch.full_like(loss, fraction)
+        if (
+            action.reports
+            and self._broadcasts_early
+            and len(self._recorded) == len(self.sizes) * self.steps
+        ):
+            self._start_broadcasts()
         self.store.drop(action.dead_slots)
 
-    def all(self) -> Tensor:
+    def wait(self) -> Tensor:
         """By step: told by the ranks that have it, as soon as they have it."""
-        if not self._telling:
-            self._tell()
-        for pending, _ in self._telling:
+        if not self._broadcasts:
+            self._start_broadcasts()
+        for pending, _ in self._broadcasts:
             pending.wait()
-        parts = [part for _, part in self._telling]
-        return torch.stack(parts).sum(0) if parts else self._own()
+        parts = [part for _, part in self._broadcasts]
+        return torch.stack(parts).sum(0) if parts else self._local_losses()
 
     @property
-    def _early(self) -> bool:
+    def _broadcasts_early(self) -> bool:
         """One rank has all of the loss: it tells it while others still work."""
-        return self.transport.early and not self.known and len(self.tellers) == 1
+        return self.transport.early and not self.on_all_ranks and len(self.broadcasters) == 1
 
-    def _own(self) -> Tensor:
+    def _local_losses(self) -> Tensor:
         total = torch.zeros(self.steps, dtype=self.dtype, device=self.store.place)
-        for step, loss in self._noted:
+        for step, loss in self._recorded:
             total[step] += loss
         return total
 
-    def _tell(self) -> None:
+    def _start_broadcasts(self) -> None:
         """Replicas may end on several ranks: each tells what it has."""
-        for teller in () if self.known else self.tellers:
-            part = self._own()
-            self._telling.append((self.transport.broadcast(teller, part), part))
+        for source in () if self.on_all_ranks else self.broadcasters:
+            losses = self._local_losses()
+            self._broadcasts.append((self.transport.broadcast(source, losses), losses))

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from raddle.graph.dtypes import settled
 from raddle.runtime.actions import AwaitMessage, Receive, Send
-from raddle.runtime.delivery import Part
-from raddle.runtime.early_receives import Posting
+from raddle.runtime.delivery import MessagePart
+from raddle.runtime.early_receives import EarlyReceives
 from raddle.runtime.execution.store import Store
 from raddle.transport.base import Arriving, Pending, Transport
 
@@ -28,40 +28,45 @@ class Messages:
         self, receives: Mapping[int, Sequence[Receive]], transport: Transport, store: Store
     ) -> None:
         self.transport, self.store = transport, store
-        self.postings = {step: Posting(own, self.post) for step, own in receives.items()}
-        self.turn = threading.Lock()
-        self.posted: dict[int, Arriving] = {}
-        self._sending: dict[int, Pending] = {}  # by the number of the send
-        self._likes: dict[torch.dtype, Tensor] = {}  # of each type, something on this rank's device
+        self.early_receives = {
+            step: EarlyReceives(step_receives, self.post)
+            for step, step_receives in receives.items()
+        }
+        self.compute_lock = threading.Lock()
+        self.incoming: dict[int, Arriving] = {}
+        self._pending_sends: dict[int, Pending] = {}  # by the number of the send
+        self._dtype_examples: dict[
+            torch.dtype, Tensor
+        ] = {}  # of each type, something on this rank's device
         self._updating = True
 
     def begin(self, *, updating: bool) -> None:
         """A run begins; without an update, parameters stay as they are, and nobody sends them."""
         self._updating = updating
-        for posting in self.postings.values():
-            posting.begin()
+        for receives in self.early_receives.values():
+            receives.begin()
 
-    def ahead(self, step: int) -> None:
+    def post_early(self, step: int) -> None:
         """Posts what comes first in a step."""
         if self.transport.early:
-            self._posting(step).ahead()
+            self._receives_of(step).post_early()
 
     def send(self, action: Send) -> None:
         delivery = action.delivery
-        if delivery.of_updates and not self._updating:
+        if delivery.only_with_update and not self._updating:
             return
-        tensors = [self._part(part, action) for part in action.parts]
+        tensors = [self._assembled(part, action) for part in action.parts]
         if not tensors:  # a signal
             buffer = torch.zeros(1, dtype=action.dtype, device=self.store.place)
         elif len(tensors) == 1:
             buffer = settled(tensors[0].detach()).contiguous().view(-1)
-            if delivery.changes:
+            if delivery.needs_copy:
                 buffer = buffer.clone()
         else:
             buffer = torch.cat([t.detach().reshape(-1) for t in tensors])
         pending = self.transport.post(action.peer, action.tag, buffer, action.label)
-        self._sending[action.number] = pending  # which keeps the buffer
-        if delivery.of_gradients:
+        self._pending_sends[action.number] = pending  # which keeps the buffer
+        if delivery.sends_gradients:
             for part in action.parts:
                 for slot in part.slots:
                     self.store.forget(slot)
@@ -70,64 +75,64 @@ class Messages:
     def receive(self, receive: Receive) -> None:
         """The place at which a receive has to be posted by."""
         if self.transport.early:
-            self._posting(receive.key.step).reach(receive)
+            self._receives_of(receive.key.step).ensure_posted(receive)
         else:
             self.post(receive)
 
-    def arrive(self, action: AwaitMessage) -> None:
+    def await_message(self, action: AwaitMessage) -> None:
         receive = action.receive
-        found = self.posted.pop(receive.number, None)
-        if found is None:  # gradients stay where they are until the update
+        message = self.incoming.pop(receive.number, None)
+        if message is None:  # gradients stay where they are until the update
             return
-        buffer = self._wait(found)
+        buffer = self._wait(message)
         for number in action.acknowledged_sends:  # what this answers has arrived
-            if number in self._sending:
-                self._sending.pop(number).wait()
+            if number in self._pending_sends:
+                self._pending_sends.pop(number).wait()
         if self.transport.early:
-            self._posting(receive.key.step).arrived(receive)
-        parts, take = receive.parts, receive.delivery.take
+            self._receives_of(receive.key.step).mark_received(receive)
+        parts, deliver = receive.parts, receive.delivery.deliver
         if len(parts) == 1:
-            take(self.store, parts[0], buffer.view(parts[0].shape))
+            deliver(self.store, parts[0], buffer.view(parts[0].shape))
         elif parts:
             pieces = torch.split(buffer, [math.prod(part.shape) for part in parts])
             for part, piece in zip(parts, pieces, strict=True):
-                take(self.store, part, piece.view(part.shape))
+                deliver(self.store, part, piece.view(part.shape))
         self.store.drop(action.dead_slots)
 
     def finish(self) -> None:
         """Waits until all that was sent has left."""
-        for pending in self._sending.values():
+        for pending in self._pending_sends.values():
             pending.wait()
-        self._sending.clear()
+        self._pending_sends.clear()
 
     def post(self, receive: Receive) -> None:
-        if receive.delivery.of_updates and not self._updating:
+        if receive.delivery.only_with_update and not self._updating:
             return
-        like = self._likes.get(receive.dtype)
+        like = self._dtype_examples.get(receive.dtype)
         if like is None:
             like = torch.empty(0, dtype=receive.dtype, device=self.store.place)
-            self._likes[receive.dtype] = like
-        self.posted[receive.number] = self.transport.expect(
+            self._dtype_examples[receive.dtype] = like
+        self.incoming[receive.number] = self.transport.expect(
             receive.peer, receive.tag, like, receive.elements, receive.label
         )
 
-    def _part(self, part: Part, action: Send) -> Tensor:
+    def _assembled(self, part: MessagePart, action: Send) -> Tensor:
         store = self.store
-        if action.delivery.of_gradients:
+        if action.delivery.sends_gradients:
             tensors = [store.gradient(s, action.dtype) for s in part.slots]
         else:
             tensors = [store.slots[s] for s in part.slots]
-        return tensors[0] if part.make is None else part.make(*tensors)
+        return tensors[0] if part.assemble is None else part.assemble(*tensors)
 
-    def _posting(self, step: int) -> Posting:
-        return self.postings[step if len(self.postings) > 1 else 0]
+    def _receives_of(self, step: int) -> EarlyReceives:
+        return self.early_receives[step if len(self.early_receives) > 1 else 0]
 
     def _wait(self, message: Arriving) -> Tensor:
         """Waits for a message; meanwhile other steps may compute."""
-        if len(self.postings) == 1:
+        if len(self.early_receives) == 1:
             return message.wait()
-        self.turn.release()
+        self.compute_lock.release()
         try:
             return message.wait()
         finally:
-            self.turn.acquire()
+            self.compute_lock.acquire()

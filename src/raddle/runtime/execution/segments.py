@@ -12,7 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from raddle.runtime.actions import Backward, Call, Forward
 from raddle.runtime.autograd_leaves import make_leaf
-from raddle.runtime.execution.parameter_updater import Parameters
+from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.store import Store
 
 
@@ -24,7 +24,7 @@ class Segments:
     """
 
     def __init__(
-        self, store: Store, parameters: Parameters, *, autocast: torch.dtype | None = None,
+        self, store: Store, parameters: ParameterUpdater, *, autocast: torch.dtype | None = None,
         adds_once: bool = True,
     ) -> None:  # fmt: skip
         self.store, self.parameters = store, parameters
@@ -47,7 +47,7 @@ class Segments:
         graph = call.backward and (action.recomputation or not call.recompute)
         entered: list[Any] = [slots[s] for s in call.differentiable]
         leaves: list[Tensor] = []
-        weights = self.parameters.use(action)
+        weights = self.parameters.weights_for(action)
         plain = [slots[s] for s in call.nondifferentiable]
         if call.recompute and not action.recomputation:
             self._read[call.number] = [*weights, *plain]
@@ -112,7 +112,7 @@ class Segments:
                 if gradient is not None:
                     store.add(slot, gradient)
         if not call.split_backward:
-            self.parameters.used(call, weights)
+            self.parameters.release_weights(call, weights)
 
     def _weights_only(self, call: Call) -> None:
         """Gradients of parameters, after those of activations (or of none)."""
@@ -121,7 +121,7 @@ class Segments:
         edges, seeds = self._seeds(edges, ends) if known is None else known
         if edges:
             self._gradients(call, edges, seeds, [], weights)
-        self.parameters.used(call, weights)
+        self.parameters.release_weights(call, weights)
 
     def _gradients(
         self, call: Call, edges: list[Any], seeds: list[Tensor], leaves: list[Tensor],
@@ -139,11 +139,11 @@ class Segments:
             self.parameters.accumulate(call, found[len(leaves) :])
             return found[: len(leaves)]
         for slot, weight in zip(call.weights, weights, strict=True):
-            weight.grad = self.parameters.so_far(call, slot)
+            weight.grad = self.parameters.accumulated_gradient(call, slot)
         torch.autograd.backward(edges, seeds, retain_graph=keep, inputs=[*leaves, *weights])
         for slot, weight in zip(call.weights, weights, strict=True):
             if weight.grad is not None:
-                self.parameters.put(call, slot, weight.grad)
+                self.parameters.set_gradient(call, slot, weight.grad)
                 weight.grad = None  # an update sets it where the parameter is updated
         return [leaf.grad for leaf in leaves]
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from raddle.runtime.actions import Forward, StartSliceAllReduce, SubmitGradients, UpdateParameters
-from raddle.runtime.execution.parameter_updater import Parameters
+from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.store import Store
 from raddle.runtime.parameter_sync import Agreeing
 from raddle.transport.base import Transport
 
 
-class SlicedParameters(Parameters):
+class SlicedParameters(ParameterUpdater):
     """`agree` is made when the parameters are in their slots, unless another executor lends its own."""
 
     def __init__(self, store: Store, transport: Transport, agree: Callable[[], Agreeing]) -> None:
@@ -32,7 +32,7 @@ class SlicedParameters(Parameters):
     def use(self, action: Forward) -> list[Tensor]:
         if action.call.weights:
             self._agreeing.wait(action.call.weights)
-        return super().use(action)
+        return super().weights_for(action)
 
     def give(self, action: SubmitGradients) -> None:
         """Hands in gradients that are complete."""
@@ -48,7 +48,7 @@ class SlicedParameters(Parameters):
         self._agreeing.leave(action.number)
 
     def step(self, action: UpdateParameters) -> None:
-        self._agreeing.finish(self.update)
+        self._agreeing.finish(self.optimizer_step)
 
     @property
     def _agreeing(self) -> Agreeing:
