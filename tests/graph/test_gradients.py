@@ -6,11 +6,11 @@ from torch import Tensor, nn
 from raddle.graph.capture import capture
 from raddle.graph.gradients import (
     active_values,
-    gives_gradient,
-    graded_inputs,
-    graded_operands,
-    graders,
+    contributes_gradient,
+    gradient_contributors,
     has_backward,
+    inputs_with_gradient,
+    operands_with_gradient,
     trained_parameters,
 )
 from raddle.graph.graph import Graph
@@ -44,11 +44,13 @@ def test_operators_give_gradients_to_what_is_active_alone() -> None:
     active = active_values(graph)
     (product,) = (op for op in graph.ops if op.label == "mul")
     assert has_backward(product, active)
-    assert [product.inputs[i] for i in graded_operands(product, active)] == [product.inputs[0]]
-    assert graded_inputs(product, active) == product.inputs[:1]
-    assert gives_gradient(product, product.inputs[0], active)
-    assert not gives_gradient(product, product.inputs[1], active)
-    assert product in graders(graph, active)[product.inputs[0]]
+    assert [product.inputs[i] for i in operands_with_gradient(product, active)] == [
+        product.inputs[0]
+    ]
+    assert inputs_with_gradient(product, active) == product.inputs[:1]
+    assert contributes_gradient(product, product.inputs[0], active)
+    assert not contributes_gradient(product, product.inputs[1], active)
+    assert product in gradient_contributors(graph, active)[product.inputs[0]]
     weighted = [op.kind for op in graph.ops if trained_parameters(graph, op, active)]
     assert weighted == ["linear"]
 
@@ -56,4 +58,4 @@ def test_operators_give_gradients_to_what_is_active_alone() -> None:
 def test_without_a_loss_nothing_has_a_gradient() -> None:
     graph = capture(Branches(), [torch.zeros(2, 4)], name="branches")
     assert active_values(graph) == frozenset()
-    assert graders(graph, frozenset()) == {}
+    assert gradient_contributors(graph, frozenset()) == {}

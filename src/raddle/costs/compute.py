@@ -15,7 +15,7 @@ from raddle.clusters import Device
 from raddle.costs.native_calls import NativeCall, find_native_calls
 from raddle.costs.profile import Profile, native_call_key, profile_key
 from raddle.graph.box import Box
-from raddle.graph.gradients import graded_operands
+from raddle.graph.gradients import operands_with_gradient
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
 
@@ -55,7 +55,7 @@ class ComputeCosts:
         ] = {}  # operator, phase -> operands
         self.all_grad_operands: dict[str, tuple[int, ...]] = {}  # operator -> operands of both
         for op in graph.ops:
-            graded = graded_operands(op, active)
+            graded = operands_with_gradient(op, active)
             weights = [i for i in graded if graph.values[op.inputs[i]].role == "parameter"]
             self.all_grad_operands[op.name] = graded
             self.grad_operands[op.name, "W"] = tuple(weights) if split_backward else ()
@@ -198,7 +198,7 @@ def roofline(
     maximum: Callable[[Any, Any], Any] = max,
 ) -> Any:
     """Seconds of an amount of work: operations, and elements by operand. Arrays need `np.maximum`."""
-    if op.traits.view:
+    if op.traits.is_view:
         return speed.overhead
     values = [graph.values[n] for n in (*op.inputs, *op.outputs)]
     nbytes = sum(e * v.dtype.itemsize for e, v in zip(elements, values, strict=True))

@@ -6,21 +6,21 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from raddle.graph.dtypes import carries_gradient
-from raddle.graph.gradients import graded_operands, has_backward
+from raddle.graph.gradients import has_backward, operands_with_gradient
 from raddle.graph.graph import Graph, Op
-from raddle.graph.traits import Keeps
+from raddle.graph.traits import SavedTensors
 
 # What elementwise functions need for their backward, by name. All else: their inputs.
 SAVED_BY_FUNCTION = {
-    **dict.fromkeys(("mul", "multiply", "div", "divide"), Keeps.FACTORS),
+    **dict.fromkeys(("mul", "multiply", "div", "divide"), SavedTensors.FACTORS),
     **dict.fromkeys(
         ("relu", "sigmoid", "tanh", "exp", "expm1", "sqrt", "rsqrt", "reciprocal", "tan", "special_expit"),
-        Keeps.OUTPUT,
+        SavedTensors.OUTPUT,
     ),
-    **dict.fromkeys(("where", "masked_fill"), Keeps.INDICES),
-    **dict.fromkeys(("add", "sub", "subtract", "rsub", "neg", "detach", "_to_copy"), Keeps.NOTHING),
-    **dict.fromkeys(("floor", "ceil", "round", "trunc", "sign"), Keeps.NOTHING),
-    **dict.fromkeys(("real", "imag", "conj_physical", "resolve_conj", "resolve_neg"), Keeps.NOTHING),
+    **dict.fromkeys(("where", "masked_fill"), SavedTensors.INDICES),
+    **dict.fromkeys(("add", "sub", "subtract", "rsub", "neg", "detach", "_to_copy"), SavedTensors.NOTHING),
+    **dict.fromkeys(("floor", "ceil", "round", "trunc", "sign"), SavedTensors.NOTHING),
+    **dict.fromkeys(("real", "imag", "conj_physical", "resolve_conj", "resolve_neg"), SavedTensors.NOTHING),
 }  # fmt: skip
 
 
@@ -35,27 +35,29 @@ class SavedForBackward(NamedTuple):
 def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedForBackward:
     """What the backward of an operator needs, if there is one."""
     values = graph.values
-    if not has_backward(op, active) or not graded_operands(op, active):
+    if not has_backward(op, active) or not operands_with_gradient(op, active):
         return SavedForBackward()
     rule = (
-        SAVED_BY_FUNCTION.get(op.label, op.traits.keeps)
+        SAVED_BY_FUNCTION.get(op.label, op.traits.saved_tensors)
         if op.kind == "pointwise"
-        else op.traits.keeps
+        else op.traits.saved_tensors
     )
     if op.kind == "lse" and op.composite_kind in ("softmax", "log_softmax"):
-        rule = Keeps.NOTHING  # its gradient comes from the softmax's output
+        rule = SavedTensors.NOTHING  # its gradient comes from the softmax's output
     chosen: Iterable[str] = ()
-    if rule in (Keeps.INPUTS, Keeps.BOTH):
+    if rule in (SavedTensors.INPUTS, SavedTensors.BOTH):
         chosen = op.inputs
-    elif rule == Keeps.INDICES:
+    elif rule == SavedTensors.INDICES:
         chosen = (i for i in op.inputs if not carries_gradient(values[i].dtype))
-    elif rule == Keeps.FACTORS:
+    elif rule == SavedTensors.FACTORS:
         chosen = (
             name for n, name in enumerate(op.inputs)
-            if set(graded_operands(op, active)) - {n} and not _is_only_added(op, n)
+            if set(operands_with_gradient(op, active)) - {n} and not _is_only_added(op, n)
         )  # fmt: skip
-    extra = 8 if op.attrs.get("largest") else op.traits.extra
-    return SavedForBackward(frozenset(chosen), rule in (Keeps.OUTPUT, Keeps.BOTH), extra)
+    extra = 8 if op.attrs.get("largest") else op.traits.extra_saved_bytes
+    return SavedForBackward(
+        frozenset(chosen), rule in (SavedTensors.OUTPUT, SavedTensors.BOTH), extra
+    )
 
 
 def _is_only_added(op: Op, operand: int) -> bool:

@@ -28,7 +28,7 @@ from raddle.graph.arguments import input_names, leaves
 from raddle.graph.builder import Builder
 from raddle.graph.dtypes import carries_gradient
 from raddle.graph.graph import FusedCall, Graph, Op, Value
-from raddle.graph.mutation import Memory, View, is_view, out_of_place, writes
+from raddle.graph.mutation import Memory, View, is_view, out_of_place, writes_in_place
 from raddle.graph.placeholders import Placeholders
 from raddle.graph.recapture import once_each, resized
 from raddle.graph.torch_export import Step, export
@@ -172,7 +172,7 @@ class _Translation:
         updates = {b: self._as_op_output(value).name for b, value in self.memory.updates.items()}
         states = [*self.model.named_parameters(), *self.model.named_buffers()]
         trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
-        refuse_shared(states, self.placeholders.lifted, trained | set(updates))
+        refuse_shared(states, self.placeholders.lifted_constants, trained | set(updates))
         values, ops, fused = _live_part(self.builder, {*outputs, *updates.values()})
         for value in values.values():
             if 0 in value.shape:
@@ -211,7 +211,9 @@ class _Translation:
             if node.op == "get_attr":
                 attribute = getattr(module, node.target)
                 if isinstance(attribute, Tensor):
-                    self.memory.put_state(node, self.placeholders.constant(node.target, attribute))
+                    self.memory.put_state(
+                        node, self.placeholders.add_constant(node.target, attribute)
+                    )
                 else:
                     self.memory.put(node, attribute)
             elif node.op == "call_function":
@@ -243,15 +245,17 @@ class _Translation:
         (end,) = (n for n in subgraph.graph.nodes if n.op == "output")
         returned: Any = end.args[0]
         results = list(self._current_value(returned))
-        same = [isinstance(r, Node) and self.memory.is_same(r, placeholders) for r in returned]
+        same = [
+            isinstance(r, Node) and self.memory.is_same_tensor(r, placeholders) for r in returned
+        ]
         self.aliased_outputs[node] = [r if s else None for r, s in zip(returned, same, strict=True)]
         if (
             without_gradient
         ):  # no gradient flows out of the block, but through what was outside and is written
             detach = torch.ops.aten.detach.default
-            for at, value in enumerate(results):
-                if isinstance(value, Value) and not same[at]:
-                    results[at] = self.builder.call(detach, value)
+            for position, value in enumerate(results):
+                if isinstance(value, Value) and not same[position]:
+                    results[position] = self.builder.call(detach, value)
         self.memory.put(node, tuple(results))
 
     # -- calls -------------------------------------------------------------------------
@@ -269,7 +273,7 @@ class _Translation:
                 f"the model uses '{target}', which is no operator: "
                 "rewrite that control flow in plain Python."
             )
-        written = writes(target)
+        written = writes_in_place(target)
         if not target._schema.returns:
             if target._schema.name.endswith("_"):  # of a list of tensors
                 raise InputError(

@@ -17,7 +17,7 @@ def carries_gradient(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def settled(tensor: Tensor) -> Tensor:
+def resolve_conj_and_neg(tensor: Tensor) -> Tensor:
     """A tensor whose memory holds its numbers: torch only marks what is conjugated or negated by a view."""
     return tensor.resolve_conj().resolve_neg()
 

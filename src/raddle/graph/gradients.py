@@ -17,12 +17,12 @@ def active_values(graph: Graph) -> frozenset[str]:
     """Values that depend on a parameter and that the loss depends on."""
     if graph.loss is None:
         return frozenset()
-    found = {graph.loss}
+    names = {graph.loss}
     differentiable = graph.differentiable()
     for op in reversed(graph.ops):
-        if any(o in found for o in op.outputs) and not op.stops_gradient:
-            found.update(i for i in op.inputs if i in differentiable)
-    return frozenset(found & differentiable)
+        if any(o in names for o in op.outputs) and not op.stops_gradient:
+            names.update(i for i in op.inputs if i in differentiable)
+    return frozenset(names & differentiable)
 
 
 def has_backward(op: Op, active: Active) -> bool:
@@ -30,33 +30,33 @@ def has_backward(op: Op, active: Active) -> bool:
     return any(name in active for name in op.outputs)
 
 
-def graded_operands(op: Op, active: Active) -> tuple[int, ...]:
+def operands_with_gradient(op: Op, active: Active) -> tuple[int, ...]:
     """The operands that have a gradient, by number."""
     return tuple(i for i, name in enumerate(op.inputs) if name in active)
 
 
-def graded_inputs(op: Op, active: Active) -> tuple[str, ...]:
+def inputs_with_gradient(op: Op, active: Active) -> tuple[str, ...]:
     """The values that an operator reads and that have a gradient, each once, in their order."""
     return tuple(name for name in dict.fromkeys(op.inputs) if name in active)
 
 
-def gives_gradient(op: Op, name: str, active: Active) -> bool:
+def contributes_gradient(op: Op, name: str, active: Active) -> bool:
     """Whether an operator contributes to the gradient of a value."""
     return name in op.inputs and name in active and has_backward(op, active)
 
 
-def graders(graph: Graph, active: Active) -> dict[str, list[Op]]:
+def gradient_contributors(graph: Graph, active: Active) -> dict[str, list[Op]]:
     """By value, the operators that contribute to its gradient, in their order."""
-    found: dict[str, list[Op]] = {}
+    contributors: dict[str, list[Op]] = {}
     for op in graph.ops:
         if has_backward(op, active):
-            for name in graded_inputs(op, active):
-                found.setdefault(name, []).append(op)
-    return found
+            for name in inputs_with_gradient(op, active):
+                contributors.setdefault(name, []).append(op)
+    return contributors
 
 
 def trained_parameters(graph: Graph, op: Op, active: Active) -> tuple[str, ...]:
     """The parameters that an operator reads and that have a gradient, each once, in their order."""
     return tuple(
-        name for name in graded_inputs(op, active) if graph.values[name].role == "parameter"
+        name for name in inputs_with_gradient(op, active) if graph.values[name].role == "parameter"
     )

@@ -65,7 +65,7 @@ class Op:
     @property
     def stops_gradient(self) -> bool:
         """Whether no gradient flows through it."""
-        return self.traits.beside or self.label == "detach"
+        return self.traits.updates_buffer or self.label == "detach"
 
     @property
     def label(self) -> str:

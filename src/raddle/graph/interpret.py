@@ -39,27 +39,29 @@ def interpret(
             pieces[name] = [(Box.full(value.shape), graph.constants[name].to(device))]
         elif value.role != "op":
             pieces[name] = [(Box.full(value.shape), tensors[name])]
-    last, skipped = _native(graph, tiles) if fuse else ({}, set())
+    fused_at, replaced = _untiled_fused_calls(graph, tiles) if fuse else ({}, set())
     for op in graph.ops:
-        if op.name in last:
-            _run_fused(last[op.name], pieces, graph)
-        elif op.name not in skipped:
-            _run(op, list(tiles.get(op.name, [op.space.full])), pieces, device)
-    wanted = [*graph.outputs, *graph.updates.values(), *([graph.loss] if graph.loss else [])]
-    return {name: whole(pieces[name], Box.full(graph.values[name].shape)) for name in wanted}
+        if op.name in fused_at:
+            _run_fused(fused_at[op.name], pieces, graph)
+        elif op.name not in replaced:
+            _run_op(op, list(tiles.get(op.name, [op.space.full])), pieces, device)
+    result_names = [*graph.outputs, *graph.updates.values(), *([graph.loss] if graph.loss else [])]
+    return {
+        name: assemble(pieces[name], Box.full(graph.values[name].shape)) for name in result_names
+    }
 
 
-def _native(
+def _untiled_fused_calls(
     graph: Graph, tiles: Mapping[str, Sequence[Box]]
 ) -> tuple[dict[str, FusedCall], set[str]]:
     """Composites to run natively, by their last operator, and all operators that they replace."""
-    chosen = [f for f in graph.fused_calls if f.ops and not any(op in tiles for op in f.ops)]
-    return {f.ops[-1]: f for f in chosen}, {op for f in chosen for op in f.ops}
+    untiled = [f for f in graph.fused_calls if f.ops and not any(op in tiles for op in f.ops)]
+    return {f.ops[-1]: f for f in untiled}, {op for f in untiled for op in f.ops}
 
 
 def _run_fused(fused: FusedCall, pieces: dict[str, Pieces], graph: Graph) -> None:
     arguments = [
-        None if name is None else whole(pieces[name], Box.full(graph.values[name].shape))
+        None if name is None else assemble(pieces[name], Box.full(graph.values[name].shape))
         for name in fused.inputs
     ]
     results = FUSED[fused.kind](fused.attrs)(*arguments)
@@ -68,13 +70,13 @@ def _run_fused(fused: FusedCall, pieces: dict[str, Pieces], graph: Graph) -> Non
             pieces[name] = [(Box.full(tensor.shape), tensor)]
 
 
-def _run(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces], device: torch.device) -> None:
+def _run_op(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces], device: torch.device) -> None:
     """Every box of an operator, then the sums of what is partial."""
     results = []
     for box in boxes:
         regions = op.space.regions(box)
         arguments = [
-            None if region is None else whole(pieces[name], region)
+            None if region is None else assemble(pieces[name], region)
             for name, region in zip(op.inputs, regions, strict=True)
         ]
         results.append(make_kernel(op, box, device)(*arguments))
@@ -88,21 +90,21 @@ def _run(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces], device: torch.
         return
     for cell, owners in cells([outs[0] for outs in produced]):
         parts = [tuple(t[cell.slices_within(produced[i][0])] for t in results[i]) for i in owners]
-        one = len(owners) == 1 and not op.space.is_partial(boxes[owners[0]])
-        tensors = parts[0] if one else merge_partials(op, parts, [boxes[i] for i in owners])
+        complete = len(owners) == 1 and not op.space.is_partial(boxes[owners[0]])
+        tensors = parts[0] if complete else merge_partials(op, parts, [boxes[i] for i in owners])
         for name, tensor in zip(op.outputs, tensors, strict=True):
             pieces[name].append((cell, tensor))
 
 
-def whole(pieces: Pieces, region: Box) -> Tensor:
+def assemble(pieces: Pieces, region: Box) -> Tensor:
     """A region of a value, put together from the pieces that overlap it."""
-    found = [(box, tensor) for box, tensor in pieces if not (box & region).empty]
-    if len(found) == 1:
-        box, tensor = found[0]
+    overlapping = [(box, tensor) for box, tensor in pieces if not (box & region).empty]
+    if len(overlapping) == 1:
+        box, tensor = overlapping[0]
         return tensor if box == region else tensor[region.slices_within(box)]
-    first = found[0][1]
+    first = overlapping[0][1]
     result = torch.zeros(region.shape, dtype=first.dtype, device=first.device)
-    for box, tensor in found:
+    for box, tensor in overlapping:
         common = box & region
         result[common.slices_within(region)] = tensor[common.slices_within(box)]
     return result

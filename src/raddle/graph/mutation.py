@@ -21,7 +21,7 @@ from raddle.graph.dtypes import carries_gradient
 from raddle.graph.graph import Value
 
 A = torch.ops.aten
-FRESH = {"lift_fresh", "lift_fresh_copy"}  # new tensors, although tracing shows them as views
+NEW_TENSORS = {"lift_fresh", "lift_fresh_copy"}  # new tensors, although tracing shows them as views
 
 
 class View(NamedTuple):
@@ -39,10 +39,12 @@ class Memory:
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
-        self.held: dict[Node, Any] = {}
+        self.values: dict[Node, Any] = {}
         self.views: dict[Node, View] = {}
         self.versions: dict[Node, int] = {}  # of roots: how often they were written
-        self.seen: dict[Node, int] = {}  # the root's version that a node's value belongs to
+        self.value_version: dict[
+            Node, int
+        ] = {}  # the root's version that a node's value belongs to
         self.states: dict[
             Node, Value
         ] = {}  # roots that outlive the step: parameters, buffers, constants
@@ -50,10 +52,10 @@ class Memory:
         self.no_grad = False
 
     def put(self, node: Node, value: Any, view: View | None = None) -> None:
-        self.held[node] = value
+        self.values[node] = value
         if view is not None:
             self.views[node] = view
-        self.seen[node] = self.versions.get(self._root(node), 0)
+        self.value_version[node] = self.versions.get(self._root(node), 0)
 
     def put_state(self, node: Node, value: Value) -> None:
         """A parameter, buffer or constant; names of one and the same tensor share a root."""
@@ -65,14 +67,14 @@ class Memory:
     def read(self, node: Node) -> Any:
         """The value of a node now; a view of something written since is made again."""
         current = self.versions.get(self._root(node), 0)
-        if node in self.views and self.seen[node] != current:
+        if node in self.views and self.value_version[node] != current:
             view = self.views[node]
             value = self.read(view.parent)
             if view.target is not None:
                 value = self.builder.call(view.target, value, *view.args, **view.kwargs)
-            self.held[node] = value if view.item is None else value[view.item]
-            self.seen[node] = current
-        return self.held[node]
+            self.values[node] = value if view.item is None else value[view.item]
+            self.value_version[node] = current
+        return self.values[node]
 
     def write(self, node: Node, value: Value) -> None:
         """Writes a new value to a node, and so to everything that it is a view of."""
@@ -84,17 +86,17 @@ class Memory:
                 "captured: keep what changes in a buffer."
             )
         if self.no_grad:
-            value = self._silently(self.read(node), value, state is not None)
+            value = self._keep_old_gradient(self.read(node), value, state is not None)
         self.versions[root] = self.versions.get(root, 0) + 1
         while (view := self.views.get(node)) is not None:
-            self.held[node], self.seen[node] = value, self.versions[root]
-            value = self._replaced(view, value)
+            self.values[node], self.value_version[node] = value, self.versions[root]
+            value = self._parent_value(view, value)
             node = view.parent
-        self.held[root], self.seen[root] = value, self.versions[root]
+        self.values[root], self.value_version[root] = value, self.versions[root]
         if state is not None:
             self.updates[state.name] = value
 
-    def _silently(self, old: Value, new: Value, state: bool) -> Any:
+    def _keep_old_gradient(self, old: Value, new: Value, state: bool) -> Any:
         """A write that autograd does not see: the new numbers, with the old value's gradient."""
         call = self.builder.call
         if not carries_gradient(new.dtype):
@@ -104,9 +106,9 @@ class Memory:
         change = call(A.detach.default, call(A.sub.Tensor, new, old))
         return call(A.add.Tensor, old, change)
 
-    def is_same(self, node: Node, known: Collection[Node]) -> bool:
+    def is_same_tensor(self, node: Node, nodes: Collection[Node]) -> bool:
         """Whether a node is the very tensor of a known one, as what a write in place returns is."""
-        while node not in known:
+        while node not in nodes:
             view = self.views.get(node)
             if view is None or view.target is not None or view.item is not None:
                 return False
@@ -118,7 +120,7 @@ class Memory:
             node = self.views[node].parent
         return node
 
-    def _replaced(self, view: View, value: Value) -> Any:
+    def _parent_value(self, view: View, value: Value) -> Any:
         """The parent's new value, given the view's."""
         call, name = self.builder.call, _name(view.target)
         if view.target is None:
@@ -146,7 +148,7 @@ class Memory:
             order = [d % len(parent.shape) for d in view.args[0]]
             return call(A.permute.default, value, [order.index(d) for d in range(len(order))])
         if name == "detach":
-            return self._silently(parent, value, False)
+            return self._keep_old_gradient(parent, value, False)
         if name in ("alias", "contiguous", "to", "dropout", "feature_dropout", "alpha_dropout"):
             return value
         raise InputError(
@@ -167,16 +169,16 @@ def _name(target: Any) -> str:
     return target._schema.name.split("::")[-1] if target is not None else ""
 
 
-def writes(target: Any) -> bool:
+def writes_in_place(target: Any) -> bool:
     """Whether a call writes to its first argument; writing to another one is refused."""
-    marked = [a for a in target._schema.arguments if a.alias_info and a.alias_info.is_write]
+    written = [a for a in target._schema.arguments if a.alias_info and a.alias_info.is_write]
     first = target._schema.arguments[:1]
-    if any(a.name not in [f.name for f in first] or "[]" in str(a.type) for a in marked):
+    if any(a.name not in [f.name for f in first] or "[]" in str(a.type) for a in written):
         raise InputError(
-            f"the model calls '{target}', which writes to '{marked[-1].name}' and cannot be captured: "
+            f"the model calls '{target}', which writes to '{written[-1].name}' and cannot be captured: "
             "write the result to a new tensor instead."
         )
-    return bool(marked)
+    return bool(written)
 
 
 def is_view(node: Node) -> bool:
@@ -186,17 +188,17 @@ def is_view(node: Node) -> bool:
         return False
     if _name(node.target) in ("dropout", "feature_dropout", "alpha_dropout"):
         return not node.args[2] or not node.args[1]  # nothing dropped: the tensor itself
-    shown, result = source.meta.get("val"), node.meta.get("val")
+    viewed, result = source.meta.get("val"), node.meta.get("val")
     if isinstance(result, (list, tuple)) and result:
         result = result[0]
     if (
-        not isinstance(shown, Tensor)
+        not isinstance(viewed, Tensor)
         or not isinstance(result, Tensor)
-        or _name(node.target) in FRESH
+        or _name(node.target) in NEW_TENSORS
     ):
         return False
     try:
-        return shown.untyped_storage() is result.untyped_storage()
+        return viewed.untyped_storage() is result.untyped_storage()
     except NotImplementedError:  # a wrapper without storage, as in torch.func
         return False
 
@@ -208,10 +210,10 @@ def out_of_place(target: Any) -> Any:
     overload = target._schema.overload_name or "default"
     if name == "pow":
         overload = {"Scalar": "Tensor_Scalar", "Tensor": "Tensor_Tensor"}[overload]
-    found = getattr(packet, overload, None) if packet is not None else None
-    if found is None:
+    functional = getattr(packet, overload, None) if packet is not None else None
+    if functional is None:
         raise InputError(
             f"the model writes in place with '{_name(target)}', which cannot be captured: "
             "write the result to a new tensor instead."
         )
-    return found
+    return functional

@@ -34,41 +34,47 @@ class Placeholders:
         self.memory, self.builder = memory, builder
         self.input_names = list(input_names)
         self.constants: dict[str, Tensor] = {}
-        self.lifted: list[tuple[str, Tensor]] = []  # constants as they are outside
+        self.lifted_constants: list[tuple[str, Tensor]] = []  # constants as they are outside
         self.inputs: list[str] = []
         self.aliases: dict[str, str] = {}
 
     def read(self) -> None:
         """Puts every placeholder of the program where operators find it."""
         nodes = [n for n in self.program.graph.nodes if n.op == "placeholder"]
-        owners = self._owners()
+        canonical_names = self._canonical_names()
         for node, spec in zip(nodes, self.program.graph_signature.input_specs, strict=True):
             meta = node.meta["val"]
             if spec.kind == InputKind.USER_INPUT:
-                self._input(node, meta)
+                self._add_input(node, meta)
             elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-                self._state(node, spec, owners)
+                self._add_state(node, spec, canonical_names)
             elif spec.kind == InputKind.CONSTANT_TENSOR:
                 constant = self.program.constants[spec.target]
-                self.memory.put_state(node, self.constant(spec.target, constant))
+                self.memory.put_state(node, self.add_constant(spec.target, constant))
 
-    def _input(self, node: Node, meta: Any) -> None:
+    def _add_input(self, node: Node, meta: Any) -> None:
         name = self.input_names.pop(0)
         if not isinstance(meta, Tensor):
             self.memory.put(node, meta)  # a number or None, which the capture has fixed
             return
-        named = self.dims.get(name) or letters.input_letters(
+        dim_letters = self.dims.get(name) or letters.input_letters(
             meta.dim(), carries_gradient(meta.dtype)
         )
-        if len(named) != meta.dim() or len(set(named)) < len(named) or not (named + "a").islower():
+        if (
+            len(dim_letters) != meta.dim()
+            or len(set(dim_letters)) < len(dim_letters)
+            or not (dim_letters + "a").islower()
+        ):
             raise InputError(
-                f"dims of '{name}' are '{named}': one small letter for each of {meta.dim()} dimensions."
+                f"dims of '{name}' are '{dim_letters}': one small letter for each of {meta.dim()} dimensions."
             )
-        value = Value(self.builder.reserve(name), tuple(meta.shape), meta.dtype, named, "input")
+        value = Value(
+            self.builder.reserve(name), tuple(meta.shape), meta.dtype, dim_letters, "input"
+        )
         self.memory.put(node, self.builder.add(value))
         self.inputs.append(value.name)
 
-    def _owners(self) -> dict[str, str]:
+    def _canonical_names(self) -> dict[str, str]:
         """Every name of a parameter or buffer -> the first name of the same tensor."""
         first: dict[int, str] = {}
         names: dict[str, str] = {}
@@ -77,11 +83,11 @@ class Placeholders:
                 names[name] = first.setdefault(id(tensor), name)
         return names
 
-    def _state(self, node: Node, spec: Any, owners: Mapping[str, str]) -> None:
-        own = spec.target.removeprefix("model.")
-        name = owners.get(own, own)
-        if name != own:
-            self.aliases[own] = name
+    def _add_state(self, node: Node, spec: Any, canonical_names: Mapping[str, str]) -> None:
+        full_name = spec.target.removeprefix("model.")
+        name = canonical_names.get(full_name, full_name)
+        if name != full_name:
+            self.aliases[full_name] = name
         if name not in self.builder.values:
             meta, shape = node.meta["val"], tuple(node.meta["val"].shape)
             role = "buffer" if spec.kind == InputKind.BUFFER else "parameter"
@@ -91,10 +97,10 @@ class Placeholders:
             self.builder.add(Value(name, shape, meta.dtype, letters.ALPHABET[: len(shape)], role))
         self.memory.put_state(node, self.builder.values[name])
 
-    def constant(self, target: str, tensor: Tensor) -> Value:
+    def add_constant(self, target: str, tensor: Tensor) -> Value:
         name = self.builder.reserve(f"constant.{target.removeprefix('model.')}")
         self.constants[name] = tensor.detach().clone()
-        self.lifted.append((name, tensor))
+        self.lifted_constants.append((name, tensor))
         shape = tuple(tensor.shape)
-        named = letters.ALPHABET[: len(shape)]
-        return self.builder.add(Value(name, shape, tensor.dtype, named, "constant"))
+        dim_letters = letters.ALPHABET[: len(shape)]
+        return self.builder.add(Value(name, shape, tensor.dtype, dim_letters, "constant"))

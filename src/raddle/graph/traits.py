@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Keeps(Enum):
+class SavedTensors(Enum):
     """What PyTorch keeps of an operator for its backward."""
 
     NOTHING = "nothing"
@@ -21,12 +21,14 @@ class Keeps(Enum):
 class Traits:
     """Of a kind of operator."""
 
-    keeps: Keeps
-    extra: int = 0  # bytes kept for each element of the output: masks, and where a maximum was
-    view: bool = False  # it only changes how memory is looked at
-    light: bool = False  # it costs little: it goes with whoever reads its result
+    saved_tensors: SavedTensors
+    extra_saved_bytes: int = (
+        0  # bytes kept for each element of the output: masks, and where a maximum was
+    )
+    is_view: bool = False  # it only changes how memory is looked at
+    is_cheap: bool = False  # it costs little: it goes with whoever reads its result
     family: str = ""  # whose efficiency applies: "" is matmul for products, else memory
-    beside: bool = (
+    updates_buffer: bool = (
         False  # it updates a buffer beside the step: no gradient, and it may be everywhere
     )
     strided: bool = False  # it reads windows at a stride: what it reads may be a bit larger

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, merge_boxes
-from raddle.graph.gradients import gives_gradient, graders
+from raddle.graph.gradients import contributes_gradient, gradient_contributors
 from raddle.graph.graph import Graph, Op
 from raddle.plans.pipelining import stage_of
 from raddle.plans.plan import Plan
@@ -92,7 +92,7 @@ class LoweredVariant:
     @cached_property
     def graders(self) -> dict[str, list[Op]]:
         """By value, the operators that contribute to its gradient, in their order."""
-        return graders(self.graph, self.active)
+        return gradient_contributors(self.graph, self.active)
 
     def ops_of(self, stage: int) -> list[Op]:
         return [op for op in self.graph.ops if self.stage_of[op.name] == stage]
@@ -173,7 +173,7 @@ class LoweredVariant:
             readers += self.consumers.get(buffer, [])
         stages: dict[int, set[int]] = {}  # by device, those that give a gradient there
         for consumer, operand in readers:
-            gives_back = gives_gradient(consumer, name, self.active)
+            gives_back = contributes_gradient(consumer, name, self.active)
             if gives_back:
                 for d in self.devices[consumer.name]:
                     stages.setdefault(d, set()).add(self.stage_of[consumer.name])

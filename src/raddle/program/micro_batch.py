@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from raddle.graph.gradients import graded_inputs, has_backward, trained_parameters
+from raddle.graph.gradients import has_backward, inputs_with_gradient, trained_parameters
 from raddle.graph.graph import Op
 from raddle.program.collective import recognise_collective
 from raddle.program.instruction_writer import sorted_deps
@@ -141,7 +141,7 @@ class MicroBatch:
                 and op.name not in lowered.replicated_loss_ops
             )
         deps += self.parameter_pulls
-        names = graded_inputs(op, self.lowered.active)
+        names = inputs_with_gradient(op, self.lowered.active)
         parameters = trained_parameters(self.lowered.graph, op, self.lowered.active)
         split = self.lowered.plan.split_backward and bool(parameters)
         if len(parameters) < len(names) or not split:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raddle.graph.gradients import graders, trained_parameters
+from raddle.graph.gradients import gradient_contributors, trained_parameters
 from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid
@@ -26,7 +26,9 @@ def replicated_loss_ops(
     """The operators whose partial results end so; none if something else feeds what follows them."""
     if graph.loss not in active:
         return frozenset()
-    users = {name: {op.name for op in ops} for name, ops in graders(graph, active).items()}
+    users = {
+        name: {op.name for op in ops} for name, ops in gradient_contributors(graph, active).items()
+    }
     last = next(op for op in graph.ops if graph.loss in op.outputs)
     devices = set(plan.tiles[last.name].devices)
     if len(devices) > MOST_REPLICAS:

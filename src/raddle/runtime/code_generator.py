@@ -110,7 +110,7 @@ class CodeGenerator:
 
     def _with_local_statistics(self, op: Op) -> Op:
         """Running statistics of local batch statistics: their variance is of this device's samples."""
-        if self.program.plan.bn != "local" or not op.traits.beside:
+        if self.program.plan.bn != "local" or not op.traits.updates_buffer:
             return op
         source = next(o for o in self.variant.graph.ops if op.inputs[2] in o.outputs)
         tiles = self.variant.tiles[source.name].tiles

@@ -68,7 +68,7 @@ def _fits(variant: Variant, device: int, fused: FusedCall, own: Mapping[str, Op]
         op = variant.graph.op(name)
         if name not in own:
             elsewhere = device not in variant.tiles[name].devices
-            if op.traits.beside and elsewhere:
+            if op.traits.updates_buffer and elsewhere:
                 continue
             return False
         boxes = [t.box for t in variant.tiles[name].tiles if t.device == device]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from raddle.errors import InputError
-from raddle.graph.dtypes import settled
+from raddle.graph.dtypes import resolve_conj_and_neg
 from raddle.plans.sync import Sync
 from raddle.runtime.actions import ParameterSlice
 from raddle.runtime.builders.slot_table import SlotSource
@@ -116,7 +116,7 @@ class Agreeing:
         if self.rows.sync.collective:  # sums are in place, and this may be seen by others
             self._kept[slot] = gradient.detach().clone(memory_format=torch.contiguous_format)
             return
-        gradient = settled(gradient.detach()).contiguous()
+        gradient = resolve_conj_and_neg(gradient.detach()).contiguous()
         for number in self.rows.given[slot]:
             self.synchroniser.ready(number, self.rows.cut(number, gradient))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raddle.graph.box import Box
-from raddle.graph.interpret import Pieces, whole
+from raddle.graph.interpret import Pieces, assemble
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.program import Key, Program
 from raddle.runtime.builders.slot_table import SlotSource
@@ -163,5 +163,5 @@ def _together(program: Program, held: list[dict[str, Pieces]]) -> dict[str, Tens
                 p for p in own.get(value.name, []) if not any(p[0] == box for box, _ in found)
             ]
         if found:
-            result[value.name] = whole(found, Box.full(value.shape)).clone()
+            result[value.name] = assemble(found, Box.full(value.shape)).clone()
     return result

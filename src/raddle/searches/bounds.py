@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from raddle.clusters import Cluster, Device
 from raddle.costs.compute import effective_bandwidth, memory_pass_seconds, roofline, speed
 from raddle.costs.profile import Profile
-from raddle.graph.gradients import active_values, graded_operands, has_backward
+from raddle.graph.gradients import active_values, has_backward, operands_with_gradient
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
 from raddle.graph.space import Access, Space
@@ -92,7 +92,8 @@ def _least_seconds(
         parts = [_least_pass_seconds(graph, op, None, device)]
         if has_backward(op, active):
             parts += [
-                _least_pass_seconds(graph, op, i, device) for i in graded_operands(op, active)
+                _least_pass_seconds(graph, op, i, device)
+                for i in operands_with_gradient(op, active)
             ]
         seconds.append(math.fsum(parts))
     passes, memory = optimizer_costs(optimizer).passes, effective_bandwidth(device)
@@ -140,7 +141,7 @@ def _depth(graph: Graph, active: frozenset[str]) -> int:
     for op in reversed(graph.ops):
         if not has_backward(op, active):
             continue
-        graded = [op.inputs[i] for i in graded_operands(op, active)]
+        graded = [op.inputs[i] for i in operands_with_gradient(op, active)]
         ahead = 1 + max(forward.get(o, 0) for o in op.outputs)
         behind = len(graded) + max(backward.get(o, 0) for o in op.outputs)
         for name in graded:

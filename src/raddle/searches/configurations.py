@@ -195,7 +195,7 @@ def max_copies(member: Member) -> int:
     """How many copies of a tile there may be; where there would be more, the first is the only one."""
     if member.op.opaque:
         return 1  # it may be random, and copies of it could differ
-    if member.op.traits.beside or member.how == BEFORE:
+    if member.op.traits.updates_buffer or member.how == BEFORE:
         return ANY_NUMBER  # it belongs where it is read
     return MOST_REPLICAS  # many copies are much talk
 

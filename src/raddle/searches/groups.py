@@ -175,7 +175,7 @@ def _join_readers(graph: Graph, members: Memberships) -> None:
 
 def _is_light(graph: Graph, op: Op) -> bool:
     weighted = any(graph.values[i].role == "parameter" for i in op.inputs)
-    return op.traits.light and not op.opaque and not op.space.combine and not weighted
+    return op.traits.is_cheap and not op.opaque and not op.space.combine and not weighted
 
 
 def _new_group(graph: Graph, root: str, members: list[Member]) -> Group:

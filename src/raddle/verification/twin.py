@@ -82,12 +82,12 @@ def twin_graph(graph: Graph, double: Graph) -> Graph:
         graph,
         values={n: replace(v, dtype=raised(v.dtype)) for n, v in graph.values.items()},
         ops=tuple(_wide_op(op, pairs.get(op.name)) for op in graph.ops),
-        fused=_wide_fused(graph, double),
+        fused_calls=_wide_fused(graph, double),
         constants={
             name: raise_all(double.constants.get(same.get(name, ""), tensor))
             for name, tensor in graph.constants.items()
         },
-        again=again,
+        recapture=again,
     )
 
 

@@ -23,7 +23,7 @@ from raddle.costs.profile import Profile, profile_key
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
-from raddle.graph.gradients import active_values, gives_gradient, has_backward
+from raddle.graph.gradients import active_values, contributes_gradient, has_backward
 from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import BUCKET, Plan
 from raddle.plans.tiling import Tiling
@@ -158,7 +158,7 @@ class Recount:
                 if amount and box not in here:
                     messages = inside if box in near else outside
                     messages.setdefault(tile.device, []).append(amount)
-        back = gives_gradient(op, name, self.active)
+        back = contributes_gradient(op, name, self.active)
         return (2 if back else 1) * self.received(inside, outside, each=False)
 
     def merged(self, op: Op, tiling: Tiling, readers: set[int]) -> float:

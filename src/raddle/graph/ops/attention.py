@@ -30,7 +30,7 @@ from raddle.graph.ops.pointwise import (
 )
 from raddle.graph.ops.random import dropout
 from raddle.graph.space import Space
-from raddle.graph.traits import Keeps, Traits
+from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
 
@@ -75,7 +75,7 @@ def _flops(space: Space, box: Box, operand: int | None) -> int:
     return {None: by_k + by_c, 0: 2 * by_k + by_c, 1: by_k, 2: by_c}.get(operand, 0)
 
 
-declare("attention", _line, _kernel, Traits(Keeps.INPUTS, family="attention"), flops=_flops)
+declare("attention", _line, _kernel, Traits(SavedTensors.INPUTS, family="attention"), flops=_flops)
 
 
 @aten("scaled_dot_product_attention")
@@ -109,7 +109,7 @@ def _spelt_out(
     causal: bool,
     scale: float,
 ) -> Any:
-    with b.composite("attention", [], native=False):
+    with b.composite("attention", [], has_fused_call=False):
         turned = b.call(A.transpose.int, k, -2, -1)
         scores = b.call(A.matmul.default, pointwise(b, A.mul.Tensor, q, scale), turned)
         if causal:

@@ -19,7 +19,7 @@ from raddle.graph.graph import Value
 from raddle.graph.letters import ALPHABET, unique, unused_letter
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.pointwise import broadcast_access, broadcast_letters, pointwise
-from raddle.graph.traits import Keeps, Traits
+from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
 
@@ -38,7 +38,7 @@ def _linear(site: OperatorTile) -> Kernel:
     return lambda x, w, b=None: F.linear(x, w, b)
 
 
-declare("linear", _linear_line, _linear, Traits(Keeps.FACTORS))
+declare("linear", _linear_line, _linear, Traits(SavedTensors.FACTORS))
 
 
 def linear(
@@ -106,7 +106,7 @@ def _matmul(site: OperatorTile) -> Kernel:
     return run
 
 
-declare("matmul", _matmul_line, _matmul, Traits(Keeps.FACTORS))
+declare("matmul", _matmul_line, _matmul, Traits(SavedTensors.FACTORS))
 
 
 @aten("matmul", "mm", "bmm", "mv", "dot")
@@ -149,7 +149,7 @@ def _einsum(site: OperatorTile) -> Kernel:
     return lambda *tensors: torch.einsum(equation, *tensors)
 
 
-declare("einsum", _einsum_line, _einsum, Traits(Keeps.FACTORS))
+declare("einsum", _einsum_line, _einsum, Traits(SavedTensors.FACTORS))
 
 
 @aten("einsum")

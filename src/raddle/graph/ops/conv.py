@@ -19,7 +19,7 @@ from raddle.graph.builder import Builder, aten
 from raddle.graph.graph import Value
 from raddle.graph.operator_kind import Kernel, OperatorTile, declare, int_per_dim, numbered_integers
 from raddle.graph.space import Space
-from raddle.graph.traits import Keeps, Traits
+from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
 CONV = {
@@ -150,12 +150,17 @@ def _only_bias(site: OperatorTile) -> Kernel:
 
 
 for _rank in (1, 2, 3):
-    declare(f"conv{_rank}d", CONV[_rank], _conv, Traits(Keeps.INPUTS, family="conv", strided=True))
+    declare(
+        f"conv{_rank}d",
+        CONV[_rank],
+        _conv,
+        Traits(SavedTensors.INPUTS, family="conv", strided=True),
+    )
     declare(
         f"conv_transpose{_rank}d",
         TRANSPOSED[_rank],
         _transposed,
-        Traits(Keeps.INPUTS, family="conv"),
+        Traits(SavedTensors.INPUTS, family="conv"),
         flops=_transposed_flops,
     )
 

@@ -23,7 +23,7 @@ from raddle.graph.graph import Value
 from raddle.graph.letters import unique
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.pointwise import broadcast_access, broadcast_letters, broadcast_shape
-from raddle.graph.traits import Keeps, Traits
+from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
 
@@ -50,7 +50,7 @@ def _embedding(site: OperatorTile) -> Kernel:
     return run
 
 
-declare("embedding", _embedding_line, _embedding, Traits(Keeps.INDICES), flops_per_point=0)
+declare("embedding", _embedding_line, _embedding, Traits(SavedTensors.INDICES), flops_per_point=0)
 
 
 @aten("embedding")
@@ -97,7 +97,7 @@ def _pick(site: OperatorTile) -> Kernel:
     return run
 
 
-declare("pick", _pick_line, _pick, Traits(Keeps.INDICES), flops_per_point=0)
+declare("pick", _pick_line, _pick, Traits(SavedTensors.INDICES), flops_per_point=0)
 
 
 def pick(b: Builder, x: Value, target: Value, dim: int, suffix: str) -> Any:
@@ -119,7 +119,7 @@ declare(
     "gather",
     _gather_line,
     lambda s: lambda x, i: x.gather(s.attrs["dim"], i),
-    Traits(Keeps.INDICES),
+    Traits(SavedTensors.INDICES),
     flops_per_point=0,
 )
 
@@ -151,7 +151,7 @@ def _index(site: OperatorTile) -> Kernel:
     return lambda x, *indices: x[(*lead, *indices)]
 
 
-declare("index", _index_line, _index, Traits(Keeps.INDICES), flops_per_point=0)
+declare("index", _index_line, _index, Traits(SavedTensors.INDICES), flops_per_point=0)
 
 
 @aten("index", "_unsafe_index")

@@ -21,7 +21,7 @@ from raddle.graph.ops.gather import pick
 from raddle.graph.ops.norm import log_sum_exp, softmax, wide
 from raddle.graph.ops.pointwise import arguments, cast, pointwise, pointwise_line
 from raddle.graph.ops.reduce import total
-from raddle.graph.traits import Keeps, Traits
+from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
 NONE, MEAN = 0, 1
@@ -94,8 +94,8 @@ def _counted(site: OperatorTile) -> Kernel:
     ).to(dtype)
 
 
-declare("entropy", pointwise_line, _entropy, Traits(Keeps.INPUTS), flops_per_point=4)
-declare("counted", pointwise_line, _counted, Traits(Keeps.NOTHING, light=True))
+declare("entropy", pointwise_line, _entropy, Traits(SavedTensors.INPUTS), flops_per_point=4)
+declare("counted", pointwise_line, _counted, Traits(SavedTensors.NOTHING, is_cheap=True))
 
 
 def _likelihood(

@@ -26,7 +26,7 @@ from raddle.graph.graph import Op, Value
 from raddle.graph.letters import unique
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.pointwise import cast
-from raddle.graph.traits import Keeps, Traits
+from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
 
@@ -99,7 +99,7 @@ declare(
     "moments",
     _statistics_line("moments=", "mv"),
     _moments,
-    Traits(Keeps.INPUTS),
+    Traits(SavedTensors.INPUTS),
     flops_per_point=3,
     merge=_merge_moments,
 )
@@ -107,7 +107,7 @@ declare(
     "lse",
     _statistics_line("lse=", "l"),
     _lse,
-    Traits(Keeps.INPUTS),
+    Traits(SavedTensors.INPUTS),
     flops_per_point=3,
     merge=_merge_lse,
 )
@@ -185,12 +185,12 @@ def _running(site: OperatorTile) -> Kernel:
     return run
 
 
-declare("batch_norm", _batch_norm_line, _batch_norm, Traits(Keeps.INPUTS), flops_per_point=4)
+declare("batch_norm", _batch_norm_line, _batch_norm, Traits(SavedTensors.INPUTS), flops_per_point=4)
 declare(
     "running",
     "p[c], q[c] = a[c], b[c], m[c], v[c]",
     _running,
-    Traits(Keeps.NOTHING, beside=True),
+    Traits(SavedTensors.NOTHING, updates_buffer=True),
     flops_per_point=4,
 )
 
@@ -253,7 +253,7 @@ def _layer_norm(site: OperatorTile) -> Kernel:
     return run
 
 
-declare("layer_norm", _layer_norm_line, _layer_norm, Traits(Keeps.INPUTS), flops_per_point=4)
+declare("layer_norm", _layer_norm_line, _layer_norm, Traits(SavedTensors.INPUTS), flops_per_point=4)
 
 
 def _normalise(
@@ -362,7 +362,7 @@ def _softmax(site: OperatorTile) -> Kernel:
     return lambda x, lse: (x - lse.unsqueeze(dim)).exp().to(dtype)
 
 
-declare("softmax", _softmax_line, _softmax, Traits(Keeps.OUTPUT), flops_per_point=2)
+declare("softmax", _softmax_line, _softmax, Traits(SavedTensors.OUTPUT), flops_per_point=2)
 
 
 def softmax(b: Builder, x: Value, dim: int, dtype: Any = None, log: bool = False) -> Any:

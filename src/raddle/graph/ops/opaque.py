@@ -7,9 +7,9 @@ from typing import Any
 
 from raddle.errors import InputError
 from raddle.graph.builder import fill_template, resolve_overload
-from raddle.graph.dtypes import carries_gradient, settled
+from raddle.graph.dtypes import carries_gradient, resolve_conj_and_neg
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
-from raddle.graph.traits import Keeps, Traits
+from raddle.graph.traits import SavedTensors, Traits
 
 _CAPITALS = "ABCDEFGHIJKLMOPQRSTUVWXYZ"  # without N: what comes out need not hold samples
 
@@ -49,9 +49,9 @@ def _kernel(site: OperatorTile) -> Kernel:
     def run(*tensors: Any) -> Any:
         result = target(*fill_template(args, tensors), **fill_template(kwargs, tensors), **places)
         results = (result,) if single else tuple(result[i] for i in kept)
-        return tuple(settled(t) for t in results) if lazy else results
+        return tuple(resolve_conj_and_neg(t) for t in results) if lazy else results
 
     return run
 
 
-declare("opaque", _line, _kernel, Traits(Keeps.BOTH), flops_per_point=0)
+declare("opaque", _line, _kernel, Traits(SavedTensors.BOTH), flops_per_point=0)

@@ -17,7 +17,7 @@ from raddle.graph.builder import Builder, NotSplittable, aten
 from raddle.graph.graph import Value
 from raddle.graph.letters import unique
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
-from raddle.graph.traits import Keeps, Traits
+from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
 
@@ -39,7 +39,7 @@ def _pad(site: OperatorTile) -> Kernel:
     return lambda x: F.pad(x, amounts, value=value) if any(amounts) else x
 
 
-declare("pad", _pad_line, _pad, Traits(Keeps.NOTHING), flops_per_point=0)
+declare("pad", _pad_line, _pad, Traits(SavedTensors.NOTHING), flops_per_point=0)
 
 
 @aten("constant_pad_nd")
@@ -110,7 +110,7 @@ def _take(site: OperatorTile) -> Kernel:
     return run
 
 
-declare("take", _take_line, _take, Traits(Keeps.NOTHING), flops_per_point=0)
+declare("take", _take_line, _take, Traits(SavedTensors.NOTHING), flops_per_point=0)
 
 
 def take(b: Builder, x: Value, sources: dict[int, list[int]], suffix: str) -> Any:

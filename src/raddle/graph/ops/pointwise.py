@@ -23,7 +23,7 @@ from raddle.graph.builder import (
 from raddle.graph.graph import Value
 from raddle.graph.letters import ALPHABET, unique
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
-from raddle.graph.traits import Keeps, Traits
+from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
 
@@ -71,7 +71,7 @@ def _pointwise(site: OperatorTile) -> Kernel:
     return lambda *tensors: target(*fill_template(args, tensors), **fill_template(kwargs, tensors))
 
 
-declare("pointwise", pointwise_line, _pointwise, Traits(Keeps.INPUTS, light=True))
+declare("pointwise", pointwise_line, _pointwise, Traits(SavedTensors.INPUTS, is_cheap=True))
 
 
 def pointwise(b: Builder, target: Any, *args: Any, cost: int = 1, **kwargs: Any) -> Any:
@@ -203,7 +203,9 @@ def _prelu_line(f: Signature) -> str:
     return f"y[{' '.join(letters)}] = x[{' '.join(letters)}], w[{weight}]"
 
 
-declare("prelu", _prelu_line, lambda site: lambda x, w: torch.prelu(x, w), Traits(Keeps.INPUTS))
+declare(
+    "prelu", _prelu_line, lambda site: lambda x, w: torch.prelu(x, w), Traits(SavedTensors.INPUTS)
+)
 
 
 @aten("prelu")
@@ -221,7 +223,13 @@ def _triangle(site: OperatorTile) -> Kernel:
     return lambda x: function(x, diagonal)
 
 
-declare("triangle", pointwise_line, _triangle, Traits(Keeps.NOTHING, light=True), flops_per_point=0)
+declare(
+    "triangle",
+    pointwise_line,
+    _triangle,
+    Traits(SavedTensors.NOTHING, is_cheap=True),
+    flops_per_point=0,
+)
 
 
 @aten("tril")
@@ -255,8 +263,12 @@ def _arange(site: OperatorTile) -> Kernel:
     return lambda: torch.arange(lo, hi, device=device).to(dtype) * step + start
 
 
-declare("full", _created_line, _full, Traits(Keeps.NOTHING, light=True), flops_per_point=0)
-declare("arange", _created_line, _arange, Traits(Keeps.NOTHING, light=True), flops_per_point=0)
+declare(
+    "full", _created_line, _full, Traits(SavedTensors.NOTHING, is_cheap=True), flops_per_point=0
+)
+declare(
+    "arange", _created_line, _arange, Traits(SavedTensors.NOTHING, is_cheap=True), flops_per_point=0
+)
 
 
 def full(

@@ -19,7 +19,7 @@ from raddle.graph.builder import Builder, NotSplittable, aten, infer_meta
 from raddle.graph.graph import Value
 from raddle.graph.operator_kind import Kernel, OperatorTile, declare, int_per_dim, numbered_integers
 from raddle.graph.ops.conv import settle_padding
-from raddle.graph.traits import Keeps, Traits
+from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
 WINDOW = {
@@ -91,9 +91,14 @@ def _corners(factors: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
 
 for _rank in (1, 2, 3):
     declare(
-        f"max_pool{_rank}d", WINDOW[_rank], _max_pool, Traits(Keeps.INPUTS, extra=8, strided=True)
+        f"max_pool{_rank}d",
+        WINDOW[_rank],
+        _max_pool,
+        Traits(SavedTensors.INPUTS, extra_saved_bytes=8, strided=True),
     )
-    declare(f"avg_pool{_rank}d", WINDOW[_rank], _avg_pool, Traits(Keeps.INPUTS, strided=True))
+    declare(
+        f"avg_pool{_rank}d", WINDOW[_rank], _avg_pool, Traits(SavedTensors.INPUTS, strided=True)
+    )
 
 
 def _batched(b: Builder, x: Value, rank: int, function: Any) -> Any:
@@ -202,7 +207,7 @@ def _adaptive(site: OperatorTile) -> Kernel:
 
 
 for _rank in (1, 2, 3):
-    declare(f"adaptive_pool{_rank}d", ADAPTIVE[_rank], _adaptive, Traits(Keeps.INPUTS))
+    declare(f"adaptive_pool{_rank}d", ADAPTIVE[_rank], _adaptive, Traits(SavedTensors.INPUTS))
 
 
 def adaptive_pool(b: Builder, x: Value, output: Any, *, largest: bool, rank: int) -> Any:

@@ -18,7 +18,7 @@ from raddle.graph.builder import Builder, aten
 from raddle.graph.graph import Value
 from raddle.graph.operator_kind import Kernel, OperatorTile, declare
 from raddle.graph.ops.pointwise import pointwise_line
-from raddle.graph.traits import Keeps, Traits
+from raddle.graph.traits import SavedTensors, Traits
 
 
 def _mix(h: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ declare(
     "dropout",
     pointwise_line,
     _dropout,
-    Traits(Keeps.NOTHING, extra=1, light=True),
+    Traits(SavedTensors.NOTHING, extra_saved_bytes=1, is_cheap=True),
     flops_per_point=2,
 )
 

@@ -22,7 +22,7 @@ from raddle.graph.ops.contraction import linear
 from raddle.graph.ops.pointwise import pointwise_line
 from raddle.graph.ops.random import dropout
 from raddle.graph.ops.shape import cat, select
-from raddle.graph.traits import Keeps, Traits
+from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
 
@@ -50,20 +50,20 @@ def _gru_cell(site: OperatorTile) -> Kernel:
     return run
 
 
-declare("lstm_cell", pointwise_line, _lstm_cell, Traits(Keeps.INPUTS), flops_per_point=13)
-declare("gru_cell", pointwise_line, _gru_cell, Traits(Keeps.INPUTS), flops_per_point=11)
+declare("lstm_cell", pointwise_line, _lstm_cell, Traits(SavedTensors.INPUTS), flops_per_point=13)
+declare("gru_cell", pointwise_line, _gru_cell, Traits(SavedTensors.INPUTS), flops_per_point=11)
 declare(
     "rnn_tanh_cell",
     pointwise_line,
     lambda _: lambda x, h: torch.tanh(x + h),
-    Traits(Keeps.OUTPUT),
+    Traits(SavedTensors.OUTPUT),
     flops_per_point=2,
 )
 declare(
     "rnn_relu_cell",
     pointwise_line,
     lambda _: lambda x, h: torch.relu(x + h),
-    Traits(Keeps.OUTPUT),
+    Traits(SavedTensors.OUTPUT),
     flops_per_point=2,
 )
 
@@ -135,7 +135,7 @@ def unroll(
     weights = [Weights(*params[i : i + each]) for i in range(0, len(params), each)]
     time = 1 if batch_first else 0
     zeros = [_made_of_zeros(b, s) for s in states]
-    with b.composite(form.kind, [], native=False):
+    with b.composite(form.kind, [], has_fused_call=False):
         sequence = [select(b, x, time, t) for t in range(x.shape[time])]
         starts = [_start(b, s, sequence[0]) for s in states]
         last: list[list[Value]] = []

@@ -30,7 +30,7 @@ from raddle.graph.letters import unique, unused_letter
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.norm import moments, wide
 from raddle.graph.ops.pointwise import arguments, cast, full, overload, pointwise
-from raddle.graph.traits import Keeps, Traits
+from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
 
@@ -82,7 +82,7 @@ def _sum(site: OperatorTile) -> Kernel:
     return lambda x: x.sum(dims, keepdim, dtype=dtype) * scale
 
 
-declare("sum", _sum_line, _sum, Traits(Keeps.NOTHING))
+declare("sum", _sum_line, _sum, Traits(SavedTensors.NOTHING))
 
 
 def total(
@@ -187,7 +187,7 @@ def _whole(site: OperatorTile) -> Kernel:
     return run
 
 
-declare("whole", _whole_line, _whole, Traits(Keeps.INPUTS))
+declare("whole", _whole_line, _whole, Traits(SavedTensors.INPUTS))
 
 
 def whole(b: Builder, target: Any, x: Value, dims: Sequence[int], *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from raddle.graph.builder import Builder, aten
 from raddle.graph.graph import Value
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare, int_per_dim
 from raddle.graph.ops.norm import wide
-from raddle.graph.traits import Keeps, Traits
+from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
 Taps = list[
@@ -62,7 +62,7 @@ def _kernel(site: OperatorTile) -> Kernel:
     return run
 
 
-declare("interpolate", _line, _kernel, Traits(Keeps.NOTHING), flops_per_point=2)
+declare("interpolate", _line, _kernel, Traits(SavedTensors.NOTHING), flops_per_point=2)
 
 
 def _nearest_plane(size: int, out: int, scale: float | None) -> Taps:

@@ -26,7 +26,7 @@ from raddle.graph.graph import Value
 from raddle.graph.letters import unique, unused_letter
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.shape import permute
-from raddle.graph.traits import Keeps, Traits
+from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
 
@@ -193,7 +193,7 @@ declare(
     "reshape",
     _reshape_line,
     _reshape,
-    Traits(Keeps.NOTHING, view=True, light=True),
+    Traits(SavedTensors.NOTHING, is_view=True, is_cheap=True),
     flops_per_point=0,
 )
 

@@ -27,7 +27,7 @@ from raddle.graph.ops.pointwise import (
     conjugate,
     pointwise,
 )
-from raddle.graph.traits import Keeps, Traits
+from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
 
@@ -44,7 +44,7 @@ declare(
     "permute",
     _permute_line,
     lambda s: lambda x: x.permute(s.attrs["dims"]),
-    Traits(Keeps.NOTHING, view=True, light=True),
+    Traits(SavedTensors.NOTHING, is_view=True, is_cheap=True),
     flops_per_point=0,
 )
 
@@ -102,7 +102,11 @@ def _expand(site: OperatorTile) -> Kernel:
 
 
 declare(
-    "expand", _expand_line, _expand, Traits(Keeps.NOTHING, view=True, light=True), flops_per_point=0
+    "expand",
+    _expand_line,
+    _expand,
+    Traits(SavedTensors.NOTHING, is_view=True, is_cheap=True),
+    flops_per_point=0,
 )
 
 
@@ -167,7 +171,11 @@ def _slice(site: OperatorTile) -> Kernel:
 
 
 declare(
-    "slice", _slice_line, _slice, Traits(Keeps.NOTHING, view=True, light=True), flops_per_point=0
+    "slice",
+    _slice_line,
+    _slice,
+    Traits(SavedTensors.NOTHING, is_view=True, is_cheap=True),
+    flops_per_point=0,
 )
 
 
@@ -210,7 +218,7 @@ declare(
     "select",
     _select_line,
     lambda s: lambda x: x.select(s.attrs["dim"], 0),
-    Traits(Keeps.NOTHING, view=True, light=True),
+    Traits(SavedTensors.NOTHING, is_view=True, is_cheap=True),
     flops_per_point=0,
 )
 
@@ -278,7 +286,7 @@ def _cat(site: OperatorTile) -> Kernel:
     return run
 
 
-declare("cat", _cat_line, _cat, Traits(Keeps.NOTHING), flops_per_point=0)
+declare("cat", _cat_line, _cat, Traits(SavedTensors.NOTHING), flops_per_point=0)
 
 
 @aten("cat", "concat", "concatenate")

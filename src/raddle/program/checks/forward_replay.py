@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raddle.graph.box import Box, covers, disjoint, subtract
-from raddle.graph.gradients import gives_gradient
+from raddle.graph.gradients import contributes_gradient
 from raddle.graph.graph import Op
 from raddle.program.checks.boxes import less
 from raddle.program.checks.replay_progress import Progress
@@ -44,7 +44,9 @@ class Forward:
             regions, outs = self.facts.reads(op, tile.box)
             for name, region in zip(op.inputs, regions, strict=True):
                 if region is not None:
-                    self._read(op, name, region, tile.device, gives_gradient(op, name, active))
+                    self._read(
+                        op, name, region, tile.device, contributes_gradient(op, name, active)
+                    )
             if op.name not in self.facts.merges:
                 for o, out in zip(op.outputs, outs, strict=True):
                     self.made.setdefault((o, tile.device), []).append(out)

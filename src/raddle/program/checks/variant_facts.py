@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from raddle.graph.box import Box
-from raddle.graph.gradients import graded_inputs, graders, has_backward, trained_parameters
+from raddle.graph.gradients import (
+    gradient_contributors,
+    has_backward,
+    inputs_with_gradient,
+    trained_parameters,
+)
 from raddle.graph.graph import Graph, Op
 from raddle.program.describe import Boxes
 from raddle.program.merges import is_local_statistics
@@ -22,7 +27,9 @@ class Facts:
         self.tiles = {op.name: tiles[op.name].tiles for op in graph.ops}
         self.devices = {op.name: set(tiles[op.name].devices) for op in graph.ops}
         # By value, operators that give it a gradient.
-        self.graders = {v: [op.name for op in ops] for v, ops in graders(graph, active).items()}
+        self.graders = {
+            v: [op.name for op in ops] for v, ops in gradient_contributors(graph, active).items()
+        }
         self.recomputed = {name for block in program.plan.recompute for name in block}
         self._known: dict[tuple[int, Box], tuple[tuple[Box | None, ...], tuple[Box, ...]]] = {}
 
@@ -57,7 +64,7 @@ class Facts:
         weights = trained_parameters(self.graph, op, active)
         if not self.program.plan.split_backward or not weights:
             return "FB"
-        return "FBW" if len(graded_inputs(op, active)) > len(weights) else "FW"
+        return "FBW" if len(inputs_with_gradient(op, active)) > len(weights) else "FW"
 
     def partial(self, op: Op) -> bool:
         """Whether tiles give partial results."""

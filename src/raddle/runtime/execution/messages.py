@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from raddle.graph.dtypes import settled
+from raddle.graph.dtypes import resolve_conj_and_neg
 from raddle.runtime.actions import AwaitMessage, Receive, Send
 from raddle.runtime.delivery import MessagePart
 from raddle.runtime.early_receives import EarlyReceives
@@ -59,7 +59,7 @@ class Messages:
         if not tensors:  # a signal
             buffer = torch.zeros(1, dtype=action.dtype, device=self.store.place)
         elif len(tensors) == 1:
-            buffer = settled(tensors[0].detach()).contiguous().view(-1)
+            buffer = resolve_conj_and_neg(tensors[0].detach()).contiguous().view(-1)
             if delivery.needs_copy:
                 buffer = buffer.clone()
         else:

@@ -44,5 +44,5 @@ def split_by_sample(op: Op, cuts: Cuts, devices: tuple[int, ...]) -> Tiling:
         return split(op, {n: tuple(each * cut for cut in cuts)}, devices)
     if n is not None and op.space.dims[n].size >= len(devices):
         return split(op, {n: even_cuts(op.space.dims[n].size, len(devices))}, devices)
-    copy_on_all = op.traits.beside or (len(devices) <= MOST_REPLICAS and not op.opaque)
+    copy_on_all = op.traits.updates_buffer or (len(devices) <= MOST_REPLICAS and not op.opaque)
     return copies(op, devices if copy_on_all else devices[:1])

@@ -29,7 +29,7 @@ def _tile(graph: Graph, op: Op, devices: tuple[int, ...]) -> Tiling:
             return split(op, cuts, devices)
     if graph.batch >= len(devices):
         return split_by_sample(op, even_cuts(graph.batch, len(devices)), devices)
-    return copies(op, devices if op.traits.beside else devices[:1])
+    return copies(op, devices if op.traits.updates_buffer else devices[:1])
 
 
 def _factors(count: int) -> tuple[int, int]:

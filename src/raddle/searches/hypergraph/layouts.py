@@ -91,7 +91,7 @@ def place_operators(
         if form is not None:
             tiles.setdefault(op.name, channel_tiles(op, form, parts))
             last = parts[form[-1].layer].parts[-1]
-        elif op.traits.view and any(known.readers.get(o) for o in op.outputs):
+        elif op.traits.is_view and any(known.readers.get(o) for o in op.outputs):
             views.append(op)
         else:
             tiles[op.name] = copies(op, [last])

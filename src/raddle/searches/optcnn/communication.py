@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.graph.gradients import gives_gradient, has_backward
+from raddle.graph.gradients import contributes_gradient, has_backward
 from raddle.graph.graph import Graph, Op
 from raddle.program.replicated_loss import SMALL_RESULT
 from raddle.searches.optcnn.layouts import Layout
@@ -72,7 +72,7 @@ class Moves:
         """Seconds to bring what an operator reads: by two configurations, or of one group, by one."""
         need, name = self.layouts[op.name].needs[operand], maker.outputs[output]
         width = self.graph.values[name].dtype.itemsize
-        twice = 2 if gives_gradient(op, name, self.active) else 1
+        twice = 2 if contributes_gradient(op, name, self.active) else 1
         wanted = (tuple(map(id, need.ranges)), id(need.present))
         own = self._held(maker, output)
         key = ("move", id(own), wanted, width, twice, between)

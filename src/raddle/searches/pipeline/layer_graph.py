@@ -155,7 +155,7 @@ class LayerCostModel:
     def _saved_bytes(self, samples: int) -> tuple[float, ...]:
         """Bytes that backwards need; of a view, what it looks at."""
         viewed = {
-            op.outputs[0]: op.inputs[0] for op in self.graph.ops if op.traits.view
+            op.outputs[0]: op.inputs[0] for op in self.graph.ops if op.traits.is_view
         }  # fmt: skip
         producer = {o: op for op in self.graph.ops for o in op.outputs}
         total = [0.0] * len(self.layer_graph.op_names)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from raddle.graph.gradients import (
     active_values,
-    gives_gradient,
-    graders,
+    contributes_gradient,
+    gradient_contributors,
     has_backward,
     trained_parameters,
 )
@@ -55,7 +55,7 @@ def outline(graph: Graph, sync: Sync) -> Outline:
         for operand, name in enumerate(op.inputs):
             if name in parameter:
                 users[parameter[name]].append((op, operand))
-    trained = [name for name in graders(graph, active) if name in parameter]
+    trained = [name for name in gradient_contributors(graph, active) if name in parameter]
     return Outline(
         graph, active, number, value, made_by, _readers(graph, active, value, number), parameter,
         users, trained, *record(graph, active, parameter, value, sync, trained),
@@ -77,6 +77,9 @@ def _readers(
             if new == name:
                 own += consumers.get(buffer, [])
         found.append(
-            [(number[op.name], operand, gives_gradient(op, name, active)) for op, operand in own]
+            [
+                (number[op.name], operand, contributes_gradient(op, name, active))
+                for op, operand in own
+            ]
         )
     return found

@@ -39,7 +39,7 @@ class Layout:
             if isinstance(i, Move) and i.key.variant == variant and i.kind.is_activation:
                 sent.setdefault(i.value, i.messages)
         self.free_views = {
-            op.name: self._is_free_view(op, sent) for op in self.graph.ops if op.traits.view
+            op.name: self._is_free_view(op, sent) for op in self.graph.ops if op.traits.is_view
         }
         self.input_bytes = {
             name: read_bytes(program, self.variant, [name])

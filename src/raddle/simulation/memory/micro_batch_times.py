@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raddle.graph.gradients import graded_inputs
+from raddle.graph.gradients import inputs_with_gradient
 from raddle.program.message_kind import MessageKind
 from raddle.program.program import Merge, Move, Run
 from raddle.simulation.memory.layout import Layout
@@ -112,7 +112,7 @@ def _first_contributions(times: MicroBatchTimes, layout: Layout) -> dict[str, Ar
             # The gradient of such a view is handed on as it is, and not made anew.
             done = np.where(end < 0, NEVER, end)
             begin = np.where(layout.free_views[op.name], done, begin)
-        for name in graded_inputs(op, layout.program.active):
+        for name in inputs_with_gradient(op, layout.program.active):
             earlier = first.get(name)
             first[name] = begin if earlier is None else np.minimum(earlier, begin)
     return first
