@@ -62,7 +62,7 @@ def test_experiments_import_public_names_and_the_api_alone():
     [
         ("from raddle.graph.graph import Graph\n", "raddle.graph.graph"),
         ("def f():\n    from raddle import zoo\n", "raddle.zoo"),
-        ("from raddle.sync.item import Event\n", "raddle.sync.item"),
+        ("from raddle.sync.item import UpdateEvent\n", "raddle.sync.item"),
         ("import raddle.cli.main\n", "raddle.cli.main"),
     ],
 )

@@ -15,7 +15,7 @@ import raddle
 from experiments.thesis.training_task import network, sgd
 from raddle import sync
 from raddle.api.plans import is_asynchronous
-from raddle.api.running import Event
+from raddle.api.running import UpdateEvent
 
 Batches = Sequence[tuple[Tensor, Tensor]]
 PLAIN, DDP, SERVERS = "plain", "ddp", "servers:"  # other kinds are files of plans
@@ -114,7 +114,7 @@ class Whole:
             self.optimizer.synchronize()
 
 
-def between(log: Sequence[Event]) -> list[int]:
+def between(log: Sequence[UpdateEvent]) -> list[int]:
     """Updates of others at a server since the same worker's last one."""
     last: dict[tuple[int, int], int] = {}
     found = []

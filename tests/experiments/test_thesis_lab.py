@@ -27,7 +27,7 @@ from raddle.plans.pipelining import is_asynchronous
 from raddle.reports.experiments.markdown import markdown
 from raddle.reports.experiments.result import Result
 from raddle.searches.predict import simulate_steps
-from raddle.sync.item import Event
+from raddle.sync.item import UpdateEvent
 
 LABELS = (lab_table.SINGLE, *lab_kinds.KINDS)
 
@@ -179,8 +179,8 @@ def test_the_verdict_follows_from_the_seconds():
 
 def test_updates_of_others_between_two_of_a_worker():
     workers = [0, 1, 0, 0, 1]  # item 0; item 1 has updates of sums, which nobody is late for
-    log = [Event(0, worker, 0, at + 1) for at, worker in enumerate(workers)]
-    assert between([*log, Event(1, -1, 0, 1)]) == [0, 1, 1, 0, 2]
+    log = [UpdateEvent(0, worker, 0, at + 1) for at, worker in enumerate(workers)]
+    assert between([*log, UpdateEvent(1, -1, 0, 1)]) == [0, 1, 1, 0, 2]
 
 
 @pytest.fixture

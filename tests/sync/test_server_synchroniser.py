@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from timeouts import HANG, wait_until
 from torch import Tensor
 
-from raddle.sync.item import Event, Item
+from raddle.sync.item import Item, UpdateEvent
 from raddle.sync.server_synchroniser import Synchroniser
 from raddle.transport.memory_wire import memory_wires
 from raddle.transport.wire import PULL, PUSH, Arrive, Counters, Fail, Frame
@@ -64,7 +64,7 @@ class Job:
                 )
             )  # fmt: skip
             for i in items:
-                if rank == i.home or rank in i.workers:
+                if rank == i.server or rank in i.workers:
                     self.rows[rank][i.number] = initial(i)
                     self.syncs[rank].bind(i.number, self.rows[rank][i.number])
         for sync in self.syncs:
@@ -119,7 +119,7 @@ class Job:
 
     def missing(self, home: int) -> list[tuple[int, ...]]:
         """By item that a home cannot answer yet, whom it waits for."""
-        return [waiting.missing for waiting in self.syncs[home]._home.waiting()]
+        return [waiting.missing for waiting in self.syncs[home]._home.stalled_items()]
 
     def wait_for_failure(self, rank: int) -> None:
         wait_until(lambda: self.syncs[rank]._failure.reason)
@@ -199,9 +199,9 @@ def test_sums_are_those_of_a_serial_oracle(job: tuple[int, list[Item]], seed: in
     ranks.succeed(body)
     ranks.close()
     for i in items:  # a home that is not a worker has them too
-        assert torch.equal(ranks.rows[i.home][i.number], expected[i.number, steps])
-        log = [e for e in ranks.syncs[i.home].log if e.item == i.number]
-        assert log == [Event(i.number, -1, c, c) for c in range(1, steps + 1)]
+        assert torch.equal(ranks.rows[i.server][i.number], expected[i.number, steps])
+        log = [e for e in ranks.syncs[i.server].log if e.item == i.number]
+        assert log == [UpdateEvent(i.number, -1, c, c) for c in range(1, steps + 1)]
 
 
 def test_what_is_handed_in_is_only_read() -> None:
@@ -267,7 +267,7 @@ class Stale:
     def check_replay(self) -> None:
         """The log, replayed: the same rows at home; each worker saw a version that is fresh enough."""
         for i in self.items:
-            log = [e for e in self.job.syncs[i.home].log if e.item == i.number]
+            log = [e for e in self.job.syncs[i.server].log if e.item == i.number]
             each = [(w, c) for w in i.workers for c in range(1, self.steps + 1)]
             assert sorted((e.worker, e.clock) for e in log) == sorted(each)
             assert [e.version for e in log] == list(range(1, len(log) + 1))
@@ -275,7 +275,7 @@ class Stale:
             versions = [rows.clone()]
             for e in log:
                 versions.append(update(rows, self.given[i.number, e.worker, e.clock]).clone())
-            assert torch.equal(self.job.syncs[i.home].rows_at_home(i.number), rows)
+            assert torch.equal(self.job.syncs[i.server].rows_at_home(i.number), rows)
             at = {(e.worker, e.clock): e.version for e in log}
             for w, c in each:
                 oldest = at[w, c]
@@ -384,7 +384,7 @@ def test_a_barrier_gives_all_sums_before_anything_is_updated(job: tuple[int, lis
             for number, g in given.items():
                 sync.ready(number, g)
             sums = sync.sums()
-            assert sorted(sums) == [i.number for i in items if i.home == rank]
+            assert sorted(sums) == [i.number for i in items if i.server == rank]
             for number, total in sums.items():
                 seen.append((number, c, total.clone(), ranks.rows[rank][number].clone()))
                 total.mul_(0.5)  # a caller clips in place
@@ -408,7 +408,7 @@ def test_a_barrier_gives_all_sums_before_anything_is_updated(job: tuple[int, lis
             assert torch.equal(total, expected)
             assert torch.equal(before, rows)
             rows.sub_(expected * 0.5)
-        for rank in (*i.workers, i.home):
+        for rank in (*i.workers, i.server):
             assert torch.equal(ranks.rows[rank][i.number], rows)
 
 
@@ -488,7 +488,7 @@ def payload(values: Tensor) -> Tensor:
 def bound(wire: Stub, items: list[Item], apply: Any = nothing, **options: Any) -> Synchroniser:
     sync = Synchroniser(items, wire, apply, **options)
     for i in items:
-        if wire.rank == i.home or wire.rank in i.workers:
+        if wire.rank == i.server or wire.rank in i.workers:
             sync.bind(i.number, initial(i))
     sync.start()
     return sync

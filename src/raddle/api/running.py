@@ -6,9 +6,9 @@ from raddle.runtime.host_overhead import measure_host_overhead
 from raddle.runtime.job import load_job, optimizer_for
 from raddle.runtime.options import Options, parse
 from raddle.runtime.trainer import Trainer
-from raddle.sync.item import Event
+from raddle.sync.item import UpdateEvent
 
-__all__ = ["Event", "Options", "Trainer", "devices_of", "measure_host_overhead", "parse"]
+__all__ = ["UpdateEvent", "Options", "Trainer", "devices_of", "measure_host_overhead", "parse"]
 
 
 def devices_of(plan: str, *, model: str | None, dtype: str | None, seed: int) -> int:

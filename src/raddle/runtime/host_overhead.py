@@ -129,7 +129,7 @@ class _Slices:
             for n in range(COUNT)
         ]
         rows = [nn.Parameter(torch.zeros(SMALL // 4)) for _ in items]
-        own = {n: p for n, p in enumerate(rows) if items[n].home == transport.rank}
+        own = {n: p for n, p in enumerate(rows) if items[n].server == transport.rank}
         optimizer = torch.optim.SGD(rows, lr=0.1, momentum=0.9)
         self._applying = Applying(optimizer, own)
         self._applying.snapshot(1)  # holds for all steps

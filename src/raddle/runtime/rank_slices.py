@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from raddle.plans.sync import Sync
 from raddle.runtime.actions import ParameterSlice
 from raddle.runtime.builders.slot_table import SlotSource
-from raddle.sync.item import Item, cut, named
+from raddle.sync.item import Item, select_rows, slice_name
 
 
 class Rows:
@@ -38,11 +38,11 @@ class Rows:
         return nn.Parameter(rows if self.sync.synchronous else rows.clone())
 
     def _held(self, s: ParameterSlice) -> Tensor:
-        return cut(self._slots[s.slot].detach(), s.rows)
+        return select_rows(self._slots[s.slot].detach(), s.rows)
 
     def cut(self, number: int, tensor: Tensor) -> Tensor:
         """The rows of a slice in what a slot holds, or in its gradient."""
-        return cut(tensor.detach(), self.slices[number].rows)
+        return select_rows(tensor.detach(), self.slices[number].rows)
 
     def bound(self) -> dict[int, tuple[Tensor | None, Tensor | None]]:
         """By slice on this rank: what updated rows are written into, and the copy that a home updates.
@@ -71,7 +71,7 @@ class Rows:
         box = s.share.box
         rows = slice(box.lo[0], box.hi[0]) if box.shape else None
         return Item(
-            number, named(s.name, rows), s.share.devices, s.share.server, box.volume, s.dtype, s.priority,
+            number, slice_name(s.name, rows), s.share.devices, s.share.server, box.volume, s.dtype, s.priority,
             returned=not self.sync.divided,
         )  # fmt: skip
 

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from raddle.sync.consistency import SAME, Line, check_orders, check_same
-from raddle.sync.item import Event, Item, check_items, check_rows, names
-from raddle.sync.parameter_server import Apply, Record
-from raddle.sync.sum_issuer import Departures, Held
+from raddle.sync.item import Item, UpdateEvent, check_items, check_rows, describe_items
+from raddle.sync.parameter_server import Apply, RecordItemSpan
+from raddle.sync.sum_issuer import SumIssuer, SummedItem
 from raddle.transport.base import Transport
 from raddle.transport.wire import name_ranks
 
@@ -38,10 +38,10 @@ Late = Callable[[str, int], AbstractContextManager[None]]  # what is waited for,
 class ArrivingSums:
     """Waits for sums, and notes what took time. `count` is of all items: it numbers what is late."""
 
-    def __init__(self, count: int, late: Late | None, record: Record | None) -> None:
+    def __init__(self, count: int, late: Late | None, record: RecordItemSpan | None) -> None:
         self._count, self._late, self._record = count, late, record
 
-    def take(self, held: Held) -> Tensor:
+    def take(self, held: SummedItem) -> Tensor:
         """An item's sum, once it is there."""
         assert held.pending is not None
         assert held.gradient is not None
@@ -52,7 +52,7 @@ class ArrivingSums:
         with late:
             held.pending.wait()
         self.note(number, "wait", begin)
-        self.note(number, "sum", held.left)
+        self.note(number, "sum", held.start_time)
         return held.gradient
 
     def note(self, number: int, what: str, begin: float) -> None:
@@ -78,20 +78,20 @@ class Summing:
         *,
         debug: bool = False,
         late: Late | None = None,
-        record: Record | None = None,
+        record: RecordItemSpan | None = None,
     ) -> None:
-        check_items(items, transport.size, homes=False)
+        check_items(items, transport.size, servers=False)
         self.rank = transport.rank
         self._items, self._order = items, order
         self._apply, self._exchange, self._debug = apply, exchange, debug
-        self._held = {i.number: Held(i) for i in items if self.rank in i.workers}
-        self.departures = Departures(self._held, order, transport, hold=debug)
+        self._held = {i.number: SummedItem(i) for i in items if self.rank in i.workers}
+        self.departures = SumIssuer(self._held, order, transport, hold_back=debug)
         self._arriving = ArrivingSums(len(items), late, record)
         self._finished = 0  # steps
         self._stopped = self._closed = False
 
     @property
-    def log(self) -> list[Event]:
+    def log(self) -> list[UpdateEvent]:
         """Updates at homes, of which there are none here."""
         return []
 
@@ -124,18 +124,18 @@ class Summing:
             )
         held.gradient = gradient.detach().view(-1)
         held.clock += 1
-        self.departures.ready(number)
+        self.departures.add(number)
 
     def finish(self) -> None:
         """A step ends: whatever has not left, leaves."""
         if self._debug:
             own = [self._held[number] for number in self.departures.order]
             check_orders(self._exchange([_what(h) for h in own if h.gradient is not None]))
-            self.departures.all()
+            self.departures.release()
         missing = [h.item for h in self._held.values() if h.clock <= self._finished]
         if missing:
             raise RuntimeError(
-                f"rank {self.rank} ends a step without gradients of {names(missing)}: hand in all"
+                f"rank {self.rank} ends a step without gradients of {describe_items(missing)}: hand in all"
             )
         self._finished += 1
         self.departures.next_step()
@@ -207,7 +207,7 @@ def _line(at: int, item: Item) -> Line:
     return f"sum {at}", f"'{item.name}' ({what})"
 
 
-def _what(held: Held) -> tuple[tuple[int, ...], str]:
+def _what(held: SummedItem) -> tuple[tuple[int, ...], str]:
     assert held.gradient is not None
     kind = f"{held.gradient.numel()} of {held.gradient.dtype}"
     return held.item.workers, f"'{held.item.name}' ({kind}, step {held.clock})"

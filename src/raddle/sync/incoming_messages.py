@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from raddle.sync.item import Item, read_payload
-from raddle.sync.parameter_server import Home
+from raddle.sync.parameter_server import ParameterServer
 from raddle.sync.rank_failure import Failure
 from raddle.sync.worker import Worker
 from raddle.transport.wire import PULL, PUSH, Frame
@@ -18,7 +18,12 @@ class Incoming:
     """Called on threads of the wire, which are not to see exceptions: who waits raises them."""
 
     def __init__(
-        self, rank: int, items: Sequence[Item], home: Home, worker: Worker, failure: Failure
+        self,
+        rank: int,
+        items: Sequence[Item],
+        home: ParameterServer,
+        worker: Worker,
+        failure: Failure,
     ) -> None:
         self.closed = False
         self._rank, self._items = rank, items
@@ -32,14 +37,14 @@ class Incoming:
             item = self._items[frame.item]
             values = read_payload(self._rank, source, item, payload)
             if frame.kind == PUSH:
-                if item.home != self._rank or source not in item.workers:
+                if item.server != self._rank or source not in item.workers:
                     raise ValueError(
                         f"rank {self._rank} got a gradient of '{item.name}' from rank {source}: its "
-                        f"workers are {item.workers} and its home is {item.home}"
+                        f"workers are {item.workers} and its home is {item.server}"
                     )
                 self._home.push(source, frame.item, frame.clock, values)
             elif frame.kind == PULL:
-                self._worker.take(source, item, frame.clock, values)
+                self._worker.receive(source, item, frame.clock, values)
         except Exception as error:
             self._failure.raised(error)
 

@@ -15,7 +15,7 @@ class Item(NamedTuple):
     number: int  # the same on all ranks; the index in the list
     name: str  # "features.0.weight[0:10]"
     workers: tuple[int, ...]  # ranks that hold it and give a gradient
-    home: int  # the rank that sums gradients, updates the rows and sends them back; -1: all workers do
+    server: int  # the rank that sums gradients, updates the rows and sends them back; -1: all workers do
     elements: int
     dtype: torch.dtype
     priority: int  # smaller is more urgent: order of first use in the forward
@@ -26,17 +26,17 @@ class Item(NamedTuple):
         return self.elements * self.dtype.itemsize
 
 
-def named(parameter: str, rows: slice | None) -> str:
+def slice_name(parameter: str, rows: slice | None) -> str:
     """The name of some rows of a parameter; None: of one that has no rows, as it is a number."""
     return parameter if rows is None else f"{parameter}[{rows.start}:{rows.stop}]"
 
 
-def cut(whole: Tensor, rows: slice | None) -> Tensor:
+def select_rows(tensor: Tensor, rows: slice | None) -> Tensor:
     """Some rows of what has a parameter's shape."""
-    return whole if rows is None else whole[rows]
+    return tensor if rows is None else tensor[rows]
 
 
-class Event(NamedTuple):
+class UpdateEvent(NamedTuple):
     """An update at the home."""
 
     item: int
@@ -45,7 +45,7 @@ class Event(NamedTuple):
     version: int  # how many updates the item has had with this one
 
 
-def check_items(items: Sequence[Item], size: int, *, homes: bool = True) -> None:
+def check_items(items: Sequence[Item], size: int, *, servers: bool = True) -> None:
     """Raises ValueError for a list that no rank could follow; without `homes`, all workers update."""
     for index, item in enumerate(items):
         if item.number != index:
@@ -57,11 +57,11 @@ def check_items(items: Sequence[Item], size: int, *, homes: bool = True) -> None
             raise ValueError(
                 f"item '{item.name}' has workers {item.workers}: name one or more ranks, each once"
             )
-        named = (*item.workers, item.home) if homes else item.workers
-        strangers = [rank for rank in named if not 0 <= rank < size]
-        if strangers:
+        ranks = (*item.workers, item.server) if servers else item.workers
+        invalid = [rank for rank in ranks if not 0 <= rank < size]
+        if invalid:
             raise ValueError(
-                f"item '{item.name}' names rank {strangers[0]} and there are {size} ranks: "
+                f"item '{item.name}' names rank {invalid[0]} and there are {size} ranks: "
                 f"choose from 0 to {size - 1}"
             )
 
@@ -85,7 +85,7 @@ def read_payload(rank: int, source: int, item: Item, payload: Tensor) -> Tensor:
     return payload.view(item.dtype)
 
 
-def names(items: Sequence[Item]) -> str:
+def describe_items(items: Sequence[Item]) -> str:
     """The first by name, and how many more."""
     more = f" (and {len(items) - 1} more)" if len(items) > 1 else ""
     return f"'{items[0].name}'{more}"

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any
 
-from raddle.sync.item import Event
+from raddle.sync.item import UpdateEvent
 from raddle.sync.trained_parameters import Trained
 
 
@@ -50,7 +50,7 @@ class Phase(ABC):
         return {}
 
     @property
-    def log(self) -> list[Event]:
+    def log(self) -> list[UpdateEvent]:
         """Updates at this rank's homes, in their order."""
         return []
 

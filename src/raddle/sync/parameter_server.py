@@ -14,18 +14,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from raddle.sync.item import Event, Item
+from raddle.sync.item import Item, UpdateEvent
 from raddle.sync.server_stalls import Waiting
 from raddle.transport.wire import Frame
 
 Apply = Callable[[int, int, Tensor], None]  # item, clock, gradient (read only): updates the rows
-Record = Callable[[int, str, float, float], None]  # item, what, start, end (time.perf_counter)
+RecordItemSpan = Callable[
+    [int, str, float, float], None
+]  # item, what, start, end (time.perf_counter)
 Send = Callable[[int, Frame, Tensor, int], None]
-Back = Callable[[int, int], None]  # item, clock: one of the rank's own has been updated
-LOGGED = 100_000  # events at least that are kept: a log does not fill the memory
+MarkReturned = Callable[[int, int], None]  # item, clock: one of the rank's own has been updated
+MIN_LOGGED = 100_000  # events at least that are kept: a log does not fill the memory
 
 
-class Homed:
+class ServerItem:
     """One item at its home."""
 
     __slots__ = (
@@ -33,22 +35,24 @@ class Homed:
         "flat",
         "item",
         "master",
-        "order",
-        "owed",
-        "parts",
+        "sorted_workers",
+        "pending_pulls",
+        "gradients",
         "rows",
-        "since",
+        "waiting_since",
         "version",
     )
 
     def __init__(self, item: Item, rows: Tensor, master: Tensor) -> None:
         self.item, self.rows, self.master = item, rows, master
         self.flat = master.view(-1)
-        self.order = tuple(sorted(item.workers))  # of the sum: the same bits whoever comes first
-        self.clocks = dict.fromkeys(self.order, 0)
-        self.parts: dict[int, Tensor] = {}  # of the clock that is being summed
-        self.owed: list[tuple[float, int, int]] = []  # since when, worker, clock: pulls
-        self.since: float | None = None  # when the first part came
+        self.sorted_workers = tuple(
+            sorted(item.workers)
+        )  # of the sum: the same bits whoever comes first
+        self.clocks = dict.fromkeys(self.sorted_workers, 0)
+        self.gradients: dict[int, Tensor] = {}  # of the clock that is being summed
+        self.pending_pulls: list[tuple[float, int, int]] = []  # since when, worker, clock: pulls
+        self.waiting_since: float | None = None  # when the first part came
         self.version = 0
 
     def check_clock(self, rank: int, worker: int, clock: int) -> None:
@@ -61,67 +65,69 @@ class Homed:
             )
 
 
-class Updates:
+class RowUpdater:
     """Applies gradients to rows, one at a time: an optimizer's state is not made for two threads."""
 
-    def __init__(self, rank: int, apply: Apply, record: Record | None) -> None:
-        self.log: list[Event] = []
+    def __init__(self, rank: int, apply: Apply, record: RecordItemSpan | None) -> None:
+        self.log: list[UpdateEvent] = []
         self.lock = threading.Lock()  # to be held by whoever updates
         self.record = record
         self._rank, self._apply = rank, apply
 
-    def update(self, homed: Homed, worker: int, clock: int, gradient: Tensor) -> None:
+    def update(self, entry: ServerItem, worker: int, clock: int, gradient: Tensor) -> None:
         """By one worker's gradient, or by the sum over all (-1)."""
-        number, begin = homed.item.number, time.perf_counter() if self.record else 0.0
-        gradient = gradient.to(homed.master.device).view_as(homed.master)
+        number, begin = entry.item.number, time.perf_counter() if self.record else 0.0
+        gradient = gradient.to(entry.master.device).view_as(entry.master)
         try:
             self._apply(number, clock, gradient)
         except Exception as error:
             raise RuntimeError(
-                f"rank {self._rank} could not update '{homed.item.name}' at clock {clock}: {error!r}"
+                f"rank {self._rank} could not update '{entry.item.name}' at clock {clock}: {error!r}"
             ) from error
-        settle(homed.master)
-        self.count(homed, worker, clock)
+        wait_for_stream(entry.master)
+        self.log_update(entry, worker, clock)
         if self.record:
             self.record(number, "update", begin, time.perf_counter())
 
-    def count(self, homed: Homed, worker: int, clock: int) -> None:
+    def log_update(self, entry: ServerItem, worker: int, clock: int) -> None:
         """Notes an update."""
-        homed.version += 1
-        self.log.append(Event(homed.item.number, worker, clock, homed.version))
-        if len(self.log) > 2 * LOGGED:
-            del self.log[:LOGGED]
+        entry.version += 1
+        self.log.append(UpdateEvent(entry.item.number, worker, clock, entry.version))
+        if len(self.log) > 2 * MIN_LOGGED:
+            del self.log[:MIN_LOGGED]
 
 
-class Home(ABC):
+class ParameterServer(ABC):
     """The items whose home this rank is."""
 
-    def __init__(self, rank: int, updates: Updates, send: Send, back: Back) -> None:
-        self.rank, self.updates = rank, updates
-        self.items: dict[int, Homed] = {}
-        self._send, self._back = send, back
+    def __init__(
+        self, rank: int, updater: RowUpdater, send: Send, mark_returned: MarkReturned
+    ) -> None:
+        self.rank, self.updater = rank, updater
+        self.items: dict[int, ServerItem] = {}
+        self._send, self._mark_returned = send, mark_returned
 
     @abstractmethod
     def bind(self, item: Item, rows: Tensor, master: Tensor | None) -> None:
         """Says where an item's rows are; `master`: what is updated, if it is something else."""
 
     @abstractmethod
-    def push(self, worker: int, number: int, clock: int, part: Tensor) -> None:
+    def push(self, worker: int, number: int, clock: int, gradient: Tensor) -> None:
         """Takes a worker's gradient, flat."""
 
     def admit(self, clock: int) -> None:  # noqa: B027, most updates wait for nothing
         """Lets updates up to a clock happen."""
 
     @abstractmethod
-    def served(self, clock: int) -> bool:
+    def is_updated_to(self, clock: int) -> bool:
         """Whether all items have had all their updates up to a clock."""
 
     @abstractmethod
-    def waiting(self) -> list[Waiting]:
+    def stalled_items(self) -> list[Waiting]:
         """What cannot be answered yet. No lock: a snapshot that is a moment old is as good."""
 
 
-def settle(rows: Tensor) -> None:
+def wait_for_stream(rows: Tensor) -> None:
     """What was queued for rows on a GPU by this thread is done: others use streams of their own."""
     if rows.device.type == "cuda":
         torch.cuda.current_stream(rows.device).synchronize()

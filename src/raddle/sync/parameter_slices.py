@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from raddle.plans.sync import Sync
-from raddle.sync.item import Item, cut, named
-from raddle.sync.parameter_server import Record
+from raddle.sync.item import Item, select_rows, slice_name
+from raddle.sync.parameter_server import RecordItemSpan
 
 Note = Callable[[str, str, float, float], None]  # name, what, start, end
 
@@ -39,7 +39,7 @@ class Slices:
         urgency = {index: place for place, index in enumerate(order)}
         self.items = [
             Item(
-                number, named(names[index], rows), everyone,
+                number, slice_name(names[index], rows), everyone,
                 homes[number], elements[number], parameters[index].dtype, urgency[index],
             )
             for number, (index, rows) in enumerate(self.places)
@@ -47,13 +47,13 @@ class Slices:
 
     def cut(self, whole: Tensor, number: int) -> Tensor:
         """An item's rows of a tensor that has its parameter's shape."""
-        return cut(whole, self.places[number][1])
+        return select_rows(whole, self.places[number][1])
 
     def rows(self, number: int) -> Tensor:
         """An item's rows of its parameter."""
         return self.cut(self.parameters[self.places[number][0]].detach(), number)
 
-    def record(self, note: Note | None) -> Record | None:
+    def record(self, note: Note | None) -> RecordItemSpan | None:
         """Notes by the names of items."""
         if note is None:
             return None

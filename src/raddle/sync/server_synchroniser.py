@@ -19,13 +19,13 @@ from functools import partial
 from torch import Tensor
 
 from raddle.sync.incoming_messages import Incoming
-from raddle.sync.item import Event, Item, check_items, check_rows, names
+from raddle.sync.item import Item, UpdateEvent, check_items, check_rows, describe_items
 from raddle.sync.outgoing_messages import Outgoing
-from raddle.sync.parameter_server import Apply, Home, Record, Updates
+from raddle.sync.parameter_server import Apply, ParameterServer, RecordItemSpan, RowUpdater
 from raddle.sync.rank_failure import Failure
 from raddle.sync.server_stalls import Watcher, tick
-from raddle.sync.stale_server import StaleHome
-from raddle.sync.synchronous_server import Barrier, SummingHome
+from raddle.sync.stale_server import StaleServer
+from raddle.sync.synchronous_server import StepSums, SynchronousServer
 from raddle.sync.worker import Worker
 from raddle.transport.wire import PUSH, Frame, Wire
 
@@ -52,7 +52,7 @@ class Synchroniser:
         stall: float = 10.0,
         admitted: int | None = None,
         fail: Callable[[str], None] | None = None,
-        record: Record | None = None,
+        record: RecordItemSpan | None = None,
     ) -> None:
         check_items(items, wire.size)
         if (barrier or admitted is not None) and staleness != 0:
@@ -67,26 +67,33 @@ class Synchroniser:
         # The home knows who is missing: others wait a little longer, so that it speaks first.
         patience = timeout + 4 * tick(stall, timeout)
         self._worker = Worker(
-            self.rank, failure, lambda: self._home.waiting(),
-            stall=stall, patience=patience, record=record,
+            self.rank, failure, lambda: self._home.stalled_items(),
+            stall=stall, fail_after=patience, record=record,
         )  # fmt: skip
-        ends = self.rank, Updates(self.rank, apply, record), self._outgoing.send, self._worker.back
-        self._home: Home = (
-            SummingHome(*ends, barrier=Barrier(failure) if barrier else None, admitted=admitted)
+        ends = (
+            self.rank,
+            RowUpdater(self.rank, apply, record),
+            self._outgoing.send,
+            self._worker.mark_returned,
+        )
+        self._home: ParameterServer = (
+            SynchronousServer(
+                *ends, step_sums=StepSums(failure) if barrier else None, admitted=admitted
+            )
             if staleness == 0
-            else StaleHome(*ends, staleness)
+            else StaleServer(*ends, staleness)
         )
         self._incoming = Incoming(self.rank, items, self._home, self._worker, failure)
         self._watch = partial(
-            Watcher, self.rank, self._home.waiting, failure, stall=stall, timeout=timeout
+            Watcher, self.rank, self._home.stalled_items, failure, stall=stall, timeout=timeout
         )
         self._watcher: Watcher | None = None
         self._started = False
 
     @property
-    def log(self) -> list[Event]:
+    def log(self) -> list[UpdateEvent]:
         """Updates at this home, in their order; of a long run the latest 100 000 or more."""
-        return self._home.updates.log
+        return self._home.updater.log
 
     def bind(self, number: int, rows: Tensor | None, master: Tensor | None = None) -> None:
         """Says where an item's rows are on this rank, worker or home: a contiguous view from p.detach().
@@ -102,7 +109,7 @@ class Synchroniser:
             )
         if self.rank in item.workers:
             self._worker.bind(item, rows)
-        if rows is not None and self.rank == item.home:
+        if rows is not None and self.rank == item.server:
             self._home.bind(item, rows, master)
 
     def rows_at_home(self, number: int) -> Tensor:
@@ -113,11 +120,13 @@ class Synchroniser:
         """Lets messages in, once all items are bound: what arrives needs rows. `ready` does it too."""
         if self._started:
             return
-        own = [i for i in self._items if self.rank == i.home or self.rank in i.workers]
+        own = [i for i in self._items if self.rank == i.server or self.rank in i.workers]
         bound = self._worker.items.keys() | self._home.items.keys()
         missing = [item for item in own if item.number not in bound]
         if missing:
-            raise ValueError(f"rank {self.rank} starts without rows of {names(missing)}: bind them")
+            raise ValueError(
+                f"rank {self.rank} starts without rows of {describe_items(missing)}: bind them"
+            )
         self._started = True
         self._wire.expect({item.number: item.nbytes for item in own})
         if self._home.items:
@@ -139,13 +148,13 @@ class Synchroniser:
         self._worker.wait(number)
         begin, record = time.perf_counter(), self._worker.record
         gradient = gradient.detach().view(-1)
-        clock = self._worker.leave(number)
+        clock = self._worker.begin_push(number)
         try:
-            if item.home == self.rank:
+            if item.server == self.rank:
                 self._home.push(self.rank, number, clock, gradient)
             else:
                 payload = gradient if gradient.device.type == "cpu" else gradient.cpu()
-                self._outgoing.send(item.home, Frame(PUSH, number, clock), payload, item.priority)
+                self._outgoing.send(item.server, Frame(PUSH, number, clock), payload, item.priority)
                 if record:
                     record(number, "push", begin, time.perf_counter())
         except Exception as error:
@@ -178,9 +187,9 @@ class Synchroniser:
         home, barrier = with_barrier(self._home, "sums")
         self.start()
         self._failure.check()
-        patience = self._worker.patience
-        if not home.summed().wait(patience):
-            late = self._worker.late(self.rank, "all items", patience)
+        patience = self._worker.fail_after
+        if not home.completion_event().wait(patience):
+            late = self._worker.describe_wait(self.rank, "all items", patience)
             self._failure.happen(late, TimeoutError)
         self._failure.check()
         return barrier.sums()
@@ -199,7 +208,7 @@ class Synchroniser:
         """Waits, but not long, until all is back and homes have updated all up to a clock."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._failure.reason:
-            if not self._worker.out() and self._home.served(clock):
+            if not self._worker.outstanding() and self._home.is_updated_to(clock):
                 return
             time.sleep(0.001)
 
@@ -217,9 +226,9 @@ class Synchroniser:
         if self._watcher is not None:
             self._watcher.close()
         self._wire.close()
-        if out := self._worker.out():
+        if out := self._worker.outstanding():
             self._failure.happen(
-                f"rank {self.rank} was closed before rank {out[0].home} had sent back {names(out)}: "
+                f"rank {self.rank} was closed before rank {out[0].server} had sent back {describe_items(out)}: "
                 "synchronize first",
                 tell=False,
             )
@@ -227,13 +236,13 @@ class Synchroniser:
 
 def check_bound(rank: int, item: Item, rows: Tensor | None) -> None:
     """Raises for rows that an item cannot have on a rank."""
-    if rank != item.home and rank not in item.workers:
+    if rank != item.server and rank not in item.workers:
         raise ValueError(
             f"rank {rank} binds '{item.name}', whose workers are {item.workers} and whose "
-            f"home is {item.home}: bind what is of this rank"
+            f"home is {item.server}: bind what is of this rank"
         )
     if rows is None:
-        if item.returned or rank == item.home:
+        if item.returned or rank == item.server:
             raise ValueError(f"rank {rank} binds no rows of '{item.name}': it needs them here")
         return
     check_rows(rank, item, rows, "rows")
@@ -244,7 +253,7 @@ def check_bound(rank: int, item: Item, rows: Tensor | None) -> None:
         )
 
 
-def with_barrier(home: Home, name: str) -> tuple[SummingHome, Barrier]:
-    if not isinstance(home, SummingHome) or home.barrier is None:
+def with_barrier(home: ParameterServer, name: str) -> tuple[SynchronousServer, StepSums]:
+    if not isinstance(home, SynchronousServer) or home.step_sums is None:
         raise RuntimeError(f"{name}() is for barrier=True: homes update as gradients arrive")
-    return home, home.barrier
+    return home, home.step_sums

@@ -7,7 +7,7 @@ from typing import Any
 from raddle.sync.channels import Lines
 from raddle.sync.forward_guards import Guards
 from raddle.sync.gradient_buckets import check_dense
-from raddle.sync.item import Event
+from raddle.sync.item import UpdateEvent
 from raddle.sync.mechanism import Arrivals, Mechanism
 from raddle.sync.server_stalls import logger
 from raddle.sync.sliced_updates import Homing
@@ -96,7 +96,7 @@ class Sliced(Mechanism):
         }
 
     @property
-    def log(self) -> list[Event]:
+    def log(self) -> list[UpdateEvent]:
         return self.homing.log
 
     def close(self) -> None:

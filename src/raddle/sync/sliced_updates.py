@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from raddle.sync.collective_synchroniser import Summing
-from raddle.sync.item import Event
+from raddle.sync.item import UpdateEvent
 from raddle.sync.optimizer_state import State, gather
 from raddle.sync.parameter_slices import Note, Slices
 from raddle.sync.server_synchroniser import Synchroniser
@@ -32,7 +32,7 @@ def with_homes(
     note: Note | None = None,
 ) -> Homing:
     """Slices go to their homes; with staleness these update copies. All ranks call it."""
-    here = [item.number for item in slices.items if item.home == transport.rank]
+    here = [item.number for item in slices.items if item.server == transport.rank]
     own = {n: slices.rows(n) if staleness == 0 else slices.rows(n).clone() for n in here}
     times = 1 if staleness == 0 else transport.size
     updates = SlicedOptimizer(slices, optimizer, own, times=times)
@@ -127,7 +127,7 @@ class Homing:
                 held = (rows if own is None else own.detach()).to("cpu", copy=True)
                 if held.numel():
                     flat = held.contiguous().view(-1).view(torch.uint8)
-                    self._transport.broadcast(item.home, flat).wait()
+                    self._transport.broadcast(item.server, flat).wait()
                     rows.copy_(flat.view(item.dtype).view(rows.shape))
 
     def collect(self) -> dict[Tensor, State]:
@@ -143,7 +143,7 @@ class Homing:
         self.synchroniser.close()
 
     @property
-    def log(self) -> list[Event]:
+    def log(self) -> list[UpdateEvent]:
         """Updates at this rank's homes, in their order."""
         return self.synchroniser.log
 

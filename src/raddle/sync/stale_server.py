@@ -13,65 +13,83 @@ import torch
 from torch import Tensor
 
 from raddle.sync.item import Item
-from raddle.sync.parameter_server import Back, Home, Homed, Send, Updates, settle
+from raddle.sync.parameter_server import (
+    MarkReturned,
+    ParameterServer,
+    RowUpdater,
+    Send,
+    ServerItem,
+    wait_for_stream,
+)
 from raddle.sync.server_stalls import Waiting
 from raddle.transport.wire import PULL, Frame
 
 
-class StaleHome(Home):
+class StaleServer(ParameterServer):
     """`bound`: steps that a worker may be ahead of the slowest; None: any number."""
 
     def __init__(
-        self, rank: int, updates: Updates, send: Send, back: Back, bound: int | None
+        self,
+        rank: int,
+        updater: RowUpdater,
+        send: Send,
+        mark_returned: MarkReturned,
+        bound: int | None,
     ) -> None:
-        super().__init__(rank, updates, send, back)
+        super().__init__(rank, updater, send, mark_returned)
         self._bound = bound
 
     def bind(self, item: Item, rows: Tensor, master: Tensor | None) -> None:
         if master is None:
             master = rows.clone() if self.rank in item.workers else rows
-        self.items[item.number] = Homed(item, rows, master)
+        self.items[item.number] = ServerItem(item, rows, master)
 
-    def push(self, worker: int, number: int, clock: int, part: Tensor) -> None:
-        homed = self.items[number]
-        with self.updates.lock, torch.no_grad():
-            homed.check_clock(self.rank, worker, clock)
-            self.updates.update(homed, worker, clock, part)
-            homed.clocks[worker] = clock
-            homed.owed.append((time.perf_counter(), worker, clock))
-            self._answer(homed)
+    def push(self, worker: int, number: int, clock: int, gradient: Tensor) -> None:
+        entry = self.items[number]
+        with self.updater.lock, torch.no_grad():
+            entry.check_clock(self.rank, worker, clock)
+            self.updater.update(entry, worker, clock, gradient)
+            entry.clocks[worker] = clock
+            entry.pending_pulls.append((time.perf_counter(), worker, clock))
+            self._send_due_pulls(entry)
 
-    def served(self, clock: int) -> bool:
-        return all(h.version >= clock * len(h.order) for h in self.items.values())
+    def is_updated_to(self, clock: int) -> bool:
+        return all(h.version >= clock * len(h.sorted_workers) for h in self.items.values())
 
-    def waiting(self) -> list[Waiting]:
-        now, found = time.perf_counter(), []
-        for homed in self.items.values() if self._bound is not None else ():
-            since, _, clock = min(tuple(homed.owed), default=(now, 0, 0))
-            clocks = dict(homed.clocks)
-            missing = tuple(w for w in homed.order if clocks[w] < clock - (self._bound or 0))
+    def stalled_items(self) -> list[Waiting]:
+        now, stalled = time.perf_counter(), []
+        for entry in self.items.values() if self._bound is not None else ():
+            since, _, clock = min(tuple(entry.pending_pulls), default=(now, 0, 0))
+            clocks = dict(entry.clocks)
+            missing = tuple(
+                w for w in entry.sorted_workers if clocks[w] < clock - (self._bound or 0)
+            )
             if missing:
-                found.append(Waiting(homed.item.name, now - since, missing))
-        return found
+                stalled.append(Waiting(entry.item.name, now - since, missing))
+        return stalled
 
-    def _answer(self, homed: Homed) -> None:
+    def _send_due_pulls(self, entry: ServerItem) -> None:
         """Those whose pull is due. Under the lock of updates."""
-        slowest = min(homed.clocks.values())
-        due = [o for o in homed.owed if self._bound is None or slowest >= o[2] - self._bound]
+        slowest = min(entry.clocks.values())
+        due = [
+            pull
+            for pull in entry.pending_pulls
+            if self._bound is None or slowest >= pull[2] - self._bound
+        ]
         if not due:
             return
-        homed.owed = [o for o in homed.owed if o not in due]
+        entry.pending_pulls = [o for o in entry.pending_pulls if o not in due]
         payload: Tensor | None = None
-        own = 0
+        local_clock = 0
         for _, worker, clock in due:
             if worker == self.rank:
-                own = clock
+                local_clock = clock
                 continue
             if payload is None:
-                payload = homed.flat.to("cpu", copy=True)
-            frame = Frame(PULL, homed.item.number, clock, homed.version)
-            self._send(worker, frame, payload, homed.item.priority)
-        if own:
-            homed.rows.copy_(homed.master)
-            settle(homed.rows)
-            self._back(homed.item.number, own)
+                payload = entry.flat.to("cpu", copy=True)
+            frame = Frame(PULL, entry.item.number, clock, entry.version)
+            self._send(worker, frame, payload, entry.item.priority)
+        if local_clock:
+            entry.rows.copy_(entry.master)
+            wait_for_stream(entry.rows)
+            self._mark_returned(entry.item.number, local_clock)

@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 from raddle.sync.item import Item
-from raddle.sync.parameter_server import Record
+from raddle.sync.parameter_server import RecordItemSpan
 from raddle.sync.rank_failure import Failure
 from raddle.sync.server_stalls import Waiting, logger, sentence, unanswered
 
 
-class Held:
+class WorkerItem:
     """One item at a worker."""
 
-    __slots__ = ("flat", "handed", "here", "item")
+    __slots__ = ("clock", "flat", "item", "up_to_date")
 
-    def __init__(self, item: Item, rows: Tensor | None, here: threading.Event) -> None:
-        self.item, self.here = item, here
+    def __init__(self, item: Item, rows: Tensor | None, up_to_date: threading.Event) -> None:
+        self.item, self.up_to_date = item, up_to_date
         self.flat = None if rows is None else rows.view(-1)
-        self.handed = 0  # clock
-        here.set()  # whether what was handed in has come back
+        self.clock = 0  # clock
+        up_to_date.set()  # whether what was handed in has come back
 
 
 class Worker:
@@ -34,77 +34,77 @@ class Worker:
     """
 
     def __init__(
-        self, rank: int, failure: Failure, overdue: Callable[[], Sequence[Waiting]], *,
-        stall: float, patience: float, record: Record | None,
+        self, rank: int, failure: Failure, stalled_items: Callable[[], Sequence[Waiting]], *,
+        stall: float, fail_after: float, record: RecordItemSpan | None,
     ) -> None:  # fmt: skip
-        self.items: dict[int, Held] = {}
-        self.patience, self.record = patience, record
-        self._rank, self._failure, self._overdue = rank, failure, overdue
-        self._brief = min(stall, patience)
+        self.items: dict[int, WorkerItem] = {}
+        self.fail_after, self.record = fail_after, record
+        self._rank, self._failure, self._stalled_items = rank, failure, stalled_items
+        self._warn_after = min(stall, fail_after)
 
     def bind(self, item: Item, rows: Tensor | None) -> None:
-        here = self._failure.wakes(threading.Event())
-        self.items[item.number] = Held(item, rows, here)
+        up_to_date = self._failure.wakes(threading.Event())
+        self.items[item.number] = WorkerItem(item, rows, up_to_date)
 
-    def leave(self, number: int) -> int:
+    def begin_push(self, number: int) -> int:
         """The clock with which an item is handed in now."""
-        held = self.items[number]
-        if held.item.returned or held.item.home == self._rank:
-            held.here.clear()
-        held.handed += 1
-        return held.handed
+        entry = self.items[number]
+        if entry.item.returned or entry.item.server == self._rank:
+            entry.up_to_date.clear()
+        entry.clock += 1
+        return entry.clock
 
     def wait(self, number: int) -> None:
         """Returns when what was last handed in has come back; at once if nothing is under way."""
         self._failure.check()
-        held = self.items.get(number)
-        if held is None or held.here.is_set():
+        entry = self.items.get(number)
+        if entry is None or entry.up_to_date.is_set():
             self._failure.check()  # a failure sets it as well
             return
-        begin, home, name = time.perf_counter(), held.item.home, held.item.name
-        if not held.here.wait(self._brief):
-            if home != self._rank or not self._overdue():  # else the watcher says it
-                logger.warning("%s", self.late(home, name, time.perf_counter() - begin))
-            if not held.here.wait(self.patience - self._brief):
-                late = self.late(home, name, time.perf_counter() - begin)
-                self._failure.happen(late, TimeoutError)
+        begin, server, name = time.perf_counter(), entry.item.server, entry.item.name
+        if not entry.up_to_date.wait(self._warn_after):
+            if server != self._rank or not self._stalled_items():  # else the watcher says it
+                logger.warning("%s", self.describe_wait(server, name, time.perf_counter() - begin))
+            if not entry.up_to_date.wait(self.fail_after - self._warn_after):
+                message = self.describe_wait(server, name, time.perf_counter() - begin)
+                self._failure.happen(message, TimeoutError)
         self._failure.check()
         if self.record:
             self.record(number, "wait", begin, time.perf_counter())
 
-    def late(self, home: int, name: str, seconds: float) -> str:
+    def describe_wait(self, server: int, name: str, seconds: float) -> str:
         """Who waits for whom: a home knows whose gradients are missing, others whom they have asked."""
-        overdue = self._overdue() if home == self._rank else []
-        if overdue:
-            return sentence(self._rank, overdue)
-        return unanswered(self._rank, home, name, seconds)
+        stalled = self._stalled_items() if server == self._rank else []
+        if stalled:
+            return sentence(self._rank, stalled)
+        return unanswered(self._rank, server, name, seconds)
 
-    def take(self, source: int, item: Item, clock: int, values: Tensor) -> None:
+    def receive(self, source: int, item: Item, clock: int, values: Tensor) -> None:
         """Updated rows have come from the home."""
-        held = self.items.get(item.number)
-        if held is None or held.flat is None or source != item.home:
+        entry = self.items.get(item.number)
+        if entry is None or entry.flat is None or source != item.server:
             raise ValueError(
                 f"rank {self._rank} got rows of '{item.name}' from rank {source}: its workers are "
-                f"{item.workers} and its home is {item.home}"
+                f"{item.workers} and its home is {item.server}"
             )
         begin = time.perf_counter()
-        if clock == held.handed and not held.here.is_set():
+        if clock == entry.clock and not entry.up_to_date.is_set():
             with torch.no_grad():
-                held.flat.copy_(values)
-        self.back(item.number, clock)
+                entry.flat.copy_(values)
+        self.mark_returned(item.number, clock)
         if self.record:
             self.record(item.number, "pull", begin, time.perf_counter())
 
-    def back(self, number: int, clock: int) -> None:
+    def mark_returned(self, number: int, clock: int) -> None:
         """An item's rows are up to date."""
-        held = self.items[number]
-        if clock != held.handed or held.here.is_set():
+        entry = self.items[number]
+        if clock != entry.clock or entry.up_to_date.is_set():
             raise ValueError(
-                f"rank {self._rank} got back '{held.item.name}' with clock {clock} and has handed in "
-                f"clock {held.handed}: each comes back once, in order"
+                f"rank {self._rank} got back '{entry.item.name}' with clock {clock} and has handed in "
+                f"clock {entry.clock}: each comes back once, in order"
             )
-        held.here.set()
+        entry.up_to_date.set()
 
-    def out(self) -> list[Item]:
+    def outstanding(self) -> list[Item]:
         """What has been handed in and is not back."""
-        return [held.item for held in self.items.values() if not held.here.is_set()]
+        return [entry.item for entry in self.items.values() if not entry.up_to_date.is_set()]

@@ -26,7 +26,7 @@ from raddle.sync.consistency import check_same, describe
 from raddle.sync.first_step import first_phase
 from raddle.sync.gradient_buckets import BUCKET
 from raddle.sync.gradient_hooks import Hooked
-from raddle.sync.item import Event
+from raddle.sync.item import UpdateEvent
 from raddle.sync.session import session
 from raddle.sync.sync_settings import find_barrier, read_settings
 from raddle.sync.trained_parameters import Trained
@@ -144,7 +144,7 @@ class Optimizer(torch.optim.Optimizer):
         return self._gradients.phase.barrier
 
     @property
-    def log(self) -> list[Event]:
+    def log(self) -> list[UpdateEvent]:
         """Updates at this rank's homes, in their order."""
         return self._gradients.phase.log
 
