@@ -129,8 +129,8 @@ def test_the_first_lines_are_those_of_the_formats(tmp_path: pathlib.Path) -> Non
 def test_answers_are_of_filters_or_of_channels(tmp_path: pathlib.Path) -> None:
     _, found = case("lenet-tiny")
     partition = random_cells(found, 3, 0)
-    formats.write_partition(vector(partition), tmp_path / "answer")
-    back = partition_from_vector(found, formats.read_partition(tmp_path / "answer"))
+    formats.write_partition(vector(partition), tmp_path / "partition")
+    back = partition_from_vector(found, formats.read_partition(tmp_path / "partition"))
     assert isinstance(back, Cells)
     assert all((a == b).all() for a, b in zip(back.cells, partition.cells, strict=True))
     filters = partition_from_vector(

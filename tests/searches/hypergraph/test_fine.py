@@ -25,23 +25,29 @@ from raddle.searches.hypergraph.cells import Cells, cell_tiles, count_traffic
 from raddle.searches.hypergraph.counts import CountModel, build_count_model, volume
 from raddle.searches.hypergraph.explicit import channel_count
 from raddle.searches.hypergraph.fine_annealing import anneal
-from raddle.searches.hypergraph.fine_chains import chained
+from raddle.searches.hypergraph.fine_chains import chain_rows
 from raddle.searches.hypergraph.fine_partition import (
-    Block,
+    ComputeBlock,
     FineLayer,
     FinePartition,
-    covers,
+    is_complete,
     ranges,
-    reads_one,
+    single_input_map,
 )
 from raddle.searches.hypergraph.fine_rows import (
-    Rows,
-    apportioned,
-    coarse_rows,
-    into_windows,
-    laid_out,
+    FineRows,
+    apportion,
+    assign_indices,
+    assign_to_windows,
+    rows_of_counts,
 )
-from raddle.searches.hypergraph.fine_walk import LEAST, VOLUME, count, problem, walk
+from raddle.searches.hypergraph.fine_walk import (
+    BEST_VOLUME,
+    VOLUME,
+    build_fine_problem,
+    count_volume,
+    start_walk,
+)
 from raddle.searches.hypergraph.layouts import layout_of_owners
 from raddle.searches.hypergraph.network import (
     ChannelPiece,
@@ -119,24 +125,22 @@ def case(name: str) -> Case:
     return Case(name)
 
 
-def random_rows(own: LayerNetwork, parts: int, seed: int) -> Rows:
+def random_rows(own: LayerNetwork, parts: int, seed: int) -> FineRows:
     """Of each layer some parts, in some rows; all channels where it cannot be cut."""
     rng = np.random.default_rng(seed)
     shape = len(own.layers), parts
-    found = Rows(np.zeros(shape, int), np.full(shape, -1), np.zeros(shape, int))
+    found = FineRows(np.zeros(shape, int), np.full(shape, -1), np.zeros(shape, int))
     for l, layer in enumerate(own.layers):
         every = channel_count(own, l)
-        able = reads_one(own, l) is not None
+        able = single_input_map(own, l) is not None
         members = rng.permutation(parts)[: rng.integers(1, parts + 1)]
         rows = rng.integers(0, len(members), len(members)) if able else np.arange(len(members))
         there = np.unique(rows)
-        for i, height in zip(
-            there, apportioned(layer.units, rng.random(len(there)), 1), strict=True
-        ):
+        for i, height in zip(there, apportion(layer.units, rng.random(len(there)), 1), strict=True):
             inside = members[rows == i]
             found.row[l, inside] = i
-            found.width[l, inside] = apportioned(every, rng.random(len(inside)), 1)
-            found.own[l, inside] = apportioned(height, rng.random(len(inside)), 0)
+            found.width[l, inside] = apportion(every, rng.random(len(inside)), 1)
+            found.owned[l, inside] = apportion(height, rng.random(len(inside)), 0)
     return found
 
 
@@ -166,7 +170,7 @@ def random_partition(own: LayerNetwork, parts: int, seed: int) -> FinePartition:
     for l, layer in enumerate(own.layers):
         cells = rng.integers(0, parts, (layer.units, channel_count(own, l)))
         blocks = [
-            Block(p, ((j, j + 1),), ranges(row == p))
+            ComputeBlock(p, ((j, j + 1),), ranges(row == p))
             for j, row in enumerate(cells)
             for p in set(row.tolist())
         ]
@@ -184,7 +188,7 @@ def test_the_volume_is_the_connectivity_of_nets_that_are_spelt_out(parts: int, s
         for part, filters, read in own.blocks:
             for j in (j for a, b in filters for j in range(a, b)):
                 where.update({(l, j, k): part for a, b in read for k in range(a, b)})
-        for j, part in enumerate(fine.spelt_out(SMALL, partition).owners[l]):
+        for j, part in enumerate(fine.to_cells(SMALL, partition).owners[l]):
             where[l, j] = int(part)
     nets = []  # (cost, vertices)
     for j in range(4):  # the map of layer 0 is read by 1, and unit by unit by 2
@@ -198,7 +202,7 @@ def test_the_volume_is_the_connectivity_of_nets_that_are_spelt_out(parts: int, s
             nets.append((made, [(l, j), *((l, j, k) for k in range(every))]))
     km1 = sum(cost * (len({where[v] for v in net}) - 1) for cost, net in nets)
 
-    assert covers(SMALL, partition)
+    assert is_complete(SMALL, partition)
     assert fine.fine_volume(SMALL, partition) == km1
     work = fine.fine_work(SMALL, partition, [60, 70, 90, 50])
     pairs = Counter(part for vertex, part in where.items() if len(vertex) == 3 and vertex[0] == 0)
@@ -217,13 +221,13 @@ def test_an_aligned_grid() -> None:
         (FeatureMap("a", (ChannelPiece(0, 4),), 3, (1,), ()),),
         {},
     )
-    rows = Rows(
+    rows = FineRows(
         np.array([[1, 1, 1, 1], [1, 1, 1, 1]]),
         np.array([[0, 1, 2, 3], [0, 0, 1, 1]]),
         np.array([[3, 3, 3, 3], [2, 2, 2, 2]]),
     )
-    partition = laid_out(two, rows)
-    assert covers(two, partition)
+    partition = assign_indices(two, rows)
+    assert is_complete(two, partition)
     assert fine.fine_volume(two, partition) == 4 * 3 + 4 * 7
 
 
@@ -232,12 +236,12 @@ def test_an_aligned_grid() -> None:
 def test_index_sets_have_the_counts_of_rows(name: str, seed: int) -> None:
     own = case(name)
     rows = random_rows(own.network, 4, seed)
-    partition = laid_out(own.network, rows)
-    assert covers(own.network, partition)
+    partition = assign_indices(own.network, rows)
+    assert is_complete(own.network, partition)
     for l, layer in enumerate(partition.layers):
         owners = np.repeat(layer.owners.parts, np.diff(layer.owners.cuts))
-        assert (np.bincount(owners, minlength=4) == rows.own[l]).all()
-    spelt = fine.spelt_out(own.network, partition)
+        assert (np.bincount(owners, minlength=4) == rows.owned[l]).all()
+    spelt = fine.to_cells(own.network, partition)
     assert fine.fine_volume(own.network, partition) == sum(
         count_traffic(own.network, spelt, 4).sent.values()
     )
@@ -251,7 +255,7 @@ def test_as_many_units_as_possible_lie_in_windows(parts: int, seed: int) -> None
     begin = rng.integers(0, units, parts)
     end = begin + rng.integers(0, units, parts)
     owner, left = np.full(units, -1), own.copy()
-    into_windows(owner, left, begin, end)
+    assign_to_windows(owner, left, begin, end)
 
     @cache
     def most(unit: int, left: tuple[int, ...]) -> int:
@@ -273,11 +277,11 @@ def test_as_many_units_as_possible_lie_in_windows(parts: int, seed: int) -> None
 def test_coarse_partitions_are_fine_ones(name: str, seed: int) -> None:
     own, rng = case(name), np.random.default_rng(seed)
     x = np.stack([rng.multinomial(n, rng.dirichlet(np.ones(3))) for n in own.model.units])
-    rows = coarse_rows(own.network, x)
-    assert fine.fine_volume(own.network, laid_out(own.network, rows)) == volume(own.model, x)
-    pb = problem(own.network, own.model)
-    w = walk(pb, rows, np.full(3, own.model.total_work), 0)
-    assert w.figures[VOLUME] == volume(own.model, x)
+    rows = rows_of_counts(own.network, x)
+    assert fine.fine_volume(own.network, assign_indices(own.network, rows)) == volume(own.model, x)
+    pb = build_fine_problem(own.network, own.model)
+    w = start_walk(pb, rows, np.full(3, own.model.total_work), 0)
+    assert w.totals[VOLUME] == volume(own.model, x)
 
 
 # -- the program ---------------------------------------------------------------------------------
@@ -293,8 +297,8 @@ def programmed(own: Case, spelt: Cells, parts: int) -> Program:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_volume_is_what_the_lowered_program_sends(name: str, parts: int, seed: int) -> None:
     own = case(name)
-    partition = laid_out(own.network, random_rows(own.network, parts, seed))
-    program = programmed(own, fine.spelt_out(own.network, partition), parts)
+    partition = assign_indices(own.network, random_rows(own.network, parts, seed))
+    program = programmed(own, fine.to_cells(own.network, partition), parts)
     layers = {name for layer in own.network.layers for name in layer.ops}
     values = {o for op in own.graph.ops if op.name in layers for o in op.outputs}
     values |= {v.name for v in own.network.maps}  # not what the loss sums up
@@ -309,8 +313,8 @@ def test_the_volume_is_what_the_lowered_program_sends(name: str, parts: int, see
 @pytest.mark.parametrize("parts", [2, 3])
 def test_a_fine_partition_trains_as_the_module(name: str, parts: int) -> None:
     own = case(name)
-    partition = laid_out(own.network, random_rows(own.network, parts, seed=parts))
-    program = programmed(own, fine.spelt_out(own.network, partition), parts)
+    partition = assign_indices(own.network, random_rows(own.network, parts, seed=parts))
+    program = programmed(own, fine.to_cells(own.network, partition), parts)
     check(program)
     batch = dict(zip(own.graph.inputs, [own.x, own.target], strict=True))
 
@@ -334,17 +338,17 @@ def even(m: CountModel, parts: int) -> np.ndarray:
 @pytest.mark.parametrize("name", NETS)
 def test_the_walk_keeps_its_count(name: str) -> None:
     own = case(name)
-    pb = problem(own.network, own.model)
+    pb = build_fine_problem(own.network, own.model)
     capacity = np.full(4, own.model.total_work / 4 * 1.3)
-    w = walk(pb, random_rows(own.network, 4, 1), capacity, 5)
+    w = start_walk(pb, random_rows(own.network, 4, 1), capacity, 5)
     anneal(pb, w, capacity, 3000, 50.0, 1.0, 1e4)
-    kept = w.figures.copy(), w.work.copy(), w.got.copy()
-    count(pb, w)
-    assert w.figures[VOLUME] == kept[0][VOLUME]
+    kept = w.totals.copy(), w.work.copy(), w.received.copy()
+    count_volume(pb, w)
+    assert w.totals[VOLUME] == kept[0][VOLUME]
     assert w.work == pytest.approx(kept[1])
-    assert (w.got == kept[2]).all()
-    assert walk(pb, w.best, capacity, 0).figures[VOLUME] == w.figures[LEAST]
-    assert covers(own.network, laid_out(own.network, w.best))
+    assert (w.received == kept[2]).all()
+    assert start_walk(pb, w.best, capacity, 0).totals[VOLUME] == w.totals[BEST_VOLUME]
+    assert is_complete(own.network, assign_indices(own.network, w.best))
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -359,7 +363,7 @@ def test_a_solution_is_within_the_balance_and_no_worse_than_a_start(name: str, p
     )  # fmt: skip
     assert found.volume == fine.fine_volume(own.network, found.partition)
     assert found.volume <= volume(own.model, start)
-    assert covers(own.network, found.partition)
+    assert is_complete(own.network, found.partition)
     assert found.feasible
     work = fine.fine_work(own.network, found.partition, own.model.work * own.model.units)
     assert work.max() <= 1.5 * own.model.total_work / parts * (1 + 1e-9)
@@ -370,7 +374,7 @@ def test_a_start_is_kept_where_the_walk_loses_it(monkeypatch: pytest.MonkeyPatch
     own = case("chain")
     alone = np.zeros((own.model.num_layers, 3), np.int64)
     alone[:, 0] = own.model.units
-    lost = coarse_rows(own.network, even(own.model, 3))
+    lost = rows_of_counts(own.network, even(own.model, 3))
     monkeypatch.setattr(fine, "_anneal_candidate", lambda pb, own, *rest: own._replace(rows=lost))
     found = fine.solve(own.network, own.model, 3, epsilon=2.0, starts=[alone], iterations=0)
     assert (found.volume, found.start) == (0, "coarse 0")
@@ -397,7 +401,7 @@ def test_shares_of_the_work() -> None:
 def test_without_time_a_start_comes_back() -> None:
     own = case("chain")
     found = fine.solve(own.network, own.model, 2, budget=0.0, starts=[even(own.model, 2)])
-    assert covers(own.network, found.partition)
+    assert is_complete(own.network, found.partition)
     assert found.volume <= volume(own.model, even(own.model, 2))
 
 
@@ -405,7 +409,7 @@ def test_without_time_a_start_comes_back() -> None:
 @given(st.sampled_from(sorted(NETS)), st.integers(2, 40))
 def test_chains_are_partitions(name: str, parts: int) -> None:
     own = case(name)
-    pb = problem(own.network, own.model)
-    rows = chained(own.network, pb, parts, own.model.total_work / parts * 1.3)
+    pb = build_fine_problem(own.network, own.model)
+    rows = chain_rows(own.network, pb, parts, own.model.total_work / parts * 1.3)
     if rows is not None:
-        assert covers(own.network, laid_out(own.network, rows))
+        assert is_complete(own.network, assign_indices(own.network, rows))

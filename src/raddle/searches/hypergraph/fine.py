@@ -16,15 +16,22 @@ import numpy as np
 
 from raddle.searches.hypergraph.counts import CountModel
 from raddle.searches.hypergraph.fine_annealing import anneal
-from raddle.searches.hypergraph.fine_chains import chained
+from raddle.searches.hypergraph.fine_chains import chain_rows
 from raddle.searches.hypergraph.fine_partition import (
     FinePartition,
     fine_volume,
     fine_work,
-    spelt_out,
+    to_cells,
 )
-from raddle.searches.hypergraph.fine_rows import Rows, coarse_rows, laid_out
-from raddle.searches.hypergraph.fine_walk import LEAST, OVER, VOLUME, Problem, problem, walk
+from raddle.searches.hypergraph.fine_rows import FineRows, assign_indices, rows_of_counts
+from raddle.searches.hypergraph.fine_walk import (
+    BEST_VOLUME,
+    OVERLOAD,
+    VOLUME,
+    FineProblem,
+    build_fine_problem,
+    start_walk,
+)
 from raddle.searches.hypergraph.network import LayerNetwork
 from raddle.searches.settings import OnProgress
 
@@ -52,7 +59,7 @@ class FineSolution(NamedTuple):
 
 class _Candidate(NamedTuple):
     start: str
-    rows: Rows
+    rows: FineRows
     over: float  # overload, in parts' capacity
     volume: float
 
@@ -74,14 +81,14 @@ def solve(
 
     `starts` are counts of coarse partitions; `shares` the parts' shares of the work.
     """
-    pb = problem(network, m)
+    pb = build_fine_problem(network, m)
     share = np.full(parts, 1 / parts) if shares is None else np.asarray(shares) / sum(shares)
     capacity = m.total_work * share * (1 + epsilon)
-    _compiled(pb, coarse_rows(network, _even(m, parts)), capacity)
+    _jit_compile(pb, rows_of_counts(network, _even(m, parts)), capacity)
     begun = time.perf_counter()
-    given = [(f"coarse {i}", coarse_rows(network, x)) for i, x in enumerate(starts)]
-    own = [(f"chain {g}", chained(network, pb, parts, capacity.mean() * g)) for g in MARGINS]
-    even = [("even", coarse_rows(network, _even(m, parts)))]
+    given = [(f"coarse {i}", rows_of_counts(network, x)) for i, x in enumerate(starts)]
+    own = [(f"chain {g}", chain_rows(network, pb, parts, capacity.mean() * g)) for g in MARGINS]
+    even = [("even", rows_of_counts(network, _even(m, parts)))]
     known = [_candidate(pb, name, rows, capacity) for name, rows in given]
     pool = _distinct(
         [_candidate(pb, name, rows, capacity) for name, rows in own + even if rows is not None]
@@ -106,9 +113,9 @@ def solve(
     return best._replace(seconds=time.perf_counter() - begun)
 
 
-def _compiled(pb: Problem, rows: Rows, capacity: Array) -> None:
+def _jit_compile(pb: FineProblem, rows: FineRows, capacity: Array) -> None:
     """Machine code before the clock starts."""
-    anneal(pb, walk(pb, rows, capacity, 0), capacity, 1, 1.0, 1.0, 1.0)
+    anneal(pb, start_walk(pb, rows, capacity, 0), capacity, 1, 1.0, 1.0, 1.0)
 
 
 def _even(m: CountModel, parts: int) -> Array:
@@ -117,9 +124,9 @@ def _even(m: CountModel, parts: int) -> Array:
     return np.diff(share, axis=1)
 
 
-def _candidate(pb: Problem, start: str, rows: Rows, capacity: Array) -> _Candidate:
-    figures = walk(pb, rows, capacity, 0).figures
-    return _Candidate(start, rows, figures[OVER], figures[VOLUME])
+def _candidate(pb: FineProblem, start: str, rows: FineRows, capacity: Array) -> _Candidate:
+    figures = start_walk(pb, rows, capacity, 0).totals
+    return _Candidate(start, rows, figures[OVERLOAD], figures[VOLUME])
 
 
 def _distinct(found: Sequence[_Candidate]) -> list[_Candidate]:
@@ -128,7 +135,7 @@ def _distinct(found: Sequence[_Candidate]) -> list[_Candidate]:
 
 def _key(own: _Candidate) -> float:
     """A little overload can be repaired, at a price."""
-    parts = own.rows.own.shape[1]
+    parts = own.rows.owned.shape[1]
     return float(own.volume * (1 + PRICE * own.over / parts))
 
 
@@ -137,11 +144,11 @@ def _feasible_first(own: _Candidate) -> tuple[bool, float]:
 
 
 def _annealed(
-    pb: Problem, own: _Candidate, capacity: Array, seconds: float, moves: int | None, seed: int
+    pb: FineProblem, own: _Candidate, capacity: Array, seconds: float, moves: int | None, seed: int
 ) -> _Candidate:
     """A run within so many seconds, or of so many moves."""
-    w = walk(pb, own.rows, capacity, seed)
-    each = own.volume / own.rows.own.shape[1] + 1e-9  # elements a part
+    w = start_walk(pb, own.rows, capacity, seed)
+    each = own.volume / own.rows.owned.shape[1] + 1e-9  # elements a part
     begun, done, chunk, at = time.perf_counter(), 0, CHUNK // 8, 0.0
     while at < 1:
         if moves is None:
@@ -154,14 +161,14 @@ def _annealed(
         anneal(pb, w, capacity, chunk, hot, cold, each * PRICE * (1 + 30 * at))
         done, chunk = done + chunk, CHUNK
         at = after if moves is not None else (time.perf_counter() - begun) / max(seconds, 1e-9)
-    return _Candidate(own.start, w.best, w.figures[OVER], w.figures[LEAST])
+    return _Candidate(own.start, w.best, w.totals[OVERLOAD], w.totals[BEST_VOLUME])
 
 
 def _solution(
     network: LayerNetwork, m: CountModel, own: _Candidate, capacity: Array, seed: int
 ) -> tuple[float, FineSolution]:
     """A candidate as index sets, and how much work is above the capacity."""
-    partition = laid_out(network, own.rows, seed)
+    partition = assign_indices(network, own.rows, seed)
     work = fine_work(network, partition, (m.work * m.units).tolist())
     over = float(np.maximum(0, work / capacity - 1 - 1e-9).sum())
     volume = fine_volume(network, partition)

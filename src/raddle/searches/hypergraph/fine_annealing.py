@@ -7,67 +7,71 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from raddle.searches.hypergraph.fine_moves import move
+from raddle.searches.hypergraph.fine_moves import propose_move
 from raddle.searches.hypergraph.fine_walk import (
     AREA,
+    BEST_VOLUME,
     HEIGHT,
-    LEAST,
-    OVER,
+    OVERLOAD,
     VOLUME,
     WORK,
     Array,
-    Problem,
-    Walk,
+    FineProblem,
+    FineWalk,
     overload,
-    partial,
-    received,
+    partial_sum_elements,
+    units_received,
 )
 from raddle.searches.hypergraph.random_numbers import random_below
 
 
 @njit(cache=True)
 def anneal(
-    pb: Problem, w: Walk, capacity: Array, moves: int, hot: float, cold: float, price: float
+    pb: FineProblem, w: FineWalk, capacity: Array, moves: int, hot: float, cold: float, price: float
 ) -> None:
     """Moves of one layer each, from one temperature (elements) to another.
 
     Work above the capacity (by part) costs `price` elements a part's capacity.
     """
-    layers, parts = w.rows.own.shape
-    over = overload(w.work, capacity)
+    layers, parts = w.rows.owned.shape
+    current_overload = overload(w.work, capacity)
     for step in range(moves):
-        heat = hot * (cold / hot) ** (step / moves)
-        l = random_below(w.random, layers)
-        own, row, width = w.rows.own[l], w.rows.row[l], w.rows.width[l]
-        w.old[0], w.old[1], w.old[2] = own, row, width
-        grown = -partial(pb, w, l)
+        temperature = hot * (cold / hot) ** (step / moves)
+        l = random_below(w.rng_state, layers)
+        owned, row, width = w.rows.owned[l], w.rows.row[l], w.rows.width[l]
+        w.old_rows[0], w.old_rows[1], w.old_rows[2] = owned, row, width
+        growth = -partial_sum_elements(pb, w, l)
         w.scratch[AREA] = w.scratch[HEIGHT] * width
-        if not move(pb, w, l, capacity):
-            own[:], row[:], width[:] = w.old[0], w.old[1], w.old[2]
+        if not propose_move(pb, w, l, capacity):
+            owned[:], row[:], width[:] = w.old_rows[0], w.old_rows[1], w.old_rows[2]
             continue
-        grown += partial(pb, w, l)
-        w.scratch[WORK] = w.work + pb.each[l] * (w.scratch[HEIGHT] * width - w.scratch[AREA])
-        above = overload(w.scratch[WORK], capacity)
-        chance = (random_below(w.random, 1 << 30) + 1) / (1 << 30)
-        allowed = -heat * np.log(chance) - price * (above - over)
+        growth += partial_sum_elements(pb, w, l)
+        w.scratch[WORK] = w.work + pb.pair_work[l] * (w.scratch[HEIGHT] * width - w.scratch[AREA])
+        new_overload = overload(w.scratch[WORK], capacity)
+        random_fraction = (random_below(w.rng_state, 1 << 30) + 1) / (1 << 30)
+        max_growth = -temperature * np.log(random_fraction) - price * (
+            new_overload - current_overload
+        )
         for p in range(parts):
-            if own[p] != w.old[0, p] or width[p] != w.old[2, p]:
-                for i in range(pb.touch_at[l], pb.touch_at[l + 1]):
-                    v = pb.touch[i]
-                    got = received(pb, w.rows.own, w.rows.width, v, p)
-                    grown += pb.m.cost[v] * (got - w.got[p, v])
-        if grown > allowed:
-            own[:], row[:], width[:] = w.old[0], w.old[1], w.old[2]
+            if owned[p] != w.old_rows[0, p] or width[p] != w.old_rows[2, p]:
+                for i in range(pb.map_start[l], pb.map_start[l + 1]):
+                    v = pb.maps[i]
+                    new_received = units_received(pb, w.rows.owned, w.rows.width, v, p)
+                    growth += pb.m.cost[v] * (new_received - w.received[p, v])
+        if growth > max_growth:
+            owned[:], row[:], width[:] = w.old_rows[0], w.old_rows[1], w.old_rows[2]
             continue
         for p in range(parts):
-            if own[p] != w.old[0, p] or width[p] != w.old[2, p]:
-                for i in range(pb.touch_at[l], pb.touch_at[l + 1]):
-                    v = pb.touch[i]
-                    w.got[p, v] = received(pb, w.rows.own, w.rows.width, v, p)
+            if owned[p] != w.old_rows[0, p] or width[p] != w.old_rows[2, p]:
+                for i in range(pb.map_start[l], pb.map_start[l + 1]):
+                    v = pb.maps[i]
+                    w.received[p, v] = units_received(pb, w.rows.owned, w.rows.width, v, p)
         w.work[:] = w.scratch[WORK]
-        over = above
-        w.figures[VOLUME] += grown
-        better = over == w.figures[OVER] and w.figures[VOLUME] < w.figures[LEAST]
-        if over < w.figures[OVER] or better:
-            w.figures[LEAST], w.figures[OVER] = w.figures[VOLUME], over
-            w.best.own[:], w.best.row[:], w.best.width[:] = w.rows.own, w.rows.row, w.rows.width
+        current_overload = new_overload
+        w.totals[VOLUME] += growth
+        is_better = (
+            current_overload == w.totals[OVERLOAD] and w.totals[VOLUME] < w.totals[BEST_VOLUME]
+        )
+        if current_overload < w.totals[OVERLOAD] or is_better:
+            w.totals[BEST_VOLUME], w.totals[OVERLOAD] = w.totals[VOLUME], current_overload
+            w.best.owned[:], w.best.row[:], w.best.width[:] = w.rows.owned, w.rows.row, w.rows.width

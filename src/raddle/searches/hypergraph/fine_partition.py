@@ -25,7 +25,7 @@ Array = np.ndarray
 Ranges = tuple[tuple[int, int], ...]
 
 
-class Block(NamedTuple):
+class ComputeBlock(NamedTuple):
     """What a part computes of a layer: all pairs of these filters and these channels."""
 
     part: int
@@ -36,7 +36,7 @@ class Block(NamedTuple):
 class FineLayer(NamedTuple):
     """The pairs of a layer by part (a part may have several blocks), and who owns the filters' sums."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[ComputeBlock, ...]
     owners: ChannelLayout
 
 
@@ -50,104 +50,108 @@ class FinePartition:
     @property
     def layouts(self) -> list[ChannelLayout]:
         """Where the filters of each layer are summed, and with them all that follows."""
-        return [own.owners for own in self.layers]
+        return [layer.owners for layer in self.layers]
 
 
 def fine_volume(network: LayerNetwork, partition: FinePartition) -> int:
     """Elements that cross parts in a forward: maps that are read, and partial results."""
-    owned = [_owned(own.owners, partition.parts) for own in partition.layers]
-    read = [
-        _marked(partition, l, channel_count(network, l), 1) for l in range(len(partition.layers))
+    owned_masks = [
+        _owned_mask(fine_layer.owners, partition.parts) for fine_layer in partition.layers
+    ]
+    read_masks = [
+        _used_mask(partition, l, channel_count(network, l), 1) for l in range(len(partition.layers))
     ]  # by layer [part, channel]
     total = 0
-    for v, own in enumerate(network.maps):
-        needed = np.zeros((partition.parts, own.units), bool)
-        for t in own.dense_readers:
-            at = channel_start(network, t, v)
-            needed |= read[t][:, at : at + own.units]
-        for form in own.elementwise_readers:
-            needed |= np.concatenate([owned[piece.layer] for piece in form], 1)
-        held = np.concatenate([owned[piece.layer] for piece in own.pieces], 1)
-        total += own.unit_elements * int((needed & ~held).sum())
+    for v, feature_map in enumerate(network.maps):
+        needed = np.zeros((partition.parts, feature_map.units), bool)
+        for t in feature_map.dense_readers:
+            start = channel_start(network, t, v)
+            needed |= read_masks[t][:, start : start + feature_map.units]
+        for form in feature_map.elementwise_readers:
+            needed |= np.concatenate([owned_masks[piece.layer] for piece in form], 1)
+        held = np.concatenate([owned_masks[piece.layer] for piece in feature_map.pieces], 1)
+        total += feature_map.unit_elements * int((needed & ~held).sum())
     for l, layer in enumerate(network.layers):
-        computed = _marked(partition, l, layer.units, 0)
-        total += layer.unit_elements * int((computed & ~owned[l]).sum())
+        computed = _used_mask(partition, l, layer.units, 0)
+        total += layer.unit_elements * int((computed & ~owned_masks[l]).sum())
     return total
 
 
 def fine_work(network: LayerNetwork, partition: FinePartition, work: Sequence[float]) -> Array:
     """Work of every part, given that of every layer."""
-    found = np.zeros(partition.parts)
-    for l, own in enumerate(partition.layers):
-        each = work[l] / (network.layers[l].units * channel_count(network, l))
-        for part, filters, read in own.blocks:
-            found[part] += each * length(filters) * length(read)
-    return found
+    part_work = np.zeros(partition.parts)
+    for l, layer in enumerate(partition.layers):
+        pair_work = work[l] / (network.layers[l].units * channel_count(network, l))
+        for part, filters, read_channels in layer.blocks:
+            part_work[part] += pair_work * total_length(filters) * total_length(read_channels)
+    return part_work
 
 
-def spelt_out(network: LayerNetwork, partition: FinePartition) -> Cells:
+def to_cells(network: LayerNetwork, partition: FinePartition) -> Cells:
     """The part of every pair and of every filter."""
     cells = []
-    for l, (layer, own) in enumerate(zip(network.layers, partition.layers, strict=True)):
-        found = np.full((layer.units, channel_count(network, l)), -1, np.int16)  # up to 16 M pairs
-        for part, filters, read in own.blocks:
-            found[np.ix_(_indices(filters), _indices(read))] = part
-        cells.append(found)
-    return Cells(cells, [owner_of(own.owners) for own in partition.layers])
+    for l, (layer, fine_layer) in enumerate(zip(network.layers, partition.layers, strict=True)):
+        layer_cells = np.full(
+            (layer.units, channel_count(network, l)), -1, np.int16
+        )  # up to 16 M pairs
+        for part, filters, read_channels in fine_layer.blocks:
+            layer_cells[np.ix_(_indices(filters), _indices(read_channels))] = part
+        cells.append(layer_cells)
+    return Cells(cells, [owners_of_layout(own.owners) for own in partition.layers])
 
 
-def covers(network: LayerNetwork, partition: FinePartition) -> bool:
+def is_complete(network: LayerNetwork, partition: FinePartition) -> bool:
     """Whether every pair of every layer is in exactly one part, and every filter has an owner."""
-    for l, (layer, own) in enumerate(zip(network.layers, partition.layers, strict=True)):
+    for l, (layer, fine_layer) in enumerate(zip(network.layers, partition.layers, strict=True)):
         count = np.zeros((layer.units, channel_count(network, l)), np.int16)
-        for _, filters, read in own.blocks:
-            count[np.ix_(_indices(filters), _indices(read))] += 1
-        if (count != 1).any() or own.owners.cuts[-1] != layer.units:
+        for _, filters, read_channels in fine_layer.blocks:
+            count[np.ix_(_indices(filters), _indices(read_channels))] += 1
+        if (count != 1).any() or fine_layer.owners.cuts[-1] != layer.units:
             return False
     return True
 
 
-def reads_one(network: LayerNetwork, l: int) -> FeatureMap | None:
+def single_input_map(network: LayerNetwork, l: int) -> FeatureMap | None:
     """The map whose units are the channels of a layer, if it can be cut between them."""
-    layer, own = network.layers[l], maps_read(network)[l]
-    if len(own) != 1 or len(layer.ops) != 1 or layer.channels % network.maps[own[0]].units:
+    layer, maps = network.layers[l], maps_read(network)[l]
+    if len(maps) != 1 or len(layer.ops) != 1 or layer.channels % network.maps[maps[0]].units:
         return None
-    return network.maps[own[0]]
+    return network.maps[maps[0]]
 
 
-def ranges(chosen: Array) -> Ranges:
+def ranges(mask: Array) -> Ranges:
     """A mask as ranges.
 
     >>> ranges(np.array([True, True, False, True]))
     ((0, 2), (3, 4))
     """
-    ends = np.flatnonzero(np.diff(np.concatenate([[0], chosen.astype(np.int8), [0]])))
+    ends = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
     return tuple((int(a), int(b)) for a, b in zip(ends[::2], ends[1::2], strict=True))
 
 
-def length(own: Ranges) -> int:
+def total_length(index_ranges: Ranges) -> int:
     """How many indices there are."""
-    return sum(b - a for a, b in own)
+    return sum(b - a for a, b in index_ranges)
 
 
-def owner_of(layout: ChannelLayout) -> Array:
+def owners_of_layout(layout: ChannelLayout) -> Array:
     """The part of every filter."""
     return np.repeat(layout.parts, np.diff(layout.cuts))
 
 
-def _owned(layout: ChannelLayout, parts: int) -> Array:
-    found: Array = owner_of(layout)[None, :] == np.arange(parts)[:, None]
-    return found
+def _owned_mask(layout: ChannelLayout, parts: int) -> Array:
+    mask: Array = owners_of_layout(layout)[None, :] == np.arange(parts)[:, None]
+    return mask
 
 
-def _marked(partition: FinePartition, l: int, size: int, side: int) -> Array:
+def _used_mask(partition: FinePartition, l: int, size: int, side: int) -> Array:
     """By part, the filters (side 0) or channels (side 1) of its pairs."""
-    found = np.zeros((partition.parts, size), bool)
+    mask = np.zeros((partition.parts, size), bool)
     for part, *sides in partition.layers[l].blocks:
         for a, b in sides[side]:
-            found[part, a:b] = True
-    return found
+            mask[part, a:b] = True
+    return mask
 
 
-def _indices(own: Ranges) -> Array:
-    return np.concatenate([np.arange(a, b) for a, b in own])
+def _indices(index_ranges: Ranges) -> Array:
+    return np.concatenate([np.arange(a, b) for a, b in index_ranges])

@@ -24,60 +24,72 @@ from numba import njit
 
 from raddle.searches.hypergraph.explicit import channel_count
 from raddle.searches.hypergraph.fine_partition import (
-    Block,
+    ComputeBlock,
     FineLayer,
     FinePartition,
     ranges,
-    reads_one,
+    single_input_map,
 )
 from raddle.searches.hypergraph.layouts import elementwise_partners, layout_of_owners
 from raddle.searches.hypergraph.network import FeatureMap, LayerNetwork
 
 Array = np.ndarray
-TRIES = 2000  # orders of windows
+MAX_SWAPS = 2000  # orders of windows
 
 
-class Rows(NamedTuple):
+class FineRows(NamedTuple):
     """Counts [layer, part]; a part without pairs of a layer has row -1 there."""
 
-    own: Array  # filters that it sums
+    owned: Array  # filters that it sums
     row: Array
     width: Array  # channels that it reads
 
-    def copy(self) -> Rows:
-        return Rows(*(part.copy() for part in self))
+    def copy(self) -> FineRows:
+        return FineRows(*(array.copy() for array in self))
 
 
-def coarse_rows(network: LayerNetwork, x: Array) -> Rows:
+def rows_of_counts(network: LayerNetwork, x: Array) -> FineRows:
     """Whole filters: every part is a row."""
-    every = np.array([channel_count(network, l) for l in range(len(network.layers))])
+    channel_counts = np.array([channel_count(network, l) for l in range(len(network.layers))])
     parts = np.arange(x.shape[1])
     x = np.ascontiguousarray(x, np.int64)
     row = np.where(x > 0, parts, -1)
-    return Rows(x.copy(), row, np.where(x > 0, every[:, None], 0))
+    return FineRows(x.copy(), row, np.where(x > 0, channel_counts[:, None], 0))
 
 
 Windows = tuple[Array, Array]  # by part, where what it reads begins and ends
 
 
-def laid_out(network: LayerNetwork, rows: Rows, seed: int = 0) -> FinePartition:
+def assign_indices(network: LayerNetwork, rows: FineRows, seed: int = 0) -> FinePartition:
     """Index sets: windows first, owners into windows, and then the filters of rows."""
     rng = np.random.default_rng(seed)
-    able = {l: v for l in range(len(network.layers)) if (v := reads_one(network, l)) is not None}
-    windows = {l: _windows(rows, l, np.arange(rows.own.shape[1])) for l in able}
+    input_maps = {
+        l: input_map
+        for l in range(len(network.layers))
+        if (input_map := single_input_map(network, l)) is not None
+    }
+    windows = {l: _windows(rows, l, np.arange(rows.owned.shape[1])) for l in input_maps}
     owners: dict[int, Array] = {}
     for l, layer in enumerate(network.layers):
-        t, at = _reader(able, rows, l)
-        near = next((owners[u] for u in elementwise_partners(network, l) if u in owners), None)
-        start = np.full(layer.units, -1) if near is None else _kept(near, rows.own[l])
-        if t in able and len(able[t].pieces) == 1:
-            if near is None:
-                windows[t] = _ordered(rows, l, t, windows[t], rng)
+        reader, offset = _main_reader(input_maps, rows, l)
+        partner_owners = next(
+            (owners[u] for u in elementwise_partners(network, l) if u in owners), None
+        )
+        preset_owners = (
+            np.full(layer.units, -1)
+            if partner_owners is None
+            else _keep_owners(partner_owners, rows.owned[l])
+        )
+        if reader in input_maps and len(input_maps[reader].pieces) == 1:
+            if partner_owners is None:
+                windows[reader] = _order_windows(rows, l, reader, windows[reader], rng)
             else:
-                windows[t] = _windows(rows, t, _by_place(start, rows.own.shape[1]))
-        owners[l] = _filled(start, rows.own[l], windows.get(t), at)
+                windows[reader] = _windows(
+                    rows, reader, _parts_by_position(preset_owners, rows.owned.shape[1])
+                )
+        owners[l] = _fill_owners(preset_owners, rows.owned[l], windows.get(reader), offset)
     return FinePartition(
-        rows.own.shape[1],
+        rows.owned.shape[1],
         tuple(
             FineLayer(_blocks(rows, l, owners[l], windows.get(l)), layout_of_owners(owners[l]))
             for l in range(len(network.layers))
@@ -85,112 +97,118 @@ def laid_out(network: LayerNetwork, rows: Rows, seed: int = 0) -> FinePartition:
     )
 
 
-def _blocks(rows: Rows, l: int, owner: Array, windows: Windows | None) -> tuple[Block, ...]:
+def _blocks(
+    rows: FineRows, l: int, owner: Array, windows: Windows | None
+) -> tuple[ComputeBlock, ...]:
     row_of = rows.row[l][owner]
-    found = []
+    blocks = []
     for p in np.flatnonzero(rows.row[l] >= 0):
         start = 0 if windows is None else int(windows[0][p])
         filters = ranges(row_of == rows.row[l, p])
-        found.append(Block(int(p), filters, ((start, start + int(rows.width[l, p])),)))
-    return tuple(found)
+        blocks.append(ComputeBlock(int(p), filters, ((start, start + int(rows.width[l, p])),)))
+    return tuple(blocks)
 
 
-def _windows(rows: Rows, l: int, order: Array) -> Windows:
+def _windows(rows: FineRows, l: int, order: Array) -> Windows:
     """The channels of parts next to each other in each row, in the order of parts."""
-    ends = np.zeros(rows.own.shape[1], np.int64)
+    ends = np.zeros(rows.owned.shape[1], np.int64)
     for i in np.unique(rows.row[l][rows.row[l] >= 0]):
         members = order[rows.row[l][order] == i]
         ends[members] = np.cumsum(rows.width[l][members])
     return ends - rows.width[l], ends
 
 
-def _reader(able: Mapping[int, FeatureMap], rows: Rows, l: int) -> tuple[int, int]:
+def _main_reader(input_maps: Mapping[int, FeatureMap], rows: FineRows, l: int) -> tuple[int, int]:
     """The layer that reads most of a layer's units in windows, and where the units begin there."""
-    best, found = 0, (-1, 0)
-    for t, own in able.items():
-        at = 0
-        for piece in own.pieces:
-            if piece.layer == l and (rows.width[t] < own.units).any():
-                gain = own.unit_elements * int(np.minimum(rows.own[l], rows.width[t]).sum())
-                if gain > best:
-                    best, found = gain, (t, at)
-            at += piece.units
-    return found
+    best_gain, reader = 0, (-1, 0)
+    for t, input_map in input_maps.items():
+        offset = 0
+        for piece in input_map.pieces:
+            if piece.layer == l and (rows.width[t] < input_map.units).any():
+                gain = input_map.unit_elements * int(np.minimum(rows.owned[l], rows.width[t]).sum())
+                if gain > best_gain:
+                    best_gain, reader = gain, (t, offset)
+            offset += piece.units
+    return reader
 
 
-def _ordered(rows: Rows, l: int, t: int, windows: Windows, rng: np.random.Generator) -> Windows:
+def _order_windows(
+    rows: FineRows, l: int, reader: int, windows: Windows, rng: np.random.Generator
+) -> Windows:
     """Windows in an order in which owned units fit into them: parts of a row change places at random."""
-    most = int(np.minimum(rows.own[l], rows.width[t]).sum())
-    order = np.arange(rows.own.shape[1])
-    fits = _fitting(rows.own[l], *windows)
-    members = np.flatnonzero(rows.row[t] >= 0)
-    for _ in range(TRIES):
-        if fits == most:
+    max_fits = int(np.minimum(rows.owned[l], rows.width[reader]).sum())
+    order = np.arange(rows.owned.shape[1])
+    fits = _units_in_windows(rows.owned[l], *windows)
+    members = np.flatnonzero(rows.row[reader] >= 0)
+    for _ in range(MAX_SWAPS):
+        if fits == max_fits:
             break
         p = rng.choice(members)
-        q = rng.choice(members[rows.row[t][members] == rows.row[t, p]])
-        tried = order.copy()
-        tried[order == p], tried[order == q] = q, p
-        moved = _windows(rows, t, tried)
-        if (more := _fitting(rows.own[l], *moved)) >= fits:
-            order, windows, fits = tried, moved, more
+        q = rng.choice(members[rows.row[reader][members] == rows.row[reader, p]])
+        new_order = order.copy()
+        new_order[order == p], new_order[order == q] = q, p
+        new_windows = _windows(rows, reader, new_order)
+        if (new_fits := _units_in_windows(rows.owned[l], *new_windows)) >= fits:
+            order, windows, fits = new_order, new_windows, new_fits
     return windows
 
 
-def _by_place(owner: Array, parts: int) -> Array:
+def _parts_by_position(owner: Array, parts: int) -> Array:
     """Parts in the order of the units that they own."""
-    places = [np.flatnonzero(owner == p) for p in range(parts)]
-    return np.argsort([at.mean() if len(at) else len(owner) for at in places], kind="stable")
+    units_by_part = [np.flatnonzero(owner == p) for p in range(parts)]
+    return np.argsort(
+        [units.mean() if len(units) else len(owner) for units in units_by_part], kind="stable"
+    )
 
 
-def _fitting(own: Array, begin: Array, end: Array) -> int:
+def _units_in_windows(owned: Array, begin: Array, end: Array) -> int:
     """How many owned units lie in windows at best."""
-    placed = np.full(int(own.sum()), -1)
-    into_windows(placed, own.copy(), begin, end)
+    placed = np.full(int(owned.sum()), -1)
+    assign_to_windows(placed, owned.copy(), begin, end)
     return int((placed >= 0).sum())
 
 
-def _kept(near: Array, counts: Array) -> Array:
+def _keep_owners(partner_owners: Array, counts: Array) -> Array:
     """The owners of another layer's units as far as counts allow; -1 elsewhere."""
-    own = np.full(len(near), -1)
+    owners = np.full(len(partner_owners), -1)
     for p in range(len(counts)):
-        own[np.flatnonzero(near == p)[: counts[p]]] = p
-    return own
+        owners[np.flatnonzero(partner_owners == p)[: counts[p]]] = p
+    return owners
 
 
-def _filled(owner: Array, counts: Array, windows: Windows | None, at: int) -> Array:
+def _fill_owners(owner: Array, counts: Array, windows: Windows | None, offset: int) -> Array:
     """Gives units without an owner to parts that lack some, into their windows where they fit."""
-    owner, left = owner.copy(), counts.copy()
-    np.subtract.at(left, owner[owner >= 0], 1)
+    owner, missing = owner.copy(), counts.copy()
+    np.subtract.at(missing, owner[owner >= 0], 1)
     if windows is not None:
-        begin, end = (np.clip(side - at, 0, len(owner)) for side in windows)
-        into_windows(owner, left, begin, end)
-    owner[owner < 0] = np.repeat(np.arange(len(counts)), left)
+        begin, end = (np.clip(side - offset, 0, len(owner)) for side in windows)
+        assign_to_windows(owner, missing, begin, end)
+    owner[owner < 0] = np.repeat(np.arange(len(counts)), missing)
     return owner
 
 
 @njit(cache=True)
-def into_windows(owner: Array, left: Array, begin: Array, end: Array) -> None:
+def assign_to_windows(owner: Array, missing: Array, begin: Array, end: Array) -> None:
     """Earliest end first: as many units as possible lie in the window of their part."""
     for unit in range(len(owner)):
         if owner[unit] >= 0:
             continue
         chosen = -1
-        for p in range(len(left)):
-            inside = left[p] > 0 and begin[p] <= unit < end[p]
+        for p in range(len(missing)):
+            inside = missing[p] > 0 and begin[p] <= unit < end[p]
             if inside and (chosen < 0 or end[p] < end[chosen]):
                 chosen = p
         if chosen >= 0:
             owner[unit] = chosen
-            left[chosen] -= 1
+            missing[chosen] -= 1
 
 
 @njit(cache=True)
-def apportioned(total: int, shares: Array, least: int) -> Array:
+def apportion(total: int, shares: Array, minimum: int) -> Array:
     """Integers in proportion to shares, none below `least`, that sum to the total."""
-    exact = least + (total - least * len(shares)) * shares / shares.sum()
-    found: Array = np.floor(exact).astype(np.int64)
-    rest = total - found.sum()
-    if rest > 0:
-        found[np.argsort(found - exact)[:rest]] += 1
-    return found
+    exact = minimum + (total - minimum * len(shares)) * shares / shares.sum()
+    integers: Array = np.floor(exact).astype(np.int64)
+    remaining = total - integers.sum()
+    if remaining > 0:
+        integers[np.argsort(integers - exact)[:remaining]] += 1
+    return integers

@@ -21,70 +21,74 @@ from numba import njit
 
 from raddle.searches.hypergraph.counts import CountModel
 from raddle.searches.hypergraph.explicit import channel_count
-from raddle.searches.hypergraph.fine_partition import reads_one
-from raddle.searches.hypergraph.fine_rows import Rows
+from raddle.searches.hypergraph.fine_partition import single_input_map
+from raddle.searches.hypergraph.fine_rows import FineRows
 from raddle.searches.hypergraph.network import LayerNetwork
 
 Array = np.ndarray
 
 
-class Problem(NamedTuple):
+class FineProblem(NamedTuple):
     """What the moves have to know, as arrays."""
 
     m: CountModel
     channels: Array  # units that a layer reads
-    able: Array  # layers whose filters may be cut
-    made: Array  # elements of a partial result
-    each: Array  # work of a pair, by layer
-    touch_at: Array  # where a layer's maps begin
-    touch: Array  # maps whose crossing depends on it
+    splittable: Array  # layers whose filters may be cut
+    unit_elements: Array  # elements of a partial result
+    pair_work: Array  # work of a pair, by layer
+    map_start: Array  # where a layer's maps begin
+    maps: Array  # maps whose crossing depends on it
 
 
-class Walk(NamedTuple):
+class FineWalk(NamedTuple):
     """Changed in place."""
 
-    rows: Rows
-    best: Rows
+    rows: FineRows
+    best: FineRows
     work: Array  # by part
-    got: Array  # [part, map] units received
-    figures: Array  # volume; least overload, and the least volume with it
-    old: Array  # [3, part] a layer's rows before a move
+    received: Array  # [part, map] units received
+    totals: Array  # volume; least overload, and the least volume with it
+    old_rows: Array  # [3, part] a layer's rows before a move
     scratch: Array  # [4, part] (float)
-    random: Array
+    rng_state: Array
 
 
-VOLUME, OVER, LEAST = 0, 1, 2
+VOLUME, OVERLOAD, BEST_VOLUME = 0, 1, 2
 HEIGHT, ROW, AREA, WORK = 0, 1, 2, 3  # of parts' rows, by row, of parts before a move and after
 
 
-def problem(network: LayerNetwork, m: CountModel) -> Problem:
+def build_fine_problem(network: LayerNetwork, m: CountModel) -> FineProblem:
     """A network with the work of a model."""
     layers = range(len(network.layers))
-    every = np.array([channel_count(network, l) for l in layers], np.int64)
-    touched = [
+    channel_counts = np.array([channel_count(network, l) for l in layers], np.int64)
+    maps_by_layer = [
         [
             v
-            for v, own in enumerate(network.maps)
-            if l in own.dense_readers
-            or any(l == p.layer for form in (own.pieces, *own.elementwise_readers) for p in form)
+            for v, feature_map in enumerate(network.maps)
+            if l in feature_map.dense_readers
+            or any(
+                l == p.layer
+                for form in (feature_map.pieces, *feature_map.elementwise_readers)
+                for p in form
+            )
         ]
         for l in layers
     ]
-    return Problem(
+    return FineProblem(
         m,
-        every,
-        np.array([reads_one(network, l) is not None for l in layers]),
+        channel_counts,
+        np.array([single_input_map(network, l) is not None for l in layers]),
         np.array([layer.unit_elements for layer in network.layers], np.int64),
-        m.work / every,
-        np.cumsum([0, *map(len, touched)]).astype(np.int64),
-        np.array([v for own in touched for v in own], np.int64),
+        m.work / channel_counts,
+        np.cumsum([0, *map(len, maps_by_layer)]).astype(np.int64),
+        np.array([v for map_list in maps_by_layer for v in map_list], np.int64),
     )
 
 
-def walk(pb: Problem, rows: Rows, capacity: Array, seed: int) -> Walk:
+def start_walk(pb: FineProblem, rows: FineRows, capacity: Array, seed: int) -> FineWalk:
     """A walk that starts at rows."""
-    parts = rows.own.shape[1]
-    fresh = Walk(
+    parts = rows.owned.shape[1]
+    fresh = FineWalk(
         rows.copy(),
         rows.copy(),
         np.zeros(parts),
@@ -94,9 +98,9 @@ def walk(pb: Problem, rows: Rows, capacity: Array, seed: int) -> Walk:
         np.zeros((4, parts)),
         np.array([seed * 2 + 1], np.uint64),
     )
-    count(pb, fresh)
-    fresh.figures[LEAST] = fresh.figures[VOLUME]
-    fresh.figures[OVER] = overload(fresh.work, capacity)
+    count_volume(pb, fresh)
+    fresh.totals[BEST_VOLUME] = fresh.totals[VOLUME]
+    fresh.totals[OVERLOAD] = overload(fresh.work, capacity)
     return fresh
 
 
@@ -104,21 +108,21 @@ def walk(pb: Problem, rows: Rows, capacity: Array, seed: int) -> Walk:
 
 
 @njit(cache=True)
-def count(pb: Problem, w: Walk) -> None:
+def count_volume(pb: FineProblem, w: FineWalk) -> None:
     """The volume from nothing."""
     w.work[:] = 0
-    w.figures[VOLUME] = 0
-    for l in range(len(pb.made)):
-        w.figures[VOLUME] += partial(pb, w, l)
-        w.work[:] += pb.each[l] * w.scratch[HEIGHT] * w.rows.width[l]
+    w.totals[VOLUME] = 0
+    for l in range(len(pb.unit_elements)):
+        w.totals[VOLUME] += partial_sum_elements(pb, w, l)
+        w.work[:] += pb.pair_work[l] * w.scratch[HEIGHT] * w.rows.width[l]
     for p in range(len(w.work)):
         for v in range(len(pb.m.cost)):
-            w.got[p, v] = received(pb, w.rows.own, w.rows.width, v, p)
-            w.figures[VOLUME] += pb.m.cost[v] * w.got[p, v]
+            w.received[p, v] = units_received(pb, w.rows.owned, w.rows.width, v, p)
+            w.totals[VOLUME] += pb.m.cost[v] * w.received[p, v]
 
 
 @njit(cache=True)
-def received(pb: Problem, own: Array, width: Array, v: int, p: int) -> int:
+def units_received(pb: FineProblem, owned: Array, width: Array, v: int, p: int) -> int:
     m = pb.m
     begin, end = m.piece_start[v], m.piece_start[v + 1]
     window = 0
@@ -127,7 +131,7 @@ def received(pb: Problem, own: Array, width: Array, v: int, p: int) -> int:
         if width[t, p] == pb.channels[t]:
             lacking = 0
             for i in range(begin, end):
-                lacking += m.units[m.piece_layer[i]] - own[m.piece_layer[i], p]
+                lacking += m.units[m.piece_layer[i]] - owned[m.piece_layer[i], p]
             return lacking
         window = max(window, width[t, p])
     if end - begin > 1:  # a window lies in one of several layers: count on nothing
@@ -135,29 +139,29 @@ def received(pb: Problem, own: Array, width: Array, v: int, p: int) -> int:
     else:
         lacking = 0
     for i in range(begin, end):
-        held = own[m.piece_layer[i], p]
-        most = window - held
+        owned_units = owned[m.piece_layer[i], p]
+        most = window - owned_units
         for a in range(m.elementwise_start[v], m.elementwise_start[v + 1]):
             if m.elementwise_piece[a] == i - begin:
-                most = max(most, own[m.elementwise_layer[a], p] - held)
+                most = max(most, owned[m.elementwise_layer[a], p] - owned_units)
         lacking += max(0, most)
     return lacking
 
 
 @njit(cache=True)
-def partial(pb: Problem, w: Walk, l: int) -> float:
+def partial_sum_elements(pb: FineProblem, w: FineWalk, l: int) -> float:
     """Elements of partial results that cross; leaves the heights of parts' rows in scratch."""
-    own, row = w.rows.own[l], w.rows.row[l]
+    owned, row = w.rows.owned[l], w.rows.row[l]
     by_row, height = w.scratch[ROW], w.scratch[HEIGHT]
     by_row[:] = 0
-    for p in range(len(own)):
+    for p in range(len(owned)):
         if row[p] >= 0:
-            by_row[row[p]] += own[p]
+            by_row[row[p]] += owned[p]
     total = 0.0
-    for p in range(len(own)):
+    for p in range(len(owned)):
         height[p] = by_row[row[p]] if row[p] >= 0 else 0
-        total += height[p] - own[p]
-    return float(pb.made[l] * total)
+        total += height[p] - owned[p]
+    return float(pb.unit_elements[l] * total)
 
 
 @njit(cache=True)

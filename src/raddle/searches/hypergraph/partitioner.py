@@ -185,7 +185,7 @@ class Partitioner:
             self.network, self.model, asked.parts, epsilon=asked.epsilon, budget=left,
             seed=asked.seed, starts=[start.x], shares=asked.shares, heard=asked.heard,
         )  # fmt: skip
-        return self.spelt("fine", fine.spelt_out(self.network, found.partition), asked.parts)
+        return self.spelt("fine", fine.to_cells(self.network, found.partition), asked.parts)
 
     def mixed(self, asked: Asked) -> Answer:
         from raddle.searches.hypergraph import mixed
