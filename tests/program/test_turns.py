@@ -28,14 +28,14 @@ def test_all_leave_in_their_order_as_early_as_they_may(data: st.DataObject) -> N
         left += turns.complete([number])
         assert left == order[: len(left)]
         assert len(left) == len(order) or order[len(left)] not in here
-        assert set(turns.left) == here - set(left)
+        assert set(turns.waiting) == here - set(left)
     assert left == list(order)
 
 
 def test_without_an_order_they_leave_as_they_come() -> None:
     turns = Turns()
     assert [turns.complete([n]) for n in (2, 0, 1)] == [[2], [0], [1]]
-    assert turns.left == []
+    assert turns.waiting == []
 
 
 def data_parallel(**more: Any) -> Program:

@@ -20,7 +20,7 @@ from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Move, Program, Run, Update
 from raddle.program.segments import segments
-from raddle.program.zero3_blocks import blocks_of
+from raddle.program.zero3_blocks import op_blocks
 from raddle.searches.planning import plan_for
 from raddle.simulation.timeline import simulate
 
@@ -42,7 +42,7 @@ def data_parallel(graph: Graph, devices: int = 2, **more: Any) -> Program:
 def picture(program: Program, phase: str) -> str:
     """In the program's order: p0 where a block's rows are sent off, 0 where its operators run."""
     graph, words = program.graph, list[str]()
-    cut = blocks_of(graph.ops, graph, program.plan, program.slices)
+    cut = op_blocks(graph.ops, graph, program.plan, program.slices)
     block = {op.name: k for k, ops in enumerate(cut) for op in ops}
     first = {n: block[op.name] for op in reversed(graph.ops) for n in op.inputs}
     ways = {"F": "F", "B": "B", "R": "B"}
@@ -90,7 +90,7 @@ def test_blocks_are_deterministic_and_leave_composites_whole(name: str) -> None:
     names = {p.name for p in graph.parameters}
     recomputed = tuple(op.name for op in graph.ops[3:9])
     plan = dataclasses.replace(plan, recompute=(recomputed,))
-    found = blocks_of(graph.ops, graph, plan, names)
+    found = op_blocks(graph.ops, graph, plan, names)
     assert [op for block in found for op in block] == list(graph.ops)
     assert 2 <= len(found) <= 8
     for piece in (recomputed, *(fused.ops for fused in graph.fused_calls)):

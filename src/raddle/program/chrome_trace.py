@@ -53,7 +53,7 @@ def name_event(what: str, process: int, lane: int, name: str) -> Event:
     return {"ph": "M", "name": what, "pid": process, "tid": lane, "args": {"name": name}}
 
 
-def arrow(start: Event, end: Event, **title: Any) -> Iterator[Event]:
+def flow_events(start: Event, end: Event, **title: Any) -> Iterator[Event]:
     """From one lane and time to another; each must lie in a slice, or the arrow holds on to nothing."""
     yield {"ph": "s", **title, **start}
     yield {"ph": "f", "bp": "e", **title, **end}

@@ -13,12 +13,12 @@ from raddle.program.program import (
     Run,
 )
 
-Boxes = Mapping[int, Sequence[Box]]  # by device
+BoxesByDevice = Mapping[int, Sequence[Box]]  # by device
 PHASES = {"F": "forward", "R": "forward again", "B": "backward", "W": "backward to parameters"}
 
 
 def describe(number: int, instruction: Instruction) -> str:
-    at = f"step {instruction.key.step}, micro-batch {instruction.key.micro_batch}"
+    where = f"step {instruction.key.step}, micro-batch {instruction.key.micro_batch}"
     if isinstance(instruction, Run):
         what = f"'{instruction.op}' {PHASES[instruction.phase]}"
     elif isinstance(instruction, Merge):
@@ -29,4 +29,4 @@ def describe(number: int, instruction: Instruction) -> str:
         what = f"reduce of {', '.join(repr(name) for name in instruction.parameters)}"
     else:
         what = f"{type(instruction).__name__.lower()} of '{instruction.parameter}'"
-    return f"instruction {number} ({what}, {at})"
+    return f"instruction {number} ({what}, {where})"

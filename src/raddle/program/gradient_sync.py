@@ -88,7 +88,7 @@ class GradientSync:
     def step_ends(self, key: Key) -> None:
         """All gradients of a step are complete."""
         self._handle_event(step_script.STEP_ENDS, -1, -1, key)
-        assert not self.turns.left, "all gradients are complete at the end of a step"
+        assert not self.turns.waiting, "all gradients are complete at the end of a step"
         if isinstance(self.row_writer, SliceWriter):
             self.last_writers = self.new_writers
             self._add_step_barrier()

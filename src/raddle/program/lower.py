@@ -28,7 +28,7 @@ from raddle.program.signals import SIGNALS, Signals, signal_messages
 from raddle.program.threaded_order import reorder
 from raddle.program.variants import Variants
 from raddle.program.weight_versions import with_versions
-from raddle.program.zero3_blocks import Block, cut, prefetched, pulls_of
+from raddle.program.zero3_blocks import Zero3Block, cut_blocks, pull_messages, with_prefetch
 
 _Pulls = Mapping[str, tuple[Message, ...]]  # by parameter, what brings it to a block
 
@@ -55,10 +55,12 @@ def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
 
 
 def _refuse_shared_parameters(parameters: ParameterLayout) -> None:
-    shared = next((name for name in parameters.trainable if parameters.synced_regions(name)), None)
-    if shared is not None:
+    shared_name = next(
+        (name for name in parameters.trainable if parameters.synced_regions(name)), None
+    )
+    if shared_name is not None:
         raise InputError(
-            f"'{shared}' is on several devices, which would have to update it at the same time: "
+            f"'{shared_name}' is on several devices, which would have to update it at the same time: "
             f"use {parameters.plan.schedule.removesuffix(':greedy')}, or a plan without copies."
         )
 
@@ -78,7 +80,7 @@ class _Lowering:
         self.buffer_writers: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         # Where parameters are divided: by variant, stage and direction blocks of operators, each with the
         # messages that bring its parameters.
-        self.block_pulls: dict[tuple[int, int, str], list[tuple[Block, _Pulls]]] = {}
+        self.block_pulls: dict[tuple[int, int, str], list[tuple[Zero3Block, _Pulls]]] = {}
 
     def write(self) -> None:
         for step, actions in enumerate(self.actions):
@@ -129,13 +131,16 @@ class _Lowering:
             self.variants.lowered_for(key),
         )
         if block_key not in self.block_pulls:
-            blocks = cut(ops, lowered.graph, lowered.plan, slices, lowered.active, action.phase)
+            blocks = cut_blocks(
+                ops, lowered.graph, lowered.plan, slices, lowered.active, action.phase
+            )
             pulls = (
-                pulls_of(b.run, lowered.plan.tiles, self.parameters.regions, slices) for b in blocks
+                pull_messages(b.ops_to_run, lowered.plan.tiles, self.parameters.regions, slices)
+                for b in blocks
             )
             self.block_pulls[block_key] = list(zip(blocks, pulls, strict=True))
         block_pulls = self.block_pulls[block_key]
-        return prefetched(
+        return with_prefetch(
             [b for b, _ in block_pulls], lambda at: self._write_pulls(key, block_pulls[at][1])
         )
 

@@ -94,7 +94,7 @@ def _cells_of_plan(op: Op, box: Box, parts: tuple[int, ...], sums: Tiling) -> li
     for tile in sums.tiles:
         devices.setdefault(op.space.output_boxes(tile.box)[0], []).append(tile.device)
     cut = [(box & output, tuple(holders)) for output, holders in devices.items()]
-    return [Cell(piece, parts, there) for piece, there in cut if not piece.empty]
+    return [Cell(piece, parts, copies) for piece, copies in cut if not piece.empty]
 
 
 def merged_bytes(cell: Cell, width: int) -> int:

@@ -24,40 +24,45 @@ from raddle.program.program import Instruction, Key, Merge, Move, Program, Reduc
 def segments(program: Program, device: int, variant: int = 0) -> list[tuple[Op, ...]]:
     """The operators of a device in a variant, in their order, cut where the device communicates."""
     chosen = program.variants[variant]
-    own = [op for op in chosen.graph.ops if device in chosen.tiles[op.name].devices]
-    cuts = {0, len(own)} | _choices(program, own)
-    everyone = is_threaded(program.plan)
-    for instructions in _typical(program, variant):
-        cuts |= _talks(program, instructions, device, own)
-        if everyone:
-            cuts |= _all_talks(program, instructions, own)
-    return [tuple(own[a:b]) for a, b in pairwise(sorted(cuts))]
+    device_ops = [op for op in chosen.graph.ops if device in chosen.tiles[op.name].devices]
+    cuts = {0, len(device_ops)} | _cuts_of_plan(program, device_ops)
+    threaded = is_threaded(program.plan)
+    for instructions in _representative_micro_batches(program, variant):
+        cuts |= _cuts_of_device(program, instructions, device, device_ops)
+        if threaded:
+            cuts |= _cuts_of_all_devices(program, instructions, device_ops)
+    return [tuple(device_ops[a:b]) for a, b in pairwise(sorted(cuts))]
 
 
-def _typical(program: Program, variant: int) -> list[list[tuple[int, Instruction]]]:
+def _representative_micro_batches(
+    program: Program, variant: int
+) -> list[list[tuple[int, Instruction]]]:
     """The instructions of a micro-batch of the first step, and of those that reduce gradients."""
-    micros: dict[Key, list[tuple[int, Instruction]]] = {}
+    instructions_by_key: dict[Key, list[tuple[int, Instruction]]] = {}
     for number, i in enumerate(program.instructions):
         if i.key.step == 0 and i.key.variant == variant:
-            micros.setdefault(i.key, []).append((number, i))
-    found = list(micros.values())
-    if not found:  # a variant that appears in later steps
+            instructions_by_key.setdefault(i.key, []).append((number, i))
+    micro_batches = list(instructions_by_key.values())
+    if not micro_batches:  # a variant that appears in later steps
         later = next(i.key for i in program.instructions if i.key.variant == variant)
         return [[(n, i) for n, i in enumerate(program.instructions) if i.key == later]]
     return [
-        own for at, own in enumerate(found)
-        if at == len(found) - 1 or any(isinstance(i, Reduce) or _pushes(program, i) for _, i in own)
+        instructions for at, instructions in enumerate(micro_batches)
+        if at == len(micro_batches) - 1 or any(isinstance(i, Reduce) or _pushes_slice(program, i) for _, i in instructions)
     ]  # fmt: skip
 
 
-def _talks(
-    program: Program, instructions: Sequence[tuple[int, Instruction]], device: int, own: list[Op]
+def _cuts_of_device(
+    program: Program,
+    instructions: Sequence[tuple[int, Instruction]],
+    device: int,
+    device_ops: list[Op],
 ) -> set[int]:
     """Where a device's communication in a micro-batch cuts."""
-    place = {op.name: at for at, op in enumerate(own)}
+    place = {op.name: at for at, op in enumerate(device_ops)}
     composite = {name: n for n, f in enumerate(program.graph.fused_calls) for name in f.ops}
-    inside = [composite.get(op.name, -1 - at) for at, op in enumerate(own)]
-    divided = program.plan.syncing.divided
+    inside = [composite.get(op.name, -1 - at) for at, op in enumerate(device_ops)]
+    zero3 = program.plan.syncing.divided
     cuts: set[int] = set()
     received: set[int] = set()
     last, direction, cut_next, hands_in = 0, "F", False, False
@@ -65,16 +70,27 @@ def _talks(
         if device not in i.devices:
             continue
         if isinstance(i, Run) and i.phase != "R":
-            at, way = place[i.op], "F" if i.phase == "F" else "B"
+            at, phase = place[i.op], "F" if i.phase == "F" else "B"
             waits = not received.isdisjoint(i.deps)
             received.difference_update(i.deps)
-            left = way != direction or inside[at] != inside[last]
-            if (cut_next or waits or (hands_in and left)) and way == direction and at != last:
-                cuts.add(at if way == "F" else last)
-            last, direction, cut_next, hands_in = at, way, False, hands_in and not left
-        elif isinstance(i, Reduce) or _pushes(program, i):  # gradients are handed in, wherever
+            leaves_composite = phase != direction or inside[at] != inside[last]
+            if (
+                (cut_next or waits or (hands_in and leaves_composite))
+                and phase == direction
+                and at != last
+            ):
+                cuts.add(at if phase == "F" else last)
+            last, direction, cut_next, hands_in = (
+                at,
+                phase,
+                False,
+                hands_in and not leaves_composite,
+            )
+        elif isinstance(i, Reduce) or _pushes_slice(
+            program, i
+        ):  # gradients are handed in, wherever
             hands_in = True
-        elif program.slices and isinstance(i, Move) and i.kind.is_pull and not divided:
+        elif program.slices and isinstance(i, Move) and i.kind.is_pull and not zero3:
             continue  # comes beside what the device computes
         elif isinstance(i, Move) and all(m.source != device for m in i.messages):
             received.add(number)
@@ -85,16 +101,16 @@ def _talks(
     return cuts
 
 
-def _pushes(program: Program, i: Instruction) -> bool:
+def _pushes_slice(program: Program, i: Instruction) -> bool:
     return bool(program.slices) and isinstance(i, Move) and i.kind.is_push
 
 
-def _all_talks(
-    program: Program, instructions: Sequence[tuple[int, Instruction]], own: list[Op]
+def _cuts_of_all_devices(
+    program: Program, instructions: Sequence[tuple[int, Instruction]], device_ops: list[Op]
 ) -> set[int]:
     """Where anybody's communication cuts: after what it comes from, before what waits for it."""
     number = {op.name: at for at, op in enumerate(program.graph.ops)}
-    places = [number[op.name] for op in own]
+    places = [number[op.name] for op in device_ops]
     moves = {n for n, i in instructions if not isinstance(i, Run)}
     borders: set[int] = set()  # a border at k lies before operator k of the graph
     for _, i in instructions:
@@ -108,12 +124,12 @@ def _all_talks(
     return {sum(p < border for p in places) for border in borders}
 
 
-def _choices(program: Program, own: list[Op]) -> set[int]:
+def _cuts_of_plan(program: Program, device_ops: list[Op]) -> set[int]:
     """Where the plan cuts."""
     plan, cuts = program.plan, set[int]()
     block = {name: k for k, names in enumerate(plan.recompute) for name in names}
     stage = stage_of(plan)
-    for at, (before, after) in enumerate(pairwise(own), 1):
+    for at, (before, after) in enumerate(pairwise(device_ops), 1):
         if any(of.get(before.name) != of.get(after.name) for of in (block, stage)):
             cuts.add(at)
         if plan.split_backward and any(

@@ -66,17 +66,30 @@ class WholeParameterWriter:
             synced = tuple(self.parameters.synced_regions(n) for n in names)
             devices = holders(s for regions in synced for s in regions)
             return self.writer.emit(Reduce(names, key, synced, devices, sorted_deps(deps)))
-        name, own = self.parameter_name(row), self.parameters.regions[self.parameter_name(row)]
+        name, parameter_regions = (
+            self.parameter_name(row),
+            self.parameters.regions[self.parameter_name(row)],
+        )
         if row.operation == PUSH:
             return self.writer.emit_move(
-                name, MessageKind.PUSH, key, join_messages(_push_messages(own)), deps
+                name, MessageKind.PUSH, key, join_messages(_push_messages(parameter_regions)), deps
             )
         if row.operation == PULL:
             return self.writer.emit_move(
-                name, MessageKind.PULL, Key(key.step), join_messages(_pull_messages(own)), deps
+                name,
+                MessageKind.PULL,
+                Key(key.step),
+                join_messages(_pull_messages(parameter_regions)),
+                deps,
             )
-        devices = tuple(sorted({s.server for s in own})) if self.on_server else holders(own)
-        return self.writer.emit(Update(name, Key(key.step), own, devices, sorted_deps(deps)))
+        devices = (
+            tuple(sorted({s.server for s in parameter_regions}))
+            if self.on_server
+            else holders(parameter_regions)
+        )
+        return self.writer.emit(
+            Update(name, Key(key.step), parameter_regions, devices, sorted_deps(deps))
+        )
 
 
 class SliceWriter:

@@ -31,9 +31,9 @@ def reorder(
     """The same instructions with `depth` steps under way at once, their dependencies renumbered."""
     blocks = _blocks(instructions)
     order = _list_schedule(instructions, blocks, _seconds(graph, plan), plan, depth)
-    to = {old: new for new, old in enumerate(order)}
+    new_number = {old: new for new, old in enumerate(order)}
     return [
-        replace(i, deps=tuple(sorted(to[d] for d in i.deps)))
+        replace(i, deps=tuple(sorted(new_number[d] for d in i.deps)))
         for i in (instructions[n] for n in order)
     ]
 
@@ -47,12 +47,12 @@ def _blocks(instructions: Sequence[Instruction]) -> list[list[int]]:
             return (i.key, i.phase)
         return number
 
-    own: list[list[int]] = []
+    blocks: list[list[int]] = []
     numbers = [n for n, i in enumerate(instructions) if not isinstance(i, Update)]
     for _, group in groupby(numbers, key=kind):
-        own.append(list(group))
-    own += [[n] for n, i in enumerate(instructions) if isinstance(i, Update)]
-    return sorted(own)
+        blocks.append(list(group))
+    blocks += [[n] for n, i in enumerate(instructions) if isinstance(i, Update)]
+    return sorted(blocks)
 
 
 def _seconds(graph: Graph, plan: Plan) -> dict[str, float]:
@@ -79,36 +79,36 @@ def _list_schedule(
     devices = [{d for n in numbers for d in instructions[n].devices} for numbers in blocks]
     for b, numbers in enumerate(blocks):
         waits[b] |= {block_of[d] for n in numbers for d in instructions[n].deps} - {b}
-    _gate(instructions, blocks, devices, waits, depth)
+    _limit_depth(instructions, blocks, devices, waits, depth)
     followers: list[list[int]] = [[] for _ in blocks]
     for b, others in enumerate(waits):
         for other in others:
             followers[other].append(b)
-    left = [len(w) for w in waits]
-    ready = [0.0] * len(blocks)
-    free = [0.0] * plan.devices
-    heap = [(0.0, b) for b, count in enumerate(left) if not count]
+    missing = [len(w) for w in waits]
+    ready_at = [0.0] * len(blocks)
+    free_at = [0.0] * plan.devices
+    heap = [(0.0, b) for b, count in enumerate(missing) if not count]
     heapq.heapify(heap)
     order: list[int] = []
     while heap:
         at, b = heapq.heappop(heap)
         order += blocks[b]
         moves = isinstance(instructions[blocks[b][0]], Move | Reduce)
-        start = at if moves else max([at, *(free[d] for d in devices[b])])
+        start = at if moves else max([at, *(free_at[d] for d in devices[b])])
         end = start + sum(_duration(instructions[n], seconds, plan) for n in blocks[b])
         if not moves:
             for d in devices[b]:
-                free[d] = end
+                free_at[d] = end
         for f in followers[b]:
-            ready[f] = max(ready[f], end)
-            left[f] -= 1
-            if not left[f]:
-                heapq.heappush(heap, (ready[f], f))
+            ready_at[f] = max(ready_at[f], end)
+            missing[f] -= 1
+            if not missing[f]:
+                heapq.heappush(heap, (ready_at[f], f))
     assert len(order) == len(instructions), "instructions wait for each other"
     return order
 
 
-def _gate(
+def _limit_depth(
     instructions: Sequence[Instruction],
     blocks: Sequence[Sequence[int]],
     devices: Sequence[set[int]],

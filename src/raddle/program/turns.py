@@ -32,6 +32,6 @@ class Turns:
         return leaving
 
     @property
-    def left(self) -> list[int]:
+    def waiting(self) -> list[int]:
         """What is complete and waits for others."""
         return list(self._complete)

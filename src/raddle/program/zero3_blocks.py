@@ -24,75 +24,80 @@ from raddle.program.program import Message, ParameterRegion
 PARTS = 8
 
 
-class Block(NamedTuple):
+class Zero3Block(NamedTuple):
     """Operators whose parameters are whole at a time, and those of them that run in a direction."""
 
     ops: list[Op]
-    run: list[Op]
+    ops_to_run: list[Op]
 
 
-def cut(
-    ops: Sequence[Op], graph: Graph, plan: Plan, divided: Collection[str], active: Collection[str],
+def cut_blocks(
+    ops: Sequence[Op], graph: Graph, plan: Plan, sharded: Collection[str], active: Collection[str],
     phase: str,
-) -> list[Block]:  # fmt: skip
+) -> list[Zero3Block]:  # fmt: skip
     """The blocks of some operators, in the order of a direction."""
-    again = {name for names in plan.recompute for name in names}
-    blocks = blocks_of(ops, graph, plan, divided)
+    recomputed = {name for names in plan.recompute for name in names}
+    blocks = op_blocks(ops, graph, plan, sharded)
     if phase == "F":
-        return [Block(own, own) for own in blocks]
+        return [Zero3Block(block, block) for block in blocks]
     return [
-        Block(own, [op for op in own if op.name in again or has_backward(op, active)])
+        Zero3Block(own, [op for op in own if op.name in recomputed or has_backward(op, active)])
         for own in reversed(blocks)
     ]
 
 
-def prefetched(
-    blocks: Sequence[Block], pull: Callable[[int], list[int]]
+def with_prefetch(
+    blocks: Sequence[Zero3Block], pull: Callable[[int], list[int]]
 ) -> Iterator[tuple[list[Op], list[int]]]:
     """The operators of each block, with what brings their parameters.
 
     That leaves when the block before begins, and not earlier: parameters of two blocks are whole.
     """
-    coming = pull(0)
+    next_pulls = pull(0)
     for at, block in enumerate(blocks):
-        pulls, coming = coming, pull(at + 1) if at + 1 < len(blocks) else []
+        pulls, next_pulls = next_pulls, pull(at + 1) if at + 1 < len(blocks) else []
         yield block.ops, pulls
 
 
-def blocks_of(
-    ops: Sequence[Op], graph: Graph, plan: Plan, divided: Collection[str]
+def op_blocks(
+    ops: Sequence[Op], graph: Graph, plan: Plan, sharded: Collection[str]
 ) -> list[list[Op]]:
     """Operators in their order, cut in front of those that read parameters."""
-    new, seen = [], set[str]()  # by operator, the bytes of parameters that it is the first to read
+    new_bytes, seen = (
+        [],
+        set[str](),
+    )  # by operator, the bytes of parameters that it is the first to read
     for op in ops:
-        fresh = [n for n in dict.fromkeys(op.inputs) if n in divided and n not in seen]
-        seen.update(fresh)
-        new.append(sum(graph.values[n].nbytes for n in fresh))
-    whole = _inside(ops, [*plan.recompute, *(fused.ops for fused in graph.fused_calls)])
+        new_names = [n for n in dict.fromkeys(op.inputs) if n in sharded and n not in seen]
+        seen.update(new_names)
+        new_bytes.append(sum(graph.values[n].nbytes for n in new_names))
+    uncuttable = _inner_positions(
+        ops, [*plan.recompute, *(fused.ops for fused in graph.fused_calls)]
+    )
     blocks: list[list[Op]] = [[]]
     size = 0
     for at, op in enumerate(ops):
-        if new[at] and size * PARTS >= sum(new) and at not in whole:
+        if new_bytes[at] and size * PARTS >= sum(new_bytes) and at not in uncuttable:
             blocks.append([])
             size = 0
         blocks[-1].append(op)
-        size += new[at]
+        size += new_bytes[at]
     return blocks
 
 
-def _inside(ops: Sequence[Op], pieces: Sequence[Sequence[str]]) -> set[int]:
+def _inner_positions(ops: Sequence[Op], pieces: Sequence[Sequence[str]]) -> set[int]:
     """Places in front of which nothing is cut: inside of a piece."""
     place = {op.name: at for at, op in enumerate(ops)}
     inside: set[int] = set()
     for names in pieces:
-        own = [place[name] for name in names if name in place]
-        if own:
-            inside.update(range(min(own) + 1, max(own) + 1))
+        places = [place[name] for name in names if name in place]
+        if places:
+            inside.update(range(min(places) + 1, max(places) + 1))
     return inside
 
 
-def pulls_of(
-    ops: Sequence[Op], tiles: Mapping[str, Tiling], shares: Mapping[str, Sequence[ParameterRegion]],
+def pull_messages(
+    ops: Sequence[Op], tiles: Mapping[str, Tiling], regions: Mapping[str, Sequence[ParameterRegion]],
     slices: Mapping[str, Sequence[ParameterRegion]],
 ) -> dict[str, tuple[Message, ...]]:  # fmt: skip
     """By parameter, what brings the rows that these operators read to devices that are not their home.
@@ -104,20 +109,20 @@ def pulls_of(
         for operand, name in enumerate(op.inputs):
             if name not in slices:
                 continue
-            own = readers.setdefault(name, {})
+            devices_by_region = readers.setdefault(name, {})
             for device, region in operand_regions(op, operand, tiles[op.name]):
-                for share in shares[name]:
+                for share in regions[name]:
                     if region is not None and not (region & share.box).empty:
-                        own.setdefault(share.box.lo, set()).add(device)
-    found = {}
+                        devices_by_region.setdefault(share.box.lo, set()).add(device)
+    pulls = {}
     for name, by_share in readers.items():
         messages = [
             Message(s.server, d, (s.box,))
-            for share in shares[name]
+            for share in regions[name]
             for s in slices[name]
             if share.box.contains(s.box)
             for d in sorted(by_share.get(share.box.lo, set()) - {s.server})
         ]
         if messages:
-            found[name] = join_messages(messages)
-    return found
+            pulls[name] = join_messages(messages)
+    return pulls

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from raddle.program.chrome_trace import COMPUTE, Event, arrow, lane_names, name_event
+from raddle.program.chrome_trace import COMPUTE, Event, flow_events, lane_names, name_event
 from raddle.runtime.recorder import Slice
 
 WAITS = 1  # the lane of a device below what it computes
@@ -62,7 +62,7 @@ def _link(lane: int, transfers: Sequence[_Transfer], computed: Slices) -> Iterat
         if t.target >= 0:
             tail = _before(computed[t.source], t.source, t.start) or _at(links, lane, start)
             head = _after(computed[t.target], t.target, t.end) or _at(links, lane, end - SHORTEST)
-            yield from arrow(
+            yield from flow_events(
                 tail, head, name=t.title.name, cat=t.title.phase, id=f"{t.lane} {number}"
             )
 

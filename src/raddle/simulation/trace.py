@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from raddle.program.chrome_trace import COMPUTE, Event, arrow, lane_names, write_events
+from raddle.program.chrome_trace import COMPUTE, Event, flow_events, lane_names, write_events
 from raddle.program.describe import PHASES
 from raddle.program.program import Instruction, Merge, Move, Reduce, Run
 from raddle.simulation.memory.peaks import memory_curves
@@ -100,7 +100,7 @@ def _message_arrows(timeline: Timeline) -> Iterator[Event]:
             else (_lane(timeline, tasks.first_resource[user]), timeline.start[user])
         )
         tail_end, head_end = ({**lane, "ts": _microseconds(at)} for lane, at in (tail, head))
-        yield from arrow(tail_end, head_end, **title)
+        yield from flow_events(tail_end, head_end, **title)
 
 
 def _compute_neighbours(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:

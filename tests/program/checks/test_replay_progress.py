@@ -5,10 +5,10 @@ from small_models import mlp, planned
 
 from raddle.errors import InputError
 from raddle.graph.box import Box
-from raddle.program.checks.boxes import by_way, held_by, less
+from raddle.program.checks.boxes import boxes_by_holder, boxes_by_path, subtract_all
 from raddle.program.checks.refuse import check_waits_for
-from raddle.program.checks.replay_progress import Progress
-from raddle.program.checks.variant_facts import Facts
+from raddle.program.checks.replay_progress import ReplayProgress
+from raddle.program.checks.variant_facts import VariantFacts
 from raddle.program.lower import lower
 from raddle.program.program import Message, Move, ParameterRegion, Program
 
@@ -19,14 +19,14 @@ def program(**more: object) -> Program:
 
 def test_an_instruction_is_done_once_and_comes_after_what_it_uses() -> None:
     own = program()
-    progress = Progress(own, range(len(own.instructions)))
+    progress = ReplayProgress(own, range(len(own.instructions)))
     with pytest.raises(InputError, match="too early"):
-        progress.after("fc1", "F", "too early")
-    progress.finish("fc1", "F")
-    progress.at = next(n for n, i in enumerate(own.instructions) if isinstance(i, Move))
-    progress.after("fc1", "F", "too early")  # it waits for it
+        progress.require_done("fc1", "F", "too early")
+    progress.mark_done("fc1", "F")
+    progress.position = next(n for n, i in enumerate(own.instructions) if isinstance(i, Move))
+    progress.require_done("fc1", "F", "too early")  # it waits for it
     with pytest.raises(InputError, match="it is there twice"):
-        progress.finish("fc1", "F")
+        progress.mark_done("fc1", "F")
 
 
 def test_who_does_not_wait_is_refused_with_what_it_should_wait_for() -> None:
@@ -42,15 +42,19 @@ def test_who_does_not_wait_is_refused_with_what_it_should_wait_for() -> None:
 )
 def test_phases_follow_from_what_has_a_gradient(split: bool, phases: list[str]) -> None:
     own = program(split_backward=split)
-    facts = Facts(own, {}, own.variants[0])
+    facts = VariantFacts(own, {}, own.variants[0])
     assert [facts.phases(op) for op in own.graph.ops] == phases
 
 
 def test_boxes() -> None:
     whole, half = Box((0,), (4,)), Box((0,), (2,))
-    assert less([whole], [half]) == [Box((2,), (4,))]
-    assert held_by([ParameterRegion(half, (0, 1)), ParameterRegion(Box((2,), (4,)), (1,))])[1] == [
+    assert subtract_all([whole], [half]) == [Box((2,), (4,))]
+    assert boxes_by_holder([ParameterRegion(half, (0, 1)), ParameterRegion(Box((2,), (4,)), (1,))])[
+        1
+    ] == [
         half,
         Box((2,), (4,)),
     ]
-    assert by_way([Message(0, 1, (half,)), Message(0, 1, (whole,))]) == {(0, 1, -1): [half, whole]}
+    assert boxes_by_path([Message(0, 1, (half,)), Message(0, 1, (whole,))]) == {
+        (0, 1, -1): [half, whole]
+    }

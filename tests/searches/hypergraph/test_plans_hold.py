@@ -28,11 +28,11 @@ def captured(model: str) -> Graph:
     return capture_model(model, None)
 
 
-def plan_file(model: str, method: str, ranks: int, folder: pathlib.Path) -> str:
+def saved_plan(model: str, method: str, ranks: int, folder: pathlib.Path) -> str:
     graph = captured(model)
     plan = plan_for(graph, cluster(f"local:{ranks}"), method, model=model, budget=0.4)
     path = folder / f"{model}-{method}-{ranks}.json"
-    plan_file.save(plan, graph, path)
+    saved_plan.save(plan, graph, path)
     return str(path)
 
 
@@ -42,10 +42,10 @@ def plan_file(model: str, method: str, ranks: int, folder: pathlib.Path) -> str:
 def test_partitions_train_like_the_plain_module(
     model: str, method: str, ranks: int, tmp_path: pathlib.Path
 ) -> None:
-    assert verify(plan_file(model, method, ranks, tmp_path), steps=2, threads=True)["holds"]
+    assert verify(saved_plan(model, method, ranks, tmp_path), steps=2, threads=True)["holds"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", PARTITIONS)
 def test_on_real_processes(method: str, tmp_path: pathlib.Path) -> None:
-    assert verify(plan_file("vgg16-tiny", method, 2, tmp_path), steps=2)["holds"]
+    assert verify(saved_plan("vgg16-tiny", method, 2, tmp_path), steps=2)["holds"]

@@ -8,23 +8,23 @@ from raddle.graph.box import Box, subtract
 from raddle.program.program import Message, ParameterRegion
 
 
-def less(boxes: Iterable[Box], others: Sequence[Box]) -> list[Box]:
+def subtract_all(boxes: Iterable[Box], others: Sequence[Box]) -> list[Box]:
     """What is left of boxes without others."""
     return [piece for box in boxes for piece in subtract(box, others)]
 
 
-def held_by(shares: Iterable[ParameterRegion]) -> dict[int, list[Box]]:
+def boxes_by_holder(regions: Iterable[ParameterRegion]) -> dict[int, list[Box]]:
     """By device, the boxes of the shares that it holds."""
-    held: dict[int, list[Box]] = {}
-    for share in shares:
-        for device in share.devices:
-            held.setdefault(device, []).append(share.box)
-    return held
+    boxes_by_device: dict[int, list[Box]] = {}
+    for region in regions:
+        for device in region.devices:
+            boxes_by_device.setdefault(device, []).append(region.box)
+    return boxes_by_device
 
 
-def by_way(messages: Iterable[Message]) -> dict[tuple[int, int, int], list[Box]]:
+def boxes_by_path(messages: Iterable[Message]) -> dict[tuple[int, int, int], list[Box]]:
     """Boxes of messages by source, target and part."""
-    ways: dict[tuple[int, int, int], list[Box]] = {}
+    boxes_by_path: dict[tuple[int, int, int], list[Box]] = {}
     for m in messages:
-        ways.setdefault((m.source, m.target, m.part), []).extend(m.boxes)
-    return ways
+        boxes_by_path.setdefault((m.source, m.target, m.part), []).extend(m.boxes)
+    return boxes_by_path

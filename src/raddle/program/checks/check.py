@@ -18,8 +18,8 @@ from raddle.graph.box import Box, subtract
 from raddle.program.checks.parameters import check_parameters
 from raddle.program.checks.replay import check_micro_batches
 from raddle.program.checks.schedule_waits import check_waits
-from raddle.program.checks.variant_facts import Facts
-from raddle.program.describe import Boxes, describe
+from raddle.program.checks.variant_facts import VariantFacts
+from raddle.program.describe import BoxesByDevice, describe
 from raddle.program.message_kind import MessageKind
 from raddle.program.parameter_slices import numbered_slices
 from raddle.program.program import Merge, Move, Program, Reduce, Run, Update
@@ -32,23 +32,23 @@ def check(program: Program) -> None:
     _check_devices(program)
     held = check_parameters(program)
     _check_turns(program)
-    every = [Facts(program, held, variant) for variant in program.variants]
-    for facts in every:
-        _check_closing(facts)
-    check_micro_batches(program, every)
-    _check_buffers(program, every)
+    all_facts = [VariantFacts(program, held, variant) for variant in program.variants]
+    for facts in all_facts:
+        _check_replicated_loss(facts)
+    check_micro_batches(program, all_facts)
+    _check_buffers(program, all_facts)
     check_waits(program)
 
 
 def _check_order(program: Program) -> None:
-    steps, micros = program.plan.steps, program.plan.microbatches
+    steps, micro_batches = program.plan.steps, program.plan.microbatches
     for number, instruction in enumerate(program.instructions):
         key = instruction.key
-        known = 0 <= key.variant < len(program.variants)
-        if not (known and 0 <= key.step < steps and 0 <= key.micro_batch < micros):
+        known_variant = 0 <= key.variant < len(program.variants)
+        if not (known_variant and 0 <= key.step < steps and 0 <= key.micro_batch < micro_batches):
             raise InputError(
                 f"{describe(number, instruction)} belongs to none of the plan's {steps} steps of "
-                f"{micros} micro-batches."
+                f"{micro_batches} micro-batches."
             )
         if isinstance(instruction, Move) and not isinstance(instruction.kind, MessageKind):
             raise InputError(
@@ -69,7 +69,7 @@ def _check_devices(program: Program) -> None:
         if isinstance(instruction, Merge):
             named = chain(named, *(cell.devices for cell in instruction.cells))
         elif isinstance(instruction, Reduce):
-            named = chain(named, *(s.devices for own in instruction.regions for s in own))
+            named = chain(named, *(s.devices for regions in instruction.regions for s in regions))
         elif isinstance(instruction, Update):
             named = chain(named, *(share.devices for share in instruction.regions))
         wrong = [d for d in named if not 0 <= d < count]
@@ -89,7 +89,9 @@ def _check_turns(program: Program) -> None:
     order = program.plan.order
     if not order or not program.slices:
         return
-    place = {own: at for at, own in enumerate(numbered_slices(program.slices))}
+    place = {
+        numbered_slice: at for at, numbered_slice in enumerate(numbered_slices(program.slices))
+    }
     turn = {number: at for at, number in enumerate(order)}
     last: dict[int, tuple[int, str]] = {}  # by step, the turn of the sum before, and its parameter
     for number, i in enumerate(program.instructions):
@@ -104,59 +106,63 @@ def _check_turns(program: Program) -> None:
             last[i.key.step] = at, i.parameters[0]
 
 
-def _check_closing(facts: Facts) -> None:
+def _check_replicated_loss(facts: VariantFacts) -> None:
     program = facts.program
-    found = replicated_loss_ops(
+    expected = replicated_loss_ops(
         facts.graph,
         replace(program.plan, tiles=facts.variant.tiles),
         program.active,
-        lambda op: facts.partial(op) and not facts.local(op),
+        lambda op: facts.is_partial(op) and not facts.has_local_statistics(op),
     )
-    if found != facts.closing:
+    if expected != facts.replicated_loss_ops:
         raise InputError(
-            f"gradients start on every device for {sorted(facts.closing)}, but may do so for "
-            f"{sorted(found)}: some would count twice, or not at all."
+            f"gradients start on every device for {sorted(facts.replicated_loss_ops)}, but may do so for "
+            f"{sorted(expected)}: some would count twice, or not at all."
         )
 
 
 # -- buffers: all steps ---------------------------------------------------------------------------
 
 
-def _check_buffers(program: Program, every: Sequence[Facts]) -> None:
+def _check_buffers(program: Program, all_facts: Sequence[VariantFacts]) -> None:
     """Whoever reads a buffer has what was written to it last there."""
     written = program.graph.buffers_by_value
-    fresh: dict[str, dict[int, list[Box]]] = {}  # by buffer and device, once it was written
+    current: dict[str, dict[int, list[Box]]] = {}  # by buffer and device, once it was written
     for number, i in enumerate(program.instructions):
-        facts = every[i.key.variant]
+        facts = all_facts[i.key.variant]
         if isinstance(i, Move) and i.kind.is_activation:
             for buffer in written.get(i.value, []):
                 for m in i.messages:
-                    fresh[buffer].setdefault(m.target, []).extend(m.boxes)
+                    current[buffer].setdefault(m.target, []).extend(m.boxes)
         if not isinstance(i, Run | Merge) or i.phase != "F":
             continue
         op = facts.ops[i.op]
         if isinstance(i, Run):
-            _check_fresh(facts, number, i, fresh)
+            _check_current(facts, number, i, current)
         if (op.name in facts.merges) == isinstance(i, Merge):
             for k, o in enumerate(op.outputs):
                 for buffer in written.get(o, []):  # replicas elsewhere keep what they have
-                    own = fresh.setdefault(buffer, {})
-                    own |= {d: [] for d in _readers(facts, buffer)} | _made(facts, i, k)
+                    boxes_by_device = current.setdefault(buffer, {})
+                    boxes_by_device |= {d: [] for d in _readers(facts, buffer)} | _computed_boxes(
+                        facts, i, k
+                    )
 
 
-def _readers(facts: Facts, buffer: str) -> set[int]:
+def _readers(facts: VariantFacts, buffer: str) -> set[int]:
     return {d for op in facts.graph.readers.get(buffer, ()) for d in facts.devices[op.name]}
 
 
-def _check_fresh(facts: Facts, number: int, run: Run, fresh: Mapping[str, Boxes]) -> None:
+def _check_current(
+    facts: VariantFacts, number: int, run: Run, current: Mapping[str, BoxesByDevice]
+) -> None:
     op = facts.ops[run.op]
-    if not any(name in fresh for name in op.inputs):
+    if not any(name in current for name in op.inputs):
         return
     for box, device in facts.tiles[op.name]:
-        for name, region in zip(op.inputs, facts.reads(op, box)[0], strict=True):
-            if name not in fresh or region is None:
+        for name, region in zip(op.inputs, facts.regions_and_outputs(op, box)[0], strict=True):
+            if name not in current or region is None:
                 continue
-            held = fresh[name].get(device)
+            held = current[name].get(device)
             if held is None:  # a replica that has not written it yet
                 continue
             if region not in held and subtract(region, held):
@@ -166,14 +172,16 @@ def _check_fresh(facts: Facts, number: int, run: Run, fresh: Mapping[str, Boxes]
                 )
 
 
-def _made(facts: Facts, i: Run | Merge, output: int) -> dict[int, list[Box]]:
-    made: dict[int, list[Box]] = {}
+def _computed_boxes(facts: VariantFacts, i: Run | Merge, output: int) -> dict[int, list[Box]]:
+    boxes_by_device: dict[int, list[Box]] = {}
     if isinstance(i, Merge):
         for cell in i.cells:
             for device in cell.devices:
-                made.setdefault(device, []).append(cell.box)
+                boxes_by_device.setdefault(device, []).append(cell.box)
     else:
         op = facts.ops[i.op]
         for box, device in facts.tiles[op.name]:
-            made.setdefault(device, []).append(facts.reads(op, box)[1][output])
-    return made
+            boxes_by_device.setdefault(device, []).append(
+                facts.regions_and_outputs(op, box)[1][output]
+            )
+    return boxes_by_device

@@ -5,96 +5,104 @@ from __future__ import annotations
 from raddle.graph.box import Box, covers, disjoint, subtract
 from raddle.graph.gradients import contributes_gradient
 from raddle.graph.graph import Op
-from raddle.program.checks.boxes import less
-from raddle.program.checks.replay_progress import Progress
-from raddle.program.checks.variant_facts import Facts
+from raddle.program.checks.boxes import subtract_all
+from raddle.program.checks.replay_progress import ReplayProgress
+from raddle.program.checks.variant_facts import VariantFacts
 from raddle.program.program import Merge, Message, Move, Run
 
 
-class Forward:
+class ForwardReplay:
     """What devices have computed and received so far."""
 
-    def __init__(self, facts: Facts, progress: Progress) -> None:
+    def __init__(self, facts: VariantFacts, progress: ReplayProgress) -> None:
         self.facts, self.progress = facts, progress
-        self.made: dict[tuple[str, int], list[Box]] = {}  # value, device
-        self.got: dict[tuple[str, int], dict[int, list[Box]]] = {}  # and by sender
+        self.computed: dict[tuple[str, int], list[Box]] = {}  # value, device
+        self.received_boxes: dict[tuple[str, int], dict[int, list[Box]]] = {}  # and by sender
         # What operators that give gradients read on a device that did not compute it:
-        self.needs: dict[str, dict[int, list[Box]]] = {}
-        self.parts: dict[str, list[Message]] = {}  # partial results by operator, as they were sent
+        self.remote_reads: dict[str, dict[int, list[Box]]] = {}
+        self.sent_parts: dict[
+            str, list[Message]
+        ] = {}  # partial results by operator, as they were sent
 
-    def recompute(self, run: Run) -> None:
+    def replay_recompute(self, run: Run) -> None:
         """What a recomputed operator reads is still held: values are kept until the backward."""
         if run.op not in self.facts.recomputed:
             self.progress.refuse("the plan keeps its values.")
-        self.progress.after_forward(run.op, "F")
+        self.progress.require_forward(run.op, "F")
         if any((run.op, phase) in self.progress.done for phase in "BW"):
             self.progress.refuse("it comes after the backward that it is for.")
-        self.progress.finish(run.op, "R")
+        self.progress.mark_done(run.op, "R")
 
-    def run(self, run: Run) -> None:
+    def replay_run(self, run: Run) -> None:
         op, active = self.facts.ops[run.op], self.facts.program.active
-        left = self.facts.devices[op.name] - set(run.devices)
-        if left:
-            self.progress.refuse(f"it leaves out device {min(left)}, which has a tile of it.")
-        if self.facts.partial(op) and op.name not in self.facts.merges:
+        missing_devices = self.facts.devices[op.name] - set(run.devices)
+        if missing_devices:
+            self.progress.refuse(
+                f"it leaves out device {min(missing_devices)}, which has a tile of it."
+            )
+        if self.facts.is_partial(op) and op.name not in self.facts.merges:
             self._check_local(op)
         for name in op.inputs:
-            self.progress.arrived(name, "activation")
+            self.progress.require_messages(name, "activation")
         for tile in self.facts.tiles[op.name]:
-            regions, outs = self.facts.reads(op, tile.box)
+            regions, outs = self.facts.regions_and_outputs(op, tile.box)
             for name, region in zip(op.inputs, regions, strict=True):
                 if region is not None:
-                    self._read(
+                    self._check_read(
                         op, name, region, tile.device, contributes_gradient(op, name, active)
                     )
             if op.name not in self.facts.merges:
                 for o, out in zip(op.outputs, outs, strict=True):
-                    self.made.setdefault((o, tile.device), []).append(out)
-        self.progress.finish(op.name, "F")
+                    self.computed.setdefault((o, tile.device), []).append(out)
+        self.progress.mark_done(op.name, "F")
 
     def _check_local(self, op: Op) -> None:
-        if not self.facts.local(op):
+        if not self.facts.has_local_statistics(op):
             self.progress.refuse("its tiles give partial results, which nothing merges.")
         for device in self.facts.devices[op.name]:
             tiles = [t.box for t in self.facts.tiles[op.name] if t.device == device]
-            if not disjoint([self.facts.reads(op, box)[1][0] for box in tiles]):
+            if not disjoint([self.facts.regions_and_outputs(op, box)[1][0] for box in tiles]):
                 self.progress.refuse(
                     f"device {device} computes several local statistics of the same channels, and "
                     "nothing says which of them counts: give it one tile."
                 )
 
-    def _read(self, op: Op, name: str, region: Box, device: int, graded: bool) -> None:
+    def _check_read(
+        self, op: Op, name: str, region: Box, device: int, gives_gradient: bool
+    ) -> None:
         role = self.facts.graph.values[name].role
         if role not in ("op", "parameter"):
             return  # inputs, buffers and constants are there from the start
         if role == "parameter":
-            held = self.facts.held.get(name, {}).get(device, ())
+            boxes = self.facts.parameter_boxes.get(name, {}).get(device, ())
         else:
-            held = self.made.get((name, device), ())
-        if region in held:
+            boxes = self.computed.get((name, device), ())
+        if region in boxes:
             return
-        missing = subtract(region, held)
-        if missing and graded and role == "op":
-            needs = self.needs.setdefault(name, {}).setdefault(device, [])
+        missing = subtract(region, boxes)
+        if missing and gives_gradient and role == "op":
+            needs = self.remote_reads.setdefault(name, {}).setdefault(device, [])
             for box in missing:
                 needs += subtract(box, needs)
-        missing = less(missing, self.received(name, device))
+        missing = subtract_all(missing, self.received_boxes(name, device))
         if missing:
             self.progress.refuse(
                 f"device {device} has no {missing[0]} of '{name}', which its tile of '{op.name}' reads: "
                 "it was neither computed nor received there before."
             )
 
-    def received(self, name: str, device: int) -> list[Box]:
-        return [box for boxes in self.got.get((name, device), {}).values() for box in boxes]
+    def received_boxes(self, name: str, device: int) -> list[Box]:
+        return [
+            box for boxes in self.received_boxes.get((name, device), {}).values() for box in boxes
+        ]
 
-    def merge(self, merge: Merge) -> None:
-        self.progress.after(merge.op, "F", "it comes before what it merges.")
-        self.progress.arrived(merge.op, "partial")
+    def replay_merge(self, merge: Merge) -> None:
+        self.progress.require_done(merge.op, "F", "it comes before what it merges.")
+        self.progress.require_messages(merge.op, "partial")
         op, tiles = self.facts.ops[merge.op], self.facts.tiles[merge.op]
         self._check_cells(op, merge)
         parts: dict[tuple[int, int], list[Box]] = {}  # by part and device
-        for m in self.parts.get(merge.op, []):
+        for m in self.sent_parts.get(merge.op, []):
             parts.setdefault((m.part, m.target), []).extend(m.boxes)
         for cell in merge.cells:
             for device in cell.devices:
@@ -103,8 +111,8 @@ class Forward:
                     if not here and not covers(parts.get((part, device), []), cell.box):
                         self.progress.refuse(f"device {device} lacks part {part} of {cell.box}.")
                 for o in op.outputs:
-                    self.made.setdefault((o, device), []).append(cell.box)
-        self.progress.finish(op.name, "merge F")
+                    self.computed.setdefault((o, device), []).append(cell.box)
+        self.progress.mark_done(op.name, "merge F")
 
     def _check_cells(self, op: Op, merge: Merge) -> None:
         """Cells cover the output once, and each is made of every box that adds to it, once."""
@@ -120,60 +128,62 @@ class Forward:
                 self.progress.refuse(
                     f"the cell {cell.box} names part {wrong[0]}, which is no tile."
                 )
-            found = [tiles[p].box for p in cell.parts]
-            lacking = [b for b, o in outs.items() if b not in found and not (o & cell.box).empty]
+            part_boxes = [tiles[p].box for p in cell.parts]
+            lacking = [
+                b for b, o in outs.items() if b not in part_boxes and not (o & cell.box).empty
+            ]
             if lacking:
                 self.progress.refuse(f"the cell {cell.box} lacks the part of tile {lacking[0]}.")
-            if len(set(found)) < len(found):
+            if len(set(part_boxes)) < len(part_boxes):
                 self.progress.refuse(f"the cell {cell.box} counts a part twice.")
 
-    def activation(self, move: Move) -> None:
+    def replay_activation(self, move: Move) -> None:
         producer = self.facts.producer[move.value].name
         phase = "merge F" if producer in self.facts.merges else "F"
-        self.progress.after(producer, phase, "it comes before what it sends.")
+        self.progress.require_done(producer, phase, "it comes before what it sends.")
         for m in move.messages:
             # Only whoever computed a value sends it: gradients then take one step back, and not several.
-            held = self.made.get((move.value, m.source), [])
+            boxes = self.computed.get((move.value, m.source), [])
             for box in m.boxes:
-                missing = [] if box in held else subtract(box, held)
+                missing = [] if box in boxes else subtract(box, boxes)
                 if missing:
                     self.progress.refuse(
                         f"device {m.source} sends {missing[0]}, which it does not hold."
                     )
-            by_sender = self.got.setdefault((move.value, m.target), {})
+            by_sender = self.received_boxes.setdefault((move.value, m.target), {})
             by_sender.setdefault(m.source, []).extend(m.boxes)
         for device in {m.target for m in move.messages}:
             self._check_arrivals(move.value, device)
-        self.progress.finish(move.value, "activation")
+        self.progress.mark_done(move.value, "activation")
 
     def _check_arrivals(self, name: str, device: int) -> None:
-        arrived = self.received(name, device)
+        arrived = self.received_boxes(name, device)
         if not disjoint(arrived):
             self.progress.refuse(f"something of it goes to device {device} twice.")
-        for own in self.made.get((name, device), []):
+        for computed in self.computed.get((name, device), []):
             for box in arrived:
-                if not (own & box).empty:
+                if not (computed & box).empty:
                     self.progress.refuse(
-                        f"device {device} is sent {own & box}, which it holds itself."
+                        f"device {device} is sent {computed & box}, which it holds itself."
                     )
 
-    def partial(self, move: Move) -> None:
+    def replay_partial(self, move: Move) -> None:
         op = self.facts.producer[move.value]
         tiles = self.facts.tiles[op.name]
-        self.progress.after(op.name, "F", "it comes before what it sends.")
+        self.progress.require_done(op.name, "F", "it comes before what it sends.")
         by_target: dict[tuple[int, int], list[Box]] = {}
         for m in move.messages:
             if not 0 <= m.part < len(tiles) or tiles[m.part].device != m.source:
                 self.progress.refuse(
                     f"device {m.source} sends part {m.part}, which it does not hold."
                 )
-            (own, *_) = op.space.output_boxes(tiles[m.part].box)
+            (output, *_) = op.space.output_boxes(tiles[m.part].box)
             for box in m.boxes:
-                if not own.contains(box):
+                if not output.contains(box):
                     self.progress.refuse(f"device {m.source} sends {box}, which it does not hold.")
             by_target.setdefault((m.part, m.target), []).extend(m.boxes)
         for (part, target), boxes in by_target.items():
             if not disjoint(boxes):
                 self.progress.refuse(f"something of part {part} goes to device {target} twice.")
-        self.parts.setdefault(op.name, []).extend(move.messages)
-        self.progress.finish(op.name, "partial")
+        self.sent_parts.setdefault(op.name, []).extend(move.messages)
+        self.progress.mark_done(op.name, "partial")

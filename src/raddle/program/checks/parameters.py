@@ -8,10 +8,10 @@ from typing import NoReturn
 from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint
 from raddle.plans.pipelining import is_asynchronous
-from raddle.program.checks.boxes import by_way, held_by, less
+from raddle.program.checks.boxes import boxes_by_holder, boxes_by_path, subtract_all
 from raddle.program.checks.refuse import check_waits_for, refuse
 from raddle.program.checks.slices import check_slices
-from raddle.program.describe import PHASES, Boxes
+from raddle.program.describe import PHASES, BoxesByDevice
 from raddle.program.program import (
     Instruction,
     Message,
@@ -25,7 +25,7 @@ from raddle.program.program import (
 from raddle.program.weight_versions import parameters_by_op
 
 
-def check_parameters(program: Program) -> Mapping[str, Boxes]:
+def check_parameters(program: Program) -> Mapping[str, BoxesByDevice]:
     """Gradients are summed over all holders before an update, updates seen by the next step."""
     ops = {op.name: op for op in program.graph.ops}
     events: dict[str, list[int]] = {p.name: [] for p in program.graph.parameters}
@@ -40,16 +40,16 @@ def check_parameters(program: Program) -> Mapping[str, Boxes]:
             events[i.parameter].append(number)
         elif isinstance(i, Move) and i.kind.is_of_parameter:
             events[i.value].append(number)
-    held = {name: held_by(shares) for name, shares in program.regions.items()}
+    held = {name: boxes_by_holder(shares) for name, shares in program.regions.items()}
     updated = {
-        name: _Parameter(program, name, numbers).check()
+        name: _ParameterReplay(program, name, numbers).check()
         for name, numbers in events.items()
         if name in program.active
     }
     return held | updated
 
 
-class _Parameter:
+class _ParameterReplay:
     """What happens to one parameter over the steps of a program."""
 
     def __init__(self, program: Program, name: str, numbers: Sequence[int]) -> None:
@@ -58,13 +58,13 @@ class _Parameter:
         for n in numbers:
             instruction = program.instructions[n]
             self.steps[instruction.key.step].append((n, instruction))
-        self.shares: tuple[ParameterRegion, ...] = ()
+        self.regions: tuple[ParameterRegion, ...] = ()
 
     def check(self) -> dict[int, list[Box]]:
         """The boxes that each device holds."""
         if self.name in self.program.slices:
             return check_slices(self.program, self.name, self.steps)
-        before: list[int] = []
+        writers: list[int] = []
         written: list[list[int]] = []  # by version, from the first update on
         overlap = is_asynchronous(self.program.plan)
         for step, events in enumerate(self.steps):
@@ -74,80 +74,80 @@ class _Parameter:
                     f"parameter '{self.name}' is updated {len(updates)} times in step {step}."
                 )
             ((number, update),) = updates
-            self._check_shares(step, update)
+            self._check_regions(step, update)
             if not overlap:
-                self._check_reads(events, before, number)
+                self._check_reads(events, writers, number)
             self._check_sum(step, events, number, update)
-            before = self._spread(step, events, number)
-            written.append(before)
+            writers = self._check_pull(step, events, number)
+            written.append(writers)
         if overlap:
             self._check_versions(written)
-        return held_by(self.shares)
+        return boxes_by_holder(self.regions)
 
     def _refuse(self, number: int, reason: str) -> NoReturn:
         refuse(self.program, number, reason)
 
-    def _check_shares(self, step: int, update: Update) -> None:
+    def _check_regions(self, step: int, update: Update) -> None:
         if step == 0:
-            self.shares = update.regions
-            boxes = [share.box for share in self.shares]
+            self.regions = update.regions
+            boxes = [share.box for share in self.regions]
             full = Box.full(self.program.graph.values[self.name].shape)
             if not disjoint(boxes) or not covers(boxes, full):
                 raise InputError(f"the shares of parameter '{self.name}' do not cover {full} once.")
         server = self.program.plan.server  # a named one need not read what it keeps
         wrong = [s for s in update.regions if s.server not in (-1, server, *s.devices)]
-        updated = {d for s in self.shares for d in s.updaters}
-        if update.regions != self.shares or wrong or set(update.devices) != updated:
-            self._disagree(step)
+        updated = {d for s in self.regions for d in s.updaters}
+        if update.regions != self.regions or wrong or set(update.devices) != updated:
+            self._refuse_disagreement(step)
 
-    def _disagree(self, step: int) -> NoReturn:
+    def _refuse_disagreement(self, step: int) -> NoReturn:
         raise InputError(
             f"the holders of parameter '{self.name}' disagree in step {step}: a share has other devices "
             "where it is summed than where it is updated."
         )
 
     def _check_reads(
-        self, events: Sequence[tuple[int, Instruction]], before: Sequence[int], number: int
+        self, events: Sequence[tuple[int, Instruction]], writers: Sequence[int], number: int
     ) -> None:
         """Every use of a step lies between the update before and the step's own."""
         for n, i in events:
             if isinstance(i, Run) and n > number:
                 self._refuse(number, f"it comes before '{i.op}' has run {PHASES[i.phase]}.")
-            if isinstance(i, Run) and i.phase == "F" and not set(before) <= set(i.deps):
+            if isinstance(i, Run) and i.phase == "F" and not set(writers) <= set(i.deps):
                 self._refuse(
                     n, f"it does not wait for the update of '{self.name}' in the step before."
                 )
 
     def _check_versions(self, written: Sequence[Sequence[int]]) -> None:
         """A forward waits for the weights that it uses, and its backward uses the same."""
-        read = parameters_by_op(self.program.graph)
+        parameters_read = parameters_by_op(self.program.graph)
         forward: dict[tuple[str, int, int], int] = {}
         for n, i in (event for events in self.steps for event in events):
             if not isinstance(i, Run):
                 continue
-            if len(i.versions) != len(read[i.op]):
+            if len(i.versions) != len(parameters_read[i.op]):
                 self._refuse(n, f"it does not say which version of '{self.name}' it uses.")
-            version = dict(zip(read[i.op], i.versions, strict=True))[self.name]
-            gave = written[version - 1] if 0 < version <= len(written) else ()
-            if not 0 <= version <= len(written) or any(w > n for w in gave):
+            version = dict(zip(parameters_read[i.op], i.versions, strict=True))[self.name]
+            version_writers = written[version - 1] if 0 < version <= len(written) else ()
+            if not 0 <= version <= len(written) or any(w > n for w in version_writers):
                 self._refuse(n, f"it uses version {version} of '{self.name}' before it is there.")
-            own = (i.op, i.key.step, i.key.micro_batch)
+            run_key = (i.op, i.key.step, i.key.micro_batch)
             if i.phase == "F":
-                check_waits_for(self.program, n, gave)
-            elif forward.get(own) != version:
+                check_waits_for(self.program, n, version_writers)
+            elif forward.get(run_key) != version:
                 self._refuse(
                     n,
-                    f"it uses version {version} of '{self.name}', its forward {forward.get(own)}.",
+                    f"it uses version {version} of '{self.name}', its forward {forward.get(run_key)}.",
                 )
-            forward.setdefault(own, version)
+            forward.setdefault(run_key, version)
 
     def _check_sum(
         self, step: int, events: Sequence[tuple[int, Instruction]], number: int, update: Update
     ) -> None:
         gives = "W" if self.program.plan.split_backward else "B"
         backward = {n for n, i in events if isinstance(i, Run) and i.phase == gives}
-        shared = tuple(s for s in self.shares if s.needs_sync)
-        if not shared:
+        synced = tuple(s for s in self.regions if s.needs_sync)
+        if not synced:
             check_waits_for(self.program, number, backward)
             return
         sums = [
@@ -157,43 +157,51 @@ class _Parameter:
         ]
         if len(sums) != 1 or sums[0][0] > number or sums[0][0] not in update.deps:
             self._refuse(number, "it comes before its gradients are summed over all holders.")
-        n, summing = sums[0]
+        n, sum_instruction = sums[0]
         check_waits_for(self.program, n, backward)
-        if isinstance(summing, Reduce):
-            own = dict(zip(summing.parameters, summing.regions, strict=True))[self.name]
-            agree = own == shared and all(s.server < 0 for s in shared)
+        if isinstance(sum_instruction, Reduce):
+            reduced = dict(zip(sum_instruction.parameters, sum_instruction.regions, strict=True))[
+                self.name
+            ]
+            complete = reduced == synced and all(s.server < 0 for s in synced)
         else:
-            agree = isinstance(summing, Move) and _carries(summing.messages, shared, up=True)
-        if not agree:
-            self._disagree(step)
+            complete = isinstance(sum_instruction, Move) and _messages_bring(
+                sum_instruction.messages, synced, push=True
+            )
+        if not complete:
+            self._refuse_disagreement(step)
 
-    def _spread(
+    def _check_pull(
         self, step: int, events: Sequence[tuple[int, Instruction]], number: int
     ) -> list[int]:
         """What the next step waits for: the update or, from a server, what it sends out."""
-        served = [s for s in self.shares if s.server >= 0 and s.needs_sync]
+        on_server = [s for s in self.regions if s.server >= 0 and s.needs_sync]
         pulls = [(n, i) for n, i in events if isinstance(i, Move) and i.kind.is_pull]
-        if not served:
+        if not on_server:
             return [number]
         if len(pulls) != 1 or pulls[0][0] < number:
             self._refuse(number, "what it gives is not sent to the other holders after it.")
         n, pull = pulls[0]
         check_waits_for(self.program, n, [number])
-        if not (isinstance(pull, Move) and _carries(pull.messages, served, up=False)):
-            self._disagree(step)
+        if not (isinstance(pull, Move) and _messages_bring(pull.messages, on_server, push=False)):
+            self._refuse_disagreement(step)
         return [n]
 
 
-def _carries(messages: Sequence[Message], shares: Sequence[ParameterRegion], *, up: bool) -> bool:
+def _messages_bring(
+    messages: Sequence[Message], regions: Sequence[ParameterRegion], *, push: bool
+) -> bool:
     """Whether messages bring each share from its holders to its home, or back, and nothing else."""
     wanted: dict[tuple[int, int], list[Box]] = {}
-    for share in shares:
-        for d in share.devices:
-            if d != share.server:
-                way = (d, share.server) if up else (share.server, d)
-                wanted.setdefault(way, []).append(share.box)
-    given = {way[:2]: boxes for way, boxes in by_way(messages).items()}
-    return wanted.keys() == given.keys() and all(
-        disjoint(given[way]) and not less(boxes, given[way]) and not less(given[way], boxes)
+    for region in regions:
+        for d in region.devices:
+            if d != region.server:
+                pair = (d, region.server) if push else (region.server, d)
+                wanted.setdefault(pair, []).append(region.box)
+    sent = {way[:2]: boxes for way, boxes in boxes_by_path(messages).items()}
+    return wanted.keys() == sent.keys() and all(
+        disjoint(sent[way])
+        and not subtract_all(boxes, sent[way])
+        and not subtract_all(sent[way], boxes)
         for way, boxes in wanted.items()
     )

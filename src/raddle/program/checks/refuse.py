@@ -15,9 +15,9 @@ def refuse(program: Program, number: int, reason: str) -> NoReturn:
     raise InputError(f"{describe(number, program.instructions[number])}: {reason}")
 
 
-def check_waits_for(program: Program, number: int, on: Iterable[int]) -> None:
+def check_waits_for(program: Program, number: int, others: Iterable[int]) -> None:
     """Raises InputError where an instruction does not wait for one of others."""
-    missing = set(on) - set(program.instructions[number].deps)
+    missing = set(others) - set(program.instructions[number].deps)
     if missing:
         first = min(missing)
         what = describe(first, program.instructions[first])

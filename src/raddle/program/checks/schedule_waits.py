@@ -17,10 +17,10 @@ from raddle.program.describe import describe
 from raddle.program.program import Merge, Move, Program, Run
 from raddle.program.signals import ActionEnds
 
-Known = Mapping[
+EndedOn = Mapping[
     int, frozenset[int]
 ]  # by device, the devices on which it knows the action to have ended
-NOTHING: frozenset[int] = frozenset()
+NONE_ENDED: frozenset[int] = frozenset()
 
 
 def check_waits(program: Program) -> None:
@@ -28,26 +28,32 @@ def check_waits(program: Program) -> None:
     if not program.plan.stages:
         return
     schedule = schedule_of(program.plan)
-    for actions in _rounds(program, schedule) if schedule.waits else ():
+    for actions in _runs_by_action(program, schedule) if schedule.waits else ():
         ends = ActionEnds(schedule)
         for action in order(schedule):
             ends.add(action, actions.get(action, ()))
-        for first, second in dict.fromkeys(schedule.waits):
-            _check_wait(program, first, second, actions.get(first, ()), ends.instructions[second])
+        for waiting_action, awaited_action in dict.fromkeys(schedule.waits):
+            _check_wait(
+                program,
+                waiting_action,
+                awaited_action,
+                actions.get(waiting_action, ()),
+                ends.instructions[awaited_action],
+            )
 
 
-def _rounds(program: Program, schedule: Schedule) -> Iterator[dict[Action, list[int]]]:
+def _runs_by_action(program: Program, schedule: Schedule) -> Iterator[dict[Action, list[int]]]:
     """By step, or once where steps overlap: the runs and merges of each action."""
     stages, overlap = stage_of(program.plan), is_asynchronous(program.plan)
-    found: dict[int, dict[Action, list[int]]] = {}
+    runs_by_step: dict[int, dict[Action, list[int]]] = {}
     for number, i in enumerate(program.instructions):
         if isinstance(i, Run | Merge):
-            step, micro = i.key.step, i.key.micro_batch
+            step, micro_batch = i.key.step, i.key.micro_batch
             if overlap:
-                step, micro = 0, step * program.plan.microbatches + micro
-            action = Action(phase_in(schedule, i.phase), stages[i.op], micro)
-            found.setdefault(step, {}).setdefault(action, []).append(number)
-    yield from found.values()
+                step, micro_batch = 0, step * program.plan.microbatches + micro_batch
+            action = Action(phase_in(schedule, i.phase), stages[i.op], micro_batch)
+            runs_by_step.setdefault(step, {}).setdefault(action, []).append(number)
+    yield from runs_by_step.values()
 
 
 def phase_in(schedule: Schedule, phase: str) -> str:
@@ -56,41 +62,56 @@ def phase_in(schedule: Schedule, phase: str) -> str:
 
 
 def _check_wait(
-    program: Program, first: Action, second: Action, waiting: Collection[int], ends: Collection[int]
+    program: Program,
+    waiting_action: Action,
+    awaited_action: Action,
+    waiting: Collection[int],
+    ends: Collection[int],
 ) -> None:
     if not waiting or not ends:
         return
     waiting = set(waiting)
     last = {d: n for n in sorted(ends) for d in program.instructions[n].devices}
-    everyone = frozenset(last)
-    now: dict[int, frozenset[int]] = {}  # what each device knows at this point of the program
-    computed: dict[int, Known] = {}  # by run or merge, what its devices know when it has ended
-    received: dict[int, Known] = {}  # by move, what whoever waits for it knows
+    all_devices = frozenset(last)
+    ended: dict[int, frozenset[int]] = {}  # what each device knows at this point of the program
+    computed: dict[int, EndedOn] = {}  # by run or merge, what its devices know when it has ended
+    received: dict[int, EndedOn] = {}  # by move, what whoever waits for it knows
     for number in range(min(*ends, *waiting), max(waiting) + 1):
         i = program.instructions[number]
         if isinstance(i, Move):
-            received[number] = _told(i, computed)
+            received[number] = _ends_sent(i, computed)
         elif isinstance(i, Run | Merge):
             for d in i.devices:
-                told = (received[dep].get(d, NOTHING) for dep in i.deps if dep in received)
-                now[d] = now.get(d, NOTHING).union(*told)
-                if number in waiting and now[d] != everyone:
-                    _refuse(program, first, second, number, d, min(everyone - now[d]))
+                received_ends = (
+                    received[dep].get(d, NONE_ENDED) for dep in i.deps if dep in received
+                )
+                ended[d] = ended.get(d, NONE_ENDED).union(*received_ends)
+                if number in waiting and ended[d] != all_devices:
+                    _refuse_wait(
+                        program,
+                        waiting_action,
+                        awaited_action,
+                        number,
+                        d,
+                        min(all_devices - ended[d]),
+                    )
                 if last.get(d) == number:
-                    now[d] |= {d}
-            computed[number] = {d: now[d] for d in i.devices}
+                    ended[d] |= {d}
+            computed[number] = {d: ended[d] for d in i.devices}
 
 
-def _told(move: Move, computed: Mapping[int, Known]) -> Known:
+def _ends_sent(move: Move, computed: Mapping[int, EndedOn]) -> EndedOn:
     """What the messages of a move say: what their sources knew after what the move waits for."""
-    found: dict[int, frozenset[int]] = {}
+    ends_by_target: dict[int, frozenset[int]] = {}
     for m in move.messages:
-        told = (computed[dep].get(m.source, NOTHING) for dep in move.deps if dep in computed)
-        found[m.target] = found.get(m.target, NOTHING).union(*told)
-    return found
+        source_ends = (
+            computed[dep].get(m.source, NONE_ENDED) for dep in move.deps if dep in computed
+        )
+        ends_by_target[m.target] = ends_by_target.get(m.target, NONE_ENDED).union(*source_ends)
+    return ends_by_target
 
 
-def _refuse(
+def _refuse_wait(
     program: Program, first: Action, second: Action, number: int, device: int, other: int
 ) -> None:
     i = program.instructions[number]

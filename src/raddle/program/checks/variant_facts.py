@@ -12,17 +12,19 @@ from raddle.graph.gradients import (
     trained_parameters,
 )
 from raddle.graph.graph import Graph, Op
-from raddle.program.describe import Boxes
+from raddle.program.describe import BoxesByDevice
 from raddle.program.merges import is_local_statistics
 from raddle.program.program import Cell, Program, Variant
 
 
-class Facts:
+class VariantFacts:
     """What holds for every micro-batch of a variant of a program."""
 
-    def __init__(self, program: Program, held: Mapping[str, Boxes], variant: Variant) -> None:
+    def __init__(
+        self, program: Program, parameter_boxes: Mapping[str, BoxesByDevice], variant: Variant
+    ) -> None:
         graph, tiles, active = variant.graph, variant.tiles, program.active
-        self.program, self.held, self.variant = program, held, variant
+        self.program, self.parameter_boxes, self.variant = program, parameter_boxes, variant
         self.producer = {o: op for op in graph.ops for o in op.outputs}
         self.tiles = {op.name: tiles[op.name].tiles for op in graph.ops}
         self.devices = {op.name: set(tiles[op.name].devices) for op in graph.ops}
@@ -31,7 +33,7 @@ class Facts:
             v: [op.name for op in ops] for v, ops in gradient_contributors(graph, active).items()
         }
         self.recomputed = {name for block in program.plan.recompute for name in block}
-        self._known: dict[tuple[int, Box], tuple[tuple[Box | None, ...], tuple[Box, ...]]] = {}
+        self._regions: dict[tuple[int, Box], tuple[tuple[Box | None, ...], tuple[Box, ...]]] = {}
 
     @property
     def graph(self) -> Graph:
@@ -46,15 +48,17 @@ class Facts:
         return self.variant.merges
 
     @property
-    def closing(self) -> frozenset[str]:
+    def replicated_loss_ops(self) -> frozenset[str]:
         return self.variant.replicated_loss_ops
 
-    def reads(self, op: Op, box: Box) -> tuple[tuple[Box | None, ...], tuple[Box, ...]]:
+    def regions_and_outputs(
+        self, op: Op, box: Box
+    ) -> tuple[tuple[Box | None, ...], tuple[Box, ...]]:
         """Regions of operands and boxes of outputs; operators that look alike share their space."""
         key = (id(op.space), box)
-        if key not in self._known:
-            self._known[key] = op.space.regions(box), op.space.output_boxes(box)
-        return self._known[key]
+        if key not in self._regions:
+            self._regions[key] = op.space.regions(box), op.space.output_boxes(box)
+        return self._regions[key]
 
     def phases(self, op: Op) -> str:
         """How an operator has to be run, apart from being recomputed."""
@@ -66,11 +70,11 @@ class Facts:
             return "FB"
         return "FBW" if len(inputs_with_gradient(op, active)) > len(weights) else "FW"
 
-    def partial(self, op: Op) -> bool:
+    def is_partial(self, op: Op) -> bool:
         """Whether tiles give partial results."""
         boxes = self.variant.tiles[op.name].boxes
         return bool(op.space.combine) and any(op.space.is_partial(box) for box in boxes)
 
-    def local(self, op: Op) -> bool:
+    def has_local_statistics(self, op: Op) -> bool:
         """Whether partial results are not merged, because each tile has statistics of its own."""
         return is_local_statistics(op, self.program.plan.bn)

@@ -15,35 +15,35 @@ from raddle.program.describe import describe
 from raddle.program.program import Instruction, Move, ParameterRegion, Program, Run
 
 
-class Use(NamedTuple):
+class PullUse(NamedTuple):
     """Runs that wait for a pull, and those among them that read what it brings."""
 
     waiting: list[int]
     reading: list[int]
 
 
-def uses_of_pulls(program: Program) -> dict[int, Use]:
+def uses_of_pulls(program: Program) -> dict[int, PullUse]:
     """By pull of a divided parameter."""
-    found: dict[int, Use] = {}
+    uses: dict[int, PullUse] = {}
     if not program.plan.syncing.divided or not program.slices:
-        return found
+        return uses
     reads = {op.name: set(op.inputs) for op in program.graph.ops}
     for number, i in enumerate(program.instructions):
         if isinstance(i, Move) and i.kind.is_pull:
-            found[number] = Use([], [])
+            uses[number] = PullUse([], [])
         elif isinstance(i, Run):
             for dep in i.deps:
                 pull = program.instructions[dep]
-                if dep in found and isinstance(pull, Move):
-                    found[dep].waiting.append(number)
+                if dep in uses and isinstance(pull, Move):
+                    uses[dep].waiting.append(number)
                     if pull.value in reads[i.op]:
-                        found[dep].reading.append(number)
-    return found
+                        uses[dep].reading.append(number)
+    return uses
 
 
 def check_pulls(
     program: Program, name: str, events: Sequence[tuple[int, Instruction]],
-    written: Mapping[ParameterRegion, int], passed: set[object],
+    last_updates: Mapping[ParameterRegion, int], checked: set[object],
 ) -> set[int]:  # fmt: skip
     """Checks the uses of a parameter in a step; its pulls.
 
@@ -51,45 +51,47 @@ def check_pulls(
     """
     pulls = {n: i for n, i in events if isinstance(i, Move) and i.kind.is_pull}
     used: set[int] = set()
-    homes: dict[int, list[Box]] = {}
-    for share in program.slices[name]:
-        homes.setdefault(share.server, []).append(share.box)
+    boxes_by_server: dict[int, list[Box]] = {}
+    for slice_ in program.slices[name]:
+        boxes_by_server.setdefault(slice_.server, []).append(slice_.box)
     for number, pull in pulls.items():
         for m in pull.messages:
             for box in m.boxes:
-                if subtract(box, homes.get(m.source, [])):
+                if subtract(box, boxes_by_server.get(m.source, [])):
                     refuse(program, number, f"device {m.source} is not the home of {box}.")
-            for share, update in written.items():
-                late = share.server == m.source and update not in pull.deps
-                if late and any(not (box & share.box).empty for box in m.boxes):
+            for slice_, update in last_updates.items():
+                not_awaited = slice_.server == m.source and update not in pull.deps
+                if not_awaited and any(not (box & slice_.box).empty for box in m.boxes):
                     what = describe(update, program.instructions[update])
                     refuse(program, number, f"it does not wait for {what}.")
     for number, run in events:
         if isinstance(run, Run):
-            own = [d for d in run.deps if d in pulls]
-            used.update(own)
-            alike = (run.op, run.key.variant, tuple(pulls[n].messages for n in own))
-            if alike not in passed:
-                _check_use(program, name, number, run, homes, [pulls[n] for n in own])
-                passed.add(alike)
+            run_pulls = [d for d in run.deps if d in pulls]
+            used.update(run_pulls)
+            run_signature = (run.op, run.key.variant, tuple(pulls[n].messages for n in run_pulls))
+            if run_signature not in checked:
+                _check_use(
+                    program, name, number, run, boxes_by_server, [pulls[n] for n in run_pulls]
+                )
+                checked.add(run_signature)
     for number in pulls.keys() - used:
         refuse(program, number, "nobody waits for it.")
     return set(pulls)
 
 
 def _check_use(
-    program: Program, name: str, number: int, run: Run, homes: Mapping[int, Sequence[Box]],
+    program: Program, name: str, number: int, run: Run, boxes_by_server: Mapping[int, Sequence[Box]],
     pulls: Iterable[Move],
 ) -> None:  # fmt: skip
     """Every device has what its tiles read."""
-    held = {device: list(boxes) for device, boxes in homes.items()}
+    boxes_held = {device: list(boxes) for device, boxes in boxes_by_server.items()}
     for m in (m for pull in pulls for m in pull.messages):
-        held.setdefault(m.target, []).extend(m.boxes)
+        boxes_held.setdefault(m.target, []).extend(m.boxes)
     variant = program.variant(run.key)
     op = variant.ops[run.op]
     for operand in (k for k, i in enumerate(op.inputs) if i == name):
         for device, region in operand_regions(op, operand, variant.tiles[run.op]):
-            missing = [] if region is None else subtract(region, held.get(device, []))
+            missing = [] if region is None else subtract(region, boxes_held.get(device, []))
             if missing:
                 refuse(
                     program, number,

@@ -17,7 +17,7 @@ from raddle.plans.tiling import Tiling
 from raddle.program.parameter_regions import parameter_regions
 from raddle.program.program import Message, ParameterRegion, reduced_element_bytes
 from raddle.program.sync_instructions import slices_by_worker
-from raddle.program.zero3_blocks import pulls_of
+from raddle.program.zero3_blocks import pull_messages
 from raddle.simulation.fast.machine import Machine
 from raddle.simulation.fast.store import NOTHING, Slot, Store
 from raddle.simulation.fast.tiled import Reader
@@ -120,7 +120,7 @@ class Sharing:
         ops: list[Op] = list({r.op.name: r.op for r in readers}.values())
 
         def find() -> Slot:
-            found = pulls_of(ops, tiles, {name: shares}, {name: slices}).get(name, ())
+            found = pull_messages(ops, tiles, {name: shares}, {name: slices}).get(name, ())
             sent = [(m, m.elements * width) for m in found]
             return store.messages.add(self.machine.listed(sent, sliced=True))
 

@@ -18,7 +18,7 @@ from raddle.program.message_kind import MessageKind
 from raddle.program.micro_batch import MicroBatch
 from raddle.program.program import Instruction, Key, Merge, Message, Move, Run
 from raddle.program.step_script import ACTION_ENDS, COMPLETE, STEP_ENDS
-from raddle.program.zero3_blocks import cut, prefetched
+from raddle.program.zero3_blocks import cut_blocks, with_prefetch
 from raddle.simulation.fast.arrays import COMPUTE, EVENT, LATEST, MESSAGES, NOW, Array, Tape
 
 SOMETHING = (Message(0, 1, ()),)
@@ -97,8 +97,8 @@ def record(
     def pieces(phase: str) -> Iterable[tuple[Sequence[Op], Sequence[int]]]:
         if not sync.divided or not trained:
             return [(graph.ops, ())]
-        blocks = cut(graph.ops, graph, plan, trained, active, phase)
-        return prefetched(blocks, lambda at: recorder.pull(blocks[at].run, trained))
+        blocks = cut_blocks(graph.ops, graph, plan, trained, active, phase)
+        return with_prefetch(blocks, lambda at: recorder.pull(blocks[at].ops_to_run, trained))
 
     for ops, pulls in pieces("F"):
         micro.forward(ops, pulls)
