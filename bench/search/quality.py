@@ -20,7 +20,7 @@ from raddle.plans.notation import write_tiling
 from raddle.searches.baselines import BASELINES
 from raddle.searches.comparison import compare, plan_and_predict
 from raddle.searches.optcnn.method import choose_configurations
-from raddle.searches.optcnn.tables import tables
+from raddle.searches.optcnn.tables import build_tables
 from raddle.searches.settings import Settings
 
 # A global batch of 32 a device as in the papers where they say so; 64 in all for FlexFlow's recurrent ones.
@@ -41,7 +41,7 @@ def optcnn_claims() -> None:
     """OptCNN's own cost (additive, a server a layer) of its optimum and of what it is compared with."""
     for model, claim in OPTCNN_CLAIMS.items():
         graph, on = graph_of(model, 512), machine("p100:4x4")
-        found = tables(graph, on, paper=True)
+        found = build_tables(graph, on, paper=True)
         chosen, solution = choose_configurations(found)
         costs = {name: cost_of(found, own) for name, own in baselines(found).items()}
         best = min(costs.values())
@@ -68,7 +68,7 @@ def optcnn_claims() -> None:
 def vgg_plan() -> None:
     """VGG-16 on 4 GPUs in one node, as the paper counts."""
     graph, on = graph_of("vgg16", 128), machine("p100:1x4")
-    found = tables(graph, on, paper=True)
+    found = build_tables(graph, on, paper=True)
     chosen, _ = choose_configurations(found)
     plan = {}
     for group, own in zip(found.groups, chosen, strict=True):

@@ -17,7 +17,7 @@ from raddle.program.lower import lower
 from raddle.searches.baselines import BASELINES
 from raddle.searches.flexflow.chain import Chain, start_chain
 from raddle.searches.optcnn.method import choose_configurations
-from raddle.searches.optcnn.tables import tables
+from raddle.searches.optcnn.tables import build_tables
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.planning import plan_for
 from raddle.searches.settings import Settings
@@ -45,7 +45,7 @@ def optcnn() -> None:
         seconds = []
         for _ in range(8 if count < 64 else 3):
             begun = time.perf_counter()
-            found = tables(graph, on, powers=powers)
+            found = build_tables(graph, on, powers_of_two=powers)
             _, solution = choose_configurations(found)
             seconds.append(time.perf_counter() - begun)
         row = {

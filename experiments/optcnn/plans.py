@@ -9,7 +9,7 @@ from experiments.optcnn.additive import baselines, configured, cost_of, parts
 from experiments.scaling import Case
 from raddle.api.models import Op
 from raddle.api.results import Cell, Column, Drawing, Section, Table
-from raddle.api.searching import Configuration, Group, Tables, choose_configurations, tables
+from raddle.api.searching import Configuration, Group, Tables, build_tables, choose_configurations
 
 TITLE = "VGG-16 on 4 GPUs"
 CASE = Case("vgg16", "p100", 4, 32)
@@ -31,9 +31,9 @@ def printed(group: Group) -> dict[str, int]:
 def plans(asked: Asked) -> Section:
     graph, on = CASE.graph, CASE.cluster
     asked.say("servers", 0.3)
-    paper = tables(graph, on, paper=True)
+    paper = build_tables(graph, on, paper=True)
     asked.say("all-reduce", 0.6)
-    today = tables(graph, on)
+    today = build_tables(graph, on)
     chosen = [choose_configurations(paper)[0], choose_configurations(today)[0]]
     alike = sum(
         parts(group, own) == printed(group)

@@ -9,7 +9,7 @@ from experiments.experiment import Asked
 from experiments.optcnn.additive import baselines, cost_of
 from experiments.scaling import SYNCS, Case, Step, Steps, best, chart, ratio, step
 from raddle.api.results import Cell, Chart, Column, Section, Table
-from raddle.api.searching import choose_configurations, tables
+from raddle.api.searching import build_tables, choose_configurations
 
 TITLE = "Throughput and communication"
 OTHERS = ("data", "model", "owt")
@@ -76,7 +76,7 @@ def _measured(model: str, sync: str, counts: Sequence[int], budget: float) -> Me
 def _added(model: str, count: int) -> float:
     """The gain over the best baseline by the paper's own cost, where nothing overlaps."""
     case = Case(model, "p100", count, SAMPLES)
-    found = tables(case.graph, case.cluster, paper=True)
+    found = build_tables(case.graph, case.cluster, paper=True)
     optimum = choose_configurations(found)[1].cost
     return min(cost_of(found, own) for own in baselines(found).values()) / optimum
 

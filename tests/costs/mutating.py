@@ -22,7 +22,7 @@ from raddle.program.lower import lower
 from raddle.program.merges import merged_bytes
 from raddle.program.program import reduced_element_bytes
 from raddle.program.value_holders import chosen_copy
-from raddle.searches.optcnn.tables import tables
+from raddle.searches.optcnn.tables import build_tables
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.timeline import simulate
 
@@ -51,7 +51,7 @@ RULES: dict[str, Rule] = {  # what stands there, and what takes its place
 def figures() -> dict[str, float]:
     graph, machine = mlp(), machine_of("host_overhead:4")
     plan = planned(graph, TILES, 4, sync="allreduce:bf16")
-    found = tables(graph, machine)
+    found = build_tables(graph, machine)
     return {
         "simulation": int(simulate(lower(graph, plan), machine).end.max()),
         "fast": int(Evaluator(graph, machine, plan).time() or 0),

@@ -32,7 +32,7 @@ from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.reports.experiments.result import Chart, Table
 from raddle.searches import settings
-from raddle.searches.optcnn.tables import tables
+from raddle.searches.optcnn.tables import build_tables
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.planning import build_plan, plan_for
 from raddle.searches.predict import simulate_steps
@@ -100,7 +100,7 @@ def test_a_server_receives_and_sends_every_copy(lenet: Graph) -> None:
 def test_additive_cost_is_that_of_optcnns_tables(model: str, devices: int) -> None:
     """Plans of its own space; parts of t_C and t_X are told apart differently."""
     graph, on = capture_model(model, 8), cluster(f"p100:1x{devices}")
-    found = tables(graph, on, paper=True)
+    found = build_tables(graph, on, paper=True)
     asked = settings.Settings(sync="allreduce")
     space = PlanSpace(graph, on, asked)
     for seed in range(3):

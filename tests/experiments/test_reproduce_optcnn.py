@@ -23,7 +23,7 @@ from raddle.api.loading import capture_model
 from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.searches.optcnn.method import choose_configurations
-from raddle.searches.optcnn.tables import Tables, tables
+from raddle.searches.optcnn.tables import Tables, build_tables
 
 figures = st.lists(st.integers(0, 5), min_size=2, max_size=8)
 
@@ -85,7 +85,7 @@ def test_kendall_counts_the_swaps_of_a_sort(order: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def lenet() -> Tables:
-    return tables(capture_model("lenet-tiny", 8), cluster("p100:1x2"), paper=True)
+    return build_tables(capture_model("lenet-tiny", 8), cluster("p100:1x2"), paper=True)
 
 
 def test_optimum_costs_what_it_adds_up_to_and_no_baseline_is_less(lenet: Tables) -> None:

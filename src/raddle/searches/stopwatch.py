@@ -54,18 +54,18 @@ class Stopwatch:
             return
         from numba.core.event import Event, Listener, install_listener  # only searches need numba
 
-        watch = self
+        stopwatch = self
 
-        class Compiling(Listener):
+        class PauseListener(Listener):
             def on_start(self, event: Event) -> None:
-                watch.pause()
+                stopwatch.pause()
 
             def on_end(self, event: Event) -> None:
-                watch.resume()
+                stopwatch.resume()
 
         self.listening = True
         try:
-            with install_listener("numba:compile", Compiling()):
+            with install_listener("numba:compile", PauseListener()):
                 yield
         finally:
             self.listening = False

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from raddle.searches.optcnn import branch_and_bound, elimination
 from raddle.searches.optcnn.elimination import min_plus, solve
-from raddle.searches.optcnn.problem import Edge, near_of
+from raddle.searches.optcnn.problem import Edge, incident_edges
 
 Pairs = list[tuple[int, int]]
 Problem = tuple[list[np.ndarray], list[Edge]]
@@ -125,8 +125,8 @@ seeds = st.integers(0, 2**32)
 def test_nothing_is_left_of_series_parallel_graphs(pairs: Pairs, seed: int) -> None:
     problem = filled(pairs, seed)
     check(problem)
-    eliminated = solve(*problem).eliminated
-    assert (eliminated.nodes, eliminated.left) == (len(problem[0]), 0)
+    eliminated = solve(*problem).counts
+    assert (eliminated.nodes, eliminated.remaining) == (len(problem[0]), 0)
 
 
 @given(st.one_of(multigraphs(), st.sampled_from(WIDE)), seeds, st.integers(0, 2))
@@ -170,21 +170,23 @@ def test_bounds_hold_for_all_choices(pairs: Pairs, seed: int, quantile: float) -
     nodes, edges = filled(pairs, seed, least=2)
     costs = all_costs(nodes, edges)
     cost = float(np.quantile(costs, quantile, method="higher"))
-    near = near_of(nodes, edges)
+    near = incident_edges(nodes, edges)
     zeros = [[np.zeros(len(nodes[end])) for end in edge[:2]] for edge in edges]
     keep = [np.arange(len(node)) for node in nodes]
-    root = branch_and_bound.Part(1, branch_and_bound._bound(nodes, edges, zeros), 0, keep, zeros)
+    root = branch_and_bound.Subproblem(
+        1, branch_and_bound._bound(nodes, edges, zeros), 0, keep, zeros
+    )
     assert root.bound <= costs.min()
-    part = branch_and_bound._tightened(nodes, edges, near, root, cost, lambda: False)
+    part = branch_and_bound._tighten(nodes, edges, near, root, cost, lambda: False)
     assert part.bound <= max(cost, costs.min()) + 1e-6
     if part.bound < cost:
         assert part.bound <= costs.min() + 1e-6
-        for node, kept in enumerate(part.keep):
+        for node, kept in enumerate(part.allowed):
             assert set(np.nonzero(costs < cost)[node]) <= set(kept)
-        few, some = branch_and_bound._restricted(nodes, edges, part.keep)
-        if any(len(kept) > 1 for kept in part.keep):
-            for child in branch_and_bound._divided(few, some, near, part, count()):
-                assert child.bound <= costs[np.ix_(*child.keep)].min() + 1e-6
+        few, some = branch_and_bound._restrict(nodes, edges, part.allowed)
+        if any(len(kept) > 1 for kept in part.allowed):
+            for child in branch_and_bound._branch(few, some, near, part, count()):
+                assert child.bound <= costs[np.ix_(*child.allowed)].min() + 1e-6
     else:
         assert costs.min() >= cost
 
@@ -218,11 +220,11 @@ def test_infinite_costs_forbid(pairs: Pairs, seed: int, limit: int) -> None:
 
 def test_a_wide_graph_is_really_branched() -> None:
     problem = filled(complete(7), 1, least=3)
-    assert solve(*problem).eliminated.branches == 0
+    assert solve(*problem).counts.branches == 0
     found = solve(*problem, limit=0)
     assert found.cost == solve(*problem).cost == exhaustive(*problem)
-    assert found.eliminated.branches > 5
-    assert found.eliminated.left == 7
+    assert found.counts.branches > 5
+    assert found.counts.remaining == 7
 
 
 def test_no_nodes_and_no_edges() -> None:
@@ -273,8 +275,11 @@ def test_a_part_that_was_interrupted_stays_open() -> None:
         return (0,) * len(nodes), False
 
     with without_guesses():
-        found = branch_and_bound.minimum(
-            *problem, narrow=interrupted, late=lambda: bool(struck), heard=lambda step: None
+        found = branch_and_bound.branch_and_bound(
+            *problem,
+            solve_by_elimination=interrupted,
+            out_of_time=lambda: bool(struck),
+            on_progress=lambda step: None,
         )
     assert struck
     assert not found.certified
@@ -291,7 +296,7 @@ def test_the_bound_before_any_work_is_what_each_table_costs_at_least() -> None:
 
 def test_progress_is_heard() -> None:
     steps: list[Any] = []
-    solve(*filled([*complete(6), (5, 6)], 3, least=3), limit=0, heard=steps.append)
+    solve(*filled([*complete(6), (5, 6)], 3, least=3), limit=0, on_progress=steps.append)
     assert {step["step"] for step in steps} == {"eliminate", "branch"}
 
 
@@ -314,16 +319,16 @@ def blocks(count: int, configurations: int, *, shared: bool) -> Problem:
 
 def test_equal_products_are_done_once() -> None:
     apart, shared = (solve(*blocks(6, 3, shared=shared)) for shared in (False, True))
-    assert apart.eliminated.products == 18  # three for each block
-    assert shared.eliminated.products == 6  # the blocks at the ends fold in other ways
-    assert solve(*blocks(12, 3, shared=True)).eliminated.products == 6
+    assert apart.counts.products == 18  # three for each block
+    assert shared.counts.products == 6  # the blocks at the ends fold in other ways
+    assert solve(*blocks(12, 3, shared=True)).counts.products == 6
     copied = [edge._replace(cost=edge.cost.copy()) for edge in blocks(6, 3, shared=True)[1]]
     assert solve(blocks(6, 3, shared=True)[0], copied).cost == shared.cost
 
 
 def test_chains_and_trees_need_no_products() -> None:
-    assert solve(*filled([(i, i + 1) for i in range(9)], 0)).eliminated.products == 0
-    assert solve(*filled([(i // 2, i) for i in range(1, 9)], 0)).eliminated.products == 0
+    assert solve(*filled([(i, i + 1) for i in range(9)], 0)).counts.products == 0
+    assert solve(*filled([(i // 2, i) for i in range(1, 9)], 0)).counts.products == 0
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 2), (70, 9, 33), (65, 6, 1030), (40, 7, 3)])

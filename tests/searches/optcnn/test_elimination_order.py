@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from raddle.searches.optcnn.elimination_order import between, components, order
+from raddle.searches.optcnn.elimination_order import (
+    components,
+    smallest_tables_first,
+    two_neighbour_nodes,
+)
 
 CHAIN = {0: {1}, 1: {0, 2}, 2: {1}}
 RING = {0: {1, 3}, 1: {0, 2}, 2: {1, 3}, 3: {2, 0}}
@@ -16,15 +20,17 @@ def test_components_begin_with_their_root() -> None:
 
 
 def test_no_two_neighbours_are_folded_at_once_and_cycles_come_first() -> None:
-    assert between(RING) == [0, 2]
-    assert between({**RING, 0: {1, 3, 4}, 4: {0, 5}, 5: {4, 6}, 6: {5}}) == [1, 3]
-    assert between(CHAIN) == [1]
+    assert two_neighbour_nodes(RING) == [0, 2]
+    assert two_neighbour_nodes({**RING, 0: {1, 3, 4}, 4: {0, 5}, 5: {4, 6}, 6: {5}}) == [1, 3]
+    assert two_neighbour_nodes(CHAIN) == [1]
 
 
 @pytest.mark.parametrize(("limit", "found"), [(8, [0, 1, 2, 3]), (7, None)])
 def test_tables_over_three_nodes_have_a_limit(limit: int, found: list[int] | None) -> None:
-    assert order(FOUR, [2, 2, 2, 2], limit) == found
+    assert smallest_tables_first(FOUR, [2, 2, 2, 2], limit) == found
 
 
 def test_the_smallest_table_is_made_first() -> None:
-    assert order(CHAIN, [9, 2, 5], 1)[0] == 0  # a table over node 1 alone, of two entries
+    assert (
+        smallest_tables_first(CHAIN, [9, 2, 5], 1)[0] == 0
+    )  # a table over node 1 alone, of two entries

@@ -24,10 +24,10 @@ from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.searches.configurations import tiles
 from raddle.searches.groups import Group, find_groups, group_indices
-from raddle.searches.optcnn.layouts import Atlas, Layout
+from raddle.searches.optcnn.layouts import LayoutBuilder, MemberLayout
 from raddle.searches.optcnn.method import plan_tiles
 from raddle.searches.optcnn.ranges import Ranges
-from raddle.searches.optcnn.tables import Tables, tables
+from raddle.searches.optcnn.tables import Tables, build_tables
 from raddle.searches.planning import plan_for
 
 SAMPLES, WIDTH = 4, 6
@@ -129,7 +129,7 @@ def box_of(ranges: tuple[Ranges, ...], x: int, d: int) -> Box | None:
     return Box(tuple(lo for lo, _ in spans), tuple(hi for _, hi in spans))
 
 
-def assert_laid_out(group: Group, layouts: tuple[Layout, ...]) -> None:
+def assert_laid_out(group: Group, layouts: tuple[MemberLayout, ...]) -> None:
     """Under every configuration each device has the tile, and needs the regions, of the group's tiles."""
     lattice = layouts[0].lattice
     for x, configuration in enumerate(lattice.configurations):
@@ -176,7 +176,7 @@ def test_layouts_are_the_tiles_and_the_regions_that_they_read(
     steps: list[Step], options: dict[str, bool]
 ) -> None:
     graph = captured(steps)
-    atlas = Atlas(np.arange(4), 4, **options)
+    atlas = LayoutBuilder(np.arange(4), 4, **options)
     for group in find_groups(graph):
         assert_laid_out(group, atlas.layouts(group))
 
@@ -187,7 +187,7 @@ def test_tables_are_what_a_recount_finds_and_choices_are_plans(
     data: st.DataObject, steps: list[Step], where: str, options: dict[str, bool]
 ) -> None:
     graph, on = captured(steps), machine(where)
-    found, recount = tables(graph, on, **options), Recount(graph, on)  # type: ignore[arg-type]
+    found, recount = build_tables(graph, on, **options), Recount(graph, on)  # type: ignore[arg-type]
     choice = [data.draw(st.integers(0, len(own) - 1)) for own in found.configurations]
     chosen = [own[x] for own, x in zip(found.configurations, choice, strict=True)]
     for g, x in enumerate(choice):

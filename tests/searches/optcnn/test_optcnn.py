@@ -34,9 +34,14 @@ from raddle.program.merges import is_local_statistics, longest_dim
 from raddle.program.replicated_loss import SMALL_RESULT
 from raddle.searches.configurations import Configuration, tiles
 from raddle.searches.groups import Group, group_indices
-from raddle.searches.optcnn.method import OVERLAPS, choose_configurations, optcnn_paper, plan_tiles
-from raddle.searches.optcnn.tables import Tables, tables
-from raddle.searches.optcnn.transfers import looked_at
+from raddle.searches.optcnn.method import (
+    EXPOSED_SHARES,
+    choose_configurations,
+    optcnn_paper,
+    plan_tiles,
+)
+from raddle.searches.optcnn.tables import Tables, build_tables
+from raddle.searches.optcnn.transfers import sampled_devices
 from raddle.searches.planning import plan_for
 from raddle.simulation.fast.evaluator import Evaluator
 
@@ -76,7 +81,7 @@ def machine(name: str) -> Cluster:
 
 @cache
 def table(model: str, where: str, **options: bool) -> Tables:
-    return tables(small(model)[1], machine(where), **options)  # type: ignore[arg-type]
+    return build_tables(small(model)[1], machine(where), **options)  # type: ignore[arg-type]
 
 
 # -- the recount ---------------------------------------------------------------------------------
@@ -391,7 +396,7 @@ def test_no_choice_for_lenet_on_four_devices_costs_less(paper: bool) -> None:
     """All eleven million are added up."""
     work = zoo.load("lenet", batch=64)
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
-    found = tables(graph, cluster("p100:1x4"), paper=paper)
+    found = build_tables(graph, cluster("p100:1x4"), paper=paper)
     assert math.prod(len(own) for own in found.nodes) > 1e7
     chosen, solution = choose_configurations(found)
     assert solution.certified
@@ -406,7 +411,7 @@ def test_layers_that_are_alike_share_their_tables() -> None:
 
 def test_less_exposed_synchronisation_changes_the_nodes_alone() -> None:
     found = table("lenet-tiny", "p100:2x2")
-    half = found.overlapped(0.5)
+    half = found.with_exposed(0.5)
     assert half.edges is found.edges
     for all_, own, compute, sync in zip(
         found.nodes, half.nodes, found.compute, found.sync, strict=True
@@ -423,7 +428,7 @@ def test_pins_leave_what_they_allow() -> None:
             q == 1 or x == "n" for x, q in zip(group.letters, configuration.degrees, strict=True)
         )
 
-    free, pinned = tables(graph, where), tables(graph, where, allowed=by_sample)
+    free, pinned = build_tables(graph, where), build_tables(graph, where, allowed=by_sample)
     for g, own in enumerate(pinned.configurations):
         at = [free.configurations[g].index(c) for c in own]
         assert all(by_sample(pinned.groups[g], c) for c in own)
@@ -438,12 +443,12 @@ def test_pins_leave_what_they_allow() -> None:
         np.testing.assert_array_equal(cut.cost, edge.cost[np.ix_(rows, columns)])
     assert choose_configurations(pinned)[1].cost >= choose_configurations(free)[1].cost
     with pytest.raises(InputError, match=r"no configuration of 'features\.0' is allowed"):
-        tables(graph, where, allowed=lambda group, configuration: False)
+        build_tables(graph, where, allowed=lambda group, configuration: False)
 
 
 def test_what_was_measured_comes_before_what_is_estimated() -> None:
     graph, where = small("lenet-tiny")[1], machine("p100:1x4")
-    plain = tables(graph, where)
+    plain = build_tables(graph, where)
     op = graph.op("classifier.4")
     g = group_indices(plain.groups)[op.name]
     x = plain.configurations[g].index(Configuration((2, 1, 1), (0, 1)))
@@ -451,7 +456,7 @@ def test_what_was_measured_comes_before_what_is_estimated() -> None:
     compute = ComputeCosts(graph, active_values(graph))
     seconds = compute.seconds(op, box, "F", where.devices[0])
     profile = Profile({profile_key(op, box, "F", None, "p100"): seconds + 1.0})
-    measured = tables(graph, where, profile=profile)
+    measured = build_tables(graph, where, profile=profile)
     assert measured.compute[g][x] == pytest.approx(plain.compute[g][x] + 1.0)
     assert sum((a != b).sum() for a, b in zip(measured.compute, plain.compute, strict=True)) == 1
 
@@ -461,18 +466,18 @@ def test_what_was_measured_comes_before_what_is_estimated() -> None:
 
 def test_some_nodes_stand_for_many() -> None:
     few, many = cluster("p100:16x4"), cluster("p100:64x4")
-    assert list(looked_at(few)) == list(range(64))
-    nodes = {many.devices[d].node for d in looked_at(many)}
-    assert len(looked_at(many)) == 64
+    assert list(sampled_devices(few)) == list(range(64))
+    nodes = {many.devices[d].node for d in sampled_devices(many)}
+    assert len(sampled_devices(many)) == 64
     assert {0, 63} < nodes
-    assert list(looked_at(many, every=True)) == list(range(256))
+    assert list(sampled_devices(many, all_devices=True)) == list(range(256))
 
 
 def test_what_is_looked_at_takes_no_longer_than_all(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, where = small("mlp-tiny")[1], cluster("p100:32x4")
-    some = tables(graph, where)
+    some = build_tables(graph, where)
     monkeypatch.setattr("raddle.searches.optcnn.transfers.SAMPLED_DEVICES", 128)
-    every = tables(graph, where)
+    every = build_tables(graph, where)
     for a, b in zip([*some.nodes, *(e.cost for e in some.edges)],
                     [*every.nodes, *(e.cost for e in every.edges)], strict=True):  # fmt: skip
         assert (a <= b * (1 + 1e-6)).all()
@@ -510,10 +515,10 @@ def evaluated(graph: Graph, on: Cluster, tiles: Mapping[str, Tiling]) -> int | N
 
 def test_the_fastest_plan_of_several_is_taken() -> None:
     graph, where = small("mlp-tiny")[1], machine("p100:2x2")
-    found = tables(graph, where)
+    found = build_tables(graph, where)
     times = []
-    for overlap in OVERLAPS:
-        chosen, _ = choose_configurations(found.overlapped(overlap))
+    for overlap in EXPOSED_SHARES:
+        chosen, _ = choose_configurations(found.with_exposed(overlap))
         times.append(evaluated(graph, where, plan_tiles(graph, where, found.groups, chosen)))
     assert evaluated(graph, where, plan_for(graph, where, "optcnn").tiles) == min(times)
 
@@ -534,7 +539,7 @@ def test_a_server_moves_parameters_twice_for_every_copy(where: str, bandwidth: f
     graph = capture(Layer(), [torch.zeros(64, 640)], loss=lambda y: y.sum())
     machines = cluster(where)
     count = len(machines.devices)
-    found = tables(graph, machines, paper=True)
+    found = build_tables(graph, machines, paper=True)
     (group,), (own,) = found.groups[:1], found.configurations[:1]
     nbytes = 640 * 320 * 4
 

@@ -23,7 +23,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raddle.searches.optcnn.problem import Edges, Near, Nodes, cost_of, near_of, settled
+from raddle.searches.optcnn.problem import (
+    Edges,
+    Incidence,
+    Nodes,
+    cost_of,
+    improve_locally,
+    incident_edges,
+)
 from raddle.searches.settings import OnProgress
 
 SWEEPS = 40  # at most, over a part
@@ -31,70 +38,75 @@ GAIN = 0.02  # of the gap between bound and best cost: a sweep that closes less 
 ROUNDING = 1e-9  # of the best cost: bounds that close to it are taken for equal
 
 
-class Found(NamedTuple):
+class BranchResult(NamedTuple):
     choice: tuple[int, ...]
     bound: float
     certified: bool
     branches: int
 
 
-class Part(NamedTuple):
-    turn: int  # 0: the next; it is the best part of the last one, to come to good choices early
+class Subproblem(NamedTuple):
+    priority: int  # 0: the next; it is the best part of the last one, to come to good choices early
     bound: float
     number: int  # breaks ties
-    keep: list[np.ndarray]  # by node, its configurations
+    allowed: list[np.ndarray]  # by node, its configurations
     moved: list[list[np.ndarray]]  # by edge, what was moved from it to its source and to its target
 
 
-def minimum(
+def branch_and_bound(
     nodes: Nodes,
     edges: Edges,
     *,
-    narrow: Callable[[Nodes, Edges], tuple[tuple[int, ...], bool] | None],
-    late: Callable[[], bool],
-    heard: OnProgress,
-) -> Found:
+    solve_by_elimination: Callable[[Nodes, Edges], tuple[tuple[int, ...], bool] | None],
+    out_of_time: Callable[[], bool],
+    on_progress: OnProgress,
+) -> BranchResult:
     """The best choice, if there is time. `narrow` solves a part and says if to the end; none: too wide."""
-    nodes, edges, forbidden = _finite(nodes, edges)
-    near = near_of(nodes, edges)
-    best = settled(nodes, edges, [int(node.argmin()) for node in nodes])
+    nodes, edges, forbidden = _without_infinities(nodes, edges)
+    incident = incident_edges(nodes, edges)
+    best = improve_locally(nodes, edges, [int(node.argmin()) for node in nodes])
     cost = cost_of(nodes, edges, best)
     moved = [[np.zeros(len(nodes[i])), np.zeros(len(nodes[j]))] for i, j, _ in edges]
-    keep = [np.arange(len(node)) for node in nodes]
-    heap = [Part(1, _bound(nodes, edges, moved), 0, keep, moved)]
+    allowed = [np.arange(len(node)) for node in nodes]
+    heap = [Subproblem(1, _bound(nodes, edges, moved), 0, allowed, moved)]
     numbers, branches = count(1), 0
 
-    def closed(part: Part) -> bool:
+    def is_closed(part: Subproblem) -> bool:
         return part.bound >= cost - ROUNDING * abs(cost)
 
-    while heap and not late():
+    while heap and not out_of_time():
         part = heappop(heap)
-        if closed(part):
+        if is_closed(part):
             continue
         branches += 1
-        heard({"step": "branch", "cost": cost, "bound": part.bound, "open": len(heap)})
-        part = _tightened(nodes, edges, near, part, cost, late)
-        if closed(part):
+        on_progress({"step": "branch", "cost": cost, "bound": part.bound, "open": len(heap)})
+        part = _tighten(nodes, edges, incident, part, cost, out_of_time)
+        if is_closed(part):
             continue
-        few, some = _restricted(nodes, edges, part.keep)
-        solved = narrow(few, some)
-        choice, done = solved or (_rounded(few, some, near, part.moved), False)
-        choice = settled(nodes, edges, [k[x] for k, x in zip(part.keep, choice, strict=True)])
-        if (new := cost_of(nodes, edges, choice)) < cost:
-            best, cost = choice, new
+        few_nodes, few_edges = _restrict(nodes, edges, part.allowed)
+        solved = solve_by_elimination(few_nodes, few_edges)
+        choice, complete = solved or (
+            _greedy_choice(few_nodes, few_edges, incident, part.moved),
+            False,
+        )
+        choice = improve_locally(
+            nodes, edges, [k[x] for k, x in zip(part.allowed, choice, strict=True)]
+        )
+        if (new_cost := cost_of(nodes, edges, choice)) < cost:
+            best, cost = choice, new_cost
         if solved is None:
-            for child in _divided(few, some, near, part, numbers):
+            for child in _branch(few_nodes, few_edges, incident, part, numbers):
                 heappush(heap, child)
-        elif not done:
+        elif not complete:
             heappush(heap, part)
-    bound = min((part.bound for part in heap if not closed(part)), default=cost)
-    return Found(best, math.inf if bound >= forbidden else bound, bound == cost, branches)
+    bound = min((part.bound for part in heap if not is_closed(part)), default=cost)
+    return BranchResult(best, math.inf if bound >= forbidden else bound, bound == cost, branches)
 
 
 # -- bounds --------------------------------------------------------------------------------------
 
 
-def _finite(nodes: Nodes, edges: Edges) -> tuple[Nodes, Edges, float]:
+def _without_infinities(nodes: Nodes, edges: Edges) -> tuple[Nodes, Edges, float]:
     """Infinite costs become so large that a choice with one costs more than all without, and how much."""
     tables = [*nodes, *(edge.cost for edge in edges)]
     finite = [table[np.isfinite(table)] for table in tables]
@@ -102,14 +114,18 @@ def _finite(nodes: Nodes, edges: Edges) -> tuple[Nodes, Edges, float]:
         return nodes, edges, math.inf
     lows = [float(some.min()) if some.size else 0.0 for some in finite]
     span = 1 + 2 * sum(float(some.max()) - some.min() for some in finite if some.size)
-    cut = [np.minimum(t, low + span, dtype=np.float64) for t, low in zip(tables, lows, strict=True)]
-    changed = [edge._replace(cost=t) for edge, t in zip(edges, cut[len(nodes) :], strict=True)]
-    return cut[: len(nodes)], changed, sum(lows) + span
+    capped = [
+        np.minimum(t, low + span, dtype=np.float64) for t, low in zip(tables, lows, strict=True)
+    ]
+    changed = [edge._replace(cost=t) for edge, t in zip(edges, capped[len(nodes) :], strict=True)]
+    return capped[: len(nodes)], changed, sum(lows) + span
 
 
-def _restricted(nodes: Nodes, edges: Edges, keep: Sequence[np.ndarray]) -> tuple[Nodes, Edges]:
-    few = [node[k] for node, k in zip(nodes, keep, strict=True)]
-    return few, [e._replace(cost=e.cost[np.ix_(keep[e.source], keep[e.target])]) for e in edges]
+def _restrict(nodes: Nodes, edges: Edges, allowed: Sequence[np.ndarray]) -> tuple[Nodes, Edges]:
+    few_nodes = [node[k] for node, k in zip(nodes, allowed, strict=True)]
+    return few_nodes, [
+        e._replace(cost=e.cost[np.ix_(allowed[e.source], allowed[e.target])]) for e in edges
+    ]
 
 
 def _bound(nodes: Nodes, edges: Edges, moved: Sequence[Sequence[np.ndarray]]) -> float:
@@ -117,59 +133,64 @@ def _bound(nodes: Nodes, edges: Edges, moved: Sequence[Sequence[np.ndarray]]) ->
     for (i, j, _), (to_i, to_j) in zip(edges, moved, strict=True):
         costs[i] += to_i
         costs[j] += to_j
-    rest = (t - m[0][:, None] - m[1] for (_, _, t), m in zip(edges, moved, strict=True))
-    return math.fsum(float(t.min()) for t in (*costs, *rest))
+    remaining = (t - m[0][:, None] - m[1] for (_, _, t), m in zip(edges, moved, strict=True))
+    return math.fsum(float(t.min()) for t in (*costs, *remaining))
 
 
-def _collected(
-    nodes: Nodes, edges: Edges, near: Near, moved: list[list[np.ndarray]], i: int
+def _collect_costs(
+    nodes: Nodes, edges: Edges, incident: Incidence, moved: list[list[np.ndarray]], i: int
 ) -> np.ndarray:
     """What a node costs when all that its edges cost at least, given it, was moved to it."""
     costs = nodes[i].astype(np.float64)
-    for e, end, _ in near[i]:
+    for e, end, _ in incident[i]:
         other = moved[e][1 - end]
         moved[e][end] = (edges[e].cost - (other if end == 0 else other[:, None])).min(axis=1 - end)
         costs += moved[e][end]
     return costs
 
 
-def _tightened(
-    nodes: Nodes, edges: Edges, near: Near, part: Part, cost: float, late: Callable[[], bool]
-) -> Part:
+def _tighten(
+    nodes: Nodes,
+    edges: Edges,
+    incident: Incidence,
+    part: Subproblem,
+    cost: float,
+    out_of_time: Callable[[], bool],
+) -> Subproblem:
     """The part with a higher bound and fewer configurations; none is left if its bound is the cost."""
     for _ in range(SWEEPS):
-        few, some = _restricted(nodes, edges, part.keep)
+        few_nodes, few_edges = _restrict(nodes, edges, part.allowed)
         moved = [list(ends) for ends in part.moved]
         gap = cost - ROUNDING * abs(cost) - part.bound
-        good = [np.ones(len(node), bool) for node in few]
-        for back in (False, True):
-            for i in sorted(range(len(few)), reverse=back):
-                costs = _collected(few, some, near, moved, i)
-                good[i] &= costs - costs.min() < gap
-                ahead = [(e, end) for e, end, j in near[i] if (j < i) == back]
-                share = 1 / max(1, len(ahead), len(near[i]) - len(ahead))
+        kept = [np.ones(len(node), bool) for node in few_nodes]
+        for backwards in (False, True):
+            for i in sorted(range(len(few_nodes)), reverse=backwards):
+                costs = _collect_costs(few_nodes, few_edges, incident, moved, i)
+                kept[i] &= costs - costs.min() < gap
+                ahead = [(e, end) for e, end, j in incident[i] if (j < i) == backwards]
+                share = 1 / max(1, len(ahead), len(incident[i]) - len(ahead))
                 for e, end in ahead:
                     moved[e][end] = moved[e][end] - share * costs
-        bound = max(part.bound, _bound(few, some, moved))
-        if bound - part.bound >= gap or not all(g.any() for g in good):
+        bound = max(part.bound, _bound(few_nodes, few_edges, moved))
+        if bound - part.bound >= gap or not all(g.any() for g in kept):
             return part._replace(bound=cost)
         gained = bound - part.bound
-        moved = [[a[good[i]], b[good[j]]] for (i, j, _), (a, b) in zip(edges, moved, strict=True)]
-        keep = [k[g] for k, g in zip(part.keep, good, strict=True)]
-        part = part._replace(bound=bound, keep=keep, moved=moved)
-        if gained < GAIN * gap or late():
+        moved = [[a[kept[i]], b[kept[j]]] for (i, j, _), (a, b) in zip(edges, moved, strict=True)]
+        allowed = [k[g] for k, g in zip(part.allowed, kept, strict=True)]
+        part = part._replace(bound=bound, allowed=allowed, moved=moved)
+        if gained < GAIN * gap or out_of_time():
             break
     return part
 
 
-def _rounded(
-    nodes: Nodes, edges: Edges, near: Near, moved: list[list[np.ndarray]]
+def _greedy_choice(
+    nodes: Nodes, edges: Edges, incident: Incidence, moved: list[list[np.ndarray]]
 ) -> tuple[int, ...]:
     """A choice that follows what was moved: node by node, the best for those before it."""
     choice: list[int] = []
     for i, node in enumerate(nodes):
         costs = node.astype(np.float64)
-        for e, end, j in near[i]:
+        for e, end, j in incident[i]:
             table = edges[e].cost if end == 0 else edges[e].cost.T
             # all that an edge to a node before it costs; of the others, what was moved
             costs += table[:, choice[j]] if j < i else moved[e][end]
@@ -177,21 +198,25 @@ def _rounded(
     return tuple(choice)
 
 
-def _divided(nodes: Nodes, edges: Edges, near: Near, part: Part, numbers: count[int]) -> list[Part]:
+def _branch(
+    nodes: Nodes, edges: Edges, incident: Incidence, part: Subproblem, numbers: count[int]
+) -> list[Subproblem]:
     """A part for each configuration of the node with the most neighbours that still have a choice."""
 
-    def weight(i: int) -> tuple[int, int]:
-        return sum(len(nodes[j]) > 1 for _, _, j in near[i]), -len(nodes[i])
+    def branching_key(i: int) -> tuple[int, int]:
+        return sum(len(nodes[j]) > 1 for _, _, j in incident[i]), -len(nodes[i])
 
-    i = max((i for i, node in enumerate(nodes) if len(node) > 1), key=weight)
+    i = max((i for i, node in enumerate(nodes) if len(node) > 1), key=branching_key)
     moved = list(map(list, part.moved))
-    costs = _collected(nodes, edges, near, moved, i)
-    found = []
-    for x, above in enumerate(costs - costs.min()):
-        turn = int(x != costs.argmin())
-        keep = [*part.keep[:i], part.keep[i][x : x + 1], *part.keep[i + 1 :]]
-        own = [list(ends) for ends in moved]
-        for e, end, _ in near[i]:
-            own[e][end] = own[e][end][x : x + 1]
-        found.append(Part(turn, part.bound + float(above), next(numbers), keep, own))
-    return found
+    costs = _collect_costs(nodes, edges, incident, moved, i)
+    children = []
+    for x, extra in enumerate(costs - costs.min()):
+        priority = int(x != costs.argmin())
+        allowed = [*part.allowed[:i], part.allowed[i][x : x + 1], *part.allowed[i + 1 :]]
+        child_moved = [list(ends) for ends in moved]
+        for e, end, _ in incident[i]:
+            child_moved[e][end] = child_moved[e][end][x : x + 1]
+        children.append(
+            Subproblem(priority, part.bound + float(extra), next(numbers), allowed, child_moved)
+        )
+    return children

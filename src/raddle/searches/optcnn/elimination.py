@@ -29,23 +29,23 @@ import numpy as np
 from numba import njit
 
 from raddle.searches.optcnn import branch_and_bound, elimination_order
-from raddle.searches.optcnn.problem import Edge, cost_of, settled
+from raddle.searches.optcnn.problem import Edge, cost_of, improve_locally
 from raddle.searches.settings import OnProgress
 
 Scope = tuple[int, ...]  # nodes, in rising order
 Factor = tuple[Scope, np.ndarray]  # costs, with a dimension for each node of the scope
-Late = Callable[[], bool]
+OutOfTime = Callable[[], bool]
 
 LANES = 16  # of a vector register
 ROWS, COLUMNS = 64, 1024  # of a block of a product
 
 
-class Counts(NamedTuple):
+class EliminationCounts(NamedTuple):
     """What was done, for reports."""
 
     nodes: int  # eliminated with two neighbours or fewer
     edges: int  # parallel to others, and added to them
-    left: int  # nodes after that
+    remaining: int  # nodes after that
     products: int  # of different matrices
     branches: int  # parts of the rest that were looked into by branch and bound
 
@@ -56,7 +56,7 @@ class Solution:
     cost: float
     bound: float  # no choice costs less, up to the rounding of float32
     certified: bool  # that no choice costs less, likewise
-    eliminated: Counts
+    counts: EliminationCounts
 
 
 def solve(
@@ -65,65 +65,71 @@ def solve(
     *,
     limit: int = 2**26,
     deadline: float | None = None,
-    heard: OnProgress = lambda step: None,
+    on_progress: OnProgress = lambda step: None,
 ) -> Solution:
     """The best choice, or the best that was found by the deadline, a value of `perf_counter`.
 
     A table over three or more nodes has at most `limit` entries, and all of them four times as many. The
     deadline is looked at between eliminations: only with tables that large does one take long.
     """
-    net, late = _Network(nodes, edges), _lateness(deadline)
-    _fold(net, late, heard)
-    folded, left = len(net.trail), len(net.links)
+    net, out_of_time = _Network(nodes, edges), _out_of_time(deadline)
+    _fold(net, out_of_time, on_progress)
+    folded, remaining = len(net.eliminated), len(net.neighbours)
     choice: dict[int, int] = {}
     certified, branches = True, 0
-    for part in [] if late() else elimination_order.components(net.links):
-        order = elimination_order.order({v: net.links[v] for v in part}, net.sizes, limit)
-        if order is not None:
-            _eliminate(net, order, late)
-            continue
-        found = branch_and_bound.minimum(
-            *net.cut_out(part),
-            narrow=lambda nodes, edges: _narrow(nodes, edges, limit, late),
-            late=late,
-            heard=heard,
+    for part in [] if out_of_time() else elimination_order.components(net.neighbours):
+        order = elimination_order.smallest_tables_first(
+            {v: net.neighbours[v] for v in part}, net.sizes, limit
         )
-        choice.update(zip(part, found.choice, strict=True))
-        net.constant += found.bound
-        certified, branches = certified and found.certified, branches + found.branches
+        if order is not None:
+            _eliminate(net, order, out_of_time)
+            continue
+        branched = branch_and_bound.branch_and_bound(
+            *net.cut_out(part),
+            solve_by_elimination=lambda nodes, edges: _solve_by_elimination(
+                nodes, edges, limit, out_of_time
+            ),
+            out_of_time=out_of_time,
+            on_progress=on_progress,
+        )
+        choice.update(zip(part, branched.choice, strict=True))
+        net.constant += branched.bound
+        certified, branches = certified and branched.certified, branches + branched.branches
     bound = net.constant + sum(float(table.min()) for table in net.tables.values())
-    chosen = _way_back(nodes, edges, net, choice)
+    chosen = _choose_backwards(nodes, edges, net, choice)
     cost = cost_of(nodes, edges, chosen)
-    certified = (certified and not net.links) or bound >= cost
-    counts = Counts(folded, net.merged, left, net.products, branches)
+    certified = (certified and not net.neighbours) or bound >= cost
+    counts = EliminationCounts(folded, net.merged, remaining, net.products, branches)
     return Solution(chosen, cost, min(bound, cost), certified, counts)
 
 
-def _narrow(
-    nodes: Sequence[np.ndarray], edges: Sequence[Edge], limit: int, late: Late
+def _solve_by_elimination(
+    nodes: Sequence[np.ndarray], edges: Sequence[Edge], limit: int, out_of_time: OutOfTime
 ) -> tuple[tuple[int, ...], bool] | None:
     """A choice, and whether it is the best, without branches; none if tables would be too large."""
     net = _Network(nodes, edges)
-    order = elimination_order.order(net.links, net.sizes, limit)
+    order = elimination_order.smallest_tables_first(net.neighbours, net.sizes, limit)
     if order is None:
         return None
-    _eliminate(net, order, late)
-    return _way_back(nodes, edges, net, {}), not net.links
+    _eliminate(net, order, out_of_time)
+    return _choose_backwards(nodes, edges, net, {}), not net.neighbours
 
 
-def _way_back(
+def _choose_backwards(
     nodes: Sequence[np.ndarray], edges: Sequence[Edge], net: _Network, choice: dict[int, int]
 ) -> tuple[int, ...]:
     """(4) First the nodes that no time was left for, then those that were eliminated."""
-    for v in net.links:
-        choice[v] = _best(v, [(scope, net.tables[scope]) for scope in sorted(net.at[v])], choice)
-    for v, factors in reversed(net.trail):
-        choice[v] = _best(v, factors, choice)
+    for v in net.neighbours:
+        choice[v] = _best_configuration(
+            v, [(scope, net.tables[scope]) for scope in sorted(net.scopes_of[v])], choice
+        )
+    for v, factors in reversed(net.eliminated):
+        choice[v] = _best_configuration(v, factors, choice)
     # costs that float32 took for equal may differ
-    return settled(nodes, edges, [choice[i] for i in range(len(nodes))])
+    return improve_locally(nodes, edges, [choice[i] for i in range(len(nodes))])
 
 
-def _best(v: int, factors: Sequence[Factor], choice: Mapping[int, int]) -> int:
+def _best_configuration(v: int, factors: Sequence[Factor], choice: Mapping[int, int]) -> int:
     """Its best configuration, if neighbours that have not chosen take what is best for each edge."""
     costs = np.zeros(1)
     for scope, table in factors:
@@ -136,31 +142,31 @@ def _best(v: int, factors: Sequence[Factor], choice: Mapping[int, int]) -> int:
 # -- which node is next --------------------------------------------------------------------------
 
 
-def _lateness(deadline: float | None) -> Late:
+def _out_of_time(deadline: float | None) -> OutOfTime:
     return lambda: deadline is not None and perf_counter() >= deadline
 
 
-def _eliminate(net: _Network, order: Sequence[int], late: Late) -> None:
+def _eliminate(net: _Network, order: Sequence[int], out_of_time: OutOfTime) -> None:
     for v in order:
-        if late():
+        if out_of_time():
             return
         net.eliminate(v)
 
 
-def _fold(net: _Network, late: Late, heard: OnProgress) -> None:
+def _fold(net: _Network, out_of_time: OutOfTime, on_progress: OnProgress) -> None:
     """(2) Node elimination, until every node has three neighbours or more."""
-    of = len(net.links)
-    while found := [
-        v for v, near in net.links.items() if len(near) < 2
-    ] or elimination_order.between(net.links):
-        heard({"step": "eliminate", "done": of - len(net.links), "of": of})
-        for v in found:  # which grows: chains fold from their ends, without a product
-            if late():
+    total = len(net.neighbours)
+    while foldable := [
+        v for v, neighbours in net.neighbours.items() if len(neighbours) < 2
+    ] or elimination_order.two_neighbour_nodes(net.neighbours):
+        on_progress({"step": "eliminate", "done": total - len(net.neighbours), "of": total})
+        for v in foldable:  # which grows: chains fold from their ends, without a product
+            if out_of_time():
                 return
-            if v in net.links:
-                near = net.links[v]
+            if v in net.neighbours:
+                near = net.neighbours[v]
                 net.eliminate(v)
-                found += [i for i in near if len(net.links[i]) < 2]
+                foldable += [i for i in near if len(net.neighbours[i]) < 2]
 
 
 # -- tables --------------------------------------------------------------------------------------
@@ -172,12 +178,12 @@ class _Network:
     def __init__(self, nodes: Sequence[np.ndarray], edges: Sequence[Edge]) -> None:
         self.sizes = [len(node) for node in nodes]
         self.tables: dict[Scope, np.ndarray] = {}  # float64 over one node, float32 over more
-        self.at: dict[int, set[Scope]] = {i: set() for i in range(len(nodes))}
-        self.links: dict[int, set[int]] = {i: set() for i in range(len(nodes))}
-        self.trail: list[tuple[int, list[Factor]]] = []
+        self.scopes_of: dict[int, set[Scope]] = {i: set() for i in range(len(nodes))}
+        self.neighbours: dict[int, set[int]] = {i: set() for i in range(len(nodes))}
+        self.eliminated: list[tuple[int, list[Factor]]] = []
         self.constant = 0.0
         self.merged = self.products = 0
-        self.made: dict[Hashable, tuple[Any, Any]] = {}
+        self.cache: dict[Hashable, tuple[Any, Any]] = {}
         for i, node in enumerate(nodes):
             assert node.ndim == 1 <= len(node), f"node {i} has costs of shape {node.shape}"
             assert node.min() > -np.inf, f"a cost of node {i} is not a number"
@@ -186,7 +192,7 @@ class _Network:
             assert i != j, f"node {i} has an edge to itself: add the diagonal to its costs"
             assert cost.shape == (self.sizes[i], self.sizes[j]), f"edge {i}-{j} is {cost.shape}"
             assert cost.min() > -np.inf, f"a cost of edge {i}-{j} is not a number"
-            table = self._once((id(cost), i < j), _upright, cost, i < j)
+            table = self._cached((id(cost), i < j), _lower_node_first, cost, i < j)
             self.add((min(i, j), max(i, j)), table)
 
     def add(self, scope: Scope, table: np.ndarray) -> None:
@@ -198,114 +204,120 @@ class _Network:
         if not scope:
             self.constant += float(table)
         elif len(scope) == 1:
-            vector, low = _lowered(table.astype(np.float64) if old is None else old + table)
+            vector, low = _subtract_minimum(
+                table.astype(np.float64) if old is None else old + table
+            )
             self.constant += low
-            self.tables[scope] = self.made.setdefault(vector.tobytes(), (vector, None))[0]
+            self.tables[scope] = self.cache.setdefault(vector.tobytes(), (vector, None))[0]
         elif old is not None:
             self.merged += len(scope) == 2
             key = ("+", *sorted((id(old), id(table)))) if len(scope) == 2 else None
-            self.tables[scope] = self._once(key, np.add, old, table)
+            self.tables[scope] = self._cached(key, np.add, old, table)
         else:
             self.tables[scope] = table
         for i in scope:
-            self.at[i].add(scope)
-            self.links[i].update(set(scope) - {i})
+            self.scopes_of[i].add(scope)
+            self.neighbours[i].update(set(scope) - {i})
 
     def eliminate(self, v: int) -> None:
         """Takes a node out: its tables become one over its neighbours, with the best of it."""
-        factors = [(scope, self.tables.pop(scope)) for scope in sorted(self.at.pop(v))]
-        self.trail.append((v, factors))
-        others = tuple(sorted(self.links.pop(v)))
+        factors = [(scope, self.tables.pop(scope)) for scope in sorted(self.scopes_of.pop(v))]
+        self.eliminated.append((v, factors))
+        others = tuple(sorted(self.neighbours.pop(v)))
         for i in others:
-            self.links[i].discard(v)
-            self.at[i] = {scope for scope in self.at[i] if v not in scope}
+            self.neighbours[i].discard(v)
+            self.scopes_of[i] = {scope for scope in self.scopes_of[i] if v not in scope}
         if len(others) == 2 == max(len(scope) for scope, _ in factors):
             role = {others[0]: 0, v: 1, others[1]: 2}
             key = sorted((id(table), *map(role.__getitem__, scope)) for scope, table in factors)
-            table, low = self._once(tuple(key), self._product, factors, *role)
+            table, low = self._cached(tuple(key), self._product, factors, *role)
         else:
-            table, low = _lowered(_least(factors, others, v, self.sizes))
+            table, low = _subtract_minimum(_minimise_out(factors, others, v, self.sizes))
         self.constant += low
         self.add(others, table)
 
     def cut_out(self, part: Sequence[int]) -> tuple[list[np.ndarray], list[Edge]]:
         """Takes nodes out, with all their tables: none of those may be over more than two nodes."""
-        edges = {scope for v in part for scope in self.at[v] if len(scope) > 1}
-        place = {v: k for k, v in enumerate(part)}
+        edges = {scope for v in part for scope in self.scopes_of[v] if len(scope) > 1}
+        position = {v: k for k, v in enumerate(part)}
         nodes = [self.tables.pop((v,)) for v in part]
         for v in part:
-            del self.at[v], self.links[v]
-        return nodes, [Edge(place[i], place[j], self.tables.pop((i, j))) for i, j in sorted(edges)]
+            del self.scopes_of[v], self.neighbours[v]
+        return nodes, [
+            Edge(position[i], position[j], self.tables.pop((i, j))) for i, j in sorted(edges)
+        ]
 
-    def _once(self, key: Hashable | None, make: Callable[..., Any], *inputs: Any) -> Any:
+    def _cached(self, key: Hashable | None, make: Callable[..., Any], *inputs: Any) -> Any:
         """What was made of the same inputs before; keeps them, so that no other array gets their id."""
         if key is None:
             return make(*inputs)
-        if key not in self.made:
-            self.made[key] = make(*inputs), inputs
-        return self.made[key][0]
+        if key not in self.cache:
+            self.cache[key] = make(*inputs), inputs
+        return self.cache[key][0]
 
     def _product(
         self, factors: Sequence[Factor], i: int, v: int, j: int
     ) -> tuple[np.ndarray, float]:
         self.products += 1
-        a = _added([f for f in factors if j not in f[0]], (i, v))
-        b = _added([f for f in factors if j in f[0]], (v, j))
-        return _lowered(min_plus(a, b))
+        a = _sum_tables([f for f in factors if j not in f[0]], (i, v))
+        b = _sum_tables([f for f in factors if j in f[0]], (v, j))
+        return _subtract_minimum(min_plus(a, b))
 
 
-def _upright(cost: np.ndarray, upright: bool) -> np.ndarray:
+def _lower_node_first(cost: np.ndarray, in_order: bool) -> np.ndarray:
     table = np.asarray(cost, np.float32)
-    return table if upright else table.T
+    return table if in_order else table.T
 
 
-def _lowered(table: np.ndarray) -> tuple[np.ndarray, float]:
+def _subtract_minimum(table: np.ndarray) -> tuple[np.ndarray, float]:
     """Less its minimum, in place; a table that forbids everything stays as it is."""
-    low = float(table.min())
-    if math.isinf(low):
+    minimum = float(table.min())
+    if math.isinf(minimum):
         return table, 0.0
-    table -= low
-    return table, low
+    table -= minimum
+    return table, minimum
 
 
-def _spread(scope: Scope, table: np.ndarray, axes: Scope) -> np.ndarray:
+def _aligned_view(scope: Scope, table: np.ndarray, axes: Scope) -> np.ndarray:
     """A view with a dimension for each of the axes."""
-    turned = table.transpose(sorted(range(len(scope)), key=lambda d: axes.index(scope[d])))
-    return turned[tuple(slice(None) if i in scope else None for i in axes)]
+    transposed = table.transpose(sorted(range(len(scope)), key=lambda d: axes.index(scope[d])))
+    return transposed[tuple(slice(None) if i in scope else None for i in axes)]
 
 
-def _added(factors: Sequence[Factor], axes: Scope, dtype: type = np.float32) -> np.ndarray:
-    views = [_spread(s, t.astype(dtype, copy=False), axes) for s, t in factors]
+def _sum_tables(factors: Sequence[Factor], axes: Scope, dtype: type = np.float32) -> np.ndarray:
+    views = [_aligned_view(s, t.astype(dtype, copy=False), axes) for s, t in factors]
     return np.ascontiguousarray(functools.reduce(np.add, views))
 
 
-def _least(factors: Sequence[Factor], others: Scope, v: int, sizes: Sequence[int]) -> np.ndarray:
+def _minimise_out(
+    factors: Sequence[Factor], others: Scope, v: int, sizes: Sequence[int]
+) -> np.ndarray:
     """The sum of tables over a node and others, with the best configuration of the node."""
     if any(len(scope) > len(others) for scope, _ in factors):  # a table of this size is there
         dtype = np.float64 if len(others) < 2 else np.float32
-        return np.asarray(_added(factors, (*others, v), dtype).min(axis=-1))
-    left, right = _sides(factors, v, sizes)
+        return np.asarray(_sum_tables(factors, (*others, v), dtype).min(axis=-1))
+    left, right = _two_sides(factors, v, sizes)
     if right:
-        a = _added([f for f in factors if not set(right) & set(f[0])], (*left, v))
-        b = _added([f for f in factors if set(right) & set(f[0])], (v, *right))
+        a = _sum_tables([f for f in factors if not set(right) & set(f[0])], (*left, v))
+        b = _sum_tables([f for f in factors if set(right) & set(f[0])], (v, *right))
         flat = min_plus(a.reshape(-1, len(b)), b.reshape(len(b), -1))
-        return _spread((*left, *right), flat.reshape(a.shape[:-1] + b.shape[1:]), others)
+        return _aligned_view((*left, *right), flat.reshape(a.shape[:-1] + b.shape[1:]), others)
     d = max(range(len(others)), key=lambda d: sum(others[d] in scope for scope, _ in factors))
     least = np.empty([sizes[i] for i in others], np.float32)
     for x, out in enumerate(np.moveaxis(least, d, 0)):
-        cut = [_fixed(factor, others[d], x) for factor in factors]
-        out[...] = _least(cut, others[:d] + others[d + 1 :], v, sizes)
+        cut = [_with_fixed_node(factor, others[d], x) for factor in factors]
+        out[...] = _minimise_out(cut, others[:d] + others[d + 1 :], v, sizes)
     return least
 
 
-def _fixed(factor: Factor, i: int, x: int) -> Factor:
+def _with_fixed_node(factor: Factor, i: int, x: int) -> Factor:
     scope, table = factor
     if i not in scope:
         return factor
     return tuple(j for j in scope if j != i), np.moveaxis(table, scope.index(i), 0)[x]
 
 
-def _sides(factors: Sequence[Factor], v: int, sizes: Sequence[int]) -> tuple[Scope, Scope]:
+def _two_sides(factors: Sequence[Factor], v: int, sizes: Sequence[int]) -> tuple[Scope, Scope]:
     """The others in two sets with tables of about equal size, so that no factor is over both."""
 
     def entries(side: Collection[int]) -> int:
@@ -326,8 +338,8 @@ def _sides(factors: Sequence[Factor], v: int, sizes: Sequence[int]) -> tuple[Sco
 def min_plus(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """min over k of a[i, k] + b[k, j]."""
     if b.shape[1] < LANES < len(a):  # the compiled loop is fast along j
-        turned = min_plus(np.ascontiguousarray(b.T), np.ascontiguousarray(a.T))
-        return np.ascontiguousarray(turned.T)
+        transposed = min_plus(np.ascontiguousarray(b.T), np.ascontiguousarray(a.T))
+        return np.ascontiguousarray(transposed.T)
     out = np.full((len(a), b.shape[1]), np.inf, np.float32)
     _min_plus(a, b, out)
     return out

@@ -8,35 +8,37 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 
-def between(links: Mapping[int, Collection[int]]) -> list[int]:
+def two_neighbour_nodes(links: Mapping[int, Collection[int]]) -> list[int]:
     """Nodes with two neighbours, no two of them neighbours, so that equal blocks fold in equal ways.
 
     Those on no cycle wait for the others: with the cycles behind them gone, they are ends of chains.
     """
-    two = [v for v, near in links.items() if len(near) == 2]
-    cyclic = _on_cycles(links) if two else set()
+    candidates = [v for v, near in links.items() if len(near) == 2]
+    on_cycles = _nodes_on_cycles(links) if candidates else set()
     taken: dict[int, None] = {}
-    for v in [v for v in two if v in cyclic] or two:
+    for v in [v for v in candidates if v in on_cycles] or candidates:
         if not any(i in taken for i in links[v]):
             taken[v] = None
     return list(taken)
 
 
-def _on_cycles(links: Mapping[int, Collection[int]]) -> set[int]:
+def _nodes_on_cycles(links: Mapping[int, Collection[int]]) -> set[int]:
     """A tree's edge is on a cycle if some other edge leads out of the nodes that hang on it."""
     parent: dict[int, int] = {}
     tree = [v for part in components(links, parent) for v in part]
-    out = dict.fromkeys(tree, 0)  # a bit for each edge that leads out, and is not the tree's
-    others = [(v, i) for v in tree for i in links[v] if v < i and v != parent[i] and i != parent[v]]
-    for bit, ends in enumerate(others):
+    leaving = dict.fromkeys(tree, 0)  # a bit for each edge that leads out, and is not the tree's
+    non_tree_edges = [
+        (v, i) for v in tree for i in links[v] if v < i and v != parent[i] and i != parent[v]
+    ]
+    for bit, ends in enumerate(non_tree_edges):
         for v in ends:
-            out[v] ^= 1 << bit
-    found: set[int] = set()
+            leaving[v] ^= 1 << bit
+    on_cycles: set[int] = set()
     for v in reversed(tree):
-        if out[v]:
-            found |= {v, parent[v]}
-            out[parent[v]] ^= out[v]
-    return found
+        if leaving[v]:
+            on_cycles |= {v, parent[v]}
+            leaving[parent[v]] ^= leaving[v]
+    return on_cycles
 
 
 def components(
@@ -44,7 +46,7 @@ def components(
 ) -> list[list[int]]:
     """Nodes that hang together, each after its parent in a spanning tree; a root is its own."""
     parent = {} if parent is None else parent
-    found = []
+    parts = []
     for root in links:
         if root not in parent:
             parent[root] = root
@@ -53,31 +55,31 @@ def components(
                 new = [j for j in links[i] if j not in parent]
                 parent.update(dict.fromkeys(new, i))
                 part += new
-            found.append(part)
-    return found
+            parts.append(part)
+    return parts
 
 
-def order(
+def smallest_tables_first(
     links: Mapping[int, Collection[int]], sizes: Sequence[int], limit: int
 ) -> list[int] | None:
     """The smallest new table first; none if one over three or more nodes would be too large."""
-    left = {i: set(near) for i, near in links.items()}
+    remaining = {i: set(neighbours) for i, neighbours in links.items()}
 
     def entries(i: int) -> int:
-        return math.prod(sizes[j] for j in left[i])
+        return math.prod(sizes[j] for j in remaining[i])
 
-    table = {i: entries(i) for i in left}
-    found: list[int] = []
+    table = {i: entries(i) for i in remaining}
+    ordered: list[int] = []
     total = 0
-    while left:
+    while remaining:
         i = min(table, key=table.__getitem__)
-        near, new = left.pop(i), table.pop(i)
+        near, entries_made = remaining.pop(i), table.pop(i)
         if len(near) > 2:
-            total += new
-            if new > limit or total > 4 * limit:
+            total += entries_made
+            if entries_made > limit or total > 4 * limit:
                 return None
         for j in near:
-            left[j] = (left[j] | near) - {i, j}
+            remaining[j] = (remaining[j] | near) - {i, j}
         table.update({j: entries(j) for j in near})
-        found.append(i)
-    return found
+        ordered.append(i)
+    return ordered

@@ -20,7 +20,7 @@ from raddle.graph.needed_operands import needed
 from raddle.graph.space import Space
 from raddle.searches.configurations import degrees, max_copies, member_tilings
 from raddle.searches.groups import AFTER, BY_LETTERS, Group, Member
-from raddle.searches.optcnn.member_ranges import Dims, Following
+from raddle.searches.optcnn.member_ranges import Dims, MemberRanges
 from raddle.searches.optcnn.ranges import Array, Cuts, Lattice, Ranges
 
 
@@ -31,24 +31,26 @@ class Need(NamedTuple):
     present: Array  # [x, d]
 
 
-class Placing(NamedTuple):
+class TilePlacement(NamedTuple):
     """What decides which devices have a tile."""
 
-    cut: frozenset[tuple[tuple[int, ...], frozenset[int]]]  # axes, and degrees that they do not cut
-    most: int  # copies of a tile; of more, the first is the only one
+    split_axes: frozenset[
+        tuple[tuple[int, ...], frozenset[int]]
+    ]  # axes, and degrees that they do not cut
+    max_copies: int  # copies of a tile; of more, the first is the only one
 
 
 @dataclass(eq=False)
-class Layout:
+class MemberLayout:
     """The tiles of operators of one space: ranges by dimension, on the devices that have a tile."""
 
     lattice: Lattice
     space: Space
     dims: Dims
     present: Array  # [x, d]
-    placing: Placing | None  # none where it was written down configuration by configuration
+    placement: TilePlacement | None  # none where it was written down configuration by configuration
     needs: tuple[Need, ...] = ()  # by operand
-    known: dict[Any, Any] = field(default_factory=dict)
+    seconds_cache: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
     def outputs(self) -> list[tuple[Ranges, ...]]:
@@ -60,33 +62,47 @@ class Layout:
         return tuple(a for d in self.space.reduced_dims for a in self.dims[d].axes)
 
     @cached_property
-    def partial(self) -> bool:
+    def has_partial_sums(self) -> bool:
         """Whether there are configurations that split summed dimensions."""
-        return any(self.dims[d].at is not None for d in self.space.reduced_dims)
+        return any(self.dims[d].index is not None for d in self.space.reduced_dims)
 
 
-class Atlas:
+class LayoutBuilder:
     """Lays groups out; what has been laid out before is the same object again."""
 
     def __init__(
-        self, devices: Array, most: int, *, powers: bool = True, reduction: bool = False
+        self,
+        devices: Array,
+        device_count: int,
+        *,
+        powers_of_two: bool = True,
+        reduction: bool = False,
     ) -> None:
-        self.devices, self.most, self.powers, self.reduction = devices, most, powers, reduction
+        self.devices, self.device_count, self.powers_of_two, self.reduction = (
+            devices,
+            device_count,
+            powers_of_two,
+            reduction,
+        )
         self.lattices: dict[tuple[int, ...], Lattice] = {}
-        self.following = Following()
+        self.member_ranges = MemberRanges()
 
     def lattice(self, group: Group) -> Lattice:
         limits = []
         for letter, size in zip(group.letters, group.sizes, strict=True):
-            limit = min(size, self.most) if self.reduction or letter not in group.reduced else 1
-            limits.append(1 << (limit.bit_length() - 1) if self.powers else limit)
+            limit = (
+                min(size, self.device_count) if self.reduction or letter not in group.reduced else 1
+            )
+            limits.append(1 << (limit.bit_length() - 1) if self.powers_of_two else limit)
         key = tuple(limits)
         if key not in self.lattices:
-            found = degrees(group, self.most, powers=self.powers, reduction=self.reduction)
-            self.lattices[key] = Lattice(list(found), self.devices)
+            all_degrees = degrees(
+                group, self.device_count, powers=self.powers_of_two, reduction=self.reduction
+            )
+            self.lattices[key] = Lattice(list(all_degrees), self.devices)
         return self.lattices[key]
 
-    def layouts(self, group: Group) -> tuple[Layout, ...]:
+    def layouts(self, group: Group) -> tuple[MemberLayout, ...]:
         """Of all members, in their order; groups of the same structure have the same ones."""
         place = {m.op.name: k for k, m in enumerate(group.members)}
         lattice = self.lattice(group)
@@ -95,131 +111,149 @@ class Atlas:
             for m in group.members
         )
         key = ("group", id(lattice), group.letters, structure)
-        return self.following.once(key, self._layouts, group, lattice)  # type: ignore[no-any-return]
+        return self.member_ranges.cached(key, self._layouts, group, lattice)  # type: ignore[no-any-return]
 
-    def _layouts(self, group: Group, lattice: Lattice) -> tuple[Layout, ...]:
+    def _layouts(self, group: Group, lattice: Lattice) -> tuple[MemberLayout, ...]:
         spaces = {m.op.name: m.op.space for m in group.members}
         dims: dict[str, Dims] = {}
         # Sums that are split are divided once more by what follows them: that takes two letters.
-        apart = {a for a, letter in enumerate(group.letters) if letter in group.reduced}
+        combined_axes = {a for a, letter in enumerate(group.letters) if letter in group.reduced}
         for m in group.members:
             if m.how == BY_LETTERS:
-                dims[m.op.name] = self.following.own(group, m, lattice)
+                dims[m.op.name] = self.member_ranges.by_letters(group, m, lattice)
             elif m.how == AFTER:
-                dims[m.op.name] = self.following.after(m, spaces, dims)
+                dims[m.op.name] = self.member_ranges.from_producer(m, spaces, dims)
             else:
-                dims[m.op.name] = self.following.before(m, lattice, spaces, dims, apart)
-        split = [a for a in apart if lattice.options[a][-1] > 1]
-        slow = np.flatnonzero((lattice.parts[:, split] > 1).any(axis=1)).tolist() if split else []
-        found = [member_tilings(group, lattice.degrees[x]) for x in slow]
+                dims[m.op.name] = self.member_ranges.from_reader(
+                    m, lattice, spaces, dims, combined_axes
+                )
+        split = [a for a in combined_axes if lattice.options[a][-1] > 1]
+        enumerated = (
+            np.flatnonzero((lattice.parts[:, split] > 1).any(axis=1)).tolist() if split else []
+        )
+        tilings = [member_tilings(group, lattice.degrees[x]) for x in enumerated]
         layouts = []
         for k, m in enumerate(group.members):
-            own = dims[m.op.name]
-            placing, present = self._placed(m, lattice, own)
+            member_dims = dims[m.op.name]
+            placement, present = self._placement(m, lattice, member_dims)
             if (
-                slow and m.how != BY_LETTERS
+                enumerated and m.how != BY_LETTERS
             ):  # of those that are, every letter cuts its own dimension
-                rows = {x: each[k] for x, each in zip(slow, found, strict=True)}
-                layouts.append(self._written(m.op.space, lattice, own, present, rows))
-            else:
-                key = ("layout", id(m.op.space), tuple(map(id, own)), id(present))
+                rows = {x: each[k] for x, each in zip(enumerated, tilings, strict=True)}
                 layouts.append(
-                    self.following.once(key, self._laid, lattice, m.op.space, own, present, placing)
+                    self._enumerated_layout(m.op.space, lattice, member_dims, present, rows)
+                )
+            else:
+                key = ("layout", id(m.op.space), tuple(map(id, member_dims)), id(present))
+                layouts.append(
+                    self.member_ranges.cached(
+                        key, self._new_layout, lattice, m.op.space, member_dims, present, placement
+                    )
                 )
         return tuple(layouts)
 
-    def _laid(self, *given: Any) -> Layout:
-        layout = Layout(*given)
+    def _new_layout(self, *fields: Any) -> MemberLayout:
+        layout = MemberLayout(*fields)
         layout.needs = self._needs(layout)
         return layout
 
-    def _placed(self, member: Member, lattice: Lattice, dims: Dims) -> tuple[Placing, Array]:
-        cut = frozenset((r.axes, r.uncut) for r in dims if r.axes)
-        placing = Placing(cut, max_copies(member))
-        return placing, self.following.once(
-            ("placing", id(lattice), placing), _present, lattice, placing
+    def _placement(
+        self, member: Member, lattice: Lattice, dims: Dims
+    ) -> tuple[TilePlacement, Array]:
+        split_axes = frozenset((r.axes, r.unsplit_degrees) for r in dims if r.axes)
+        placement = TilePlacement(split_axes, max_copies(member))
+        return placement, self.member_ranges.cached(
+            ("placing", id(lattice), placement), _shared_devices_with_tile, lattice, placement
         )
 
-    def _needs(self, layout: Layout) -> tuple[Need, ...]:
+    def _needs(self, layout: MemberLayout) -> tuple[Need, ...]:
         space, dims, present = layout.space, layout.dims, layout.present
         ranges = [
-            tuple(self.following.index(index, dims) for index in access.indices)
+            tuple(self.member_ranges.operand_ranges(index, dims) for index in access.indices)
             for access in space.operands
         ]
-        full = [
-            reduce(np.logical_and, [r.full for r in own], present)
-            if any(r.gaps for r in own)
+        nonempty = [
+            reduce(np.logical_and, [r.nonempty for r in operand], present)
+            if any(r.has_empty for r in operand)
             else present
-            for own in ranges
+            for operand in ranges
         ]
-        first = [r.lo[r.at] == 0 for r in (dims[d] for d in space.reduced_dims) if r.at is not None]
-        some = needed(space.operands, full, np.logical_and.reduce(first) if first else None)
-        return tuple(Need(r, n) for r, n in zip(ranges, some, strict=True))
+        first = [
+            r.lo[r.index] == 0 for r in (dims[d] for d in space.reduced_dims) if r.index is not None
+        ]
+        needed_on = needed(
+            space.operands, nonempty, np.logical_and.reduce(first) if first else None
+        )
+        return tuple(Need(r, n) for r, n in zip(ranges, needed_on, strict=True))
 
     # -- where letters do not cut alone ----------------------------------------------------------
 
-    def _written(
+    def _enumerated_layout(
         self, space: Space, lattice: Lattice, dims: Dims, present: Array, rows: Mapping[int, Any]
-    ) -> Layout:
+    ) -> MemberLayout:
         """As the configurations say that are given, and letter by letter under the others."""
-        number = np.full(self.most, -1)
-        number[lattice.devices] = np.arange(len(lattice.devices))
-        here = present.copy()
-        books = [_Book(ranges, lattice) for ranges in dims]
-        for x, follower in rows.items():
-            tile = np.arange(len(follower.places)) // follower.copies
-            seen = number[list(follower.places)]
-            tile, seen = tile[seen >= 0], seen[seen >= 0]
-            here[x] = False
-            here[x, seen] = True
-            spots = np.unravel_index(tile, [len(c) - 1 for c in follower.cuts]) if dims else ()
-            for book, cuts, spot in zip(books, follower.cuts, spots, strict=True):
-                book.write(x, cuts, seen, spot)
-        return self._laid(lattice, space, tuple(book.ranges() for book in books), here, None)
+        column = np.full(self.device_count, -1)
+        column[lattice.devices] = np.arange(len(lattice.devices))
+        has_tile = present.copy()
+        builders = [_RangesBuilder(ranges, lattice) for ranges in dims]
+        for x, tiling in rows.items():
+            tile = np.arange(len(tiling.places)) // tiling.copies
+            columns = column[list(tiling.places)]
+            tile, columns = tile[columns >= 0], columns[columns >= 0]
+            has_tile[x] = False
+            has_tile[x, columns] = True
+            coordinates = np.unravel_index(tile, [len(c) - 1 for c in tiling.cuts]) if dims else ()
+            for builder, cuts, coordinate in zip(builders, tiling.cuts, coordinates, strict=True):
+                builder.add(x, cuts, columns, coordinate)
+        return self._new_layout(
+            lattice, space, tuple(book.ranges() for book in builders), has_tile, None
+        )
 
 
-class _Book:
+class _RangesBuilder:
     """Ranges that are written configuration by configuration."""
 
     def __init__(self, start: Ranges, lattice: Lattice) -> None:
         self.start = start
         self.lo, self.hi = start.lo.tolist(), start.hi.tolist()
-        self.at = np.zeros(lattice.alive.shape, np.int64) if start.at is None else start.at.copy()
+        self.index = (
+            np.zeros(lattice.used.shape, np.int64) if start.index is None else start.index.copy()
+        )
         self.first: dict[Cuts, int] = {}
 
-    def write(self, x: int, cuts: Cuts, devices: Array, spot: Array) -> None:
+    def add(self, x: int, cuts: Cuts, devices: Array, coordinate: Array) -> None:
         if cuts not in self.first:
             self.first[cuts] = len(self.lo)
             self.lo += cuts[:-1]
             self.hi += cuts[1:]
-        self.at[x] = self.first[cuts]
-        self.at[x, devices] += spot
+        self.index[x] = self.first[cuts]
+        self.index[x, devices] += coordinate
 
     def ranges(self) -> Ranges:
-        if self.start.at is None and all(len(cuts) == 2 for cuts in self.first):
+        if self.start.index is None and all(len(cuts) == 2 for cuts in self.first):
             return self.start
         # Its axes are those that it always depends on: slices of a merge may add others.
-        return Ranges(np.array(self.lo), np.array(self.hi), self.at, self.start.axes)
+        return Ranges(np.array(self.lo), np.array(self.hi), self.index, self.start.axes)
 
 
-def present(lattice: Lattice, placing: Placing, devices: Array) -> Array:
+def devices_with_tile(lattice: Lattice, placement: TilePlacement, devices: Array) -> Array:
     """[x, d]: which devices have a tile: see configurations.py on copies."""
     copies = np.ones(len(lattice.parts), np.int64)
     first = np.ones((len(lattice.parts), len(devices)), bool)
     for a in range(lattice.parts.shape[1]):
         parts = lattice.parts[:, a]
         split = np.zeros(len(parts), bool)
-        for axes, uncut in placing.cut:
+        for axes, uncut in placement.split_axes:
             if axes == (a,):
                 split |= ~np.isin(parts, sorted(uncut))
         if not split.all():
             copies = np.where(split, copies, copies * parts)
             first &= split[:, None] | (lattice.coordinate(a, devices) == 0)
-    everywhere = copies <= placing.most
-    alive = devices[None, :] < lattice.total[:, None]
-    return np.asarray(alive & (everywhere[:, None] | first))
+    few_copies = copies <= placement.max_copies
+    used = devices[None, :] < lattice.total[:, None]
+    return np.asarray(used & (few_copies[:, None] | first))
 
 
-def _present(lattice: Lattice, placing: Placing) -> Array:
-    found = present(lattice, placing, lattice.devices)
-    return lattice.alive if np.array_equal(found, lattice.alive) else found
+def _shared_devices_with_tile(lattice: Lattice, placement: TilePlacement) -> Array:
+    has_tile = devices_with_tile(lattice, placement, lattice.devices)
+    return lattice.used if np.array_equal(has_tile, lattice.used) else has_tile

@@ -17,22 +17,25 @@ from raddle.searches.configurations import Configuration, tiles
 from raddle.searches.grids import Tiles, all_devices, copies, place_batch_independent
 from raddle.searches.groups import Group
 from raddle.searches.optcnn.elimination import Solution, solve
-from raddle.searches.optcnn.tables import Tables, tables
+from raddle.searches.optcnn.tables import Tables, build_tables
 
-OVERLAPS = (1.0, 0.5, 0.2, 0.0)  # shares of the all-reduces that are taken to be exposed
+EXPOSED_SHARES = (1.0, 0.5, 0.2, 0.0)  # shares of the all-reduces that are taken to be exposed
 
 
 def optcnn_paper(graph: Graph, cluster: Cluster, **options: Any) -> tuple[Tiles, Solution]:
     """By the paper's costs: a server for each layer's parameters, no overlap; options are `tables`'."""
-    found = tables(graph, cluster, paper=True, **options)
-    chosen, solution = choose_configurations(found)
-    return plan_tiles(graph, cluster, found.groups, chosen), solution
+    costs = build_tables(graph, cluster, paper=True, **options)
+    chosen, solution = choose_configurations(costs)
+    return plan_tiles(graph, cluster, costs.groups, chosen), solution
 
 
 def choose_configurations(tables: Tables) -> tuple[list[Configuration], Solution]:
     """The configurations, by group, with the least sum of costs."""
     solution = solve(tables.nodes, tables.edges)
-    chosen = [own[x] for own, x in zip(tables.configurations, solution.choice, strict=True)]
+    chosen = [
+        group_configurations[x]
+        for group_configurations, x in zip(tables.configurations, solution.choice, strict=True)
+    ]
     return chosen, solution
 
 
@@ -40,9 +43,9 @@ def plan_tiles(
     graph: Graph, cluster: Cluster, groups: Sequence[Group], configurations: Sequence[Configuration]
 ) -> Tiles:
     """The tiles of all operators, given a configuration for each group."""
-    found: Tiles = {}
+    all_tiles: Tiles = {}
     for group, configuration in zip(groups, configurations, strict=True):
-        found.update(tiles(group, configuration))
+        all_tiles.update(tiles(group, configuration))
     devices = all_devices(cluster)
-    place_batch_independent(graph, found, lambda op: copies(op, devices))
-    return found
+    place_batch_independent(graph, all_tiles, lambda op: copies(op, devices))
+    return all_tiles

@@ -12,8 +12,8 @@ from raddle.graph.graph import Graph
 from raddle.searches.configurations import Configuration
 from raddle.searches.grids import Tiles
 from raddle.searches.groups import Group
-from raddle.searches.optcnn.method import OVERLAPS, choose_configurations
-from raddle.searches.optcnn.tables import tables
+from raddle.searches.optcnn.method import EXPOSED_SHARES, choose_configurations
+from raddle.searches.optcnn.tables import build_tables
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.ranking import fastest_first
 from raddle.searches.settings import SearchResult, Settings
@@ -39,47 +39,51 @@ def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
 def optima(space: PlanSpace) -> dict[str, Tiles]:
     """OptCNN's optimum for each share of synchronisation that is not hidden; equal ones once."""
     settings = space.settings
-    wanted = {id(space.groups[g]): own.degrees for g, own in space.pinned.items()}
+    pinned_degrees = {id(space.groups[g]): pinned.degrees for g, pinned in space.pinned.items()}
 
     def allowed(group: Group, configuration: Configuration) -> bool:
-        return wanted.get(id(group), configuration.degrees) == configuration.degrees
+        return pinned_degrees.get(id(group), configuration.degrees) == configuration.degrees
 
-    found: dict[str, Tiles] = {}
+    tiles_by_name: dict[str, Tiles] = {}
     for reduction in (
         [False, True] if settings.reduction and space.device_count <= MOST_SUMS else [False]
     ):
-        base = tables(
-            space.graph, space.cluster, powers=settings.powers_of_two, reduction=reduction,
-            bn=settings.bn, profile=settings.profile, found_groups=space.groups, allowed=allowed,
+        base = build_tables(
+            space.graph, space.cluster, powers_of_two=settings.powers_of_two, reduction=reduction,
+            bn=settings.bn, profile=settings.profile, groups=space.groups, allowed=allowed,
         )  # fmt: skip
         seen = set()
-        for overlap in OVERLAPS:
-            chosen, solution = choose_configurations(base.overlapped(overlap))
+        for exposed in EXPOSED_SHARES:
+            chosen, solution = choose_configurations(base.with_exposed(exposed))
             if solution.choice not in seen:
                 seen.add(solution.choice)
-                own = [space.pinned.get(g, c) for g, c in enumerate(chosen)]
-                name = f"optcnn{'-k' if reduction else ''}, sync {overlap:g}"
-                found[name] = space.tiles(own)
-    return found
+                configurations = [space.pinned.get(g, c) for g, c in enumerate(chosen)]
+                name = f"optcnn{'-k' if reduction else ''}, sync {exposed:g}"
+                tiles_by_name[name] = space.tiles(configurations)
+    return tiles_by_name
 
 
 def staged_optima(space: PlanSpace) -> dict[str, Tiles]:
     """OptCNN's optimum for a half or a quarter of the devices, in as many runs side by side."""
-    found: dict[str, Tiles] = {}
+    tiles_by_name: dict[str, Tiles] = {}
     if not space.cluster.homogeneous:
-        return found
+        return tiles_by_name
     for stages in (2, 4):
         if space.device_count % stages == 0:
-            for overlap, part in _chosen(space, space.device_count // stages).items():
-                found[f"{stages} x optcnn, sync {overlap:g}"] = shift_to_stages(space, stages, part)
-    return found
+            for exposed, configurations in _staged_choices(
+                space, space.device_count // stages
+            ).items():
+                tiles_by_name[f"{stages} x optcnn, sync {exposed:g}"] = shift_to_stages(
+                    space, stages, configurations
+                )
+    return tiles_by_name
 
 
-def _chosen(space: PlanSpace, count: int) -> dict[float, list[Configuration]]:
+def _staged_choices(space: PlanSpace, count: int) -> dict[float, list[Configuration]]:
     """OptCNN's optima for the first devices, by the share of synchronisation that is not hidden."""
     settings = space.settings
-    base = tables(
-        space.graph, first_devices(space.cluster, count), powers=settings.powers_of_two, bn=settings.bn,
-        profile=settings.profile, found_groups=space.groups,
+    base = build_tables(
+        space.graph, first_devices(space.cluster, count), powers_of_two=settings.powers_of_two, bn=settings.bn,
+        profile=settings.profile, groups=space.groups,
     )  # fmt: skip
-    return {overlap: choose_configurations(base.overlapped(overlap))[0] for overlap in (0.5, 0.1)}
+    return {exposed: choose_configurations(base.with_exposed(exposed))[0] for exposed in (0.5, 0.1)}

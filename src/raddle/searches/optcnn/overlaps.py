@@ -21,25 +21,25 @@ def node_pieces(lo: Array, hi: Array, start: Array) -> tuple[Array, Array, Array
 
     Tiles that together are a box count as one: in row-major grids of powers of two those of a node do.
     """
-    ranks, _, many = lo.shape
-    nodes, most = len(start) - 1, np.diff(start).max()
-    low, high = np.zeros((2, ranks, nodes, most, many))
-    count = np.zeros((nodes, many), np.int64)
-    total = np.empty(many)
+    ranks, _, configurations = lo.shape
+    nodes, max_devices = len(start) - 1, np.diff(start).max()
+    low, high = np.zeros((2, ranks, nodes, max_devices, configurations))
+    count = np.zeros((nodes, configurations), np.int64)
+    total = np.empty(configurations)
     for a in range(nodes):
         total[:] = 0.0
         for d in range(start[a], start[a + 1]):
-            for x in range(many):
+            for x in range(configurations):
                 size = 1.0
                 for r in range(ranks):
                     size *= hi[r, d, x] - lo[r, d, x]
-                if size <= 0 or _is_among(lo, hi, d, low, high, a, count[a, x], x):
+                if size <= 0 or _is_listed(lo, hi, d, low, high, a, count[a, x], x):
                     continue
                 for r in range(ranks):
                     low[r, a, count[a, x], x], high[r, a, count[a, x], x] = lo[r, d, x], hi[r, d, x]
                 count[a, x] += 1
                 total[x] += size
-        for x in range(many):
+        for x in range(configurations):
             if count[a, x] > 1 and _hull(low, high, a, count[a, x], x) == total[x]:
                 for r in range(ranks):
                     low[r, a, 0, x] = low[r, a, : count[a, x], x].min()
@@ -49,7 +49,7 @@ def node_pieces(lo: Array, hi: Array, start: Array) -> tuple[Array, Array, Array
 
 
 @njit(cache=True)
-def _is_among(
+def _is_listed(
     lo: Array, hi: Array, d: int, low: Array, high: Array, a: int, count: int, x: int
 ) -> bool:
     for k in range(count):
@@ -71,19 +71,19 @@ def _hull(low: Array, high: Array, a: int, count: int, x: int) -> float:
 
 
 @njit(cache=True)
-def fill(
-    need_lo: Array, need_hi: Array, own_lo: Array, own_hi: Array,
-    node_lo: Array, node_hi: Array, boxes: Array,
-    start: Array, alone: bool, link: Array, network: Array, width: float, pairs: bool, out: Array,
+def fill_seconds(
+    need_lo: Array, need_hi: Array, held_lo: Array, held_hi: Array,
+    node_lo: Array, node_hi: Array, box_counts: Array,
+    start: Array, single_node: bool, link: Array, network: Array, width: float, pairs: bool, out: Array,
 ) -> None:  # fmt: skip
     """out[i, j] becomes the longest time that a link takes; with `pairs` where i is j alone."""
     ranks, _, readers = need_lo.shape
-    makers, most = own_lo.shape[2], node_lo.shape[2]
-    rows = np.empty((ranks, makers * (1 + most), readers))
-    ends = np.empty((ranks, makers * (1 + most), 2))
-    own_at = np.zeros((makers, ranks), np.int64)
-    node_at = np.zeros((makers, most, ranks), np.int64)
-    inside, outside = np.zeros((2, makers, readers))  # elements, since the link was last closed
+    producers, most = held_lo.shape[2], node_lo.shape[2]
+    rows = np.empty((ranks, producers * (1 + most), readers))
+    ends = np.empty((ranks, producers * (1 + most), 2))
+    held_row = np.zeros((producers, ranks), np.int64)
+    node_row = np.zeros((producers, most, ranks), np.int64)
+    inside, outside = np.zeros((2, producers, readers))  # elements, since the link was last closed
     sizes, buffer = np.empty(readers), np.empty((3, readers))
     for a in range(len(start) - 1):
         widest = 0
@@ -95,37 +95,43 @@ def fill(
                 n -= 1
             widest = max(widest, n)
             for r in range(ranks):
-                used = 0
+                row_count = 0
                 lo, hi = need_lo[r, d, :n], need_hi[r, d, :n]
-                for i in range(makers):
-                    own_at[i, r], used = _row(
-                        own_lo[r, d, i], own_hi[r, d, i], lo, hi, rows[r], ends[r], used
+                for i in range(producers):
+                    held_row[i, r], row_count = _row(
+                        held_lo[r, d, i], held_hi[r, d, i], lo, hi, rows[r], ends[r], row_count
                     )
-                    for k in range(0 if alone else boxes[a, i]):
-                        node_at[i, k, r], used = _row(
-                            node_lo[r, a, k, i], node_hi[r, a, k, i], lo, hi, rows[r], ends[r], used
+                    for k in range(0 if single_node else box_counts[a, i]):
+                        node_row[i, k, r], row_count = _row(
+                            node_lo[r, a, k, i],
+                            node_hi[r, a, k, i],
+                            lo,
+                            hi,
+                            rows[r],
+                            ends[r],
+                            row_count,
                         )
-            for i in range(makers):
+            for i in range(producers):
                 first, end = (i, min(i + 1, n)) if pairs else (0, n)
-                here, near, part = buffer[:, first:end]
-                here[:] = 0.0
-                near[:] = sizes[first:end] if alone else here
-                if own_lo[0, d, i] < own_hi[0, d, i]:
-                    _multiply(rows, own_at[i], first, here)
-                if not alone and boxes[a, i] == 1:
-                    _multiply(rows, node_at[i, 0], first, near)
-                elif not alone:
-                    for k in range(boxes[a, i]):
-                        _multiply(rows, node_at[i, k], first, part)
-                        near += part
+                local, in_node, part = buffer[:, first:end]
+                local[:] = 0.0
+                in_node[:] = sizes[first:end] if single_node else local
+                if held_lo[0, d, i] < held_hi[0, d, i]:
+                    _multiply(rows, held_row[i], first, local)
+                if not single_node and box_counts[a, i] == 1:
+                    _multiply(rows, node_row[i, 0], first, in_node)
+                elif not single_node:
+                    for k in range(box_counts[a, i]):
+                        _multiply(rows, node_row[i, k], first, part)
+                        in_node += part
                 from_node, from_others = inside[i, first:end], outside[i, first:end]
-                for j in range(len(here)):
-                    from_node[j] += near[j] - here[j]
-                    from_others[j] += sizes[first + j] - near[j]
+                for j in range(len(local)):
+                    from_node[j] += in_node[j] - local[j]
+                    from_others[j] += sizes[first + j] - in_node[j]
                 if last or link[a, 2] == 0:
-                    _close(inside[i, :widest], link[a, 0] * width, link[a, 1], out[i])
-                if not alone and (last or network[a, 2] == 0):
-                    _close(outside[i, :widest], network[a, 0] * width, network[a, 1], out[i])
+                    _close_link(inside[i, :widest], link[a, 0] * width, link[a, 1], out[i])
+                if not single_node and (last or network[a, 2] == 0):
+                    _close_link(outside[i, :widest], network[a, 0] * width, network[a, 1], out[i])
 
 
 # Comparisons instead of max and min: those of Python keep the compiler from using vectors.
@@ -141,19 +147,19 @@ def _volumes(lo: Array, hi: Array, out: Array) -> None:
 
 @njit(cache=True)
 def _row(
-    a: float, b: float, lo: Array, hi: Array, rows: Array, ends: Array, used: int
+    a: float, b: float, lo: Array, hi: Array, rows: Array, ends: Array, row_count: int
 ) -> tuple[int, int]:
     """The number of the row for the range a to b: one that is there, or a new one."""
-    for u in range(used):
+    for u in range(row_count):
         if ends[u, 0] == a and ends[u, 1] == b:
-            return u, used
-    ends[used, 0], ends[used, 1] = a, b
-    row = rows[used]
+            return u, row_count
+    ends[row_count, 0], ends[row_count, 1] = a, b
+    row = rows[row_count]
     for j in range(len(lo)):
         low = lo[j] if lo[j] > a else a
         high = hi[j] if hi[j] < b else b
         row[j] = high - low if high > low else 0.0
-    return used, used + 1
+    return row_count, row_count + 1
 
 
 @njit(cache=True)
@@ -174,7 +180,7 @@ def _multiply(rows: Array, at: Array, begin: int, out: Array) -> None:
 
 
 @njit(cache=True)
-def _close(amount: Array, rate: float, latency: float, longest: Array) -> None:
+def _close_link(amount: Array, rate: float, latency: float, longest: Array) -> None:
     for j in range(len(amount)):
         seconds = np.float32(amount[j] * rate + (latency if amount[j] > 0 else 0.0))
         longest[j] = seconds if seconds > longest[j] else longest[j]

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-PASSES = 50
+MAX_PASSES = 50
 
 
 class Edge(NamedTuple):
@@ -23,7 +23,9 @@ class Edge(NamedTuple):
 
 Nodes: TypeAlias = Sequence[np.ndarray]
 Edges: TypeAlias = Sequence[Edge]
-Near: TypeAlias = list[list[tuple[int, int, int]]]  # by node: edge, which end of it, other node
+Incidence: TypeAlias = list[
+    list[tuple[int, int, int]]
+]  # by node: edge, which end of it, other node
 
 
 def cost_of(nodes: Nodes, edges: Edges, choice: Sequence[int]) -> float:
@@ -31,14 +33,14 @@ def cost_of(nodes: Nodes, edges: Edges, choice: Sequence[int]) -> float:
     return math.fsum([*costs, *(float(t[choice[i], choice[j]]) for i, j, t in edges)])
 
 
-def settled(nodes: Nodes, edges: Edges, choice: Sequence[int]) -> tuple[int, ...]:
+def improve_locally(nodes: Nodes, edges: Edges, choice: Sequence[int]) -> tuple[int, ...]:
     """The choice, made better until no node can gain by another configuration of its own."""
-    chosen, near = [int(x) for x in choice], near_of(nodes, edges)
-    for _ in range(PASSES):
+    chosen, incident = [int(x) for x in choice], incident_edges(nodes, edges)
+    for _ in range(MAX_PASSES):
         before = tuple(chosen)
         for i, node in enumerate(nodes):
             costs = node.astype(np.float64)
-            for e, end, j in near[i]:
+            for e, end, j in incident[i]:
                 costs += edges[e].cost[:, chosen[j]] if end == 0 else edges[e].cost[chosen[j]]
             x = int(costs.argmin())
             if costs[x] < costs[chosen[i]]:
@@ -48,9 +50,9 @@ def settled(nodes: Nodes, edges: Edges, choice: Sequence[int]) -> tuple[int, ...
     return tuple(chosen)
 
 
-def near_of(nodes: Nodes, edges: Edges) -> Near:
-    near: Near = [[] for _ in nodes]
+def incident_edges(nodes: Nodes, edges: Edges) -> Incidence:
+    incident: Incidence = [[] for _ in nodes]
     for e, (i, j, _) in enumerate(edges):
-        near[i].append((e, 0, j))
-        near[j].append((e, 1, i))
-    return near
+        incident[i].append((e, 0, j))
+        incident[j].append((e, 1, i))
+    return incident

@@ -39,7 +39,7 @@ class Lattice:
         later = np.cumprod(self.parts[:, ::-1], axis=1)[:, ::-1]
         self.strides = np.concatenate([later[:, 1:], np.ones((len(degrees), 1), np.int64)], axis=1)
         self.options = [np.unique(column) for column in self.parts.T]  # by axis, all its degrees
-        self.alive = devices[None, :] < self.total[:, None]  # [x, d]
+        self.used = devices[None, :] < self.total[:, None]  # [x, d]
 
     def coordinate(self, a: int, devices: Array) -> Array:
         """[x, d]: which part of a letter a device has."""
@@ -50,14 +50,14 @@ class Lattice:
         return [self.coordinate(a, self.devices) for a in range(self.parts.shape[1])]
 
     @cached_property
-    def at(self) -> list[Array]:
+    def range_index(self) -> list[Array]:
         """[x, d] by axis: which of the ranges of all degrees a device has."""
-        found = []
+        indices = []
         for a, options in enumerate(self.options):
             first = np.concatenate([[0], np.cumsum(options)])
             begin = first[np.searchsorted(options, self.parts[:, a])]
-            found.append(begin[:, None] + self.coordinates[a])
-        return found
+            indices.append(begin[:, None] + self.coordinates[a])
+        return indices
 
 
 @dataclass(eq=False)
@@ -66,16 +66,16 @@ class Ranges:
 
     lo: Array
     hi: Array
-    at: Array | None = None  # [x, d], or there is one range
+    index: Array | None = None  # [x, d], or there is one range
     axes: tuple[int, ...] = ()  # that it depends on
-    uncut: frozenset[int] = frozenset()  # degrees of its axis that do not split it
-    which: Array | None = (
+    unsplit_degrees: frozenset[int] = frozenset()  # degrees of its axis that do not split it
+    cuts_index: Array | None = (
         None  # [x]: the cut points, of those below; none where there are no others
     )
-    ends: tuple[Cuts, ...] = ()  # of all parts, in order
+    all_cuts: tuple[Cuts, ...] = ()  # of all parts, in order
 
     def span(self, x: int, d: int) -> tuple[int, int]:
-        k = 0 if self.at is None else self.at[x, d]
+        k = 0 if self.index is None else self.index[x, d]
         return int(self.lo[k]), int(self.hi[k])
 
     @cached_property
@@ -83,7 +83,7 @@ class Ranges:
         return int(self.hi.max())
 
     @cached_property
-    def gaps(self) -> bool:
+    def has_empty(self) -> bool:
         """Whether there are empty ranges: what a tile reads may lie in the padding."""
         return bool((self.hi <= self.lo).any())
 
@@ -91,10 +91,10 @@ class Ranges:
     def sizes(self) -> Array:
         """[x, d], or one number."""
         sizes = np.maximum(self.hi - self.lo, 0).astype(np.float64)
-        return sizes[0] if self.at is None else sizes[self.at]  # type: ignore[no-any-return]
+        return sizes[0] if self.index is None else sizes[self.index]  # type: ignore[no-any-return]
 
     @cached_property
-    def full(self) -> Array:
+    def nonempty(self) -> Array:
         """[x, d], or one: where the range is not empty."""
         return self.sizes > 0
 
@@ -102,17 +102,17 @@ class Ranges:
     def bounds(self) -> tuple[Array, Array]:
         """[d, x], or one number each."""
         lo, hi = self.lo.astype(np.float64), self.hi.astype(np.float64)
-        if self.at is None:
+        if self.index is None:
             return lo[0], hi[0]
-        turned = self.at.T
-        return lo[turned], hi[turned]
+        transposed = self.index.T
+        return lo[transposed], hi[transposed]
 
 
-def constant(lo: int, hi: int) -> Ranges:
+def single_range(lo: int, hi: int) -> Ranges:
     return Ranges(np.array([lo]), np.array([hi]))
 
 
-def by_axis(lattice: Lattice, a: int, size: int, cuts: Sequence[Cuts]) -> Ranges:
+def split_ranges(lattice: Lattice, a: int, size: int, cuts: Sequence[Cuts]) -> Ranges:
     """From cut points by degree; none where a degree does not split it: then all parts have the whole."""
     lo: list[int] = []
     hi: list[int] = []
@@ -122,11 +122,11 @@ def by_axis(lattice: Lattice, a: int, size: int, cuts: Sequence[Cuts]) -> Ranges
         hi += points[1:] or [size] * q
     uncut = frozenset(q for q, points in zip(options, cuts, strict=True) if q > 1 and not points)
     if len(uncut) == sum(q > 1 for q in options):
-        return constant(0, size)
-    return Ranges(np.array(lo), np.array(hi), lattice.at[a], (a,), uncut)
+        return single_range(0, size)
+    return Ranges(np.array(lo), np.array(hi), lattice.range_index[a], (a,), uncut)
 
 
-def indexed(index: Index, dims: Sequence[Ranges], known: dict[Any, Any]) -> Ranges:
+def ranges_read(index: Index, dims: Sequence[Ranges], cache: dict[Any, Any]) -> Ranges:
     """The ranges of an operand's dimension that an expression over dimensions reads.
 
     `known` remembers them by what they depend on: height and width are often alike.
@@ -135,62 +135,62 @@ def indexed(index: Index, dims: Sequence[Ranges], known: dict[Any, Any]) -> Rang
     box = [(0, 1)] * len(dims)
     for d in over:
         box[d] = (int(dims[d].lo[0]), int(dims[d].hi[0]))
-    split = [d for d in over if dims[d].at is not None]
+    split = [d for d in over if dims[d].index is not None]
     if not split:
-        return constant(*index.range(box))
-    at, spans = _together([dims[d] for d in split])
+        return single_range(*index.range(box))
+    range_index, spans = _combine([dims[d] for d in split])
     terms = tuple((over.index(t.dim), *t[1:]) for t in index.terms)
     others = tuple(box[d] for d in over if d not in split)
     key = (terms, *index[1:], others, tuple(over.index(d) for d in split), tuple(spans))
-    if key not in known:
-        found = []
+    if key not in cache:
+        spans_read = []
         for parts in spans:
             for d, span in zip(split, parts, strict=True):
                 box[d] = span
-            found.append(index.range(box))
-        known[key] = found[0] if len(set(found)) == 1 else np.array(found).T
-    lo, hi = known[key]
+            spans_read.append(index.range(box))
+        cache[key] = spans_read[0] if len(set(spans_read)) == 1 else np.array(spans_read).T
+    lo, hi = cache[key]
     if isinstance(lo, int):
-        return constant(lo, hi)
-    return Ranges(lo, hi, at, tuple(sorted({a for d in split for a in dims[d].axes})))
+        return single_range(lo, hi)
+    return Ranges(lo, hi, range_index, tuple(sorted({a for d in split for a in dims[d].axes})))
 
 
-def _together(dims: Sequence[Ranges]) -> tuple[Array, list[tuple[tuple[int, int], ...]]]:
+def _combine(dims: Sequence[Ranges]) -> tuple[Array, list[tuple[tuple[int, int], ...]]]:
     """All combinations of ranges that a device has, and [x, d] which of them."""
     spans = [list(zip(r.lo.tolist(), r.hi.tolist(), strict=True)) for r in dims]
-    numbers = [r.at for r in dims if r.at is not None]
+    numbers = [r.index for r in dims if r.index is not None]
     if len(dims) == 1:
         return numbers[0], [(span,) for span in spans[0]]
-    lengths = [len(own) for own in spans]
+    lengths = [len(dim_spans) for dim_spans in spans]
     flat = np.ravel_multi_index(numbers, lengths)
     used, inverse = np.unique(flat, return_inverse=True)
     each = zip(*np.unravel_index(used, lengths), strict=True)
-    found = [tuple(own[k] for own, k in zip(spans, ks, strict=True)) for ks in each]
-    return inverse.reshape(flat.shape), found
+    combinations = [tuple(own[k] for own, k in zip(spans, ks, strict=True)) for ks in each]
+    return inverse.reshape(flat.shape), combinations
 
 
-def numbered(ranges: Sequence[Ranges], shape: tuple[int, ...]) -> Array:
+def combination_ids(ranges: Sequence[Ranges], shape: tuple[int, ...]) -> Array:
     """[x, d]: a number for each combination of ranges; equal where, under a configuration, those are."""
-    found = np.zeros(shape, np.int64)
+    ids = np.zeros(shape, np.int64)
     for r in ranges:
-        if r.at is not None:
-            found = found * len(r.lo) + r.at
-    return found
+        if r.index is not None:
+            ids = ids * len(r.lo) + r.index
+    return ids
 
 
-def volume(ranges: tuple[Ranges, ...], known: dict[Any, Any]) -> Array | float:
+def volume(ranges: tuple[Ranges, ...], cache: dict[Any, Any]) -> Array | float:
     """[x, d]: elements of a box; where nothing is split, one number. `known` remembers them."""
-    found = known.get(ranges)
-    if found is None:
-        fixed = math.prod(float(r.sizes) for r in ranges if r.at is None)
-        split = tuple(sorted((r for r in ranges if r.at is not None), key=id))
+    elements = cache.get(ranges)
+    if elements is None:
+        fixed = math.prod(float(r.sizes) for r in ranges if r.index is None)
+        split = tuple(sorted((r for r in ranges if r.index is not None), key=id))
         if not split:
-            found = fixed
+            elements = fixed
         elif fixed != 1 or split != ranges:
-            found = fixed * volume(split, known)
+            elements = fixed * volume(split, cache)
         else:
-            found = split[0].sizes
+            elements = split[0].sizes
             for r in split[1:]:
-                found = found * r.sizes
-        known[ranges] = found
-    return found
+                elements = elements * r.sizes
+        cache[ranges] = elements
+    return elements

@@ -32,13 +32,13 @@ from raddle.graph.graph import Graph, Op
 from raddle.program.merges import is_local_statistics
 from raddle.searches.configurations import Configuration
 from raddle.searches.groups import Group, find_groups, group_indices
-from raddle.searches.optcnn.communication import Moves
-from raddle.searches.optcnn.layouts import Atlas, Layout
+from raddle.searches.optcnn.communication import CommunicationTimes
+from raddle.searches.optcnn.layouts import LayoutBuilder, MemberLayout
 from raddle.searches.optcnn.problem import Edge
 from raddle.searches.optcnn.ranges import Ranges
-from raddle.searches.optcnn.sync_times import Read, Syncing
+from raddle.searches.optcnn.sync_times import ParameterRead, SyncTimes
 from raddle.searches.optcnn.tile_times import TileTimes
-from raddle.searches.optcnn.transfers import looked_at
+from raddle.searches.optcnn.transfers import sampled_devices
 
 Array = np.ndarray
 Allowed = Callable[[Group, Configuration], bool]
@@ -55,192 +55,206 @@ class Tables:
     compute: list[Array]  # t_C
     sync: list[Array]  # all of t_S
 
-    def overlapped(self, overlap: float) -> Tables:
+    def with_exposed(self, exposed: float) -> Tables:
         """With another part of t_S exposed; all else is shared."""
-        nodes = [c + overlap * s for c, s in zip(self.compute, self.sync, strict=True)]
+        nodes = [c + exposed * s for c, s in zip(self.compute, self.sync, strict=True)]
         return replace(self, nodes=nodes)
 
 
-def tables(
+def build_tables(
     graph: Graph,
     cluster: Cluster,
     *,
     paper: bool = False,
-    overlap: float = 1.0,
-    powers: bool = True,
+    exposed: float = 1.0,
+    powers_of_two: bool = True,
     reduction: bool = False,
     bn: str = "local",
     allowed: Allowed | None = None,
     profile: Profile | None = None,
-    found_groups: Sequence[Group] | None = None,
+    groups: Sequence[Group] | None = None,
 ) -> Tables:
     """The costs of all groups; `allowed` says which configurations a group may have."""
-    found = tuple(find_groups(graph) if found_groups is None else found_groups)
-    active, devices = active_values(graph), looked_at(cluster, every=reduction)
-    atlas = Atlas(devices, len(cluster.devices), powers=powers, reduction=reduction)
-    layouts = [atlas.layouts(group) for group in found]
+    all_groups = tuple(find_groups(graph) if groups is None else groups)
+    active, devices = active_values(graph), sampled_devices(cluster, all_devices=reduction)
+    builder = LayoutBuilder(
+        devices, len(cluster.devices), powers_of_two=powers_of_two, reduction=reduction
+    )
+    layouts = [builder.layouts(group) for group in all_groups]
     times = TileTimes(ComputeCosts(graph, active, profile, bn=bn), active, cluster, devices)
-    moves = Moves(graph, active, cluster, devices, _by_operator(found, layouts), times.volumes)
-    computing = Computing(found, layouts, times, moves, bn=bn)
-    compute = [computing.seconds(g) for g in range(len(found))]
-    syncing = Syncing(cluster)
-    count = syncing.served if paper else syncing.all_reduced
-    sync = _synchronising(graph, active, found, layouts, count)
-    lists = [own[0].lattice.configurations for own in layouts]
-    result = Tables(found, lists, [], _edges(graph, found, moves), compute, sync)
+    moves = CommunicationTimes(
+        graph, active, cluster, devices, _layout_of_operator(all_groups, layouts), times.volumes
+    )
+    computing = ComputeTimes(all_groups, layouts, times, moves, bn=bn)
+    compute = [computing.seconds(g) for g in range(len(all_groups))]
+    sync_times = SyncTimes(cluster)
+    seconds_of = sync_times.server_times if paper else sync_times.all_reduce_times
+    sync = _sync_seconds(graph, active, all_groups, layouts, seconds_of)
+    configurations = [group_layouts[0].lattice.configurations for group_layouts in layouts]
+    result = Tables(all_groups, configurations, [], _edges(graph, all_groups, moves), compute, sync)
     if allowed is not None:
-        result = _pinned(result, allowed)
-    return result.overlapped(1.0 if paper else overlap)
+        result = _only_allowed(result, allowed)
+    return result.with_exposed(1.0 if paper else exposed)
 
 
-def _pinned(tables: Tables, allowed: Allowed) -> Tables:
-    keep = [
-        np.array([x for x, c in enumerate(own) if allowed(group, c)], np.int64)
-        for group, own in zip(tables.groups, tables.configurations, strict=True)
+def _only_allowed(tables: Tables, allowed: Allowed) -> Tables:
+    kept = [
+        np.array([x for x, c in enumerate(configurations) if allowed(group, c)], np.int64)
+        for group, configurations in zip(tables.groups, tables.configurations, strict=True)
     ]
-    for group, own in zip(tables.groups, keep, strict=True):
-        if not len(own):
+    for group, indices in zip(tables.groups, kept, strict=True):
+        if not len(indices):
             raise InputError(f"no configuration of '{group.name}' is allowed: loosen what pins it.")
-    cut: dict[tuple[int, bytes, bytes], Array] = {}  # tables that were shared stay so
+    shared: dict[tuple[int, bytes, bytes], Array] = {}  # tables that were shared stay so
     edges = []
     for g, h, cost in tables.edges:
-        key = (id(cost), keep[g].tobytes(), keep[h].tobytes())
-        if key not in cut:
-            cut[key] = cost[np.ix_(keep[g], keep[h])]
-        edges.append(Edge(g, h, cut[key]))
+        key = (id(cost), kept[g].tobytes(), kept[h].tobytes())
+        if key not in shared:
+            shared[key] = cost[np.ix_(kept[g], kept[h])]
+        edges.append(Edge(g, h, shared[key]))
     return Tables(
         tables.groups,
-        [[own[x] for x in k] for own, k in zip(tables.configurations, keep, strict=True)],
+        [[own[x] for x in k] for own, k in zip(tables.configurations, kept, strict=True)],
         [],
         edges,
-        [c[k] for c, k in zip(tables.compute, keep, strict=True)],
-        [s[k] for s, k in zip(tables.sync, keep, strict=True)],
+        [c[k] for c, k in zip(tables.compute, kept, strict=True)],
+        [s[k] for s, k in zip(tables.sync, kept, strict=True)],
     )
 
 
-def _by_operator(found: Sequence[Group], layouts: Sequence[Sequence[Layout]]) -> dict[str, Layout]:
+def _layout_of_operator(
+    groups: Sequence[Group], layouts: Sequence[Sequence[MemberLayout]]
+) -> dict[str, MemberLayout]:
     return {
         m.op.name: layout
-        for group, own in zip(found, layouts, strict=True)
-        for m, layout in zip(group.members, own, strict=True)
+        for group, group_layouts in zip(groups, layouts, strict=True)
+        for m, layout in zip(group.members, group_layouts, strict=True)
     }
 
 
-class Computing:
+class ComputeTimes:
     """t_C of groups, with what moves between members of a group."""
 
     def __init__(
-        self, found: Sequence[Group], layouts: Sequence[tuple[Layout, ...]], times: TileTimes,
-        moves: Moves, *, bn: str,
+        self, groups: Sequence[Group], layouts: Sequence[tuple[MemberLayout, ...]], times: TileTimes,
+        moves: CommunicationTimes, *, bn: str,
     ) -> None:  # fmt: skip
         self.groups, self.layouts, self.times, self.moves, self.bn = (
-            found, layouts, times, moves, bn,
+            groups, layouts, times, moves, bn,
         )  # fmt: skip
-        self.place = {
+        self.position_of = {
             (g, output): (k, n)
-            for g, group in enumerate(found)
+            for g, group in enumerate(groups)
             for k, m in enumerate(group.members)
             for n, output in enumerate(m.op.outputs)
         }
-        self.known: dict[tuple[object, ...], Array] = {}
+        self.cache: dict[tuple[object, ...], Array] = {}
 
     def seconds(self, g: int) -> Array:
         """t_C; the same for groups that are alike."""
-        alike = [
-            (self.times.alike(m.op), *(self.place.get((g, name)) for name in m.op.inputs))
+        member_keys = [
+            (self.times.cost_key(m.op), *(self.position_of.get((g, name)) for name in m.op.inputs))
             for m in self.groups[g].members
         ]
-        key = (id(self.layouts[g]), *alike)
-        if key not in self.known:
-            self.known[key] = self._compute(g)
-        return self.known[key]
+        key = (id(self.layouts[g]), *member_keys)
+        if key not in self.cache:
+            self.cache[key] = self._compute(g)
+        return self.cache[key]
 
     def _compute(self, g: int) -> Array:
         total: Array | float = 0.0
-        more: Array | float = 0.0
+        communication: Array | float = 0.0
         for m, layout in zip(self.groups[g].members, self.layouts[g], strict=True):
             total = total + self.times.seconds(m.op, layout)
-            if m.op.space.combine and layout.partial and not is_local_statistics(m.op, self.bn):
-                more = more + self.moves.merged(m.op, layout, self._fetching(g, m.op, layout))
+            if (
+                m.op.space.combine
+                and layout.has_partial_sums
+                and not is_local_statistics(m.op, self.bn)
+            ):
+                communication = communication + self.moves.merge_seconds(
+                    m.op, layout, self._reading_devices(g, m.op, layout)
+                )
             for operand, name in enumerate(m.op.inputs):
-                if (g, name) in self.place and not self._is_there(g, layout, operand, name):
-                    more = more + self.moves.moved(
-                        m.op, operand, *self._maker(g, name), between=False
+                if (g, name) in self.position_of and not self._is_local(g, layout, operand, name):
+                    communication = communication + self.moves.transfer_seconds(
+                        m.op, operand, *self._producer(g, name), two_groups=False
                     )
-        return np.asarray(np.asarray(total).max(axis=1) + more)
+        return np.asarray(np.asarray(total).max(axis=1) + communication)
 
-    def _is_there(self, g: int, layout: Layout, operand: int, name: str) -> bool:
+    def _is_local(self, g: int, layout: MemberLayout, operand: int, name: str) -> bool:
         """Whether a member finds what it reads of another on its own device, as most do."""
-        k, output = self.place[g, name]
-        own, need = self.layouts[g][k], layout.needs[operand]
+        k, output = self.position_of[g, name]
+        producer, need = self.layouts[g][k], layout.needs[operand]
         return (
-            own.outputs[output] == need.ranges
-            and own.present is need.present
-            and not (own.space.is_product and own.summed)
+            producer.outputs[output] == need.ranges
+            and producer.present is need.present
+            and not (producer.space.is_product and producer.summed)
         )
 
-    def _fetching(self, g: int, op: Op, layout: Layout) -> Array:
+    def _reading_devices(self, g: int, op: Op, layout: MemberLayout) -> Array:
         """[x, d]: the devices of the group that read what an operator gives; without any, its own."""
-        found = [
+        present = [
             reader.present
             for m, reader in zip(self.groups[g].members, self.layouts[g], strict=True)
             if set(m.op.inputs) & set(op.outputs)
         ]
-        return np.logical_or.reduce(found) if found else layout.present
+        return np.logical_or.reduce(present) if present else layout.present
 
-    def _maker(self, g: int, name: str) -> tuple[Op, int]:
+    def _producer(self, g: int, name: str) -> tuple[Op, int]:
         """The member of a group that makes a value, and which of its outputs that is."""
-        k, output = self.place[g, name]
+        k, output = self.position_of[g, name]
         return self.groups[g].members[k].op, output
 
 
-def _synchronising(
-    graph: Graph, active: frozenset[str], found: Sequence[Group],
-    layouts: Sequence[tuple[Layout, ...]], count: Callable[[list[Read]], Array],
+def _sync_seconds(
+    graph: Graph, active: frozenset[str], groups: Sequence[Group],
+    layouts: Sequence[tuple[MemberLayout, ...]], seconds_of: Callable[[list[ParameterRead]], Array],
 ) -> list[Array]:  # fmt: skip
     """t_S of groups; the same for those that are alike."""
-    readers = _parameter_readers(graph, active, group_indices(found))
-    known: dict[tuple[object, ...], Array] = {}
+    readers = _parameter_readers(graph, active, group_indices(groups))
+    cache: dict[tuple[object, ...], Array] = {}
     seconds = []
-    for group, own in zip(found, layouts, strict=True):
-        reads: dict[tuple[str, tuple[Ranges, ...]], Read] = {}
-        for m, layout in zip(group.members, own, strict=True):
+    for group, group_layouts in zip(groups, layouts, strict=True):
+        reads: dict[tuple[str, tuple[Ranges, ...]], ParameterRead] = {}
+        for m, layout in zip(group.members, group_layouts, strict=True):
             for operand, name in enumerate(m.op.inputs):
                 if name in readers:
                     width = graph.values[name].dtype.itemsize / readers[name]
-                    reads[name, layout.needs[operand].ranges] = Read(layout, operand, width)
-        each = list(reads.values())
-        alike = tuple((id(layout), operand, width) for layout, operand, width in each)
-        if alike and alike not in known:
-            known[alike] = count(each)
-        seconds.append(known[alike] if alike else np.zeros(len(own[0].present)))
+                    reads[name, layout.needs[operand].ranges] = ParameterRead(
+                        layout, operand, width
+                    )
+        group_reads = list(reads.values())
+        key = tuple((id(layout), operand, width) for layout, operand, width in group_reads)
+        if key and key not in cache:
+            cache[key] = seconds_of(group_reads)
+        seconds.append(cache[key] if key else np.zeros(len(group_layouts[0].present)))
     return seconds
 
 
 def _parameter_readers(
-    graph: Graph, active: frozenset[str], of: Mapping[str, int]
+    graph: Graph, active: frozenset[str], group_of: Mapping[str, int]
 ) -> dict[str, int]:
     """By parameter, how many groups read it."""
-    found: dict[str, set[int]] = {}
+    readers: dict[str, set[int]] = {}
     for op in graph.ops:
-        if op.name in of:
+        if op.name in group_of:
             for name in trained_parameters(graph, op, active):
-                found.setdefault(name, set()).add(of[op.name])
-    return {name: len(own) for name, own in found.items()}
+                readers.setdefault(name, set()).add(group_of[op.name])
+    return {name: len(reading_groups) for name, reading_groups in readers.items()}
 
 
-def _edges(graph: Graph, groups: Sequence[Group], moves: Moves) -> list[Edge]:
+def _edges(graph: Graph, groups: Sequence[Group], moves: CommunicationTimes) -> list[Edge]:
     """t_X; readers of one group that need the same of a value fetch it once."""
-    of = group_indices(groups)
+    group_of = group_indices(groups)
     made_by = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
-    found: dict[tuple[object, ...], Edge] = {}
+    edges: dict[tuple[object, ...], Edge] = {}
     for op in graph.ops:
-        if op.name not in of:
+        if op.name not in group_of:
             continue
         for operand, name in enumerate(op.inputs):
-            maker, output = made_by.get(name, (op, 0))
-            g, h = of.get(maker.name), of[op.name]
+            producer, output = made_by.get(name, (op, 0))
+            g, h = group_of.get(producer.name), group_of[op.name]
             if g is not None and g != h:
-                cost = moves.moved(op, operand, maker, output, between=True)
-                found.setdefault((name, h, id(cost)), Edge(g, h, cost))
-    return list(found.values())
+                cost = moves.transfer_seconds(op, operand, producer, output, two_groups=True)
+                edges.setdefault((name, h, id(cost)), Edge(g, h, cost))
+    return list(edges.values())

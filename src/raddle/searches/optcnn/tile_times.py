@@ -18,7 +18,7 @@ from raddle.graph.box import Box
 from raddle.graph.gradients import has_backward
 from raddle.graph.graph import Op
 from raddle.graph.ops import OPERATOR_KINDS
-from raddle.searches.optcnn.layouts import Layout
+from raddle.searches.optcnn.layouts import MemberLayout
 from raddle.searches.optcnn.ranges import Ranges, volume
 
 Array = np.ndarray
@@ -36,7 +36,7 @@ class TileTimes:
         self.volumes: dict[Any, Any] = {}
         self.speeds: dict[tuple[str, Any], Speed] = {}
 
-    def alike(self, op: Op) -> tuple[Any, ...]:
+    def cost_key(self, op: Op) -> tuple[Any, ...]:
         """What its time depends on beside its layout."""
         key = self.keys.get(op.name)
         if key is None:
@@ -45,36 +45,38 @@ class TileTimes:
             key = self.keys[op.name] = (op.kind, self.compute.dtypes[op.name], wanted)
         return key
 
-    def seconds(self, op: Op, layout: Layout) -> Array:
+    def seconds(self, op: Op, layout: MemberLayout) -> Array:
         """[x, d]: zero where a device has no tile."""
-        key = self.alike(op)
-        if key not in layout.known:
+        key = self.cost_key(op)
+        if key not in layout.seconds_cache:
             wanted = key[2]
             if OPERATOR_KINDS[op.kind].flops is not None:
-                found = self._asked(op, layout, "F" if wanted is None else "FB")
+                tile_seconds = self._seconds_by_shape(op, layout, "F" if wanted is None else "FB")
             else:
-                forward, backward = self._computed(op, layout, wanted or ())
+                forward, backward = self._roofline_seconds(op, layout, wanted or ())
                 if self.compute.profile is not None:
                     forward, backward = self._measured(op, layout, forward, backward, wanted)
-                found = forward + backward
-            layout.known[key] = np.where(layout.present, found, 0.0)
-        return layout.known[key]  # type: ignore[no-any-return]
+                tile_seconds = forward + backward
+            layout.seconds_cache[key] = np.where(layout.present, tile_seconds, 0.0)
+        return layout.seconds_cache[key]  # type: ignore[no-any-return]
 
-    def _computed(self, op: Op, layout: Layout, wanted: Sequence[int]) -> tuple[Array, Array]:
+    def _roofline_seconds(
+        self, op: Op, layout: MemberLayout, wanted: Sequence[int]
+    ) -> tuple[Array, Array]:
         """Forward and backward, by the roofline. A gradient passes over the forward's elements."""
-        space, graph, fast = op.space, self.compute.graph, self._speed(op)
-        read = [volume(need.ranges, self.volumes) * _where(need.present, layout.present)
+        space, graph, speeds = op.space, self.compute.graph, self._speed(op)
+        read = [volume(need.ranges, self.volumes) * _mask(need.present, layout.present)
                 for need in layout.needs]  # fmt: skip
         written = [volume(output, self.volumes) for output in layout.outputs]
         once = [i for i in wanted if space.operands[i].added_once]
         flops = (2 if space.is_product else space.flops_per_point) * volume(
             layout.dims, self.volumes
         )
-        each = roofline(graph, op, flops, [*read, *written], fast, np.maximum)
+        each = roofline(graph, op, flops, [*read, *written], speeds, np.maximum)
         total = (len(wanted) - len(once)) * each
         for i in once:  # what is added once reads nothing but the output's gradient
-            own = [e if i == k else 0 for k, e in enumerate(read)]
-            total = total + roofline(graph, op, 0, [*own, *written], fast, np.maximum)
+            elements = [e if i == k else 0 for k, e in enumerate(read)]
+            total = total + roofline(graph, op, 0, [*elements, *written], speeds, np.maximum)
         return np.asarray(each), np.asarray(total)
 
     def _speed(self, op: Op) -> Speed:
@@ -86,28 +88,31 @@ class TileTimes:
 
     # -- one tile of each shape ------------------------------------------------------------------
 
-    def _asked(self, op: Op, layout: Layout, phases: str) -> Array:
+    def _seconds_by_shape(self, op: Op, layout: MemberLayout, phases: str) -> Array:
         """Of operators that count their operations themselves, by the shapes of what is read and made."""
         sizes = [*layout.dims, *(r for need in layout.needs for r in need.ranges)]
         needed = [need.present for need in layout.needs if need.present is not layout.present]
-        first, shape = self._different(layout, sizes, needed)
-        found = np.zeros(len(first))
+        first, shape = self._distinct_tiles(layout, sizes, needed)
+        seconds = np.zeros(len(first))
         for u, (x, d) in enumerate(first):
             spans = [r.span(x, d) for r in layout.dims]
             box = Box(tuple(lo for lo, _ in spans), tuple(hi for _, hi in spans))
-            found[u] = sum(
+            seconds[u] = sum(
                 self.compute.seconds(op, box, phase, self.devices[d]) for phase in phases
             )
-        return np.asarray(found[shape])
+        return np.asarray(seconds[shape])
 
     def _measured(
-        self, op: Op, layout: Layout, forward: Array, backward: Array,
+        self, op: Op, layout: MemberLayout, forward: Array, backward: Array,
         wanted: Sequence[int] | None,
     ) -> tuple[Array, Array]:  # fmt: skip
         """What was measured of boxes of the same shape comes before the roofline."""
-        first, shape = self._different(layout, layout.dims, [])
+        first, shape = self._distinct_tiles(layout, layout.dims, [])
         shape_of = layout.present.shape
-        both = [np.broadcast_to(own, shape_of).copy() for own in (forward, backward)]
+        both = [
+            np.broadcast_to(roofline_seconds, shape_of).copy()
+            for roofline_seconds in (forward, backward)
+        ]
         for u, (x, d) in enumerate(first):
             spans = (r.span(x, d) for r in layout.dims)
             box = Box.full([hi - lo for lo, hi in spans])
@@ -117,15 +122,15 @@ class TileTimes:
                     seconds[shape == u] = time
         return both[0], both[1]
 
-    def _different(
-        self, layout: Layout, ranges: Sequence[Ranges], needed: Sequence[Array]
+    def _distinct_tiles(
+        self, layout: MemberLayout, ranges: Sequence[Ranges], needed: Sequence[Array]
     ) -> tuple[list[tuple[int, int]], Array]:
         """A tile of each shape and kind of device, and [x, d] which of them a tile is like."""
         kinds = sorted({d.kind for d in self.devices})
         shape = layout.present.shape
         kind = np.broadcast_to([kinds.index(d.kind) for d in self.devices], shape)
         number = np.where(layout.present, kind, len(kinds)).reshape(-1)
-        for column in [*(r.sizes for r in ranges if r.at is not None), *needed]:
+        for column in [*(r.sizes for r in ranges if r.index is not None), *needed]:
             values = column.reshape(-1).astype(np.int64)
             number = np.unique(number * (values.max() + 1) + values, return_inverse=True)[1]
         _, first, number = np.unique(number, return_index=True, return_inverse=True)
@@ -133,5 +138,5 @@ class TileTimes:
         return spots, number.reshape(shape)
 
 
-def _where(some: Array, all_: Array) -> Array | float:
+def _mask(some: Array, all_: Array) -> Array | float:
     return 1.0 if some is all_ else some.astype(float)
