@@ -116,13 +116,13 @@ def first_use() -> dict[str, float]:
     """Seconds of a process's first calls, without a cache of compiled functions and then with it."""
     script = """
 import sys, time; begun = time.perf_counter()
-from raddle.searches.pipeline.layers import Layers, Line, Work
-from raddle.searches.pipeline.shortest_period import partition
-from raddle.searches.pipeline.shortest_step import stages_for
+from raddle.searches.pipeline.layers import DeviceChain, LayerCosts, Layers
+from raddle.searches.pipeline.shortest_period import partition_for_period
+from raddle.searches.pipeline.shortest_step import partition_for_step
 row = (1.0, 1.0); one = time.perf_counter()
-partition(Layers(row, row, row, row, ((1,), ())), 2, bandwidth=1.0); two = time.perf_counter()
-work = Work((row,), (row,), row, row, row, ((1,), ()))
-stages_for(work, Line.of_equals(2, bandwidth=1.0), microbatches=2)
+partition_for_period(Layers(row, row, row, row, ((1,), ())), 2, bandwidth=1.0); two = time.perf_counter()
+costs = LayerCosts((row,), (row,), row, row, row, ((1,), ()))
+partition_for_step(costs, DeviceChain.uniform(2, bandwidth=1.0), microbatches=2)
 print(one - begun, two - one, time.perf_counter() - two)"""
     with tempfile.TemporaryDirectory() as folder:
         runs = [

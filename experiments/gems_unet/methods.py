@@ -22,8 +22,8 @@ from raddle.api.plans import Plan, describe_inputs, parameter_shapes, validate
 from raddle.api.programs import active_values
 from raddle.api.schedules import MAKERS, Action, Schedule, schedule_to_text
 from raddle.api.searching import (
-    Asked,
     LayerCostModel,
+    PipelineRequest,
     build_device_chain,
     build_layer_graph,
     copies,
@@ -119,7 +119,7 @@ def cut(
     line = build_device_chain(cluster)
     line = replace(line, capacity=(float("inf"),) * len(line.kinds))
     work = LayerCostModel(nodes, cluster, compute).micro_batch_costs(graph.batch)
-    found = Asked("gems", count).cut(work, line, microbatches, STATIC)
+    found = PipelineRequest("gems", count).partition(work, line, microbatches, STATIC)
     assert found is not None
     return stage_op_names(nodes, [stage.layers for stage in found.stages])
 

@@ -15,12 +15,12 @@ from raddle.searches.pipeline.layer_graph import (
     build_layer_graph,
     stage_op_names,
 )
-from raddle.searches.pipeline.request import Asked
+from raddle.searches.pipeline.request import PipelineRequest
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.starts import random_start, split_one_letter, stage_of_groups
 
 __all__ = [
-    "Asked", "Chain", "Configuration", "LayerCostModel", "Group", "PlanSpace", "Tables", "Tiles", "start_chain",
+    "PipelineRequest", "Chain", "Configuration", "LayerCostModel", "Group", "PlanSpace", "Tables", "Tiles", "start_chain",
     "choose_configurations", "copies", "build_device_chain", "build_layer_graph", "split_one_letter", "optcnn_paper", "random_start", "spatial",
     "stage_op_names", "stage_of_groups", "build_tables",
 ]  # fmt: skip

@@ -33,11 +33,11 @@ def down(successors: Successors, v: int) -> Ideal:
 def ideals(successors: Successors) -> list[Ideal]:
     """All sets with all that their layers read, by size."""
     read = reads(successors)
-    found = level = {frozenset[int]()}
+    result = level = {frozenset[int]()}
     while level:
         level = {a | {v} for a in level for v in range(len(read)) if v not in a and read[v] <= a}
-        found = found | level
-    return sorted(found, key=lambda a: (len(a), sorted(a)))
+        result = result | level
+    return sorted(result, key=lambda a: (len(a), sorted(a)))
 
 
 def crossing(successors: Successors, activation: Sequence[float], a: Ideal) -> float:
@@ -147,46 +147,51 @@ def pipedream(layers: Layers, machines: int, bandwidth: float) -> float:
 
 
 def step(
-    work: LayerCosts,
-    line: DeviceChain,
+    costs: LayerCosts,
+    device_chain: DeviceChain,
     chain: list[Ideal],
     rs: Sequence[int],
     recompute: Sequence[bool],
     *,
     microbatches: int,
     schedule: str,
-    static: float,
+    state_factor: float,
 ) -> float:
     """The estimated step, infinite where it does not fit or a stage has devices of two kinds."""
-    times, others, d = [], 0.0, 0
-    for s, (r, again) in enumerate(zip(rs, recompute, strict=True)):
+    times, other_seconds, d = [], 0.0, 0
+    for s, (r, recomputes) in enumerate(zip(rs, recompute, strict=True)):
         devices, stage = range(d, d + r), chain[s + 1] - chain[s]
-        given = crossing(work.successors, work.activation, chain[s])
-        kept = sum(work.saved[v] for v in stage)
-        parameters = sum(work.parameters[v] for v in stage)
+        input_bytes = crossing(costs.successors, costs.activation, chain[s])
+        saved = sum(costs.saved[v] for v in stage)
+        parameters = sum(costs.parameters[v] for v in stage)
         alive = microbatches if schedule == "gpipe" else min(microbatches, len(rs) - s)
-        memory = static * parameters + (alive * given + kept if again else alive * kept) / r
-        kinds = {line.kinds[x] for x in devices}
-        if len(kinds) > 1 or memory > min(line.capacity[x] for x in devices) * (1 + 1e-12):
+        memory = (
+            state_factor * parameters
+            + (alive * input_bytes + saved if recomputes else alive * saved) / r
+        )
+        kinds = {device_chain.kinds[x] for x in devices}
+        if len(kinds) > 1 or memory > min(device_chain.capacity[x] for x in devices) * (1 + 1e-12):
             return math.inf
         (kind,) = kinds
-        forward = sum(work.forward[kind][v] for v in stage)
-        backward = sum(work.backward[kind][v] for v in stage)
-        times.append((forward + backward + (forward if again else 0)) / r)
+        forward = sum(costs.forward[kind][v] for v in stage)
+        backward = sum(costs.backward[kind][v] for v in stage)
+        times.append((forward + backward + (forward if recomputes else 0)) / r)
         if r > 1:
-            slowest = min(line.bandwidth[x] for x in devices[:-1])
-            others += 2 * (r - 1) / r * parameters / slowest
+            slowest = min(device_chain.bandwidth[x] for x in devices[:-1])
+            other_seconds += 2 * (r - 1) / r * parameters / slowest
         if s > 0:
-            others += 2 * (line.latency[d - 1] + given / line.bandwidth[d - 1])
+            other_seconds += 2 * (
+                device_chain.latency[d - 1] + input_bytes / device_chain.bandwidth[d - 1]
+            )
         d += r
-    return (microbatches - 1) * max(times) + sum(times) + others
+    return (microbatches - 1) * max(times) + sum(times) + other_seconds
 
 
-def shortest_step(work: LayerCosts, line: DeviceChain, **rules: object) -> float:
+def shortest_step(costs: LayerCosts, device_chain: DeviceChain, **rules: object) -> float:
     return min(
-        step(work, line, chain, rs, recompute, **rules)  # type: ignore[arg-type]
-        for chain in chains(ideals(work.successors), len(line.kinds))
-        for rs in replications(len(chain) - 1, len(line.kinds))
+        step(costs, device_chain, chain, rs, recompute, **rules)  # type: ignore[arg-type]
+        for chain in chains(ideals(costs.successors), len(device_chain.kinds))
+        for rs in replications(len(chain) - 1, len(device_chain.kinds))
         for recompute in product((False, True), repeat=len(rs))
     )
 
@@ -216,7 +221,7 @@ def layered(draw: st.DrawFn, most: int = 6) -> Layers:
 
 
 @st.composite
-def lines(draw: st.DrawFn, kinds: int, most: int) -> DeviceChain:
+def device_chains(draw: st.DrawFn, kinds: int, most: int) -> DeviceChain:
     devices = draw(st.integers(1, most))
     positive = st.sampled_from([0.5, 1.0, 4.0])
     kind = draw(st.tuples(*[st.integers(0, kinds - 1)] * devices))
@@ -229,7 +234,7 @@ def lines(draw: st.DrawFn, kinds: int, most: int) -> DeviceChain:
 
 
 @st.composite
-def works(draw: st.DrawFn, kinds: int, most: int = 5) -> LayerCosts:
+def layer_costs(draw: st.DrawFn, kinds: int, most: int = 5) -> LayerCosts:
     successors = draw(graphs(most))
     column = columns(len(successors))
     rows = st.tuples(*[column] * kinds)

@@ -20,33 +20,33 @@ def sets(ideals: Ideals) -> list[frozenset[int]]:
 @given(reference.graphs(7))
 def test_all_ideals_are_found_by_size_with_what_they_cover(successors) -> None:
     ideals = ideals_of(successors)
-    found = sets(ideals)
+    ideal_sets = sets(ideals)
     assert ideals.complete
-    assert sorted(found, key=lambda a: (len(a), sorted(a))) == reference.ideals(successors)
-    assert [len(a) for a in found] == sorted(len(a) for a in found)
-    assert list(np.diff(ideals.level_start)) == np.bincount([len(a) for a in found]).tolist()
-    for i, a in enumerate(found):
-        below = ideals.covered[ideals.covered_start[i] : ideals.covered_start[i + 1]]
-        covered = {b for b in found if b < a and len(b) == len(a) - 1}
-        assert {found[x] for x in below} == covered
-        assert len(below) == len(covered)
-        inside = ideals.subsets_of(i, np.arange(len(found)))
-        assert [x for x, b in enumerate(found) if b <= a] == inside.tolist()
+    assert sorted(ideal_sets, key=lambda a: (len(a), sorted(a))) == reference.ideals(successors)
+    assert [len(a) for a in ideal_sets] == sorted(len(a) for a in ideal_sets)
+    assert list(np.diff(ideals.level_start)) == np.bincount([len(a) for a in ideal_sets]).tolist()
+    for i, a in enumerate(ideal_sets):
+        covered_numbers = ideals.covered[ideals.covered_start[i] : ideals.covered_start[i + 1]]
+        covered = {b for b in ideal_sets if b < a and len(b) == len(a) - 1}
+        assert {ideal_sets[x] for x in covered_numbers} == covered
+        assert len(covered_numbers) == len(covered)
+        inside = ideals.subsets_of(i, np.arange(len(ideal_sets)))
+        assert [x for x, b in enumerate(ideal_sets) if b <= a] == inside.tolist()
 
 
 @given(reference.layered(7))
 def test_sums_and_cuts(layers) -> None:
     graph = layers.successors
     for ideals in (ideals_of(graph), prefix_ideals(topological_order(graph))):
-        found = sets(ideals)
+        ideal_sets = sets(ideals)
         assert ideals.sums(layers.forward).tolist() == [
-            sum(layers.forward[v] for v in a) for a in found
+            sum(layers.forward[v] for v in a) for a in ideal_sets
         ]
         for count, by_definition in (
             (crossing_bytes, reference.crossing),
             (antichain_bytes, reference.antichain),
         ):
-            expected = [by_definition(graph, layers.activation, a) for a in found]
+            expected = [by_definition(graph, layers.activation, a) for a in ideal_sets]
             assert count(ideals, layers.activation, graph).tolist() == expected
 
 
@@ -82,7 +82,7 @@ def test_a_branch_goes_as_far_as_it_can() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Layers((1,), (1,), (1,), (1,), ((0,),)), r"layers \[0\] wait for each other"),
         (
@@ -97,8 +97,8 @@ def test_a_branch_goes_as_far_as_it_can() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(make, said) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_is_refused(make, message) -> None:
+    with pytest.raises(ValueError, match=message):
         make()
 
 

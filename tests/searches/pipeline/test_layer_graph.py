@@ -138,13 +138,13 @@ INPUTS = (
 )
 
 
-def is_acyclic(nodes: LayerGraph) -> bool:
+def is_acyclic(layer_graph: LayerGraph) -> bool:
     """Whether layers are in an order; it is that of their numbers."""
-    assert sorted(n for own in nodes.op_names for n in own) == sorted(
-        op.name for op in nodes.graph.ops
+    assert sorted(n for names in layer_graph.op_names for n in names) == sorted(
+        op.name for op in layer_graph.graph.ops
     )
-    topological_order(nodes.successors)
-    return all(v < min(readers, default=v + 1) for v, readers in enumerate(nodes.successors))
+    topological_order(layer_graph.successors)
+    return all(v < min(readers, default=v + 1) for v, readers in enumerate(layer_graph.successors))
 
 
 @settings(max_examples=max(5, settings().max_examples // 3))
@@ -156,13 +156,13 @@ def test_every_convex_cut_of_a_random_graph_trains_as_the_module(
     if not any(True for _ in model.parameters()):
         return
     piped = Piped(model, INPUTS, steps=2)
-    nodes = build_layer_graph(piped.graph)
-    assert is_acyclic(nodes)
-    every = ideals(nodes.successors)[1:-1][:24]
+    layer_graph = build_layer_graph(piped.graph)
+    assert is_acyclic(layer_graph)
+    every = ideals(layer_graph.successors)[1:-1][:24]
     run = rng.choice([*every, None])
     for first in every:
-        last = set(range(len(nodes.op_names))) - first
-        stages = stage_op_names(nodes, [sorted(first), sorted(last)])
+        last = set(range(len(layer_graph.op_names))) - first
+        stages = stage_op_names(layer_graph, [sorted(first), sorted(last)])
         plan = pipeline(piped, 2, 2, "1f1b", stages=stages)
         check(lower(piped.graph, plan))
         if first is run:
@@ -179,14 +179,14 @@ class Late(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         positions = torch.arange(float(WIDTH))
         late, early = positions + 1, positions * 2
-        found: Tensor = self.b(self.a(x) * early) * late
-        return found
+        result: Tensor = self.b(self.a(x) * early) * late
+        return result
 
 
 def test_what_depends_on_no_sample_is_with_the_earliest_layer_that_reads_it() -> None:
-    nodes = build_layer_graph(capture(Late(), [torch.zeros(SAMPLES, WIDTH)], loss=torch.sum))
-    assert nodes.op_names == (("arange", "mul", "a", "mul_1"), ("add", "b", "mul_2", "sum"))
-    assert nodes.successors == ((1,), ())
+    layer_graph = build_layer_graph(capture(Late(), [torch.zeros(SAMPLES, WIDTH)], loss=torch.sum))
+    assert layer_graph.op_names == (("arange", "mul", "a", "mul_1"), ("add", "b", "mul_2", "sum"))
+    assert layer_graph.successors == ((1,), ())
 
 
 class Samples(nn.Module):

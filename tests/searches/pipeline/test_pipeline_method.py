@@ -24,7 +24,7 @@ from raddle.plans.schedule import write
 from raddle.plans.schedules import named
 from raddle.searches.comparison import plan_and_predict
 from raddle.searches.pipeline.layer_graph import build_layer_graph
-from raddle.searches.pipeline.method import pipeline
+from raddle.searches.pipeline.method import pipeline_candidates
 from raddle.searches.planning import check_pipeline
 from raddle.searches.settings import Settings
 from raddle.simulation.memory.peaks import peak_bytes
@@ -39,7 +39,9 @@ def graph_of(name: str, batch: int) -> Graph:
     return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
 
 
-def judged(name: str, batch: int, on: Cluster, method: str = "pipeline", **more: Any) -> Any:
+def plan_and_simulate(
+    name: str, batch: int, on: Cluster, method: str = "pipeline", **more: Any
+) -> Any:
     settings = Settings(budget=2.0, **more)
     return plan_and_predict(graph_of(name, batch), on, method, model=name, settings=settings)
 
@@ -49,35 +51,39 @@ def judged(name: str, batch: int, on: Cluster, method: str = "pipeline", **more:
 )
 def test_layers_are_a_graph_without_cycles(name: str) -> None:
     graph = graph_of(name, 4)
-    nodes = build_layer_graph(graph)
-    assert sorted(n for own in nodes.op_names for n in own) == sorted(op.name for op in graph.ops)
+    layer_graph = build_layer_graph(graph)
+    assert sorted(n for names in layer_graph.op_names for n in names) == sorted(
+        op.name for op in graph.ops
+    )
     place = {op.name: at for at, op in enumerate(graph.ops)}
-    heads = [min(place[n] for n in own) for own in nodes.op_names]
-    for v, readers in enumerate(nodes.successors):
-        assert all(heads[v] < max(place[n] for n in nodes.op_names[u]) for u in readers)
+    heads = [min(place[n] for n in own) for own in layer_graph.op_names]
+    for v, readers in enumerate(layer_graph.successors):
+        assert all(heads[v] < max(place[n] for n in layer_graph.op_names[u]) for u in readers)
 
 
 def test_it_has_stages_and_says_so() -> None:
-    plan, row, timeline = judged("vgg16-tiny", 16, cluster("p100:1x4"))
+    plan, row, timeline = plan_and_simulate("vgg16-tiny", 16, cluster("p100:1x4"))
     assert len(plan.stages) == row["stages"] > 1
     assert row["schedule"]
     assert plan.batch == 16
     assert timeline.program.graph.batch * plan.microbatches >= 16
-    assert judged("vgg16-tiny", 16, cluster("p100:1x4")).plan.tiles == plan.tiles  # deterministic
+    assert (
+        plan_and_simulate("vgg16-tiny", 16, cluster("p100:1x4")).plan.tiles == plan.tiles
+    )  # deterministic
 
 
 @pytest.mark.parametrize(
     "schedule", ["gpipe", "1f1b", "interleaved", "zb-h1", "gems", "chimera", "pipedream", "2bw"]
 )
 def test_a_schedule_can_be_asked_for(schedule: str) -> None:
-    plan = judged("vgg16-tiny", 8, cluster("p100:1x4"), schedule=schedule).plan
+    plan = plan_and_simulate("vgg16-tiny", 8, cluster("p100:1x4"), schedule=schedule).plan
     assert plan.schedule == schedule
     assert len(plan.stages) >= 2
 
 
 def test_a_schedule_can_be_written() -> None:
     text = write(named("1f1b", 2, 2, 3))
-    plan = judged("vgg16-tiny", 6, cluster("p100:1x2"), schedule=text).plan
+    plan = plan_and_simulate("vgg16-tiny", 6, cluster("p100:1x2"), schedule=text).plan
     assert (plan.schedule, plan.microbatches, len(plan.stages)) == (text, 3, 2)
 
 
@@ -107,7 +113,7 @@ def test_refuses_what_does_not_go_together(method: str, more: Any, words: str) -
 )
 def test_refuses_what_cannot_be(more: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        judged("vgg16-tiny", 8, cluster("p100:1x2"), **more)
+        plan_and_simulate("vgg16-tiny", 8, cluster("p100:1x2"), **more)
 
 
 def short_of_memory(on: Cluster, nbytes: int) -> Cluster:
@@ -116,11 +122,11 @@ def short_of_memory(on: Cluster, nbytes: int) -> Cluster:
 
 def test_auto_finds_what_fits_where_data_does_not_and_it_trains(tmp_path: Path) -> None:
     on = cluster("local:2")
-    _, row, _ = judged("unet-tiny", 8, on, "data")
+    _, row, _ = plan_and_simulate("unet-tiny", 8, on, "data")
     small = short_of_memory(on, int(0.7 * row["peak_bytes"]))
-    assert not judged("unet-tiny", 8, small, "data").row["fits"]
-    plan, found, timeline = judged("unet-tiny", 8, small, "auto")
-    assert found["fits"]
+    assert not plan_and_simulate("unet-tiny", 8, small, "data").row["fits"]
+    plan, auto_row, timeline = plan_and_simulate("unet-tiny", 8, small, "auto")
+    assert auto_row["fits"]
     assert max(peak_bytes(timeline)) <= small.devices[0].memory
     plan_file.save(plan, timeline.program.graph, tmp_path / "plan.json")
     assert verify(str(tmp_path / "plan.json"), steps=2)["holds"]
@@ -131,11 +137,11 @@ def test_all_devices_on_one_micro_batch_after_the_other_where_memory_is_short() 
     graph, plain = capture_model(nets.spec("unet", 256), 4), cluster("h200:4")
     device = replace(plain.devices[0], memory=400_000_000)
     on = build_cluster("small", [([device] * 4, plain.node_links[0], None)])
-    found = pipeline(graph, on, Settings(budget=2.0), promising=2)
-    (together,) = [c for c in found if c.name == "1 stages, 4 micro-batches, spatial inside"]
-    assert together.fits
-    assert together.found.pipeline is not None
-    assert together.found.pipeline.stages == ()
+    candidates = pipeline_candidates(graph, on, Settings(budget=2.0), max_simulated=2)
+    (sequential,) = [c for c in candidates if c.name == "1 stages, 4 micro-batches, spatial inside"]
+    assert sequential.fits
+    assert sequential.result.pipeline is not None
+    assert sequential.result.pipeline.stages == ()
 
 
 class OnePixel(nn.Module):
@@ -158,9 +164,9 @@ def test_micro_batches_too_small_for_the_module_are_left_out() -> None:
     inputs, targets = [torch.randn(8, 3, 32, 32)], [torch.zeros(8, dtype=torch.long)]
     graph = capture(OnePixel(), inputs, targets=targets, loss=loss)
     tight = short_of_memory(cluster("v100:2"), 150_000)  # nothing fits: all is tried
-    found = pipeline(graph, tight, Settings(budget=1.0))
-    assert found
-    assert all(c.found.pipeline is None or c.found.pipeline.graph.batch > 1 for c in found)
+    candidates = pipeline_candidates(graph, tight, Settings(budget=1.0))
+    assert candidates
+    assert all(c.result.pipeline is None or c.result.pipeline.graph.batch > 1 for c in candidates)
 
 
 class Sized(nn.Module):
@@ -172,18 +178,18 @@ class Sized(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.a(x)
-        found: Tensor = self.b(y.tanh() if len(x) > 2 else y.cos())
-        return found
+        result: Tensor = self.b(y.tanh() if len(x) > 2 else y.cos())
+        return result
 
 
 def test_micro_batches_with_other_operators_are_left_out() -> None:
     graph = capture(Sized(), [torch.zeros(4, 4)], loss=torch.sum)
-    found = pipeline(graph, cluster("p100:1x2"), Settings(budget=1.0))
-    sizes = {c.found.pipeline.graph.batch for c in found if c.found.pipeline is not None}
+    candidates = pipeline_candidates(graph, cluster("p100:1x2"), Settings(budget=1.0))
+    sizes = {c.result.pipeline.graph.batch for c in candidates if c.result.pipeline is not None}
     assert sizes == {4}
-    asked = Settings(schedule="1f1b", microbatches=2)
+    settings = Settings(schedule="1f1b", microbatches=2)
     with pytest.raises(InputError, match="other operators at 2 samples than at 4"):
-        plan_and_predict(graph, cluster("p100:1x2"), "pipeline", settings=asked)
+        plan_and_predict(graph, cluster("p100:1x2"), "pipeline", settings=settings)
 
 
 class Noisy(nn.Module):
@@ -194,14 +200,14 @@ class Noisy(nn.Module):
         self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.b(self.a(x) * torch.rand(64))
-        return found
+        result: Tensor = self.b(self.a(x) * torch.rand(64))
+        return result
 
 
 def test_what_may_be_random_has_no_copies_in_a_stage_of_several_devices() -> None:
     graph = capture(Noisy(), [torch.zeros(64, 64)], loss=torch.sum)
     (noise,) = graph.opaque_ops
-    found = pipeline(graph, cluster("p100:1x4"), Settings(budget=1.0))
-    staged = [c.found for c in found if len(set(c.found.tiles["a"].devices)) > 1]
+    candidates = pipeline_candidates(graph, cluster("p100:1x4"), Settings(budget=1.0))
+    staged = [c.result for c in candidates if len(set(c.result.tiles["a"].devices)) > 1]
     assert staged
-    assert all(len(own.tiles[noise.name].devices) == 1 for own in staged)
+    assert all(len(result.tiles[noise.name].devices) == 1 for result in staged)

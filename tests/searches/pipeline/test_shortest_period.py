@@ -17,34 +17,34 @@ bandwidths = st.sampled_from([0.5, 1.0, 3.0, 50.0])
 countings = st.sampled_from(["pipedream", "crossing"])
 
 
-def chain(found: PeriodPartition) -> list[frozenset[int]]:
+def chain(partition: PeriodPartition) -> list[frozenset[int]]:
     result = [frozenset[int]()]
-    for stage in found.stages:
+    for stage in partition.stages:
         result.append(result[-1] | set(stage.layers))
     return result
 
 
 @given(reference.layered(), st.integers(1, 4), bandwidths, countings)
 def test_no_pipeline_has_a_shorter_period(layers, devices, bandwidth, counting) -> None:
-    found = partition_for_period(layers, devices, bandwidth=bandwidth, counting=counting)
+    partition = partition_for_period(layers, devices, bandwidth=bandwidth, counting=counting)
     expected = reference.shortest_period(layers, devices, bandwidth, counting)
-    assert found.exact
-    assert found.period == pytest.approx(expected, rel=1e-11)
-    rs = [stage.replicas for stage in found.stages]
-    again = reference.period(layers, chain(found), rs, bandwidth, counting)
-    assert again == pytest.approx(expected, rel=1e-11)
+    assert partition.exact
+    assert partition.period == pytest.approx(expected, rel=1e-11)
+    rs = [stage.replicas for stage in partition.stages]
+    recomputed = reference.period(layers, chain(partition), rs, bandwidth, counting)
+    assert recomputed == pytest.approx(expected, rel=1e-11)
 
 
 @given(reference.layered(9), st.integers(1, 6), bandwidths)
 def test_stages_are_convex_and_have_every_layer_once(layers, devices, bandwidth) -> None:
-    found = partition_for_period(layers, devices, bandwidth=bandwidth)
+    partition = partition_for_period(layers, devices, bandwidth=bandwidth)
     all_ideals = set(reference.ideals(layers.successors))
-    assert all(a in all_ideals for a in chain(found))
-    given_out = [v for stage in found.stages for v in stage.layers]
-    assert sorted(given_out) == list(range(len(layers.forward)))
+    assert all(a in all_ideals for a in chain(partition))
+    layers_in_order = [v for stage in partition.stages for v in stage.layers]
+    assert sorted(layers_in_order) == list(range(len(layers.forward)))
     before = reference.reads(layers.successors)
-    assert all(before[v] <= set(given_out[:x]) for x, v in enumerate(given_out))
-    assert sum(stage.replicas for stage in found.stages) <= devices
+    assert all(before[v] <= set(layers_in_order[:x]) for x, v in enumerate(layers_in_order))
+    assert sum(stage.replicas for stage in partition.stages) <= devices
 
 
 @given(reference.layered(8), bandwidths, countings)
@@ -76,8 +76,8 @@ def test_never_worse_than_pipedream(layers, devices, bandwidth) -> None:
 
 @given(reference.layered(8), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_the_same_again_and_as_short_under_other_numbers(layers, devices, random) -> None:
-    found = partition_for_period(layers, devices, bandwidth=2.0)
-    assert partition_for_period(layers, devices, bandwidth=2.0) == found
+    partition = partition_for_period(layers, devices, bandwidth=2.0)
+    assert partition_for_period(layers, devices, bandwidth=2.0) == partition
     old = list(range(len(layers.forward)))  # by new number
     random.shuffle(old)
     columns = (layers.forward, layers.backward, layers.activation, layers.parameters)
@@ -86,15 +86,17 @@ def test_the_same_again_and_as_short_under_other_numbers(layers, devices, random
         tuple(tuple(old.index(w) for w in layers.successors[v]) for v in old),
     )
     again = partition_for_period(renamed, devices, bandwidth=2.0)
-    assert again.period == pytest.approx(found.period, rel=1e-11)
+    assert again.period == pytest.approx(partition.period, rel=1e-11)
 
 
 def test_beyond_the_limit_one_order_is_cut_and_it_says_so() -> None:
     """Layers that do not depend on each other, with parameters too dear to replicate: 2 + 2 | 3 + 1."""
     layers = Layers((2, 3, 2, 1), (0,) * 4, (0,) * 4, (99,) * 4, ((),) * 4)
-    found = [partition_for_period(layers, 2, bandwidth=1.0, max_ideals=limit) for limit in (16, 15)]
-    assert [(x.period, x.exact, x.ideals) for x in found] == [(4, True, 16), (5, False, 5)]
-    assert sorted(stage.layers for stage in found[0].stages) == [(0, 2), (1, 3)]
+    partitions = [
+        partition_for_period(layers, 2, bandwidth=1.0, max_ideals=limit) for limit in (16, 15)
+    ]
+    assert [(x.period, x.exact, x.ideals) for x in partitions] == [(4, True, 16), (5, False, 5)]
+    assert sorted(stage.layers for stage in partitions[0].stages) == [(0, 2), (1, 3)]
 
 
 def test_layers_that_take_no_time() -> None:
@@ -142,10 +144,10 @@ def profile(name: str) -> Layers:
 )
 def test_vgg16_as_pipedream_splits_it(devices, speedup, replicas) -> None:
     layers = profile("vgg16")
-    found = partition_for_period(layers, devices, bandwidth=1e9)
-    alone = sum(layers.forward) + sum(layers.backward)
-    assert round(alone / found.period, 2) >= speedup
-    assert [stage.replicas for stage in found.stages] == replicas
+    partition = partition_for_period(layers, devices, bandwidth=1e9)
+    one_device_seconds = sum(layers.forward) + sum(layers.backward)
+    assert round(one_device_seconds / partition.period, 2) >= speedup
+    assert [stage.replicas for stage in partition.stages] == replicas
 
 
 @pytest.mark.parametrize("name", ["alexnet", "gnmt", "vgg16"])

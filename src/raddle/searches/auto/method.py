@@ -29,7 +29,7 @@ from raddle.searches.flexflow.multi_chain import MultiChain
 from raddle.searches.grids import Tiles
 from raddle.searches.optcnn.optima import optima, staged_optima
 from raddle.searches.pipeline.method import Candidate as PipelineCandidate
-from raddle.searches.pipeline.method import pipeline
+from raddle.searches.pipeline.method import pipeline_candidates
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.ranking import MAX_EVALUATED_DEVICES
 from raddle.searches.settings import Clock, SearchResult, Settings
@@ -76,8 +76,8 @@ class AutoSearch:
             if not pipelines or not pipelines[0].fits:
                 raise
             step_seconds = float("inf")
-        if pipelines and pipelines[0].fits and pipelines[0].step < step_seconds:
-            result = replace(pipelines[0].found, start=pipelines[0].name)
+        if pipelines and pipelines[0].fits and pipelines[0].step_seconds < step_seconds:
+            result = replace(pipelines[0].result, start=pipelines[0].name)
         multi_chain = self.multi_chain
         return replace(
             result,
@@ -110,12 +110,12 @@ class AutoSearch:
         pipeline_settings = replace(settings, budget=PIPELINE_SHARE * settings.budget)
         try:
             with self.attempts.attempt("pipeline"):
-                return pipeline(
+                return pipeline_candidates(
                     graph,
                     self.cluster,
                     pipeline_settings,
-                    one_batch=has_batch_norm and settings.bn == "global",
-                    promising=2,
+                    one_microbatch=has_batch_norm and settings.bn == "global",
+                    max_simulated=2,
                 )
         except KeyboardInterrupt:
             self.interrupted = True

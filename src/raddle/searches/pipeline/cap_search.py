@@ -47,8 +47,8 @@ def least_total(
     def total(x: CappedOptimum[Solution]) -> float:
         return repeats * x.largest + x.sum
 
-    def interval_below(low: float, below: CappedOptimum[Solution], halve: bool) -> Interval:
-        return Interval(repeats * low + below.sum, low, below.largest, below.sum, halve)
+    def interval_below(low: float, smaller: CappedOptimum[Solution], halve: bool) -> Interval:
+        return Interval(repeats * low + smaller.sum, low, smaller.largest, smaller.sum, halve)
 
     best = solve(high)
     if not best or not repeats:

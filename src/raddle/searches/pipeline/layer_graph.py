@@ -34,12 +34,12 @@ class LayerGraph:
 
 def build_layer_graph(graph: Graph) -> LayerGraph:
     """Joins operators that read one layer alone to it, unless they have weights."""
-    fixed = batch_independent(graph)
+    independent_ops = batch_independent(graph)
     values, producer = graph.values, {o: op for op in graph.ops for o in op.outputs}
     layer_of: dict[str, int] = {}
     count = 0
     for op in graph.ops:
-        if op.name in fixed:
+        if op.name in independent_ops:
             continue
         read_layers = {
             layer_of[producer[i].name]
@@ -52,7 +52,7 @@ def build_layer_graph(graph: Graph) -> LayerGraph:
         else:
             layer_of[op.name] = count
             count += 1
-    _place_batch_independent(graph, fixed, layer_of)
+    _place_batch_independent(graph, independent_ops, layer_of)
     count = max(count, 1)
     edges: list[set[int]] = [set() for _ in range(count)]
     for op in graph.ops:
@@ -71,7 +71,7 @@ def build_layer_graph(graph: Graph) -> LayerGraph:
 
 
 def _place_batch_independent(
-    graph: Graph, batch_independent: Collection[str], layer_of: dict[str, int]
+    graph: Graph, independent_ops: Collection[str], layer_of: dict[str, int]
 ) -> None:
     """Gives operators that depend on no sample the earliest layer that reads them, by way of others too.
 
@@ -79,7 +79,7 @@ def _place_batch_independent(
     micro-batch find what the one before has written.
     """
     buffers = {value: buffer for buffer, value in graph.updates.items()}
-    waiting = [op for op in reversed(graph.ops) if op.name in batch_independent]
+    waiting = [op for op in reversed(graph.ops) if op.name in independent_ops]
     changed = True
     while changed:
         changed = False

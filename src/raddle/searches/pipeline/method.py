@@ -37,7 +37,7 @@ from raddle.searches.pipeline.layer_graph import (
     stage_op_names,
 )
 from raddle.searches.pipeline.layers import DeviceChain
-from raddle.searches.pipeline.request import Asked, pipeline_of
+from raddle.searches.pipeline.request import PipelineRequest, best_partition
 from raddle.searches.pipeline.shortest_step import StepPartition, partition_for_step
 from raddle.searches.settings import Clock, PipelineResult, SearchResult, Settings
 from raddle.searches.starts import first_devices
@@ -45,10 +45,14 @@ from raddle.simulation.memory.check_memory import fits
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
 
-MOST = 64  # micro-batches
-PROMISING = 4  # cuts that are simulated
-INSIDE = {"data": data, "spatial": spatial, "owt": owt}  # how a stage is divided among its devices
-STEPS = 2
+MAX_MICROBATCHES = 64  # micro-batches
+MAX_SIMULATED = 4  # cuts that are simulated
+STAGE_METHODS = {
+    "data": data,
+    "spatial": spatial,
+    "owt": owt,
+}  # how a stage is divided among its devices
+SIMULATED_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -56,33 +60,33 @@ class Candidate:
     """A pipeline plan, and what simulating it gave."""
 
     name: str
-    found: SearchResult
-    step: float  # seconds
-    peak: int  # bytes, the most of any device beyond its memory
+    result: SearchResult
+    step_seconds: float  # seconds
+    peak_bytes: int  # bytes, the most of any device beyond its memory
     fits: bool
 
     def row(self) -> dict[str, object]:
         return {
             "name": self.name,
-            "step_ms": 1e3 * self.step,
+            "step_ms": 1e3 * self.step_seconds,
             "simulated": True,
             "fits": self.fits,
-            "peak_bytes": self.peak,
+            "peak_bytes": self.peak_bytes,
             "recompute": None,
         }
 
 
-def pipeline(
+def pipeline_candidates(
     graph: Graph,
     cluster: Cluster,
     settings: Settings,
     *,
-    one_batch: bool = False,
-    promising: int = PROMISING,
+    one_microbatch: bool = False,
+    max_simulated: int = MAX_SIMULATED,
 ) -> list[Candidate]:
     """Candidates, the best first; with `one_batch`, those alone that do not divide the batch."""
-    found = _Pipelines(graph, cluster, settings)
-    return found.candidates(one_batch=one_batch, promising=promising)
+    pipeline_search = _PipelineSearch(graph, cluster, settings)
+    return pipeline_search.candidates(one_microbatch=one_microbatch, max_simulated=max_simulated)
 
 
 def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
@@ -90,203 +94,237 @@ def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
     if len(cluster.devices) < 2:
         raise InputError(f"'{cluster.name}' has one device: a pipeline needs at least two.")
     if settings.schedule or settings.stages or settings.microbatches:
-        found = _Pipelines(graph, cluster, settings).asked()
+        candidates = _PipelineSearch(graph, cluster, settings).requested_candidates()
     else:
-        found = pipeline(graph, cluster, settings)
-    if not found:
+        candidates = pipeline_candidates(graph, cluster, settings)
+    if not candidates:
         raise InputError(f"no pipeline was found for '{graph.name}' on '{cluster.name}'.")
-    rows = tuple(c.row() for c in found)
-    return replace(found[0].found, start=found[0].name, stopped="candidates", tried=rows)
+    rows = tuple(c.row() for c in candidates)
+    return replace(candidates[0].result, start=candidates[0].name, stopped="candidates", tried=rows)
 
 
-class _Pipelines:
+class _PipelineSearch:
     def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
         self.graph, self.cluster, self.settings = graph, cluster, settings
         self.clock = Clock(settings.budget, settings.stopwatch)
-        self.count = len(cluster.devices)
-        self.nodes = build_layer_graph(graph)
+        self.device_count = len(cluster.devices)
+        self.layer_graph = build_layer_graph(graph)
         active = active_values(graph)
-        self.costs = LayerCostModel(
-            self.nodes, cluster, ComputeCosts(graph, active, settings.profile, bn="local")
+        self.cost_model = LayerCostModel(
+            self.layer_graph, cluster, ComputeCosts(graph, active, settings.profile, bn="local")
         )
-        self.line = build_device_chain(cluster)
-        self.static = float(optimizer_costs(settings.optimizer).held)
+        self.device_chain = build_device_chain(cluster)
+        self.state_factor = float(optimizer_costs(settings.optimizer).held)
         self.simulated: list[Candidate] = []
-        self.short = False  # whether some numbers of micro-batches need more memory than there is
-        self.reasons: list[str] = []  # why others were not
+        self.memory_is_short = (
+            False  # whether some numbers of micro-batches need more memory than there is
+        )
+        self.refusals: list[str] = []  # why others were not
 
-    def asked(self) -> list[Candidate]:
+    def requested_candidates(self) -> list[Candidate]:
         """What the user asks for, with what is left to choose."""
-        wanted = Asked(self.settings.schedule, self.settings.stages, self.settings.microbatches)
+        request = PipelineRequest(
+            self.settings.schedule, self.settings.stages, self.settings.microbatches
+        )
         batch = self.graph.batch
-        wanted = wanted.checked(batch, self.count)
-        for m in wanted.counts(batch, self.count):
-            cut = wanted.cut(
-                self.costs.micro_batch_costs(ceil(batch / m)), self.line, m, self.static
+        request = request.validated(batch, self.device_count)
+        for m in request.microbatch_counts(batch, self.device_count):
+            partition = request.partition(
+                self.cost_model.micro_batch_costs(ceil(batch / m)),
+                self.device_chain,
+                m,
+                self.state_factor,
             )
-            if cut is not None:
-                self._try(m, cut, wanted.schedule or "1f1b", wanted.workers)
-        if not self.simulated and self.reasons:
-            raise InputError(self.reasons[0])
-        return sorted(self.simulated, key=lambda c: (not c.fits, c.step if c.fits else c.peak))
+            if partition is not None:
+                self._try_partition(m, partition, request.schedule or "1f1b", request.workers)
+        if not self.simulated and self.refusals:
+            raise InputError(self.refusals[0])
+        return sorted(
+            self.simulated, key=lambda c: (not c.fits, c.step_seconds if c.fits else c.peak_bytes)
+        )
 
-    def candidates(self, *, one_batch: bool, promising: int) -> list[Candidate]:
-        cuts = sorted(self._cuts(one_batch=one_batch), key=lambda cut: cut[1].seconds)
-        for m, cut in cuts[:promising]:
+    def candidates(self, *, one_microbatch: bool, max_simulated: int) -> list[Candidate]:
+        partitions = sorted(
+            self._partitions(one_microbatch=one_microbatch),
+            key=lambda partition: partition[1].seconds,
+        )
+        for m, cut in partitions[:max_simulated]:
             if self.clock.expired and self.simulated:
                 break
             for schedule in self._schedules(cut, m):
-                self._try(m, cut, schedule)
-        again = any(s.recompute for _, cut in cuts[:promising] for s in cut.stages)
-        if (again or self.short) and not one_batch:
-            self._together()
+                self._try_partition(m, cut, schedule)
+        recomputes = any(s.recompute for _, cut in partitions[:max_simulated] for s in cut.stages)
+        if (recomputes or self.memory_is_short) and not one_microbatch:
+            self._try_sequential()
         if not any(c.fits for c in self.simulated):
-            self._squeeze()
-        return sorted(self.simulated, key=lambda c: (not c.fits, c.step if c.fits else c.peak))
+            self._try_least_memory()
+        return sorted(
+            self.simulated, key=lambda c: (not c.fits, c.step_seconds if c.fits else c.peak_bytes)
+        )
 
-    def _cuts(self, *, one_batch: bool) -> Iterator[tuple[int, StepPartition]]:
+    def _partitions(self, *, one_microbatch: bool) -> Iterator[tuple[int, StepPartition]]:
         """The best cut for every number of micro-batches, by the partitioner's estimate."""
         batch = self.graph.batch
-        counts = {1} if one_batch else {2**k for k in range(7)} | {self.count, 2 * self.count}
-        chosen = sorted(m for m in counts if m <= min(batch, MOST))
-        for done, m in enumerate(chosen):
+        counts = (
+            {1}
+            if one_microbatch
+            else {2**k for k in range(7)} | {self.device_count, 2 * self.device_count}
+        )
+        microbatch_counts = sorted(m for m in counts if m <= min(batch, MAX_MICROBATCHES))
+        for done, m in enumerate(microbatch_counts):
             self.settings.on_progress(
-                {"step": f"cutting, {m} micro-batches", "done": done, "of": len(chosen)}
+                {"step": f"cutting, {m} micro-batches", "done": done, "of": len(microbatch_counts)}
             )
-            work = self.costs.micro_batch_costs(ceil(batch / m))
-            found = pipeline_of(work, self.line, m, self.static)
-            if found is not None:
-                yield m, found
+            costs = self.cost_model.micro_batch_costs(ceil(batch / m))
+            partition = best_partition(costs, self.device_chain, m, self.state_factor)
+            if partition is not None:
+                yield m, partition
             else:
-                self.short = True
+                self.memory_is_short = True
 
-    def _schedules(self, cut: StepPartition, m: int) -> list[str]:
-        alone = all(len(stage.devices) == 1 for stage in cut.stages)
-        if len(cut.stages) == 1:
+    def _schedules(self, partition: StepPartition, m: int) -> list[str]:
+        one_device_per_stage = all(len(stage.devices) == 1 for stage in partition.stages)
+        if len(partition.stages) == 1:
             return [""]
         if m == 1:
             return ["1f1b"]
-        return ["1f1b", "zb-h1"] if alone else ["1f1b"]
+        return ["1f1b", "zb-h1"] if one_device_per_stage else ["1f1b"]
 
-    def _together(self) -> None:
+    def _try_sequential(self) -> None:
         """Memory is short: all devices on one micro-batch after the other, which may spare recomputing."""
         batch = self.graph.batch
-        for m in sorted({batch, min(batch, 2 * self.count)}):
-            work = self.costs.micro_batch_costs(ceil(batch / m))
-            found = partition_for_step(
-                work, self._free, microbatches=m, state_factor=self.static, recompute=(False,),
-                max_replicas=self.count,
+        for m in sorted({batch, min(batch, 2 * self.device_count)}):
+            costs = self.cost_model.micro_batch_costs(ceil(batch / m))
+            partition = partition_for_step(
+                costs, self._unlimited_memory, microbatches=m, state_factor=self.state_factor, recompute=(False,),
+                max_replicas=self.device_count,
             )  # fmt: skip
-            if found is not None:
-                self._try(m, found, "")
+            if partition is not None:
+                self._try_partition(m, partition, "")
 
     @property
-    def _free(self) -> DeviceChain:
+    def _unlimited_memory(self) -> DeviceChain:
         """The devices, with as much memory as one likes: simulating tells what is needed."""
-        return replace(self.line, capacity=(float("inf"),) * self.count)
+        return replace(self.device_chain, capacity=(float("inf"),) * self.device_count)
 
-    def _squeeze(self) -> None:
+    def _try_least_memory(self) -> None:
         """Nothing fits: the smallest micro-batches, recomputed, in halves of images, and mirrored."""
-        free = self._free
+        device_chain = self._unlimited_memory
         batch = self.graph.batch
-        for m in sorted({batch, min(batch, 2 * self.count)}):
-            work = self.costs.micro_batch_costs(ceil(batch / m))
-            for replicas in sorted({1, min(2, self.count), self.count}):
-                found = partition_for_step(
-                    work,
-                    free,
+        for m in sorted({batch, min(batch, 2 * self.device_count)}):
+            costs = self.cost_model.micro_batch_costs(ceil(batch / m))
+            for replicas in sorted({1, min(2, self.device_count), self.device_count}):
+                partition = partition_for_step(
+                    costs,
+                    device_chain,
                     microbatches=m,
-                    state_factor=self.static,
+                    state_factor=self.state_factor,
                     recompute=(True,),
                     max_replicas=replicas,
                 )
-                if found is None:
+                if partition is None:
                     continue
-                self._try(m, found, "1f1b" if len(found.stages) > 1 else "")
-                if all(len(s.devices) == 1 for s in found.stages) and m % 2 == 0:
-                    self._try(m, found, "gems")
+                self._try_partition(m, partition, "1f1b" if len(partition.stages) > 1 else "")
+                if all(len(s.devices) == 1 for s in partition.stages) and m % 2 == 0:
+                    self._try_partition(m, partition, "gems")
 
     # -- from a cut to a plan ----------------------------------------------------------------------
 
-    def _try(
-        self, m: int, cut: StepPartition, schedule: str, workers: tuple[tuple[int, ...], ...] = ()
+    def _try_partition(
+        self,
+        m: int,
+        partition: StepPartition,
+        schedule: str,
+        workers: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         try:
             with self.settings.stopwatch.paused():
                 graph = self.graph.for_batch(ceil(self.graph.batch / m))
         except InputError as error:  # batch statistics of one sample, say, that has one pixel left
-            self.reasons.append(str(error))
+            self.refusals.append(str(error))
             return
-        if any(op.name not in self.nodes.layer_of for op in graph.ops):
-            self.reasons.append(
+        if any(op.name not in self.layer_graph.layer_of for op in graph.ops):
+            self.refusals.append(
                 f"'{graph.name}' has other operators at {graph.batch} samples than at {self.graph.batch}: "
                 "a module that looks at the size of its batch cannot have micro-batches of that size."
             )
             return
-        inside = [""] if all(len(s.devices) == 1 for s in cut.stages) else [*INSIDE]
-        for method in inside:
-            words = [f"{len(cut.stages)} stages", f"{m} micro-batches", *schedule.splitlines()[:1]]
-            name = ", ".join([*words, f"{method} inside"] if method else words)
+        methods = [""] if all(len(s.devices) == 1 for s in partition.stages) else [*STAGE_METHODS]
+        for method in methods:
+            parts = [
+                f"{len(partition.stages)} stages",
+                f"{m} micro-batches",
+                *schedule.splitlines()[:1],
+            ]
+            name = ", ".join([*parts, f"{method} inside"] if method else parts)
             self.settings.on_progress({"step": f"simulating {name}", "done": 0.5, "of": 1})
             try:
-                found = self._found(graph, m, cut, schedule, method, workers)
-                self.simulated.append(self._judged(name, found))
+                result = self._build_result(graph, m, partition, schedule, method, workers)
+                self.simulated.append(self._simulate(name, result))
             except InputError as error:  # the method cannot divide a stage so
-                self.reasons.append(str(error))
+                self.refusals.append(str(error))
 
-    def _found(
-        self, graph: Graph, m: int, cut: StepPartition, schedule: str, method: str,
+    def _build_result(
+        self, graph: Graph, m: int, partition: StepPartition, schedule: str, method: str,
         workers: tuple[tuple[int, ...], ...],
     ) -> SearchResult:  # fmt: skip
-        nodes = LayerGraph(graph, self.nodes.layer_of, self.nodes.op_names, self.nodes.successors)
-        stages = stage_op_names(nodes, [stage.layers for stage in cut.stages])
+        nodes = LayerGraph(
+            graph, self.layer_graph.layer_of, self.layer_graph.op_names, self.layer_graph.successors
+        )
+        stages = stage_op_names(nodes, [stage.layers for stage in partition.stages])
         bn = self.settings.bn
         staged = PipelineResult(
             graph,
             m,
             stages if len(stages) > 1 else (),
             schedule,
-            tuple(own for own, s in zip(stages, cut.stages, strict=True) if s.recompute),
+            tuple(
+                op_names
+                for op_names, s in zip(stages, partition.stages, strict=True)
+                if s.recompute
+            ),
             schedule_splits(schedule),
             "microbatch" if bn == "global" and m > 1 else bn,
             workers,
         )
         tiles: Tiles = {}
-        for own, stage in zip(stages, cut.stages, strict=True):
-            tiles |= self._tiles(graph, set(own), stage.devices, method)
+        for own, stage in zip(stages, partition.stages, strict=True):
+            tiles |= self._stage_tiles(graph, set(own), stage.devices, method)
         return SearchResult(tiles, pipeline=staged)
 
-    def _tiles(
-        self, graph: Graph, own: set[str], devices: tuple[int, ...], method: str
+    def _stage_tiles(
+        self, graph: Graph, op_names: set[str], devices: tuple[int, ...], method: str
     ) -> dict[str, Tiling]:
         """A stage's operators on its devices, as a method would divide them."""
         if len(devices) == 1:
-            return {op.name: copies(op, devices) for op in graph.ops if op.name in own}
-        made = INSIDE[method](graph, first_devices(self.cluster, len(devices)))
-        alone = batch_independent(graph)
+            return {op.name: copies(op, devices) for op in graph.ops if op.name in op_names}
+        method_tiles = STAGE_METHODS[method](graph, first_devices(self.cluster, len(devices)))
+        independent_ops = batch_independent(graph)
         tiles: dict[str, Tiling] = {}
-        for op in (op for op in graph.ops if op.name in own):
+        for op in (op for op in graph.ops if op.name in op_names):
             # What is read in other stages too must not be on their devices.
             tiles[op.name] = (
                 copies_unless_opaque(op, devices)
-                if op.name in alone
-                else _on(made[op.name], devices)
+                if op.name in independent_ops
+                else _move_to_devices(method_tiles[op.name], devices)
             )
         return tiles
 
-    def _judged(self, name: str, found: SearchResult) -> Candidate:
-        assert found.pipeline is not None
+    def _simulate(self, name: str, result: SearchResult) -> Candidate:
+        assert result.pipeline is not None
         plan = replace(
-            Plan(found.tiles, self.count, batch=self.graph.batch, **self.settings.plan_fields),
-            **found.pipeline.plan_fields,
+            Plan(
+                result.tiles, self.device_count, batch=self.graph.batch, **self.settings.plan_fields
+            ),
+            **result.pipeline.plan_fields,
         )
-        plan = replace(plan, steps=steps_to_simulate(plan, STEPS))
-        timeline = simulate(lower(found.pipeline.graph, plan), self.cluster, self.settings.profile)
+        plan = replace(plan, steps=steps_to_simulate(plan, SIMULATED_STEPS))
+        timeline = simulate(lower(result.pipeline.graph, plan), self.cluster, self.settings.profile)
         peaks = peak_bytes(timeline)
-        return Candidate(name, found, timeline.step_seconds, max(peaks), fits(peaks, self.cluster))
+        return Candidate(name, result, timeline.step_seconds, max(peaks), fits(peaks, self.cluster))
 
 
-def _on(tiling: Tiling, devices: tuple[int, ...]) -> Tiling:
+def _move_to_devices(tiling: Tiling, devices: tuple[int, ...]) -> Tiling:
     """The first devices' tiles on others."""
     if isinstance(tiling, Grid):
         return replace(tiling, devices=tuple(devices[d] for d in tiling.devices))

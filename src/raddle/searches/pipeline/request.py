@@ -16,11 +16,11 @@ from raddle.searches.pipeline.layers import DeviceChain, LayerCosts, Layers, top
 from raddle.searches.pipeline.shortest_period import partition_for_period
 from raddle.searches.pipeline.shortest_step import StepPartition, StepStage, partition_for_step
 
-DEFAULT = "1f1b"
+DEFAULT_SCHEDULE = "1f1b"
 
 
 @dataclass(frozen=True)
-class Asked:
+class PipelineRequest:
     """What is decided already; None: the search decides."""
 
     schedule: str = ""
@@ -30,130 +30,136 @@ class Asked:
     @property
     def workers(self) -> tuple[tuple[int, ...], ...]:
         """Of a written schedule: a device a row."""
-        return tuple((w,) for w in range(len(read(self.schedule).rows))) if self.rows else ()
+        return (
+            tuple((w,) for w in range(len(read(self.schedule).rows))) if self.is_written_out else ()
+        )
 
     @property
-    def rows(self) -> bool:
+    def is_written_out(self) -> bool:
         """Whether the schedule is written out."""
         return bool(self.schedule) and self.schedule not in NAMES
 
     @property
-    def named(self) -> Named:
+    def named_schedule(self) -> Named:
         """The schedule, unless it is written out."""
-        return SCHEDULES[self.schedule or DEFAULT]
+        return SCHEDULES[self.schedule or DEFAULT_SCHEDULE]
 
-    def checked(self, batch: int, devices: int) -> Asked:
+    def validated(self, batch: int, devices: int) -> PipelineRequest:
         """Raises InputError for what cannot be; a written schedule says how many there are of each."""
         if self.schedule and not is_schedule(self.schedule):
             raise InputError(
                 f"there is no schedule '{self.schedule}': choose {', '.join(NAMES)}, or a file with a "
                 "row of actions for each worker."
             )
-        stages, count = self.stages, self.microbatches
-        if self.rows:
+        stages, microbatches = self.stages, self.microbatches
+        if self.is_written_out:
             written = read(self.schedule)
-            stages, count = written.stages, written.microbatches
+            stages, microbatches = written.stages, written.microbatches
             if len(written.rows) > devices:
                 raise InputError(
                     f"the schedule has {len(written.rows)} rows, the cluster {devices} devices."
                 )
-        if count is not None and not 1 <= count <= batch:
+        if microbatches is not None and not 1 <= microbatches <= batch:
             raise InputError(
-                f"{count} micro-batches of a batch of {batch}: ask for 1 to {batch} of them."
+                f"{microbatches} micro-batches of a batch of {batch}: ask for 1 to {batch} of them."
             )
-        most = devices * (1 if self.rows else self.named.chunks)
-        if stages is not None and not self.rows and not 2 <= stages <= most:
-            raise InputError(f"{stages} stages on {devices} devices: ask for 2 to {most}.")
-        return Asked(self.schedule, stages, count)
+        max_stages = devices * (1 if self.is_written_out else self.named_schedule.chunks)
+        if stages is not None and not self.is_written_out and not 2 <= stages <= max_stages:
+            raise InputError(f"{stages} stages on {devices} devices: ask for 2 to {max_stages}.")
+        return PipelineRequest(self.schedule, stages, microbatches)
 
-    def counts(self, batch: int, devices: int) -> list[int]:
+    def microbatch_counts(self, batch: int, devices: int) -> list[int]:
         """Micro-batches to try."""
         if self.microbatches is not None:
             return [self.microbatches]
-        if not self.rows and self.named.per_step is not None:
-            return [min(batch, self.named.per_step(devices))]
+        if not self.is_written_out and self.named_schedule.per_step is not None:
+            return [min(batch, self.named_schedule.per_step(devices))]
         return sorted({m for m in (devices, 2 * devices, 4 * devices) if m <= batch} or {batch})
 
-    def cut(
-        self, work: LayerCosts, line: DeviceChain, m: int, static: float
+    def partition(
+        self, costs: LayerCosts, device_chain: DeviceChain, m: int, state_factor: float
     ) -> StepPartition | None:
         """Stages for the schedule: as many as it needs."""
-        devices = len(line.kinds)
-        alone = self.rows or not self.named.replicated
-        if not alone and self.stages is None:
-            if self.schedule in ASYNCHRONOUS and len(set(line.kinds)) == 1:
-                return _shortest_period(work, line)
-            return pipeline_of(work, line, m, static)
-        if self.rows:
+        devices = len(device_chain.kinds)
+        one_device_per_stage = self.is_written_out or not self.named_schedule.replicated
+        if not one_device_per_stage and self.stages is None:
+            if self.schedule in ASYNCHRONOUS and len(set(device_chain.kinds)) == 1:
+                return _shortest_period_partition(costs, device_chain)
+            return best_partition(costs, device_chain, m, state_factor)
+        if self.is_written_out:
             written = read(self.schedule)
-            homes = [written.worker(s, 0) for s in range(written.stages)]
-            return _balanced(work, homes)
-        stages = self.stages or devices * self.named.chunks
-        if self.named.even and stages % 2:
+            stage_devices = [written.worker(s, 0) for s in range(written.stages)]
+            return _balanced_partition(costs, stage_devices)
+        stages = self.stages or devices * self.named_schedule.chunks
+        if self.named_schedule.even and stages % 2:
             raise InputError(f"{self.schedule} needs an even number of stages, not {stages}.")
         if stages <= devices:
-            first = DeviceChain(
-                line.kinds[:stages], line.capacity[:stages],
-                line.bandwidth[: stages - 1], line.latency[: stages - 1],
+            first_devices = DeviceChain(
+                device_chain.kinds[:stages], device_chain.capacity[:stages],
+                device_chain.bandwidth[: stages - 1], device_chain.latency[: stages - 1],
             )  # fmt: skip
-            found = partition_for_step(
-                work, first, microbatches=m, state_factor=static, max_replicas=1
+            partition = partition_for_step(
+                costs, first_devices, microbatches=m, state_factor=state_factor, max_replicas=1
             )
-            if found is not None and len(found.stages) == stages:
-                return found
-        return _balanced(work, [s % min(stages, devices) for s in range(stages)])
+            if partition is not None and len(partition.stages) == stages:
+                return partition
+        return _balanced_partition(costs, [s % min(stages, devices) for s in range(stages)])
 
 
-def pipeline_of(work: LayerCosts, line: DeviceChain, m: int, static: float) -> StepPartition | None:
+def best_partition(
+    costs: LayerCosts, device_chain: DeviceChain, m: int, state_factor: float
+) -> StepPartition | None:
     """The best cut into two stages or more; where one device is best, as many stages as devices."""
-    devices = len(line.kinds)
-    limit = max(1, devices - 1)
-    found = partition_for_step(work, line, microbatches=m, state_factor=static, max_replicas=limit)
-    if found is not None and len(found.stages) == 1:
-        return _balanced(work, list(range(min(devices, len(work.successors)))))
-    return found
-
-
-def _shortest_period(work: LayerCosts, line: DeviceChain) -> StepPartition:
-    """Without a flush the slowest stage decides (partition.py)."""
-    devices = len(line.kinds)
-    layers = Layers(
-        work.forward[0], work.backward[0], work.activation, work.parameters, work.successors
+    devices = len(device_chain.kinds)
+    max_replicas = max(1, devices - 1)
+    partition = partition_for_step(
+        costs, device_chain, microbatches=m, state_factor=state_factor, max_replicas=max_replicas
     )
-    bandwidth = min(line.bandwidth, default=1e12)
-    found = partition_for_period(layers, devices, bandwidth=bandwidth, counting="crossing")
-    if len(found.stages) == 1:
-        return _balanced(work, list(range(min(devices, len(work.successors)))))
-    stages, first = [], 0
-    for stage in found.stages:
-        own = tuple(range(first, first + stage.replicas))
-        stages.append(StepStage(stage.layers, own, False, stage.seconds, 0.0))
-        first += stage.replicas
-    return StepPartition(tuple(stages), found.period, found.exact, found.ideals)
+    if partition is not None and len(partition.stages) == 1:
+        return _balanced_partition(costs, list(range(min(devices, len(costs.successors)))))
+    return partition
 
 
-def _balanced(work: LayerCosts, devices: Sequence[int]) -> StepPartition:
+def _shortest_period_partition(costs: LayerCosts, device_chain: DeviceChain) -> StepPartition:
+    """Without a flush the slowest stage decides (partition.py)."""
+    devices = len(device_chain.kinds)
+    layers = Layers(
+        costs.forward[0], costs.backward[0], costs.activation, costs.parameters, costs.successors
+    )
+    bandwidth = min(device_chain.bandwidth, default=1e12)
+    partition = partition_for_period(layers, devices, bandwidth=bandwidth, counting="crossing")
+    if len(partition.stages) == 1:
+        return _balanced_partition(costs, list(range(min(devices, len(costs.successors)))))
+    stages, first_device = [], 0
+    for stage in partition.stages:
+        stage_devices = tuple(range(first_device, first_device + stage.replicas))
+        stages.append(StepStage(stage.layers, stage_devices, False, stage.seconds, 0.0))
+        first_device += stage.replicas
+    return StepPartition(tuple(stages), partition.period, partition.exact, partition.ideals)
+
+
+def _balanced_partition(costs: LayerCosts, stage_devices: Sequence[int]) -> StepPartition:
     """Runs of one topological order whose longest is as short as can be, each on its device."""
-    order, stages = topological_order(work.successors), len(devices)
-    if stages > len(order):
-        raise InputError(f"the model has {len(order)} layers to cut between, not {stages}.")
-    seconds = [work.forward[0][v] + work.backward[0][v] for v in order]
+    order, stage_count = topological_order(costs.successors), len(stage_devices)
+    if stage_count > len(order):
+        raise InputError(f"the model has {len(order)} layers to cut between, not {stage_count}.")
+    seconds = [costs.forward[0][v] + costs.backward[0][v] for v in order]
     sums = [0.0]
     for s in seconds:
         sums.append(sums[-1] + s)
     # best[k][i]: the longest of k runs of the first i layers, and where the last begins.
     best: list[list[tuple[float, int]]] = [[(0.0, 0)] + [(float("inf"), 0)] * len(order)]
-    for k in range(1, stages + 1):
+    for k in range(1, stage_count + 1):
         row = [(float("inf"), 0)] * (len(order) + 1)
         for i in range(k, len(order) + 1):
             row[i] = min((max(best[k - 1][j][0], sums[i] - sums[j]), j) for j in range(k - 1, i))
         best.append(row)
     ends, i = [], len(order)
-    for k in range(stages, 0, -1):
+    for k in range(stage_count, 0, -1):
         ends.append((best[k][i][1], i))
         i = best[k][i][1]
-    made = tuple(
-        StepStage(tuple(order[a:b]), (devices[s],), False, sums[b] - sums[a], 0.0)
+    stages = tuple(
+        StepStage(tuple(order[a:b]), (stage_devices[s],), False, sums[b] - sums[a], 0.0)
         for s, (a, b) in enumerate(reversed(ends))
     )
-    return StepPartition(made, best[stages][-1][0], False, 0)
+    return StepPartition(stages, best[stage_count][-1][0], False, 0)
