@@ -147,7 +147,7 @@ def _lasting(trainer: Trainer) -> int:
     """Bytes of parameters, buffers, buckets of gradients and what the optimizer keeps."""
     executor = trainer.executor
     tensors = [t for t in executor.slots if isinstance(t, Tensor)] + list(
-        executor.trained.bucket_buffers
+        executor.parameter_updater.bucket_buffers
     )
     if trainer.optimizer is not None:
         for state in trainer.optimizer.state.values():

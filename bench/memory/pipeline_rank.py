@@ -21,8 +21,8 @@ def main(path: str) -> None:
     transport = Processes(place, "gloo", 120.0)
     job = load_job(path)
     trainer = Trainer(
-        job.work.model, job.program, optimizer_for(job.plan.optimizer), transport, place,
-        loss=job.work.loss,
+        job.workload.model, job.program, optimizer_for(job.plan.optimizer), transport, place,
+        loss=job.workload.loss,
     )  # fmt: skip
     trainer.train([job.batch] * STEPS)  # what is made once: momentum, workspaces
     torch.cuda.synchronize()

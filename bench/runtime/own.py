@@ -79,7 +79,7 @@ def own_seconds(name: str, method: str, bn: str) -> tuple[float, int, int]:
 
     rank.load(lambda s: part(s, state).clone())
     given = dict(zip(graph.inputs, [*work.inputs, *work.targets], strict=True))
-    fed = {s: part(s, given) for s in rank.plan.sources_with_role("input")}
+    fed = {s: part(s, given) for s in rank.rank_actions.sources_with_role("input")}
     rank.run(lambda s: fed[s], 0)
     _take_out_torch(rank)
     rank.run(lambda s: fed[s], 0)
@@ -88,14 +88,14 @@ def own_seconds(name: str, method: str, bn: str) -> tuple[float, int, int]:
         start = time.perf_counter()
         rank.run(lambda s: fed[s], 0)
         best = min(best, time.perf_counter() - start)
-    return best, len(program.instructions_of(1)), len(rank.plan.actions)
+    return best, len(program.instructions_of(1)), len(rank.rank_actions.actions)
 
 
 def _take_out_torch(rank: Executor) -> None:
-    for action in rank.plan.actions:
+    for action in rank.rank_actions.actions:
         if isinstance(action, Forward):
             call = action.call
-            results = tuple(torch.zeros(rank.plan.shapes[s]) for s in call.results)
+            results = tuple(torch.zeros(rank.rank_actions.shapes[s]) for s in call.results)
             for r in results:
                 r.requires_grad_(call.backward)
             call.code = call.code._replace(function=lambda *a, results=results: results)

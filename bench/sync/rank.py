@@ -165,7 +165,7 @@ class Bench:
 
     def _talk(self, trainer: Trainer) -> float:
         """All gradients there and all parameters back, while nothing is computed."""
-        agreeing = trainer.executor.agreeing
+        agreeing = trainer.executor.parameter_sync
         assert agreeing is not None
         held = trainer.executor.parameters()
         zeros = [(s.slot, torch.zeros_like(p)) for s, p in held]

@@ -276,13 +276,13 @@ def test_all_sums_are_under_way_at_the_end_of_a_step(clip: float | None) -> None
     """Without a barrier none has been waited for; the first forward waits for its own parameters alone."""
 
     def work(trainer: Trainer) -> tuple[int, list[list[str]]]:
-        agreeing = trainer.executor.agreeing
+        agreeing = trainer.executor.parameter_sync
         assert agreeing is not None
         assert isinstance(agreeing.synchroniser, Summing)
         trainer.step(*batches(1)[0])
         left, summing = agreeing.synchroniser.waits, agreeing.synchroniser
         waited: list[list[str]] = []
-        forward = trainer.executor._do[Forward]
+        forward = trainer.executor._handlers[Forward]
 
         def listen(action: Forward) -> None:
             before = {n for n, held in summing._held.items() if held.gradient is not None}
@@ -290,7 +290,7 @@ def test_all_sums_are_under_way_at_the_end_of_a_step(clip: float | None) -> None
             after = {n for n, held in summing._held.items() if held.gradient is not None}
             waited.append(sorted({agreeing.rows.slices[n].name for n in before - after}))
 
-        trainer.executor._do[Forward] = listen
+        trainer.executor._handlers[Forward] = listen
         trainer.step(*batches(1)[0])
         return left, waited
 
@@ -379,7 +379,7 @@ def test_no_worker_is_more_than_s_steps_ahead(sync: str, bound: int) -> None:
             begun[trainer.rank].append(time.perf_counter())
             trainer.step(*batch)
         trainer.synchronize()
-        agreeing = trainer.executor.agreeing
+        agreeing = trainer.executor.parameter_sync
         assert agreeing is not None
         assert agreeing.synchroniser is not None
         return agreeing.synchroniser.log

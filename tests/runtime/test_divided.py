@@ -122,7 +122,7 @@ def test_a_rank_keeps_its_share_and_has_two_blocks_whole(ranks: int) -> None:
             for _ in range(3):
                 trainer.step(x)
             trainer.synchronize()
-            slots = [trainer.executor.slots[s.slot] for s in trainer.executor.plan.sources
+            slots = [trainer.executor.slots[s.slot] for s in trainer.executor.rank_actions.sources
                      if s.role in ("parameter", "whole")]  # fmt: skip
             return peak, sum(t.untyped_storage().nbytes() for t in slots)
 
@@ -168,7 +168,9 @@ def test_evaluates_and_keeps_nothing_of_it() -> None:
         loss = float(trainer.evaluate(x, y))
         assert trainer._evaluation is not None
         executor = trainer._evaluation.executor
-        return loss, [executor.slots[s.slot] for s in executor.plan.sources_with_role("parameter")]
+        return loss, [
+            executor.slots[s.slot] for s in executor.rank_actions.sources_with_role("parameter")
+        ]
 
     assert task.loss is not None
     expected = task.loss(task.model.eval()(x), y).item()

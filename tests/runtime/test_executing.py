@@ -38,9 +38,9 @@ from raddle.runtime.execution.messages import Messages
 from raddle.runtime.execution.overlapping_parameter_updater import OverlappingParameterUpdater
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.segments import Segments
-from raddle.runtime.execution.sliced_parameter_updater import SlicedParameters
+from raddle.runtime.execution.sliced_parameter_updater import SlicedParameterUpdater
 from raddle.runtime.execution.store import Store
-from raddle.runtime.function_writer import Code, Piece
+from raddle.runtime.function_writer import GeneratedCode, Piece
 from raddle.transport.thread_transport import Hub, Threads
 
 CPU, KEY, DOUBLE = torch.device("cpu"), Key(), torch.float64
@@ -63,21 +63,21 @@ def ones(*shape: int) -> Tensor:
 
 def test_a_gradient_that_others_see_is_copied_before_it_is_changed() -> None:
     own, first = store((2,)), ones(2)
-    own.add(0, first)
-    own.add(0, ones(2))
-    own.add(0, ones(2))
+    own.add_gradient(0, first)
+    own.add_gradient(0, ones(2))
+    own.add_gradient(0, ones(2))
     assert torch.equal(first, ones(2))
-    assert torch.equal(own.gradient(0, DOUBLE), 3 * ones(2))
-    assert own.take(0) is not None
-    assert torch.equal(own.gradient(0, DOUBLE), 0 * ones(2))  # nobody gave one
+    assert torch.equal(own.gradient_or_zeros(0, DOUBLE), 3 * ones(2))
+    assert own.take_gradient(0) is not None
+    assert torch.equal(own.gradient_or_zeros(0, DOUBLE), 0 * ones(2))  # nobody gave one
 
 
 def test_boxes_of_gradients_add_up() -> None:
     own = store((4,))
-    own.add_box(0, (slice(0, 2),), ones(2))
-    own.add_box(0, (slice(1, 4),), ones(3))
-    assert own.gradient(0, DOUBLE).tolist() == [1, 2, 1, 1]
-    own.forget(0)
+    own.add_gradient_box(0, (slice(0, 2),), ones(2))
+    own.add_gradient_box(0, (slice(1, 4),), ones(3))
+    assert own.gradient_or_zeros(0, DOUBLE).tolist() == [1, 2, 1, 1]
+    own.clear_gradient(0)
     assert own.grads == [None]
 
 
@@ -121,7 +121,7 @@ def test_what_is_sent_lands(kind: MessageKind) -> None:
     landed = target.grads[0] if kind.content == "gradient" else target.slots[0]
     assert torch.equal(landed, 3 * ones(2))
     assert source.grads == [None]  # gradients are handed on
-    assert target.given == ({0} if kind.is_push else set())
+    assert target.with_gradient == ({0} if kind.is_push else set())
 
 
 @pytest.mark.parametrize("kind", [k for k in MessageKind if k.is_of_parameter])
@@ -146,7 +146,7 @@ def test_a_signal_carries_nothing_and_arrives() -> None:
 def product(*, split: bool = False, recompute: bool = False) -> Call:
     """Slot 2 is slot 0 (graded) times slot 1 (a weight)."""
     box = Box((0,), (2,))
-    code = Code(
+    code = GeneratedCode(
         lambda x, w: (x * w,), (Piece("x", box),), (Piece("w", box),), (), (Piece("y", box),), ""
     )
     return Call(0, "", code, KEY, [0], [1], [], [2], [DOUBLE], True, recompute, split)
@@ -164,7 +164,7 @@ def filled() -> Store:
 def test_gradients_come_back_slot_by_slot(adds_once: bool, phases: str, recompute: bool) -> None:
     own = filled()
     parameters = ParameterUpdater(own, alone(), updated_slots=[1])
-    segments = Segments(own, parameters, adds_once=adds_once)
+    segments = Segments(own, parameters, single_microbatch=adds_once)
     call = product(split=phases == "BW", recompute=recompute)
     segments.forward(Forward(call))
     assert torch.equal(own.slots[2], 6 * ones(2))
@@ -174,9 +174,9 @@ def test_gradients_come_back_slot_by_slot(adds_once: bool, phases: str, recomput
     own.grads[2] = ones(2)
     for phase in phases:
         segments.backward(Backward(call, phase))
-    assert torch.equal(own.gradient(0, DOUBLE), 3 * ones(2))
-    assert torch.equal(own.gradient(1, DOUBLE), 2 * ones(2))
-    assert own.given == {1}
+    assert torch.equal(own.gradient_or_zeros(0, DOUBLE), 3 * ones(2))
+    assert torch.equal(own.gradient_or_zeros(1, DOUBLE), 2 * ones(2))
+    assert own.with_gradient == {1}
     assert not segments.saved
 
 
@@ -196,7 +196,7 @@ def test_gradients_are_summed_in_a_bucket_and_the_optimizer_sees_them() -> None:
         parameters.update_parameters(UpdateParameters(KEY))
     assert [g.tolist() for g in seen] == [[2, 2], [2, 2]]
     assert own.slots[1].grad is None
-    assert not own.given
+    assert not own.with_gradient
 
 
 def test_autograd_adds_to_what_is_there_so_far() -> None:
@@ -237,19 +237,19 @@ class Noted:
 
 def test_slices_are_handed_in_and_waited_for() -> None:
     own, noted = filled(), Noted()
-    parameters = SlicedParameters(own, alone(), lambda: noted)  # type: ignore[arg-type, return-value]
+    parameters = SlicedParameterUpdater(own, alone(), lambda: noted)  # type: ignore[arg-type, return-value]
     parameters.load()
     parameters.begin(updating=False)
     assert noted.calls == []
     parameters.begin(updating=True)
-    parameters.use(Forward(product()))
-    own.add(1, ones(2))
-    own.given.add(1)
-    parameters.give(SubmitGradients(KEY, (1,)))
-    parameters.leave(StartSliceAllReduce(KEY, 5, ""))
-    parameters.step(UpdateParameters(KEY))
+    parameters.weights_for(Forward(product()))
+    own.add_gradient(1, ones(2))
+    own.with_gradient.add(1)
+    parameters.submit_gradients(SubmitGradients(KEY, (1,)))
+    parameters.start_slice_all_reduce(StartSliceAllReduce(KEY, 5, ""))
+    parameters.update_parameters(UpdateParameters(KEY))
     assert [name for name, *_ in noted.calls] == ["begin", "wait", "give", "leave", "finish"]
-    assert not own.given
+    assert not own.with_gradient
 
 
 # -- the ends of a step ------------------------------------------------------------------------------------
@@ -289,5 +289,5 @@ def test_a_rank_that_has_the_loss_tells_it() -> None:
         if rank == 0:
             own.slots[0] = torch.tensor(8.0)
             losses.record(RecordLoss(0, starts_backward=True, reports=True, key=KEY))
-            assert own.gradient(0, torch.float32).item() == 0.5
+            assert own.gradient_or_zeros(0, torch.float32).item() == 0.5
     assert [losses.all().tolist() for losses in found] == [[4.0], [4.0]]

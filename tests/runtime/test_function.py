@@ -8,27 +8,25 @@ from small_models import planned, small
 from raddle.graph.box import Box
 from raddle.program.lower import lower
 from raddle.program.segments import segments
-from raddle.runtime.function_writer import Function, Of, Piece
+from raddle.runtime.function_writer import FunctionWriter, Piece, TensorId
 from raddle.runtime.native_calls import boxes_of, run_as_one
 
 LEFT, RIGHT, ALL = Box((0,), (2,)), Box((2,), (4,)), Box((0,), (4,))
 
 
-def halves(of: Of) -> list[Box]:
+def halves(of: TensorId) -> list[Box]:
     return [LEFT, RIGHT]
 
 
 def test_pieces_are_put_together_and_what_nobody_needs_is_released() -> None:
-    function = Function(halves)
-    both = function.region("x", ALL)
-    assert function.region("x", ALL) == both  # once
-    function.call(lambda x: (x + 1, x - 1), both, [("y", ALL), None])
+    function = FunctionWriter(halves)
+    both = function.region_variable("x", ALL)
+    assert function.region_variable("x", ALL) == both  # once
+    function.add_call(lambda x: (x + 1, x - 1), both, [("y", ALL), None])
     assert function.boxes("y") == [ALL]
-    ((box, variable),) = function.made["y"]
-    code = function.compiled(
-        "segment", "a test", lambda piece: "plain", [(Piece("y", box), variable)]
-    )
-    assert code.plain == (Piece("x", LEFT), Piece("x", RIGHT))
+    ((box, variable),) = function.computed["y"]
+    code = function.build("segment", "a test", lambda piece: "plain", [(Piece("y", box), variable)])
+    assert code.nondifferentiable == (Piece("x", LEFT), Piece("x", RIGHT))
     (y,) = code.function(torch.zeros(2), torch.ones(2))
     assert y.tolist() == [1, 1, 2, 2]
     assert "del _" in code.source
@@ -36,21 +34,23 @@ def test_pieces_are_put_together_and_what_nobody_needs_is_released() -> None:
 
 
 def test_arguments_stand_by_kind() -> None:
-    function = Function(lambda of: [ALL])
-    names = [function.region(of, ALL) for of in ("a", "w", "x")]
-    function.call(lambda a, w, x: (a * w + x,), ", ".join(names), [("y", ALL)])
+    function = FunctionWriter(lambda of: [ALL])
+    names = [function.region_variable(of, ALL) for of in ("a", "w", "x")]
+    function.add_call(lambda a, w, x: (a * w + x,), ", ".join(names), [("y", ALL)])
     kinds = {"a": "plain", "w": "weight", "x": "graded"}
-    code = function.compiled("segment", "", lambda p: kinds[str(p.of)], [])
-    assert [p.of for p in (*code.graded, *code.weights, *code.plain)] == ["x", "w", "a"]
+    code = function.build("segment", "", lambda p: kinds[str(p.tensor_id)], [])
+    assert [
+        p.tensor_id for p in (*code.differentiable, *code.weights, *code.nondifferentiable)
+    ] == ["x", "w", "a"]
     assert code.source.startswith("def segment(a2, a1, a0)")
 
 
 def test_what_is_read_in_parts_is_split_at_once() -> None:
-    function = Function(lambda of: [ALL])
-    function.expect([("x", LEFT), ("x", RIGHT), ("x", None)])
-    left, right = function.region("x", LEFT), function.region("x", RIGHT)
+    function = FunctionWriter(lambda of: [ALL])
+    function.announce_reads([("x", LEFT), ("x", RIGHT), ("x", None)])
+    left, right = function.region_variable("x", LEFT), function.region_variable("x", RIGHT)
     results = [(Piece("x", LEFT), left), (Piece("x", RIGHT), right)]
-    code = function.compiled("segment", "", lambda p: "plain", results)
+    code = function.build("segment", "", lambda p: "plain", results)
     assert code.source.count("torch.split") == 1
     assert [t.tolist() for t in code.function(torch.arange(4))] == [[0, 1], [2, 3]]
 

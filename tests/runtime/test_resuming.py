@@ -190,7 +190,7 @@ def test_what_asynchronous_servers_save_is_what_they_load(sync: str) -> None:
 def test_a_rank_that_saves_waits_for_gradients_of_those_behind(sync: str) -> None:
     def work(trainer: Trainer) -> Any:
         train(trainer, 0, 1)
-        agreeing = trainer.executor.agreeing
+        agreeing = trainer.executor.parameter_sync
         assert agreeing is not None
         give = agreeing.give
 

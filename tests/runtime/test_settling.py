@@ -34,7 +34,7 @@ from raddle.runtime.builders.slot_lifetimes import mark_dead_slots, mark_release
 from raddle.runtime.builders.slot_table import SlotTable, read_hulls
 from raddle.runtime.builders.versions import VersionBuilder, mark_stashed_versions
 from raddle.runtime.delivery import delivery_of
-from raddle.runtime.function_writer import Code, Piece
+from raddle.runtime.function_writer import GeneratedCode, Piece
 
 CPU, KEY = torch.device("cpu"), Key()
 FIRST = Box((0, 0), (1, 8))  # of two samples with eight features
@@ -205,7 +205,7 @@ def test_buffers_take_what_is_there() -> None:
 
 
 def call(number: int, *, weights: list[int], results: list[int], graded: list[int]) -> Call:
-    code = Code(make_kernel, (), tuple(Piece("w", FIRST) for _ in weights), (), (), "")
+    code = GeneratedCode(make_kernel, (), tuple(Piece("w", FIRST) for _ in weights), (), (), "")
     return Call(number, "", code, KEY, graded, weights, results=results)
 
 
@@ -214,7 +214,7 @@ def test_versions_are_the_programs() -> None:
     run = Run("fc1", "F", KEY, (0,), (), versions=(3, 3))
     versions = VersionBuilder(found, 0, [run, replace(run, devices=(1,), versions=(4, 4))])
     pieces = (Piece("fc1.bias", FIRST), Piece("fc1.weight", FIRST))
-    made = Call(0, "", Code(make_kernel, (), pieces, (), (), ""), KEY)
+    made = Call(0, "", GeneratedCode(make_kernel, (), pieces, (), (), ""), KEY)
     assert versions.versions_for(made, [op for op in found.graph.ops if op.name == "fc1"]) == (3, 3)
 
 

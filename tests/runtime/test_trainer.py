@@ -379,7 +379,7 @@ def test_nothing_stays_alive_that_nobody_keeps() -> None:
     made = plan_for(own, cluster("local:1"), "data")
 
     def work(trainer: Trainer) -> None:
-        call = next(a for a in trainer.executor.plan.actions if isinstance(a, Forward)).call
+        call = next(a for a in trainer.executor.rank_actions.actions if isinstance(a, Forward)).call
         alive.append(call.code.source)
 
     on_threads(1, work, Watched(), made, sgd, graph=own)
@@ -453,7 +453,7 @@ def test_a_rank_that_fails_stops_all() -> None:
 
     def work(trainer: Trainer) -> str:
         if trainer.rank == 1:
-            trainer.executor.update = lambda: 1 / 0  # type: ignore[assignment]
+            trainer.executor.optimizer_step = lambda: 1 / 0  # type: ignore[assignment]
         try:
             for _ in range(3):
                 trainer.step(x, y)

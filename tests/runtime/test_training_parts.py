@@ -45,7 +45,7 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def test_a_setup_makes_executors_and_exchanges() -> None:
     own = setup()
     assert own.exchange({"a": 1}) == [{"a": 1}]
-    assert own.executor(own.program, seed=3).feeding.seed == 3
+    assert own.executor(own.program, seed=3).input_feeder.seed == 3
     assert (own.rank, own.plan, own.graph) == (0, own.program.plan, own.program.graph)
 
 
@@ -80,7 +80,7 @@ def test_steps_of_any_size_train_the_same_parameters() -> None:
     own = setup()
     executor = own.executor(own.program)
     initialise(own, executor, 0)
-    executor.update = make_optimizer(own, executor, sgd).step  # type: ignore[assignment]
+    executor.optimizer_step = make_optimizer(own, executor, sgd).step  # type: ignore[assignment]
     stepping = Stepping(own, executor)
     before = [p.detach().clone() for _, p in executor.parameters()]
     for step, size in enumerate((4, 2)):
@@ -89,7 +89,7 @@ def test_steps_of_any_size_train_the_same_parameters() -> None:
         assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
         before = after
     stepping.seed(9)
-    assert executor.feeding.seed == 9
+    assert executor.input_feeder.seed == 9
 
 
 def test_a_resized_plan_lends_and_returns() -> None:
@@ -97,12 +97,14 @@ def test_a_resized_plan_lends_and_returns() -> None:
     executor = own.executor(own.program)
     initialise(own, executor, 0)
     updates = []
-    executor.update = lambda: updates.append(1)
+    executor.optimizer_step = lambda: updates.append(1)
     resized = Resized(own, executor, 3)
     resized.step([X[:3], Y[:3]], 0)
     assert updates == [1]
-    for source in resized.executor.plan.sources_with_role("buffer"):
-        theirs = next(s for s in executor.plan.sources_with_role("buffer") if s.name == source.name)
+    for source in resized.executor.rank_actions.sources_with_role("buffer"):
+        theirs = next(
+            s for s in executor.rank_actions.sources_with_role("buffer") if s.name == source.name
+        )
         assert resized.executor.slots[source.slot] is executor.slots[theirs.slot]
 
 
@@ -134,7 +136,7 @@ def test_an_update_refuses_and_clips() -> None:
     updating()
     norm = torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm()
     assert float(norm) == pytest.approx(0.5, rel=1e-4)
-    executor.update = Updating(
+    executor.optimizer_step = Updating(
         own, executor, optimizer, lambda: 5, stepping.loss, check_finite=True
     )
     stepping.one([X, Y], 0)

@@ -201,7 +201,7 @@ def verify(task: Task, plan: Plan) -> None:
 def _watched(trainer: Trainer) -> dict[str, list[tuple[Box, Tensor]]]:
     """Takes a copy of this rank's gradients before every update."""
     gradients: dict[str, list[tuple[Box, Tensor]]] = {}
-    update = trainer.executor.update
+    update = trainer.executor.optimizer_step
 
     def watch() -> None:
         gradients.clear()
@@ -215,9 +215,9 @@ def _watched(trainer: Trainer) -> dict[str, list[tuple[Box, Tensor]]]:
         if clock == STEPS:
             gradients.setdefault(source.name, []).append((source.box, gradient.clone()))
 
-    trainer.executor.update = watch
-    if trainer.executor.agreeing is not None:
-        trainer.executor.agreeing.heard = heard
+    trainer.executor.optimizer_step = watch
+    if trainer.executor.parameter_sync is not None:
+        trainer.executor.parameter_sync.heard = heard
     return gradients
 
 

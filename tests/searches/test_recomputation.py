@@ -51,10 +51,12 @@ def kept_bytes(program: object, graph: object, work: object) -> tuple[int, float
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        do = rank._do[RecordLoss]
-        rank._do[RecordLoss] = lambda action: (counted.append(sum(held.values())), do(action))  # type: ignore[assignment]
+        do = rank._handlers[RecordLoss]
+        rank._handlers[RecordLoss] = lambda action: (counted.append(sum(held.values())), do(action))  # type: ignore[assignment]
         loss = rank.run(lambda s: part(s, given), 0)
-    assert any(isinstance(a, Forward) and a.recomputation for a in rank.plan.actions) == bool(
+    assert any(
+        isinstance(a, Forward) and a.recomputation for a in rank.rank_actions.actions
+    ) == bool(
         program.plan.recompute  # type: ignore[attr-defined]
     )
     return counted[0], float(loss)

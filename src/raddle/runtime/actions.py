@@ -17,7 +17,7 @@ from raddle.program.message_kind import MessageKind
 from raddle.program.program import Key, ParameterRegion
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.delivery import Delivery, MessagePart
-from raddle.runtime.function_writer import Code
+from raddle.runtime.function_writer import GeneratedCode
 from raddle.runtime.zero3 import Whole
 
 
@@ -27,7 +27,7 @@ class Call:
 
     number: int
     label: str
-    code: Code
+    code: GeneratedCode
     key: Key
     differentiable: list[int] = field(
         default_factory=list

@@ -13,7 +13,7 @@ from raddle.graph.graph import FusedCall, Op
 from raddle.graph.ops import make_kernel, merge_partials
 from raddle.graph.ops.fused import FUSED
 from raddle.program.program import Cell, Program, Variant, tensors_per_part
-from raddle.runtime.function_writer import Code, Function, Of, Piece
+from raddle.runtime.function_writer import FunctionWriter, GeneratedCode, Piece, TensorId
 from raddle.runtime.native_calls import boxes_of, run_as_one
 
 
@@ -25,14 +25,14 @@ class CodeGenerator:
 
     def __init__(
         self, program: Program, variant: Variant, device: int, place: torch.device,
-        held_boxes: Callable[[Of], Sequence[Box]], argument_kind: Callable[[Piece], str],
+        held_boxes: Callable[[TensorId], Sequence[Box]], argument_kind: Callable[[Piece], str],
     ) -> None:  # fmt: skip
         self.program, self.variant, self.device, self.place = program, variant, device, place
-        self.writer, self.argument_kind = Function(held_boxes), argument_kind
+        self.writer, self.argument_kind = FunctionWriter(held_boxes), argument_kind
 
     def segment(
         self, ops: Sequence[Op], needed: Iterable[str], *, recomputed: bool = False
-    ) -> Code:
+    ) -> GeneratedCode:
         """Tiles of operators, in their order; `wanted` are the values that are needed after them.
 
         What runs `again` must find buffers as they were; all else may write running statistics in place.
@@ -41,7 +41,7 @@ class CodeGenerator:
             for tile in self.variant.tiles[op.name].tiles:
                 if tile.device == self.device:
                     regions = op.space.regions(tile.box)
-                    self.writer.expect(zip(op.inputs, regions, strict=True))
+                    self.writer.announce_reads(zip(op.inputs, regions, strict=True))
         native = run_as_one(self.variant, self.device, ops)
         for op in ops:
             if op.name in native.last:
@@ -53,7 +53,7 @@ class CodeGenerator:
             "segment", lambda tensor_id: isinstance(tensor_id, tuple) or tensor_id in needed_names
         )
 
-    def merge(self, op: Op, cells: Sequence[Cell]) -> Code:
+    def merge(self, op: Op, cells: Sequence[Cell]) -> GeneratedCode:
         """Cells of an operator's output from its partial results."""
         tiles, writer = self.variant.tiles[op.name].tiles, self.writer
         for cell in cells:
@@ -62,27 +62,27 @@ class CodeGenerator:
             boxes = [tiles[p].box for p in cell.parts]
             parts = [
                 [
-                    writer.region((op.name, p, k), cell.box)
+                    writer.region_variable((op.name, p, k), cell.box)
                     for k in range(tensors_per_part(op, tiles[p].box))
                 ]
                 for p in cell.parts
             ]
             into = [(name, cell.box) for name in op.outputs]
             if len(boxes) == 1 and not op.space.is_partial(boxes[0]):  # complete
-                writer.line(f"({', '.join(parts[0])},)", into)
+                writer.add_line(f"({', '.join(parts[0])},)", into)
             else:
                 packed = "".join(f"({', '.join(vs)},), " for vs in parts)
-                writer.call(_merge_function(op, boxes), f"({packed})", into)
+                writer.add_call(_merge_function(op, boxes), f"({packed})", into)
         return self._build("merge", lambda tensor_id: True)
 
-    def _build(self, name: str, is_needed: Callable[[Of], bool]) -> Code:
+    def _build(self, name: str, is_needed: Callable[[TensorId], bool]) -> GeneratedCode:
         results = [
             (Piece(tensor_id, box), variable)
-            for tensor_id, boxes in self.writer.made.items()
+            for tensor_id, boxes in self.writer.computed.items()
             for box, variable in boxes
             if is_needed(tensor_id)
         ]
-        return self.writer.compiled(
+        return self.writer.build(
             name, f"{name} of device {self.device}", self.argument_kind, results
         )
 
@@ -96,17 +96,19 @@ class CodeGenerator:
                 held_boxes = writer.boxes(op.inputs[0])
                 regions[0] = _untrimmed_region(op, tile.box, regions[0], held_boxes)
             arguments = [
-                "None" if region is None else writer.region(name, region)
+                "None" if region is None else writer.region_variable(name, region)
                 for name, region in zip(op.inputs, regions, strict=True)
             ]
             outs = op.space.output_boxes(tile.box)
             if op.name in self.variant.merges:
                 count = tensors_per_part(op, tile.box)
-                into: list[tuple[Of, Box]] = [((op.name, number, k), outs[0]) for k in range(count)]
+                into: list[tuple[TensorId, Box]] = [
+                    ((op.name, number, k), outs[0]) for k in range(count)
+                ]
             else:
                 into = list(zip(op.outputs, outs, strict=True))
             run = make_kernel(self._with_local_statistics(op), tile.box, self.place)
-            writer.call(run, ", ".join(arguments), into)
+            writer.add_call(run, ", ".join(arguments), into)
 
     def _with_local_statistics(self, op: Op) -> Op:
         """Running statistics of local batch statistics: their variance is of this device's samples."""
@@ -122,13 +124,13 @@ class CodeGenerator:
 
     def _write_fused(self, fused: FusedCall, *, in_place: bool) -> None:
         boxes = boxes_of(self.variant, self.device, fused)
-        arguments = ["None" if i is None else self.writer.region(*i) for i in boxes.inputs]
+        arguments = ["None" if i is None else self.writer.region_variable(*i) for i in boxes.inputs]
         run = FUSED[fused.kind]({**fused.attrs, "in_place": in_place})
         into = [
             None if name is None or name not in boxes.outputs else (name, boxes.outputs[name])
             for name in fused.outputs
         ]
-        self.writer.call(run, ", ".join(arguments), [*into, None])
+        self.writer.add_call(run, ", ".join(arguments), [*into, None])
 
 
 def _merge_function(op: Op, boxes: list[Box]) -> Callable[..., tuple[torch.Tensor, ...]]:

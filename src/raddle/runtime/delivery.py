@@ -18,8 +18,8 @@ from raddle.program.message_kind import Content, MessageKind, Subject
 from raddle.program.program import Key
 from raddle.runtime.builders.slot_table import BoxSlots, SlotTable
 from raddle.runtime.execution.store import Store
-from raddle.runtime.function_writer import Of
-from raddle.runtime.region_assembly import overlapping
+from raddle.runtime.function_writer import TensorId
+from raddle.runtime.region_assembly import overlapping_boxes
 
 
 class MessagePart(NamedTuple):
@@ -43,11 +43,13 @@ class Delivery:
     only_with_update = False  # a step without an update does not send it
     needs_copy = False  # in place later, so that a copy is sent
 
-    def pieces_to_send(self, slot_table: SlotTable, key: Key, tensor_id: Of) -> BoxSlots:
+    def pieces_to_send(self, slot_table: SlotTable, key: Key, tensor_id: TensorId) -> BoxSlots:
         """The pieces that the sender makes it of."""
         return slot_table.box_slots(key, tensor_id)
 
-    def destination(self, slot_table: SlotTable, key: Key, tensor_id: Of, box: Box) -> MessagePart:
+    def destination(
+        self, slot_table: SlotTable, key: Key, tensor_id: TensorId, box: Box
+    ) -> MessagePart:
         """Where the receiver puts a box."""
         return MessagePart(box.shape, ())
 
@@ -60,7 +62,9 @@ class ValueDelivery(Delivery):
 
     fills_slots = completes_values = True
 
-    def destination(self, slot_table: SlotTable, key: Key, tensor_id: Of, box: Box) -> MessagePart:
+    def destination(
+        self, slot_table: SlotTable, key: Key, tensor_id: TensorId, box: Box
+    ) -> MessagePart:
         return MessagePart(box.shape, (slot_table.add_received(key, tensor_id, box),))
 
     def deliver(self, store: Store, part: MessagePart, tensor: Tensor) -> None:
@@ -78,15 +82,17 @@ class GradientDelivery(Delivery):
 
     sends_gradients = True
 
-    def pieces_to_send(self, slot_table: SlotTable, key: Key, tensor_id: Of) -> BoxSlots:
+    def pieces_to_send(self, slot_table: SlotTable, key: Key, tensor_id: TensorId) -> BoxSlots:
         return slot_table.received[key, tensor_id]
 
-    def destination(self, slot_table: SlotTable, key: Key, tensor_id: Of, box: Box) -> MessagePart:
+    def destination(
+        self, slot_table: SlotTable, key: Key, tensor_id: TensorId, box: Box
+    ) -> MessagePart:
         return _overlap_part(slot_table.computed[key, tensor_id], box)
 
     def deliver(self, store: Store, part: MessagePart, tensor: Tensor) -> None:
         for slot, (slot_index, box_index) in zip(part.slots, part.index_pairs, strict=True):
-            store.add_box(slot, slot_index, tensor[box_index])
+            store.add_gradient_box(slot, slot_index, tensor[box_index])
 
 
 class ParameterDelivery(Delivery):
@@ -94,7 +100,9 @@ class ParameterDelivery(Delivery):
 
     only_with_update = needs_copy = True
 
-    def destination(self, slot_table: SlotTable, key: Key, tensor_id: Of, box: Box) -> MessagePart:
+    def destination(
+        self, slot_table: SlotTable, key: Key, tensor_id: TensorId, box: Box
+    ) -> MessagePart:
         assert isinstance(tensor_id, str)
         return _overlap_part(slot_table.persistent[tensor_id], box)
 
@@ -111,8 +119,8 @@ class ParameterGradientDelivery(ParameterDelivery):
 
     def deliver(self, store: Store, part: MessagePart, tensor: Tensor) -> None:
         for slot, (slot_index, box_index) in zip(part.slots, part.index_pairs, strict=True):
-            store.add_box(slot, slot_index, tensor[box_index])
-            store.given.add(slot)
+            store.add_gradient_box(slot, slot_index, tensor[box_index])
+            store.with_gradient.add(slot)
 
 
 class ShardDelivery(ParameterDelivery):
@@ -121,13 +129,13 @@ class ShardDelivery(ParameterDelivery):
     gathers_parameters = True
     only_with_update = needs_copy = False  # it is pulled in every step
 
-    def pieces_to_send(self, slot_table: SlotTable, key: Key, tensor_id: Of) -> BoxSlots:
+    def pieces_to_send(self, slot_table: SlotTable, key: Key, tensor_id: TensorId) -> BoxSlots:
         assert isinstance(tensor_id, str)
         return slot_table.shards[tensor_id]
 
     def deliver(self, store: Store, part: MessagePart, tensor: Tensor) -> None:
         for slot, (slot_index, box_index) in zip(part.slots, part.index_pairs, strict=True):
-            store.wholes.open(slot)[slot_index] = tensor[box_index]
+            store.gathered.open(slot)[slot_index] = tensor[box_index]
 
 
 def delivery_of(kind: MessageKind, *, zero3: bool = False) -> Delivery:
@@ -152,9 +160,10 @@ def delivery_of(kind: MessageKind, *, zero3: bool = False) -> Delivery:
 
 def _overlap_part(box_slots: BoxSlots, box: Box) -> MessagePart:
     """A box as parts of the pieces that it overlaps."""
-    overlapping_pieces = [box_slots[i] for i in overlapping([b for b, _ in box_slots], box)]
+    overlapping_pieces = [box_slots[i] for i in overlapping_boxes([b for b, _ in box_slots], box)]
     overlaps = [(piece_box & box, piece_box, slot) for piece_box, slot in overlapping_pieces]
     places = tuple(
-        (overlap.slices_within(own), overlap.slices_within(box)) for overlap, own, _ in overlaps
+        (overlap.slices_within(box_of_piece), overlap.slices_within(box))
+        for overlap, box_of_piece, _ in overlaps
     )
     return MessagePart(box.shape, tuple(slot for *_, slot in overlaps), index_pairs=places)

@@ -42,7 +42,7 @@ class Evaluation:
         program = lower(self.graph, adapt(setup.plan, setup.graph, self.graph), train=False)
         check(program)
         self.executor = setup.executor(program)
-        self.batch_cutter = BatchCutter(program, self.executor.plan)
+        self.batch_cutter = BatchCutter(program, self.executor.rank_actions)
 
     def fits(self, batch: Sequence[Tensor]) -> bool:
         return self.shapes == [tuple(t.shape) for t in batch]
@@ -52,9 +52,9 @@ class Evaluation:
         read_input = self.batch_cutter.reader([batch], self.setup.rank, self.setup.place)
         self.executor.load(self._current_state())
         loss = self.executor.run(read_input, step)
-        if self.training.plan.gathered:  # a rank that keeps its own rows keeps no others
+        if self.training.rank_actions.gathered:  # a rank that keeps its own rows keeps no others
             self.executor.store.drop(
-                s.slot for s in self.executor.plan.sources_with_role("parameter")
+                s.slot for s in self.executor.rank_actions.sources_with_role("parameter")
             )
         return (loss, self._outputs()) if outputs else loss
 
@@ -62,7 +62,7 @@ class Evaluation:
         """Parameters as they are on this rank, buffers as they are on the ranks that keep them."""
         setup, training = self.setup, self.training
         local_pieces: dict[str, list[tuple[Box, Tensor]]] = {}
-        for source in training.plan.sources:
+        for source in training.rank_actions.sources:
             if source.role in ("parameter", "frozen"):
                 tensor = training.slots[source.slot]
                 local_pieces.setdefault(source.name, []).append((source.box, tensor.detach()))
@@ -84,7 +84,7 @@ class Evaluation:
     def _outputs(self) -> list[Tensor]:
         results = []
         for name in self.graph.outputs:
-            box_slots = self.executor.plan.outputs.get(name, [])
+            box_slots = self.executor.rank_actions.outputs.get(name, [])
             all_pieces: dict[Box, Tensor] = {}
             local_pieces = [(box, self.executor.slots[slot].cpu()) for box, slot in box_slots]
             for pieces in self.setup.exchange(local_pieces):

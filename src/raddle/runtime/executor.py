@@ -47,13 +47,13 @@ from raddle.runtime.execution.messages import Messages
 from raddle.runtime.execution.overlapping_parameter_updater import OverlappingParameterUpdater
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.segments import Segments
-from raddle.runtime.execution.sliced_parameter_updater import SlicedParameters
+from raddle.runtime.execution.sliced_parameter_updater import SlicedParameterUpdater
 from raddle.runtime.execution.store import Store
-from raddle.runtime.greedy import carry_out_greedily
+from raddle.runtime.greedy import run_greedily
 from raddle.runtime.parameter_sync import Agreeing
 from raddle.transport.base import Transport
 
-OF_UPDATES = (
+UPDATE_ACTIONS = (
     StartAllReduce,
     SubmitGradients,
     StartSliceAllReduce,
@@ -74,36 +74,44 @@ class Executor:
         autocast: torch.dtype | None = None,
     ) -> None:
         self.program, self.transport = program, transport
-        self.plan = plan = build_actions(program, transport.rank, torch.device(place))
-        self.store = Store(plan.shapes, torch.device(place), plan.gathered)
-        self.losses = Losses(program, transport, self.store)
-        self.trained = _parameters(program, plan, transport, self.store)
-        self.segments = Segments(
-            self.store, self.trained, autocast=autocast, adds_once=program.plan.microbatches == 1
+        self.rank_actions = rank_actions = build_actions(
+            program, transport.rank, torch.device(place)
         )
-        steps = plan.by_step() if is_greedy(program.plan) else {0: plan.actions}
-        receives = {n: [a for a in own if isinstance(a, Receive)] for n, own in steps.items()}
+        self.store = Store(rank_actions.shapes, torch.device(place), rank_actions.gathered)
+        self.losses = Losses(program, transport, self.store)
+        self.parameter_updater = _make_updater(program, rank_actions, transport, self.store)
+        self.segments = Segments(
+            self.store,
+            self.parameter_updater,
+            autocast=autocast,
+            single_microbatch=program.plan.microbatches == 1,
+        )
+        steps = rank_actions.by_step() if is_greedy(program.plan) else {0: rank_actions.actions}
+        receives = {
+            step: [a for a in step_actions if isinstance(a, Receive)]
+            for step, step_actions in steps.items()
+        }
         self.messages = Messages(receives, transport, self.store)
-        feeds = (a for a in plan.actions if isinstance(a, Feed))
-        self.feeding = InputFeeder(feeds, self.store, seed)
-        self.update: Callable[[], None] = lambda: None  # the optimizer's step
-        self.trained.optimizer_step = lambda: self.update()
+        feeds = (a for a in rank_actions.actions if isinstance(a, Feed))
+        self.input_feeder = InputFeeder(feeds, self.store, seed)
+        self.optimizer_step: Callable[[], None] = lambda: None  # the optimizer's step
+        self.parameter_updater.optimizer_step = lambda: self.optimizer_step()
         self.record: Callable[[Action, float, float], None] | None = None
-        self._do: dict[type, Callable[[Any], None]] = {
-            Feed: self.feeding.feed,
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Feed: self.input_feeder.feed,
             Forward: self.segments.forward,
             Backward: self.segments.backward,
             Send: self.messages.send,
             Receive: self.messages.receive,
             AwaitMessage: self.messages.await_message,
-            StartAllReduce: self.trained.start_all_reduce,
-            SubmitGradients: self.trained.submit_gradients,
-            StartSliceAllReduce: self.trained.start_slice_all_reduce,
+            StartAllReduce: self.parameter_updater.start_all_reduce,
+            SubmitGradients: self.parameter_updater.submit_gradients,
+            StartSliceAllReduce: self.parameter_updater.start_slice_all_reduce,
             UpdateBuffers: partial(buffers.update_buffers, self.store),
             RecordLoss: self.losses.record,
-            UpdateParameters: self.trained.update_parameters,
+            UpdateParameters: self.parameter_updater.update_parameters,
         }
-        transport.prepare(plan.groups, plan.links)
+        transport.prepare(rank_actions.groups, rank_actions.links)
 
     # -- what lasts ----------------------------------------------------------------------------------
 
@@ -116,19 +124,23 @@ class Executor:
         return self.store.place
 
     @property
-    def agreeing(self) -> Agreeing | None:
+    def parameter_sync(self) -> Agreeing | None:
         """What keeps slices of parameters equal, once they are loaded."""
-        return self.trained.agreeing if isinstance(self.trained, SlicedParameters) else None
+        return (
+            self.parameter_updater.parameter_sync
+            if isinstance(self.parameter_updater, SlicedParameterUpdater)
+            else None
+        )
 
     def load(
-        self, tensor_of: Callable[[SlotSource], Tensor], *, agreeing: Agreeing | None = None
+        self, tensor_of: Callable[[SlotSource], Tensor], *, parameter_sync: Agreeing | None = None
     ) -> None:
         """Fills the slots of parameters, buffers and constants; `agreeing` is another executor's."""
-        for source in self.plan.sources:
+        for source in self.rank_actions.sources:
             if source.role in ("input", "seed"):
                 continue
-            if source.role == "whole":
-                self.store.wholes.make(source.slot, self.place)
+            if source.role == "gathered":
+                self.store.gathered.make(source.slot, self.place)
                 continue
             if source.role == "constant":
                 tensor = self.program.graph.constants[source.name].to(self.place)
@@ -137,102 +149,119 @@ class Executor:
             if source.role == "parameter":
                 tensor = torch.nn.Parameter(tensor.detach())
             self.slots[source.slot] = tensor
-        if isinstance(self.trained, SlicedParameters) and agreeing is not None:
-            self.trained.agreeing = agreeing
-        self.trained.load()
+        if (
+            isinstance(self.parameter_updater, SlicedParameterUpdater)
+            and parameter_sync is not None
+        ):
+            self.parameter_updater.parameter_sync = parameter_sync
+        self.parameter_updater.load()
 
     def parameters(self) -> list[tuple[SlotSource, torch.nn.Parameter]]:
-        return [(s, self.slots[s.slot]) for s in self.plan.sources_with_role("parameter")]
+        return [(s, self.slots[s.slot]) for s in self.rank_actions.sources_with_role("parameter")]
 
-    def updated(self) -> list[tuple[SlotSource, torch.nn.Parameter]]:
+    def updated_parameters(self) -> list[tuple[SlotSource, torch.nn.Parameter]]:
         """What an optimizer on this rank updates."""
-        if self.agreeing is not None:
-            return self.agreeing.updated
-        own = {s.slot: (s, p) for s, p in self.parameters()}
-        return [own[slot] for slot in self.plan.updated_slots]
+        if self.parameter_sync is not None:
+            return self.parameter_sync.updated
+        by_slot = {s.slot: (s, p) for s, p in self.parameters()}
+        return [by_slot[slot] for slot in self.rank_actions.updated_slots]
 
     def synchronize(self) -> None:
         """All parameters are as the last step leaves them, and nothing is under way."""
-        if self.agreeing is not None:
-            self.agreeing.synchronize()
+        if self.parameter_sync is not None:
+            self.parameter_sync.synchronize()
 
     def close(self) -> None:
         """Ends the threads that carry slices; what is under way is lost."""
-        if self.agreeing is not None:
-            self.agreeing.close()
+        if self.parameter_sync is not None:
+            self.parameter_sync.close()
 
     # -- a step ---------------------------------------------------------------------------------------
 
     def run(
-        self, feed: ReadInput, step: int, *, update: bool = True, weight: float = 1.0
+        self, read_input: ReadInput, step: int, *, update: bool = True, weight: float = 1.0
     ) -> Tensor:
         """One step; the loss, on every rank. Without `update`, gradients stay and add up."""
-        return self.run_steps(feed, step, update=update, weight=weight)[0]
+        return self.run_steps(read_input, step, update=update, weight=weight)[0]
 
     def run_steps(
-        self, feed: ReadInput, step: int, *, update: bool = True, weight: float = 1.0
+        self, read_input: ReadInput, step: int, *, update: bool = True, weight: float = 1.0
     ) -> Tensor:
         """The losses of all steps that the program overlaps, on every rank; else of one step."""
-        self.trained.begin(updating=update)
+        self.parameter_updater.begin(updating=update)
         self.messages.begin(updating=update)
         self.losses.begin(weight)
-        self.feeding.begin(feed, step)
-        do = self._do if update else {**self._do, **dict.fromkeys(OF_UPDATES, _nothing)}
-        self._carry_out(partial(self._carry, do))
+        self.input_feeder.begin(read_input, step)
+        handlers = (
+            self._handlers if update else {**self._handlers, **dict.fromkeys(UPDATE_ACTIONS, _skip)}
+        )
+        self._run_all(partial(self._run_in_order, handlers))
         self.messages.finish()
         losses = self.losses.wait()
         self.transport.check()
         return losses
 
-    def _carry_out(self, carry: Callable[[Sequence[Action]], None]) -> None:
+    def _run_all(self, run_in_order: Callable[[Sequence[Action]], None]) -> None:
         if not is_greedy(self.program.plan):
-            carry(self.plan.actions)
+            run_in_order(self.rank_actions.actions)
             return
         if not self.transport.early:
             raise InputError(
                 f"the schedule '{self.program.plan.schedule}' lets messages overtake each other, which "
                 "NCCL does not: use --backend gloo, or a schedule in a fixed order."
             )
-        steps = [actions for _, actions in sorted(self.plan.by_step().items())]
-        carry_out_greedily(steps, threads_of(self.program.plan), carry, self.transport.fail)
+        steps = [actions for _, actions in sorted(self.rank_actions.by_step().items())]
+        run_greedily(steps, threads_of(self.program.plan), run_in_order, self.transport.fail)
 
-    def _carry(self, do: Mapping[type, Callable[[Any], None]], actions: Sequence[Action]) -> None:
+    def _run_in_order(
+        self, handlers: Mapping[type, Callable[[Any], None]], actions: Sequence[Action]
+    ) -> None:
         """Carries out actions in their order; lets others have their turn while it waits."""
         if not actions:
             return
         step, record = key_of(actions[0]).step, self.record
-        with self.messages.compute_lock, self.segments.precision():
+        with self.messages.compute_lock, self.segments.autocast_context():
             self.messages.post_early(step)
             if record is None:
                 for action in actions:
-                    do[type(action)](action)
+                    handlers[type(action)](action)
             else:
                 for action in actions:
                     start = time.perf_counter()
-                    do[type(action)](action)
+                    handlers[type(action)](action)
                     record(action, start, time.perf_counter())
-            self.trained.end_step(step)
+            self.parameter_updater.end_step(step)
 
 
-def _parameters(
-    program: Program, plan: RankActions, transport: Transport, store: Store
+def _make_updater(
+    program: Program, rank_actions: RankActions, transport: Transport, store: Store
 ) -> ParameterUpdater:
     """How the plan's parameters are updated."""
     sync = program.plan.syncing
-    if plan.slices:
-        agree = partial(
-            Agreeing, plan.slices, store.slots, transport, sync, store.place, plan.slice_order
+    if rank_actions.slices:
+        make_sync = partial(
+            Agreeing,
+            rank_actions.slices,
+            store.slots,
+            transport,
+            sync,
+            store.place,
+            rank_actions.slice_order,
         )
-        return SlicedParameters(store, transport, agree)
+        return SlicedParameterUpdater(store, transport, make_sync)
     if is_asynchronous(program.plan):
         return OverlappingParameterUpdater(
-            store, transport, plan.updated_slots, plan.buckets, narrow=sync.compressed,
+            store, transport, rank_actions.updated_slots, rank_actions.buckets, narrow=sync.compressed,
             latest=is_greedy(program.plan),
         )  # fmt: skip
     return ParameterUpdater(
-        store, transport, plan.updated_slots, plan.buckets, sum_dtype=sync.compressed
+        store,
+        transport,
+        rank_actions.updated_slots,
+        rank_actions.buckets,
+        sum_dtype=sync.compressed,
     )
 
 
-def _nothing(action: Action) -> None:
+def _skip(action: Action) -> None:
     """A step without an update: gradients stay where they are."""

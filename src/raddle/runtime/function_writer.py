@@ -23,103 +23,114 @@ import torch
 from torch import Tensor
 
 from raddle.graph.box import Box
-from raddle.runtime.region_assembly import gather, overlapping
+from raddle.runtime.region_assembly import overlapping_boxes, region_assembler
 
 # Names what a piece is of: a value, or the k-th tensor of a part of an operator's partial results.
-Of = str | tuple[str, int, int]
+TensorId = str | tuple[str, int, int]
 
 
 class Piece(NamedTuple):
     """A box of something that a device holds."""
 
-    of: Of
+    tensor_id: TensorId
     box: Box
 
 
-class Code(NamedTuple):
+class GeneratedCode(NamedTuple):
     """A function of pieces: first those that get a gradient, then parameters, then all others."""
 
     function: Callable[..., tuple[Tensor, ...]]
-    graded: tuple[Piece, ...]
+    differentiable: tuple[Piece, ...]
     weights: tuple[Piece, ...]
-    plain: tuple[Piece, ...]
+    nondifferentiable: tuple[Piece, ...]
     results: tuple[Piece, ...]
     source: str
 
 
-class Function:
+class FunctionWriter:
     """A function while it is written; `held(of)` are the boxes that are there before it."""
 
-    def __init__(self, held: Callable[[Of], Sequence[Box]]) -> None:
-        self.held = held
-        self.made: dict[Of, list[tuple[Box, str]]] = {}  # by its lines, in which variables
-        self._read: dict[Of, set[Box]] = {}  # all regions that its lines will read
+    def __init__(self, held_boxes: Callable[[TensorId], Sequence[Box]]) -> None:
+        self.held_boxes = held_boxes
+        self.computed: dict[
+            TensorId, list[tuple[Box, str]]
+        ] = {}  # by its lines, in which variables
+        self._regions_to_read: dict[TensorId, set[Box]] = {}  # all regions that its lines will read
         self._lines: list[str] = []
-        self._names: dict[str, Any] = {"torch": torch}
+        self._namespace: dict[str, Any] = {"torch": torch}
         self._arguments: dict[Piece, str] = {}
-        self._known: dict[tuple[Of, Box], str] = {}
+        self._region_variables: dict[tuple[TensorId, Box], str] = {}
         self._count = 0
 
-    def expect(self, reads: Iterable[tuple[Of, Box | None]]) -> None:
+    def announce_reads(self, reads: Iterable[tuple[TensorId, Box | None]]) -> None:
         """What lines to come will read: where it is all of a piece, that is split at once."""
-        for of, region in reads:
+        for tensor_id, region in reads:
             if region is not None:
-                self._read.setdefault(of, set()).add(region)
+                self._regions_to_read.setdefault(tensor_id, set()).add(region)
 
-    def boxes(self, of: Of) -> list[Box]:
+    def boxes(self, tensor_id: TensorId) -> list[Box]:
         """The boxes of something that are there: made by its lines, or else before it."""
-        return [box for box, _ in self.made.get(of, [])] or list(self.held(of))
+        return [box for box, _ in self.computed.get(tensor_id, [])] or list(
+            self.held_boxes(tensor_id)
+        )
 
-    def call(self, function: Any, arguments: str, into: Sequence[tuple[Of, Box] | None]) -> None:
+    def add_call(
+        self, function: Any, arguments: str, results: Sequence[tuple[TensorId, Box] | None]
+    ) -> None:
         """A line that calls something; where results go, None for those that nobody needs.
 
         Each has a variable of its own: a tuple would keep all of them as long as one is used.
         """
-        self.line(f"{self._name('f', function)}({arguments})", into)
+        self.add_line(f"{self._bind('f', function)}({arguments})", results)
 
-    def line(self, expression: str, into: Sequence[tuple[Of, Box] | None]) -> None:
+    def add_line(self, expression: str, results: Sequence[tuple[TensorId, Box] | None]) -> None:
         """The same for an expression that gives several results."""
-        variables = ["_" if own is None else self._fresh() for own in into]
+        variables = ["_" if result is None else self._new_variable() for result in results]
         while variables and variables[-1] == "_":
             variables.pop()
-        rest = len(variables) < len(into) or "_" in variables
-        self._lines.append(f"{', '.join(variables)}, {'*_ ' if rest else ''}= {expression}")
-        if rest:
+        ignores_some = len(variables) < len(results) or "_" in variables
+        self._lines.append(f"{', '.join(variables)}, {'*_ ' if ignores_some else ''}= {expression}")
+        if ignores_some:
             self._lines.append("del _")
-        for own, variable in zip(into, variables, strict=False):
+        for own, variable in zip(results, variables, strict=False):
             if own is not None:
-                self.made.setdefault(own[0], []).append((own[1], variable))
+                self.computed.setdefault(own[0], []).append((own[1], variable))
 
-    def region(self, of: Of, region: Box) -> str:
+    def region_variable(self, tensor_id: TensorId, region: Box) -> str:
         """The variable that holds a region, put together if it is in several pieces."""
-        known = self._known.get((of, region))
-        if known is not None:
-            return known
-        inside = self.made.get(of, [])
-        boxes = [box for box, _ in inside] + [
-            box for box in self.held(of) if not any(box == own for own, _ in inside)
+        existing = self._region_variables.get((tensor_id, region))
+        if existing is not None:
+            return existing
+        computed = self.computed.get(tensor_id, [])
+        boxes = [box for box, _ in computed] + [
+            box
+            for box in self.held_boxes(tensor_id)
+            if not any(box == computed_box for computed_box, _ in computed)
         ]
-        found = overlapping(boxes, region)
+        indices = overlapping_boxes(boxes, region)
         variables = [
-            inside[i][1] if i < len(inside) else self._argument(Piece(of, boxes[i])) for i in found
+            computed[i][1] if i < len(computed) else self._argument(Piece(tensor_id, boxes[i]))
+            for i in indices
         ]
-        make = gather([boxes[i] for i in found], region)
-        if make is None:
+        assemble = region_assembler([boxes[i] for i in indices], region)
+        if assemble is None:
             variable = variables[0]
-        elif len(found) == 1 and self._split(of, boxes[found[0]], variables[0]):
-            return self._known[of, region]
+        elif len(indices) == 1 and self._split_piece(tensor_id, boxes[indices[0]], variables[0]):
+            return self._region_variables[tensor_id, region]
         else:
-            variable = self._fresh()
-            self._lines.append(f"{variable} = {self._name('g', make)}({', '.join(variables)})")
-        self._known[of, region] = variable
+            variable = self._new_variable()
+            self._lines.append(f"{variable} = {self._bind('g', assemble)}({', '.join(variables)})")
+        self._region_variables[tensor_id, region] = variable
         return variable
 
-    def _split(self, of: Of, box: Box, variable: str) -> bool:
+    def _split_piece(self, tensor_id: TensorId, box: Box, variable: str) -> bool:
         """Splits a piece that is read in parts, as queries, keys and values are, all at once.
 
         Slices, each by itself, would give a gradient as large as the piece, and sums of them.
         """
-        parts = sorted({r for r in self._read.get(of, ()) if r != box and box.contains(r)})
+        parts = sorted(
+            {r for r in self._regions_to_read.get(tensor_id, ()) if r != box and box.contains(r)}
+        )
         dims = {d for r in parts for d in range(len(box.lo)) if r.shape[d] != box.shape[d]}
         if len(parts) < 2 or len(dims) != 1:
             return False
@@ -127,56 +138,66 @@ class Function:
         ends = [box.lo[dim], *(r.hi[dim] for r in parts)]
         if [r.lo[dim] for r in parts] != ends[:-1] or ends[-1] != box.hi[dim]:
             return False
-        names = [self._fresh() for _ in parts]
+        names = [self._new_variable() for _ in parts]
         sizes = [r.shape[dim] for r in parts]
         self._lines.append(f"{', '.join(names)}, = torch.split({variable}, {sizes}, {dim})")
-        self._known.update(((of, r), name) for r, name in zip(parts, names, strict=True))
+        self._region_variables.update(
+            ((tensor_id, r), name) for r, name in zip(parts, names, strict=True)
+        )
         return True
 
     def _argument(self, piece: Piece) -> str:
         return self._arguments.setdefault(piece, f"a{len(self._arguments)}")
 
-    def _fresh(self) -> str:
+    def _new_variable(self) -> str:
         self._count += 1
         return f"v{self._count}"
 
-    def _name(self, letter: str, thing: Any) -> str:
-        name = f"{letter}{len(self._names)}"
-        self._names[name] = thing
+    def _bind(self, letter: str, bound: Any) -> str:
+        name = f"{letter}{len(self._namespace)}"
+        self._namespace[name] = bound
         return name
 
-    def compiled(
+    def build(
         self,
         name: str,
         label: str,
-        kind: Callable[[Piece], str],
+        argument_kind: Callable[[Piece], str],
         results: Sequence[tuple[Piece, str]],
-    ) -> Code:
+    ) -> GeneratedCode:
         """The function; `kind` says of an argument whether it gets a gradient, is a weight, or neither."""
-        body = _released([*self._lines, f"return ({''.join(var + ', ' for _, var in results)})"])
-        kinds: dict[str, list[Piece]] = {"graded": [], "weight": [], "plain": []}
+        body = _with_deletions(
+            [*self._lines, f"return ({''.join(var + ', ' for _, var in results)})"]
+        )
+        by_kind: dict[str, list[Piece]] = {
+            "differentiable": [],
+            "weight": [],
+            "nondifferentiable": [],
+        }
         for piece in self._arguments:
-            kinds[kind(piece)].append(piece)
-        ordered = [self._arguments[piece] for pieces in kinds.values() for piece in pieces]
+            by_kind[argument_kind(piece)].append(piece)
+        ordered = [self._arguments[piece] for pieces in by_kind.values() for piece in pieces]
         source = f"def {name}({', '.join(ordered)}):\n    " + "\n    ".join(body)
-        exec(compile(source, f"<{label}>", "exec"), self._names)
-        return Code(
-            self._names[name],
-            tuple(kinds["graded"]),
-            tuple(kinds["weight"]),
-            tuple(kinds["plain"]),
+        exec(compile(source, f"<{label}>", "exec"), self._namespace)
+        return GeneratedCode(
+            self._namespace[name],
+            tuple(by_kind["differentiable"]),
+            tuple(by_kind["weight"]),
+            tuple(by_kind["nondifferentiable"]),
             tuple(piece for piece, _ in results),
             source,
         )
 
 
-def _released(lines: Sequence[str]) -> list[str]:
+def _with_deletions(lines: Sequence[str]) -> list[str]:
     """Lines with a `del` after the last use of each variable: what nobody keeps must not stay alive."""
-    last = {name: at for at, line in enumerate(lines) for name in re.findall(r"\bv\d+\b", line)}
+    last_use = {
+        name: index for index, line in enumerate(lines) for name in re.findall(r"\bv\d+\b", line)
+    }
     result = []
     for at, line in enumerate(lines):
         result.append(line)
-        gone = [name for name, end in last.items() if end == at]
-        if gone and at < len(lines) - 1:
-            result.append(f"del {', '.join(gone)}")
+        dead = [name for name, end in last_use.items() if end == at]
+        if dead and at < len(lines) - 1:
+            result.append(f"del {', '.join(dead)}")
     return result

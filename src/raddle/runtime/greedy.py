@@ -16,11 +16,14 @@ from collections.abc import Callable, Sequence
 
 from raddle.runtime.actions import Action
 
-Carry = Callable[[Sequence[Action]], None]
+RunInOrder = Callable[[Sequence[Action]], None]
 
 
-def carry_out_greedily(
-    steps: Sequence[Sequence[Action]], threads: int, carry: Carry, fail: Callable[[str], None]
+def run_greedily(
+    steps: Sequence[Sequence[Action]],
+    threads: int,
+    run_in_order: RunInOrder,
+    fail: Callable[[str], None],
 ) -> None:
     """Carries out the actions of all steps, so many steps at a time; `carry` takes turns by itself."""
     failures: list[BaseException] = []
@@ -30,18 +33,18 @@ def carry_out_greedily(
             for step in range(first, len(steps), threads):
                 if failures:
                     return
-                carry(steps[step])
+                run_in_order(steps[step])
         except BaseException as error:
             failures.append(error)
             fail(f"{type(error).__name__}: {error}")
 
-    workers = [
+    thread_list = [
         threading.Thread(target=work, args=(first,), name=f"steps {first}, {first + threads}, …")
         for first in range(threads)
     ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    for thread in thread_list:
+        thread.start()
+    for thread in thread_list:
+        thread.join()
     if failures:
         raise failures[0]

@@ -21,60 +21,72 @@ from raddle.sync.server_synchroniser import Synchroniser
 from raddle.sync.slice_updater import Applying
 from raddle.transport.base import Pending, Transport
 
-COUNT = 16  # of a kind, one after the other
+REPEATS = 16  # of a kind, one after the other
 SMALL, LARGE = 1024, 2**19  # bytes
-PIECE, LONGEST = 3e-3, 15e-3  # seconds of computing
+MIN_PIECE, MAX_PIECE = 3e-3, 15e-3  # seconds of computing
 Work = Callable[[], None]
 
 
 def measure_host_overhead(transport: Transport, *, rounds: int = 7) -> dict[str, float]:
     """By name (clusters/devices.py, HOST_OVERHEAD), seconds; all ranks call it."""
     slices = _Slices(transport)
-    kinds: dict[str, Callable[[Work], None]] = {
-        "alone": _alone,
+    operations: dict[str, Callable[[Work], None]] = {
+        "compute only": _compute_only,
         "messages": lambda work: _messages(transport, SMALL, work),
         "sums": lambda work: _sums(transport, work),
-        "slices": slices.agree,
+        "slices": slices.synchronise_all,
     }
-    piece = min(max(PIECE, 2 * max(_arriving(transport, kind) for kind in kinds.values())), LONGEST)
-    much = _fitting(transport, piece / 2)
-    kinds["large"] = lambda work: _messages(transport, much, work)
+    piece = min(
+        max(
+            MIN_PIECE,
+            2 * max(_seconds_each(transport, operation) for operation in operations.values()),
+        ),
+        MAX_PIECE,
+    )
+    large_nbytes = _bytes_within(transport, piece / 2)
+    operations["large"] = lambda work: _messages(transport, large_nbytes, work)
     work = _work(piece)
-    seconds: dict[str, list[float]] = {name: [] for name in kinds}
-    for turn in range(rounds + 1):
-        for name, kind in kinds.items():
+    seconds: dict[str, list[float]] = {name: [] for name in operations}
+    for round_number in range(rounds + 1):
+        for name, kind in operations.items():
             transport.barrier()
             begin = time.perf_counter()
             kind(work)
-            if turn:  # the first one warms up
+            if round_number:  # the first one warms up
                 seconds[name].append(time.perf_counter() - begin)
     slices.close(transport)
-    alone, messages, sums, sliced, large = (statistics.median(own) for own in seconds.values())
-    ends = 2 * COUNT  # as many are sent as received
-    found = {
-        "message": (messages - alone) / ends,
-        "byte": (large - messages) / ends / (much - SMALL),
-        "sum": (sums - alone) / COUNT,
-        "slice": (sliced - alone) / ends,
+    compute_only, messages, sums, slice_seconds, large = (
+        statistics.median(samples) for samples in seconds.values()
+    )
+    sends_and_receives = 2 * REPEATS  # as many are sent as received
+    overheads = {
+        "message": (messages - compute_only) / sends_and_receives,
+        "byte": (large - messages) / sends_and_receives / (large_nbytes - SMALL),
+        "sum": (sums - compute_only) / REPEATS,
+        "slice": (slice_seconds - compute_only) / sends_and_receives,
     }
-    return {name: max(0.0, figure) for name, figure in found.items()}
+    return {name: max(0.0, overhead) for name, overhead in overheads.items()}
 
 
-def _arriving(transport: Transport, kind: Callable[[Work], None]) -> float:
+def _seconds_each(transport: Transport, operation: Callable[[Work], None]) -> float:
     """Seconds that one of a kind takes where nobody computes: on all ranks the same figure."""
-    kind(lambda: None)  # warms up
+    operation(lambda: None)  # warms up
     transport.barrier()
     begin = time.perf_counter()
-    kind(lambda: None)
-    taken = torch.tensor([(time.perf_counter() - begin) / COUNT], dtype=torch.float64)
-    transport.all_reduce(tuple(range(transport.size)), COUNT, taken).wait()
-    return float(taken) / transport.size
+    operation(lambda: None)
+    seconds = torch.tensor([(time.perf_counter() - begin) / REPEATS], dtype=torch.float64)
+    transport.all_reduce(tuple(range(transport.size)), REPEATS, seconds).wait()
+    return float(seconds) / transport.size
 
 
-def _fitting(transport: Transport, seconds: float) -> int:
+def _bytes_within(transport: Transport, seconds: float) -> int:
     """Bytes of a message that arrives in so much time."""
-    taken = _arriving(transport, lambda work: _messages(transport, LARGE, work))
-    return LARGE if taken <= seconds else max(2 * SMALL, int(LARGE * seconds / taken))
+    seconds_of_large = _seconds_each(transport, lambda work: _messages(transport, LARGE, work))
+    return (
+        LARGE
+        if seconds_of_large <= seconds
+        else max(2 * SMALL, int(LARGE * seconds / seconds_of_large))
+    )
 
 
 def _work(piece: float) -> Work:
@@ -92,8 +104,8 @@ def _work(piece: float) -> Work:
     return work
 
 
-def _alone(work: Work) -> None:
-    for _ in range(COUNT):
+def _compute_only(work: Work) -> None:
+    for _ in range(REPEATS):
         work()
 
 
@@ -101,7 +113,7 @@ def _messages(transport: Transport, nbytes: int, work: Work) -> None:
     """To the next rank, and from the one before."""
     rank, size = transport.rank, transport.size
     buffer = torch.zeros(nbytes, dtype=torch.uint8)
-    for tag in range(COUNT):
+    for tag in range(REPEATS):
         sent = transport.post((rank + 1) % size, tag, buffer)
         arriving = transport.expect((rank - 1) % size, tag, buffer, nbytes)
         work()
@@ -112,7 +124,7 @@ def _messages(transport: Transport, nbytes: int, work: Work) -> None:
 def _sums(transport: Transport, work: Work) -> None:
     everyone = tuple(range(transport.size))
     summing: list[Pending] = []
-    for number in range(COUNT):
+    for number in range(REPEATS):
         summing.append(transport.all_reduce(everyone, number, torch.zeros(SMALL // 4)))
         work()
     for pending in summing:
@@ -126,12 +138,12 @@ class _Slices:
         everyone = tuple(range(transport.size))
         items = [
             Item(n, f"slice {n}", everyone, n % transport.size, SMALL // 4, torch.float32, n)
-            for n in range(COUNT)
+            for n in range(REPEATS)
         ]
         rows = [nn.Parameter(torch.zeros(SMALL // 4)) for _ in items]
-        own = {n: p for n, p in enumerate(rows) if items[n].server == transport.rank}
+        served = {n: p for n, p in enumerate(rows) if items[n].server == transport.rank}
         optimizer = torch.optim.SGD(rows, lr=0.1, momentum=0.9)
-        self._applying = Applying(optimizer, own)
+        self._applying = Applying(optimizer, served)
         self._applying.snapshot(1)  # holds for all steps
         self._synchroniser = Synchroniser(
             items, transport.wire(), self._applying, timeout=transport.timeout, fail=transport.fail
@@ -142,11 +154,11 @@ class _Slices:
         self._synchroniser.start()
         transport.barrier()  # nobody pushes before all listen
 
-    def agree(self, work: Work) -> None:
-        for number in range(COUNT):
+    def synchronise_all(self, work: Work) -> None:
+        for number in range(REPEATS):
             self._synchroniser.ready(number, torch.zeros(SMALL // 4))
             work()
-        for number in range(COUNT):
+        for number in range(REPEATS):
             self._synchroniser.wait(number)
 
     def close(self, transport: Transport) -> None:

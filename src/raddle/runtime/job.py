@@ -32,7 +32,7 @@ from raddle.zoo.workload import Workload
 class Job:
     """What a rank needs to train; the workload's batch is the global one."""
 
-    work: Workload
+    workload: Workload
     plan: Plan
     program: Program  # of one step
 
@@ -42,7 +42,7 @@ class Job:
 
     @property
     def batch(self) -> tuple[Tensor, ...]:
-        return (*self.work.inputs, *self.work.targets)
+        return (*self.workload.inputs, *self.workload.targets)
 
 
 def load_job(
@@ -61,27 +61,27 @@ def load_job(
     loads a job has the same. On the device "meta" nothing is allocated: that is enough to see whether a
     plan can run.
     """
-    work, graph, plan = load_work(path, model=model, dtype=dtype, seed=seed, device=device)
+    workload, graph, plan = load_workload(path, model=model, dtype=dtype, seed=seed, device=device)
     plan = replace(plan, bn=bn or plan.bn)
     program = lower(graph, for_running(plan))
     check(program)
-    return Job(work, plan, program)
+    return Job(workload, plan, program)
 
 
-def load_work(
+def load_workload(
     path: str, *, model: str = "", dtype: str = "", seed: int = 0, device: str = "cpu"
 ) -> tuple[Workload, Graph, Plan]:
     """What `load_job` loads before it lowers: the workload, its graph, and the plan for that."""
     data = plan_file.read(path)
     name = model or data["model"]
     if not name:
-        raise InputError(f"'{path}' names no model: add --model plan_file.py:function.")
-    own, wanted = data["dtype"], dtype or data["dtype"]
-    work = _workload(name, data, wanted, device, seed)
-    graph = capture_work(work, data["microbatches"])
-    if wanted == own:
-        return work, graph, plan_file.from_dict(data, graph)
-    return work, graph, _converted(name, data, wanted, graph)
+        raise InputError(f"'{path}' names no model: add --model file.py:function.")
+    plan_dtype, run_dtype = data["dtype"], dtype or data["dtype"]
+    workload = _load_at_batch(name, data, run_dtype, device, seed)
+    graph = capture_workload(workload, data["microbatches"])
+    if run_dtype == plan_dtype:
+        return workload, graph, plan_file.from_dict(data, graph)
+    return workload, graph, _convert_plan(name, data, run_dtype, graph)
 
 
 def takes_batch(name: str) -> bool:
@@ -97,44 +97,48 @@ def optimizer_for(name: str, rate: float | None = None) -> Optimizer:
     return partial(chosen.make, lr=chosen.rate if rate is None else rate)
 
 
-def _workload(name: str, data: dict[str, Any], dtype: str, device: str, seed: int) -> Workload:
+def _load_at_batch(name: str, data: dict[str, Any], dtype: str, device: str, seed: int) -> Workload:
     """The model, and its example at the global batch."""
     chosen, count = getattr(torch, dtype), data["microbatches"]
     if takes_batch(name):
         batch = data["batch"] or None
-        work = zoo.load(name, batch=batch, device=device, dtype=chosen, seed=seed)
+        workload = zoo.load(name, batch=batch, device=device, dtype=chosen, seed=seed)
     else:  # its example is that of a micro-batch, and all micro-batches are alike
-        work = zoo.load(name, device=device, dtype=chosen, seed=seed)
+        workload = zoo.load(name, device=device, dtype=chosen, seed=seed)
         inputs, targets = (
             tuple(t.repeat(count, *[1] * (t.ndim - 1)) if t.ndim else t for t in tensors)
-            for tensors in (work.inputs, work.targets)
+            for tensors in (workload.inputs, workload.targets)
         )
-        work = replace(work, inputs=inputs, targets=targets)
+        workload = replace(workload, inputs=inputs, targets=targets)
     if dtype != data["dtype"]:
-        work = place(work, device, chosen)  # also what a user's function has made in a fixed type
-    return work
+        workload = place(
+            workload, device, chosen
+        )  # also what a user's function has made in a fixed type
+    return workload
 
 
-def capture_work(work: Workload, microbatches: int) -> Graph:
+def capture_workload(workload: Workload, microbatches: int) -> Graph:
     """The graph of a micro-batch, the largest one."""
     inputs, targets = (
         [t[: -(-len(t) // microbatches)] if t.ndim else t for t in tensors]
-        for tensors in (work.inputs, work.targets)
+        for tensors in (workload.inputs, workload.targets)
     )
-    return capture(work.model, inputs, targets=targets, loss=work.loss, name=work.name)
+    return capture(workload.model, inputs, targets=targets, loss=workload.loss, name=workload.name)
 
 
-def _converted(name: str, data: dict[str, Any], dtype: str, graph: Graph) -> Plan:
+def _convert_plan(name: str, data: dict[str, Any], dtype: str, graph: Graph) -> Plan:
     """The plan for the same model in another precision, whose graph has another fingerprint."""
-    own = capture_work(_workload(name, data, data["dtype"], "meta", 0), data["microbatches"])
-    spaces = [{op.name: (op.label, op.space.dims) for op in g.ops} for g in (own, graph)]
+    plan_graph = capture_workload(
+        _load_at_batch(name, data, data["dtype"], "meta", 0), data["microbatches"]
+    )
+    spaces = [{op.name: (op.label, op.space.dims) for op in g.ops} for g in (plan_graph, graph)]
     if spaces[0] != spaces[1]:
         raise InputError(
             f"'{name}' has other operators in {dtype} than in {data['dtype']}, which the plan is for: it "
             f"casts, or asks for the type of its inputs; run it in {data['dtype']}, or plan in {dtype}."
         )
     plan = replace(
-        plan_file.from_dict(data, own),
+        plan_file.from_dict(data, plan_graph),
         dtype=dtype,
         fingerprint=graph.fingerprint(),
         inputs=describe_inputs(graph),

@@ -20,7 +20,7 @@ WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
 
 def make_optimizer(setup: Setup, executor: Executor, make: Optimizer) -> torch.optim.Optimizer:
     """The optimizer of what this rank updates."""
-    updated = executor.updated()
+    updated = executor.updated_parameters()
     # A rank without parameters keeps an optimizer too, so that schedulers work on every rank.
     empty = nn.Parameter(torch.empty(0, device=setup.place))
     made = make([p for _, p in updated] or [empty])
@@ -63,7 +63,7 @@ class Updating:
                 )
         if self.clip_norm is not None:
             sliced = bool(self.setup.program.slices)
-            own = self.executor.updated() if sliced else self.executor.parameters()
+            own = self.executor.updated_parameters() if sliced else self.executor.parameters()
             counted = [(p, self.setup.rank == self._owners[s.name, s.box]) for s, p in own]
             clip(self.setup.transport, self.setup.place, counted, self.clip_norm)
         self.optimizer.step()

@@ -53,14 +53,14 @@ class Recorder:
 
     def start(self) -> None:
         executor = self.trainer.executor
-        update = executor.update
+        update = executor.optimizer_step
 
         def timed() -> None:
             begun = time.perf_counter()
             update()
             self._add("update", "parameters", "update", 0, begun, self._now())
 
-        executor.update = timed
+        executor.optimizer_step = timed
         executor.record = self._record
 
     def _now(self) -> float:
@@ -89,15 +89,15 @@ class Recorder:
             ends = (r.elements * r.dtype.itemsize, (r.peer,), r.tag)
             self._add("wait", r.value, str(r.kind), r.key.micro_batch, start, self._now(), *ends)
         elif isinstance(action, StartAllReduce):
-            bucket = self.trainer.executor.plan.buckets[action.bucket]
+            bucket = self.trainer.executor.rank_actions.buckets[action.bucket]
             ends = (bucket.elements * bucket.dtype.itemsize, bucket.devices, action.tag)
             self._add("sum", action.label, "reduce", -1, start, end, *ends)
         elif isinstance(action, StartSliceAllReduce):
-            own = self.trainer.executor.plan.slices[action.number]
+            own = self.trainer.executor.rank_actions.slices[action.number]
             ends = (own.share.box.volume * own.dtype.itemsize, own.share.devices, action.number)
             if len(own.share.devices) > 1:
                 self._add("sum", action.label, "reduce", -1, start, end, *ends)
-        elif isinstance(action, UpdateParameters) and self.trainer.executor.plan.buckets:
+        elif isinstance(action, UpdateParameters) and self.trainer.executor.rank_actions.buckets:
             self._add("wait", "sums of gradients", "reduce", -1, start, self._update_start(start))
 
     def _update_start(self, otherwise: float) -> float:

@@ -10,18 +10,18 @@ from torch import Tensor
 from raddle.graph.box import Box
 
 Index = tuple[slice, ...]
-Gather = Callable[..., Tensor]  # the tensors of the chosen pieces -> the region
+AssembleRegion = Callable[..., Tensor]  # the tensors of the chosen pieces -> the region
 
 
-def overlapping(boxes: Sequence[Box], region: Box) -> list[int]:
+def overlapping_boxes(boxes: Sequence[Box], region: Box) -> list[int]:
     """The numbers of the pieces that a region is made of; they are disjoint and cover it."""
-    found = [i for i, box in enumerate(boxes) if not (box & region).empty]
-    covered = sum((boxes[i] & region).volume for i in found)
+    indices = [i for i, box in enumerate(boxes) if not (box & region).empty]
+    covered = sum((boxes[i] & region).volume for i in indices)
     assert covered == region.volume, f"{covered} of {region.volume} elements of {region} are there"
-    return found
+    return indices
 
 
-def gather(boxes: Sequence[Box], region: Box) -> Gather | None:
+def region_assembler(boxes: Sequence[Box], region: Box) -> AssembleRegion | None:
     """The function that makes a region of the pieces that overlap it; None: it is the one piece.
 
     >>> halves = [Box((0, 0), (2, 3)), Box((2, 0), (4, 3))]
@@ -34,27 +34,27 @@ def gather(boxes: Sequence[Box], region: Box) -> Gather | None:
         index = region.slices_within(boxes[0])
         return lambda tensor: tensor[index]
     parts = [(box & region).slices_within(box) for box in boxes]
-    commons = [box & region for box in boxes]
-    dim = _joined_along(commons, region)
+    overlaps = [box & region for box in boxes]
+    dim = _concat_dim(overlaps, region)
     if dim is not None:
-        return _joining(commons, parts, dim)
-    places = [common.slices_within(region) for common in commons]
-    return _pasting(region.shape, parts, places)
+        return _concatenator(overlaps, parts, dim)
+    places = [common.slices_within(region) for common in overlaps]
+    return _copier(region.shape, parts, places)
 
 
-def _joined_along(commons: Sequence[Box], region: Box) -> int | None:
+def _concat_dim(overlaps: Sequence[Box], region: Box) -> int | None:
     """The one dimension in which pieces differ from the region, if there is one."""
     differing = {
         d
-        for c in commons
+        for c in overlaps
         for d in range(len(region.lo))
         if (c.lo[d], c.hi[d]) != (region.lo[d], region.hi[d])
     }
     return differing.pop() if len(differing) == 1 else None
 
 
-def _joining(commons: Sequence[Box], parts: Sequence[Index], dim: int) -> Gather:
-    order = sorted(range(len(commons)), key=lambda i: commons[i].lo[dim])
+def _concatenator(overlaps: Sequence[Box], parts: Sequence[Index], dim: int) -> AssembleRegion:
+    order = sorted(range(len(overlaps)), key=lambda i: overlaps[i].lo[dim])
 
     def join(*tensors: Tensor) -> Tensor:
         return torch.cat([tensors[i][parts[i]] for i in order], dim)
@@ -62,11 +62,13 @@ def _joining(commons: Sequence[Box], parts: Sequence[Index], dim: int) -> Gather
     return join
 
 
-def _pasting(shape: tuple[int, ...], parts: Sequence[Index], places: Sequence[Index]) -> Gather:
-    def paste(*tensors: Tensor) -> Tensor:
+def _copier(
+    shape: tuple[int, ...], piece_indices: Sequence[Index], region_indices: Sequence[Index]
+) -> AssembleRegion:
+    def copy_pieces(*tensors: Tensor) -> Tensor:
         result = tensors[0].new_zeros(shape)
-        for tensor, part, place in zip(tensors, parts, places, strict=True):
+        for tensor, part, place in zip(tensors, piece_indices, region_indices, strict=True):
             result[place] = tensor[part]
         return result
 
-    return paste
+    return copy_pieces

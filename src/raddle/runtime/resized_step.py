@@ -46,9 +46,9 @@ class Resized:
         if chosen.order:  # of the same slices, as shares are the same
             program = lower(graph, chosen)
         check(program)
-        self.executor = setup.executor(program, seed=training.feeding.seed)
+        self.executor = setup.executor(program, seed=training.input_feeder.seed)
         self.loan = Loan(training, self.executor)
-        self.batches = BatchCutter(program, self.executor.plan)
+        self.batches = BatchCutter(program, self.executor.rank_actions)
 
     def step(self, batch: Sequence[Tensor], step: int) -> Tensor:
         feed = self.batches.reader([batch], self.setup.rank, self.setup.place)
@@ -63,13 +63,13 @@ class Loan:
 
     def __init__(self, own: Executor, other: Executor) -> None:
         self.own, self.other = own, other
-        slots = {(s.name, s.box): s.slot for s in own.plan.sources if _lasts(s)}
+        slots = {(s.name, s.box): s.slot for s in own.rank_actions.sources if _lasts(s)}
         self.pairs = [
-            (s, slots[s.name, s.box]) for s in other.plan.sources if _lasts(s)
+            (s, slots[s.name, s.box]) for s in other.rank_actions.sources if _lasts(s)
         ]  # fmt: skip
-        other.update = lambda: own.update()
+        other.optimizer_step = lambda: own.optimizer_step()
         # The slots of parameters are the same, so what keeps them equal is.
-        other.load(lambda s: own.slots[slots[s.name, s.box]], agreeing=own.agreeing)
+        other.load(lambda s: own.slots[slots[s.name, s.box]], parameter_sync=own.parameter_sync)
 
     def lend(self) -> None:
         """Parameters are the same objects, so the optimizer's state is theirs; buffers as they are."""

@@ -154,12 +154,12 @@ def _train(
     job: Job, options: Options, transport: Transport, place: torch.device, out: TextIO
 ) -> None:
     trainer = Trainer(
-        job.work.model,
+        job.workload.model,
         job.program,
         optimizer_for(job.plan.optimizer, options.lr),
         transport,
         place,
-        loss=job.work.loss,
+        loss=job.workload.loss,
         seed=options.seed,
         clip_norm=options.clip_norm,
         check_finite=options.check_finite,
@@ -222,7 +222,7 @@ def _told(trainer: Trainer) -> list[Told]:
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
     counts = (transport.sent_in_all(), dict(transport.reduced))
     slices = (0, 0)
-    if trainer.plan.syncing.homes and trainer.executor.agreeing is not None:
+    if trainer.plan.syncing.homes and trainer.executor.parameter_sync is not None:
         counters = transport.wire().counters
         slices = counters.messages, counters.overtaken
     return trainer.setup.exchange(Told(kind, torch.get_num_threads(), *counts, slices))

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 def initialise(setup: Setup, executor: Executor, seed: int) -> None:
     """Fills an executor's slots from the module; one on the meta device is initialised layer by layer."""
-    lasting = [s for s in executor.plan.sources if s.role in LASTS]
+    lasting = [s for s in executor.rank_actions.sources if s.role in LASTS]
     found = dict(_each(lasting, take(setup.model, _boxes(lasting), seed=seed)))
     executor.load(lambda s: found[s])
 
@@ -80,7 +80,7 @@ class State:
         executor, setup = self.executor, self.setup
         executor.synchronize()
         shapes = self._shapes()
-        sources = [s for s in executor.plan.sources if s.role in LASTS and s.name in shapes]
+        sources = [s for s in executor.rank_actions.sources if s.role in LASTS and s.name in shapes]
         boxes, aliases = _boxes(sources), setup.graph.aliases
         found = cut_state(state, boxes, shapes, aliases, device=setup.place)
         self._untrained = {name: state[name].detach().cpu().clone() for name in self._untrained}
@@ -90,8 +90,8 @@ class State:
                     executor.slots[source.slot].copy_(tensor)
                 else:  # buffers and frozen parameters are replaced, never written
                     executor.slots[source.slot] = tensor.clone()
-        if executor.agreeing is not None:
-            executor.agreeing.refresh()
+        if executor.parameter_sync is not None:
+            executor.parameter_sync.refresh()
         executor.synchronize()  # nobody sends gradients to a rank that has not loaded yet
 
     def pieces(self) -> dict[str, list[tuple[Box, Tensor]]]:
@@ -99,14 +99,14 @@ class State:
         executor, slices = self.executor, self.setup.program.slices
         pieces: dict[str, list[tuple[Box, Tensor]]] = {}
         own = [(s, p) for s, p in executor.parameters() if s.name not in slices]
-        for source, parameter in (*own, *(executor.updated() if slices else ())):
+        for source, parameter in (*own, *(executor.updated_parameters() if slices else ())):
             if self.speaks_for(source):
                 pieces.setdefault(source.name, []).append((source.box, parameter.detach()))
         for name, tensor in self._untrained.items():
             pieces[name] = [(Box.full(tensor.shape), tensor)]
-        for source in executor.plan.sources_with_role("buffer"):
+        for source in executor.rank_actions.sources_with_role("buffer"):
             tensor = executor.slots[source.slot]
-            fresh = executor.plan.current_buffers.get(source.name, [])
+            fresh = executor.rank_actions.current_buffers.get(source.name, [])
             if source.name not in self.setup.graph.updates:
                 fresh = [source.box] if self.setup.rank == 0 else []
             pieces[source.name] = [(box, tensor[box.slices_within(source.box)]) for box in fresh]
@@ -127,7 +127,7 @@ class State:
         """What it keeps, whole, by the parameter's name, and its options with names of parameters."""
         self.executor.synchronize()
         entries: dict[str, list[tuple[Box, dict[str, Any]]]] = {}
-        for source, parameter in self.executor.updated():
+        for source, parameter in self.executor.updated_parameters():
             if self.speaks_for(source):
                 state = dict(self.optimizer.state.get(parameter, {}))
                 entries.setdefault(source.name, []).append((source.box, state))
@@ -139,7 +139,7 @@ class State:
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
         """Takes what `of_optimizer` gave, by this plan or another."""
         self.executor.synchronize()
-        updated, optimizer = self.executor.updated(), self.optimizer
+        updated, optimizer = self.executor.updated_parameters(), self.optimizer
         sources = [source for source, _ in updated]
         of = {(source.name, source.box): p for source, p in updated}
         shapes, place = self._trained_shapes(), self.setup.place
@@ -165,7 +165,9 @@ class State:
 
     def _groups(self) -> list[tuple[dict[str, Any], list[str]]]:
         """The options of this rank's parameter groups, with the names of what is in them."""
-        names = {id(parameter): source.name for source, parameter in self.executor.updated()}
+        names = {
+            id(parameter): source.name for source, parameter in self.executor.updated_parameters()
+        }
         return [
             (
                 {k: v for k, v in group.items() if k not in ("params", "param_names")},

@@ -24,7 +24,7 @@ class Stepping:
 
     def __init__(self, setup: Setup, executor: Executor, *, accumulate: int = 1) -> None:
         self.setup, self.executor, self.accumulate = setup, executor, accumulate
-        self.batches = BatchCutter(setup.program, executor.plan)
+        self.batches = BatchCutter(setup.program, executor.rank_actions)
         self.log: list[Used] | None = None  # which weights steps used that overlapped, if asked for
         self._sizes: dict[int, Resized] = {}  # by samples, for batches of other sizes than planned
         self._running = executor  # the one that runs the present step
@@ -53,7 +53,7 @@ class Stepping:
         executor, loan = self.executor, None
         if len(chunk) < self.setup.plan.steps:  # the last ones
             program = lower(self.setup.graph, replace(self.setup.plan, steps=len(chunk)))
-            executor = self.setup.executor(program, seed=self.executor.feeding.seed)
+            executor = self.setup.executor(program, seed=self.executor.input_feeder.seed)
             loan = Loan(self.executor, executor)
             loan.lend()
         self._running = executor
@@ -64,7 +64,7 @@ class Stepping:
             # Nothing is under way between two runs: every parameter has had an update a step.
             self.log += [
                 used._replace(step=used.step + step, version=used.version + step)
-                for used in executor.trained.weight_uses()
+                for used in executor.parameter_updater.weight_uses()
             ]
         return list(losses)
 
@@ -75,7 +75,7 @@ class Stepping:
     def seed(self, seed: int) -> None:
         """What random numbers are drawn from, in steps on batches of any size."""
         for executor in (self.executor, *(own.executor for own in self._sizes.values())):
-            executor.feeding.seed = seed
+            executor.input_feeder.seed = seed
 
     def _resized(self, samples: int) -> Resized:
         if samples not in self._sizes:

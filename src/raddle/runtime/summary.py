@@ -39,7 +39,7 @@ def summarise(
     batch = plan.batch or sum(job.program.micro_batch_sizes)
     return {
         "plan": options.plan,
-        "model": job.work.name,
+        "model": job.workload.name,
         "method": plan.method,
         "batch": batch,
         "devices": plan.devices,

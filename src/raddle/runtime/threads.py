@@ -89,15 +89,15 @@ class _Rank:
         self.program, self.number, self.batches = program, number, batches
         self.executor = Executor(program, hub.transport(number), seed=seed)
         self.executor.load(lambda s: state[s.name].detach()[_within(program, s)].clone())
-        updated: list[Tensor] = [p for _, p in self.executor.updated()]
+        updated: list[Tensor] = [p for _, p in self.executor.updated_parameters()]
         self.optimizer = optimizer(updated) if updated else None
-        self.executor.update = self._update
+        self.executor.optimizer_step = self._update
         self.losses: list[float] = []
         self.gradients: dict[str, Pieces] = {}
         self.spans = Spans(program, lambda: len(self.losses))
         self.executor.record = self.spans.record
-        if self.executor.agreeing is not None:
-            self.executor.agreeing.heard = self._hear
+        if self.executor.parameter_sync is not None:
+            self.executor.parameter_sync.heard = self._hear
 
     def _hear(self, source: SlotSource, clock: int, gradient: Tensor) -> None:
         if clock == self.program.plan.steps:
@@ -117,8 +117,8 @@ class _Rank:
         if is_asynchronous(self.program.plan):
             self.losses = self.executor.run_steps(partial(self._feed, 0), 0).tolist()
             return
-        if self.executor.agreeing is not None:
-            self.executor.agreeing.start(self.optimizer)
+        if self.executor.parameter_sync is not None:
+            self.executor.parameter_sync.start(self.optimizer)
         for step in range(self.program.plan.steps):
             loss = self.executor.run(partial(self._feed, step), step)
             self.losses.append(float(loss))
@@ -140,7 +140,7 @@ def _state(program: Program, ranks: list[_Rank]) -> dict[str, Tensor]:
     held: list[dict[str, Pieces]] = []
     for rank in ranks:
         own: dict[str, Pieces] = {}
-        plan, slots = rank.executor.plan, rank.executor.slots
+        plan, slots = rank.executor.rank_actions, rank.executor.slots
         for source in plan.sources_with_role("parameter"):
             own.setdefault(source.name, []).append((source.box, slots[source.slot].detach()))
         for source in plan.sources_with_role("buffer"):

@@ -147,9 +147,9 @@ class Trainer:
             setup, self.executor, self.optimizer, lambda: self.steps, self.stepping.loss,
             clip_norm=clip_norm, check_finite=check_finite,
         )  # fmt: skip
-        self.executor.update = updating
-        if self.executor.agreeing is not None:
-            self.executor.agreeing.start(self.optimizer, updating.barrier)
+        self.executor.optimizer_step = updating
+        if self.executor.parameter_sync is not None:
+            self.executor.parameter_sync.start(self.optimizer, updating.barrier)
         self.state = State(setup, self.executor, self.optimizer, seed=seed)
         self._evaluation: Evaluation | None = None
 
@@ -230,7 +230,7 @@ class Trainer:
         """
         self._refuse_unfinished(self.steps)
         saved = self.state.of_optimizer()
-        return {**saved, "steps": self.steps, "seed": self.executor.feeding.seed}
+        return {**saved, "steps": self.steps, "seed": self.executor.input_feeder.seed}
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where a run, by this plan or another, was when it called `optimizer_state_dict`."""
@@ -260,7 +260,7 @@ class Trainer:
         self.executor.synchronize()
 
     def close(self) -> None:
-        if self.executor.agreeing is not None:
-            self.executor.agreeing.flush(FLUSH)
+        if self.executor.parameter_sync is not None:
+            self.executor.parameter_sync.flush(FLUSH)
         self.executor.close()
         self.transport.close()

@@ -56,7 +56,13 @@ def compare(
     optimizer = optimizer_for(job.plan.optimizer)
     try:
         trainer = Trainer(
-            job.work.model, job.program, optimizer, transport, place, loss=job.work.loss, seed=seed
+            job.workload.model,
+            job.program,
+            optimizer,
+            transport,
+            place,
+            loss=job.workload.loss,
+            seed=seed,
         )
         findings = Findings()
         spans = Spans(job.program, lambda: trainer.steps)
@@ -110,11 +116,11 @@ def _compare_overlapped(
 
 def _listen(trainer: Trainer, plain: Plain, findings: Findings) -> None:
     """Compares all gradients before each update."""
-    update = trainer.executor.update
+    update = trainer.executor.optimizer_step
 
     def compared() -> None:
         gradients, norm = plain.gradients[trainer.steps], plain.norms[trainer.steps]
-        for source, parameter in trainer.executor.updated():
+        for source, parameter in trainer.executor.updated_parameters():
             expected = gradients.get(source.name)
             own = parameter.grad
             assert own is not None
@@ -131,9 +137,9 @@ def _listen(trainer: Trainer, plain: Plain, findings: Findings) -> None:
         where = f"{source.name}, step {clock - 1}"
         findings.note("gradients", float(own.norm()) / (norm or 1.0), where)
 
-    trainer.executor.update = compared
-    if trainer.executor.agreeing is not None:
-        trainer.executor.agreeing.heard = heard
+    trainer.executor.optimizer_step = compared
+    if trainer.executor.parameter_sync is not None:
+        trainer.executor.parameter_sync.heard = heard
 
 
 def _compare_state(trainer: Trainer, plain: Plain, findings: Findings) -> None:
@@ -142,11 +148,13 @@ def _compare_state(trainer: Trainer, plain: Plain, findings: Findings) -> None:
     for source, parameter in executor.parameters():
         difference = parameter.detach() - _cut(plain.state[source.name], source)
         findings.note("parameters", _relative(difference, plain.state[source.name]), source.name)
-    for source in executor.plan.sources_with_role("buffer"):
+    for source in executor.rank_actions.sources_with_role("buffer"):
         held: Tensor = executor.slots[source.slot]
         changes = source.name in trainer.graph.updates
         expected = _number(plain.buffer(trainer.rank, source.name))
-        for box in executor.plan.current_buffers.get(source.name, []) if changes else [source.box]:
+        for box in (
+            executor.rank_actions.current_buffers.get(source.name, []) if changes else [source.box]
+        ):
             own = _number(held[box.slices_within(source.box)])
             difference = own - expected[box.slices_within(Box.full(expected.shape))]
             findings.note("buffers", _relative(difference, expected), source.name)

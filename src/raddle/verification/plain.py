@@ -48,7 +48,7 @@ def train_plain(
 ) -> Plain:
     """Trains a copy of the module micro-batch by micro-batch; needs memory for the whole batch."""
     refuse_random(job.graph)
-    model = copy.deepcopy(job.work.model)
+    model = copy.deepcopy(job.workload.model)
     optimizer = optimizer_for(job.plan.optimizer)(list(model.parameters()))
     run = _Step(job, model, seed)
     result = Plain()
@@ -113,10 +113,10 @@ def micro_loss(
     local: LocalStatistics | None = None,
 ) -> Tensor:  # fmt: skip
     """A micro-batch's part of the loss, by its share of the samples."""
-    inputs, sizes = len(job.work.inputs), job.program.micro_batch_sizes
+    inputs, sizes = len(job.workload.inputs), job.program.micro_batch_sizes
     graph = job.graph.for_batch(sizes[micro])
     with Substitutes(graph, _seed(seed, step, micro), local) as substitutes, Raising():
-        value = job.work.loss(model(*batch[:inputs]), *batch[inputs:])
+        value = job.workload.loss(model(*batch[:inputs]), *batch[inputs:])
     substitutes.finish()
     return value * (sizes[micro] / sum(sizes))
 

@@ -48,7 +48,7 @@ def replay(job: Job, log: Iterable[Line], steps: int, seed: int) -> Replayed:
 class _Replay:
     def __init__(self, job: Job, log: list[Line], steps: int, seed: int) -> None:
         self.job, self.steps, self.seed = job, steps, seed
-        self.model = copy.deepcopy(job.work.model)
+        self.model = copy.deepcopy(job.workload.model)
         self.parameters = dict(self.model.named_parameters())
         self.used: dict[int, dict[tuple[int, Piece], int]] = {s: {} for s in range(steps)}
         made: dict[Piece, dict[int, int]] = {}  # by version, the step that made it

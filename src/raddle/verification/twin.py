@@ -24,7 +24,7 @@ from raddle.plans.pipelining import for_running
 from raddle.plans.plan import describe_inputs
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
-from raddle.runtime.job import Job, capture_work, load_work
+from raddle.runtime.job import Job, capture_workload, load_workload
 from raddle.verification.precision import Raising, raise_all, raise_module, raised
 from raddle.zoo.loading import default_dtype
 from raddle.zoo.workload import Workload
@@ -40,10 +40,10 @@ class Twin:
 
 def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twin:
     """Reads a plan file and makes the float64 twin of what it trains; see `raddle.runtime.job.load_job`."""
-    work, graph, plan = load_work(path, model=model, seed=seed)
+    work, graph, plan = load_workload(path, model=model, seed=seed)
     wide = _wide_work(work)
     with default_dtype(torch.float64), Raising():
-        double = capture_work(wide, plan.microbatches)
+        double = capture_workload(wide, plan.microbatches)
     twin = twin_graph(graph, double)
     plan = replace(
         plan,

@@ -145,7 +145,7 @@ def _result(
     checks = [*_deviations(found, tolerance), *_bytes(program, timeline, pairs, groups)]
     checks += _waits(program, found)
     return {
-        "model": job.work.name,
+        "model": job.workload.name,
         "method": plan.method,
         "batch": sum(job.program.micro_batch_sizes),
         "schedule": plan.schedule.split("\n")[0],

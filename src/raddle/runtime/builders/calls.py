@@ -14,7 +14,7 @@ from raddle.program.segments import segments
 from raddle.runtime.actions import Call, Feed
 from raddle.runtime.builders.slot_table import SlotTable
 from raddle.runtime.code_generator import CodeGenerator
-from raddle.runtime.function_writer import Code, Of, Piece
+from raddle.runtime.function_writer import GeneratedCode, Piece, TensorId
 
 
 class CallBuilder:
@@ -35,7 +35,7 @@ class CallBuilder:
             for segment_ops in self.segments
         ]
         self._sent = _sent(program, device)
-        self._codes: dict[object, Code] = {}
+        self._codes: dict[object, GeneratedCode] = {}
         self._calls: dict[tuple[object, Key], Call] = {}
         self._read_inputs: set[int] = set()  # slots of the batch that some call has taken
         self._waits: dict[tuple[Key, str, int], set[int]] = {}  # by segments that have not run
@@ -80,9 +80,9 @@ class CallBuilder:
     def feeds(self, call: Call) -> list[Feed]:
         """What a batch gives is taken where it is first read."""
         feeds = []
-        for piece in (*call.code.graded, *call.code.plain):
-            if isinstance(piece.of, str) and self.slot_table.is_input(piece.of):
-                source = self.slot_table.input_source(call.key, piece.of)
+        for piece in (*call.code.differentiable, *call.code.nondifferentiable):
+            if isinstance(piece.tensor_id, str) and self.slot_table.is_input(piece.tensor_id):
+                source = self.slot_table.input_source(call.key, piece.tensor_id)
                 if source.slot not in self._read_inputs:
                     self._read_inputs.add(source.slot)
                     feeds.append(Feed(source, call.key))
@@ -91,9 +91,11 @@ class CallBuilder:
     def _call(self, code_key: object, key: Key, label: str) -> Call:
         code, slot_table = self._codes[code_key], self.slot_table
         call = Call(len(self._calls), label, code, key)
-        call.differentiable = [slot_table.slot_of(key, piece) for piece in code.graded]
+        call.differentiable = [slot_table.slot_of(key, piece) for piece in code.differentiable]
         call.weights = [slot_table.slot_of(key, piece) for piece in code.weights]
-        call.nondifferentiable = [slot_table.slot_of(key, piece) for piece in code.plain]
+        call.nondifferentiable = [
+            slot_table.slot_of(key, piece) for piece in code.nondifferentiable
+        ]
         for tensor_id, box in code.results:
             call.results.append(slot_table.add_computed(key, tensor_id, box))
             call.dtypes.append(slot_table.graph.values[self._value_names(tensor_id)[0]].dtype)
@@ -103,7 +105,7 @@ class CallBuilder:
         return call
 
     def _generator(self, key: Key) -> CodeGenerator:
-        def boxes(tensor_id: Of) -> list[Box]:
+        def boxes(tensor_id: TensorId) -> list[Box]:
             return [box for box, _ in self.slot_table.box_slots(key, tensor_id)]
 
         variant = self.program.variant(key)
@@ -128,27 +130,27 @@ class CallBuilder:
 
     def _argument_kind(self, key: Key, piece: Piece) -> str:
         """Whether a piece gets a gradient, is of a parameter, or neither."""
-        tensor_id = piece.of
+        tensor_id = piece.tensor_id
         if not self._is_active(tensor_id):
-            return "plain"
+            return "nondifferentiable"
         if isinstance(tensor_id, str):
             return (
                 "weight"
                 if self.slot_table.graph.values[tensor_id].role == "parameter"
-                else "graded"
+                else "differentiable"
             )
         computed_here = any(
             box == piece.box for box, _ in self.slot_table.computed.get((key, tensor_id), [])
         )
         # Where the program closes, others start the gradients of their own parts.
         starts_own_gradient = tensor_id[0] in self.program.variant(key).replicated_loss_ops
-        return "graded" if computed_here or not starts_own_gradient else "plain"
+        return "differentiable" if computed_here or not starts_own_gradient else "nondifferentiable"
 
-    def _is_active(self, tensor_id: Of) -> bool:
+    def _is_active(self, tensor_id: TensorId) -> bool:
         """Of partial results: whether any output of the operator is (of moments, only the variance)."""
         return any(name in self.program.active for name in self._value_names(tensor_id))
 
-    def _value_names(self, tensor_id: Of) -> Sequence[str]:
+    def _value_names(self, tensor_id: TensorId) -> Sequence[str]:
         return (
             [tensor_id]
             if isinstance(tensor_id, str)

@@ -11,8 +11,8 @@ from raddle.runtime.actions import AwaitMessage, Receive, Send
 from raddle.runtime.builders.persistent import is_zero3
 from raddle.runtime.builders.slot_table import SlotTable
 from raddle.runtime.delivery import MessagePart, delivery_of
-from raddle.runtime.function_writer import Of
-from raddle.runtime.region_assembly import gather, overlapping
+from raddle.runtime.function_writer import TensorId
+from raddle.runtime.region_assembly import overlapping_boxes, region_assembler
 
 
 class MessageBuilder:
@@ -56,7 +56,7 @@ class MessageBuilder:
         """Instructions whose messages nobody has waited for."""
         return list(self._not_awaited)
 
-    def _tensor_ids(self, move: Move, message: Message) -> list[Of]:
+    def _tensor_ids(self, move: Move, message: Message) -> list[TensorId]:
         """What a message carries of each box: a value, or the tensors of a part."""
         if move.kind.content == Content.NOTHING:
             return []
@@ -72,8 +72,8 @@ class MessageBuilder:
         for box in message.boxes:
             for tensor_id in self._tensor_ids(move, message):
                 box_slots = delivery.pieces_to_send(self.slot_table, move.key, tensor_id)
-                indices = overlapping([b for b, _ in box_slots], box)
-                assemble = gather([box_slots[i][0] for i in indices], box)
+                indices = overlapping_boxes([b for b, _ in box_slots], box)
+                assemble = region_assembler([box_slots[i][0] for i in indices], box)
                 parts.append(
                     MessagePart(box.shape, tuple(box_slots[i][1] for i in indices), assemble)
                 )

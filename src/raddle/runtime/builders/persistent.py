@@ -56,7 +56,7 @@ def _add_zero3_slots(
     if shards == [box]:
         slot_table.add_shard(name, box, slot_table.add_persistent(name, "parameter", box))
         return []
-    slot = slot_table.add_persistent(name, "whole", box)
+    slot = slot_table.add_persistent(name, "gathered", box)
     shard_slot = slot_table.add_shard(name, shards[0]) if shards else -1
     shard_index = shards[0].slices_within(box) if shards else ()
     return [Whole(slot, box.shape, program.graph.values[name].dtype, shard_slot, shard_index)]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from raddle.graph.box import Box, bounding_box
 from raddle.graph.graph import Graph, Op
 from raddle.program.program import Key, Variant
-from raddle.runtime.function_writer import Of, Piece
+from raddle.runtime.function_writer import Piece, TensorId
 
 BoxSlots = list[tuple[Box, int]]  # boxes, with the slots that hold them
 
@@ -33,8 +33,8 @@ class SlotTable:
         self.graph, self.hulls = graph, hulls
         self.shapes: list[tuple[int, ...]] = []  # by slot
         self.sources: list[SlotSource] = []
-        self.computed: dict[tuple[Key, Of], BoxSlots] = {}
-        self.received: dict[tuple[Key, Of], BoxSlots] = {}
+        self.computed: dict[tuple[Key, TensorId], BoxSlots] = {}
+        self.received: dict[tuple[Key, TensorId], BoxSlots] = {}
         self.persistent: dict[str, BoxSlots] = {}  # parameters, buffers, constants
         self.shards: dict[
             str, BoxSlots
@@ -45,11 +45,11 @@ class SlotTable:
         self.shapes.append(box.shape)
         return len(self.shapes) - 1
 
-    def add_computed(self, key: Key, tensor_id: Of, box: Box) -> int:
+    def add_computed(self, key: Key, tensor_id: TensorId, box: Box) -> int:
         """A slot for what this device computes."""
         return self._add(self.computed.setdefault((key, tensor_id), []), box)
 
-    def add_received(self, key: Key, tensor_id: Of, box: Box) -> int:
+    def add_received(self, key: Key, tensor_id: TensorId, box: Box) -> int:
         """A slot for what comes from another device."""
         return self._add(self.received.setdefault((key, tensor_id), []), box)
 
@@ -77,10 +77,10 @@ class SlotTable:
             self._input_sources[key, name] = source
         return self._input_sources[key, name]
 
-    def is_input(self, tensor_id: Of) -> bool:
+    def is_input(self, tensor_id: TensorId) -> bool:
         return isinstance(tensor_id, str) and self.graph.values[tensor_id].role in ("input", "seed")
 
-    def box_slots(self, key: Key, tensor_id: Of) -> BoxSlots:
+    def box_slots(self, key: Key, tensor_id: TensorId) -> BoxSlots:
         """All pieces of something that this device holds."""
         if isinstance(tensor_id, tuple) or self.graph.values[tensor_id].role == "op":
             return self.computed.get((key, tensor_id), []) + self.received.get((key, tensor_id), [])
@@ -90,7 +90,7 @@ class SlotTable:
         return self.persistent[tensor_id]
 
     def slot_of(self, key: Key, piece: Piece) -> int:
-        return next(slot for box, slot in self.box_slots(key, piece.of) if box == piece.box)
+        return next(slot for box, slot in self.box_slots(key, piece.tensor_id) if box == piece.box)
 
     def _add(self, box_slots: BoxSlots, box: Box) -> int:
         slot = self.new_slot(box)

@@ -25,7 +25,7 @@ class VersionBuilder:
         versions: dict[object, int] = {}
         for op in ops:
             versions.update(self._versions.get((call.key, op.name), {}))
-        return tuple(versions[piece.of] for piece in call.code.weights)
+        return tuple(versions[piece.tensor_id] for piece in call.code.weights)
 
 
 def mark_stashed_versions(actions: Iterable[Action]) -> None:

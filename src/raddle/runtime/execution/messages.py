@@ -69,7 +69,7 @@ class Messages:
         if delivery.sends_gradients:
             for part in action.parts:
                 for slot in part.slots:
-                    self.store.forget(slot)
+                    self.store.clear_gradient(slot)
         self.store.drop(action.dead_slots)
 
     def receive(self, receive: Receive) -> None:
@@ -119,7 +119,7 @@ class Messages:
     def _assembled(self, part: MessagePart, action: Send) -> Tensor:
         store = self.store
         if action.delivery.sends_gradients:
-            tensors = [store.gradient(s, action.dtype) for s in part.slots]
+            tensors = [store.gradient_or_zeros(s, action.dtype) for s in part.slots]
         else:
             tensors = [store.slots[s] for s in part.slots]
         return tensors[0] if part.assemble is None else part.assemble(*tensors)

@@ -87,29 +87,29 @@ class ParameterUpdater:
                 continue
             view = self._bucket_views.get(slot)
             if view is None:
-                store.add(slot, gradient)
-            elif slot in store.given:
+                store.add_gradient(slot, gradient)
+            elif slot in store.with_gradient:
                 view += gradient
             else:
                 view.copy_(gradient)
                 store.grads[slot] = view
-                store.owned.add(slot)
-            store.given.add(slot)
+                store.exclusive.add(slot)
+            store.with_gradient.add(slot)
 
     def accumulated_gradient(self, call: Call, slot: int) -> Tensor | None:
         """What has been added up, for autograd to add to."""
         view = self._bucket_views.get(slot)
         if view is None:
             return self.store.grads[slot]
-        if slot not in self.store.given:
+        if slot not in self.store.with_gradient:
             view.zero_()
         return view
 
     def set_gradient(self, call: Call, slot: int, gradient: Tensor) -> None:
         """Autograd has added to what was there so far."""
         self.store.grads[slot] = gradient
-        self.store.owned.add(slot)
-        self.store.given.add(slot)
+        self.store.exclusive.add(slot)
+        self.store.with_gradient.add(slot)
 
     # -- actions ---------------------------------------------------------------------------------------
 
@@ -117,10 +117,10 @@ class ParameterUpdater:
         """Starts the sum of a bucket."""
         store = self.store
         for slot in self.buckets[action.bucket].slots:
-            if slot not in store.given:
+            if slot not in store.with_gradient:
                 self._bucket_views[slot].zero_()
                 store.grads[slot] = self._bucket_views[slot]
-                store.given.add(slot)
+                store.with_gradient.add(slot)
         self._pending_sums.append(self._start_sum(action, self.bucket_buffers[action.bucket]))
 
     def _start_sum(self, action: StartAllReduce, flat: Tensor) -> Pending:
@@ -145,10 +145,10 @@ class ParameterUpdater:
             pending.wait()
         self._pending_sums.clear()
         for slot in self.updated_slots:
-            if slot not in store.given:  # of a share that no operator read
+            if slot not in store.with_gradient:  # of a share that no operator read
                 store.grads[slot] = torch.zeros_like(store.slots[slot])
             store.slots[slot].grad = store.grads[slot]
         self.optimizer_step()
         for slot in self.updated_slots:
             store.slots[slot].grad = None
-            store.forget(slot)
+            store.clear_gradient(slot)

@@ -14,43 +14,45 @@ from raddle.runtime.parameter_sync import Agreeing
 from raddle.transport.base import Transport
 
 
-class SlicedParameters(ParameterUpdater):
+class SlicedParameterUpdater(ParameterUpdater):
     """`agree` is made when the parameters are in their slots, unless another executor lends its own."""
 
-    def __init__(self, store: Store, transport: Transport, agree: Callable[[], Agreeing]) -> None:
+    def __init__(
+        self, store: Store, transport: Transport, make_sync: Callable[[], Agreeing]
+    ) -> None:
         super().__init__(store, transport)
-        self._agree = agree
-        self.agreeing: Agreeing | None = None
+        self._make_sync = make_sync
+        self.parameter_sync: Agreeing | None = None
 
     def load(self) -> None:
-        self.agreeing = self.agreeing or self._agree()
+        self.parameter_sync = self.parameter_sync or self._make_sync()
 
     def begin(self, *, updating: bool) -> None:
         if updating:
-            self._agreeing.begin()
+            self._loaded_sync.begin()
 
-    def use(self, action: Forward) -> list[Tensor]:
+    def weights_for(self, action: Forward) -> list[Tensor]:
         if action.call.weights:
-            self._agreeing.wait(action.call.weights)
+            self._loaded_sync.wait(action.call.weights)
         return super().weights_for(action)
 
-    def give(self, action: SubmitGradients) -> None:
+    def submit_gradients(self, action: SubmitGradients) -> None:
         """Hands in gradients that are complete."""
         for slot in action.slots:
             gradient = self.store.grads[slot]
             if gradient is None:
                 gradient = torch.zeros_like(self.store.slots[slot])
-            self._agreeing.give(slot, gradient)
-            self.store.forget(slot)
+            self._loaded_sync.give(slot, gradient)
+            self.store.clear_gradient(slot)
 
-    def leave(self, action: StartSliceAllReduce) -> None:
+    def start_slice_all_reduce(self, action: StartSliceAllReduce) -> None:
         """It is a slice's turn to be summed."""
-        self._agreeing.leave(action.number)
+        self._loaded_sync.leave(action.number)
 
-    def step(self, action: UpdateParameters) -> None:
-        self._agreeing.finish(self.optimizer_step)
+    def update_parameters(self, action: UpdateParameters) -> None:
+        self._loaded_sync.finish(self.optimizer_step)
 
     @property
-    def _agreeing(self) -> Agreeing:
-        assert self.agreeing is not None, "parameters are not loaded"
-        return self.agreeing
+    def _loaded_sync(self) -> Agreeing:
+        assert self.parameter_sync is not None, "parameters are not loaded"
+        return self.parameter_sync

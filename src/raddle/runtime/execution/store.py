@@ -18,58 +18,58 @@ class Store:
         self,
         shapes: Sequence[tuple[int, ...]],
         place: torch.device,
-        wholes: Iterable[Whole] = (),
+        gathered: Iterable[Whole] = (),
     ) -> None:
         self.shapes, self.place = shapes, place
         self.slots: list[Any] = [None] * len(shapes)
         self.grads: list[Tensor | None] = [None] * len(shapes)
-        self.owned: set[int] = set()  # gradients that no one else sees
-        self.given: set[int] = set()  # parameters with a gradient in this step
-        self.wholes = Wholes(wholes, self.slots)
+        self.exclusive: set[int] = set()  # gradients that no one else sees
+        self.with_gradient: set[int] = set()  # parameters with a gradient in this step
+        self.gathered = Wholes(gathered, self.slots)
 
-    def add(self, slot: int, gradient: Tensor) -> None:
+    def add_gradient(self, slot: int, gradient: Tensor) -> None:
         """Adds to the gradient of what a slot holds."""
-        known = self.grads[slot]
-        if known is None:
+        accumulated = self.grads[slot]
+        if accumulated is None:
             self.grads[slot] = gradient
-        elif slot in self.owned:
-            known += gradient
+        elif slot in self.exclusive:
+            accumulated += gradient
         else:
-            self.grads[slot] = known + gradient
-            self.owned.add(slot)
+            self.grads[slot] = accumulated + gradient
+            self.exclusive.add(slot)
 
-    def add_box(self, slot: int, place: tuple[slice, ...], tensor: Tensor) -> None:
+    def add_gradient_box(self, slot: int, index: tuple[slice, ...], tensor: Tensor) -> None:
         """The same for a part of it; `tensor` is the store's own."""
-        shape, known = self.shapes[slot], self.grads[slot]
-        if known is None and tensor.shape == shape:
+        shape, accumulated = self.shapes[slot], self.grads[slot]
+        if accumulated is None and tensor.shape == shape:
             self.grads[slot] = tensor
             return
-        if known is None:
-            known = torch.zeros(shape, dtype=tensor.dtype, device=self.place)
-        elif slot not in self.owned:
-            known = known.clone()
-        known[place] += tensor
-        self.grads[slot] = known
-        self.owned.add(slot)
+        if accumulated is None:
+            accumulated = torch.zeros(shape, dtype=tensor.dtype, device=self.place)
+        elif slot not in self.exclusive:
+            accumulated = accumulated.clone()
+        accumulated[index] += tensor
+        self.grads[slot] = accumulated
+        self.exclusive.add(slot)
 
-    def forget(self, slot: int) -> None:
+    def clear_gradient(self, slot: int) -> None:
         """A gradient has been handed on."""
         self.grads[slot] = None
-        self.owned.discard(slot)
-        self.given.discard(slot)
+        self.exclusive.discard(slot)
+        self.with_gradient.discard(slot)
 
-    def take(self, slot: int) -> Tensor | None:
+    def take_gradient(self, slot: int) -> Tensor | None:
         """The gradient of a value, which nobody asks for again."""
         gradient, self.grads[slot] = self.grads[slot], None
-        self.owned.discard(slot)
+        self.exclusive.discard(slot)
         return gradient
 
-    def gradient(self, slot: int, dtype: torch.dtype) -> Tensor:
+    def gradient_or_zeros(self, slot: int, dtype: torch.dtype) -> Tensor:
         """Zeros where nobody gave one."""
-        found = self.grads[slot]
-        if found is None:
+        gradient = self.grads[slot]
+        if gradient is None:
             return torch.zeros(self.shapes[slot], dtype=dtype, device=self.place)
-        return found
+        return gradient
 
     def drop(self, slots: Iterable[int]) -> None:
         """Nobody reads these any more."""
