@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from small_models import mlp, small
 
-from raddle.graph.needed_operands import needed
+from raddle.graph.needed_operands import needed_operands
 from raddle.plans.notation import read_tiling
 
 
@@ -24,14 +24,16 @@ def test_one_tile_or_many(model: str, name: str, text: str) -> None:
         for access in space.operands
     ]
     first = [all(box.lo[d] == 0 for d in space.reduced_dims) for box in boxes]
-    many = needed(space.operands, [np.array(own) for own in full], np.array(first))
+    many = needed_operands(space.operands, [np.array(own) for own in full], np.array(first))
     for t, box in enumerate(boxes):
         expected = [region is not None for region in space.regions(box)]
-        assert needed(space.operands, [own[t] for own in full], first[t]) == expected
+        assert needed_operands(space.operands, [own[t] for own in full], first[t]) == expected
         assert [bool(own[t]) for own in many] == expected
 
 
 def test_what_nothing_changes_stays_itself() -> None:
     op = next(op for op in mlp().ops if op.name == "fc1")
     present = np.ones(3, bool)
-    assert all(own is present for own in needed(op.space.operands, [present] * len(op.inputs)))
+    assert all(
+        own is present for own in needed_operands(op.space.operands, [present] * len(op.inputs))
+    )

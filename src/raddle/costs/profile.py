@@ -24,7 +24,7 @@ from raddle.graph.box import Box, bounding_box
 from raddle.graph.dtypes import carries_gradient
 from raddle.graph.graph import Graph, Op, Value
 from raddle.graph.ops import make_kernel
-from raddle.graph.ops.fused import FUSED
+from raddle.graph.ops.fused import FUSED_KERNELS
 from raddle.plans.tiling import Tiling
 
 VERSION = 1
@@ -176,7 +176,7 @@ def _measure_native_call(
         else None
         for i in call.fused.inputs
     ]
-    return _time_call(FUSED[call.fused.kind](call.fused.attrs), operands, device, repeats)
+    return _time_call(FUSED_KERNELS[call.fused.kind](call.fused.attrs), operands, device, repeats)
 
 
 def _time_call(

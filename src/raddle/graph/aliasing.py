@@ -10,44 +10,48 @@ from torch import Tensor
 
 from raddle.errors import InputError
 
-Named = tuple[str, Tensor]
+NamedTensor = tuple[str, Tensor]
 
 
-def refuse_inputs(inputs: Iterable[tuple[str, Any]], parameters: Iterable[Named]) -> None:
+def refuse_parameters_as_inputs(
+    inputs: Iterable[tuple[str, Any]], parameters: Iterable[NamedTensor]
+) -> None:
     """An input is data: if it were a trained parameter too, a part of its gradient would be lost."""
     trained = [(name, p) for name, p in parameters if p.requires_grad]
-    for name, given in inputs:
+    for name, value in inputs:
         for other, parameter in trained:
-            if isinstance(given, Tensor) and given.requires_grad and _overlap(given, parameter):
+            if isinstance(value, Tensor) and value.requires_grad and _overlap(value, parameter):
                 raise InputError(
                     f"'{name}' shares memory with the trained parameter '{other}', and no gradient "
                     "flows through an input: give x.detach()."
                 )
 
 
-def refuse_shared(states: Iterable[Named], constants: Sequence[Named], written: set[str]) -> None:
+def refuse_shared_memory(
+    states: Iterable[NamedTensor], constants: Sequence[NamedTensor], written: set[str]
+) -> None:
     """What a step writes, be it by the model or by the optimizer, must have memory of its own."""
-    known = {name for name, _ in constants}
-    for pair in _sharing([*states, *constants]):
-        changed = next((name for name in pair if name in written), None)
-        if changed is None:
+    constant_names = {name for name, _ in constants}
+    for pair in _overlapping_pairs([*states, *constants]):
+        written_name = next((name for name in pair if name in written), None)
+        if written_name is None:
             continue
-        other = pair[1] if changed == pair[0] else pair[0]
-        if other in known:
+        other = pair[1] if written_name == pair[0] else pair[0]
+        if other in constant_names:
             raise InputError(
-                f"the model or its loss uses '{changed}' through a variable of its own, where it would "
+                f"the model or its loss uses '{written_name}' through a variable of its own, where it would "
                 "stay as it is now: read it from the module when it is called."
             )
         raise InputError(
-            f"a step writes to '{changed}', which shares memory with '{other}': "
+            f"a step writes to '{written_name}', which shares memory with '{other}': "
             "keep them in tensors of their own."
         )
 
 
-def _sharing(named: Iterable[Named]) -> Iterator[tuple[str, str]]:
+def _overlapping_pairs(named: Iterable[NamedTensor]) -> Iterator[tuple[str, str]]:
     """Names of tensors that have elements in common; names of one and the same tensor are not meant."""
     storages: list[Any] = []  # are kept, so that ids stay theirs
-    groups: dict[int, list[Named]] = {}
+    groups: dict[int, list[NamedTensor]] = {}
     for name, tensor in named:
         storages.append(tensor.untyped_storage())
         groups.setdefault(id(storages[-1]), []).append((name, tensor))
@@ -58,12 +62,12 @@ def _sharing(named: Iterable[Named]) -> Iterator[tuple[str, str]]:
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
-    (start, end), (other_start, other_end) = _extent(a), _extent(b)
+    (start, end), (other_start, other_end) = _byte_range(a), _byte_range(b)
     same = a.untyped_storage() is b.untyped_storage()
     return same and start < other_end and other_start < end
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
+def _byte_range(tensor: Tensor) -> tuple[int, int]:
     """The bytes of its storage that a tensor's elements lie between."""
     width = tensor.element_size()
     begin = int(tensor.storage_offset()) * width

@@ -23,15 +23,15 @@ from torch.fx import Node
 
 import raddle.graph.ops  # noqa: F401  (declares the operators)
 from raddle.errors import InputError
-from raddle.graph.aliasing import refuse_inputs, refuse_shared
+from raddle.graph.aliasing import refuse_parameters_as_inputs, refuse_shared_memory
 from raddle.graph.arguments import input_names, leaves
 from raddle.graph.builder import Builder
 from raddle.graph.dtypes import carries_gradient
 from raddle.graph.graph import FusedCall, Graph, Op, Value
 from raddle.graph.mutation import Memory, View, is_view, out_of_place, writes_in_place
 from raddle.graph.placeholders import Placeholders
-from raddle.graph.recapture import once_each, resized
-from raddle.graph.torch_export import Step, export
+from raddle.graph.recapture import capture_once_per_size, resize_inputs
+from raddle.graph.torch_export import StepModule, export
 
 SHAPE_CHANGES = {
     f"aten::{n}_" for n in ("squeeze", "unsqueeze", "t", "transpose", "swapaxes", "resize")
@@ -55,11 +55,13 @@ def capture(
     captured in its present mode (`train()` or `eval()`) and is not changed; meta tensors will do.
     """
     _check_arguments(model, inputs, targets, loss)
-    step = Step(model, list(inputs) if isinstance(inputs, Mapping) else None, len(inputs), loss)
+    step = StepModule(
+        model, list(inputs) if isinstance(inputs, Mapping) else None, len(inputs), loss
+    )
     arguments = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
     names = input_names(model, inputs, targets)
     leaf_values = leaves([arguments, targets])
-    refuse_inputs(zip(names, leaf_values, strict=False), model.named_parameters())
+    refuse_parameters_as_inputs(zip(names, leaf_values, strict=False), model.named_parameters())
     program = export(step, [*arguments, *targets], model)
     unknown = set(dims or {}) - set(names)
     if unknown:
@@ -70,14 +72,14 @@ def capture(
     letters_by_input = [graph.values[n].letters if n in graph.values else "" for n in names]
 
     def recapture(batch: int) -> Graph:
-        new, new_targets = resized(inputs, targets, letters_by_input, batch)
+        new, new_targets = resize_inputs(inputs, targets, letters_by_input, batch)
         return capture(model, new, targets=new_targets, loss=loss, name=name, dims=dims)
 
     return dataclasses.replace(
         graph,
         target_count=len(targets),
         takes_keywords=isinstance(inputs, Mapping),
-        recapture=once_each(model, recapture),
+        recapture=capture_once_per_size(model, recapture),
     )
 
 
@@ -172,7 +174,7 @@ class _Translation:
         updates = {b: self._as_op_output(value).name for b, value in self.memory.updates.items()}
         states = [*self.model.named_parameters(), *self.model.named_buffers()]
         trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
-        refuse_shared(states, self.placeholders.lifted_constants, trained | set(updates))
+        refuse_shared_memory(states, self.placeholders.lifted_constants, trained | set(updates))
         values, ops, fused = _live_part(self.builder, {*outputs, *updates.values()})
         for value in values.values():
             if 0 in value.shape:

@@ -10,7 +10,7 @@ from torch import Tensor
 from raddle.graph.box import Box, cells
 from raddle.graph.graph import FusedCall, Graph, Op
 from raddle.graph.ops import make_kernel, merge_partials
-from raddle.graph.ops.fused import FUSED
+from raddle.graph.ops.fused import FUSED_KERNELS
 
 Pieces = list[tuple[Box, Tensor]]  # disjoint boxes of a value, with their elements
 
@@ -64,7 +64,7 @@ def _run_fused(fused: FusedCall, pieces: dict[str, Pieces], graph: Graph) -> Non
         None if name is None else assemble(pieces[name], Box.full(graph.values[name].shape))
         for name in fused.inputs
     ]
-    results = FUSED[fused.kind](fused.attrs)(*arguments)
+    results = FUSED_KERNELS[fused.kind](fused.attrs)(*arguments)
     for name, tensor in zip(fused.outputs, results, strict=True):
         if name is not None:
             pieces[name] = [(Box.full(tensor.shape), tensor)]

@@ -10,19 +10,23 @@ from typing import Any
 from raddle.graph.space import Access
 
 
-def needed(operands: Sequence[Access], full: Sequence[Any], first: Any = None) -> list[Any]:
+def needed_operands(
+    operands: Sequence[Access], nonempty: Sequence[Any], at_origin: Any = None
+) -> list[Any]:
     """By operand, whether tiles need it: booleans, or arrays of them; what nothing changes stays itself.
 
     `full`: by operand, whether its regions have elements; `first`: whether the tiles hold the origin of the
     summed dimensions (None: all of them do).
     """
-    found = [
-        f & first if access.added_once and first is not None else f
-        for access, f in zip(operands, full, strict=True)
+    need = [
+        f & at_origin if access.added_once and at_origin is not None else f
+        for access, f in zip(operands, nonempty, strict=True)
     ]
-    factors = [n for access, n in zip(operands, found, strict=True) if access.is_factor]
+    factors = [n for access, n in zip(operands, need, strict=True) if access.is_factor]
     if all(n is factors[0] for n in factors):
-        return found
+        return need
     # One factor lies wholly in the padding: the product is zero, whatever the others are.
-    some = reduce(and_, factors)
-    return [some if access.is_factor else n for access, n in zip(operands, found, strict=True)]
+    product_needed = reduce(and_, factors)
+    return [
+        product_needed if access.is_factor else n for access, n in zip(operands, need, strict=True)
+    ]

@@ -13,49 +13,53 @@ if TYPE_CHECKING:
     from raddle.graph.graph import Graph
 
 # Ranks may be threads that share a module, and neither export nor what reads a module is for several.
-ONE_AT_A_TIME = threading.RLock()
+CAPTURE_LOCK = threading.RLock()
 
 
-def resized(
+def resize_inputs(
     inputs: Any, targets: Sequence[Any], letters: Sequence[str], batch: int
 ) -> tuple[Any, list[Any]]:
     """Inputs and targets with so many samples; `letters` name the dimensions of every leaf."""
-    rest = iter(letters)
-    return _resized(inputs, rest, batch), [_resized(t, rest, batch) for t in targets]
+    remaining_letters = iter(letters)
+    return _resize(inputs, remaining_letters, batch), [
+        _resize(t, remaining_letters, batch) for t in targets
+    ]
 
 
-def _resized(given: Any, letters: Iterator[str], batch: int) -> Any:
-    if isinstance(given, Mapping):
-        return {key: _resized(value, letters, batch) for key, value in given.items()}
-    if isinstance(given, (list, tuple)):
-        return type(given)([_resized(value, letters, batch) for value in given])
-    own = next(letters)
-    if not isinstance(given, Tensor) or "n" not in own:
-        return given
-    dim = own.index("n")
-    rows = torch.arange(batch, device=given.device) % given.shape[dim]
-    return given.detach().index_select(dim, rows)
+def _resize(arguments: Any, letters: Iterator[str], batch: int) -> Any:
+    if isinstance(arguments, Mapping):
+        return {key: _resize(value, letters, batch) for key, value in arguments.items()}
+    if isinstance(arguments, (list, tuple)):
+        return type(arguments)([_resize(value, letters, batch) for value in arguments])
+    leaf_letters = next(letters)
+    if not isinstance(arguments, Tensor) or "n" not in leaf_letters:
+        return arguments
+    dim = leaf_letters.index("n")
+    rows = torch.arange(batch, device=arguments.device) % arguments.shape[dim]
+    return arguments.detach().index_select(dim, rows)
 
 
-def once_each(model: nn.Module, again: Callable[[int], Graph]) -> Callable[[int], Graph]:
+def capture_once_per_size(
+    model: nn.Module, capture_again: Callable[[int], Graph]
+) -> Callable[[int], Graph]:
     """Captures once a size, in the mode (`train` or `eval`) that the module has now."""
     modes = {module: module.training for module in model.modules()}
-    known: dict[int, Graph] = {}
+    graphs: dict[int, Graph] = {}
 
-    def at(batch: int) -> Graph:
-        with ONE_AT_A_TIME:
-            if batch not in known:
+    def graph_for(batch: int) -> Graph:
+        with CAPTURE_LOCK:
+            if batch not in graphs:
                 before = {module: module.training for module in modes}
                 try:
-                    _set(modes)
-                    known[batch] = again(batch)
+                    _set_modes(modes)
+                    graphs[batch] = capture_again(batch)
                 finally:
-                    _set(before)
-            return known[batch]
+                    _set_modes(before)
+            return graphs[batch]
 
-    return at
+    return graph_for
 
 
-def _set(modes: Mapping[nn.Module, bool]) -> None:
+def _set_modes(modes: Mapping[nn.Module, bool]) -> None:
     for module, training in modes.items():
         module.training = training

@@ -16,50 +16,52 @@ import torch
 from torch import Tensor, nn
 
 from raddle.errors import InputError
-from raddle.graph.snapshot import unchanged
+from raddle.graph.snapshot import restore_on_exit
 
 # All that a tensor can call when its gradient is there.
 HOOKS = [n for n in dir(Tensor) if n.startswith("register_") and n.endswith("hook")]
 
 
-class Step(nn.Module):
+class StepModule(nn.Module):
     """The module and its loss; returns the loss first, then every tensor that the module returns."""
 
     def __init__(
         self, model: nn.Module, keys: list[str] | None, count: int, loss: Callable[..., Any] | None
     ) -> None:
         super().__init__()
-        self.model, self.keys, self.count = model, keys, count
+        self.model, self.keyword_names, self.input_count = model, keys, count
         # In a tuple: what a loss module holds are constants, not states of the model.
         self.loss = (loss,)
         self.training = model.training
 
     def forward(self, *tensors: Any) -> Any:
-        given, targets = tensors[: self.count], tensors[self.count :]
-        before = [
+        inputs, targets = tensors[: self.input_count], tensors[self.input_count :]
+        buffers = [
             (m, k, b) for m in self.model.modules() for k, b in m.named_buffers(recurse=False)
         ]
-        needed = {name: p.requires_grad for name, p in self.model.named_parameters()}
-        if self.keys is None:
-            output = self.model(*given)
+        requires_grad = {name: p.requires_grad for name, p in self.model.named_parameters()}
+        if self.keyword_names is None:
+            output = self.model(*inputs)
         else:
-            output = self.model(**dict(zip(self.keys, given, strict=True)))
-        for owner, key, buffer in before:
-            if (now := getattr(owner, key)) is not buffer:  # assigned anew: the same as written
-                buffer.copy_(now.detach())
+            output = self.model(**dict(zip(self.keyword_names, inputs, strict=True)))
+        for owner, key, buffer in buffers:
+            if (
+                assigned := getattr(owner, key)
+            ) is not buffer:  # assigned anew: the same as written
+                buffer.copy_(assigned.detach())
                 setattr(owner, key, buffer)
         for name, p in self.model.named_parameters():
-            if p.requires_grad != needed.get(name, p.requires_grad):
+            if p.requires_grad != requires_grad.get(name, p.requires_grad):
                 raise InputError(
                     f"the model changes requires_grad of '{name}' in its forward, which cannot be "
                     "captured: freeze parameters before."
                 )
         (function,) = self.loss
-        loss = [] if function is None else [_scalar(function(output, *targets))]
+        loss = [] if function is None else [_check_scalar(function(output, *targets))]
         return tuple(loss + _tensors(output))
 
 
-def _scalar(loss: Any) -> Tensor:
+def _check_scalar(loss: Any) -> Tensor:
     if isinstance(loss, Tensor) and loss.shape == () and loss.is_floating_point():
         return loss
     shape = f" of shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, Tensor) else ""
@@ -80,12 +82,14 @@ def _tensors(output: Any) -> list[Tensor]:
     return [t for part in output for t in _tensors(part)]
 
 
-def export(step: Step, inputs: Sequence[Any], model: nn.Module) -> torch.export.ExportedProgram:
+def export(
+    step: StepModule, inputs: Sequence[Any], model: nn.Module
+) -> torch.export.ExportedProgram:
     on_meta = any(t.is_meta for t in [*model.parameters(), *model.buffers()])
     try:
-        place = torch.device("meta") if on_meta else nullcontext()
-        with unchanged(step), _refusing_custom_backwards(), _quiet(), place:
-            return torch.export.export(step, tuple(map(_fresh, inputs)), strict=False)
+        default_device = torch.device("meta") if on_meta else nullcontext()
+        with restore_on_exit(step), _refuse_custom_backward(), _without_warnings(), default_device:
+            return torch.export.export(step, tuple(map(_distinct_inputs, inputs)), strict=False)
     except InputError:
         raise
     except Exception as error:
@@ -96,34 +100,34 @@ def export(step: Step, inputs: Sequence[Any], model: nn.Module) -> torch.export.
         else:
             advice = "Check the model and its inputs with torch.export.export on its own."
         raise InputError(
-            f"{type(model).__name__} cannot be captured{_place(error)}: {reason}. {advice}"
+            f"{type(model).__name__} cannot be captured{_user_location(error)}: {reason}. {advice}"
         ) from error
 
 
-def _fresh(given: Any) -> Any:
+def _distinct_inputs(tree: Any) -> Any:
     """The same arguments in tensors of their own.
 
     Export tells tensors apart by what they are: one that is given twice, or that the module holds too, it
     would take for the other.
     """
-    if isinstance(given, Tensor):
-        made = torch.empty_strided(
-            given.shape, given.stride(), dtype=given.dtype, device=given.device
+    if isinstance(tree, Tensor):
+        tensor = torch.empty_strided(
+            tree.shape, tree.stride(), dtype=tree.dtype, device=tree.device
         )
-        return made.requires_grad_(given.requires_grad)
-    if isinstance(given, Mapping):
-        copied: Any = copy.copy(given)
-        for key, value in given.items():
-            copied[key] = _fresh(value)
+        return tensor.requires_grad_(tree.requires_grad)
+    if isinstance(tree, Mapping):
+        copied: Any = copy.copy(tree)
+        for key, value in tree.items():
+            copied[key] = _distinct_inputs(value)
         return copied
-    if isinstance(given, (list, tuple)):
-        parts = [_fresh(value) for value in given]
-        return type(given)(*parts) if hasattr(given, "_fields") else type(given)(parts)
-    return given
+    if isinstance(tree, (list, tuple)):
+        parts = [_distinct_inputs(value) for value in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return tree
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _without_warnings() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -135,7 +139,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _refusing_custom_backwards() -> Iterator[None]:
+def _refuse_custom_backward() -> Iterator[None]:
     """While tracing, what export would drop without a word is refused: backwards of the user's own.
 
     There is no other sign of them in an exported program, so torch's entry points are replaced for as
@@ -168,11 +172,14 @@ def _refusing_custom_backwards() -> Iterator[None]:
             setattr(Tensor, name, hook)
 
 
-def _place(error: BaseException) -> str:
+def _user_location(error: BaseException) -> str:
     """Where in the user's code an export failed: the innermost frame outside of torch and raddle."""
-    own = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
+    library_folders = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
-        if not frame.filename.startswith((*own, "<")) and "contextlib" not in frame.filename:
+        if (
+            not frame.filename.startswith((*library_folders, "<"))
+            and "contextlib" not in frame.filename
+        ):
             return f" at {frame.filename}:{frame.lineno} in {frame.name} ({frame.line})"
     return ""

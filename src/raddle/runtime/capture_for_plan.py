@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.graph.recapture import ONE_AT_A_TIME
+from raddle.graph.recapture import CAPTURE_LOCK
 
 
 def capture_for_plan(
@@ -38,7 +38,7 @@ def capture_for_evaluation(
     model: nn.Module, inputs: Sequence[Mapping[str, Any]], loss: Callable[..., Tensor] | None
 ) -> Graph:
     """The same in evaluation mode; the module is left in the mode that it has."""
-    with ONE_AT_A_TIME:
+    with CAPTURE_LOCK:
         modes = {m: m.training for m in model.modules()}
         try:
             return capture_for_plan(model.eval(), inputs, loss)

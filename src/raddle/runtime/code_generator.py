@@ -11,7 +11,7 @@ import torch
 from raddle.graph.box import Box
 from raddle.graph.graph import FusedCall, Op
 from raddle.graph.ops import make_kernel, merge_partials
-from raddle.graph.ops.fused import FUSED
+from raddle.graph.ops.fused import FUSED_KERNELS
 from raddle.program.program import Cell, Program, Variant, tensors_per_part
 from raddle.runtime.function_writer import FunctionWriter, GeneratedCode, Piece, TensorId
 from raddle.runtime.native_calls import boxes_of, run_as_one
@@ -125,7 +125,7 @@ class CodeGenerator:
     def _write_fused(self, fused: FusedCall, *, in_place: bool) -> None:
         boxes = boxes_of(self.variant, self.device, fused)
         arguments = ["None" if i is None else self.writer.region_variable(*i) for i in boxes.inputs]
-        run = FUSED[fused.kind]({**fused.attrs, "in_place": in_place})
+        run = FUSED_KERNELS[fused.kind]({**fused.attrs, "in_place": in_place})
         into = [
             None if name is None or name not in boxes.outputs else (name, boxes.outputs[name])
             for name in fused.outputs

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.dtypes import carries_gradient
-from raddle.graph.recapture import ONE_AT_A_TIME
+from raddle.graph.recapture import CAPTURE_LOCK
 from raddle.runtime.checkpoint import cut
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -47,7 +47,7 @@ def take(
     The model stays as it is, and so does the caller's random state.
     """
     found: dict[str, list[Tensor]] = {}
-    with ONE_AT_A_TIME:
+    with CAPTURE_LOCK:
         known = _tensors(model)
         asked = _by_first_name(boxes, known)
 
@@ -62,7 +62,7 @@ def take(
 def materialize(model: Model, seed: int = 0) -> Model:
     """Initialises, in place, whatever of a model is on meta: `take` gives boxes of the same numbers."""
     made: dict[str, Tensor] = {}
-    with ONE_AT_A_TIME:
+    with CAPTURE_LOCK:
         known = _tensors(model)
         missing = {t.name for t in known.values() if t.value.is_meta}
         _visit(model, known, missing, seed, made.__setitem__)

@@ -19,7 +19,7 @@ from torch import nn
 
 from raddle.errors import InputError
 from raddle.graph.graph import FusedCall, Graph, Op, Value
-from raddle.graph.recapture import ONE_AT_A_TIME
+from raddle.graph.recapture import CAPTURE_LOCK
 from raddle.plans.pipelining import for_running
 from raddle.plans.plan import describe_inputs
 from raddle.program.checks.check import check
@@ -72,7 +72,7 @@ def twin_graph(graph: Graph, double: Graph) -> Graph:
     pairs, same = _matched(graph, double)
 
     def again(batch: int) -> Graph:
-        with ONE_AT_A_TIME:  # the default type is the process's
+        with CAPTURE_LOCK:  # the default type is the process's
             own = graph.for_batch(batch)
             with default_dtype(torch.float64), Raising():
                 other = double.for_batch(batch)

@@ -35,38 +35,40 @@ from raddle.graph.traits import SavedTensors, Traits
 A = torch.ops.aten
 
 
-def _line(f: Signature) -> str:
-    out, batch, rank = f.outputs[0], f.outputs[0][:-2], len(f.outputs[0])
-    lead = broadcast_letters([s[:-2] for s in f.shapes[:3]], [a[:-2] for a in f.letters[:3]], batch)
-    *lead, t, c = unique([*lead, f.letters[0][-2], f.letters[2][-1]])
-    keys = f"keys({t})" if f.attrs["causal"] else "%"
-    a = [broadcast_access(s[:-2], lead, batch) for s in f.shapes[:3]]
+def _attention_notation(sig: Signature) -> str:
+    out, batch, rank = sig.outputs[0], sig.outputs[0][:-2], len(sig.outputs[0])
+    lead = broadcast_letters(
+        [s[:-2] for s in sig.shapes[:3]], [a[:-2] for a in sig.letters[:3]], batch
+    )
+    *lead, t, c = unique([*lead, sig.letters[0][-2], sig.letters[2][-1]])
+    keys = f"keys({t})" if sig.attrs["causal"] else "%"
+    a = [broadcast_access(s[:-2], lead, batch) for s in sig.shapes[:3]]
     # Letters of the dimensions that are taken whole: the keys, and the features of queries and keys.
     s, k = (letter.upper() for letter in unique("sk", [*lead, t, c]))
-    line = f"y[{' '.join([*lead, t, c])}] = q[{a[0]} {t} {k}], k[{a[1]} {keys} {k}], v[{a[2]} {keys} {c}]"
-    if len(f.shapes) > 3:
-        scores = [*batch, out[rank - 2], f.shapes[1][-2]]
-        line += f", m[{broadcast_access(f.shapes[3], [*lead, t, s], scores)}]"
-    return line.replace("%", s)
+    notation = f"y[{' '.join([*lead, t, c])}] = q[{a[0]} {t} {k}], k[{a[1]} {keys} {k}], v[{a[2]} {keys} {c}]"
+    if len(sig.shapes) > 3:
+        scores = [*batch, out[rank - 2], sig.shapes[1][-2]]
+        notation += f", m[{broadcast_access(sig.shapes[3], [*lead, t, s], scores)}]"
+    return notation.replace("%", s)
 
 
-def _kernel(site: OperatorTile) -> Kernel:
-    causal, scale = site.attrs["causal"], site.attrs["scale"]
-    t = len(site.shape) - 2
-    t0, t1 = site.box.lo[t], site.box.hi[t]
-    if not causal or t1 - t0 == site.attrs["queries"]:
+def _attention_kernel(tile: OperatorTile) -> Kernel:
+    causal, scale = tile.attrs["causal"], tile.attrs["scale"]
+    t = len(tile.shape) - 2
+    t0, t1 = tile.box.lo[t], tile.box.hi[t]
+    if not causal or t1 - t0 == tile.attrs["queries"]:
         return lambda q, k, v, mask=None: F.scaled_dot_product_attention(
             q, k, v, mask, is_causal=causal, scale=scale
         )
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        seen = torch.ones(t1 - t0, k.shape[-2], dtype=torch.bool, device=q.device).tril(t0)
-        return F.scaled_dot_product_attention(q, k, v, seen, scale=scale)
+        visible = torch.ones(t1 - t0, k.shape[-2], dtype=torch.bool, device=q.device).tril(t0)
+        return F.scaled_dot_product_attention(q, k, v, visible, scale=scale)
 
     return run
 
 
-def _flops(space: Space, box: Box, operand: int | None) -> int:
+def _attention_flops(space: Space, box: Box, operand: int | None) -> int:
     """Two products forward; backward, the scores again and products for their gradient, q, k, v."""
     *lead, t, c = space.output_boxes(box)[0].shape
     keys, features = (index.extent for index in space.operands[1].indices[-2:])
@@ -75,11 +77,17 @@ def _flops(space: Space, box: Box, operand: int | None) -> int:
     return {None: by_k + by_c, 0: 2 * by_k + by_c, 1: by_k, 2: by_c}.get(operand, 0)
 
 
-declare("attention", _line, _kernel, Traits(SavedTensors.INPUTS, family="attention"), flops=_flops)
+declare(
+    "attention",
+    _attention_notation,
+    _attention_kernel,
+    Traits(SavedTensors.INPUTS, family="attention"),
+    flops=_attention_flops,
+)
 
 
 @aten("scaled_dot_product_attention")
-def _attention(
+def _translate_attention(
     b: Builder, q: Value, k: Value, v: Value, mask: Value | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
@@ -90,7 +98,7 @@ def _attention(
         raise NotSplittable
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if dropout_p > 0:
-        return _spelt_out(b, q, k, v, mask, dropout_p, is_causal, scale)
+        return _decompose(b, q, k, v, mask, dropout_p, is_causal, scale)
     batch = broadcast_shape(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     shape = (*batch, q.shape[-2], v.shape[-1])
     queries, keys = q.shape[-2], k.shape[-2]
@@ -99,7 +107,7 @@ def _attention(
     return b.emit("attention", [q, k, v, mask], [(shape, q.dtype)], attrs, tables=tables)
 
 
-def _spelt_out(
+def _decompose(
     b: Builder,
     q: Value,
     k: Value,
@@ -110,11 +118,11 @@ def _spelt_out(
     scale: float,
 ) -> Any:
     with b.composite("attention", [], has_fused_call=False):
-        turned = b.call(A.transpose.int, k, -2, -1)
-        scores = b.call(A.matmul.default, pointwise(b, A.mul.Tensor, q, scale), turned)
+        transposed_k = b.call(A.transpose.int, k, -2, -1)
+        scores = b.call(A.matmul.default, pointwise(b, A.mul.Tensor, q, scale), transposed_k)
         if causal:
-            seen = b.call(A.ones.default, [q.shape[-2], k.shape[-2]], dtype=torch.bool)
-            mask = b.call(A.tril.default, seen)
+            visible = b.call(A.ones.default, [q.shape[-2], k.shape[-2]], dtype=torch.bool)
+            mask = b.call(A.tril.default, visible)
         if mask is not None and mask.dtype == torch.bool:
             hidden = pointwise(b, A.logical_not.default, mask)
             scores = pointwise(b, A.masked_fill.Scalar, scores, hidden, -math.inf)

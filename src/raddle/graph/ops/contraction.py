@@ -27,18 +27,18 @@ A = torch.ops.aten
 # -- linear: rows `row0` and up of the weight, so that a gate of an LSTM is a linear operator too ----
 
 
-def _linear_line(f: Signature) -> str:
-    lead = unique(f.letters[0][:-1], "ck")
+def _linear_notation(sig: Signature) -> str:
+    lead = unique(sig.letters[0][:-1], "ck")
     head = " ".join(lead)
-    bias = " + b[c+row0]" if len(f.shapes) > 2 else ""
+    bias = " + b[c+row0]" if len(sig.shapes) > 2 else ""
     return f"y[{head} c] += x[{head} k] * w[c+row0 k]{bias}"
 
 
-def _linear(site: OperatorTile) -> Kernel:
+def _linear_kernel(tile: OperatorTile) -> Kernel:
     return lambda x, w, b=None: F.linear(x, w, b)
 
 
-declare("linear", _linear_line, _linear, Traits(SavedTensors.FACTORS))
+declare("linear", _linear_notation, _linear_kernel, Traits(SavedTensors.FACTORS))
 
 
 def linear(
@@ -59,7 +59,7 @@ def linear(
 
 
 @aten("linear")
-def _linear_call(b: Builder, x: Value, weight: Value, bias: Value | None = None) -> Any:
+def _translate_linear(b: Builder, x: Value, weight: Value, bias: Value | None = None) -> Any:
     if len(weight.shape) != 2:
         raise NotSplittable
     return linear(b, x, weight, bias)
@@ -68,33 +68,33 @@ def _linear_call(b: Builder, x: Value, weight: Value, bias: Value | None = None)
 # -- matmul and what adds to it --------------------------------------------------------
 
 
-def _matmul_line(f: Signature) -> str:
-    x, w = f.shapes[:2]
+def _matmul_notation(sig: Signature) -> str:
+    x, w = sig.shapes[:2]
     taken = ["k"]
-    m = [] if len(x) == 1 else unique(f.letters[0][-2], taken)
+    m = [] if len(x) == 1 else unique(sig.letters[0][-2], taken)
     taken += m
-    c = [] if len(w) == 1 else unique(f.letters[1][-1], taken)
+    c = [] if len(w) == 1 else unique(sig.letters[1][-1], taken)
     taken += c
-    out = f.outputs[0]
+    out = sig.outputs[0]
     batch = out[: len(out) - len(m) - len(c)]
-    pairs = [(s[:-2], names[:-2]) for s, names in zip((x, w), f.letters, strict=False)]
+    pairs = [(s[:-2], names[:-2]) for s, names in zip((x, w), sig.letters, strict=False)]
     a = unique(broadcast_letters([p[0] for p in pairs], [p[1] for p in pairs], batch), taken)
     left = " ".join([*a, *m, *c])
-    line = (
+    notation = (
         f"y[{left}] += x[{_join(broadcast_access(x[:-2], a, batch), *m, 'k')}]"
         f" * w[{_join(broadcast_access(w[:-2], a, batch), 'k', *c)}]"
     )
-    if len(f.shapes) > 2:
-        line += f" + b[{broadcast_access(f.shapes[2], [*a, *m, *c], out)}]"
-    return line
+    if len(sig.shapes) > 2:
+        notation += f" + b[{broadcast_access(sig.shapes[2], [*a, *m, *c], out)}]"
+    return notation
 
 
 def _join(*tokens: str) -> str:
     return " ".join(t for t in tokens if t)
 
 
-def _matmul(site: OperatorTile) -> Kernel:
-    alpha, beta = site.attrs.get("alpha", 1), site.attrs.get("beta", 1)
+def _matmul_kernel(tile: OperatorTile) -> Kernel:
+    alpha, beta = tile.attrs.get("alpha", 1), tile.attrs.get("beta", 1)
 
     def run(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         y = torch.matmul(x, w)
@@ -106,7 +106,7 @@ def _matmul(site: OperatorTile) -> Kernel:
     return run
 
 
-declare("matmul", _matmul_line, _matmul, Traits(SavedTensors.FACTORS))
+declare("matmul", _matmul_notation, _matmul_kernel, Traits(SavedTensors.FACTORS))
 
 
 @aten("matmul", "mm", "bmm", "mv", "dot")
@@ -116,7 +116,7 @@ def matmul(b: Builder, x: Value, w: Value) -> Any:
 
 
 @aten("addmm", "baddbmm", "addmv")
-def _addmm(
+def _translate_addmm(
     b: Builder, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha: float = 1
 ) -> Any:
     result = infer_meta(A.matmul.default, (x, w), {})
@@ -128,33 +128,37 @@ def _addmm(
 # -- einsum ----------------------------------------------------------------------------
 
 
-def _einsum_line(f: Signature) -> str:
-    inputs, output = f.attrs["inputs"], f.attrs["output"]
+def _einsum_notation(sig: Signature) -> str:
+    inputs, output = sig.attrs["inputs"], sig.attrs["output"]
     names: dict[str, str] = {}  # letters of the equation -> letters of the dimensions
-    for spec, letters in zip(inputs, f.letters, strict=True):
+    for spec, letters in zip(inputs, sig.letters, strict=True):
         for symbol, letter in zip(spec, letters, strict=True):
             if symbol not in names:
                 summed = symbol not in output
-                wanted = "k" if summed else letter
+                preferred = "k" if summed else letter
                 taken = names.values()
-                names[symbol] = unused_letter([*taken, *output]) if wanted in taken else wanted
+                names[symbol] = (
+                    unused_letter([*taken, *output]) if preferred in taken else preferred
+                )
     accesses = [f"x{i}[{' '.join(names[s] for s in spec)}]" for i, spec in enumerate(inputs)]
     left = " ".join(names[s] for s in output)
     assign = "+=" if any(s not in output for spec in inputs for s in spec) else "="
     return f"y[{left}] {assign} {' * '.join(accesses)}"
 
 
-def _einsum(site: OperatorTile) -> Kernel:
-    equation = ",".join(site.attrs["inputs"]) + "->" + site.attrs["output"]
+def _einsum_kernel(tile: OperatorTile) -> Kernel:
+    equation = ",".join(tile.attrs["inputs"]) + "->" + tile.attrs["output"]
     return lambda *tensors: torch.einsum(equation, *tensors)
 
 
-declare("einsum", _einsum_line, _einsum, Traits(SavedTensors.FACTORS))
+declare("einsum", _einsum_notation, _einsum_kernel, Traits(SavedTensors.FACTORS))
 
 
 @aten("einsum")
-def _einsum_call(b: Builder, equation: str, operands: Sequence[Value], *, path: Any = None) -> Any:
-    inputs, output = _explicit(equation.replace(" ", ""), [len(v.shape) for v in operands])
+def _translate_einsum(
+    b: Builder, equation: str, operands: Sequence[Value], *, path: Any = None
+) -> Any:
+    inputs, output = _explicit_equation(equation.replace(" ", ""), [len(v.shape) for v in operands])
     if any(len(set(spec)) < len(spec) for spec in inputs):
         raise NotSplittable  # a diagonal
     sizes: dict[str, int] = {}
@@ -167,7 +171,7 @@ def _einsum_call(b: Builder, equation: str, operands: Sequence[Value], *, path: 
     return b.emit("einsum", operands, [(shape, operands[0].dtype)], attrs)
 
 
-def _explicit(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+def _explicit_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     """The equation with its ellipses spelt out and its output given."""
     left, arrow, right = equation.partition("->")
     specs = left.split(",")
@@ -187,5 +191,5 @@ def _explicit(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 
 @aten("outer")
-def _outer(b: Builder, x: Value, y: Value) -> Any:
+def _translate_outer(b: Builder, x: Value, y: Value) -> Any:
     return pointwise(b, A.mul.Tensor, b.call(A.unsqueeze.default, x, 1), y)

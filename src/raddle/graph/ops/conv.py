@@ -22,12 +22,12 @@ from raddle.graph.space import Space
 from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
-CONV = {
+CONV_NOTATION = {
     1: "y[n c w] += x[n c//cg*kg+k w*s0+R*d0-p0] * w[c k R] + b[c]",
     2: "y[n c h w] += x[n c//cg*kg+k h*s0+R*d0-p0 w*s1+Q*d1-p1] * w[c k R Q] + b[c]",
     3: "y[n c d h w] += x[n c//cg*kg+k d*s0+T*d0-p0 h*s1+R*d1-p1 w*s2+Q*d2-p2] * w[c k T R Q] + b[c]",
 }
-TRANSPOSED = {
+TRANSPOSED_NOTATION = {
     1: "y[n c w] += x[n c//cg*kg+k (w-R*d0+p0)/s0] * w[c//cg*kg+k c%cg R] + b[c]",
     2: "y[n c h w] += x[n c//cg*kg+k (h-R*d0+p0)/s0 (w-Q*d1+p1)/s1] * w[c//cg*kg+k c%cg R Q] + b[c]",
     3: "y[n c d h w] += x[n c//cg*kg+k (d-T*d0+p0)/s0 (h-R*d1+p1)/s1 (w-Q*d2+p2)/s2]"
@@ -35,7 +35,7 @@ TRANSPOSED = {
 }
 
 
-def settle_padding(
+def choose_padding(
     pads: Sequence[tuple[int, int]], stride: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """Padding as the call's own argument where it is even, else for F.pad (last dimension first).
@@ -47,13 +47,13 @@ def settle_padding(
     return [0] * len(pads), [amount for pair in reversed(pads) for amount in pair]
 
 
-def _conv(site: OperatorTile) -> Kernel:
-    stride, dilation = site.attrs["stride"], site.attrs["dilation"]
-    if site.region(0) is None:
-        return _only_bias(site)
+def _conv_kernel(tile: OperatorTile) -> Kernel:
+    stride, dilation = tile.attrs["stride"], tile.attrs["dilation"]
+    if tile.region(0) is None:
+        return _only_bias(tile)
     call: Callable[..., Tensor] = (F.conv1d, F.conv2d, F.conv3d)[len(stride) - 1]
-    padding, explicit = settle_padding(site.pads(0)[2:], stride)
-    by_group = _by_group(site, lambda x, w, g: call(x, w, None, stride, padding, dilation, g))
+    padding, explicit = choose_padding(tile.pads(0)[2:], stride)
+    by_group = _grouped_call(tile, lambda x, w, g: call(x, w, None, stride, padding, dilation, g))
 
     def run(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         x = F.pad(x, explicit) if explicit else x
@@ -64,24 +64,24 @@ def _conv(site: OperatorTile) -> Kernel:
     return run
 
 
-def _transposed(site: OperatorTile) -> Kernel:
-    stride, dilation, padding = (site.attrs[k] for k in ("stride", "dilation", "padding"))
-    region, weight = site.region(0), site.region(1)
+def _transposed_kernel(tile: OperatorTile) -> Kernel:
+    stride, dilation, padding = (tile.attrs[k] for k in ("stride", "dilation", "padding"))
+    region, weight = tile.region(0), tile.region(1)
     if region is None or weight is None:
-        return _only_bias(site)
+        return _only_bias(tile)
     rank = len(stride)
     call: Callable[..., Tensor] = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[
         rank - 1
     ]
-    out = site.op.space.output_boxes(site.box)[0]
+    out = tile.op.space.output_boxes(tile.box)[0]
     crops = []  # the whole result of the region starts at lo*s and ends at (hi-1)*s + (r-1)*d + 1
     for i in range(rank):
         lo, hi, r = region.lo[2 + i], region.hi[2 + i], weight.shape[2 + i]
         begin, end = lo * stride[i], (hi - 1) * stride[i] + (r - 1) * dilation[i] + 1
         crops.append((begin - out.lo[2 + i] - padding[i], out.hi[2 + i] + padding[i] - end))
     crop = [amount for pair in reversed(crops) for amount in pair]
-    by_group = _by_group(
-        site, lambda x, w, g: call(x, w, None, stride, 0, 0, g, dilation), transposed=True
+    by_group = _grouped_call(
+        tile, lambda x, w, g: call(x, w, None, stride, 0, 0, g, dilation), transposed=True
     )
 
     def run(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
@@ -101,14 +101,14 @@ def _transposed_flops(space: Space, box: Box, operand: int | None) -> int:
     return 2 * size["n"] * size["c"] * size["k"] * window * math.prod(region.shape[2:])
 
 
-def _by_group(
-    site: OperatorTile, call: Callable[[Tensor, Tensor, int], Tensor], transposed: bool = False
+def _grouped_call(
+    tile: OperatorTile, call: Callable[[Tensor, Tensor, int], Tensor], transposed: bool = False
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
     """Runs a grouped convolution on a box of filters that may begin and end inside a group."""
-    if site.attrs["groups"] == 1:
+    if tile.attrs["groups"] == 1:
         return None
-    cg, kg = site.attrs["cg"], site.attrs["kg"]
-    (c0, c1), (k0, k1) = site.range("c"), site.range("k")
+    cg, kg = tile.attrs["cg"], tile.attrs["kg"]
+    (c0, c1), (k0, k1) = tile.range("c"), tile.range("k")
     g0, g1, kn = c0 // cg, (c1 - 1) // cg + 1, k1 - k0
     # Runs of groups that hold equally many filters of the box: a first part, full ones, a last part.
     runs: list[list[int]] = []  # filters in a group, groups, first filter of the group
@@ -118,13 +118,13 @@ def _by_group(
             runs[-1][1] += 1
         else:
             runs.append([hi - lo, 1, lo - g * cg])
-    spread = kn < kg and g1 - g0 > 1  # the region holds channels between those that are read
-    chosen = [g * kg + k for g in range(g1 - g0) for k in range(kn)] if spread else []
+    has_gaps = kn < kg and g1 - g0 > 1  # the region holds channels between those that are read
+    read_channels = [g * kg + k for g in range(g1 - g0) for k in range(kn)] if has_gaps else []
     column0 = c0 % cg if g1 - g0 == 1 else 0  # where the weight's region begins, transposed
 
     def run(x: Tensor, w: Tensor) -> Tensor:
-        if chosen:
-            index = torch.tensor(chosen, device=x.device)
+        if read_channels:
+            index = torch.tensor(read_channels, device=x.device)
             x = x.index_select(1, index)
             w = w.index_select(0, index) if transposed else w
         pieces, k, c = [], 0, 0
@@ -145,28 +145,28 @@ def _with_bias(y: Tensor, b: Tensor | None) -> Tensor:
     return y if b is None else y + b.view(-1, *[1] * (y.dim() - 2))
 
 
-def _only_bias(site: OperatorTile) -> Kernel:
-    return lambda x=None, w=None, b=None: _with_bias(site.full(0), b)
+def _only_bias(tile: OperatorTile) -> Kernel:
+    return lambda x=None, w=None, b=None: _with_bias(tile.full(0), b)
 
 
 for _rank in (1, 2, 3):
     declare(
         f"conv{_rank}d",
-        CONV[_rank],
-        _conv,
+        CONV_NOTATION[_rank],
+        _conv_kernel,
         Traits(SavedTensors.INPUTS, family="conv", strided=True),
     )
     declare(
         f"conv_transpose{_rank}d",
-        TRANSPOSED[_rank],
-        _transposed,
+        TRANSPOSED_NOTATION[_rank],
+        _transposed_kernel,
         Traits(SavedTensors.INPUTS, family="conv"),
         flops=_transposed_flops,
     )
 
 
 @aten("conv1d", "conv2d", "conv3d")
-def _conv_call(
+def _translate_conv(
     b: Builder,
     x: Value,
     weight: Value,
@@ -187,7 +187,7 @@ def _conv_call(
     else:
         before = after = int_per_dim(padding, rank)
     if len(x.shape) == rank + 1:  # no sample dimension
-        y = _conv_call(
+        y = _translate_conv(
             b, b.call(A.unsqueeze.default, x, 0), weight, bias, stride, padding, dilation, groups
         )
         return b.call(A.squeeze.dim, y, 0)
@@ -205,7 +205,7 @@ def _conv_call(
 
 
 @aten("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def _transposed_call(
+def _translate_transposed(
     b: Builder,
     x: Value,
     weight: Value,
@@ -221,7 +221,7 @@ def _transposed_call(
         int_per_dim(v, rank) for v in (stride, padding, output_padding, dilation)
     )
     if len(x.shape) == rank + 1:
-        y = _transposed_call(
+        y = _translate_transposed(
             b,
             b.call(A.unsqueeze.default, x, 0),
             weight,
@@ -250,12 +250,12 @@ def _transposed_call(
 
 
 @aten("convolution")
-def _convolution(
+def _translate_convolution(
     b: Builder, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any,
     dilation: Any, transposed: bool, output_padding: Any, groups: int,
 ) -> Any:  # fmt: skip
     if transposed:
-        return _transposed_call(
+        return _translate_transposed(
             b, x, weight, bias, stride, padding, output_padding, groups, dilation
         )
-    return _conv_call(b, x, weight, bias, stride, padding, dilation, groups)
+    return _translate_conv(b, x, weight, bias, stride, padding, dilation, groups)

@@ -60,24 +60,29 @@ def _recurrent(call: Callable[..., Any], states: int) -> Callable[[Attrs], Calla
     """A layer in one direction: from its steps' inputs, its states (None: zeros) and parameters."""
 
     def make(a: Attrs) -> Callable[..., Any]:
-        steps, way = a["steps"], -1 if a["reverse"] else 1
+        steps, direction = a["steps"], -1 if a["reverse"] else 1
         # One layer, "train" although there is no dropout: cuDNN has no backward otherwise.
         flags = (a["biases"], 1, 0.0, True, False, False)
 
         def run(*operands: Any) -> Any:
-            x = torch.stack(operands[:steps][::way])
-            given, params = operands[steps : steps + states], list(operands[steps + states :])
+            x = torch.stack(operands[:steps][::direction])
+            initial_states, params = (
+                operands[steps : steps + states],
+                list(operands[steps + states :]),
+            )
             size = params[1].shape[1]
-            state = [x.new_zeros(1, x.shape[1], size) if s is None else s[None] for s in given]
+            state = [
+                x.new_zeros(1, x.shape[1], size) if s is None else s[None] for s in initial_states
+            ]
             out, _, *cells = call(x, state if states > 1 else state[0], params, *flags)
-            return (*out.unbind()[::way], *(s[0] for s in cells))
+            return (*out.unbind()[::direction], *(s[0] for s in cells))
 
         return run
 
     return make
 
 
-FUSED: dict[str, Callable[[Attrs], Callable[..., Any]]] = {
+FUSED_KERNELS: dict[str, Callable[[Attrs], Callable[..., Any]]] = {
     "batch_norm": _batch_norm,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,

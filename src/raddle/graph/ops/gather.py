@@ -31,30 +31,36 @@ A = torch.ops.aten
 # -- embedding: the vocabulary is a summed dimension -----------------------------------
 
 
-def _embedding_line(f: Signature) -> str:
-    lead = " ".join(unique(f.letters[1], "cv"))
+def _embedding_notation(sig: Signature) -> str:
+    lead = " ".join(unique(sig.letters[1], "cv"))
     return f"y[{lead} c] += w[v c], i[{lead}]"
 
 
-def _embedding(site: OperatorTile) -> Kernel:
-    (lo, hi), padding = site.range("v"), site.attrs["padding_idx"]
+def _embedding_kernel(tile: OperatorTile) -> Kernel:
+    (lo, hi), padding = tile.range("v"), tile.attrs["padding_idx"]
     local = padding - lo if padding is not None and lo <= padding < hi else None
-    if not site.is_partial:
+    if not tile.is_partial:
         return lambda w, i: F.embedding(i, w, local)
 
     def run(w: Tensor, i: Tensor) -> Tensor:
-        mine = (i >= lo) & (i < hi)
+        in_range = (i >= lo) & (i < hi)
         y = F.embedding((i - lo).clamp(0, hi - lo - 1), w, local)
-        return y.masked_fill(~mine.unsqueeze(-1), 0)
+        return y.masked_fill(~in_range.unsqueeze(-1), 0)
 
     return run
 
 
-declare("embedding", _embedding_line, _embedding, Traits(SavedTensors.INDICES), flops_per_point=0)
+declare(
+    "embedding",
+    _embedding_notation,
+    _embedding_kernel,
+    Traits(SavedTensors.INDICES),
+    flops_per_point=0,
+)
 
 
 @aten("embedding")
-def _embedding_call(
+def _translate_embedding(
     b: Builder,
     weight: Value,
     indices: Value,
@@ -72,32 +78,36 @@ def _embedding_call(
 # -- pick: x[n, target[n]]; a target outside of the classes (ignore_index) gives 0 -----
 
 
-def _pick_line(f: Signature) -> str:
-    if len(f.shapes[0]) == 1 and len(f.shapes[1]) != 0:  # weights of classes, for every sample
-        lead = unique(f.letters[1], "c")
+def _pick_notation(sig: Signature) -> str:
+    if len(sig.shapes[0]) == 1 and len(sig.shapes[1]) != 0:  # weights of classes, for every sample
+        lead = unique(sig.letters[1], "c")
         return f"y[{' '.join(lead)}] += x[c], i[{' '.join(lead)}]"
-    letters = unique(f.letters[0])
-    at = f.attrs["dim"]
-    kept = " ".join(a for d, a in enumerate(letters) if d != at)
+    letters = unique(sig.letters[0])
+    class_dim = sig.attrs["dim"]
+    kept = " ".join(a for d, a in enumerate(letters) if d != class_dim)
     return f"y[{kept}] += x[{' '.join(letters)}], i[{kept}]"
 
 
-def _pick(site: OperatorTile) -> Kernel:
-    at, table = site.attrs["dim"], len(site.op.space.operands[0].indices) == 1
-    region = site.region(0)
+def _pick_kernel(tile: OperatorTile) -> Kernel:
+    class_dim, is_class_table = tile.attrs["dim"], len(tile.op.space.operands[0].indices) == 1
+    region = tile.region(0)
     assert region is not None
-    lo, hi = region.lo[at], region.hi[at]
+    lo, hi = region.lo[class_dim], region.hi[class_dim]
 
     def run(x: Tensor, i: Tensor) -> Tensor:
-        mine = (i >= lo) & (i < hi)
+        in_range = (i >= lo) & (i < hi)
         local = (i - lo).clamp(0, hi - lo - 1)
-        y = x[local] if table else x.gather(at, local.unsqueeze(at)).squeeze(at)
-        return y.masked_fill(~mine, 0)
+        y = (
+            x[local]
+            if is_class_table
+            else x.gather(class_dim, local.unsqueeze(class_dim)).squeeze(class_dim)
+        )
+        return y.masked_fill(~in_range, 0)
 
     return run
 
 
-declare("pick", _pick_line, _pick, Traits(SavedTensors.INDICES), flops_per_point=0)
+declare("pick", _pick_notation, _pick_kernel, Traits(SavedTensors.INDICES), flops_per_point=0)
 
 
 def pick(b: Builder, x: Value, target: Value, dim: int, suffix: str) -> Any:
@@ -108,8 +118,8 @@ def pick(b: Builder, x: Value, target: Value, dim: int, suffix: str) -> Any:
 # -- gather, index_select, x[i] --------------------------------------------------------
 
 
-def _gather_line(f: Signature) -> str:
-    letters, dim = unique(f.letters[0]), f.attrs["dim"]
+def _gather_notation(sig: Signature) -> str:
+    letters, dim = unique(sig.letters[0]), sig.attrs["dim"]
     inside = [":" if d == dim else a for d, a in enumerate(letters)]
     y = " ".join(letters)
     return f"y[{y}] = x[{' '.join(inside)}], i[{y}]"
@@ -117,63 +127,67 @@ def _gather_line(f: Signature) -> str:
 
 declare(
     "gather",
-    _gather_line,
-    lambda s: lambda x, i: x.gather(s.attrs["dim"], i),
+    _gather_notation,
+    lambda tile: lambda x, i: x.gather(tile.attrs["dim"], i),
     Traits(SavedTensors.INDICES),
     flops_per_point=0,
 )
 
 
 @aten("gather")
-def _gather_call(b: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Any:
+def _translate_gather(
+    b: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False
+) -> Any:
     if not x.shape:
         raise NotSplittable
     attrs = {"dim": dim % len(x.shape)}
     return b.emit("gather", [x, index], [(index.shape, x.dtype)], attrs)
 
 
-def _index_line(f: Signature) -> str:
+def _index_notation(sig: Signature) -> str:
     """Consecutive dimensions of x are replaced by the (broadcast) dimensions of the index tensors."""
-    dim, count = f.attrs["dim"], len(f.shapes) - 1
-    out = f.outputs[0]
-    rank = len(out) - len(f.shapes[0]) + count
+    dim, count = sig.attrs["dim"], len(sig.shapes) - 1
+    out = sig.outputs[0]
+    rank = len(out) - len(sig.shapes[0]) + count
     sizes = out[dim : dim + rank]
-    middle = broadcast_letters(f.shapes[1:], f.letters[1:], sizes)
-    letters = unique([*f.letters[0][:dim], *middle, *f.letters[0][dim + count :]])
+    middle = broadcast_letters(sig.shapes[1:], sig.letters[1:], sizes)
+    letters = unique([*sig.letters[0][:dim], *middle, *sig.letters[0][dim + count :]])
     middle = letters[dim : dim + rank]
     inside = [*letters[:dim], *[":"] * count, *letters[dim + rank :]]
-    accesses = [f"i{j}[{broadcast_access(s, middle, sizes)}]" for j, s in enumerate(f.shapes[1:])]
+    accesses = [f"i{j}[{broadcast_access(s, middle, sizes)}]" for j, s in enumerate(sig.shapes[1:])]
     return f"y[{' '.join(letters)}] = x[{' '.join(inside)}], {', '.join(accesses)}"
 
 
-def _index(site: OperatorTile) -> Kernel:
-    lead = (slice(None),) * site.attrs["dim"]
+def _index_kernel(tile: OperatorTile) -> Kernel:
+    lead = (slice(None),) * tile.attrs["dim"]
     return lambda x, *indices: x[(*lead, *indices)]
 
 
-declare("index", _index_line, _index, Traits(SavedTensors.INDICES), flops_per_point=0)
+declare("index", _index_notation, _index_kernel, Traits(SavedTensors.INDICES), flops_per_point=0)
 
 
 @aten("index", "_unsafe_index")
 def index(b: Builder, x: Value, indices: Sequence[Value | None]) -> Any:
-    at = [d for d, i in enumerate(indices) if i is not None]
+    indexed_dims = [d for d, i in enumerate(indices) if i is not None]
     chosen = [i for i in indices if i is not None]
-    if at != list(range(at[0], at[-1] + 1)) or any(i.dtype == torch.bool for i in chosen):
+    if indexed_dims != list(range(indexed_dims[0], indexed_dims[-1] + 1)) or any(
+        i.dtype == torch.bool for i in chosen
+    ):
         raise NotSplittable
     middle = broadcast_shape(*(i.shape for i in chosen))
-    shape = (*x.shape[: at[0]], *middle, *x.shape[at[-1] + 1 :])
-    return b.emit("index", [x, *chosen], [(shape, x.dtype)], {"dim": at[0]})
+    shape = (*x.shape[: indexed_dims[0]], *middle, *x.shape[indexed_dims[-1] + 1 :])
+    return b.emit("index", [x, *chosen], [(shape, x.dtype)], {"dim": indexed_dims[0]})
 
 
 @aten("index_select")
-def _index_select(b: Builder, x: Value, dim: int, indices: Value) -> Any:
+def _translate_index_select(b: Builder, x: Value, dim: int, indices: Value) -> Any:
     if not x.shape:
         raise NotSplittable
     return index(b, x, [*[None] * (dim % len(x.shape)), indices])
 
 
 @aten("one_hot")
-def _one_hot(b: Builder, x: Value, classes: int = -1) -> Any:
+def _translate_one_hot(b: Builder, x: Value, classes: int = -1) -> Any:
     if classes < 0:
         raise NotSplittable
     every = b.call(A.arange.default, classes)

@@ -18,7 +18,7 @@ from raddle.graph.builder import Builder, NotSplittable, aten
 from raddle.graph.graph import Value
 from raddle.graph.operator_kind import Kernel, OperatorTile, declare
 from raddle.graph.ops.gather import pick
-from raddle.graph.ops.norm import log_sum_exp, softmax, wide
+from raddle.graph.ops.norm import accumulation_dtype, log_sum_exp, softmax
 from raddle.graph.ops.pointwise import arguments, cast, pointwise, pointwise_line
 from raddle.graph.ops.reduce import total
 from raddle.graph.traits import SavedTensors, Traits
@@ -27,13 +27,13 @@ A = torch.ops.aten
 NONE, MEAN = 0, 1
 
 
-def reduce_loss(b: Builder, each: Value, reduction: int) -> Any:
+def reduce_loss(b: Builder, losses: Value, reduction: int) -> Any:
     if reduction == NONE:
-        return each
-    return total(b, each, tuple(range(len(each.shape))), False, mean=reduction == MEAN)
+        return losses
+    return total(b, losses, tuple(range(len(losses.shape))), False, mean=reduction == MEAN)
 
 
-def _elementwise(name: str) -> None:
+def _declare_elementwise(name: str) -> None:
     """Declares loss(x, target, ..., reduction, ...) as its elements and their reduction."""
     target = getattr(A, name).default
     schema = target._schema.arguments
@@ -60,42 +60,42 @@ for _name in [
     "hinge_embedding_loss",
     "margin_ranking_loss",
 ]:
-    _elementwise(_name)
+    _declare_elementwise(_name)
 
 
 # -- cross entropy ---------------------------------------------------------------------
 
 
-def _entropy(site: OperatorTile) -> Kernel:
+def _entropy_kernel(tile: OperatorTile) -> Kernel:
     """A sample's loss from lse, x[target], w[target], sum of w*x over classes, and the sum of w."""
-    ignore, smoothing, classes = (site.attrs[k] for k in ("ignore", "smoothing", "classes"))
-    dtype = site.op.dtypes[0]
+    ignore, smoothing, classes = (tile.attrs[k] for k in ("ignore", "smoothing", "classes"))
+    dtype = tile.op.dtypes[0]
 
     def run(
         t: Tensor, picked: Tensor, lse: Tensor | None = None, weight: Tensor | None = None,
-        spread: Tensor | None = None, weights: Tensor | None = None,
+        weighted_sum: Tensor | None = None, weight_sum: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         picked = picked.to(dtype)
         loss = -picked if lse is None else lse - picked
         loss = loss if weight is None else loss * weight
-        if smoothing and lse is not None and spread is not None:
-            smooth = lse * (classes if weights is None else weights) - spread
+        if smoothing and lse is not None and weighted_sum is not None:
+            smooth = lse * (classes if weight_sum is None else weight_sum) - weighted_sum
             loss = (1 - smoothing) * loss + smoothing / classes * smooth
         return loss.masked_fill(t == ignore, 0).to(dtype)
 
     return run
 
 
-def _counted(site: OperatorTile) -> Kernel:
+def _mean_divisor(tile: OperatorTile) -> Kernel:
     """What a sample adds to the divisor of the mean: its weight, or 1, or 0 if it is ignored."""
-    ignore, dtype = site.attrs["ignore"], site.op.dtypes[0]
+    ignore, dtype = tile.attrs["ignore"], tile.op.dtypes[0]
     return lambda t, weight=None: (
         (t != ignore) if weight is None else weight.masked_fill(t == ignore, 0)
     ).to(dtype)
 
 
-declare("entropy", pointwise_line, _entropy, Traits(SavedTensors.INPUTS), flops_per_point=4)
-declare("counted", pointwise_line, _counted, Traits(SavedTensors.NOTHING, is_cheap=True))
+declare("entropy", pointwise_line, _entropy_kernel, Traits(SavedTensors.INPUTS), flops_per_point=4)
+declare("counted", pointwise_line, _mean_divisor, Traits(SavedTensors.NOTHING, is_cheap=True))
 
 
 def _likelihood(
@@ -104,32 +104,32 @@ def _likelihood(
 ) -> Any:  # fmt: skip
     """Negative log likelihood of the targets, from logits or from log-probabilities."""
     dim = 1 if len(x.shape) > 1 else 0
-    accurate = wide(x.dtype)  # until all samples are summed up
-    classes, out = x.shape[dim], [(target.shape, accurate)]
+    wide_dtype = accumulation_dtype(x.dtype)  # until all samples are summed up
+    classes, out = x.shape[dim], [(target.shape, wide_dtype)]
     lse = log_sum_exp(b, x, dim, "lse") if logits else None
     picked = pick(b, x, target, dim, "picked")
-    weighed = None if weight is None else pick(b, weight, target, 0, "weight")
-    spread = weights = None
+    target_weight = None if weight is None else pick(b, weight, target, 0, "weight")
+    weighted_sum = weight_sum = None
     if smoothing:
         scaled = x
         if weight is not None:
             shape = [-1, *[1] * (len(x.shape) - 1 - dim)]
             scaled = b.call(A.mul.Tensor, x, b.call(A.reshape.default, weight, shape))
-            weights = total(b, weight, (0,), False, dtype=accurate)
-        spread = total(b, scaled, (dim,), False, dtype=accurate)
+            weight_sum = total(b, weight, (0,), False, dtype=wide_dtype)
+        weighted_sum = total(b, scaled, (dim,), False, dtype=wide_dtype)
     attrs = {"ignore": ignore, "smoothing": smoothing, "classes": classes}
-    operands = [target, picked, lse, weighed, spread, weights]
-    each = b.emit("entropy", operands, out, attrs, suffix="each")
+    operands = [target, picked, lse, target_weight, weighted_sum, weight_sum]
+    losses = b.emit("entropy", operands, out, attrs, suffix="each")
     if reduction != MEAN:
-        return cast(b, reduce_loss(b, each, reduction), x.dtype)
-    counted = b.emit("counted", [target, weighed], out, {"ignore": ignore}, suffix="counted")
-    every = tuple(range(len(target.shape)))
-    sums = [total(b, v, every, False) for v in (each, counted)]
+        return cast(b, reduce_loss(b, losses, reduction), x.dtype)
+    counted = b.emit("counted", [target, target_weight], out, {"ignore": ignore}, suffix="counted")
+    sample_dims = tuple(range(len(target.shape)))
+    sums = [total(b, v, sample_dims, False) for v in (losses, counted)]
     return cast(b, pointwise(b, A.div.Tensor, *sums), x.dtype)
 
 
 @aten("cross_entropy_loss")
-def _cross_entropy(
+def _translate_cross_entropy(
     b: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN,
     ignore_index: int = -100, label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
@@ -155,12 +155,12 @@ def _soft_targets(
         target = pointwise(b, A.mul.Tensor, target, 1 - smoothing)
         target = pointwise(b, A.add.Tensor, target, smoothing / x.shape[dim])
     logs = softmax(b, x, dim, log=True)
-    each = total(b, pointwise(b, A.mul.Tensor, logs, target), (dim,), False)
-    return reduce_loss(b, pointwise(b, A.neg.default, each), reduction)
+    losses = total(b, pointwise(b, A.mul.Tensor, logs, target), (dim,), False)
+    return reduce_loss(b, pointwise(b, A.neg.default, losses), reduction)
 
 
 @aten("nll_loss", "nll_loss_nd", "nll_loss2d")
-def _nll(
+def _translate_nll(
     b: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN,
     ignore_index: int = -100,
 ) -> Any:  # fmt: skip

@@ -31,7 +31,7 @@ from raddle.graph.traits import SavedTensors, Traits
 A = torch.ops.aten
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type in which torch accumulates numbers of a type."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
@@ -39,18 +39,18 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 # -- statistics ------------------------------------------------------------------------
 
 
-def _statistics_line(assign: str, outputs: Sequence[str]) -> Any:
-    def line(f: Signature) -> str:
-        letters = unique(f.letters[0])
-        kept = " ".join(a for d, a in enumerate(letters) if d not in f.attrs["dims"])
+def _statistics_notation(assign: str, outputs: Sequence[str]) -> Any:
+    def notation(sig: Signature) -> str:
+        letters = unique(sig.letters[0])
+        kept = " ".join(a for d, a in enumerate(letters) if d not in sig.attrs["dims"])
         left = ", ".join(f"{o}[{kept}]" for o in outputs)
         return f"{left} {assign} x[{' '.join(letters)}]"
 
-    return line
+    return notation
 
 
-def _moments(site: OperatorTile) -> Kernel:
-    dims, dtype = site.attrs["dims"], site.op.dtypes[0]
+def _moments_kernel(tile: OperatorTile) -> Kernel:
+    dims, dtype = tile.attrs["dims"], tile.op.dtypes[0]
 
     def run(x: Tensor) -> tuple[Tensor, Tensor]:
         variance, mean = torch.var_mean(x.to(dtype), dims, correction=0)
@@ -72,9 +72,9 @@ def _merge_moments(
     return mean, sum(terms, torch.zeros_like(mean))
 
 
-def _lse(site: OperatorTile) -> Kernel:
-    (dim,), dtype = site.attrs["dims"], site.op.dtypes[0]
-    if not site.is_partial:
+def _lse_kernel(tile: OperatorTile) -> Kernel:
+    (dim,), dtype = tile.attrs["dims"], tile.op.dtypes[0]
+    if not tile.is_partial:
         return lambda x: torch.logsumexp(x.to(dtype), dim)
 
     def run(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,16 +97,16 @@ def _merge_lse(
 
 declare(
     "moments",
-    _statistics_line("moments=", "mv"),
-    _moments,
+    _statistics_notation("moments=", "mv"),
+    _moments_kernel,
     Traits(SavedTensors.INPUTS),
     flops_per_point=3,
     merge=_merge_moments,
 )
 declare(
     "lse",
-    _statistics_line("lse=", "l"),
-    _lse,
+    _statistics_notation("lse=", "l"),
+    _lse_kernel,
     Traits(SavedTensors.INPUTS),
     flops_per_point=3,
     merge=_merge_lse,
@@ -117,7 +117,7 @@ def moments(b: Builder, x: Value, dims: Sequence[int], suffix: str) -> Any:
     if not x.dtype.is_floating_point:
         raise NotSplittable  # the variance of complex numbers is real
     shape = tuple(s for d, s in enumerate(x.shape) if d not in dims)
-    out = (shape, wide(x.dtype))
+    out = (shape, accumulation_dtype(x.dtype))
     return b.emit("moments", [x], [out, out], {"dims": tuple(dims)}, suffix=suffix)
 
 
@@ -125,11 +125,13 @@ def log_sum_exp(b: Builder, x: Value, dim: int, suffix: str) -> Any:
     if not x.dtype.is_floating_point:
         raise NotSplittable
     shape = tuple(s for d, s in enumerate(x.shape) if d != dim)
-    return b.emit("lse", [x], [(shape, wide(x.dtype))], {"dims": (dim,)}, suffix=suffix)
+    return b.emit(
+        "lse", [x], [(shape, accumulation_dtype(x.dtype))], {"dims": (dim,)}, suffix=suffix
+    )
 
 
 @aten("logsumexp")
-def _logsumexp(b: Builder, x: Value, dim: Any, keepdim: bool = False) -> Any:
+def _translate_logsumexp(b: Builder, x: Value, dim: Any, keepdim: bool = False) -> Any:
     if not x.shape:
         raise NotSplittable
     dims, y = [dim] if isinstance(dim, int) else list(dim), x
@@ -143,15 +145,15 @@ def _logsumexp(b: Builder, x: Value, dim: Any, keepdim: bool = False) -> Any:
 # -- batch norm ------------------------------------------------------------------------
 
 
-def _batch_norm_line(f: Signature) -> str:
-    letters = unique(f.letters[0])
+def _batch_norm_notation(sig: Signature) -> str:
+    letters = unique(sig.letters[0])
     y, c = " ".join(letters), letters[1]
-    rest = "".join(f", s{i}[{c}]" for i in range(len(f.shapes) - 1))
-    return f"y[{y}] = x[{y}]{rest}"
+    per_channel = "".join(f", s{i}[{c}]" for i in range(len(sig.shapes) - 1))
+    return f"y[{y}] = x[{y}]{per_channel}"
 
 
-def _batch_norm(site: OperatorTile) -> Kernel:
-    eps, dtype = site.attrs["eps"], site.op.dtypes[0]
+def _batch_norm_kernel(tile: OperatorTile) -> Kernel:
+    eps, dtype = tile.attrs["eps"], tile.op.dtypes[0]
 
     def run(
         x: Tensor,
@@ -161,7 +163,7 @@ def _batch_norm(site: OperatorTile) -> Kernel:
         bias: Tensor | None = None,
     ) -> Tensor:
         shape = (1, -1, *[1] * (x.dim() - 2))
-        x, mean, var = (t.to(wide(dtype)) for t in (x, mean, var))
+        x, mean, var = (t.to(accumulation_dtype(dtype)) for t in (x, mean, var))
         scale: Tensor = (var + eps).rsqrt()
         scale = scale if weight is None else scale * weight
         y: Tensor = (x - mean.view(shape)) * scale.view(shape)
@@ -171,32 +173,38 @@ def _batch_norm(site: OperatorTile) -> Kernel:
     return run
 
 
-def _running(site: OperatorTile) -> Kernel:
+def _running_statistics(tile: OperatorTile) -> Kernel:
     """The running statistics after a step; the variance without bias, as torch keeps it."""
-    momentum, unbias = site.attrs["momentum"], site.attrs["unbias"]
+    momentum, unbias = tile.attrs["momentum"], tile.attrs["unbias"]
 
-    def moved(old: Tensor, new: Tensor) -> Tensor:
+    def moved_towards(old: Tensor, new: Tensor) -> Tensor:
         now: Tensor = old + momentum * (new.detach() - old)
         return now.to(old.dtype)
 
     def run(mean: Tensor, var: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return moved(mean, m), moved(var, v * unbias)
+        return moved_towards(mean, m), moved_towards(var, v * unbias)
 
     return run
 
 
-declare("batch_norm", _batch_norm_line, _batch_norm, Traits(SavedTensors.INPUTS), flops_per_point=4)
+declare(
+    "batch_norm",
+    _batch_norm_notation,
+    _batch_norm_kernel,
+    Traits(SavedTensors.INPUTS),
+    flops_per_point=4,
+)
 declare(
     "running",
     "p[c], q[c] = a[c], b[c], m[c], v[c]",
-    _running,
+    _running_statistics,
     Traits(SavedTensors.NOTHING, updates_buffer=True),
     flops_per_point=4,
 )
 
 
 @aten("batch_norm")
-def _batch_norm_call(
+def _translate_batch_norm(
     b: Builder, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
     var: Value | None, training: bool, momentum: float, eps: float, *_: Any,
 ) -> Any:  # fmt: skip
@@ -225,16 +233,18 @@ def _batch_norm_call(
 # -- layer, group, instance and RMS norm -----------------------------------------------
 
 
-def _layer_norm_line(f: Signature) -> str:
-    letters, keep = unique(f.letters[0]), len(f.shapes[0]) - f.attrs["rank"]
+def _layer_norm_notation(sig: Signature) -> str:
+    letters, keep = unique(sig.letters[0]), len(sig.shapes[0]) - sig.attrs["rank"]
     y, lead, tail = " ".join(letters), " ".join(letters[:keep]), " ".join(letters[keep:])
-    stats = "".join(f", s{i}[{lead}]" for i in range(f.attrs["statistics"]))
-    affine = "".join(f", w{i}[{tail}]" for i in range(len(f.shapes) - 1 - f.attrs["statistics"]))
+    stats = "".join(f", s{i}[{lead}]" for i in range(sig.attrs["statistics"]))
+    affine = "".join(
+        f", w{i}[{tail}]" for i in range(len(sig.shapes) - 1 - sig.attrs["statistics"])
+    )
     return f"y[{y}] = x[{y}]{stats}{affine}"
 
 
-def _layer_norm(site: OperatorTile) -> Kernel:
-    eps, ones, dtype = site.attrs["eps"], (1,) * site.attrs["rank"], site.op.dtypes[0]
+def _layer_norm_kernel(tile: OperatorTile) -> Kernel:
+    eps, ones, dtype = tile.attrs["eps"], (1,) * tile.attrs["rank"], tile.op.dtypes[0]
 
     def run(
         x: Tensor,
@@ -253,7 +263,13 @@ def _layer_norm(site: OperatorTile) -> Kernel:
     return run
 
 
-declare("layer_norm", _layer_norm_line, _layer_norm, Traits(SavedTensors.INPUTS), flops_per_point=4)
+declare(
+    "layer_norm",
+    _layer_norm_notation,
+    _layer_norm_kernel,
+    Traits(SavedTensors.INPUTS),
+    flops_per_point=4,
+)
 
 
 def _normalise(
@@ -273,7 +289,7 @@ def _normalise(
 
 
 @aten("layer_norm")
-def _layer_norm_call(
+def _translate_layer_norm(
     b: Builder, x: Value, shape: Sequence[int], weight: Value | None = None,
     bias: Value | None = None, eps: float = 1e-5, *_: Any,
 ) -> Any:  # fmt: skip
@@ -285,18 +301,18 @@ def _layer_norm_call(
 
 
 @aten("rms_norm")
-def _rms_norm_call(
+def _translate_rms_norm(
     b: Builder,
     x: Value,
     shape: Sequence[int],
     weight: Value | None = None,
     eps: float | None = None,
 ) -> Any:
-    eps = torch.finfo(wide(x.dtype)).eps if eps is None else eps
+    eps = torch.finfo(accumulation_dtype(x.dtype)).eps if eps is None else eps
     rank = len(shape)
     dims = list(range(len(x.shape) - rank, len(x.shape)))
     with b.composite("rms_norm", [x, weight], {"rank": rank, "eps": eps}) as outputs:
-        accurate = cast(b, x, wide(x.dtype))
+        accurate = cast(b, x, accumulation_dtype(x.dtype))
         square = b.call(A.mul.Tensor, accurate, accurate)
         mean = b.call(A.mean.dim, square, dims)
         attrs = {"rank": rank, "eps": eps, "statistics": 1}
@@ -306,22 +322,24 @@ def _rms_norm_call(
 
 
 @aten("group_norm")
-def _group_norm_call(
+def _translate_group_norm(
     b: Builder, x: Value, groups: int, weight: Value | None = None, bias: Value | None = None,
     eps: float = 1e-5, *_: Any,
 ) -> Any:  # fmt: skip
     n, c, *spatial = x.shape
     with b.composite("group_norm", [x, weight, bias], {"groups": groups, "eps": eps}) as outputs:
         parts = b.call(A.reshape.default, x, [n, groups, c // groups, *spatial])
-        normal = _normalise(b, parts, 1 + len(spatial), None, None, eps, wide(x.dtype), None)
-        y = b.call(A.reshape.default, normal, list(x.shape))
+        normalised = _normalise(
+            b, parts, 1 + len(spatial), None, None, eps, accumulation_dtype(x.dtype), None
+        )
+        y = b.call(A.reshape.default, normalised, list(x.shape))
         y = cast(b, affine(b, y, weight, bias), x.dtype)
         outputs.append(y)
     return y
 
 
 @aten("instance_norm")
-def _instance_norm_call(
+def _translate_instance_norm(
     b: Builder, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
     var: Value | None, use_input_stats: bool, momentum: float, eps: float, *_: Any,
 ) -> Any:  # fmt: skip
@@ -332,7 +350,7 @@ def _instance_norm_call(
         )
     if not use_input_stats:
         raise NotSplittable
-    return _group_norm_call(b, x, x.shape[1], weight, bias, eps)
+    return _translate_group_norm(b, x, x.shape[1], weight, bias, eps)
 
 
 def affine(b: Builder, x: Value, weight: Value | None, bias: Value | None) -> Any:
@@ -348,21 +366,23 @@ def affine(b: Builder, x: Value, weight: Value | None, bias: Value | None) -> An
 # -- softmax ---------------------------------------------------------------------------
 
 
-def _softmax_line(f: Signature) -> str:
-    letters = unique(f.letters[0])
-    kept = " ".join(a for d, a in enumerate(letters) if d != f.attrs["dim"])
+def _softmax_notation(sig: Signature) -> str:
+    letters = unique(sig.letters[0])
+    kept = " ".join(a for d, a in enumerate(letters) if d != sig.attrs["dim"])
     y = " ".join(letters)
     return f"y[{y}] = x[{y}], l[{kept}]"
 
 
-def _softmax(site: OperatorTile) -> Kernel:
-    dim, dtype = site.attrs["dim"], site.op.dtypes[0]
-    if site.attrs["log"]:
+def _softmax_kernel(tile: OperatorTile) -> Kernel:
+    dim, dtype = tile.attrs["dim"], tile.op.dtypes[0]
+    if tile.attrs["log"]:
         return lambda x, lse: (x - lse.unsqueeze(dim)).to(dtype)
     return lambda x, lse: (x - lse.unsqueeze(dim)).exp().to(dtype)
 
 
-declare("softmax", _softmax_line, _softmax, Traits(SavedTensors.OUTPUT), flops_per_point=2)
+declare(
+    "softmax", _softmax_notation, _softmax_kernel, Traits(SavedTensors.OUTPUT), flops_per_point=2
+)
 
 
 def softmax(b: Builder, x: Value, dim: int, dtype: Any = None, log: bool = False) -> Any:
@@ -380,10 +400,10 @@ def softmax(b: Builder, x: Value, dim: int, dtype: Any = None, log: bool = False
 
 
 @aten("softmax", "_softmax", "special_softmax")
-def _softmax_call(b: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
+def _translate_softmax(b: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
     return softmax(b, x, dim, None if isinstance(dtype, bool) else dtype)
 
 
 @aten("log_softmax", "_log_softmax", "special_log_softmax")
-def _log_softmax_call(b: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
+def _translate_log_softmax(b: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
     return softmax(b, x, dim, None if isinstance(dtype, bool) else dtype, log=True)

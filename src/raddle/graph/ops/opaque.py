@@ -30,28 +30,30 @@ def _letters(shape: Sequence[int], sizes: dict[str, int]) -> list[str]:
     return chosen
 
 
-def _line(f: Signature) -> str:
+def _opaque_notation(sig: Signature) -> str:
     sizes: dict[str, int] = {}
-    outputs = [" ".join(_letters(shape, sizes)) for shape in f.outputs]
+    outputs = [" ".join(_letters(shape, sizes)) for shape in sig.outputs]
     left = ", ".join(f"y{i}[{o}]" for i, o in enumerate(outputs))
-    right = ", ".join(f"x{i}[{' '.join(':' for _ in s)}]" for i, s in enumerate(f.shapes))
+    right = ", ".join(f"x{i}[{' '.join(':' for _ in s)}]" for i, s in enumerate(sig.shapes))
     return f"{left} = {right}"
 
 
-def _kernel(site: OperatorTile) -> Kernel:
-    target = resolve_overload(site.attrs["call"])
-    args, kwargs = site.attrs["args"], site.attrs["kwargs"]
-    kept, single = site.attrs["outputs"], site.attrs["single"]
-    creates = any(a.name == "device" for a in target._schema.arguments)
-    lazy = any(carries_gradient(dtype) for dtype in site.op.dtypes)
-    places: dict[str, Any] = {"device": site.device} if creates else {}
+def _opaque_kernel(tile: OperatorTile) -> Kernel:
+    target = resolve_overload(tile.attrs["call"])
+    args, kwargs = tile.attrs["args"], tile.attrs["kwargs"]
+    output_indices, single = tile.attrs["outputs"], tile.attrs["single"]
+    takes_device = any(a.name == "device" for a in target._schema.arguments)
+    may_be_lazy = any(carries_gradient(dtype) for dtype in tile.op.dtypes)
+    device_argument: dict[str, Any] = {"device": tile.device} if takes_device else {}
 
     def run(*tensors: Any) -> Any:
-        result = target(*fill_template(args, tensors), **fill_template(kwargs, tensors), **places)
-        results = (result,) if single else tuple(result[i] for i in kept)
-        return tuple(resolve_conj_and_neg(t) for t in results) if lazy else results
+        result = target(
+            *fill_template(args, tensors), **fill_template(kwargs, tensors), **device_argument
+        )
+        results = (result,) if single else tuple(result[i] for i in output_indices)
+        return tuple(resolve_conj_and_neg(t) for t in results) if may_be_lazy else results
 
     return run
 
 
-declare("opaque", _line, _kernel, Traits(SavedTensors.BOTH), flops_per_point=0)
+declare("opaque", _opaque_notation, _opaque_kernel, Traits(SavedTensors.BOTH), flops_per_point=0)

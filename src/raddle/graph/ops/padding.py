@@ -25,21 +25,21 @@ A = torch.ops.aten
 # -- padding with a constant -----------------------------------------------------------
 
 
-def _pad_line(f: Signature) -> str:
-    letters = unique(f.letters[0])
-    inside = [f"{a}{-lo:+d}" for a, (lo, _) in zip(letters, f.attrs["pads"], strict=True)]
-    return f"y[{' '.join(letters)}] = x[{' '.join(inside)}]"
+def _pad_notation(sig: Signature) -> str:
+    letters = unique(sig.letters[0])
+    indices = [f"{a}{-lo:+d}" for a, (lo, _) in zip(letters, sig.attrs["pads"], strict=True)]
+    return f"y[{' '.join(letters)}] = x[{' '.join(indices)}]"
 
 
-def _pad(site: OperatorTile) -> Kernel:
-    value = site.attrs["value"]
-    if site.region(0) is None:
-        return lambda x: site.full(value)
-    amounts = [amount for pair in reversed(site.pads(0)) for amount in pair]
+def _pad_kernel(tile: OperatorTile) -> Kernel:
+    value = tile.attrs["value"]
+    if tile.region(0) is None:
+        return lambda x: tile.full(value)
+    amounts = [amount for pair in reversed(tile.pads(0)) for amount in pair]
     return lambda x: F.pad(x, amounts, value=value) if any(amounts) else x
 
 
-declare("pad", _pad_line, _pad, Traits(SavedTensors.NOTHING), flops_per_point=0)
+declare("pad", _pad_notation, _pad_kernel, Traits(SavedTensors.NOTHING), flops_per_point=0)
 
 
 @aten("constant_pad_nd")
@@ -80,26 +80,26 @@ def _replicated(size: int, lo: int, hi: int) -> list[int]:
 
 def _wrapped(size: int, lo: int, hi: int) -> list[int]:
     """Circular padding; torch crops by negative amounts first, and wraps what is left."""
-    left = list(range(size))[max(0, -lo) : size + min(0, hi)]
-    around = range(-max(0, lo), len(left) + max(0, hi))
-    return [left[i % len(left)] for i in around] if left else []
+    cropped = list(range(size))[max(0, -lo) : size + min(0, hi)]
+    positions = range(-max(0, lo), len(cropped) + max(0, hi))
+    return [cropped[i % len(cropped)] for i in positions] if cropped else []
 
 
 # -- take: a table of sources by dimension ---------------------------------------------
 
 
-def _take_line(f: Signature) -> str:
-    letters = unique(f.letters[0])
-    inside = [f"source{d}({a})" if d in f.attrs["sources"] else a for d, a in enumerate(letters)]
-    return f"y[{' '.join(letters)}] = x[{' '.join(inside)}]"
+def _take_line(sig: Signature) -> str:
+    letters = unique(sig.letters[0])
+    indices = [f"source{d}({a})" if d in sig.attrs["sources"] else a for d, a in enumerate(letters)]
+    return f"y[{' '.join(letters)}] = x[{' '.join(indices)}]"
 
 
-def _take(site: OperatorTile) -> Kernel:
-    region = site.region(0)
+def _take(tile: OperatorTile) -> Kernel:
+    region = tile.region(0)
     assert region is not None
     picks = {
-        d: [i - region.lo[d] for i in sources[site.box.lo[d] : site.box.hi[d]]]
-        for d, sources in site.attrs["sources"].items()
+        d: [i - region.lo[d] for i in sources[tile.box.lo[d] : tile.box.hi[d]]]
+        for d, sources in tile.attrs["sources"].items()
     }
 
     def run(x: Tensor) -> Tensor:
@@ -124,17 +124,17 @@ def take(b: Builder, x: Value, sources: dict[int, list[int]], suffix: str) -> An
 
 
 @aten("flip")
-def _flip(b: Builder, x: Value, dims: Sequence[int]) -> Any:
-    wanted = {d % len(x.shape) for d in dims}
-    return take(b, x, {d: list(range(x.shape[d]))[::-1] for d in sorted(wanted)}, "flip")
+def _translate_flip(b: Builder, x: Value, dims: Sequence[int]) -> Any:
+    flipped = {d % len(x.shape) for d in dims}
+    return take(b, x, {d: list(range(x.shape[d]))[::-1] for d in sorted(flipped)}, "flip")
 
 
 @aten("roll")
-def _roll(b: Builder, x: Value, shifts: Any, dims: Any = ()) -> Any:
+def _translate_roll(b: Builder, x: Value, shifts: Any, dims: Any = ()) -> Any:
     shifts = [shifts] if isinstance(shifts, int) else list(shifts)
     dims = [dims] if isinstance(dims, int) else list(dims)
     if not dims:
-        flat = _roll(b, b.call(A.reshape.default, x, [-1]), shifts, [0])
+        flat = _translate_roll(b, b.call(A.reshape.default, x, [-1]), shifts, [0])
         return b.call(A.reshape.default, flat, list(x.shape))
     sources: dict[int, list[int]] = {}
     for shift, dim in zip(shifts, dims, strict=True):

@@ -18,7 +18,7 @@ from torch import Tensor
 from raddle.graph.builder import Builder, NotSplittable, aten, infer_meta
 from raddle.graph.graph import Value
 from raddle.graph.operator_kind import Kernel, OperatorTile, declare, int_per_dim, numbered_integers
-from raddle.graph.ops.conv import settle_padding
+from raddle.graph.ops.conv import choose_padding
 from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
@@ -51,7 +51,7 @@ def _pool_padding(site: OperatorTile, kernel: Any, stride: Any) -> tuple[list[in
     """Pools pad by at most half their window themselves; avg_pool3d only what holds a window."""
     pads, region = site.pads(0)[2:], site.region(0)
     assert region is not None
-    padding, explicit = settle_padding(pads, stride)
+    padding, explicit = choose_padding(pads, stride)
     sizes = zip(padding, kernel, region.shape[2:], strict=True)
     if any(p > k // 2 or (p and size < k) for p, k, size in sizes):
         padding, explicit = [0] * len(kernel), [a for pair in reversed(pads) for a in pair]

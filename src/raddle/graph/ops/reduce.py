@@ -28,7 +28,7 @@ from raddle.graph.builder import (
 from raddle.graph.graph import Value
 from raddle.graph.letters import unique, unused_letter
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
-from raddle.graph.ops.norm import moments, wide
+from raddle.graph.ops.norm import accumulation_dtype, moments
 from raddle.graph.ops.pointwise import arguments, cast, full, overload, pointwise
 from raddle.graph.traits import SavedTensors, Traits
 
@@ -101,7 +101,7 @@ def total(
     if not count:  # there is nothing to read
         return full(b, shape, math.nan if mean else 0, dtype, suffix)
     attrs = {"dims": tuple(dims), "keepdim": keepdim, "scale": 1 / count if mean else 1}
-    y = b.emit("sum", [x], [(shape, wide(dtype))], attrs, suffix=suffix)
+    y = b.emit("sum", [x], [(shape, accumulation_dtype(dtype))], attrs, suffix=suffix)
     return cast(b, y, dtype)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from raddle.graph.builder import Builder, aten
 from raddle.graph.graph import Value
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare, int_per_dim
-from raddle.graph.ops.norm import wide
+from raddle.graph.ops.norm import accumulation_dtype
 from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
@@ -46,7 +46,7 @@ def _kernel(site: OperatorTile) -> Kernel:
         )
 
     def run(x: Tensor) -> Tensor:
-        x = x.to(wide(dtype))
+        x = x.to(accumulation_dtype(dtype))
         for i, columns in enumerate(plans):
             total: Tensor | None = None
             for index, weight in columns:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raddle.graph.needed_operands import needed
+from raddle.graph.needed_operands import needed_operands
 from raddle.graph.space import Space
 from raddle.searches.configurations import degrees, max_copies, member_tilings
 from raddle.searches.groups import AFTER, BY_LETTERS, Group, Member
@@ -181,7 +181,7 @@ class LayoutBuilder:
         first = [
             r.lo[r.index] == 0 for r in (dims[d] for d in space.reduced_dims) if r.index is not None
         ]
-        needed_on = needed(
+        needed_on = needed_operands(
             space.operands, nonempty, np.logical_and.reduce(first) if first else None
         )
         return tuple(Need(r, n) for r, n in zip(ranges, needed_on, strict=True))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.graph.index import Index
-from raddle.graph.needed_operands import needed
+from raddle.graph.needed_operands import needed_operands
 from raddle.graph.space import Space
 from raddle.plans.tiling import Grid, Tiling
 
@@ -78,7 +78,7 @@ def _grid_regions(space: Space, cuts: Cuts) -> tuple[Regions, ...]:
             region[:, p] = _spread(index, cuts, shape)
         boxes.append(region)
         full.append((region[:, :, 0] < region[:, :, 1]).all(axis=1))
-    some = needed(space.operands, full, first)
+    some = needed_operands(space.operands, full, first)
     return tuple(Regions(b, n) for b, n in zip(boxes, some, strict=True))
 
 
