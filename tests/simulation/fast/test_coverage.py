@@ -11,7 +11,7 @@ import pytest
 from raddle.plans.plan import Plan
 from raddle.plans.sync import KINDS
 from raddle.plans.sync.sync_kind import NUMBER
-from raddle.simulation.fast.coverage import DESCRIBED, unsupported
+from raddle.simulation.fast.coverage import DESCRIPTIVE_FIELDS, unsupported
 
 DOCS = Path(__file__).parents[3] / "docs" / "searching.md"
 
@@ -49,7 +49,7 @@ def test_every_field_of_a_plan_is_in_a_table() -> None:
         default = field.default if field.default_factory is MISSING else field.default_factory()
         if field.name in ("tiles", "devices", "bn", "sync", "bucket", "optimizer"):
             expected[field.name] = "timed"
-        elif field.name not in DESCRIBED:
+        elif field.name not in DESCRIPTIVE_FIELDS:
             other = {int: 2, bool: True, str: "gpipe", tuple: (0,), dict: {"a": 1}}[type(default)]
             assert unsupported(replace(Plan({}, 4), **{field.name: other}))
             expected[field.name] = "refused"

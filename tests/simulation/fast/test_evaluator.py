@@ -28,7 +28,7 @@ from raddle.plans.schedules import NAMES
 from raddle.plans.tiling import Tiling, whole
 from raddle.program.lower import lower
 from raddle.searches.planning import plan_for
-from raddle.simulation.fast.coverage import DESCRIBED, TIMED, unsupported
+from raddle.simulation.fast.coverage import DESCRIPTIVE_FIELDS, TIMED_FIELDS, unsupported
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.timeline import simulate
 
@@ -114,7 +114,7 @@ def test_every_field_of_a_plan_is_timed_described_or_refused(field: Field[Any]) 
     graph, on = small("mlp-tiny")[1], cluster("local:2")
     plan = Plan(plan_for(graph, on, "data").tiles, 2)
     assert unsupported(plan) is None
-    if field.name in TIMED | DESCRIBED:
+    if field.name in TIMED_FIELDS | DESCRIPTIVE_FIELDS:
         return
     default = field.default if field.default_factory is MISSING else field.default_factory()
     other = {int: 2, bool: True, str: "gpipe", tuple: (0,), dict: {"a": 1}}[type(default)]
@@ -216,12 +216,12 @@ def test_composites_fall_apart_and_come_together(model: str) -> None:
     own = Evaluator(graph, on, plan, profile)
     natives, rng = find_native_calls(graph), random.Random(2)
     first = own.time()
-    assert all(own.composites.together)
+    assert all(own.composites.fused)
     for name in rng.sample(sorted(natives), 5):
         ops = {name, *natives[name].neighbours[:1]}
         moved = {i: whole(graph.op(i).space.full.shape, [rng.randrange(4)]) for i in ops}
         undo = own.move(moved)
-        assert not all(own.composites.together)
+        assert not all(own.composites.fused)
         fresh = replace(plan, tiles={**start, **moved})
         assert own.time() == int(simulate(lower(graph, fresh), on, profile).end.max())
         own.restore(undo)
@@ -236,6 +236,6 @@ def test_forgetting_what_is_old_changes_nothing(monkeypatch: pytest.MonkeyPatch)
     graph = small(MODELS[0])[1]
     own = Evaluator(graph, machine_of(MACHINES[0]), drawn(graph, 3, bn="global"))
     before = own.time()
-    monkeypatch.setattr("raddle.simulation.fast.evaluator.STORE", 0)
+    monkeypatch.setattr("raddle.simulation.fast.evaluator.MAX_STORE_BYTES", 0)
     own.move({})
     assert own.time() == before

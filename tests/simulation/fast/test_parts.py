@@ -10,18 +10,26 @@ from raddle.graph.box import Box
 from raddle.graph.gradients import has_backward
 from raddle.plans.sync import read_sync
 from raddle.program.program import Message, ParameterRegion
-from raddle.simulation.fast.arrays import COMPUTE, EVENT, LATEST, MESSAGES, PULLS, PUSHES, TRAVELS
-from raddle.simulation.fast.machine import Machine
-from raddle.simulation.fast.outline import outline
-from raddle.simulation.fast.pointers import Pointers, Undo
-from raddle.simulation.fast.sharing import Sharing
-from raddle.simulation.fast.store import NOTHING, Rows, Store
+from raddle.simulation.fast.arrays import (
+    AFTER_LAST_COMPUTE,
+    COMPUTE,
+    EVENT,
+    MESSAGES,
+    NEEDS_SYNC,
+    PULL_COUNT,
+    PUSH_COUNT,
+)
+from raddle.simulation.fast.cluster_arrays import ClusterArrays
+from raddle.simulation.fast.graph_index import index_graph
+from raddle.simulation.fast.parameter_rows import ParameterRows
+from raddle.simulation.fast.plan_rows import PlanRows, Undo
+from raddle.simulation.fast.store import NOTHING, RowArray, RowStore
 from raddle.simulation.fast.tape import urgencies
-from raddle.simulation.fast.tiled import Tilings
+from raddle.simulation.fast.tilings import Tilings
 
 
 def test_rows_stay_where_they_are_while_an_array_grows() -> None:
-    rows = Rows(2)
+    rows = RowArray(2)
     slots = [rows.add(np.full((700, 2), n)) for n in range(4)]
     assert rows.add(np.zeros((0, 2))) == NOTHING
     for n, (first, count) in enumerate(slots):
@@ -30,39 +38,39 @@ def test_rows_stay_where_they_are_while_an_array_grows() -> None:
 
 
 def test_what_was_found_is_not_looked_for_again() -> None:
-    store, calls = Store(), list[int]()
+    store, calls = RowStore(), list[int]()
 
     def find() -> int:
         calls.append(1)
         return 7
 
-    assert [store.once("key", find) for _ in range(3)] == [7, 7, 7]
+    assert [store.cached("key", find) for _ in range(3)] == [7, 7, 7]
     assert calls == [1]
 
 
 def test_pointers_carry_loads_and_are_taken_back() -> None:
-    own, store = outline(mlp(), read_sync("allreduce")), Store()
-    to = Pointers(own, devices=2, links=1)
+    own, store = index_graph(mlp(), read_sync("allreduce")), RowStore()
+    to = PlanRows(own, devices=2, links=1)
     computed = store.computes.add(np.array([[0, 5], [1, 7]]))
     sent = store.messages.add(np.array([[0, 1, 11, 2, -1, 0, 0]]))
-    synced = store.synced.add(np.array([[*sent, *computed, *sent, -1, 0, 1, 1]]))
+    synced = store.sync_units.add(np.array([[*sent, *computed, *sent, -1, 0, 1, 1]]))
     undo = Undo()
-    undo.keep(to.load)
-    to.point(undo, store, to.slots.forward, 0, computed, store.computes)
+    undo.save(to.load)
+    to.set_slot(undo, store, to.slots.forward, 0, computed, store.computes)
     assert to.load.tolist() == [5, 7, 0]
-    to.point(undo, store, to.slots.merge, 0, computed, store.computes, times=2)
+    to.set_slot(undo, store, to.slots.merge, 0, computed, store.computes, times=2)
     assert to.load.tolist() == [15, 21, 0]
-    to.point(undo, store, to.slots.synced, 0, synced, store.synced)
+    to.set_slot(undo, store, to.slots.sync_units, 0, synced, store.sync_units)
     assert to.load.tolist() == [20, 28, 22]
     assert to.slots.table[0].tolist() == list(computed)  # a slot is a view of the table
-    undo.take_back()
+    undo.restore()
     assert not to.load.any()
     assert not to.slots.table.any()
-    assert not to.slots.synced.any()
+    assert not to.slots.sync_units.any()
 
 
 def test_the_tape_has_what_any_plan_may_have() -> None:
-    own = outline(mlp(), read_sync("allreduce"))
+    own = index_graph(mlp(), read_sync("allreduce"))
     tape, ops = own.tape, own.graph.ops
     merged = sum(bool(op.space.combine) for op in ops)
     backward = [op for op in ops if has_backward(op, own.active)]
@@ -75,30 +83,30 @@ def test_the_tape_has_what_any_plan_may_have() -> None:
 
 
 def test_divided_parameters_are_pulled_for_both_directions() -> None:
-    own = outline(mlp(), read_sync("sharded:parameters"))
+    own = index_graph(mlp(), read_sync("sharded:parameters"))
     names = [name for name, _ in own.pulls]
     assert sorted(names) == sorted([*own.trained, *own.trained])
-    pulled = own.tape.since == LATEST
+    pulled = own.tape.send_after == AFTER_LAST_COMPUTE
     assert pulled.sum() == len(names)
     assert (own.tape.urgency[pulled] == 1).all()
 
 
 def test_what_is_used_first_is_the_most_urgent() -> None:
-    own = outline(mlp(), read_sync("p3"))
-    found = urgencies(own.graph, own.parameter, own.trained, read_sync("p3"))
-    order = sorted(own.trained, key=lambda name: found[own.parameter[name]])
+    own = index_graph(mlp(), read_sync("p3"))
+    found = urgencies(own.graph, own.parameter_number, own.trained, read_sync("p3"))
+    order = sorted(own.trained, key=lambda name: found[own.parameter_number[name]])
     used = dict.fromkeys(n for op in own.graph.ops for n in op.inputs if n in own.trained)
     assert order == list(used)
-    assert not urgencies(own.graph, own.parameter, own.trained, read_sync("allreduce")).any()
+    assert not urgencies(own.graph, own.parameter_number, own.trained, read_sync("allreduce")).any()
 
 
 def test_messages_are_listed_in_the_order_of_a_program() -> None:
-    machine = Machine(cluster("p100:1x4"))
+    machine = ClusterArrays(cluster("p100:1x4"))
     sent = [(Message(0, 3, ()), 10), (Message(0, 1, ()), 20), (Message(2, 3, ()), 30)]
-    rows = machine.listed(sent)
+    rows = machine.ordered_message_rows(sent)
     assert rows[:, :2].tolist() == [[0, 1], [2, 3], [0, 3]]
     assert (rows[:, 2] > 0).all()
-    assert machine.listed([]).shape == (0, 7)
+    assert machine.ordered_message_rows([]).shape == (0, 7)
 
 
 def test_operators_of_one_space_that_are_tiled_alike_share_a_number() -> None:
@@ -112,12 +120,12 @@ def test_operators_of_one_space_that_are_tiled_alike_share_a_number() -> None:
 def test_slices_are_rows_of_their_own() -> None:
     graph = mlp()
     plan = planned(graph, dict.fromkeys((op.name for op in graph.ops), "@0"), 2, sync="ps")
-    sharing, store = Sharing(Machine(cluster("local:2")), plan), Store()
+    sharing, store = ParameterRows(ClusterArrays(cluster("local:2")), plan), RowStore()
     value = graph.parameters[0]
     box = Box.full(value.shape)
-    slot = sharing.slices(
+    slot = sharing.slice_rows(
         store, value, (ParameterRegion(box, (0, 1), 0), ParameterRegion(box, (1,), 1))
     )
-    rows = store.synced.data[slot[0] : slot[0] + slot[1]]
-    assert rows[:, TRAVELS].tolist() == [1, 0]
-    assert rows[:, PUSHES].tolist() == rows[:, PULLS].tolist() == [1, 0]
+    rows = store.sync_units.data[slot[0] : slot[0] + slot[1]]
+    assert rows[:, NEEDS_SYNC].tolist() == [1, 0]
+    assert rows[:, PUSH_COUNT].tolist() == rows[:, PULL_COUNT].tolist() == [1, 0]

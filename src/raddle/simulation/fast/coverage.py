@@ -10,11 +10,11 @@ from dataclasses import MISSING, fields
 
 from raddle.plans.plan import Plan
 
-TIMED = {"tiles", "devices", "bn", "sync", "bucket", "optimizer"}
-DESCRIBED = {  # the step takes as long, whatever these say
+TIMED_FIELDS = {"tiles", "devices", "bn", "sync", "bucket", "optimizer"}
+DESCRIPTIVE_FIELDS = {  # the step takes as long, whatever these say
     "model", "fingerprint", "batch", "dtype", "cluster", "method", "inputs", "parameters", "predicted",
 }  # fmt: skip
-NAMED = {
+FIELD_PHRASES = {
     "order": "an order of sums",
     "microbatches": "micro-batches",
     "recompute": "recomputation",
@@ -26,11 +26,11 @@ NAMED = {
 
 def unsupported(plan: Plan) -> str | None:
     """What of a plan the evaluator does not time, in words; None if it times the plan."""
-    found = []
+    reasons = []
     for field in fields(plan):
-        if field.name in TIMED | DESCRIBED:
+        if field.name in TIMED_FIELDS | DESCRIPTIVE_FIELDS:
             continue
         default = field.default if field.default_factory is MISSING else field.default_factory()
         if getattr(plan, field.name) != default:
-            found.append(NAMED.get(field.name, field.name))
-    return " and ".join(found) or None
+            reasons.append(FIELD_PHRASES.get(field.name, field.name))
+    return " and ".join(reasons) or None

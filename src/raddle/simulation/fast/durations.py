@@ -11,13 +11,13 @@ from raddle.costs.compute import ComputeCosts, roofline, speed
 from raddle.graph.graph import Op
 from raddle.graph.ops import OPERATOR_KINDS
 from raddle.plans.tiling import Tiling
-from raddle.simulation.fast.regions import Regions, boxes_of
+from raddle.simulation.fast.regions import Regions, tile_boxes_in
 
 Array = np.ndarray
 
 
 def tile_seconds(
-    compute: ComputeCosts,
+    costs: ComputeCosts,
     op: Op,
     tiling: Tiling,
     regions: tuple[Regions, ...],
@@ -25,14 +25,14 @@ def tile_seconds(
     device: Device,
 ) -> Array:
     """By tile (of a grid without copies), its seconds on a device of one kind."""
-    wanted = compute.grad_operands.get((op.name, phase))
-    if compute.profile is not None or OPERATOR_KINDS[op.kind].flops is not None:
-        return np.array([compute.seconds(op, box, phase, device) for box in tiling.boxes])
-    points = _volumes(boxes_of(tiling, range(len(op.space.dims))))
-    outputs = [_volumes(boxes_of(tiling, dims)) for dims in op.space.outputs]
+    grad_operands = costs.grad_operands.get((op.name, phase))
+    if costs.profile is not None or OPERATOR_KINDS[op.kind].flops is not None:
+        return np.array([costs.seconds(op, box, phase, device) for box in tiling.boxes])
+    points = _volumes(tile_boxes_in(tiling, range(len(op.space.dims))))
+    outputs = [_volumes(tile_boxes_in(tiling, dims)) for dims in op.space.outputs]
     inputs = [r.volumes for r in regions]
     total = np.zeros(len(points))
-    for operand in [None] if wanted is None else wanted:
+    for operand in [None] if grad_operands is None else grad_operands:
         flops = (2 if op.space.is_product else op.space.flops_per_point) * points
         read = list(inputs)
         if operand is not None and op.space.operands[operand].added_once:
@@ -40,8 +40,8 @@ def tile_seconds(
             read = [np.zeros_like(points) for _ in inputs]
             read[operand] = inputs[operand]
         elements = [*read, *outputs]
-        at = speed(op, device)
-        total = total + roofline(compute.graph, op, flops, elements, at, np.maximum)
+        device_speed = speed(op, device)
+        total = total + roofline(costs.graph, op, flops, elements, device_speed, np.maximum)
     return total
 
 

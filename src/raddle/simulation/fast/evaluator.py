@@ -28,18 +28,18 @@ from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
 from raddle.plans.validation import validate_settings
-from raddle.simulation.fast.closings import Closings
+from raddle.simulation.fast.cluster_arrays import ClusterArrays
 from raddle.simulation.fast.composites import Composites
-from raddle.simulation.fast.computing import Computing
+from raddle.simulation.fast.compute_rows import ComputeRows
 from raddle.simulation.fast.coverage import unsupported
-from raddle.simulation.fast.machine import Machine
-from raddle.simulation.fast.outline import outline
-from raddle.simulation.fast.pointers import Pointers, Undo
-from raddle.simulation.fast.store import Store
-from raddle.simulation.fast.syncing import Syncing
-from raddle.simulation.fast.tiled import Reader, Tiled, Tilings
+from raddle.simulation.fast.graph_index import index_graph
+from raddle.simulation.fast.parameter_sync import ParameterSync
+from raddle.simulation.fast.plan_rows import PlanRows, Undo
+from raddle.simulation.fast.replicated_loss import ReplicatedLoss
+from raddle.simulation.fast.store import RowStore
+from raddle.simulation.fast.tilings import Reader, Tiled, Tilings
 from raddle.simulation.fast.timer import NO_LIMIT, Timer
-from raddle.simulation.fast.values import Made, Merged, MergeKey, Values
+from raddle.simulation.fast.value_rows import Made, Merged, MergeKey, Values
 
 Array = np.ndarray
 STORE = 512 * 2**20  # bytes of rows, after which all but the current plan's are forgotten
@@ -52,16 +52,18 @@ class Evaluator:
         self, graph: Graph, cluster: Cluster, plan: Plan, profile: Profile | None = None
     ) -> None:
         _refuse(plan, cluster)
-        machine, links = Machine(cluster), len(cluster.links)
-        self.outline = outline(graph, plan.syncing)
+        machine, links = ClusterArrays(cluster), len(cluster.links)
+        self.outline = index_graph(graph, plan.syncing)
         self.timer = Timer(self.outline, plan, machine, links)
-        self.to = Pointers(self.outline, machine.count, links)
-        self.computing = Computing(graph, machine, self.outline.active, plan.bn, profile)
+        self.to = PlanRows(self.outline, machine.count, links)
+        self.computing = ComputeRows(graph, machine, self.outline.active, plan.bn, profile)
         self.values = Values(graph, machine, plan.bn)
-        self.syncing = Syncing(self.outline, machine, plan, self.to)
-        self.closings = Closings(self.outline, plan)
-        self.composites = Composites(self.computing.together.native_calls, self.outline.number)
-        self.store, self.tilings = Store(), Tilings(plan.bn)
+        self.syncing = ParameterSync(self.outline, machine, plan, self.to)
+        self.closings = ReplicatedLoss(self.outline, plan)
+        self.composites = Composites(
+            self.computing.fused_costs.native_calls, self.outline.op_number
+        )
+        self.store, self.tilings = RowStore(), Tilings(plan.bn)
         self.tiles: list[Tiled] = [None] * len(graph.ops)  # type: ignore[list-item]
         # By operator, what its merge depends on, and what is known of that.
         self.merged: list[tuple[MergeKey | None, Merged]] = [(None, Merged())] * len(graph.ops)
@@ -84,7 +86,7 @@ class Evaluator:
         An estimate for searches: what is alive at the same time, and what was received, is told by
         simulation/memory/peaks.py from a timeline.
         """
-        return self.to.held
+        return self.to.held_bytes
 
     # -- moves -----------------------------------------------------------------------------------
 
@@ -101,50 +103,50 @@ class Evaluator:
         return undo
 
     def restore(self, undo: Undo) -> None:
-        undo.take_back()
+        undo.restore()
 
     def _move(self, changes: Mapping[str, Tiling], undo: Undo) -> None:
         o, ops, to, store = self.outline, self.outline.graph.ops, self.to, self.store
-        undo.keep(to.load)
-        undo.keep(to.held)
+        undo.save(to.load)
+        undo.save(to.held_bytes)
         changed = []
         for name, tiling in changes.items():
-            i = o.number[name]
+            i = o.op_number[name]
             tiled = self.tilings.of(ops[i], tiling)
             if self.tiles[i] is not tiled:
                 undo.set(self.tiles, i, tiled)
                 changed.append(i)
-        merges = {*changed, *self.closings.change(undo, changed, self.tiles, self.tilings)}
-        again = self.composites.regroup(undo, changed, ops, self.tiles, self.tilings)
+        merges = {*changed, *self.closings.update(undo, changed, self.tiles, self.tilings)}
+        again = self.composites.update(undo, changed, ops, self.tiles, self.tilings)
         for i in (*changed, *again):
             self._compute(undo, i)
         values: set[int] = set()
         for i in changed:
-            kept = self.computing.outputs(store, ops[i], self.tiles[i])
-            to.point(undo, store, to.held_slots, i, kept, store.sizes)
+            kept = self.computing.saved_bytes_rows(store, ops[i], self.tiles[i])
+            to.set_slot(undo, store, to.held_bytes_slots, i, kept, store.sizes)
             for name in ops[i].inputs:
-                source = name if name in o.value else o.graph.updates.get(name)
-                if source in o.value:
-                    values.add(o.value[source])
-                    merges.add(o.made_by[o.value[source]][0])
-            values.update(o.value[out] for out in ops[i].outputs)
+                source = name if name in o.value_number else o.graph.updates.get(name)
+                if source in o.value_number:
+                    values.add(o.value_number[source])
+                    merges.add(o.producer[o.value_number[source]][0])
+            values.update(o.value_number[out] for out in ops[i].outputs)
         for i in merges:
             if self._merge(undo, i):
-                values.update(o.value[out] for out in ops[i].outputs)
+                values.update(o.value_number[out] for out in ops[i].outputs)
         for v in values:
             there, back = self.values.value(store, *self._made(v))
-            to.point(undo, store, to.slots.activation, v, there, store.messages)
-            to.point(undo, store, to.slots.gradient, v, back, store.messages)
-        self.syncing.change(undo, store, changed, self.tiles)
+            to.set_slot(undo, store, to.slots.activation, v, there, store.messages)
+            to.set_slot(undo, store, to.slots.gradient, v, back, store.messages)
+        self.syncing.update(undo, store, changed, self.tiles)
 
     def _compute(self, undo: Undo, i: int) -> None:
         op, tiled, to, store = self.outline.graph.ops[i], self.tiles[i], self.to, self.store
-        together = self.composites.is_together(i)
-        run = self.computing.run(store, op, tiled, "F", together)
-        to.point(undo, store, to.slots.forward, i, run, store.computes)
+        together = self.composites.is_fused(i)
+        run = self.computing.run_rows(store, op, tiled, "F", together)
+        to.set_slot(undo, store, to.slots.forward, i, run, store.computes)
         if has_backward(op, self.outline.active):
-            run = self.computing.run(store, op, tiled, "B", together)
-            to.point(undo, store, to.slots.backward, i, run, store.computes)
+            run = self.computing.run_rows(store, op, tiled, "B", together)
+            to.set_slot(undo, store, to.slots.backward, i, run, store.computes)
 
     def _merge(self, undo: Undo, i: int) -> bool:
         """Where an operator's results are merged; whether that has changed."""
@@ -158,22 +160,22 @@ class Evaluator:
         undo.set(self.merged, i, (key, found))
         # A merge is computed forward and, where there is a gradient, once more backward.
         times = 2 if has_backward(op, o.active) else 1
-        to.point(undo, store, to.slots.merge, i, found.rows, store.computes, times)
-        to.point(undo, store, to.slots.partial, i, found.there, store.messages)
-        to.point(undo, store, to.slots.partial_back, i, found.back, store.messages)
+        to.set_slot(undo, store, to.slots.merge, i, found.rows, store.computes, times)
+        to.set_slot(undo, store, to.slots.partial, i, found.there, store.messages)
+        to.set_slot(undo, store, to.slots.partial_gradient, i, found.back, store.messages)
         return True
 
     def _merge_key(self, i: int) -> MergeKey:
         o, op = self.outline, self.outline.graph.ops[i]
-        readers = {d for out in op.outputs for j, _, _ in o.readers[o.value[out]]
+        readers = {d for out in op.outputs for j, _, _ in o.readers[o.value_number[out]]
                    if out in o.graph.ops[j].inputs for d in self.tiles[j].devices}  # fmt: skip
         width = o.graph.values[op.outputs[0]].dtype.itemsize
-        active, closes = op.outputs[0] in o.active, op.name in self.closings.now[0]
+        active, closes = op.outputs[0] in o.active, op.name in self.closings.current[0]
         return MergeKey(self.tiles[i].number, tuple(sorted(readers)), width, active, closes)
 
     def _made(self, v: int) -> tuple[Made, Sequence[Reader]]:
         """A value as it is made and read now."""
-        i, output = self.outline.made_by[v]
+        i, output = self.outline.producer[v]
         ops, tiles, (key, merged) = self.outline.graph.ops, self.tiles, self.merged[i]
         readers = [Reader(ops[j], k, graded, tiles[j]) for j, k, graded in self.outline.readers[v]]
         return Made(ops[i], output, tiles[i], key, merged.cells), readers
@@ -192,10 +194,10 @@ class Evaluator:
         """Forgets all rows but those of the current plan."""
         ops = self.outline.graph.ops
         tiles = {op.name: self.tiles[i].tiling for i, op in enumerate(ops)}
-        self.store, self.tilings = Store(), Tilings(self.tilings.bn)
-        self.to.forget()
-        self.syncing.forget()
-        self.closings.forget()
+        self.store, self.tilings = RowStore(), Tilings(self.tilings.bn)
+        self.to.clear()
+        self.syncing.clear()
+        self.closings.clear()
         self.tiles = [None] * len(ops)  # type: ignore[list-item]
         self.merged = [(None, Merged())] * len(ops)
         self._move(tiles, Undo())

@@ -30,37 +30,44 @@ from raddle.program.step_script import (
     ScriptState,
     SyncFacts,
 )
+from raddle.simulation.fast.all_reduce_nodes import add_all_reduce
 from raddle.simulation.fast.arrays import (
-    AMOUNT_AT,
+    AFTER_ALL,
+    AFTER_LAST_COMPUTE,
+    AMOUNT_FIRST,
+    AWAITED,
     COMPUTE,
     EVENT,
-    LATEST,
-    NOW,
-    OWN,
-    PULL_AT,
-    PULLS,
-    PUSH_AT,
-    PUSHES,
-    RINGS,
-    SEEN,
-    TRAVELS,
-    UPDATE_AT,
-    UPDATES,
+    NEEDS_SYNC,
+    PULL_COUNT,
+    PULL_FIRST,
+    PUSH_COUNT,
+    PUSH_FIRST,
+    RING_SET,
+    UPDATE_COUNT,
+    UPDATE_FIRST,
+    UPDATER_IS_HOLDER,
     Arena,
     Array,
-    Handling,
-    Lane,
+    DeviceProgress,
+    HostOverhead,
     Rings,
     Slots,
-    Space,
+    StepDag,
+    SyncSettings,
     Tape,
-    Ways,
 )
-from raddle.simulation.fast.collectives import all_reduce
-from raddle.simulation.fast.loop import LONGER as LONGER
-from raddle.simulation.fast.loop import run
-from raddle.simulation.fast.nodes import await_arrival, beside, compute, edge, node_of, send
-from raddle.simulation.fast.rules import assemble
+from raddle.simulation.fast.jit_script import assemble
+from raddle.simulation.fast.loop import OVER_LIMIT as OVER_LIMIT
+from raddle.simulation.fast.loop import run_dag
+from raddle.simulation.fast.nodes import (
+    add_compute,
+    add_edge,
+    add_messages,
+    add_node,
+    add_unordered_task,
+    await_arrival,
+)
 
 TOO_SMALL = -2  # the work space
 
@@ -69,13 +76,13 @@ TOO_SMALL = -2  # the work space
 def step_time(
     devices: int,
     links: int,
-    ways: Ways,
+    settings: SyncSettings,
     tape: Tape,
     slots: Slots,
     arena: Arena,
     rings: Rings,
-    handling: Handling,
-    space: Space,
+    overhead: HostOverhead,
+    dag: StepDag,
     limit: int,
     fold: bool,
     counts: Array,  # out: nodes, edges, nodes that were simulated
@@ -83,63 +90,63 @@ def step_time(
     """Nanoseconds of a step; LONGER than the limit, or TOO_SMALL a work space."""
     load = np.zeros(devices + links, np.int64)
     tails = np.zeros((devices, 2), np.int64)
-    lane = Lane(
+    progress = DeviceProgress(
         np.zeros(devices, np.int32), np.zeros(devices, np.int64), np.zeros(devices, np.int64),
         np.zeros(devices, np.int64), load, np.zeros(devices, np.int32), np.full(devices, -1, np.int32),
-        handling.handles,
-        fold and not ways.apart,
+        overhead.enabled,
+        fold and not settings.sliced,
     )  # fmt: skip
-    rows, members, row_at = _rows(ways, tape, slots, arena, rings)
-    if row_at[-1] > len(space.summed):
+    rows, members, row_at = _script_rows(settings, tape, slots, arena, rings)
+    if row_at[-1] > len(dag.sync_arrival):
         return TOO_SMALL
-    sizes = _walk(
-        devices, ways, tape, slots, arena, rings, handling, space, lane, rows, members, row_at
+    sizes = _write_dag(
+        devices, settings, tape, slots, arena, rings, overhead, dag, progress, rows, members, row_at
     )
     if sizes[0] < 0:
         return TOO_SMALL
     for d in range(devices):
-        tails[d, 0], tails[d, 1] = lane.stretch[d], lane.offset[d]
+        tails[d, 0], tails[d, 1] = progress.stretch[d], progress.offset[d]
     counts[0], counts[1], counts[2] = sizes[0], sizes[1], 0
     for r in range(len(load)):
         if load[r] > limit:
-            return LONGER
-    return run(devices, sizes[0], sizes[1], space, load, tails, limit, counts)
+            return OVER_LIMIT
+    return run_dag(devices, sizes[0], sizes[1], dag, load, tails, limit, counts)
 
 
 @njit(cache=True)
-def _rows(
-    ways: Ways, tape: Tape, slots: Slots, arena: Arena, rings: Rings
+def _script_rows(
+    settings: SyncSettings, tape: Tape, slots: Slots, arena: Arena, rings: Rings
 ) -> tuple[Array, Array, Array]:
     """What program/step_script.py says about this plan."""
-    parameters, sets = len(slots.synced), len(rings.set_at) - 1
+    parameters, set_count = len(slots.sync_units), len(rings.set_at) - 1
     group, nbytes = np.full(parameters, -1, np.int64), np.zeros(parameters, np.int64)
-    left = np.zeros(sets, np.int64)
+    left = np.zeros(set_count, np.int64)
     total = 0
     for p in range(parameters):
-        total += slots.synced[p, 1]
-        if slots.synced[p, 1] == 0 or ways.apart:
+        total += slots.sync_units[p, 1]
+        if slots.sync_units[p, 1] == 0 or settings.sliced:
             continue
-        row = slots.synced[p, 0]
-        if ways.way == BUCKETS:
-            g = arena.synced[row, RINGS]
+        row = slots.sync_units[p, 0]
+        if settings.rule == BUCKETS:
+            g = arena.sync_units[row, RING_SET]
             if g >= 0:
-                left[g] += tape.graded[p]
+                left[g] += tape.has_gradient[p]
                 for k in range(rings.set_at[g + 1] - rings.set_at[g]):
-                    nbytes[p] += arena.amounts[arena.synced[row, AMOUNT_AT] + k, 1]
+                    nbytes[p] += arena.amounts[arena.sync_units[row, AMOUNT_FIRST] + k, 1]
             group[p] = g
-        elif arena.synced[row, TRAVELS]:
+        elif arena.sync_units[row, NEEDS_SYNC]:
             group[p] = 0
-    first, count = slots.synced[:, 0], slots.synced[:, 1]
-    travels = arena.synced[:, TRAVELS]
+    first, count = slots.sync_units[:, 0], slots.sync_units[:, 1]
+    needs_sync = arena.sync_units[:, NEEDS_SYNC]
     facts = SyncFacts(
-        ways.way, ways.bucket, False, ways.returned, False, group, nbytes, first, count, travels,
+        settings.rule, settings.bucket_bytes, False, settings.returns_updates, False, group, nbytes, first, count, needs_sync,
         np.arange(parameters),
     )  # fmt: skip
     members = np.empty(parameters, np.int64)
     rows = np.empty((3 * total + parameters) * COLUMNS, np.int64)
     state = ScriptState(
-        np.zeros(8, np.int64), left, np.zeros(sets, np.int64), np.full(sets, -1, np.int64),
-        np.empty(sets, np.int64), np.empty(parameters, np.int64), np.empty(sets, np.int64),
+        np.zeros(8, np.int64), left, np.zeros(set_count, np.int64), np.full(set_count, -1, np.int64),
+        np.empty(set_count, np.int64), np.empty(parameters, np.int64), np.empty(set_count, np.int64),
         np.empty(parameters, np.int64), np.empty(parameters, np.int64),
         np.empty(parameters, np.int64), members, rows,
     )  # fmt: skip
@@ -149,35 +156,40 @@ def _rows(
 
 
 @njit(cache=True)
-def _walk(
-    devices: int, ways: Ways, tape: Tape, slots: Slots, arena: Arena, rings: Rings,
-    handling: Handling, space: Space, lane: Lane, rows: Array, members: Array,
+def _write_dag(
+    devices: int, settings: SyncSettings, tape: Tape, slots: Slots, arena: Arena, rings: Rings,
+    overhead: HostOverhead, dag: StepDag, progress: DeviceProgress, rows: Array, members: Array,
     row_at: Array,
 ) -> tuple[int, int]:  # fmt: skip
     """Writes nodes and edges, and sums the loads of resources.
 
     Long, because it is hot: every call of a compiled function counts references of all arrays it is given.
     """
-    at = np.zeros(2, np.int64)  # nodes, edges; nodes become negative when there is no room
+    used = np.zeros(2, np.int64)  # nodes, edges; nodes become negative when there is no room
     for d in range(devices):
-        lane.stretch[d] = node_of(space, at, 0, -1, -1, d if lane.fold else -1, 0)
-    computes, table, stretch, offset = arena.computes, slots.table, lane.stretch, lane.offset
-    load, fold = lane.load, lane.fold
-    marked, marked_after = space.marked, space.marked_after
-    marked[: len(slots.synced)] = -1
+        progress.stretch[d] = add_node(dag, used, 0, -1, -1, d if progress.fold else -1, 0)
+    computes, table, stretch, offset = (
+        arena.computes,
+        slots.table,
+        progress.stretch,
+        progress.offset,
+    )
+    load, fold = progress.load, progress.fold
+    mark_stretch, mark_offset = dag.mark_stretch, dag.mark_offset
+    mark_stretch[: len(slots.sync_units)] = -1
     for r in range(len(tape.kind)):
         kind, x = tape.kind[r], tape.slot[r]
         if kind == EVENT:
             if row_at[x + 1] > row_at[x]:
-                _event(
-                    row_at[x], row_at[x + 1], ways, slots, arena, rings, handling, space, at, lane,
+                _write_event(
+                    row_at[x], row_at[x + 1], settings, slots, arena, rings, overhead, dag, used, progress,
                     rows, members,
                 )  # fmt: skip
             continue
         first, count = table[x, 0], table[x, 1]
         if count == 0:
             continue
-        if at[0] < 0:
+        if used[0] < 0:
             return -1, -1
         if kind == COMPUTE:
             waits = not fold
@@ -195,110 +207,159 @@ def _walk(
                     for j in range(tape.wait_at[r], tape.wait_at[r + 1]):
                         if table[tape.wait_slot[j], 1] > 0:
                             await_arrival(
-                                space, at, space.arrival[tape.wait_arrival[j], d], d, lane
+                                dag, used, dag.arrival[tape.wait_arrival[j], d], d, progress
                             )
-                    compute(space, at, d, computes[k, 1], lane)
+                    add_compute(dag, used, d, computes[k, 1], progress)
             for j in range(tape.mark_at[r], tape.mark_at[r + 1]):
                 if tape.mark_slot[j] < 0 or table[tape.mark_slot[j], 1] > 0:
                     m = tape.mark[j]
                     for k in range(first, first + count):
                         d = computes[k, 0]
-                        marked[m, d], marked_after[m, d] = stretch[d], offset[d]
+                        mark_stretch[m, d], mark_offset[m, d] = stretch[d], offset[d]
         else:
-            m, arrival = tape.since[r], space.arrival[tape.arrival[r]]
-            if m == NOW:
-                send(
-                    space, at, arena, first, count, stretch, offset, lane, arrival, tape.urgency[r]
+            m, arrival = tape.send_after[r], dag.arrival[tape.arrival[r]]
+            if m == AFTER_ALL:
+                add_messages(
+                    dag,
+                    used,
+                    arena,
+                    first,
+                    count,
+                    stretch,
+                    offset,
+                    progress,
+                    arrival,
+                    tape.urgency[r],
                 )
-            elif m == LATEST:
+            elif m == AFTER_LAST_COMPUTE:
                 none = np.zeros(devices, np.int64)
-                send(space, at, arena, first, count, lane.ran, none, lane, arrival, tape.urgency[r])
+                add_messages(
+                    dag,
+                    used,
+                    arena,
+                    first,
+                    count,
+                    progress.last_compute,
+                    none,
+                    progress,
+                    arrival,
+                    tape.urgency[r],
+                )
             else:
-                since, after = marked[m], marked_after[m]
-                send(space, at, arena, first, count, since, after, lane, arrival, tape.urgency[r])
-    return at[0], at[1]
+                predecessor, delay = mark_stretch[m], mark_offset[m]
+                add_messages(
+                    dag,
+                    used,
+                    arena,
+                    first,
+                    count,
+                    predecessor,
+                    delay,
+                    progress,
+                    arrival,
+                    tape.urgency[r],
+                )
+    return used[0], used[1]
 
 
 @njit(cache=True)
-def _event(
-    begin: int, end: int, ways: Ways, slots: Slots, arena: Arena, rings: Rings,
-    handling: Handling, space: Space, at: Array, lane: Lane, rows: Array, members: Array,
+def _write_event(
+    begin: int, end: int, settings: SyncSettings, slots: Slots, arena: Arena, rings: Rings,
+    overhead: HostOverhead, dag: StepDag, used: Array, progress: DeviceProgress, rows: Array, members: Array,
 ) -> None:  # fmt: skip
     """Rows of the script: sums, messages to and from servers, and updates."""
-    devices = len(lane.stretch)
+    devices = len(progress.stretch)
     updated, no_time = np.full(devices, -1, np.int32), np.zeros(devices, np.int64)
-    computes, synced, nodes, summed = arena.computes, arena.synced, space.nodes, space.summed
-    taking, offset, load, fold, apart = lane.taking, lane.offset, lane.load, lane.fold, ways.apart
+    computes, sync_units, nodes, sync_arrival = (
+        arena.computes,
+        arena.sync_units,
+        dag.nodes,
+        dag.sync_arrival,
+    )
+    receive_overhead, offset, load, fold, sliced = (
+        progress.receive_overhead,
+        progress.offset,
+        progress.load,
+        progress.fold,
+        settings.sliced,
+    )
     for n in range(begin, end):
         what, p, after = rows[n, OPERATION], rows[n, PARAMETER], rows[n, AFTER_ROW]
-        if at[0] < 0:
+        if used[0] < 0:
             return
         if what == SUM:
-            _sum(n, ways, slots, arena, rings, handling, space, at, lane, rows, members)
+            _write_sum(
+                n, settings, slots, arena, rings, overhead, dag, used, progress, rows, members
+            )
             continue
-        row = rows[n, SUBJECT] if apart else slots.synced[rows[n, SUBJECT], 0]
+        row = rows[n, SUBJECT] if sliced else slots.sync_units[rows[n, SUBJECT], 0]
         if what == PUSH:
-            send(
-                space, at, arena, synced[row, PUSH_AT], synced[row, PUSHES], space.marked[p],
-                space.marked_after[p], lane, summed[n], ways.urgency[p],
+            add_messages(
+                dag, used, arena, sync_units[row, PUSH_FIRST], sync_units[row, PUSH_COUNT], dag.mark_stretch[p],
+                dag.mark_offset[p], progress, sync_arrival[n], settings.urgency[p],
             )  # fmt: skip
-        elif what == PULL and apart:
-            send(
-                space, at, arena, synced[row, PULL_AT], synced[row, PULLS], updated, no_time, lane,
-                summed[n], ways.urgency[rows[after, PARAMETER]],
+        elif what == PULL and sliced:
+            add_messages(
+                dag, used, arena, sync_units[row, PULL_FIRST], sync_units[row, PULL_COUNT], updated, no_time, progress,
+                sync_arrival[n], settings.urgency[rows[after, PARAMETER]],
             )  # fmt: skip
         elif what == PULL:
-            send(
-                space, at, arena, synced[row, PULL_AT], synced[row, PULLS], lane.stretch, offset, lane,
-                summed[n], 0,
+            add_messages(
+                dag, used, arena, sync_units[row, PULL_FIRST], sync_units[row, PULL_COUNT], progress.stretch, offset, progress,
+                sync_arrival[n], 0,
             )  # fmt: skip
         if what != UPDATE:
             continue
-        for k in range(synced[row, UPDATE_AT], synced[row, UPDATE_AT] + synced[row, UPDATES]):
+        for k in range(
+            sync_units[row, UPDATE_FIRST],
+            sync_units[row, UPDATE_FIRST] + sync_units[row, UPDATE_COUNT],
+        ):
             d, ns = computes[k, 0], computes[k, 1]
-            arrival = summed[after, d] if after >= 0 else -1
-            if apart:
-                updated[d] = beside(space, at, d, ns, lane)
+            arrival = sync_arrival[after, d] if after >= 0 else -1
+            if sliced:
+                updated[d] = add_unordered_task(dag, used, d, ns, progress)
                 if arrival >= 0:
-                    edge(space, at, arrival, updated[d], 0)
-                if p >= 0 and synced[row, OWN] and space.marked[p, d] >= 0:
-                    edge(space, at, space.marked[p, d], updated[d], space.marked_after[p, d])
+                    add_edge(dag, used, arrival, updated[d], 0)
+                if p >= 0 and sync_units[row, UPDATER_IS_HOLDER] and dag.mark_stretch[p, d] >= 0:
+                    add_edge(dag, used, dag.mark_stretch[p, d], updated[d], dag.mark_offset[p, d])
                 continue
-            if arrival >= 0 and nodes[arrival, SEEN] == 0:
-                await_arrival(space, at, arrival, d, lane)
+            if arrival >= 0 and nodes[arrival, AWAITED] == 0:
+                await_arrival(dag, used, arrival, d, progress)
             if fold:
-                ns += taking[d]
-                taking[d] = 0
+                ns += receive_overhead[d]
+                receive_overhead[d] = 0
                 offset[d] += ns
                 load[d] += ns
             else:
-                compute(space, at, d, ns, lane)
+                add_compute(dag, used, d, ns, progress)
 
 
 @njit(cache=True)
-def _sum(
-    n: int, ways: Ways, slots: Slots, arena: Arena, rings: Rings, handling: Handling, space: Space,
-    at: Array, lane: Lane, rows: Array, members: Array,
+def _write_sum(
+    n: int, settings: SyncSettings, slots: Slots, arena: Arena, rings: Rings, overhead: HostOverhead, dag: StepDag,
+    used: Array, progress: DeviceProgress, rows: Array, members: Array,
 ) -> None:  # fmt: skip
     """A collective: of a slice, when its members have come to it; of a bucket, when all of it is there."""
-    if ways.apart:
-        own = arena.synced[rows[n, SUBJECT]]
-        amounts = arena.amounts[own[AMOUNT_AT] : own[AMOUNT_AT] + 1, 0].copy()
-        all_reduce(
-            space, at, rings, handling, own[RINGS], lane.stretch, lane.offset, amounts, lane,
-            space.summed[n],
+    if settings.sliced:
+        unit = arena.sync_units[rows[n, SUBJECT]]
+        amounts = arena.amounts[unit[AMOUNT_FIRST] : unit[AMOUNT_FIRST] + 1, 0].copy()
+        add_all_reduce(
+            dag, used, rings, overhead, unit[RING_SET], progress.stretch, progress.offset, amounts, progress,
+            dag.sync_arrival[n],
         )  # fmt: skip
         return
-    g, devices = rows[n, GROUP], len(lane.stretch)
-    since, since_after = np.full(devices, -1, np.int32), np.zeros(devices, np.int64)
+    g, devices = rows[n, GROUP], len(progress.stretch)
+    predecessor, delay = np.full(devices, -1, np.int32), np.zeros(devices, np.int64)
     total = np.zeros(rings.set_at[g + 1] - rings.set_at[g], np.int64)
     for j in range(rows[n, FIRST_MEMBER], rows[n, FIRST_MEMBER] + rows[n, MEMBER_COUNT]):
         p = members[j]
-        row = arena.synced[slots.synced[p, 0], AMOUNT_AT]
+        row = arena.sync_units[slots.sync_units[p, 0], AMOUNT_FIRST]
         for k in range(len(total)):
             total[k] += arena.amounts[row + k, 0]
         for d in range(devices):
-            when, after = space.marked[p, d], space.marked_after[p, d]
-            if when > since[d] or (when == since[d] and after > since_after[d]):
-                since[d], since_after[d] = when, after
-    all_reduce(space, at, rings, handling, g, since, since_after, total, lane, space.summed[n])
+            stretch, offset = dag.mark_stretch[p, d], dag.mark_offset[p, d]
+            if stretch > predecessor[d] or (stretch == predecessor[d] and offset > delay[d]):
+                predecessor[d], delay[d] = stretch, offset
+    add_all_reduce(
+        dag, used, rings, overhead, g, predecessor, delay, total, progress, dag.sync_arrival[n]
+    )

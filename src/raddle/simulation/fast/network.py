@@ -10,7 +10,7 @@ from raddle.clusters import Cluster
 from raddle.costs.collectives import all_reduce_topology
 from raddle.costs.host_overhead import has_host_overhead, host_seconds
 from raddle.simulation.all_reduce_tasks import ring_links
-from raddle.simulation.fast.arrays import Handling, Rings
+from raddle.simulation.fast.arrays import HostOverhead, Rings
 from raddle.simulation.message_tasks import route_resources
 
 Array = np.ndarray
@@ -26,7 +26,7 @@ class Routes:
     second: Array
 
 
-def routes(cluster: Cluster) -> Routes:
+def build_routes(cluster: Cluster) -> Routes:
     count = len(cluster.devices)
     latency, bandwidth = np.zeros((count, count)), np.ones((count, count))
     first, second = np.full((count, count), -1), np.full((count, count), -1)
@@ -39,24 +39,26 @@ def routes(cluster: Cluster) -> Routes:
     return Routes(latency, bandwidth, first, second)
 
 
-def handling(cluster: Cluster) -> Handling:
+def host_overhead_arrays(cluster: Cluster) -> HostOverhead:
     """costs/host_overhead.py by device."""
-    figures = {
+    seconds = {
         name: np.array([d.host_overhead[name] for d in cluster.devices])
         for name in ("message", "slice", "byte", "sum")
     }
-    return Handling(has_host_overhead(cluster), **figures)
+    return HostOverhead(has_host_overhead(cluster), **seconds)
 
 
-def of_messages(own: Handling, devices: Array, nbytes: Array, *, sliced: bool = False) -> Array:
+def message_host_nanoseconds(
+    overhead: HostOverhead, devices: Array, nbytes: Array, *, sliced: bool = False
+) -> Array:
     """Nanoseconds of one end of each message, or of each slice of a parameter."""
-    each = own.slice if sliced else own.message
-    seconds: Array = host_seconds(each[devices], own.byte[devices], nbytes)
+    fixed = overhead.slice if sliced else overhead.message
+    seconds: Array = host_seconds(fixed[devices], overhead.byte[devices], nbytes)
     return np.rint(seconds * 1e9).astype(np.int64)
 
 
 @dataclass
-class RingBook:
+class RingNumbers:
     """Rings and sets of rings, numbered as they are met."""
 
     cluster: Cluster
@@ -67,42 +69,42 @@ class RingBook:
         field(default_factory=dict)
     )
 
-    def number(self, together: tuple[tuple[int, ...], ...]) -> int:
+    def set_number(self, rings: tuple[tuple[int, ...], ...]) -> int:
         """Of a set of rings."""
-        if together not in self.sets:
-            self.sets[together] = len(self.sets)
-            for ring in together:
+        if rings not in self.sets:
+            self.sets[rings] = len(self.sets)
+            for ring in rings:
                 if ring not in self.rings:
                     self.rings[ring] = len(self.rings)
                     self._columns[ring] = self._describe(ring)
             self._arrays = None
-        return self.sets[together]
+        return self.sets[rings]
 
     def _describe(
         self, ring: tuple[int, ...]
     ) -> tuple[list[int], list[int], list[float], list[list[float]]]:
-        *figures, inner = all_reduce_topology(self.cluster, ring)
+        *topology, node_rings = all_reduce_topology(self.cluster, ring)
         links = ring_links(self.cluster, ring, len(self.cluster.devices))
-        return *links, figures, [list(own) for own in inner]
+        return *links, topology, [list(node_ring) for node_ring in node_rings]
 
     def arrays(self) -> Rings:
         if self._arrays is None:
             rings = list(self.rings)
             columns = [self._columns[ring] for ring in rings]
-            inner = [row for c in columns for row in c[3]]
+            node_rings = [row for c in columns for row in c[3]]
             self._arrays = Rings(
-                _at([len(s) for s in self.sets]),
+                _starts([len(s) for s in self.sets]),
                 np.array([self.rings[r] for s in self.sets for r in s], np.int64),
-                _at([len(r) for r in rings]),
+                _starts([len(r) for r in rings]),
                 np.array([d for r in rings for d in r], np.int64),
                 np.array([x for c in columns for x in c[0]], np.int64),
                 np.array([x for c in columns for x in c[1]], np.int64),
                 np.array([c[2] for c in columns], np.float64).reshape(-1, 6),
-                _at([len(c[3]) for c in columns]),
-                np.array(inner, np.float64).reshape(-1, 3),
+                _starts([len(c[3]) for c in columns]),
+                np.array(node_rings, np.float64).reshape(-1, 3),
             )
         return self._arrays
 
 
-def _at(lengths: list[int]) -> Array:
+def _starts(lengths: list[int]) -> Array:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -13,159 +13,171 @@ from __future__ import annotations
 from numba import njit
 
 from raddle.simulation.fast.arrays import (
+    AWAITED,
+    BUSY_BEFORE,
     DEVICE,
-    DONE,
     DURATION,
-    FIRST,
-    SECOND,
-    SEEN,
-    TAKING,
+    FIRST_RESOURCE,
+    RECEIVE_OVERHEAD,
+    SECOND_RESOURCE,
     URGENCY,
     Arena,
     Array,
-    Lane,
-    Space,
+    DeviceProgress,
+    StepDag,
 )
 
 NO_ROOM = -(10**9)  # for a node or an edge
 
 
 @njit(cache=True, inline="always")
-def node_of(
-    space: Space, at: Array, duration: int, first: int, second: int, device: int, done: int
+def add_node(
+    dag: StepDag, used: Array, duration: int, first: int, second: int, device: int, busy_before: int
 ) -> int:
-    node = at[0]
-    nodes = space.nodes
+    node = used[0]
+    nodes = dag.nodes
     if node < 0 or node >= len(nodes):
-        at[0] = NO_ROOM
+        used[0] = NO_ROOM
         return 0
-    nodes[node, DURATION], nodes[node, FIRST], nodes[node, SECOND] = duration, first, second
-    nodes[node, DEVICE], nodes[node, DONE], nodes[node, SEEN] = device, done, 0
-    nodes[node, TAKING], nodes[node, URGENCY] = 0, 0
-    at[0] = node + 1
+    nodes[node, DURATION], nodes[node, FIRST_RESOURCE], nodes[node, SECOND_RESOURCE] = (
+        duration,
+        first,
+        second,
+    )
+    nodes[node, DEVICE], nodes[node, BUSY_BEFORE], nodes[node, AWAITED] = device, busy_before, 0
+    nodes[node, RECEIVE_OVERHEAD], nodes[node, URGENCY] = 0, 0
+    used[0] = node + 1
     return int(node)
 
 
 @njit(cache=True, inline="always")
-def edge(space: Space, at: Array, source: int, target: int, after: int) -> None:
-    number = at[1]
-    edges = space.edges
+def add_edge(dag: StepDag, used: Array, source: int, target: int, delay: int) -> None:
+    number = used[1]
+    edges = dag.edges
     if number >= len(edges):
-        at[0] = NO_ROOM
+        used[0] = NO_ROOM
     else:
-        edges[number, 0], edges[number, 1], edges[number, 2] = source, target, after
-        at[1] = number + 1
+        edges[number, 0], edges[number, 1], edges[number, 2] = source, target, delay
+        used[1] = number + 1
 
 
 @njit(cache=True)
-def await_arrival(space: Space, at: Array, arrival: int, d: int, lane: Lane) -> None:
+def await_arrival(
+    dag: StepDag, used: Array, arrival: int, d: int, progress: DeviceProgress
+) -> None:
     """Lets the next task of a device wait for an arrival: a new stretch begins.
 
     What the device has waited for once, it has; a stretch that has not computed yet waits for one more.
     """
-    if arrival >= 0 and space.nodes[arrival, SEEN] == 0:
-        space.nodes[arrival, SEEN] = 1
-        if lane.offset[d] > 0 or space.nodes[lane.stretch[d], FIRST] >= 0:
-            lane.done[d] += lane.offset[d]
-            node = node_of(space, at, 0, -1, -1, d if lane.fold else -1, lane.done[d])
-            edge(space, at, lane.stretch[d], node, lane.offset[d])
-            lane.stretch[d], lane.offset[d] = node, 0
-        edge(space, at, arrival, lane.stretch[d], 0)
-        lane.taking[d] += space.nodes[arrival, TAKING]
+    if arrival >= 0 and dag.nodes[arrival, AWAITED] == 0:
+        dag.nodes[arrival, AWAITED] = 1
+        if progress.offset[d] > 0 or dag.nodes[progress.stretch[d], FIRST_RESOURCE] >= 0:
+            progress.busy_before[d] += progress.offset[d]
+            node = add_node(
+                dag, used, 0, -1, -1, d if progress.fold else -1, progress.busy_before[d]
+            )
+            add_edge(dag, used, progress.stretch[d], node, progress.offset[d])
+            progress.stretch[d], progress.offset[d] = node, 0
+        add_edge(dag, used, arrival, progress.stretch[d], 0)
+        progress.receive_overhead[d] += dag.nodes[arrival, RECEIVE_OVERHEAD]
 
 
 @njit(cache=True)
-def compute(space: Space, at: Array, d: int, ns: int, lane: Lane) -> None:
+def add_compute(dag: StepDag, used: Array, d: int, ns: int, progress: DeviceProgress) -> None:
     """A device's next task, with what it has to take in before."""
-    ns += lane.taking[d]
-    lane.taking[d] = 0
-    spend(space, at, d, ns, lane)
-    lane.ran[d] = lane.stretch[d]
+    ns += progress.receive_overhead[d]
+    progress.receive_overhead[d] = 0
+    add_device_time(dag, used, d, ns, progress)
+    progress.last_compute[d] = progress.stretch[d]
 
 
 @njit(cache=True)
-def spend(space: Space, at: Array, d: int, ns: int, lane: Lane) -> None:
+def add_device_time(dag: StepDag, used: Array, d: int, ns: int, progress: DeviceProgress) -> None:
     """So much of a device's time, after all that it has done."""
-    if lane.fold:
-        lane.offset[d] += ns
-        lane.load[d] += ns
+    if progress.fold:
+        progress.offset[d] += ns
+        progress.load[d] += ns
     elif ns > 0:
-        node = beside(space, at, d, ns, lane)
-        edge(space, at, lane.stretch[d], node, lane.offset[d])
-        lane.stretch[d], lane.offset[d] = node, 0
+        node = add_unordered_task(dag, used, d, ns, progress)
+        add_edge(dag, used, progress.stretch[d], node, progress.offset[d])
+        progress.stretch[d], progress.offset[d] = node, 0
 
 
 @njit(cache=True)
-def beside(space: Space, at: Array, d: int, ns: int, lane: Lane) -> int:
+def add_unordered_task(dag: StepDag, used: Array, d: int, ns: int, progress: DeviceProgress) -> int:
     """A task that a device does when it can."""
-    lane.load[d] += ns
-    return int(node_of(space, at, ns, d, -1, -1, 0))
+    progress.load[d] += ns
+    return int(add_node(dag, used, ns, d, -1, -1, 0))
 
 
 @njit(cache=True)
-def send(
-    space: Space, at: Array, arena: Arena, begin: int, count: int, since: Array, after: Array,
-    lane: Lane, arrival: Array, urgency: int,
+def add_messages(
+    dag: StepDag, used: Array, arena: Arena, begin: int, count: int, predecessor: Array, delay: Array,
+    progress: DeviceProgress, arrival: Array, urgency: int,
 ) -> None:  # fmt: skip
     """Messages that wait for a task of their source: so many nanoseconds after a stretch began.
 
     A source that has to send them itself does so after all that it has done.
     """
-    lane.several[:] = 0
+    progress.arrivals[:] = 0
     arrival[:] = -1
-    load, base = lane.load, at[0]
-    apart = lane.handles and urgency > 0
+    load, first_node = progress.load, used[0]
+    unordered = progress.has_host_overhead and urgency > 0
     for k in range(begin, begin + count):
         s, t = arena.messages[k, 0], arena.messages[k, 1]
         ns, first, second = arena.messages[k, 2], arena.messages[k, 3], arena.messages[k, 4]
-        node = node_of(space, at, ns, first, second, -1, 0)
-        space.nodes[node, URGENCY] = urgency
+        node = add_node(dag, used, ns, first, second, -1, 0)
+        dag.nodes[node, URGENCY] = urgency
         if first >= 0:
             load[first] += ns
         if second >= 0:
             load[second] += ns
-        if apart:
+        if unordered:
             continue
-        if lane.handles:
-            spend(space, at, s, arena.messages[k, 5], lane)
-            edge(space, at, lane.stretch[s], node, lane.offset[s])
-        elif since[s] >= 0:
-            edge(space, at, since[s], node, after[s])
-        arrive(space, at, t, node, arrival, lane.several)
-        space.nodes[arrival[t], TAKING] += arena.messages[k, 6]
-    if apart and at[0] >= 0:
-        _send_apart(space, at, arena, begin, count, base, since, after, lane, arrival)
+        if progress.has_host_overhead:
+            add_device_time(dag, used, s, arena.messages[k, 5], progress)
+            add_edge(dag, used, progress.stretch[s], node, progress.offset[s])
+        elif predecessor[s] >= 0:
+            add_edge(dag, used, predecessor[s], node, delay[s])
+        add_arrival(dag, used, t, node, arrival, progress.arrivals)
+        dag.nodes[arrival[t], RECEIVE_OVERHEAD] += arena.messages[k, 6]
+    if unordered and used[0] >= 0:
+        _add_unordered_overhead(
+            dag, used, arena, begin, count, first_node, predecessor, delay, progress, arrival
+        )
 
 
 @njit(cache=True)
-def _send_apart(
-    space: Space, at: Array, arena: Arena, begin: int, count: int, base: int, since: Array,
-    after: Array, lane: Lane, arrival: Array,
+def _add_unordered_overhead(
+    dag: StepDag, used: Array, arena: Arena, begin: int, count: int, first_node: int, predecessor: Array,
+    delay: Array, progress: DeviceProgress, arrival: Array,
 ) -> None:  # fmt: skip
     """Slices are sent and taken in by threads of their own, between what their devices compute."""
     for k in range(begin, begin + count):
         s = arena.messages[k, 0]
-        task = beside(space, at, s, max(1, arena.messages[k, 5]), lane)
-        if since[s] >= 0:
-            edge(space, at, since[s], task, after[s])
-        edge(space, at, task, base + k - begin, 0)
+        task = add_unordered_task(dag, used, s, max(1, arena.messages[k, 5]), progress)
+        if predecessor[s] >= 0:
+            add_edge(dag, used, predecessor[s], task, delay[s])
+        add_edge(dag, used, task, first_node + k - begin, 0)
     for k in range(begin, begin + count):
         t = arena.messages[k, 1]
-        task = beside(space, at, t, max(1, arena.messages[k, 6]), lane)
-        edge(space, at, base + k - begin, task, 0)
-        arrive(space, at, t, task, arrival, lane.several)
+        task = add_unordered_task(dag, used, t, max(1, arena.messages[k, 6]), progress)
+        add_edge(dag, used, first_node + k - begin, task, 0)
+        add_arrival(dag, used, t, task, arrival, progress.arrivals)
 
 
 @njit(cache=True, inline="always")
-def arrive(space: Space, at: Array, t: int, node: int, arrival: Array, several: Array) -> None:
+def add_arrival(
+    dag: StepDag, used: Array, t: int, node: int, arrival: Array, arrivals: Array
+) -> None:
     """What arrives on a device in several pieces is there with the last of them."""
-    several[t] += 1
-    if several[t] == 1:
+    arrivals[t] += 1
+    if arrivals[t] == 1:
         arrival[t] = node
     else:
-        if several[t] == 2:
-            join = node_of(space, at, 0, -1, -1, -1, 0)
-            edge(space, at, arrival[t], join, 0)
-            space.nodes[join, TAKING] = space.nodes[arrival[t], TAKING]
+        if arrivals[t] == 2:
+            join = add_node(dag, used, 0, -1, -1, -1, 0)
+            add_edge(dag, used, arrival[t], join, 0)
+            dag.nodes[join, RECEIVE_OVERHEAD] = dag.nodes[arrival[t], RECEIVE_OVERHEAD]
             arrival[t] = join
-        edge(space, at, node, arrival[t], 0)
+        add_edge(dag, used, node, arrival[t], 0)

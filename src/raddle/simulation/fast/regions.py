@@ -37,26 +37,26 @@ def regions(space: Space, tiling: Tiling) -> tuple[Regions, ...]:
     """The regions of every operand; a tile of a grid stands for all of its copies."""
     if isinstance(tiling, Grid):
         return _grid_regions(space, tiling.cuts)
-    found = [space.regions(tile.box) for tile in tiling.tiles]
+    regions_by_tile = [space.regions(tile.box) for tile in tiling.tiles]
     result = []
     for operand, access in enumerate(space.operands):
-        own = [regions[operand] for regions in found]
-        boxes = np.zeros((len(own), len(access.indices), 2), np.int64)
-        for t, region in enumerate(own):
+        operand_regions = [regions[operand] for regions in regions_by_tile]
+        boxes = np.zeros((len(operand_regions), len(access.indices), 2), np.int64)
+        for t, region in enumerate(operand_regions):
             if region is not None:
                 boxes[t, :, 0], boxes[t, :, 1] = region.lo, region.hi
-        result.append(Regions(boxes, np.array([r is not None for r in own], bool)))
+        result.append(Regions(boxes, np.array([r is not None for r in operand_regions], bool)))
     return tuple(result)
 
 
-def boxes_of(tiling: Tiling, dims: Sequence[int]) -> Array:
+def tile_boxes_in(tiling: Tiling, dims: Sequence[int]) -> Array:
     """By tile, its box in the given dimensions [t, d, (from, to)]; of a grid without copies."""
     if not isinstance(tiling, Grid):
-        found = np.zeros((len(tiling.tiles), len(dims), 2), np.int64)
+        tile_boxes = np.zeros((len(tiling.tiles), len(dims), 2), np.int64)
         for t, tile in enumerate(tiling.tiles):
-            found[t, :, 0] = [tile.box.lo[d] for d in dims]
-            found[t, :, 1] = [tile.box.hi[d] for d in dims]
-        return found
+            tile_boxes[t, :, 0] = [tile.box.lo[d] for d in dims]
+            tile_boxes[t, :, 1] = [tile.box.hi[d] for d in dims]
+        return tile_boxes
     shape = tiling.parts
     boxes = np.zeros((*shape, len(dims), 2), np.int64)
     for k, d in enumerate(dims):
@@ -70,24 +70,24 @@ def boxes_of(tiling: Tiling, dims: Sequence[int]) -> Array:
 def _grid_regions(space: Space, cuts: Cuts) -> tuple[Regions, ...]:
     shape = tuple(len(c) - 1 for c in cuts)
     count = math.prod(shape)
-    first = _first(space, shape)
-    boxes, full = [], []
+    first = _holds_origin(space, shape)
+    boxes, nonempty = [], []
     for access in space.operands:
         region = np.zeros((count, len(access.indices), 2), np.int64)
         for p, index in enumerate(access.indices):
-            region[:, p] = _spread(index, cuts, shape)
+            region[:, p] = _tile_ranges(index, cuts, shape)
         boxes.append(region)
-        full.append((region[:, :, 0] < region[:, :, 1]).all(axis=1))
-    some = needed_operands(space.operands, full, first)
-    return tuple(Regions(b, n) for b, n in zip(boxes, some, strict=True))
+        nonempty.append((region[:, :, 0] < region[:, :, 1]).all(axis=1))
+    needed_by_tile = needed_operands(space.operands, nonempty, first)
+    return tuple(Regions(b, n) for b, n in zip(boxes, needed_by_tile, strict=True))
 
 
-def _spread(index: Index, cuts: Cuts, shape: tuple[int, ...]) -> Array:
+def _tile_ranges(index: Index, cuts: Cuts, shape: tuple[int, ...]) -> Array:
     """The ranges of one index expression for all tiles: it depends on few dimensions."""
     dims = tuple(sorted({term.dim for term in index.terms}))
-    few = _ranges(index, dims, tuple(cuts[d] for d in dims), len(cuts))
+    ranges = _ranges(index, dims, tuple(cuts[d] for d in dims), len(cuts))
     along = [shape[d] if d in dims else 1 for d in range(len(shape))]
-    return np.broadcast_to(few.reshape(*along, 2), (*shape, 2)).reshape(-1, 2)
+    return np.broadcast_to(ranges.reshape(*along, 2), (*shape, 2)).reshape(-1, 2)
 
 
 @lru_cache(maxsize=100_000)
@@ -95,15 +95,15 @@ def _ranges(index: Index, dims: tuple[int, ...], cuts: Cuts, rank: int) -> Array
     if index.plain_dim is not None and cuts[0][-1] <= index.extent:
         return np.array(list(pairwise(cuts[0])), np.int64)
     box = [(0, 1)] * rank
-    found = []
+    ranges = []
     for spans in product(*(pairwise(c) for c in cuts)):
         for d, span in zip(dims, spans, strict=True):
             box[d] = span
-        found.append(index.range(box))
-    return np.array(found, np.int64)
+        ranges.append(index.range(box))
+    return np.array(ranges, np.int64)
 
 
-def _first(space: Space, shape: tuple[int, ...]) -> Array:
+def _holds_origin(space: Space, shape: tuple[int, ...]) -> Array:
     """By tile, whether it holds the origin of the summed dimensions."""
     first = np.ones(shape, bool)
     for d in space.reduced_dims:

@@ -7,15 +7,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from raddle.simulation.fast.arrays import SYNCED, Arena
+from raddle.simulation.fast.arrays import SYNC_COLUMNS, Arena
 
 Array = np.ndarray
 Slot = tuple[int, int]  # first row, number of rows
 NOTHING: Slot = (0, 0)
-Found = TypeVar("Found")
+Result = TypeVar("Found")
 
 
-class Rows:
+class RowArray:
     """An array that grows by rows."""
 
     def __init__(self, columns: int) -> None:
@@ -42,22 +42,27 @@ class Rows:
         return self.used * self.data.shape[1] * 8
 
 
-class Store:
+class RowStore:
     """All rows (arrays.Arena has their columns), and what was found before, by what it depends on."""
 
     def __init__(self) -> None:
-        self.computes, self.messages, self.amounts = Rows(2), Rows(7), Rows(2)
-        self.synced, self.sizes = Rows(SYNCED), Rows(2)  # sizes: [row, (device, bytes)]
-        self._known: dict[Any, Any] = {}
+        self.computes, self.messages, self.amounts = RowArray(2), RowArray(7), RowArray(2)
+        self.sync_units, self.sizes = (
+            RowArray(SYNC_COLUMNS),
+            RowArray(2),
+        )  # sizes: [row, (device, bytes)]
+        self._cache: dict[Any, Any] = {}
 
-    def once(self, key: Any, find: Callable[[], Found]) -> Found:
+    def cached(self, key: Any, build: Callable[[], Result]) -> Result:
         """What `find` gives, which is called the first time alone."""
-        if key not in self._known:
-            self._known[key] = find()
-        return self._known[key]  # type: ignore[no-any-return]
+        if key not in self._cache:
+            self._cache[key] = build()
+        return self._cache[key]  # type: ignore[no-any-return]
 
     def arena(self) -> Arena:
-        return Arena(self.computes.data, self.messages.data, self.amounts.data, self.synced.data)
+        return Arena(
+            self.computes.data, self.messages.data, self.amounts.data, self.sync_units.data
+        )
 
     @property
     def nbytes(self) -> int:

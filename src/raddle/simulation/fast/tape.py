@@ -19,7 +19,15 @@ from raddle.program.micro_batch import MicroBatch
 from raddle.program.program import Instruction, Key, Merge, Message, Move, Run
 from raddle.program.step_script import ACTION_ENDS, COMPLETE, STEP_ENDS
 from raddle.program.zero3_blocks import cut_blocks, with_prefetch
-from raddle.simulation.fast.arrays import COMPUTE, EVENT, LATEST, MESSAGES, NOW, Array, Tape
+from raddle.simulation.fast.arrays import (
+    AFTER_ALL,
+    AFTER_LAST_COMPUTE,
+    COMPUTE,
+    EVENT,
+    MESSAGES,
+    Array,
+    Tape,
+)
 
 SOMETHING = (Message(0, 1, ()),)
 Pull = tuple[str, list[Op]]  # a parameter, and the operators of a block that read it
@@ -61,7 +69,7 @@ class Recorder:
         self.rows.append(instruction)
         return len(self.rows) - 1
 
-    def reads(self, name: str, key: Key, op: Op) -> Iterable[int]:
+    def waits_of_read(self, name: str, key: Key, op: Op) -> Iterable[int]:
         return ()
 
     def pull(self, ops: Sequence[Op], divided: Collection[str]) -> list[int]:
@@ -77,7 +85,7 @@ class Recorder:
             self.pulls[rows[-1]] = own
         return rows
 
-    def complete(self, name: str, key: Key, at: int) -> None:
+    def add_contribution(self, name: str, key: Key, at: int) -> None:
         self.marks.append((at, self.parameter[name]))
         self.pending[name] -= 1
         if not self.pending[name]:
@@ -139,7 +147,7 @@ def _arrays(recorder: Recorder, number: Mapping[tuple[object, str], int], urgenc
     rows, producer = recorder.rows, recorder.settled.producer
     partial = (MessageKind.PARTIAL, MessageKind.PARTIAL_GRADIENT)
     kind, slot, since, arrival = (np.full(len(rows), -1) for _ in range(4))
-    since[:] = NOW
+    since[:] = AFTER_ALL
     urgency = np.zeros(len(rows), np.int64)
     pulled = {r: len(number) + at for at, r in enumerate(recorder.pulls)}
     waits: list[list[int]] = [[] for _ in rows]
@@ -161,7 +169,7 @@ def _arrays(recorder: Recorder, number: Mapping[tuple[object, str], int], urgenc
             kind[r], arrival[r] = MESSAGES, arrivals
             arrivals += 1
             if r in pulled:
-                slot[r], since[r] = pulled[r], LATEST
+                slot[r], since[r] = pulled[r], AFTER_LAST_COMPUTE
                 urgency[r] = urgencies[recorder.parameter[row.value]]
                 continue
             name = producer[row.value].name if row.kind in partial else row.value

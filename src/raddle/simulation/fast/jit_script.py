@@ -10,7 +10,7 @@ from numba import njit
 from raddle.program import step_script
 
 
-def compiled(module: ModuleType) -> dict[str, Any]:
+def jit_module(module: ModuleType) -> dict[str, Any]:
     """The names of a module, its own functions compiled."""
     scope = dict(vars(module))
     for name, function in vars(module).items():
@@ -19,4 +19,4 @@ def compiled(module: ModuleType) -> dict[str, Any]:
     return scope
 
 
-assemble = compiled(step_script)["assemble"]
+assemble = jit_module(step_script)["assemble"]

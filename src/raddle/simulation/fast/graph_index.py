@@ -18,23 +18,23 @@ from raddle.simulation.fast.tape import Pull, record
 
 
 @dataclass(frozen=True)
-class Outline:
+class GraphIndex:
     """What does not depend on a plan: numbers of operators, values and parameters, and who reads what."""
 
     graph: Graph
     active: frozenset[str]
-    number: dict[str, int]  # of operators
-    value: dict[str, int]  # of values that operators make
-    made_by: list[tuple[int, int]]  # by value: operator and output
+    op_number: dict[str, int]  # of operators
+    value_number: dict[str, int]  # of values that operators make
+    producer: list[tuple[int, int]]  # by value: operator and output
     readers: list[list[tuple[int, int, bool]]]  # by value: operator, operand, whether graded
-    parameter: dict[str, int]  # in the order of the first contributions to their gradients
+    parameter_number: dict[str, int]  # in the order of the first contributions to their gradients
     users: list[list[tuple[Op, int]]]  # by parameter: operators and operands, in order
     trained: list[str]  # parameters with a gradient, in the order in which slices are numbered
     tape: Tape
     pulls: list[Pull]  # of divided parameters, by the numbers of their slots
 
 
-def outline(graph: Graph, sync: Sync) -> Outline:
+def index_graph(graph: Graph, sync: Sync) -> GraphIndex:
     active = active_values(graph)
     number = {op.name: i for i, op in enumerate(graph.ops)}
     value: dict[str, int] = {}
@@ -56,7 +56,7 @@ def outline(graph: Graph, sync: Sync) -> Outline:
             if name in parameter:
                 users[parameter[name]].append((op, operand))
     trained = [name for name in gradient_contributors(graph, active) if name in parameter]
-    return Outline(
+    return GraphIndex(
         graph, active, number, value, made_by, _readers(graph, active, value, number), parameter,
         users, trained, *record(graph, active, parameter, value, sync, trained),
     )  # fmt: skip
@@ -70,16 +70,16 @@ def _readers(
     for op in graph.ops:
         for operand, name in enumerate(op.inputs):
             consumers.setdefault(name, []).append((op, operand))
-    found: list[list[tuple[int, int, bool]]] = []
+    readers: list[list[tuple[int, int, bool]]] = []
     for name in value:
-        own = list(consumers.get(name, []))
+        reads = list(consumers.get(name, []))
         for buffer, new in graph.updates.items():
             if new == name:
-                own += consumers.get(buffer, [])
-        found.append(
+                reads += consumers.get(buffer, [])
+        readers.append(
             [
                 (number[op.name], operand, contributes_gradient(op, name, active))
-                for op, operand in own
+                for op, operand in reads
             ]
         )
-    return found
+    return readers

@@ -28,7 +28,7 @@ from raddle.plans.plan import Plan
 from raddle.program import script
 from raddle.program.lower import lower
 from raddle.searches.planning import plan_for
-from raddle.simulation.fast import evaluator, kernel, rules, timer
+from raddle.simulation.fast import evaluator, jit_script, kernel, timer
 from raddle.simulation.timeline import simulate
 
 model = nn.Sequential(*(m for n in (64, 8, 32, 16) for m in (nn.LazyLinear(n), nn.Tanh())))
@@ -36,7 +36,7 @@ model(torch.zeros(2, 16))
 graph, on = capture(model, [torch.zeros(8, 16)], loss=lambda y: y.sum()), cluster("p100:1x4")
 
 
-def found(sync, bucket):
+def step_results(sync, bucket):
     plan = Plan(plan_for(graph, on, "data").tiles, 4, sync=sync, bucket=bucket, optimizer="adam")
     program = lower(graph, plan)
     kinds = [type(i).__name__ + str(getattr(i, "what", "")) for i in program.instructions]
@@ -49,13 +49,13 @@ def found(sync, bucket):
     }
 
 
-known, result = dict(vars(script)), {}
+original, result = dict(vars(script)), {}
 for name, code in json.loads(sys.argv[1]).items():
-    vars(script).update(known)
+    vars(script).update(original)
     exec(code, vars(script))
-    for module in (rules, kernel, timer, evaluator):
+    for module in (jit_script, kernel, timer, evaluator):
         importlib.reload(module)
-    result[name] = {"buckets": found("allreduce", 2**12), "slices": found("ps:sliced", 0)}
+    result[name] = {"buckets": step_results("allreduce", 2**12), "slices": step_results("ps:sliced", 0)}
 print(json.dumps(result))
 """
 

@@ -14,7 +14,9 @@ from raddle.program.value_holders import chosen_copy, target_at_turn
 Array = np.ndarray
 for _rule in (chosen_copy, target_at_turn):  # what compiled functions call
     register_jitable(_rule)
-ROOM = 1024  # boxes that a device may hold of a value; more are given up, and counted box by box
+MAX_BOXES = (
+    1024  # boxes that a device may hold of a value; more are given up, and counted box by box
+)
 
 
 @njit(cache=True)
@@ -22,7 +24,7 @@ def pair_volumes(
     count: int,  # devices
     pieces: Array,  # [piece, r, 2]: boxes that are held, disjoint
     holders: Array,  # holders[at[i]:at[i + 1]] have piece i
-    at: Array,
+    holder_at: Array,
     needs: Array,  # [need, r, 2], in the order in which they are fetched
     target: Array,  # by need, its device
     graded: Array,  # by need, whether a gradient comes back; those come first
@@ -31,53 +33,57 @@ def pair_volumes(
 ) -> bool:
     """False where there was not enough room."""
     rank = pieces.shape[1]
-    own = np.empty((ROOM, rank, 2), np.int64)  # what the device holds by now
-    left = np.empty((ROOM, rank, 2), np.int64)  # what is missing of a need
-    rest = np.empty((ROOM, rank, 2), np.int64)
+    held_boxes = np.empty((MAX_BOXES, rank, 2), np.int64)  # what the device holds by now
+    missing_boxes = np.empty((MAX_BOXES, rank, 2), np.int64)  # what is missing of a need
+    remaining_boxes = np.empty((MAX_BOXES, rank, 2), np.int64)
     order = np.argsort(target, kind="mergesort")  # by device, otherwise as they come
     i = 0
     while i < len(order):
         device = target[order[i]]
-        held = 0
+        held_count = 0
         for p in range(len(pieces)):
-            for h in range(at[p], at[p + 1]):
+            for h in range(holder_at[p], holder_at[p + 1]):
                 if holders[h] == device:
-                    if held == ROOM:
+                    if held_count == MAX_BOXES:
                         return False
-                    own[held] = pieces[p]
-                    held += 1
+                    held_boxes[held_count] = pieces[p]
+                    held_count += 1
                     break
         while i < len(order) and target[order[i]] == device:
             need = order[i]
             i += 1
-            left[0] = needs[need]
-            missing = 1
-            for k in range(held):
-                fresh = 0
-                for m in range(missing):
-                    fresh = _subtract(left[m], own[k], rest, fresh)
-                    if fresh < 0:
+            missing_boxes[0] = needs[need]
+            missing_count = 1
+            for k in range(held_count):
+                remaining_count = 0
+                for m in range(missing_count):
+                    remaining_count = _subtract(
+                        missing_boxes[m], held_boxes[k], remaining_boxes, remaining_count
+                    )
+                    if remaining_count < 0:
                         return False
-                missing = fresh
-                left, rest = rest, left
-                if missing == 0:
+                missing_count = remaining_count
+                missing_boxes, remaining_boxes = remaining_boxes, missing_boxes
+                if missing_count == 0:
                     break
-            for m in range(missing):
+            for m in range(missing_count):
                 for p in range(len(pieces)):
                     volume = 1
                     for d in range(rank):
-                        lo = max(left[m, d, 0], pieces[p, d, 0])
-                        hi = min(left[m, d, 1], pieces[p, d, 1])
+                        lo = max(missing_boxes[m, d, 0], pieces[p, d, 0])
+                        hi = min(missing_boxes[m, d, 1], pieces[p, d, 1])
                         volume = volume * (hi - lo) if hi > lo else 0
                     if volume > 0:
-                        source = holders[at[p] + chosen_copy(device, at[p + 1] - at[p])]
+                        source = holders[
+                            holder_at[p] + chosen_copy(device, holder_at[p + 1] - holder_at[p])
+                        ]
                         forward[source, device] += volume
                         if graded[need]:
                             backward[device, source] += volume
-                if held == ROOM:
+                if held_count == MAX_BOXES:
                     return False
-                own[held] = left[m]
-                held += 1
+                held_boxes[held_count] = missing_boxes[m]
+                held_count += 1
     return True
 
 
@@ -87,7 +93,7 @@ def _subtract(box: Array, other: Array, into: Array, at: int) -> int:
     rank = len(box)
     for d in range(rank):
         if other[d, 1] <= box[d, 0] or other[d, 0] >= box[d, 1]:
-            if at == ROOM:
+            if at == MAX_BOXES:
                 return -1
             into[at] = box
             return at + 1
@@ -97,7 +103,7 @@ def _subtract(box: Array, other: Array, into: Array, at: int) -> int:
             lo = current[d, 0] if side == 0 else other[d, 1]
             hi = other[d, 0] if side == 0 else current[d, 1]
             if lo < hi:
-                if at == ROOM:
+                if at == MAX_BOXES:
                     return -1
                 into[at] = current
                 into[at, d, 0], into[at, d, 1] = lo, hi

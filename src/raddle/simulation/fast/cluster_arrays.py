@@ -13,44 +13,51 @@ from raddle.costs.compute import effective_bandwidth, memory_pass_seconds
 from raddle.costs.links import transfer_seconds
 from raddle.program.program import Message
 from raddle.program.value_holders import in_sending_order
-from raddle.simulation.fast.network import RingBook, handling, of_messages, routes
+from raddle.simulation.fast.network import (
+    RingNumbers,
+    build_routes,
+    host_overhead_arrays,
+    message_host_nanoseconds,
+)
 from raddle.simulation.nanoseconds import nanoseconds
 
 Array = np.ndarray
 
 
-class Machine:
+class ClusterArrays:
     """Rows of a cluster; devices of one kind are alike."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.count = len(cluster.devices)
-        self.routes, self.rings, self.handling = (
-            routes(cluster),
-            RingBook(cluster),
-            handling(cluster),
+        self.routes, self.rings, self.host_overhead = (
+            build_routes(cluster),
+            RingNumbers(cluster),
+            host_overhead_arrays(cluster),
         )
         self.kinds = sorted({d.kind: d for d in cluster.devices}.items())
         kinds = [kind for kind, _ in self.kinds]
         self.kind_of = np.array([kinds.index(d.kind) for d in cluster.devices])
-        self._speed = np.array([effective_bandwidth(d) for d in cluster.devices])
+        self._bandwidth = np.array([effective_bandwidth(d) for d in cluster.devices])
         self._overhead = np.array([d.overhead for d in cluster.devices])
 
-    def by_device(self, devices: Array, seconds: Array) -> Array:
+    def compute_rows(self, devices: Array, seconds: Array) -> Array:
         """Rows of what devices compute: (device, nanoseconds)."""
-        own, inverse = np.unique(devices, return_inverse=True)
-        total = np.zeros(len(own))
+        used, inverse = np.unique(devices, return_inverse=True)
+        total = np.zeros(len(used))
         np.add.at(total, inverse, seconds)  # in the order of the tiles
-        return np.stack([own, nanoseconds(total)], axis=1)  # type: ignore[arg-type]
+        return np.stack([used, nanoseconds(total)], axis=1)  # type: ignore[arg-type]
 
-    def touch(self, devices: Sequence[Sequence[int]], nbytes: Sequence[int]) -> Array:
+    def memory_pass_rows(self, devices: Sequence[Sequence[int]], nbytes: Sequence[int]) -> Array:
         """Rows of devices that pass over so many bytes of their memory, by sets of devices."""
-        each = np.array([d for own in devices for d in own], np.int64)
+        flat = np.array([d for group in devices for d in group], np.int64)
         amount = np.repeat(np.asarray(nbytes, np.float64), [len(own) for own in devices])
-        return self.by_device(
-            each, memory_pass_seconds(amount, self._speed[each], self._overhead[each])
+        return self.compute_rows(
+            flat, memory_pass_seconds(amount, self._bandwidth[flat], self._overhead[flat])
         )
 
-    def listed(self, messages: Sequence[tuple[Message, int]], *, sliced: bool = False) -> Array:
+    def ordered_message_rows(
+        self, messages: Sequence[tuple[Message, int]], *, sliced: bool = False
+    ) -> Array:
         """Rows of messages, with their bytes, in the order in which a program has them."""
         if not messages:
             return np.zeros((0, 7), np.int64)
@@ -59,12 +66,14 @@ class Machine:
         s, t = np.array([m[:2] for m in ordered]).T
         nbytes = np.array([nbytes_of[m] for m in ordered])
         seconds = transfer_seconds(self.routes.latency[s, t], self.routes.bandwidth[s, t], nbytes)
-        return self.carried(s, t, nanoseconds(seconds), nbytes, sliced=sliced)
+        return self.message_rows(s, t, nanoseconds(seconds), nbytes, sliced=sliced)
 
-    def carried(
+    def message_rows(
         self, s: Array, t: Array, ns: Array, nbytes: Array, *, sliced: bool = False
     ) -> Array:
         """Rows of messages that take so many nanoseconds: see arrays.Arena."""
-        held = self.routes.first[s, t], self.routes.second[s, t]
-        ends = [of_messages(self.handling, d, nbytes, sliced=sliced) for d in (s, t)]
-        return np.stack([s, t, ns, *held, *ends], axis=1)
+        links = self.routes.first[s, t], self.routes.second[s, t]
+        overheads = [
+            message_host_nanoseconds(self.host_overhead, d, nbytes, sliced=sliced) for d in (s, t)
+        ]
+        return np.stack([s, t, ns, *links, *overheads], axis=1)

@@ -14,11 +14,11 @@ from raddle.plans.tiling import Grid
 from raddle.program.merges import is_local_statistics, merged_bytes, place_merge
 from raddle.program.program import Cell, Message, tensors_per_part
 from raddle.program.value_holders import always_local, output_holders
-from raddle.simulation.fast.machine import Machine
-from raddle.simulation.fast.messages import message_rows, pair_volumes
-from raddle.simulation.fast.regions import boxes_of
-from raddle.simulation.fast.store import NOTHING, Slot, Store
-from raddle.simulation.fast.tiled import Reader, Tiled
+from raddle.simulation.fast.cluster_arrays import ClusterArrays
+from raddle.simulation.fast.pair_volumes import message_rows, pair_volumes
+from raddle.simulation.fast.regions import tile_boxes_in
+from raddle.simulation.fast.store import NOTHING, RowStore, Slot
+from raddle.simulation.fast.tilings import Reader, Tiled
 
 Array = np.ndarray
 Pieces = tuple[Array, Array, Array]  # boxes, and their holders from one index to the next
@@ -56,13 +56,13 @@ class Made(NamedTuple):
 class Values:
     """Values of a graph on a machine."""
 
-    def __init__(self, graph: Graph, machine: Machine, bn: str) -> None:
+    def __init__(self, graph: Graph, machine: ClusterArrays, bn: str) -> None:
         self.graph, self.machine, self.bn = graph, machine, bn
 
-    def merge(self, store: Store, op: Op, tiled: Tiled, key: MergeKey) -> Merged:
-        return store.once(key, lambda: self._merge(store, op, tiled, key))
+    def merge(self, store: RowStore, op: Op, tiled: Tiled, key: MergeKey) -> Merged:
+        return store.cached(key, lambda: self._merge(store, op, tiled, key))
 
-    def _merge(self, store: Store, op: Op, tiled: Tiled, key: MergeKey) -> Merged:
+    def _merge(self, store: RowStore, op: Op, tiled: Tiled, key: MergeKey) -> Merged:
         tiling, width = tiled.tiling, key.width
         cells, messages = place_merge(op, tiling, key.readers, width, replicated=key.closes)
         devices, nbytes = [c.devices for c in cells], [merged_bytes(c, width) for c in cells]
@@ -72,10 +72,12 @@ class Values:
             [(m, m.elements * width * tensors_per_part(op, tiling.tiles[m.part].box)) for m in way]
             for way in (messages, back)
         )
-        ways = [store.messages.add(self.machine.listed(way)) for way in sent]
-        return Merged(cells, store.computes.add(self.machine.touch(devices, nbytes)), *ways)
+        ways = [store.messages.add(self.machine.ordered_message_rows(way)) for way in sent]
+        return Merged(
+            cells, store.computes.add(self.machine.memory_pass_rows(devices, nbytes)), *ways
+        )
 
-    def value(self, store: Store, made: Made, readers: Sequence[Reader]) -> tuple[Slot, Slot]:
+    def value(self, store: RowStore, made: Made, readers: Sequence[Reader]) -> tuple[Slot, Slot]:
         """Rows that bring a value to its readers, and its gradient back."""
         op, output, tiled = made.op, made.output, made.tiled
         width = self.graph.values[op.outputs[output]].dtype.itemsize
@@ -93,10 +95,10 @@ class Values:
             ]  # fmt: skip
             return self._fetch(store, made, apart, width) if apart else (NOTHING, NOTHING)
 
-        return store.once(key, find)
+        return store.cached(key, find)
 
     def _fetch(
-        self, store: Store, made: Made, readers: Sequence[Reader], width: int
+        self, store: RowStore, made: Made, readers: Sequence[Reader], width: int
     ) -> tuple[Slot, Slot]:
         boxes, targets, graded = [], [], []
         for r in sorted(readers, key=lambda r: not r.graded):
@@ -119,7 +121,7 @@ class Values:
         for volumes in (there, back):
             rows = np.empty((count * (count - 1), 4), np.int64)
             n = message_rows(volumes, width, routes.latency, routes.bandwidth, rows)
-            found = self.machine.carried(*rows[:n].T) if n else rows[:0, :0]
+            found = self.machine.message_rows(*rows[:n].T) if n else rows[:0, :0]
             slots.append(store.messages.add(found))
         if slots[0][1] and is_local_statistics(made.op, self.bn):
             raise InputError(
@@ -127,7 +129,7 @@ class Values:
             )
         return slots[0], slots[1]
 
-    def _pieces(self, store: Store, made: Made) -> Pieces:
+    def _pieces(self, store: RowStore, made: Made) -> Pieces:
         """Boxes of a value, and who holds them."""
         tiling, dims = made.tiled.tiling, made.op.space.outputs[made.output]
         if made.merged is not None:
@@ -136,11 +138,11 @@ class Values:
         def find() -> Pieces:
             if isinstance(tiling, Grid) and _shown(tiling, dims):
                 at = np.arange(0, len(tiling.devices) + tiling.copies, tiling.copies)
-                return boxes_of(tiling, dims), made.tiled.each, at
+                return tile_boxes_in(tiling, dims), made.tiled.each, at
             held = output_holders(made.op.space, tiling, made.output)
             return _packed(held.pieces, len(dims))
 
-        return store.once(("pieces", made.tiled.number, made.output), find)
+        return store.cached(("pieces", made.tiled.number, made.output), find)
 
 
 def _shown(grid: Grid, dims: Sequence[int]) -> bool:

@@ -1,0 +1,57 @@
+"""Writes a sum of gradients as nodes and edges, compiled: each ring starts with its last member."""
+
+# g: set of rings, d: device
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from raddle.costs.collectives import fastest_seconds
+from raddle.costs.host_overhead import all_reduce_bytes_per_member, host_seconds
+from raddle.simulation.fast.arrays import Array, DeviceProgress, HostOverhead, Rings, StepDag
+from raddle.simulation.fast.nodes import add_arrival, add_device_time, add_edge, add_node
+
+
+@njit(cache=True)
+def add_all_reduce(
+    dag: StepDag, used: Array, rings: Rings, overhead: HostOverhead, g: int, predecessor: Array, delay: Array,
+    amounts: Array, progress: DeviceProgress, arrival: Array,
+) -> None:  # fmt: skip
+    """`amounts` are the bytes by ring; members wait for `since`, or for all that they have done."""
+    progress.arrivals[:] = 0
+    arrival[:] = -1
+    load = progress.load
+    for k in range(rings.set_at[g], rings.set_at[g + 1]):
+        ring, nbytes = rings.ring[k], amounts[k - rings.set_at[g]]
+        gate = add_node(dag, used, 0, -1, -1, -1, 0)
+        ns = max(1, int(np.rint(_all_reduce_seconds(rings, ring, nbytes) * 1e9)))
+        begin, end = rings.member_at[ring], rings.member_at[ring + 1]
+        for m in range(begin, end):
+            d = rings.member[m]
+            if progress.has_host_overhead:
+                add_edge(dag, used, progress.stretch[d], gate, progress.offset[d])
+                host_bytes = all_reduce_bytes_per_member(end - begin, nbytes)
+                seconds = host_seconds(overhead.sum[d], overhead.byte[d], host_bytes)
+                add_device_time(dag, used, d, int(np.rint(seconds * 1e9)), progress)
+            elif predecessor[d] >= 0:
+                add_edge(dag, used, predecessor[d], gate, delay[d])
+        for m in range(begin, end):
+            first, second = rings.first_link[m], rings.second_link[m]
+            node = add_node(dag, used, ns, first, second, -1, 0)
+            add_edge(dag, used, gate, node, 0)
+            if first >= 0:
+                load[first] += ns
+            if second >= 0:
+                load[second] += ns
+            add_arrival(dag, used, rings.member[m], node, arrival, progress.arrivals)
+
+
+@njit(cache=True)
+def _all_reduce_seconds(rings: Rings, ring: int, nbytes: int) -> float:
+    """costs/collectives.py, with what depends on the cluster in figures."""
+    f, node_rings = (
+        rings.topology[ring],
+        rings.node_rings[rings.node_ring_at[ring] : rings.node_ring_at[ring + 1]],
+    )
+    return float(fastest_seconds(f[0], f[1], f[2], f[3], f[4], f[5], node_rings, nbytes))

@@ -1,0 +1,89 @@
+"""Rows of what devices compute of an operator, and of the bytes that its outputs keep there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from raddle.costs.compute import ComputeCosts
+from raddle.costs.profile import Profile
+from raddle.costs.saved_for_backward import saved_for_backward
+from raddle.graph.graph import Graph, Op
+from raddle.plans.tiling import Grid
+from raddle.simulation.fast.cluster_arrays import ClusterArrays
+from raddle.simulation.fast.durations import tile_seconds
+from raddle.simulation.fast.regions import tile_boxes_in
+from raddle.simulation.fast.store import RowStore, Slot
+from raddle.simulation.fast.tilings import Tiled
+
+Array = np.ndarray
+
+
+class ComputeRows:
+    """Seconds of tiles, alone or in a composite that PyTorch has one call for."""
+
+    def __init__(
+        self, graph: Graph, cluster: ClusterArrays, active: frozenset[str], bn: str,
+        profile: Profile | None,
+    ) -> None:  # fmt: skip
+        self.graph, self.cluster = graph, cluster
+        self.fused_costs = ComputeCosts(graph, active, profile, bn=bn)
+        self.single_costs = ComputeCosts(graph, active, profile, bn=bn, native_calls={})
+        self._saved = _saved_values(graph, active)
+        self._seconds: dict[tuple[Any, ...], list[Array]] = {}
+
+    def run_rows(self, store: RowStore, op: Op, tiled: Tiled, phase: str, fused: bool) -> Slot:
+        """Rows of what devices compute of an operator, forward or backward."""
+        costs = self.fused_costs if fused else self.single_costs
+        cost_key = costs.cost_key(op, phase)
+
+        def build() -> Slot:
+            seconds = self._tile_seconds(costs, op, tiled, phase, cost_key)
+            return store.computes.add(self.cluster.compute_rows(tiled.each, seconds))
+
+        return store.cached(("run", cost_key, tiled.number), build)
+
+    def saved_bytes_rows(self, store: RowStore, op: Op, tiled: Tiled) -> Slot:
+        """Rows of bytes that an operator's outputs keep on devices."""
+        counted = tuple(name in self._saved for name in op.outputs)
+
+        def build() -> Slot:
+            total = np.zeros(self.cluster.count, np.int64)
+            for dims, name in zip(op.space.outputs, op.outputs, strict=True):
+                if name in self._saved:
+                    boxes = tile_boxes_in(tiled.tiling, dims)
+                    volumes = (boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1)
+                    width = self.graph.values[name].dtype.itemsize
+                    np.add.at(total, tiled.each, width * np.repeat(volumes, tiled.copies))
+            holders = np.flatnonzero(total)
+            return store.sizes.add(np.stack([holders, total[holders]], axis=1))
+
+        return store.cached(("bytes", counted, op.dtypes, tiled.number), build)
+
+    def _tile_seconds(
+        self, costs: ComputeCosts, op: Op, tiled: Tiled, phase: str, cost_key: tuple[Any, ...]
+    ) -> Array:
+        """Of every tile, copies included, on its own device."""
+        tiling, cluster = tiled.tiling, self.cluster
+        key = (*cost_key, tiling.cuts if isinstance(tiling, Grid) else tiling)
+        if key not in self._seconds:
+            self._seconds[key] = [
+                tile_seconds(costs, op, tiling, tiled.regions, phase, device)
+                for _, device in cluster.kinds
+            ]
+        by_kind = [np.repeat(s, tiled.copies) for s in self._seconds[key]]
+        if len(by_kind) == 1:
+            return by_kind[0]
+        return np.asarray(np.choose(cluster.kind_of[tiled.each], by_kind))
+
+
+def _saved_values(graph: Graph, active: frozenset[str]) -> frozenset[str]:
+    """Values that operators make and some backward needs."""
+    names: set[str] = set()
+    for op in graph.ops:
+        saved = saved_for_backward(graph, active, op)
+        names |= saved.inputs
+        if saved.output:
+            names.update(op.outputs)
+    return frozenset(names)

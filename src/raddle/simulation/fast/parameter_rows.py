@@ -1,0 +1,153 @@
+"""Who holds which part of a parameter, and rows of what is synchronised of it: itself, or its slices."""
+
+# p: parameter, d: device
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from raddle.graph.box import Box
+from raddle.graph.graph import Op, Value
+from raddle.plans.optimizers import optimizer_costs
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import Tiling
+from raddle.program.parameter_regions import parameter_regions
+from raddle.program.program import Message, ParameterRegion, reduced_element_bytes
+from raddle.program.sync_instructions import slices_by_worker
+from raddle.program.zero3_blocks import pull_messages
+from raddle.simulation.fast.cluster_arrays import ClusterArrays
+from raddle.simulation.fast.store import NOTHING, RowStore, Slot
+from raddle.simulation.fast.tilings import Reader
+
+
+class ParameterPlacement(NamedTuple):
+    """A parameter on its devices."""
+
+    regions: tuple[ParameterRegion, ...]
+    memory_slot: Slot  # rows of what it takes of their memory
+    sync_slot: Slot  # a row of how it is synchronised in one piece
+
+
+class ParameterRows:
+    """Parameters of a plan on a machine."""
+
+    def __init__(self, cluster: ClusterArrays, plan: Plan) -> None:
+        self.cluster, self.plan, self.sync = cluster, plan, plan.syncing
+        self.optimizer = optimizer_costs(plan.optimizer)
+
+    def placement(
+        self, store: RowStore, value: Value, users: Sequence[Reader]
+    ) -> ParameterPlacement:
+        used = [(r.tiled.number, r.operand) for r in users]
+        # Steps of a recurrent network read a weight in the same way.
+        distinct = dict(zip(used, users, strict=True))
+        key = ("held", value.shape, value.dtype.itemsize, *used)
+        return store.cached(
+            key, lambda: self._build_placement(store, value, list(distinct.values()))
+        )
+
+    def _build_placement(
+        self, store: RowStore, value: Value, users: Sequence[Reader]
+    ) -> ParameterPlacement:
+        by_device: dict[int, dict[Box, None]] = {}
+        for r in users:
+            for d, box in zip(r.tiled.tiling.devices, _tile_regions(r), strict=True):
+                boxes = by_device.setdefault(d, {})
+                if box is not None:
+                    boxes.setdefault(box)
+        regions = parameter_regions(
+            value.shape, {d: list(b) for d, b in by_device.items()}, self.plan
+        )
+        sizes = np.zeros(self.cluster.count, np.int64)
+        for s in regions:
+            sizes[list(s.devices)] += self.optimizer.held * s.box.volume * value.dtype.itemsize
+        some = np.flatnonzero(sizes)
+        size = store.sizes.add(np.stack([some, sizes[some]], axis=1))
+        if self.sync.sliced:
+            return ParameterPlacement(regions, size, NOTHING)
+        return ParameterPlacement(
+            regions, size, store.sync_units.add(np.array([self._sync_row(store, value, regions)]))
+        )
+
+    def slice_rows(
+        self, store: RowStore, value: Value, slices: tuple[ParameterRegion, ...]
+    ) -> Slot:
+        """Rows of slices in their order, each for all workers or, without a barrier, one by one."""
+        key = ("slices", value.dtype.itemsize, slices)
+
+        def build() -> Slot:
+            pieces = slices_by_worker(slices, self.sync)
+            rows = [self._sync_row(store, value, [piece]) for piece in pieces]
+            return store.sync_units.add(np.array(rows, np.int64).reshape(len(rows), -1))
+
+        return store.cached(key, build)
+
+    def _sync_row(
+        self, store: RowStore, value: Value, regions: Sequence[ParameterRegion]
+    ) -> list[int]:
+        """How shares are synchronised together (the columns are in arrays.py)."""
+        width, cluster = value.dtype.itemsize, self.cluster
+        passes = [self.optimizer.passes * s.box.volume * width for s in regions]
+        update = store.computes.add(cluster.memory_pass_rows([s.updaters for s in regions], passes))
+        to_sync = [s for s in regions if s.needs_sync]
+        updater_holds = any(s.server < 0 or s.server in s.devices for s in regions)
+        rings, push, pull = (-1, 0), NOTHING, NOTHING
+        if self.sync.homes:
+            push = self._message_rows(
+                store, [(d, s.server, s) for s in to_sync for d in s.devices], width
+            )
+            if not self.sync.divided:
+                pull = self._message_rows(
+                    store, [(s.server, d, s) for s in to_sync for d in s.devices], width
+                )
+        elif to_sync:
+            amounts: dict[tuple[int, ...], int] = {}
+            for s in to_sync:
+                amounts[s.devices] = amounts.get(s.devices, 0) + s.box.volume
+            volumes = np.array(list(amounts.values()))
+            summed = volumes * reduced_element_bytes(self.sync, width)
+            row, _ = store.amounts.add(np.stack([summed, volumes * width], axis=1))
+            rings = (cluster.rings.set_number(tuple(amounts)), row)
+        return [*push, *update, *pull, *rings, int(bool(to_sync)), int(updater_holds)]
+
+    def _message_rows(
+        self, store: RowStore, transfers: Sequence[tuple[int, int, ParameterRegion]], width: int
+    ) -> Slot:
+        """Messages between servers and holders: one for each pair of devices."""
+        volumes: dict[tuple[int, int], int] = {}
+        for source, target, region in transfers:
+            if source != target:
+                volumes[source, target] = volumes.get((source, target), 0) + region.box.volume
+        sent = [(Message(s, t, ()), n * width) for (s, t), n in volumes.items()]
+        return store.messages.add(self.cluster.ordered_message_rows(sent, sliced=self.sync.sliced))
+
+    def pull_rows(
+        self, store: RowStore, value: Value, readers: Sequence[Reader], regions: Sequence[ParameterRegion],
+        slices: tuple[ParameterRegion, ...],
+    ) -> Slot:  # fmt: skip
+        """Rows that bring a divided parameter to operators of a block."""
+        width, name = value.dtype.itemsize, value.name
+        tiles: Mapping[str, Tiling] = {r.op.name: r.tiled.tiling for r in readers}
+        ops: list[Op] = list({r.op.name: r.op for r in readers}.values())
+
+        def build() -> Slot:
+            messages = pull_messages(ops, tiles, {name: regions}, {name: slices}).get(name, ())
+            sent = [(m, m.elements * width) for m in messages]
+            return store.messages.add(self.cluster.ordered_message_rows(sent, sliced=True))
+
+        used = ((r.tiled.number, r.operand) for r in readers)
+        return store.cached(("pulls", width, slices, *used), build)
+
+
+def _tile_regions(reader: Reader) -> list[Box | None]:
+    """What each tile of a reader needs, copies included."""
+    regions = reader.tiled.regions[reader.operand]
+    lows, highs = regions.boxes[:, :, 0].tolist(), regions.boxes[:, :, 1].tolist()
+    return [
+        Box(tuple(lo), tuple(hi)) if needed else None
+        for lo, hi, needed in zip(lows, highs, regions.needed, strict=True)
+        for _ in range(reader.tiled.copies)
+    ]

@@ -1,0 +1,119 @@
+"""Parameters of a plan that changes: who holds them now, their slices, and what they point to."""
+
+# p: parameter
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from raddle.graph.graph import Value
+from raddle.plans.plan import Plan
+from raddle.program.parameter_slices import cut_slices
+from raddle.program.program import ParameterRegion
+from raddle.simulation.fast.cluster_arrays import ClusterArrays
+from raddle.simulation.fast.graph_index import GraphIndex
+from raddle.simulation.fast.parameter_rows import ParameterRows
+from raddle.simulation.fast.plan_rows import PlanRows, Undo
+from raddle.simulation.fast.store import RowStore
+from raddle.simulation.fast.tilings import Reader, Tiled
+
+
+class ParameterSync:
+    """Where slices have servers, which one a slice has depends on all others."""
+
+    def __init__(
+        self, index: GraphIndex, cluster: ClusterArrays, plan: Plan, plan_rows: PlanRows
+    ) -> None:
+        self.index, self.plan_rows, self.sync = index, plan_rows, plan.syncing
+        self.parameter_rows = ParameterRows(cluster, plan)
+        self.names = list(index.parameter_number)
+        self.regions: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]
+        self.slices: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]
+        self.pulls_of: dict[str, list[int]] = {}  # by operator, what it may need pulled
+        for number, (_, ops) in enumerate(index.pulls):
+            for op in ops:
+                self.pulls_of.setdefault(op.name, []).append(number)
+
+    def update(
+        self, undo: Undo, store: RowStore, changed: Iterable[int], tiles: Sequence[Tiled]
+    ) -> None:
+        """Some operators have other tiles."""
+        index, ops = self.index, self.index.graph.ops
+        changed = list(changed)
+        again = {
+            index.parameter_number[n]
+            for i in changed
+            for n in ops[i].inputs
+            if n in index.parameter_number
+        }
+        for p in again:
+            self._update_holders(undo, store, p, tiles)
+        if not self.sync.sliced or not again:
+            return
+        pulls = {n for i in changed for n in self.pulls_of.get(ops[i].name, ())}
+        moved = self._update_slices(undo, store)
+        pulls |= {n for n, (name, _) in enumerate(index.pulls) if name in moved}
+        for number in pulls:
+            self._update_pull(undo, store, number, tiles)
+
+    def _value(self, p: int) -> Value:
+        return self.index.graph.values[self.names[p]]
+
+    def _update_holders(self, undo: Undo, store: RowStore, p: int, tiles: Sequence[Tiled]) -> None:
+        index, plan_rows = self.index, self.plan_rows
+        users = [Reader(op, k, True, tiles[index.op_number[op.name]]) for op, k in index.users[p]]
+        placement = self.parameter_rows.placement(store, self._value(p), users)
+        plan_rows.set_slot(
+            undo,
+            store,
+            plan_rows.held_bytes_slots,
+            len(index.op_number) + p,
+            placement.memory_slot,
+            store.sizes,
+        )
+        if placement.regions is not self.regions[p]:
+            undo.set(self.regions, p, placement.regions)
+        if index.tape.has_gradient[p] and not self.sync.sliced:
+            plan_rows.set_slot(
+                undo, store, plan_rows.slots.sync_units, p, placement.sync_slot, store.sync_units
+            )
+
+    def _update_slices(self, undo: Undo, store: RowStore) -> set[str]:
+        """Cuts all parameters anew; the names of those whose slices are others now."""
+        index, plan_rows, moved = self.index, self.plan_rows, set[str]()
+        slices_by_name = cut_slices(
+            {n: self.regions[index.parameter_number[n]] for n in index.trained},
+            index.trained,
+            self.sync,
+        )
+        for name, slices in slices_by_name.items():
+            p = index.parameter_number[name]
+            if slices != self.slices[p]:
+                moved.add(name)
+                undo.set(self.slices, p, slices)
+                slot = self.parameter_rows.slice_rows(store, self._value(p), slices)
+                plan_rows.set_slot(
+                    undo, store, plan_rows.slots.sync_units, p, slot, store.sync_units
+                )
+        return moved
+
+    def _update_pull(
+        self, undo: Undo, store: RowStore, number: int, tiles: Sequence[Tiled]
+    ) -> None:
+        index, plan_rows = self.index, self.plan_rows
+        name, ops = index.pulls[number]
+        p, op_names = index.parameter_number[name], {op.name for op in ops}
+        readers = [
+            Reader(op, k, True, tiles[index.op_number[op.name]])
+            for op, k in index.users[p]
+            if op.name in op_names
+        ]
+        slot = self.parameter_rows.pull_rows(
+            store, self._value(p), readers, self.regions[p], self.slices[p]
+        )
+        plan_rows.set_slot(undo, store, plan_rows.slots.pulls, number, slot, store.messages)
+
+    def clear(self) -> None:
+        """Nothing is held, and nothing pointed to."""
+        self.regions = [() for _ in self.names]
+        self.slices = [() for _ in self.names]

@@ -1,0 +1,94 @@
+"""What a plan points to, the loads of resources that follow, and how a change is taken back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from raddle.simulation.fast.arrays import PULL_FIRST, PUSH_FIRST, UPDATE_FIRST, Slots
+from raddle.simulation.fast.graph_index import GraphIndex
+from raddle.simulation.fast.store import RowArray, RowStore, Slot
+
+Array = np.ndarray
+
+_SYNC_ROWS = ((PUSH_FIRST, "messages"), (UPDATE_FIRST, "computes"), (PULL_FIRST, "messages"))
+
+
+class Undo:
+    """What was there before a change."""
+
+    def __init__(self) -> None:
+        self._old: list[tuple[Any, Any, Any]] = []
+
+    def set(self, target: list[Any], index: int, value: Any) -> None:
+        self._old.append((target, index, target[index]))
+        target[index] = value
+
+    def set_slot(self, slots: Array, index: int, old: Slot, slot: Slot) -> None:
+        self._old.append((slots, index, old))
+        slots[index] = slot
+
+    def save(self, array: Array) -> None:
+        """Remembers all of an array that is about to change."""
+        self._old.append((array, slice(None), array.copy()))
+
+    def restore(self) -> None:
+        for target, index, old in reversed(self._old):
+            target[index] = old
+
+
+class PlanRows:
+    """Slots of operators, values and parameters; loads by resource, bytes held by device."""
+
+    def __init__(self, index: GraphIndex, devices: int, links: int) -> None:
+        ops, values, parameters = len(index.op_number), len(index.value_number), len(index.users)
+        sizes = [ops] * 5 + [values] * 2 + [len(index.pulls)]
+        table = np.zeros((sum(sizes), 2), np.int64)
+        parts = np.split(table, np.cumsum(sizes)[:-1])
+        self.slots = Slots(*(table, *parts, np.zeros((parameters, 2), np.int64)))
+        self.held_bytes_slots = np.zeros((ops + parameters, 2), np.int64)
+        self.load = np.zeros(devices + links, np.int64)
+        self.held_bytes = np.zeros(devices, np.int64)
+
+    def clear(self) -> None:
+        """Nothing is pointed to."""
+        for array in (
+            self.slots.table,
+            self.slots.sync_units,
+            self.held_bytes_slots,
+            self.load,
+            self.held_bytes,
+        ):
+            array[:] = 0
+
+    def set_slot(
+        self, undo: Undo, store: RowStore, slots: Array, index: int, slot: Slot, rows: RowArray,
+        times: int = 1,
+    ) -> None:  # fmt: skip
+        """Points a slot to other rows; with it goes the load that they put on resources, so many times."""
+        old = int(slots[index, 0]), int(slots[index, 1])
+        if old != slot:
+            undo.set_slot(slots, index, old, slot)
+            self._add_load(store, rows, old, -times)
+            self._add_load(store, rows, slot, times)
+
+    def _add_load(self, store: RowStore, rows: RowArray, slot: Slot, times: int) -> None:
+        if not slot[1]:
+            return
+        data = rows.data[slot[0] : slot[0] + slot[1]]
+        if rows is store.computes:
+            np.add.at(self.load, data[:, 0], times * data[:, 1])
+        elif rows is store.sizes:
+            np.add.at(self.held_bytes, data[:, 0], times * data[:, 1])
+        elif rows is store.sync_units:
+            for row in data.tolist():
+                for at, rows_name in _SYNC_ROWS:
+                    if row[at + 1]:
+                        self._add_load(
+                            store, getattr(store, rows_name), (row[at], row[at + 1]), times
+                        )
+        else:
+            for column in (3, 4):
+                uses_link = data[:, column] >= 0
+                np.add.at(self.load, data[uses_link, column], times * data[uses_link, 2])

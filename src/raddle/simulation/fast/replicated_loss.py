@@ -1,0 +1,62 @@
+"""How the forward ends (program/replicated_loss.py), remembered by the tiles that decide it."""
+
+# i: operator
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raddle.graph.graph import Graph
+from raddle.plans.plan import Plan
+from raddle.program.replicated_loss import SMALL_RESULT, replicated_loss_ops
+from raddle.simulation.fast.graph_index import GraphIndex
+from raddle.simulation.fast.plan_rows import Undo
+from raddle.simulation.fast.tilings import Tiled, Tilings
+
+
+class ReplicatedLoss:
+    """`now[0]` are the merged operators whose gradient starts on every device."""
+
+    def __init__(self, outline: GraphIndex, plan: Plan) -> None:
+        self.outline, self.plan = outline, plan
+        self.current: list[frozenset[str]] = [frozenset()]
+        self._near_loss = _ops_near_loss(outline.graph, outline.active)
+        self._cache: dict[tuple[int, ...], frozenset[str]] = {}
+
+    def update(
+        self, undo: Undo, changed: Sequence[int], tiles: Sequence[Tiled], tilings: Tilings
+    ) -> set[int]:
+        """Operators that begin or cease to end the forward so, now that some have other tiles."""
+        if not any(i in self._near_loss for i in changed):
+            return set()
+        key = tuple(tiles[i].number for i in self._near_loss)
+        if key not in self._cache:
+            self._cache[key] = self._compute_ops(tiles, tilings)
+        different = self._cache[key] ^ self.current[0]
+        if different:
+            undo.set(self.current, 0, self._cache[key])
+        return {self.outline.op_number[name] for name in different}
+
+    def clear(self) -> None:
+        self._cache.clear()
+
+    def _compute_ops(self, tiles: Sequence[Tiled], tilings: Tilings) -> frozenset[str]:
+        graph, number = self.outline.graph, self.outline.op_number
+        tiling_by_op = {op.name: tiles[i].tiling for i, op in enumerate(graph.ops)}
+        plan = Plan(tiling_by_op, self.plan.devices, bn=self.plan.bn)
+        return replicated_loss_ops(
+            graph, plan, self.outline.active, lambda op: tilings.partial(op, tiles[number[op.name]])
+        )
+
+
+def _ops_near_loss(graph: Graph, active: frozenset[str]) -> dict[int, None]:
+    """Operators whose tiles can decide how the forward closes: those near the loss."""
+    small_values: set[str] = set()
+    numbers: dict[int, None] = {}
+    for i in range(len(graph.ops) - 1, -1, -1):
+        op = graph.ops[i]
+        if graph.loss in op.outputs or any(out in small_values for out in op.outputs):
+            numbers[i] = None
+            if all(graph.values[out].nbytes <= SMALL_RESULT for out in op.outputs):
+                small_values.update(name for name in op.inputs if name in active)
+    return numbers
