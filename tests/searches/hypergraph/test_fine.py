@@ -359,7 +359,7 @@ def test_a_solution_is_within_the_balance_and_no_worse_than_a_start(name: str, p
     start = even(own.model, parts)
     found = fine.solve(
         own.network, own.model, parts, epsilon=0.5, iterations=20_000, starts=[start],
-        heard=heard.append,
+        on_progress=heard.append,
     )  # fmt: skip
     assert found.volume == fine.fine_volume(own.network, found.partition)
     assert found.volume <= volume(own.model, start)

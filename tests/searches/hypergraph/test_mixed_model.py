@@ -17,9 +17,9 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
-from raddle.searches.hypergraph.mixed_blocks import Blocks, blocks_of
-from raddle.searches.hypergraph.mixed_model import Model, model
-from raddle.searches.hypergraph.mixed_moves import shared_out
+from raddle.searches.hypergraph.mixed_blocks import MixedBlocks, build_blocks
+from raddle.searches.hypergraph.mixed_model import MixedModel, build_mixed_model
+from raddle.searches.hypergraph.mixed_moves import apportion_units
 from raddle.searches.hypergraph.mixed_states import State, part_work, state_of, tiles_of
 from raddle.searches.hypergraph.mixed_volume import volume
 from raddle.searches.purposes import bytes_by_purpose
@@ -45,19 +45,19 @@ class Chain(nn.Module):
 
 
 @cache
-def chain() -> tuple[Graph, Blocks, Model]:
+def chain() -> tuple[Graph, MixedBlocks, MixedModel]:
     x, target = torch.zeros(8, 3, 16, 16), torch.zeros(8, dtype=torch.long)
     graph = capture(Chain(), [x], targets=[target], loss=nn.functional.cross_entropy)
-    return graph, blocks_of(graph), model(blocks_of(graph))
+    return graph, build_blocks(graph), build_mixed_model(build_blocks(graph))
 
 
 @cache
-def small(name: str) -> tuple[Graph, Blocks, Model]:
+def small(name: str) -> tuple[Graph, MixedBlocks, MixedModel]:
     graph = capture_model(name, 8)
-    return graph, blocks_of(graph), model(blocks_of(graph))
+    return graph, build_blocks(graph), build_mixed_model(build_blocks(graph))
 
 
-def drawn(blocks: Blocks, m: Model, parts: int, letters: str, seed: int) -> State:
+def drawn(blocks: MixedBlocks, m: MixedModel, parts: int, letters: str, seed: int) -> State:
     """Any axes of the given letters, and any shares on any parts."""
     rng = np.random.default_rng(seed)
     axis, x = np.zeros(len(m.work), np.int64), np.zeros((len(m.work), parts), np.int64)
@@ -66,7 +66,7 @@ def drawn(blocks: Blocks, m: Model, parts: int, letters: str, seed: int) -> Stat
         axis[b] = rng.choice(able or [0])
         shares = rng.random(parts) * (rng.random(parts) < 0.6)
         shares[rng.integers(parts)] += 0.3
-        shared_out(shares / shares.sum(), block.units[axis[b]], x[b])
+        apportion_units(shares / shares.sum(), block.units[axis[b]], x[b])
     return State(axis, x)
 
 

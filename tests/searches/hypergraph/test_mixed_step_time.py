@@ -7,7 +7,7 @@ from small_models import small
 
 from raddle.clusters import cluster
 from raddle.searches.baselines import BASELINES
-from raddle.searches.hypergraph.mixed_blocks import blocks_of
+from raddle.searches.hypergraph.mixed_blocks import build_blocks
 from raddle.searches.hypergraph.mixed_step_time import Judge, Stepper, take_turns
 from raddle.searches.settings import Clock
 from raddle.simulation.fast.evaluator import Evaluator
@@ -19,7 +19,7 @@ def stepper(memory: float = 1e12) -> tuple[Stepper, Judge]:
     graph = small("lenet-tiny")[1]
     judge = Judge(graph, ON, None, {"bn": "local"})
     evaluator = Evaluator(graph, ON, judge.plan(BASELINES["data"](graph, ON)))
-    return Stepper(blocks_of(graph), evaluator, np.full(2, memory), seed=3), judge
+    return Stepper(build_blocks(graph), evaluator, np.full(2, memory), seed=3), judge
 
 
 def test_the_best_of_a_walk_is_a_plan_of_that_time() -> None:

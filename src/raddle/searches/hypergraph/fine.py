@@ -39,7 +39,7 @@ __all__ = ["FinePartition", "FineSolution", "fine_volume", "fine_work", "solve",
 
 Array = np.ndarray
 
-MARGINS = (1.0, 0.99, 0.98, 0.97, 0.95, 0.92)  # of the capacity: cuts are in whole units
+CAPACITY_MARGINS = (1.0, 0.99, 0.98, 0.97, 0.95, 0.92)  # of the capacity: cuts are in whole units
 ROUNDS = 4  # starts are halved after each
 CHUNK = 1 << 14  # moves between two looks at the clock
 HOT = 0.02  # temperature, of a part's volume
@@ -60,7 +60,7 @@ class FineSolution(NamedTuple):
 class _Candidate(NamedTuple):
     start: str
     rows: FineRows
-    over: float  # overload, in parts' capacity
+    overload: float  # overload, in parts' capacity
     volume: float
 
 
@@ -75,7 +75,7 @@ def solve(
     starts: Sequence[Array] = (),
     shares: Sequence[float] | None = None,
     iterations: int | None = None,
-    heard: OnProgress = lambda step: None,
+    on_progress: OnProgress = lambda step: None,
 ) -> FineSolution:
     """The best partition in so many seconds, or, so that it can be repeated, so many moves.
 
@@ -84,33 +84,42 @@ def solve(
     pb = build_fine_problem(network, m)
     share = np.full(parts, 1 / parts) if shares is None else np.asarray(shares) / sum(shares)
     capacity = m.total_work * share * (1 + epsilon)
-    _jit_compile(pb, rows_of_counts(network, _even(m, parts)), capacity)
-    begun = time.perf_counter()
-    given = [(f"coarse {i}", rows_of_counts(network, x)) for i, x in enumerate(starts)]
-    own = [(f"chain {g}", chain_rows(network, pb, parts, capacity.mean() * g)) for g in MARGINS]
-    even = [("even", rows_of_counts(network, _even(m, parts)))]
-    known = [_candidate(pb, name, rows, capacity) for name, rows in given]
+    _jit_compile(pb, rows_of_counts(network, _even_counts(m, parts)), capacity)
+    started_at = time.perf_counter()
+    given_starts = [(f"coarse {i}", rows_of_counts(network, x)) for i, x in enumerate(starts)]
+    chain_starts = [
+        (f"chain {g}", chain_rows(network, pb, parts, capacity.mean() * g))
+        for g in CAPACITY_MARGINS
+    ]
+    even_start = [("even", rows_of_counts(network, _even_counts(m, parts)))]
+    given_candidates = [_candidate(pb, name, rows, capacity) for name, rows in given_starts]
     pool = _distinct(
-        [_candidate(pb, name, rows, capacity) for name, rows in own + even if rows is not None]
+        [
+            _candidate(pb, name, rows, capacity)
+            for name, rows in chain_starts + even_start
+            if rows is not None
+        ]
     )
-    pool = sorted([*known, *pool], key=_key)[: 1 << ROUNDS - 1]
-    ends = [begun + budget * 0.9 * (r + 1) / ROUNDS for r in range(ROUNDS)]  # the rest lays out
-    for r, end in enumerate(ends):
-        pool = sorted(pool, key=_key if r < 2 else _feasible_first)
+    pool = sorted([*given_candidates, *pool], key=_penalized_volume)[: 1 << ROUNDS - 1]
+    deadlines = [
+        started_at + budget * 0.9 * (r + 1) / ROUNDS for r in range(ROUNDS)
+    ]  # the rest lays out
+    for r, deadline in enumerate(deadlines):
+        pool = sorted(pool, key=_penalized_volume if r < 2 else _feasible_first)
         pool = pool[: max(1, len(pool) >> (r > 0))]
         for i, candidate in enumerate(pool):
             now = time.perf_counter()
-            seconds = (end - now) / (len(pool) - i)
+            seconds = (deadline - now) / (len(pool) - i)
             moves = None if iterations is None else iterations // (ROUNDS * len(pool))
-            pool[i] = _annealed(pb, candidate, capacity, seconds, moves, seed + r)
-            told = f"from {candidate.start}, {int(pool[i].volume)} elements"
-            heard({"step": told, "done": r * len(pool) + i, "of": ROUNDS * len(pool)})
-    found = [
-        _solution(network, m, candidate, capacity, seed)
-        for candidate in [*sorted(pool, key=_feasible_first)[:2], *known]
+            pool[i] = _anneal_candidate(pb, candidate, capacity, seconds, moves, seed + r)
+            message = f"from {candidate.start}, {int(pool[i].volume)} elements"
+            on_progress({"step": message, "done": r * len(pool) + i, "of": ROUNDS * len(pool)})
+    solutions = [
+        _to_solution(network, m, candidate, capacity, seed)
+        for candidate in [*sorted(pool, key=_feasible_first)[:2], *given_candidates]
     ]
-    _, best = min(found, key=lambda own: (own[0], own[1].volume))
-    return best._replace(seconds=time.perf_counter() - begun)
+    _, best = min(solutions, key=lambda scored: (scored[0], scored[1].volume))
+    return best._replace(seconds=time.perf_counter() - started_at)
 
 
 def _jit_compile(pb: FineProblem, rows: FineRows, capacity: Array) -> None:
@@ -118,58 +127,74 @@ def _jit_compile(pb: FineProblem, rows: FineRows, capacity: Array) -> None:
     anneal(pb, start_walk(pb, rows, capacity, 0), capacity, 1, 1.0, 1.0, 1.0)
 
 
-def _even(m: CountModel, parts: int) -> Array:
+def _even_counts(m: CountModel, parts: int) -> Array:
     """The units of every layer, divided equally."""
     share = m.units[:, None] * np.arange(parts + 1) // parts
     return np.diff(share, axis=1)
 
 
 def _candidate(pb: FineProblem, start: str, rows: FineRows, capacity: Array) -> _Candidate:
-    figures = start_walk(pb, rows, capacity, 0).totals
-    return _Candidate(start, rows, figures[OVERLOAD], figures[VOLUME])
+    totals = start_walk(pb, rows, capacity, 0).totals
+    return _Candidate(start, rows, totals[OVERLOAD], totals[VOLUME])
 
 
-def _distinct(found: Sequence[_Candidate]) -> list[_Candidate]:
-    return list({(own.over, own.volume): own for own in found}.values())
+def _distinct(candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    return list(
+        {(candidate.overload, candidate.volume): candidate for candidate in candidates}.values()
+    )
 
 
-def _key(own: _Candidate) -> float:
+def _penalized_volume(candidate: _Candidate) -> float:
     """A little overload can be repaired, at a price."""
-    parts = own.rows.owned.shape[1]
-    return float(own.volume * (1 + PRICE * own.over / parts))
+    parts = candidate.rows.owned.shape[1]
+    return float(candidate.volume * (1 + PRICE * candidate.overload / parts))
 
 
-def _feasible_first(own: _Candidate) -> tuple[bool, float]:
-    return own.over > 0, own.volume
+def _feasible_first(candidate: _Candidate) -> tuple[bool, float]:
+    return candidate.overload > 0, candidate.volume
 
 
-def _annealed(
-    pb: FineProblem, own: _Candidate, capacity: Array, seconds: float, moves: int | None, seed: int
+def _anneal_candidate(
+    pb: FineProblem,
+    candidate: _Candidate,
+    capacity: Array,
+    seconds: float,
+    moves: int | None,
+    seed: int,
 ) -> _Candidate:
     """A run within so many seconds, or of so many moves."""
-    w = start_walk(pb, own.rows, capacity, seed)
-    each = own.volume / own.rows.owned.shape[1] + 1e-9  # elements a part
-    begun, done, chunk, at = time.perf_counter(), 0, CHUNK // 8, 0.0
-    while at < 1:
+    w = start_walk(pb, candidate.rows, capacity, seed)
+    part_volume = candidate.volume / candidate.rows.owned.shape[1] + 1e-9  # elements a part
+    started_at, moves_done, chunk, progress = time.perf_counter(), 0, CHUNK // 8, 0.0
+    while progress < 1:
         if moves is None:
-            pace = (time.perf_counter() - begun) / done if done else 0.0
-            after = at + pace * chunk / max(seconds, 1e-9)
+            seconds_per_move = (
+                (time.perf_counter() - started_at) / moves_done if moves_done else 0.0
+            )
+            next_progress = progress + seconds_per_move * chunk / max(seconds, 1e-9)
         else:
-            chunk = max(1, min(CHUNK, moves - done))
-            after = (done + chunk) / max(1, moves)
-        hot, cold = (each * HOT * (COLD / HOT) ** min(1.0, part) for part in (at, after))
-        anneal(pb, w, capacity, chunk, hot, cold, each * PRICE * (1 + 30 * at))
-        done, chunk = done + chunk, CHUNK
-        at = after if moves is not None else (time.perf_counter() - begun) / max(seconds, 1e-9)
-    return _Candidate(own.start, w.best, w.totals[OVERLOAD], w.totals[BEST_VOLUME])
+            chunk = max(1, min(CHUNK, moves - moves_done))
+            next_progress = (moves_done + chunk) / max(1, moves)
+        hot, cold = (
+            part_volume * HOT * (COLD / HOT) ** min(1.0, fraction)
+            for fraction in (progress, next_progress)
+        )
+        anneal(pb, w, capacity, chunk, hot, cold, part_volume * PRICE * (1 + 30 * progress))
+        moves_done, chunk = moves_done + chunk, CHUNK
+        progress = (
+            next_progress
+            if moves is not None
+            else (time.perf_counter() - started_at) / max(seconds, 1e-9)
+        )
+    return _Candidate(candidate.start, w.best, w.totals[OVERLOAD], w.totals[BEST_VOLUME])
 
 
-def _solution(
-    network: LayerNetwork, m: CountModel, own: _Candidate, capacity: Array, seed: int
+def _to_solution(
+    network: LayerNetwork, m: CountModel, candidate: _Candidate, capacity: Array, seed: int
 ) -> tuple[float, FineSolution]:
     """A candidate as index sets, and how much work is above the capacity."""
-    partition = assign_indices(network, own.rows, seed)
+    partition = assign_indices(network, candidate.rows, seed)
     work = fine_work(network, partition, (m.work * m.units).tolist())
-    over = float(np.maximum(0, work / capacity - 1 - 1e-9).sum())
+    overload = float(np.maximum(0, work / capacity - 1 - 1e-9).sum())
     volume = fine_volume(network, partition)
-    return over, FineSolution(partition, volume, 0.0, over == 0, own.start)
+    return overload, FineSolution(partition, volume, 0.0, overload == 0, candidate.start)

@@ -97,7 +97,9 @@ def to_cells(network: LayerNetwork, partition: FinePartition) -> Cells:
         for part, filters, read_channels in fine_layer.blocks:
             layer_cells[np.ix_(_indices(filters), _indices(read_channels))] = part
         cells.append(layer_cells)
-    return Cells(cells, [owners_of_layout(own.owners) for own in partition.layers])
+    return Cells(
+        cells, [owners_of_layout(partition_layer.owners) for partition_layer in partition.layers]
+    )
 
 
 def is_complete(network: LayerNetwork, partition: FinePartition) -> bool:

@@ -25,9 +25,9 @@ from raddle.plans.tiling import Tiling
 from raddle.program.lower import lower
 from raddle.searches.baselines import applicable_baselines
 from raddle.searches.grids import Tiles
-from raddle.searches.hypergraph.mixed_annealing import Schedule, anneal
-from raddle.searches.hypergraph.mixed_blocks import Blocks, blocks_of
-from raddle.searches.hypergraph.mixed_model import Array, Model, model
+from raddle.searches.hypergraph.mixed_annealing import CoolingSchedule, anneal
+from raddle.searches.hypergraph.mixed_blocks import MixedBlocks, build_blocks
+from raddle.searches.hypergraph.mixed_model import Array, MixedModel, build_mixed_model
 from raddle.searches.hypergraph.mixed_rounds import rounds
 from raddle.searches.hypergraph.mixed_states import State, first_starts, settled, state_of, tiles_of
 from raddle.searches.purposes import bytes_by_purpose
@@ -99,7 +99,7 @@ def solve(
     )  # fmt: skip
 
 
-def choices(blocks: Blocks, state: State) -> tuple[Choice, ...]:
+def choices(blocks: MixedBlocks, state: State) -> tuple[Choice, ...]:
     return tuple(
         Choice(block.name, block.axes[a], tuple(int(units) for units in row))
         for block, a, row in zip(blocks.blocks, state.axis, state.x, strict=True)
@@ -128,8 +128,8 @@ class Problem:
     def __init__(self, graph: Graph, shares: Array, epsilon: float) -> None:
         self.graph, self.shares, self.epsilon = graph, shares, epsilon
         self.parts = len(shares)
-        self.blocks = blocks_of(graph)
-        self.model: Model = model(self.blocks)
+        self.blocks = build_blocks(graph)
+        self.model: MixedModel = build_mixed_model(self.blocks)
         self.most = (1 + epsilon) * float(self.model.work.sum()) * shares
 
     def candidates(
@@ -172,4 +172,4 @@ class Problem:
         """A step of the annealing, so that no clock counts the compiler."""
         own = first_starts(self.blocks, self.model, self.shares)["sample"]
         every = np.ones(self.model.letter.shape, np.bool_)
-        anneal(self.model, own.axis, own.x, self.most, every, Schedule(1, 1.0, 1.0, 1.0), 0)
+        anneal(self.model, own.axis, own.x, self.most, every, CoolingSchedule(1, 1.0, 1.0, 1.0), 0)

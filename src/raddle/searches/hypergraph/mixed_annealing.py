@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from raddle.searches.hypergraph.mixed_model import Array, Model
-from raddle.searches.hypergraph.mixed_moves import draw_run, exchange, propose
+from raddle.searches.hypergraph.mixed_model import Array, MixedModel
+from raddle.searches.hypergraph.mixed_moves import propose_exchange, propose_move, random_run
 from raddle.searches.hypergraph.mixed_volume import DIMENSIONS, value_bytes, weight_bytes
 
 EXCHANGES = 0.2  # of the proposals
 
 
-class Schedule(NamedTuple):
+class CoolingSchedule(NamedTuple):
     """How long, from which temperature to which, and the price of work beyond the balance, in bytes."""
 
     steps: int
@@ -30,19 +30,25 @@ class Schedule(NamedTuple):
     price: float
 
 
-class Walk(NamedTuple):
+class CostedState(NamedTuple):
     """A state with what it costs."""
 
     axis: Array
     x: Array
-    values: Array  # bytes, by value
-    weights: Array  # bytes, by block
+    value_costs: Array  # bytes, by value
+    weight_costs: Array  # bytes, by block
     load: Array  # work, by part
 
 
 @njit(cache=True)
 def anneal(
-    m: Model, axis: Array, x: Array, most: Array, allowed: Array, schedule: Schedule, seed: int
+    m: MixedModel,
+    axis: Array,
+    x: Array,
+    most: Array,
+    allowed: Array,
+    schedule: CoolingSchedule,
+    seed: int,
 ) -> float:
     """Changes axis and x to the best that was found; its bytes, infinite if no state was in balance.
 
@@ -51,28 +57,28 @@ def anneal(
     np.random.seed(seed)
     blocks, parts = x.shape
     room, seen = np.zeros((parts, DIMENSIONS + 2)), np.full(len(m.nbytes), -1)
-    new = Walk(
+    new = CostedState(
         axis.copy(), x.copy(), np.zeros(len(m.nbytes)), np.zeros(blocks), np.zeros(parts)
     )  # fmt: skip
-    old = Walk(
+    old = CostedState(
         axis.copy(), np.zeros_like(x), np.zeros(len(m.nbytes)), np.zeros(blocks), np.zeros(parts)
     )
     _count(m, new, old, 0, blocks, room, seen, -2)
     _keep(new, old, 0, blocks)
-    now, over = new.values.sum() + new.weights.sum(), _excess(new.load, most)
+    now, over = new.value_costs.sum() + new.weight_costs.sum(), _excess(new.load, most)
     slack = 1e-9 * most.sum()
     best = now if over <= slack else np.inf
     for step in range(schedule.steps):
         temperature = schedule.hot * (schedule.cold / schedule.hot) ** (step / schedule.steps)
-        lo, hi = draw_run(blocks)
+        lo, hi = random_run(blocks)
         low = high = 0
         if np.random.random() < EXCHANGES:
-            low, high = exchange(m, new.axis, new.x, lo, hi)
+            low, high = propose_exchange(m, new.axis, new.x, lo, hi)
         else:
-            propose(m, new.axis, new.x, lo, hi, allowed)
+            propose_move(m, new.axis, new.x, lo, hi, allowed)
         _count(m, new, old, lo, hi, room, seen, step)
         _count(m, new, old, low, high, room, seen, step)
-        then, then_over = new.values.sum() + new.weights.sum(), _excess(new.load, most)
+        then, then_over = new.value_costs.sum() + new.weight_costs.sum(), _excess(new.load, most)
         change = then - now + schedule.price * (then_over - over)
         if change <= 0 or np.random.random() < math.exp(-change / temperature):
             now, over = then, then_over
@@ -89,26 +95,37 @@ def anneal(
 
 @njit(cache=True)
 def _count(
-    m: Model, new: Walk, old: Walk, lo: int, hi: int, room: Array, seen: Array, step: int
+    m: MixedModel,
+    new: CostedState,
+    old: CostedState,
+    lo: int,
+    hi: int,
+    room: Array,
+    seen: Array,
+    step: int,
 ) -> None:
     """What a changed run costs; values that were seen in this step are counted already."""
     for b in range(lo, hi):
-        new.weights[b] = weight_bytes(m, new.axis, new.x, b)
+        new.weight_costs[b] = weight_bytes(m, new.axis, new.x, b)
         units, before = m.units[b, new.axis[b]], m.units[b, old.axis[b]]
         for p in range(len(new.load)):
             new.load[p] += m.work[b] * (new.x[b, p] / units - old.x[b, p] / before)
-        for i in range(m.touched_at[b], m.touched_at[b + 1]):
+        for i in range(m.touched_start[b], m.touched_start[b + 1]):
             v = m.touched[i]
             if seen[v] != step:
                 seen[v] = step
-                new.values[v] = value_bytes(m, new.axis, new.x, v, room)
+                new.value_costs[v] = value_bytes(m, new.axis, new.x, v, room)
 
 
 @njit(cache=True)
-def _keep(source: Walk, target: Walk, lo: int, hi: int) -> None:
+def _keep(source: CostedState, target: CostedState, lo: int, hi: int) -> None:
     if lo == hi:
         return
-    target.values[:], target.weights[:], target.load[:] = source.values, source.weights, source.load
+    target.value_costs[:], target.weight_costs[:], target.load[:] = (
+        source.value_costs,
+        source.weight_costs,
+        source.load,
+    )
     target.axis[lo:hi], target.x[lo:hi] = source.axis[lo:hi], source.x[lo:hi]
 
 

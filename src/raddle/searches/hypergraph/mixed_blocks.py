@@ -23,21 +23,23 @@ from raddle.searches.grids import BatchIndependentOps, Tiles, copies
 from raddle.searches.groups import Group, find_groups
 from raddle.searches.hypergraph.network import build_network
 
-NESTED = "nck"  # axes whose units are interchangeable, so that a part may have several ranges
+INTERCHANGEABLE = (
+    "nck"  # axes whose units are interchangeable, so that a part may have several ranges
+)
 
 
-class Run(NamedTuple):
+class UnitRun(NamedTuple):
     """Consecutive units of an axis on a device."""
 
     device: int
     units: int
 
 
-Runs = tuple[Run, ...]
+UnitRuns = tuple[UnitRun, ...]
 
 
 @dataclass(frozen=True)
-class Block:
+class MixedBlock:
     """Groups that share a split; the first is the layer, where there is one."""
 
     groups: tuple[Group, ...]
@@ -52,85 +54,101 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class MixedBlocks:
     """All blocks of a graph in the order in which they run."""
 
     graph: Graph
-    blocks: tuple[Block, ...]
-    of: Mapping[str, int]  # by operator
-    standing: BatchIndependentOps
+    blocks: tuple[MixedBlock, ...]
+    block_of: Mapping[str, int]  # by operator
+    independent_ops: BatchIndependentOps
     layers: frozenset[str]  # operators whose work is balanced
 
-    def tiles(self, chosen: Sequence[tuple[str, Runs]], parts: int) -> Tiles:
+    def tiles(self, ranges: Sequence[tuple[str, UnitRuns]], parts: int) -> Tiles:
         """The tiles of a plan, given an axis and its ranges by block."""
-        found: Tiles = {}
-        for block, (axis, runs) in zip(self.blocks, chosen, strict=True):
-            found.update(block_tiles(block, axis, runs))
-        for op in (op for op in reversed(self.graph.ops) if op.name in self.standing.names):
-            found.update(self.standing.place([op], found) or {op.name: copies(op, range(parts))})
-        return found
+        placed: Tiles = {}
+        for block, (axis, runs) in zip(self.blocks, ranges, strict=True):
+            placed.update(block_tiles(block, axis, runs))
+        for op in (op for op in reversed(self.graph.ops) if op.name in self.independent_ops.names):
+            placed.update(
+                self.independent_ops.place([op], placed) or {op.name: copies(op, range(parts))}
+            )
+        return placed
 
-    def work(self, given: Mapping[str, Tiling], parts: int) -> list[int]:
+    def work(self, tilings: Mapping[str, Tiling], parts: int) -> list[int]:
         """By part, operations of the layers in a forward."""
-        found = [0] * parts
+        part_work = [0] * parts
         for op in self.graph.ops:
             if op.name in self.layers:
-                for tile in given[op.name].tiles:
-                    found[tile.device] += work(op, tile.box).flops
-        return found
+                for tile in tilings[op.name].tiles:
+                    part_work[tile.device] += work(op, tile.box).flops
+        return part_work
 
 
-def blocks_of(graph: Graph) -> Blocks:
+def build_blocks(graph: Graph) -> MixedBlocks:
     """The blocks of a graph."""
-    known = find_groups(graph)
+    all_groups = find_groups(graph)
     flops = {
         name: work(op, op.space.full).flops
         for layer in build_network(graph).layers
         for op in graph.ops
         if (name := op.name) in layer.ops
     }
-    together = _together(graph, known, flops)
-    local = any(op.kind == "moments" and op.composite_kind == "batch_norm" for op in graph.ops)
-    found = tuple(_block([known[g] for g in own], flops, local) for own in together)
-    of = {name: b for b, block in enumerate(found) for group in block.groups for name in group.ops}
-    return Blocks(graph, found, of, BatchIndependentOps(graph), frozenset(flops))
+    group_lists = _group_into_blocks(graph, all_groups, flops)
+    local_statistics = any(
+        op.kind == "moments" and op.composite_kind == "batch_norm" for op in graph.ops
+    )
+    blocks = tuple(
+        _build_block([all_groups[g] for g in members], flops, local_statistics)
+        for members in group_lists
+    )
+    block_of = {
+        name: b for b, block in enumerate(blocks) for group in block.groups for name in group.ops
+    }
+    return MixedBlocks(graph, blocks, block_of, BatchIndependentOps(graph), frozenset(flops))
 
 
 # -- what belongs together -------------------------------------------------------------------------
 
 
-def _together(graph: Graph, known: Sequence[Group], flops: Mapping[str, int]) -> list[list[int]]:
+def _group_into_blocks(
+    graph: Graph, all_groups: Sequence[Group], flops: Mapping[str, int]
+) -> list[list[int]]:
     """Groups by block: those that share a weight, and those without one after what they read."""
-    of = {name: g for g, group in enumerate(known) for name in group.ops}
-    made = {o: of[op.name] for op in graph.ops if op.name in of for o in op.outputs}
-    root = list(range(len(known)))
+    group_of = {name: g for g, group in enumerate(all_groups) for name in group.ops}
+    producer = {o: group_of[op.name] for op in graph.ops if op.name in group_of for o in op.outputs}
+    root = list(range(len(all_groups)))
 
-    def find(g: int) -> int:
+    def find_root(g: int) -> int:
         while root[g] != g:
             g = root[g]
         return g
 
     by_weight: dict[str, int] = {}
-    for g, group in enumerate(known):
+    for g, group in enumerate(all_groups):
         for name in _weights(graph, group):
-            root[find(g)] = find(by_weight.setdefault(name, g))
-    weighted = {find(g) for g in by_weight.values()}
-    for g, group in enumerate(known):
-        follows = not any(m.op.space.is_product for m in group.members) and find(g) not in weighted
+            root[find_root(g)] = find_root(by_weight.setdefault(name, g))
+    weighted = {find_root(g) for g in by_weight.values()}
+    for g, group in enumerate(all_groups):
+        can_follow = (
+            not any(m.op.space.is_product for m in group.members) and find_root(g) not in weighted
+        )
         read = {
-            name: made[name]
+            name: producer[name]
             for member in group.members
             for name in member.op.inputs
-            if name in made and made[name] != g
+            if name in producer and producer[name] != g
         }
-        if follows and read and "cat" not in {m.op.kind for m in group.members}:
-            most = max(read, key=lambda name: (graph.values[name].nbytes, read[name]))
-            root[g] = find(read[most])
-    found: dict[int, list[int]] = {}
-    for g in range(len(known)):
-        found.setdefault(find(g), []).append(g)
+        if can_follow and read and "cat" not in {m.op.kind for m in group.members}:
+            largest = max(read, key=lambda name: (graph.values[name].nbytes, read[name]))
+            root[g] = find_root(read[largest])
+    members: dict[int, list[int]] = {}
+    for g in range(len(all_groups)):
+        members.setdefault(find_root(g), []).append(g)
     # The layer stands first: its letters are the axes.
-    return [sorted(own, key=lambda g: not known[g].ops & flops.keys()) for own in found.values()]
+    return [
+        sorted(block_groups, key=lambda g: not all_groups[g].ops & flops.keys())
+        for block_groups in members.values()
+    ]
 
 
 def _weights(graph: Graph, group: Group) -> Iterable[str]:
@@ -140,34 +158,40 @@ def _weights(graph: Graph, group: Group) -> Iterable[str]:
                 yield name
 
 
-def _block(own: Sequence[Group], flops: Mapping[str, int], local: bool) -> Block:
-    first = own[0]
-    layers = [g for g in own if g.ops & flops.keys()]
+def _build_block(
+    members: Sequence[Group], flops: Mapping[str, int], local_statistics: bool
+) -> MixedBlock:
+    first = members[0]
+    layers = [g for g in members if g.ops & flops.keys()]
     axes, units = [], []
     for letter, size in zip(first.letters, first.sizes, strict=True):
         if all(letter in g.letters for g in layers):
-            sizes = [g.sizes[g.letters.index(letter)] for g in own if letter in g.letters]
+            sizes = [g.sizes[g.letters.index(letter)] for g in members if letter in g.letters]
             axes.append(letter)
             units.append(size if letter in "ck" else min(sizes))
-    work = sum(flops.get(name, 0) for g in own for name in g.ops)
+    work = sum(flops.get(name, 0) for g in members for name in g.ops)
     # Local statistics of a batch are those of one tile, so samples of a part lie together.
-    apart = [letter not in NESTED or (local and letter == "n") for letter in axes]
-    return Block(tuple(own), tuple(axes), tuple(units), work, tuple(apart))
+    contiguous = [
+        letter not in INTERCHANGEABLE or (local_statistics and letter == "n") for letter in axes
+    ]
+    return MixedBlock(tuple(members), tuple(axes), tuple(units), work, tuple(contiguous))
 
 
 # -- from parts to tiles ---------------------------------------------------------------------------
 
 
-def block_tiles(block: Block, axis: str, runs: Runs) -> Tiles:
+def block_tiles(block: MixedBlock, axis: str, runs: UnitRuns) -> Tiles:
     """The tiles of all operators of a block."""
-    found: Tiles = {}
+    op_tiles: Tiles = {}
     for group in block.groups:
-        given = tiles(group, configuration(group, axis, runs))
-        found.update({name: _once_a_device(tiling) for name, tiling in given.items()})
-    return found
+        group_tiles = tiles(group, group_configuration(group, axis, runs))
+        op_tiles.update(
+            {name: _one_copy_per_device(tiling) for name, tiling in group_tiles.items()}
+        )
+    return op_tiles
 
 
-def configuration(group: Group, axis: str, runs: Runs) -> Configuration:
+def group_configuration(group: Group, axis: str, runs: UnitRuns) -> Configuration:
     """A group's configuration; one that lacks the axis is shared out equally by channel or sample."""
     devices = tuple(dict.fromkeys(run.device for run in runs))
     if len(devices) == 1:
@@ -189,7 +213,7 @@ def _degrees(group: Group, axis: str, parts: int) -> tuple[int, ...]:
     return tuple(parts if letter == axis else 1 for letter in group.letters)
 
 
-def _once_a_device(tiling: Tiling) -> Tiling:
+def _one_copy_per_device(tiling: Tiling) -> Tiling:
     """A device that has several ranges of what is split has one copy of what is not."""
     assert isinstance(tiling, Grid)
     devices = tuple(dict.fromkeys(tiling.devices))

@@ -19,41 +19,45 @@ from collections.abc import Sequence
 import numpy as np
 
 from raddle.searches.hypergraph.layouts import keep_owners
-from raddle.searches.hypergraph.mixed_blocks import Blocks, Run, Runs
-from raddle.searches.hypergraph.mixed_model import CUT, Array, Model
+from raddle.searches.hypergraph.mixed_blocks import MixedBlocks, UnitRun, UnitRuns
+from raddle.searches.hypergraph.mixed_model import PROPORTIONAL, Array, MixedModel
 
 
-def layouts(blocks: Blocks, m: Model, axis: Array, x: Array) -> list[tuple[str, Runs]]:
+def block_ranges(
+    blocks: MixedBlocks, m: MixedModel, axis: Array, x: Array
+) -> list[tuple[str, UnitRuns]]:
     """By block, its axis and ranges."""
     owners: list[Array] = []
     for b, block in enumerate(blocks.blocks):
         a = int(axis[b])
-        order = np.repeat(np.arange(x.shape[1]), x[b])
-        before = None if block.contiguous[a] else _read(m, axis, b, owners)
-        owners.append(order if before is None else keep_owners(before, x[b]))
+        ordered_owners = np.repeat(np.arange(x.shape[1]), x[b])
+        source_owners = None if block.contiguous[a] else _source_owners(m, axis, b, owners)
+        owners.append(ordered_owners if source_owners is None else keep_owners(source_owners, x[b]))
     return [
-        (block.axes[axis[b]], _runs(owners[b])) for b, block in enumerate(blocks.blocks)
+        (block.axes[axis[b]], _unit_runs(owners[b])) for b, block in enumerate(blocks.blocks)
     ]  # fmt: skip
 
 
-def _read(m: Model, axis: Array, b: int, owners: Sequence[Array]) -> Array | None:
+def _source_owners(m: MixedModel, axis: Array, b: int, owners: Sequence[Array]) -> Array | None:
     """Who has the units of the largest value that a block reads alike, in units of the block."""
-    best, most = None, 0.0
-    for v in m.touched[m.touched_at[b] : m.touched_at[b + 1]]:
+    best, most_bytes = None, 0.0
+    for v in m.touched[m.touched_start[b] : m.touched_start[b + 1]]:
         source = int(m.source[v])
         kind, dim, _, _ = m.hold[v, axis[source]]
-        if source >= b or kind != CUT or m.nbytes[v] <= most:
+        if source >= b or kind != PROPORTIONAL or m.nbytes[v] <= most_bytes:
             continue
-        for r in range(m.reader_at[v], m.reader_at[v + 1]):
-            if m.reader[r] == b and tuple(m.need[r, axis[b], :2]) == (CUT, dim):
-                best, most = source, float(m.nbytes[v])
+        for r in range(m.reader_start[v], m.reader_start[v + 1]):
+            if m.reader[r] == b and tuple(m.need[r, axis[b], :2]) == (PROPORTIONAL, dim):
+                best, most_bytes = source, float(m.nbytes[v])
     if best is None:
         return None
     units = int(m.units[b, axis[b]])
     return owners[best][np.arange(units) * len(owners[best]) // units]
 
 
-def _runs(owners: Array) -> Runs:
+def _unit_runs(owners: Array) -> UnitRuns:
     ends = [*np.flatnonzero(np.diff(owners)) + 1, len(owners)]
     starts = [0, *ends[:-1]]
-    return tuple(Run(int(owners[lo]), int(hi - lo)) for lo, hi in zip(starts, ends, strict=True))
+    return tuple(
+        UnitRun(int(owners[lo]), int(hi - lo)) for lo, hi in zip(starts, ends, strict=True)
+    )

@@ -13,9 +13,9 @@ from time import perf_counter
 
 import numpy as np
 
-from raddle.searches.hypergraph.mixed_annealing import Schedule, anneal
-from raddle.searches.hypergraph.mixed_blocks import Blocks
-from raddle.searches.hypergraph.mixed_model import Array, Model
+from raddle.searches.hypergraph.mixed_annealing import CoolingSchedule, anneal
+from raddle.searches.hypergraph.mixed_blocks import MixedBlocks
+from raddle.searches.hypergraph.mixed_model import Array, MixedModel
 from raddle.searches.hypergraph.mixed_states import State, part_work
 from raddle.searches.hypergraph.mixed_volume import volume
 from raddle.searches.settings import Clock, OnProgress
@@ -31,8 +31,8 @@ PRICE = 120.0  # of as much work as there is, beyond the balance
 
 
 def rounds(
-    blocks: Blocks,
-    m: Model,
+    blocks: MixedBlocks,
+    m: MixedModel,
     most: Array,
     starts: Mapping[str, State],
     clock: Clock,
@@ -52,7 +52,7 @@ def rounds(
         state = (best_state if goes_on else known[name]).copy()
         begun, scale = perf_counter(), best_volume / len(most)
         hot = WARM if goes_on else HOT
-        schedule = Schedule(steps, hot * scale, COLD * scale, PRICE * scale / m.work.sum())
+        schedule = CoolingSchedule(steps, hot * scale, COLD * scale, PRICE * scale / m.work.sum())
         found = anneal(
             m, state.axis, state.x, most, axes[number % 2], schedule, seed * 1000 + number
         )
@@ -74,7 +74,7 @@ def rounds(
         steps = int(min(longest, max(FIRST, rate * min(left, clock.budget / ROUNDS))))
 
 
-def _reference(m: Model, most: Array, starts: Mapping[str, State]) -> float:
+def _reference(m: MixedModel, most: Array, starts: Mapping[str, State]) -> float:
     """The least volume of a start that is in balance, or the largest of all."""
     volumes = {name: volume(m, *state) for name, state in starts.items()}
     fair = [
@@ -85,7 +85,7 @@ def _reference(m: Model, most: Array, starts: Mapping[str, State]) -> float:
     return max(1.0, min(fair) if fair else max(volumes.values()))
 
 
-def _axes(blocks: Blocks, m: Model, letters: str) -> Array:
+def _axes(blocks: MixedBlocks, m: MixedModel, letters: str) -> Array:
     found = np.zeros(m.letter.shape, np.bool_)
     for b, block in enumerate(blocks.blocks):
         for a, letter in enumerate(block.axes):

@@ -18,10 +18,10 @@ import numpy as np
 
 from raddle.plans.tiling import Grid, Tiling
 from raddle.searches.grids import Tiles
-from raddle.searches.hypergraph.mixed_blocks import Block, Blocks
-from raddle.searches.hypergraph.mixed_layouts import layouts
-from raddle.searches.hypergraph.mixed_model import Array, Model
-from raddle.searches.hypergraph.mixed_moves import shared_out
+from raddle.searches.hypergraph.mixed_blocks import MixedBlock, MixedBlocks
+from raddle.searches.hypergraph.mixed_layouts import block_ranges
+from raddle.searches.hypergraph.mixed_model import Array, MixedModel
+from raddle.searches.hypergraph.mixed_moves import apportion_units
 
 
 class State(NamedTuple):
@@ -34,12 +34,12 @@ class State(NamedTuple):
         return State(self.axis.copy(), self.x.copy())
 
 
-def tiles_of(blocks: Blocks, m: Model, state: State) -> Tiles:
+def tiles_of(blocks: MixedBlocks, m: MixedModel, state: State) -> Tiles:
     """The plan of a state."""
-    return blocks.tiles(layouts(blocks, m, state.axis, state.x), state.x.shape[1])
+    return blocks.tiles(block_ranges(blocks, m, state.axis, state.x), state.x.shape[1])
 
 
-def first_starts(blocks: Blocks, m: Model, shares: Array) -> dict[str, State]:
+def first_starts(blocks: MixedBlocks, m: MixedModel, shares: Array) -> dict[str, State]:
     """What a search knows to begin with; `shares` are those of the work, by part."""
     even = np.tile(shares, (len(blocks.blocks), 1))
     return {
@@ -49,18 +49,18 @@ def first_starts(blocks: Blocks, m: Model, shares: Array) -> dict[str, State]:
     }
 
 
-def _shared(blocks: Blocks, m: Model, letter: str, fractions: Array) -> State:
+def _shared(blocks: MixedBlocks, m: MixedModel, letter: str, fractions: Array) -> State:
     """Every block by an axis, or by its first one where it lacks it."""
     axis, x = np.zeros(len(fractions), np.int64), np.zeros(fractions.shape, np.int64)
     for b, block in enumerate(blocks.blocks):
         able = [a for a, units in enumerate(block.units) if units > 1]
         wanted = [a for a in able if block.axes[a] == letter]
         axis[b] = (wanted or able or [0])[0]
-        shared_out(fractions[b], int(m.units[b, axis[b]]), x[b])
+        apportion_units(fractions[b], int(m.units[b, axis[b]]), x[b])
     return State(axis, x)
 
 
-def _filled(m: Model, shares: Array) -> Array:
+def _filled(m: MixedModel, shares: Array) -> Array:
     """Fractions of blocks that fill one part after the other."""
     ends = np.concatenate([[0.0], np.cumsum(m.work)]) / m.work.sum()
     found = np.zeros((len(m.work), len(shares)))
@@ -76,7 +76,7 @@ def _filled(m: Model, shares: Array) -> Array:
     return found
 
 
-def state_of(blocks: Blocks, tiles: Mapping[str, Tiling], parts: int) -> State | None:
+def state_of(blocks: MixedBlocks, tiles: Mapping[str, Tiling], parts: int) -> State | None:
     """The state that is nearest to a plan's tiles; None where a layer is split by two axes, or copied."""
     axis, rows = [], []
     for block in blocks.blocks:
@@ -88,7 +88,7 @@ def state_of(blocks: Blocks, tiles: Mapping[str, Tiling], parts: int) -> State |
     return State(np.array(axis, np.int64), np.array(rows, np.int64))
 
 
-def _row(block: Block, tiles: Mapping[str, Tiling], parts: int) -> tuple[int, Array] | None:
+def _row(block: MixedBlock, tiles: Mapping[str, Tiling], parts: int) -> tuple[int, Array] | None:
     anchor = block.groups[0].members[0].op
     tiling = tiles[anchor.name]
     if not isinstance(tiling, Grid) or (tiling.copies > 1 and block.work):
@@ -103,11 +103,11 @@ def _row(block: Block, tiles: Mapping[str, Tiling], parts: int) -> tuple[int, Ar
         d = split[0] if split else 0
         size = anchor.space.dims[d].size if split else 1
         fractions[tile.device] += tile.box.shape[d] / size if split else 1.0
-    shared_out(fractions, block.units[a], row)
+    apportion_units(fractions, block.units[a], row)
     return a, row
 
 
-def settled(blocks: Blocks, state: State, shares: Array) -> State:
+def settled(blocks: MixedBlocks, state: State, shares: Array) -> State:
     """The same, readable: a block on one part has its first axis, and parts are in the order of their work.
 
     So parts that work on the same blocks are neighbours, and share a node. Parts keep their numbers where
@@ -132,7 +132,7 @@ def settled(blocks: Blocks, state: State, shares: Array) -> State:
     return State(found.axis, np.ascontiguousarray(found.x[:, order]))
 
 
-def part_work(m: Model, state: State) -> Sequence[float]:
+def part_work(m: MixedModel, state: State) -> Sequence[float]:
     """By part, operations of the layers in a forward."""
     units = np.take_along_axis(m.units, state.axis[:, None], axis=1)
     found: Array = (m.work[:, None] * state.x / units).sum(axis=0)

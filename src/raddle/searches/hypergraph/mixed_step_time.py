@@ -26,10 +26,10 @@ from raddle.plans.tiling import Tiling
 from raddle.searches.baselines import applicable_baselines
 from raddle.searches.grids import Tiles
 from raddle.searches.hypergraph.mixed import Choice, MixedSolution, choices
-from raddle.searches.hypergraph.mixed_blocks import Blocks, Runs, block_tiles, blocks_of
-from raddle.searches.hypergraph.mixed_layouts import layouts
-from raddle.searches.hypergraph.mixed_model import Model, model
-from raddle.searches.hypergraph.mixed_moves import draw_run, propose, seeded
+from raddle.searches.hypergraph.mixed_blocks import MixedBlocks, UnitRuns, block_tiles, build_blocks
+from raddle.searches.hypergraph.mixed_layouts import block_ranges
+from raddle.searches.hypergraph.mixed_model import MixedModel, build_mixed_model
+from raddle.searches.hypergraph.mixed_moves import propose_move, random_run, seed_generator
 from raddle.searches.hypergraph.mixed_states import State, first_starts, state_of, tiles_of
 from raddle.searches.predict import simulate_steps
 from raddle.searches.settings import Clock, OnProgress
@@ -76,7 +76,7 @@ def improve(
 
     If the solution fits the devices' memory, so does the plan. `settings` are bn, sync and optimizer.
     """
-    clock, blocks = Clock(budget), blocks_of(graph)
+    clock, blocks = Clock(budget), build_blocks(graph)
     judge = Judge(graph, cluster, profile, {"bn": "local", **settings})
     memory = np.array([device.memory for device in cluster.devices])
     stepper = Stepper(
@@ -119,7 +119,7 @@ class Walk:
 
     name: str
     state: State
-    ranges: list[tuple[str, Runs]]
+    ranges: list[tuple[str, UnitRuns]]
     tiles: Tiles
     time: int  # nanoseconds
     best: State
@@ -145,18 +145,20 @@ class Judge:
 class Stepper:
     """Makes and times the proposals of walks; the evaluator is at the walk that steps."""
 
-    def __init__(self, blocks: Blocks, evaluator: Evaluator, memory: np.ndarray, seed: int) -> None:
+    def __init__(
+        self, blocks: MixedBlocks, evaluator: Evaluator, memory: np.ndarray, seed: int
+    ) -> None:
         self.blocks, self.evaluator = blocks, evaluator
-        self.model: Model = model(blocks)
+        self.model: MixedModel = build_mixed_model(blocks)
         self.feeding = [
-            blocks.standing.read_by([name for group in block.groups for name in group.ops])
+            blocks.independent_ops.read_by([name for group in block.groups for name in group.ops])
             for block in blocks.blocks
         ]
         self.allowed = np.ones(self.model.letter.shape, np.bool_)
         self.memory = memory  # by device, bytes
         self.rng = random.Random(seed)
         self.proposals = 0
-        seeded(seed)
+        seed_generator(seed)
 
     def walks(self, known: Mapping[str, Mapping[str, Tiling]]) -> list[Walk]:
         """A walk from every start that is a state; the others are left to those who judge."""
@@ -174,16 +176,16 @@ class Stepper:
             return None
         time = self.evaluator.time()
         assert time is not None
-        ranges = layouts(self.blocks, self.model, *state)
+        ranges = block_ranges(self.blocks, self.model, *state)
         return Walk(name, state, ranges, tiles, time, state.copy(), dict(tiles), time)
 
     def step(self, walk: Walk) -> None:
         """One proposal, accepted with probability min(1, exp((old - new) / temperature))."""
         self.proposals += 1
         new = walk.state.copy()
-        lo, hi = draw_run(len(new.axis))
-        propose(self.model, new.axis, new.x, lo, hi, self.allowed)
-        ranges = layouts(self.blocks, self.model, *new)
+        lo, hi = random_run(len(new.axis))
+        propose_move(self.model, new.axis, new.x, lo, hi, self.allowed)
+        ranges = block_ranges(self.blocks, self.model, *new)
         changes = self._changes(walk, ranges)
         if not changes:
             return
@@ -201,7 +203,7 @@ class Stepper:
         if time < walk.best_time:
             walk.best, walk.best_tiles, walk.best_time = new.copy(), dict(walk.tiles), time
 
-    def _changes(self, walk: Walk, ranges: list[tuple[str, Runs]]) -> Tiles:
+    def _changes(self, walk: Walk, ranges: list[tuple[str, UnitRuns]]) -> Tiles:
         """The tiles that differ: of blocks whose ranges do, and of what feeds them."""
         found: Tiles = {}
         feeding: dict[str, Any] = {}
@@ -210,7 +212,7 @@ class Stepper:
                 found.update(block_tiles(self.blocks.blocks[b], *new))
                 feeding.update((op.name, op) for op in self.feeding[b])
         ordered = [op for op in reversed(self.blocks.graph.ops) if op.name in feeding]
-        found.update(self.blocks.standing.place(ordered, {**walk.tiles, **found}))
+        found.update(self.blocks.independent_ops.place(ordered, {**walk.tiles, **found}))
         return found
 
 

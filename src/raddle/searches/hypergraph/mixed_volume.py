@@ -11,27 +11,30 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from raddle.searches.hypergraph.mixed_model import ALL, CUT, EVEN, Array, Model
+from raddle.searches.hypergraph.mixed_model import ALL, EVEN, PROPORTIONAL, Array, MixedModel
 
 DIMENSIONS = 8  # of a value, at most
-ALIKE, EVERYTHING = DIMENSIONS, DIMENSIONS + 1  # columns of the scratch space after the dimensions
+SAME_DIMENSION, EVERYTHING = (
+    DIMENSIONS,
+    DIMENSIONS + 1,
+)  # columns of the scratch space after the dimensions
 
 
-def volume(m: Model, axis: Array, x: Array) -> float:
+def volume(m: MixedModel, axis: Array, x: Array) -> float:
     """Bytes that cross parts in a step."""
-    room = scratch(x.shape[1])
-    values = sum(value_bytes(m, axis, x, v, room) for v in range(len(m.nbytes)))
+    scratch = allocate_scratch(x.shape[1])
+    values = sum(value_bytes(m, axis, x, v, scratch) for v in range(len(m.nbytes)))
     return float(values + sum(weight_bytes(m, axis, x, b) for b in range(len(x))))
 
 
-def scratch(parts: int) -> Array:
+def allocate_scratch(parts: int) -> Array:
     """By part, what it needs of a value: along each dimension, beyond what it holds, all of it."""
     return np.zeros((parts, DIMENSIONS + 2))
 
 
 @njit(cache=True)
-def weight_bytes(m: Model, axis: Array, x: Array, b: int) -> float:
-    return 2.0 * (active_parts(x[b]) - 1) * float(m.weights[b, axis[b]])
+def weight_bytes(m: MixedModel, axis: Array, x: Array, b: int) -> float:
+    return 2.0 * (active_parts(x[b]) - 1) * float(m.weight_bytes[b, axis[b]])
 
 
 @njit(cache=True)
@@ -44,7 +47,7 @@ def active_parts(row: Array) -> int:
 
 
 @njit(cache=True)
-def _lone(row: Array) -> int:
+def _first_active_part(row: Array) -> int:
     for p in range(len(row)):
         if row[p] > 0:
             return p
@@ -52,75 +55,91 @@ def _lone(row: Array) -> int:
 
 
 @njit(cache=True)
-def _fraction(kind: int, own: int, p: int, units: int, active: int, lone: int) -> float:
+def _held_fraction(
+    kind: int, part_units: int, p: int, units: int, active: int, first_part: int
+) -> float:
     """How much of a value a part holds, or needs."""
-    if own == 0:
+    if part_units == 0:
         return 0.0
-    if kind == CUT:
-        return own / units
+    if kind == PROPORTIONAL:
+        return part_units / units
     if kind == EVEN:
         return 1.0 / active
     if kind == ALL:
         return 1.0
-    return 1.0 if p == lone else 0.0
+    return 1.0 if p == first_part else 0.0
 
 
 @njit(cache=True)
-def value_bytes(m: Model, axis: Array, x: Array, v: int, room: Array) -> float:
+def value_bytes(m: MixedModel, axis: Array, x: Array, v: int, scratch: Array) -> float:
     """Bytes of a value, and of its gradient, that cross parts; `room` is scratch space, see `scratch`."""
     source = m.source[v]
-    a, own = axis[source], x[source]
+    a, source_units = axis[source], x[source]
     kind, _, partial, _ = m.hold[v, a]
-    units, active, lone = m.units[source, a], active_parts(own), _lone(own)
+    units, active, first_part = (
+        m.units[source, a],
+        active_parts(source_units),
+        _first_active_part(source_units),
+    )
     total = 0.0
     if partial and active > 1:
         # Small ones are merged wherever they are needed, the others in slices.
-        times = active - 1 if m.merged[v] > 0 else active * (active - 1)
-        total = times * abs(float(m.merged[v]))
-        if m.merged[v] < 0:
+        copies = active - 1 if m.merge_bytes[v] > 0 else active * (active - 1)
+        total = copies * abs(float(m.merge_bytes[v]))
+        if m.merge_bytes[v] < 0:
             return total
-    room[:] = 0.0
-    for r in range(m.reader_at[v], m.reader_at[v + 1]):
-        _add_needs(m, axis, x, v, r, room)
-    for p in range(len(own)):
-        lacking = 1.0 - _fraction(kind, own[p], p, units, active, lone)
-        if room[p, EVERYTHING] > 0.0:
+    scratch[:] = 0.0
+    for r in range(m.reader_start[v], m.reader_start[v + 1]):
+        _add_needs(m, axis, x, v, r, scratch)
+    for p in range(len(source_units)):
+        lacking = 1.0 - _held_fraction(kind, source_units[p], p, units, active, first_part)
+        if scratch[p, EVERYTHING] > 0.0:
             total += m.nbytes[v] * lacking
         else:
             outside = 1.0
             for d in range(DIMENSIONS):
-                outside *= 1.0 - room[p, d]
-            alike = room[p, ALIKE]
-            total += m.nbytes[v] * (alike + (lacking - alike) * (1.0 - outside))
+                outside *= 1.0 - scratch[p, d]
+            same_dimension = scratch[p, SAME_DIMENSION]
+            total += m.nbytes[v] * (same_dimension + (lacking - same_dimension) * (1.0 - outside))
     return total
 
 
 @njit(cache=True)
-def _add_needs(m: Model, axis: Array, x: Array, v: int, r: int, room: Array) -> None:
+def _add_needs(m: MixedModel, axis: Array, x: Array, v: int, r: int, scratch: Array) -> None:
     """What the parts of one reader need of a value: of several readers, they need the most."""
     source, b = m.source[v], m.reader[r]
-    own, read = x[source], x[b]
+    source_units, reader_units = x[source], x[b]
     kind, dim, _, table = m.hold[v, axis[source]]
     kind_r, dim_r, _, table_r = m.need[r, axis[b]]
-    units, active, lone = m.units[source, axis[source]], active_parts(own), _lone(own)
-    units_r, active_r, lone_r = m.units[b, axis[b]], active_parts(read), _lone(read)
-    cut = kind_r in (CUT, EVEN)
+    units, active, first_part = (
+        m.units[source, axis[source]],
+        active_parts(source_units),
+        _first_active_part(source_units),
+    )
+    units_r, active_r, first_part_r = (
+        m.units[b, axis[b]],
+        active_parts(reader_units),
+        _first_active_part(reader_units),
+    )
+    is_split = kind_r in (PROPORTIONAL, EVEN)
     begin = begin_r = 0
-    for p in range(len(own)):
-        end, end_r = begin + own[p], begin_r + read[p]
-        if read[p] > 0:
-            t = _fraction(kind_r, read[p], p, units_r, active_r, lone_r)
+    for p in range(len(source_units)):
+        end, end_r = begin + source_units[p], begin_r + reader_units[p]
+        if reader_units[p] > 0:
+            needed = _held_fraction(kind_r, reader_units[p], p, units_r, active_r, first_part_r)
             lo = hi = 0.0
             if table_r >= 0:
                 lo, hi = m.low[table_r + begin_r], m.high[table_r + end_r]
-                t = hi - lo
-            if not cut:
-                room[p, EVERYTHING] = max(room[p, EVERYTHING], t)
+                needed = hi - lo
+            if not is_split:
+                scratch[p, EVERYTHING] = max(scratch[p, EVERYTHING], needed)
             elif dim_r != dim:
-                room[p, dim_r] = max(room[p, dim_r], t)
+                scratch[p, dim_r] = max(scratch[p, dim_r], needed)
             else:
-                inside = _fraction(kind, own[p], p, units, active, lone)
-                if table >= 0 and table_r >= 0 and own[p] > 0:
+                inside = _held_fraction(kind, source_units[p], p, units, active, first_part)
+                if table >= 0 and table_r >= 0 and source_units[p] > 0:
                     inside = min(hi, m.high[table + end]) - max(lo, m.low[table + begin])
-                room[p, ALIKE] = max(room[p, ALIKE], t - max(0.0, inside))
+                scratch[p, SAME_DIMENSION] = max(
+                    scratch[p, SAME_DIMENSION], needed - max(0.0, inside)
+                )
         begin, begin_r = end, end_r

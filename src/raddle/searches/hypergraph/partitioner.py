@@ -183,7 +183,7 @@ class Partitioner:
         left = max(0.1, asked.budget - (perf_counter() - begun))
         found = fine.solve(
             self.network, self.model, asked.parts, epsilon=asked.epsilon, budget=left,
-            seed=asked.seed, starts=[start.x], shares=asked.shares, heard=asked.heard,
+            seed=asked.seed, starts=[start.x], shares=asked.shares, on_progress=asked.heard,
         )  # fmt: skip
         return self.spelt("fine", fine.to_cells(self.network, found.partition), asked.parts)
 
