@@ -28,7 +28,7 @@ from raddle.runtime.actions import Forward
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.trainer import Trainer, parallelize
 from raddle.searches.planning import plan_for
-from raddle.sync.collective_synchroniser import Summing
+from raddle.sync.collective_synchroniser import CollectiveSynchroniser
 from raddle.transport.thread_transport import Hub
 
 SYNCS = (
@@ -278,16 +278,16 @@ def test_all_sums_are_under_way_at_the_end_of_a_step(clip: float | None) -> None
     def work(trainer: Trainer) -> tuple[int, list[list[str]]]:
         agreeing = trainer.executor.parameter_sync
         assert agreeing is not None
-        assert isinstance(agreeing.synchroniser, Summing)
+        assert isinstance(agreeing.synchroniser, CollectiveSynchroniser)
         trainer.step(*batches(1)[0])
-        left, summing = agreeing.synchroniser.waits, agreeing.synchroniser
+        left, summing = agreeing.synchroniser.unapplied, agreeing.synchroniser
         waited: list[list[str]] = []
         forward = trainer.executor._handlers[Forward]
 
         def listen(action: Forward) -> None:
-            before = {n for n, held in summing._held.items() if held.gradient is not None}
+            before = {n for n, held in summing._entries.items() if held.gradient is not None}
             forward(action)
-            after = {n for n, held in summing._held.items() if held.gradient is not None}
+            after = {n for n, held in summing._entries.items() if held.gradient is not None}
             waited.append(sorted({agreeing.rows.slices[n].name for n in before - after}))
 
         trainer.executor._handlers[Forward] = listen

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from timeouts import HANG
 from torch import Tensor
 
-from raddle.sync.collective_synchroniser import Summing
+from raddle.sync.collective_synchroniser import CollectiveSynchroniser
 from raddle.sync.consistency import check_orders
 from raddle.sync.item import Item
 from raddle.transport.exchange import exchange_over
@@ -48,7 +48,7 @@ class Rank:
         self.rank, self.transport = transport.rank, Listening(transport)
         self.applied: list[tuple[int, int, float]] = []
         items = [Item(n, f"p{n}", who, -1, 3, torch.float32, n) for n, who in enumerate(groups)]
-        self.summing = Summing(
+        self.summing = CollectiveSynchroniser(
             items, order, self.transport, self._apply, partial(exchange_over, transport, CPU),
             debug=debug,
         )  # fmt: skip
@@ -58,7 +58,7 @@ class Rank:
         self.applied.append((number, clock, float(gradient[0])))
 
     def ready(self, number: int) -> None:
-        self.summing.ready(number, torch.full((3,), 10.0**self.rank * (1 + number)))
+        self.summing.submit(number, torch.full((3,), 10.0**self.rank * (1 + number)))
 
 
 def on_ranks(
@@ -127,17 +127,17 @@ def test_a_step_ends_before_any_sum_has() -> None:
         if rank.rank == 0:
             assert rank.transport.summed == [3, 0, 1, 2]
             assert rank.applied == []
-            assert rank.summing.waits == 4
+            assert rank.summing.unapplied == 4
             begun.set()
         rank.summing.wait(0)
         assert rank.applied == [(0, 1, 11.0)]
-        assert rank.summing.waits == 3
+        assert rank.summing.unapplied == 3
         rank.summing.wait(0)  # once
         assert len(rank.applied) == 1
 
     ranks, errors = on_ranks(2, lambda t: Rank(t, [3, 0, 1, 2], BOTH), work)
     assert errors == [None, None]
-    assert ranks[0].summing.departures.overtaken == 2  # 0 and 1 pass 2, which was ready before them
+    assert ranks[0].summing.issuer.overtaken == 2  # 0 and 1 pass 2, which was ready before them
 
 
 def test_nothing_is_waited_for_before_the_step_has_ended() -> None:

@@ -19,7 +19,7 @@ from timeouts import HANG, wait_until
 from torch import Tensor
 
 from raddle.sync.item import Item, UpdateEvent
-from raddle.sync.server_synchroniser import Synchroniser
+from raddle.sync.server_synchroniser import ServerSynchroniser
 from raddle.transport.memory_wire import memory_wires
 from raddle.transport.wire import PULL, PUSH, Arrive, Counters, Fail, Frame
 
@@ -54,11 +54,11 @@ class Job:
         self.items, self.size = items, size
         self.told: list[str] = []
         self.rows: list[dict[int, Tensor]] = [{} for _ in range(size)]
-        self.syncs: list[Synchroniser] = []
+        self.syncs: list[ServerSynchroniser] = []
         apply = options.pop("apply", None)
         for rank, wire in enumerate(memory_wires(size, timeout=HANG)):
             self.syncs.append(
-                Synchroniser(
+                ServerSynchroniser(
                     items, wire, apply or self.update(rank),
                     **{"timeout": HANG, "fail": self.tell(rank), **options},
                 )
@@ -72,7 +72,7 @@ class Job:
 
     def update(self, rank: int) -> Callable[[int, int, Tensor], None]:
         def apply(number: int, clock: int, g: Tensor) -> None:
-            update(self.syncs[rank].rows_at_home(number), g)
+            update(self.syncs[rank].rows_at_server(number), g)
 
         return apply
 
@@ -119,7 +119,7 @@ class Job:
 
     def missing(self, home: int) -> list[tuple[int, ...]]:
         """By item that a home cannot answer yet, whom it waits for."""
-        return [waiting.missing for waiting in self.syncs[home]._home.stalled_items()]
+        return [waiting.missing for waiting in self.syncs[home]._server.stalled_items()]
 
     def wait_for_failure(self, rank: int) -> None:
         wait_until(lambda: self.syncs[rank]._failure.reason)
@@ -189,7 +189,7 @@ def test_sums_are_those_of_a_serial_oracle(job: tuple[int, list[Item]], seed: in
         for clock in range(1, steps + 1):
             for i in dice.sample(mine, len(mine)):
                 delay(dice)
-                ranks.syncs[rank].ready(i.number, gradient(i, rank, clock))
+                ranks.syncs[rank].submit(i.number, gradient(i, rank, clock))
             for i in dice.sample(mine, len(mine)):
                 ranks.syncs[rank].wait(i.number)
                 assert torch.equal(ranks.rows[rank][i.number], expected[i.number, clock])
@@ -210,7 +210,7 @@ def test_what_is_handed_in_is_only_read() -> None:
     def body(rank: int) -> None:
         given = {i: gradient(i, rank, 1) for i in ranks.mine(rank)}
         for i, g in given.items():
-            ranks.syncs[rank].ready(i.number, g)
+            ranks.syncs[rank].submit(i.number, g)
         ranks.syncs[rank].synchronize()
         for i, g in given.items():
             assert torch.equal(g, gradient(i, rank, 1))
@@ -253,7 +253,7 @@ class Stale:
                 g = gradient(i, rank, c) + rows[i.number]
                 self.given[i.number, rank, c] = g
                 self.handed[i.number, rank] = c
-                sync.ready(i.number, g)
+                sync.submit(i.number, g)
             for i in mine:
                 sync.wait(i.number)
                 # Read after the wait: others may have gone on since, never back.
@@ -275,7 +275,7 @@ class Stale:
             versions = [rows.clone()]
             for e in log:
                 versions.append(update(rows, self.given[i.number, e.worker, e.clock]).clone())
-            assert torch.equal(self.job.syncs[i.server].rows_at_home(i.number), rows)
+            assert torch.equal(self.job.syncs[i.server].rows_at_server(i.number), rows)
             at = {(e.worker, e.clock): e.version for e in log}
             for w, c in each:
                 oldest = at[w, c]
@@ -314,7 +314,7 @@ def test_without_staleness_nobody_is_ahead(home: int) -> None:
             if rank == 0:
                 time.sleep(0.01)
             handed[rank] = c
-            ranks.syncs[rank].ready(0, gradient(i, rank, c))
+            ranks.syncs[rank].submit(0, gradient(i, rank, c))
             ranks.syncs[rank].wait(0)
             assert min(handed.values()) >= c
 
@@ -331,8 +331,8 @@ def test_ready_waits_for_what_is_under_way() -> None:
         if rank == 1:
             time.sleep(0.05)
             order.append("rank 1 hands in")
-        ranks.syncs[rank].ready(0, gradient(i, rank, 1))
-        ranks.syncs[rank].ready(0, gradient(i, rank, 2))
+        ranks.syncs[rank].submit(0, gradient(i, rank, 1))
+        ranks.syncs[rank].submit(0, gradient(i, rank, 2))
         order.append("second")
         ranks.syncs[rank].wait(0)
 
@@ -348,7 +348,7 @@ def test_a_single_rank() -> None:
         ranks = Job(items, 1, staleness=s)
         for c in (1, 2, 3):
             for i in items:
-                ranks.syncs[0].ready(i.number, gradient(i, 0, c))
+                ranks.syncs[0].submit(i.number, gradient(i, 0, c))
             ranks.syncs[0].synchronize()
         for i in items:
             assert torch.equal(ranks.rows[0][i.number], summed(items, 3)[i.number, 3])
@@ -358,9 +358,9 @@ def test_a_single_rank() -> None:
 def test_autograd_notices_rows_that_come_back_while_in_use() -> None:
     p = torch.ones(5, requires_grad=True)
     wire = Stub(1, 2)
-    sync = Synchroniser([item(0, (0, 1), 0)], wire, nothing)
+    sync = ServerSynchroniser([item(0, (0, 1), 0)], wire, nothing)
     sync.bind(0, p.detach())
-    sync.ready(0, torch.ones(5))
+    sync.submit(0, torch.ones(5))
     loss = (p * p).sum()
     wire.arrive(0, Frame(PULL, 0, 1, 1), payload(torch.zeros(5)))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -382,7 +382,7 @@ def test_a_barrier_gives_all_sums_before_anything_is_updated(job: tuple[int, lis
         for c in (1, 2, 3):
             given = {i.number: gradient(i, rank, c) for i in ranks.mine(rank)}
             for number, g in given.items():
-                sync.ready(number, g)
+                sync.submit(number, g)
             sums = sync.sums()
             assert sorted(sums) == [i.number for i in items if i.server == rank]
             for number, total in sums.items():
@@ -419,13 +419,13 @@ def test_a_barrier_that_misses_a_rank_says_which(monkeypatch: pytest.MonkeyPatch
     def body(rank: int) -> None:
         if rank == 0:
             wait_until(
-                lambda: ranks.missing(0) == [(2,)] and 1 in ranks.syncs[0]._home.barrier.sums()
+                lambda: ranks.missing(0) == [(2,)] and 1 in ranks.syncs[0]._server.barrier.sums()
             )
             clock.now = 2 * HANG
             ranks.syncs[0].sums()
         elif rank == 1:
-            ranks.syncs[1].ready(0, torch.ones(5))
-            ranks.syncs[1].ready(1, torch.ones(5))
+            ranks.syncs[1].submit(0, torch.ones(5))
+            ranks.syncs[1].submit(1, torch.ones(5))
             ranks.syncs[1].synchronize()
 
     raised = ranks.run(body)
@@ -439,7 +439,7 @@ def test_a_barrier_that_misses_a_rank_says_which(monkeypatch: pytest.MonkeyPatch
 
 def test_barriers_and_their_methods_go_together() -> None:
     with pytest.raises(ValueError, match="staleness is 2, and a barrier"):
-        Synchroniser([item(0, (0,), 0)], Stub(0, 1), nothing, staleness=2, barrier=True)
+        ServerSynchroniser([item(0, (0,), 0)], Stub(0, 1), nothing, staleness=2, barrier=True)
     sync = bound(Stub(0, 1), [item(0, (0,), 0)])
     with pytest.raises(RuntimeError, match=r"sums\(\) is for barrier=True"):
         sync.sums()
@@ -485,8 +485,10 @@ def payload(values: Tensor) -> Tensor:
     return values.view(torch.uint8).clone()
 
 
-def bound(wire: Stub, items: list[Item], apply: Any = nothing, **options: Any) -> Synchroniser:
-    sync = Synchroniser(items, wire, apply, **options)
+def bound(
+    wire: Stub, items: list[Item], apply: Any = nothing, **options: Any
+) -> ServerSynchroniser:
+    sync = ServerSynchroniser(items, wire, apply, **options)
     for i in items:
         if wire.rank == i.server or wire.rank in i.workers:
             sync.bind(i.number, initial(i))
@@ -499,9 +501,9 @@ def test_frames_priorities_and_limits() -> None:
     items = [item(0, (1, 2), 0, priority=7), item(1, (0, 1), 1, priority=3), item(2, (0, 2), 0)]
     sync = bound(wire, items)
     assert wire.limits == {0: 20, 1: 20}
-    sync.ready(0, torch.ones(5))
+    sync.submit(0, torch.ones(5))
     wire.arrive(0, Frame(PUSH, 1, 1), payload(torch.ones(5)))
-    sync.ready(1, torch.ones(5))
+    sync.submit(1, torch.ones(5))
     sync.wait(1)
     assert [(t, f, p) for t, f, _, p in wire.letters] == [
         (0, Frame(PUSH, 0, 1), 7),
@@ -515,14 +517,14 @@ def test_synchronous_rows_leave_without_a_copy_and_stale_ones_with_one() -> None
         sync = bound(wire, [item(0, (1,), 0)], staleness=s)
         wire.arrive(1, Frame(PUSH, 0, 1), payload(torch.ones(5)))
         rows = wire.letters[0][2]
-        assert (rows.data_ptr() == sync.rows_at_home(0).data_ptr()) is same
+        assert (rows.data_ptr() == sync.rows_at_server(0).data_ptr()) is same
 
 
 def test_synchronize_waits_until_rows_have_left() -> None:
     wire = Stub(0, 2)
     wire.leaves = False
     sync = bound(wire, [item(0, (0, 1), 0)])
-    sync.ready(0, torch.ones(5))
+    sync.submit(0, torch.ones(5))
     wire.arrive(1, Frame(PUSH, 0, 1), payload(torch.ones(5)))
     sync.wait(0)  # the own rows are there
     thread = threading.Thread(target=sync.synchronize, daemon=True)
@@ -553,15 +555,15 @@ def test_what_does_not_fit_stops_the_rank(
     wire = Stub(0, 3)
     items = [item(0, (0, 1), 0), item(1, (0, 1), 1)]
     sync = bound(wire, items, staleness=s, fail=told.append)
-    before = sync.rows_at_home(0).clone()
+    before = sync.rows_at_server(0).clone()
     wire.arrive(source, frame, torch.zeros(nbytes, dtype=torch.uint8))
-    for act in (lambda: sync.wait(0), sync.synchronize, lambda: sync.ready(0, torch.ones(5))):
+    for act in (lambda: sync.wait(0), sync.synchronize, lambda: sync.submit(0, torch.ones(5))):
         with pytest.raises(ValueError, match=words):
             act()
     assert len(told) == 1
     assert re.match(words, told[0])
     assert not wire.letters
-    assert torch.equal(sync.rows_at_home(0), before)
+    assert torch.equal(sync.rows_at_server(0), before)
 
 
 def test_a_gradient_twice_or_too_early_makes_no_wrong_sum() -> None:
@@ -574,16 +576,16 @@ def test_a_gradient_twice_or_too_early_makes_no_wrong_sum() -> None:
         wire.arrive(1, Frame(PUSH, 0, 1), payload(torch.ones(5)))
         wire.arrive(1, Frame(PUSH, 0, clock), payload(torch.ones(5)))
         with pytest.raises(ValueError, match=words):
-            sync.ready(0, torch.ones(5))
+            sync.submit(0, torch.ones(5))
         assert not sync.log
 
 
 def test_a_pull_of_another_clock_leaves_the_rows_alone() -> None:
     wire = Stub(1, 2)
     rows = torch.ones(5)
-    sync = Synchroniser([item(0, (0, 1), 0)], wire, nothing)
+    sync = ServerSynchroniser([item(0, (0, 1), 0)], wire, nothing)
     sync.bind(0, rows)
-    sync.ready(0, torch.ones(5))
+    sync.submit(0, torch.ones(5))
     wire.arrive(0, Frame(PULL, 0, 2, 2), payload(torch.zeros(5)))
     with pytest.raises(
         ValueError, match=r"rank 1 got back 'w0\[0:5\]' with clock 2 and has handed in clock 1"
@@ -594,7 +596,7 @@ def test_a_pull_of_another_clock_leaves_the_rows_alone() -> None:
 
 def test_refuses_what_is_not_an_items_rows() -> None:
     wire = Stub(0, 2)
-    sync = Synchroniser([item(0, (0,), 0), item(1, (1,), 1)], wire, nothing)
+    sync = ServerSynchroniser([item(0, (0,), 0), item(1, (1,), 1)], wire, nothing)
     for rows, words in (
         (torch.ones(4), "4 elements of torch.float32"),
         (torch.ones(5, dtype=torch.float64), "5 elements of torch.float64"),
@@ -611,9 +613,9 @@ def test_refuses_what_is_not_an_items_rows() -> None:
     with pytest.raises(ValueError, match="again"):
         sync.bind(0, torch.ones(5))
     with pytest.raises(ValueError, match=r"a gradient of .* with 4 elements"):
-        sync.ready(0, torch.ones(4))
+        sync.submit(0, torch.ones(4))
     with pytest.raises(ValueError, match=r"hands in 'w1\[0:5\]'"):
-        sync.ready(1, torch.ones(5))
+        sync.submit(1, torch.ones(5))
 
 
 def test_refuses_lists_that_make_no_sense() -> None:
@@ -624,7 +626,7 @@ def test_refuses_lists_that_make_no_sense() -> None:
         ([item(0, (0,), 2)], "names rank 2 and there are 2 ranks"),
     ):
         with pytest.raises(ValueError, match=words):
-            Synchroniser(items, Stub(0, 2), nothing)
+            ServerSynchroniser(items, Stub(0, 2), nothing)
 
 
 def test_updates_wait_until_their_clock_is_admitted() -> None:
@@ -657,7 +659,7 @@ def test_what_happens_is_recorded() -> None:
 
     def body(rank: int) -> None:
         time.sleep(0.02 * (1 - rank))
-        ranks.syncs[rank].ready(0, gradient(i, rank, 1))
+        ranks.syncs[rank].submit(0, gradient(i, rank, 1))
         ranks.syncs[rank].wait(0)
 
     ranks.succeed(body)
@@ -686,7 +688,7 @@ def test_an_exception_in_apply_reaches_all(home: int, s: int | None) -> None:
 
     def body(rank: int) -> None:
         for _ in range(3):
-            ranks.syncs[rank].ready(0, torch.ones(5))
+            ranks.syncs[rank].submit(0, torch.ones(5))
             ranks.syncs[rank].wait(0)
         ranks.wait_for_failure(rank)
         ranks.syncs[rank].synchronize()
@@ -707,7 +709,7 @@ def test_a_dead_wire_reaches_all_who_wait() -> None:
     told: list[str] = []
     wire = Stub(1, 2)
     sync = bound(wire, [i], fail=told.append, timeout=HANG)
-    sync.ready(0, torch.ones(5))
+    sync.submit(0, torch.ones(5))
     reason = "rank 1 has lost rank 0: its process has ended without a word"
     threading.Timer(0.05, wire.fail, (reason,)).start()
     with pytest.raises(RuntimeError, match=reason):  # and not that its time is up
@@ -738,7 +740,7 @@ def test_a_stall_is_told_once_by_the_home_and_by_each_worker(
             if rank == 2 and c == 1:
                 stall()
             for i in ranks.items:
-                ranks.syncs[rank].ready(i.number, gradient(i, rank, c))
+                ranks.syncs[rank].submit(i.number, gradient(i, rank, c))
             ranks.syncs[rank].synchronize()
 
     with caplog.at_level(logging.WARNING, "raddle.sync"):
@@ -776,7 +778,7 @@ def test_a_stall_with_staleness_names_the_slowest(
                 stall()
             if rank == 2 and c == 2:
                 assert told.wait(HANG)
-            ranks.syncs[rank].ready(0, gradient(ranks.items[0], rank, c))
+            ranks.syncs[rank].submit(0, gradient(ranks.items[0], rank, c))
             ranks.syncs[rank].synchronize()
 
     with caplog.at_level(logging.WARNING, "raddle.sync"):
@@ -796,7 +798,7 @@ def test_a_rank_that_never_comes_ends_in_a_time_out_everywhere(
 
     def body(rank: int) -> None:
         for c in range(1, 4) if rank < 2 else ():
-            ranks.syncs[rank].ready(0, gradient(ranks.items[0], rank, c))
+            ranks.syncs[rank].submit(0, gradient(ranks.items[0], rank, c))
             ranks.syncs[rank].wait(0)
         if rank == 3:
             wait_until(lambda: ranks.missing(home) == [(2,)])
@@ -817,7 +819,7 @@ def test_a_rank_that_never_comes_ends_in_a_time_out_everywhere(
 def test_a_home_that_does_not_answer_ends_in_a_time_out() -> None:
     told: list[str] = []
     sync = bound(Stub(1, 2), [item(0, (1,), 0)], timeout=0.2, fail=told.append)
-    sync.ready(0, torch.ones(5))
+    sync.submit(0, torch.ones(5))
     with pytest.raises(
         TimeoutError, match=r"rank 1 has waited \d\.\d s for rank 0 to send back 'w0\[0:5\]'"
     ):
@@ -831,7 +833,7 @@ def test_a_home_that_does_not_answer_ends_in_a_time_out() -> None:
 def test_close_is_idempotent_and_wakes_who_waits() -> None:
     wire = Stub(1, 2)
     sync = bound(wire, [item(0, (0, 1), 0)])
-    sync.ready(0, torch.ones(5))
+    sync.submit(0, torch.ones(5))
     threading.Timer(0.05, sync.close).start()
     with pytest.raises(
         RuntimeError, match=r"rank 1 was closed before rank 0 had sent back 'w0\[0:5\]'"
@@ -844,7 +846,7 @@ def test_close_is_idempotent_and_wakes_who_waits() -> None:
 def test_after_a_close_rows_can_be_used_and_nothing_is_handed_in() -> None:
     wire = Stub(0, 1)
     sync = bound(wire, [item(0, (0,), 0)])
-    sync.ready(0, torch.ones(5))
+    sync.submit(0, torch.ones(5))
     sync.synchronize()
     watcher = sync._watcher
     assert watcher is not None
@@ -853,4 +855,4 @@ def test_after_a_close_rows_can_be_used_and_nothing_is_handed_in() -> None:
     assert not watcher._thread.is_alive()
     sync.wait(0)
     with pytest.raises(RuntimeError, match="after it was closed"):
-        sync.ready(0, torch.ones(5))
+        sync.submit(0, torch.ones(5))

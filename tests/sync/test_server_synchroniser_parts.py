@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from raddle.sync.incoming_messages import Incoming
+from raddle.sync.incoming_messages import IncomingMessages
 from raddle.sync.item import Item, UpdateEvent
-from raddle.sync.outgoing_messages import Outgoing
+from raddle.sync.outgoing_messages import OutgoingMessages
 from raddle.sync.parameter_server import RowUpdater
-from raddle.sync.rank_failure import Failure
+from raddle.sync.rank_failure import RankFailure
 from raddle.sync.stale_server import StaleServer
 from raddle.sync.sum_issuer import SumIssuer, SummedItem
 from raddle.sync.synchronous_server import StepSums, SynchronousServer
@@ -84,7 +84,7 @@ def test_updates_wait_until_their_clock_is_admitted() -> None:
 
 def test_with_a_barrier_the_caller_updates() -> None:
     own = Rows(item())
-    barrier = StepSums(Failure(None))
+    barrier = StepSums(RankFailure(None))
     home = summing(own, step_sums=barrier)
     assert not home.completion_event().is_set()
     assert [w.missing for w in home.stalled_items()] == [
@@ -131,12 +131,12 @@ def test_an_update_that_raises_names_the_item() -> None:
         home.push(0, 0, 1, torch.ones(2))
 
 
-def worker(failure: Failure, *, patience: float = 0.02) -> Worker:
+def worker(failure: RankFailure, *, patience: float = 0.02) -> Worker:
     return Worker(1, failure, list, stall=0.01, fail_after=patience, record=None)
 
 
 def test_a_worker_waits_for_what_it_has_handed_in() -> None:
-    rows, mine = torch.zeros(2), worker(Failure(None))
+    rows, mine = torch.zeros(2), worker(RankFailure(None))
     mine.bind(item(), rows)
     mine.wait(0)  # nothing is under way
     assert mine.begin_push(0) == 1
@@ -150,7 +150,7 @@ def test_a_worker_waits_for_what_it_has_handed_in() -> None:
 
 def test_a_worker_that_waits_too_long_says_for_whom() -> None:
     told: list[str] = []
-    mine = worker(Failure(told.append))
+    mine = worker(RankFailure(told.append))
     mine.bind(item(), torch.zeros(2))
     mine.begin_push(0)
     with pytest.raises(TimeoutError, match="for rank 0 to send back 'w0'"):
@@ -159,11 +159,11 @@ def test_a_worker_that_waits_too_long_says_for_whom() -> None:
 
 
 def test_a_failure_wakes_a_worker() -> None:
-    failure = Failure(None)
+    failure = RankFailure(None)
     mine = worker(failure, patience=60.0)
     mine.bind(item(), torch.zeros(2))
     mine.begin_push(0)
-    waker = threading.Thread(target=failure.happen, args=("rank 0 is gone",))
+    waker = threading.Thread(target=failure.set_reason, args=("rank 0 is gone",))
     waker.start()
     with pytest.raises(RuntimeError, match="rank 0 is gone"):
         mine.wait(0)
@@ -171,10 +171,10 @@ def test_a_failure_wakes_a_worker() -> None:
 
 
 def test_messages_go_to_whom_they_are_for() -> None:
-    own, failure = Rows(item()), Failure(None)
+    own, failure = Rows(item()), RankFailure(None)
     home, mine = summing(own), worker(failure)
     there = item(1, home=1)
-    incoming = Incoming(0, [item(), there], home, mine, failure)
+    incoming = IncomingMessages(0, [item(), there], home, mine, failure)
     part = torch.ones(2).view(torch.uint8)
     incoming(1, Frame(PUSH, 0, 1), part)
     assert [w.missing for w in home.stalled_items()] == [(0,)]
@@ -204,13 +204,13 @@ class Wire:
 
 def test_what_does_not_leave_in_time_is_a_failure() -> None:
     wire: Any = Wire()
-    outgoing = Outgoing(wire, Failure(None), 0.01)
-    outgoing.wait()
+    outgoing = OutgoingMessages(wire, RankFailure(None), 0.01)
+    outgoing.wait_until_sent()
     outgoing.send(1, Frame(PUSH, 0, 1), torch.ones(2), 0)
     with pytest.raises(TimeoutError, match="for 1 messages to leave"):
-        outgoing.wait()
+        outgoing.wait_until_sent()
     wire.counters.messages += 1
-    Outgoing(wire, Failure(None), 0.01).wait()
+    OutgoingMessages(wire, RankFailure(None), 0.01).wait_until_sent()
 
 
 class Sums:

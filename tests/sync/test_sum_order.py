@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raddle.sync.sum_order import urgent_first
+from raddle.sync.sum_order import order_sums
 
 jobs = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9), st.integers(0, 5)), max_size=12)
 
@@ -24,7 +24,7 @@ def test_whenever_the_channel_is_free_the_most_urgent_of_what_is_ready_goes(
     given: list[tuple[int, int, int]],
 ) -> None:
     ready, seconds, urgency = ([float(job[k]) for job in given] for k in range(3))
-    order = urgent_first(ready, seconds, [job[2] for job in given])
+    order = order_sums(ready, seconds, [job[2] for job in given])
     assert sorted(order) == list(range(len(given)))
     begun = begins(order, ready, seconds)
     free = 0.0
@@ -43,12 +43,12 @@ def test_an_infinitely_fast_channel_takes_them_as_they_come(
     given: list[tuple[int, int, int]],
 ) -> None:
     ready, urgency = [float(job[0]) for job in given], [job[2] for job in given]
-    order = urgent_first(ready, [0.0] * len(given), urgency)
+    order = order_sums(ready, [0.0] * len(given), urgency)
     assert order == sorted(range(len(given)), key=lambda i: (ready[i], urgency[i], i))
 
 
 def test_the_last_layer_is_overtaken() -> None:
     """Gradients come from the last layer on; the first layer passes whatever waits."""
     ready, urgency = [0.0, 0.0, 0.0, 1.0, 2.0], [2, 2, 2, 1, 0]
-    assert urgent_first(ready, [1.0] * 5, urgency) == [0, 3, 4, 1, 2]
-    assert urgent_first(ready, [9.0] * 5, urgency) == [0, 4, 3, 1, 2]
+    assert order_sums(ready, [1.0] * 5, urgency) == [0, 3, 4, 1, 2]
+    assert order_sums(ready, [9.0] * 5, urgency) == [0, 4, 3, 1, 2]

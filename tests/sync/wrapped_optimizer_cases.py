@@ -603,7 +603,7 @@ def static_order(rank: int, size: int) -> None:
     optimizer = sync.Optimizer(sgd(model.parameters()), model, COLLECTIVE)
     train(model, model, optimizer, rank, steps=range(1))
     ready, left = list[int](), list[int]()
-    homing, sums = optimizer._gradients.phase.homing, optimizer._lines.sums
+    homing, sums = optimizer._gradients.phase.homing, optimizer._lines.sum_transport
     give, all_reduce = homing.give, sums.all_reduce
 
     def giving(index: int, gradient: Tensor | None) -> None:
@@ -886,7 +886,7 @@ def garbage(rank: int, size: int) -> None:
     train(model, model, optimizer, rank, steps=range(2))
     settled(optimizer)
     if rank == 1:
-        optimizer._lines.words.wire()._wire._lines[0].sendall(b"GET / HTTP/1.1\r\n" * 9)
+        optimizer._lines.cpu_transport.wire()._wire._lines[0].sendall(b"GET / HTTP/1.1\r\n" * 9)
     words = "that are no frame" if rank == 0 else "rank 1 stops: rank 0 failed: rank 0 got"
     expect(words, lambda: train(model, model, optimizer, rank, steps=range(100)))
 

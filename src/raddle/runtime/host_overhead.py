@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from raddle.sync.item import Item
-from raddle.sync.server_synchroniser import Synchroniser
+from raddle.sync.server_synchroniser import ServerSynchroniser
 from raddle.sync.slice_updater import Applying
 from raddle.transport.base import Pending, Transport
 
@@ -145,7 +145,7 @@ class _Slices:
         optimizer = torch.optim.SGD(rows, lr=0.1, momentum=0.9)
         self._applying = Applying(optimizer, served)
         self._applying.snapshot(1)  # holds for all steps
-        self._synchroniser = Synchroniser(
+        self._synchroniser = ServerSynchroniser(
             items, transport.wire(), self._applying, timeout=transport.timeout, fail=transport.fail
         )
         transport.on_failure(self._synchroniser.stop)
@@ -156,7 +156,7 @@ class _Slices:
 
     def synchronise_all(self, work: Work) -> None:
         for number in range(REPEATS):
-            self._synchroniser.ready(number, torch.zeros(SMALL // 4))
+            self._synchroniser.submit(number, torch.zeros(SMALL // 4))
             work()
         for number in range(REPEATS):
             self._synchroniser.wait(number)

@@ -22,9 +22,9 @@ from raddle.plans.sync import Sync
 from raddle.runtime.actions import ParameterSlice
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.rank_slices import Rows
-from raddle.sync.collective_synchroniser import Summing
+from raddle.sync.collective_synchroniser import CollectiveSynchroniser
 from raddle.sync.parameter_server import Apply
-from raddle.sync.server_synchroniser import Synchroniser
+from raddle.sync.server_synchroniser import ServerSynchroniser
 from raddle.sync.slice_updater import Applying, needs_barrier
 from raddle.transport.base import Transport
 from raddle.transport.exchange import exchange_over
@@ -51,7 +51,7 @@ class Agreeing:
         self._kept: dict[int, Tensor] = {}  # gradients of slots, until all their slices have left
         self._optimizer: Optimizer | None = None
         self._applying: Applying | None = None
-        self.synchroniser: Synchroniser | Summing | None = None
+        self.synchroniser: ServerSynchroniser | CollectiveSynchroniser | None = None
 
     @property
     def updated(self) -> list[tuple[SlotSource, nn.Parameter]]:
@@ -118,13 +118,13 @@ class Agreeing:
             return
         gradient = resolve_conj_and_neg(gradient.detach()).contiguous()
         for number in self.rows.given[slot]:
-            self.synchroniser.ready(number, self.rows.cut(number, gradient))
+            self.synchroniser.submit(number, self.rows.cut(number, gradient))
 
     def leave(self, number: int) -> None:
         """It is a slice's turn to be summed."""
         assert self.synchroniser is not None
         gradient = self._kept[self.rows.slices[number].slot]
-        self.synchroniser.ready(number, self.rows.cut(number, gradient))
+        self.synchroniser.submit(number, self.rows.cut(number, gradient))
 
     def wait(self, slots: Sequence[int]) -> None:
         """Until the parameters in these slots are up to date."""
@@ -180,17 +180,17 @@ class Agreeing:
 
 def _summing(
     rows: Rows, order: Sequence[int], transport: Transport, apply: Apply, exchange: Exchange
-) -> Summing:
+) -> CollectiveSynchroniser:
     """Slices without homes: summed in a static order."""
     debug = os.environ.get("RADDLE_SYNC_DEBUG", "") not in ("", "0")
-    return Summing(rows.items(), order, transport, apply, exchange, debug=debug)
+    return CollectiveSynchroniser(rows.items(), order, transport, apply, exchange, debug=debug)
 
 
-def _homes(rows: Rows, transport: Transport, apply: Apply, *, barrier: bool) -> Synchroniser:
+def _homes(rows: Rows, transport: Transport, apply: Apply, *, barrier: bool) -> ServerSynchroniser:
     """Slices with homes, which update them."""
     sync = rows.sync
     waits = sync.server is not None and sync.synchronous and not barrier
-    made = Synchroniser(
+    made = ServerSynchroniser(
         rows.items(), transport.wire(), apply, staleness=sync.staleness, barrier=barrier,
         timeout=transport.timeout, admitted=0 if waits else None, fail=transport.fail,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from raddle.sync.channels import Lines
+from raddle.sync.channels import Channels
 from raddle.sync.gradient_buckets import Buckets
 from raddle.sync.mechanism import Mechanism
 from raddle.sync.private_torch import BackwardEnd
@@ -20,7 +20,7 @@ class Bucketed(Mechanism):
     """`arrived`: parameters whose gradients are in p.grad and not summed yet. All ranks make it."""
 
     def __init__(
-        self, trained: Trained, lines: Lines, settings: Settings, barrier: str,
+        self, trained: Trained, lines: Channels, settings: Settings, barrier: str,
         arrived: Iterable[int] = (),
     ) -> None:  # fmt: skip
         super().__init__(trained)
@@ -30,11 +30,11 @@ class Bucketed(Mechanism):
         self._arrived = dict.fromkeys(arrived)  # since the last sums, in their order
         self._passes = 0  # backward calls that have ended since then
         self._end = BackwardEnd(self._ended)
-        late, narrow = lines.open_sums(), settings.sync.compressed
+        late, narrow = lines.open_sum_transport(), settings.sync.compressed
         self.buckets = Buckets(
-            trained.names, trained.parameters, lines.sums, lines.exchange, late,
+            trained.names, trained.parameters, lines.sum_transport, lines.exchange, late,
             nbytes=settings.bucket, compressed=getattr(torch, narrow) if narrow else None,
-            debug=settings.debug, note=lines.note,
+            debug=settings.debug, note=lines.record_span,
         )  # fmt: skip
 
     def arrived(self, index: int) -> None:
@@ -56,7 +56,7 @@ class Bucketed(Mechanism):
 
     def report(self) -> dict[str, Any]:
         return {
-            "bytes": sum(self._lines.sums.reduced.values()),
+            "bytes": sum(self._lines.sum_transport.reduced.values()),
             "messages": self.buckets.sums,
             "waited": {"sums": self.buckets.waited},
         }
@@ -65,7 +65,7 @@ class Bucketed(Mechanism):
         """A backward has ended."""
         self._passes += 1
         if self._passes >= self._each:
-            with self._lines.telling():
+            with self._lines.reporting_failures():
                 self._sum()
 
     def _sum(self) -> None:

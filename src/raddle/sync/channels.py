@@ -10,43 +10,47 @@ import torch
 
 from raddle.sync.private_torch import default_store
 from raddle.sync.session import CPU, Session
-from raddle.sync.stall_inspector import Lateness
+from raddle.sync.stall_inspector import StallInspector
 from raddle.transport.exchange import exchange_over
 
-Note = Callable[[str, str, float, float], None]  # name, lane, start, end
+RecordSpan = Callable[[str, str, float, float], None]  # name, lane, start, end
 
 
-class Lines:
+class Channels:
     """All ranks make it at the same time. `words` carries objects and slices; `sums` adds tensors up."""
 
     def __init__(self, session: Session, device: torch.device, stall: float) -> None:
         self.rank, self.size = session.rank, session.size
-        self.words = session.open(CPU)
-        self.sums = self.words  # on GPUs another one, once there is something to sum
-        self.late: Lateness | None = None
+        self.cpu_transport = session.open(CPU)
+        self.sum_transport = (
+            self.cpu_transport
+        )  # on GPUs another one, once there is something to sum
+        self.stall_inspector: StallInspector | None = None
         self.closed = False
         self._session, self._device, self._stall = session, device, stall
 
     @property
-    def note(self) -> Note | None:
+    def record_span(self) -> RecordSpan | None:
         """Where the timeline is told what took time."""
         timeline = self._session.timeline
         return timeline.record if timeline is not None else None
 
-    def exchange(self, mine: Any) -> list[Any]:
+    def exchange(self, value: Any) -> list[Any]:
         """Objects of all ranks, which all call it."""
-        return exchange_over(self.words, CPU, mine)
+        return exchange_over(self.cpu_transport, CPU, value)
 
-    def open_sums(self) -> Lateness:
+    def open_sum_transport(self) -> StallInspector:
         """Makes ready for sums, on all ranks; gives what says who keeps them waiting."""
         if self._device.type == "cuda":
-            self.sums = self._session.open(self._device)
-        place = f"sums {self._session.opened}"
-        self.late = Lateness(self.rank, self.size, default_store(), place, self._stall)
-        return self.late
+            self.sum_transport = self._session.open(self._device)
+        key_prefix = f"sums {self._session.opened}"
+        self.stall_inspector = StallInspector(
+            self.rank, self.size, default_store(), key_prefix, self._stall
+        )
+        return self.stall_inspector
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
+    def reporting_failures(self) -> Iterator[None]:
         """What goes wrong here is told to the others, who would wait for this rank."""
         try:
             yield
@@ -56,11 +60,11 @@ class Lines:
             raise
 
     def fail(self, reason: str) -> None:
-        for line in {self.words, self.sums}:
-            line.fail(reason)
+        for transport in {self.cpu_transport, self.sum_transport}:
+            transport.fail(reason)
 
     def close(self) -> None:
-        if self.late is not None:
-            self.late.close()
-        for line in {self.words, self.sums}:
-            line.close()
+        if self.stall_inspector is not None:
+            self.stall_inspector.close()
+        for transport in {self.cpu_transport, self.sum_transport}:
+            transport.close()

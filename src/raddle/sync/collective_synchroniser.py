@@ -25,42 +25,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raddle.sync.consistency import SAME, Line, check_orders, check_same
+from raddle.sync.consistency import PLAN_ADVICE, Entry, check_orders, check_same
 from raddle.sync.item import Item, UpdateEvent, check_items, check_rows, describe_items
 from raddle.sync.parameter_server import Apply, RecordItemSpan
 from raddle.sync.sum_issuer import SumIssuer, SummedItem
 from raddle.transport.base import Transport
 from raddle.transport.wire import name_ranks
 
-Late = Callable[[str, int], AbstractContextManager[None]]  # what is waited for, and its number
+WaitingFor = Callable[
+    [str, int], AbstractContextManager[None]
+]  # what is waited for, and its number
 
 
-class ArrivingSums:
+class SumWaiter:
     """Waits for sums, and notes what took time. `count` is of all items: it numbers what is late."""
 
-    def __init__(self, count: int, late: Late | None, record: RecordItemSpan | None) -> None:
-        self._count, self._late, self._record = count, late, record
+    def __init__(
+        self, count: int, waiting_for: WaitingFor | None, record: RecordItemSpan | None
+    ) -> None:
+        self._count, self._waiting_for, self._record = count, waiting_for, record
 
-    def take(self, held: SummedItem) -> Tensor:
+    def wait_for(self, entry: SummedItem) -> Tensor:
         """An item's sum, once it is there."""
-        assert held.pending is not None
-        assert held.gradient is not None
-        begin, number = time.perf_counter(), held.item.number
-        late = contextlib.nullcontext() if self._late is None else self._late(
-            f"to sum the gradients of '{held.item.name}'", held.clock * self._count + number
+        assert entry.pending is not None
+        assert entry.gradient is not None
+        begin, number = time.perf_counter(), entry.item.number
+        context = contextlib.nullcontext() if self._waiting_for is None else self._waiting_for(
+            f"to sum the gradients of '{entry.item.name}'", entry.clock * self._count + number
         )  # fmt: skip
-        with late:
-            held.pending.wait()
-        self.note(number, "wait", begin)
-        self.note(number, "sum", held.start_time)
-        return held.gradient
+        with context:
+            entry.pending.wait()
+        self.record(number, "wait", begin)
+        self.record(number, "sum", entry.start_time)
+        return entry.gradient
 
-    def note(self, number: int, what: str, begin: float) -> None:
+    def record(self, number: int, what: str, begin: float) -> None:
         if self._record is not None:
             self._record(number, what, begin, time.perf_counter())
 
 
-class Summing:
+class CollectiveSynchroniser:
     """One rank's part. `start`, then `ready` and `wait` in every step, which `finish` ends.
 
     `apply(number, clock, gradient)` updates the rows of an item on this rank, on the thread that waits for
@@ -77,16 +81,16 @@ class Summing:
         exchange: Callable[[Any], list[Any]],
         *,
         debug: bool = False,
-        late: Late | None = None,
+        waiting_for: WaitingFor | None = None,
         record: RecordItemSpan | None = None,
     ) -> None:
         check_items(items, transport.size, servers=False)
         self.rank = transport.rank
         self._items, self._order = items, order
         self._apply, self._exchange, self._debug = apply, exchange, debug
-        self._held = {i.number: SummedItem(i) for i in items if self.rank in i.workers}
-        self.departures = SumIssuer(self._held, order, transport, hold_back=debug)
-        self._arriving = ArrivingSums(len(items), late, record)
+        self._entries = {i.number: SummedItem(i) for i in items if self.rank in i.workers}
+        self.issuer = SumIssuer(self._entries, order, transport, hold_back=debug)
+        self._waiter = SumWaiter(len(items), waiting_for, record)
         self._finished = 0  # steps
         self._stopped = self._closed = False
 
@@ -97,74 +101,76 @@ class Summing:
 
     def start(self) -> None:
         """All ranks call it: they have the same order, or an error names the first difference."""
-        lines = [_line(at, self._items[number]) for at, number in enumerate(self._order)]
-        if len(set(self._exchange(zlib.crc32(repr(lines).encode())))) > 1:
-            check_same(self._exchange(lines), SAME)
+        entries = [_entry(at, self._items[number]) for at, number in enumerate(self._order)]
+        if len(set(self._exchange(zlib.crc32(repr(entries).encode())))) > 1:
+            check_same(self._exchange(entries), PLAN_ADVICE)
 
     # -- a step ------------------------------------------------------------------------------------
 
     def admit(self, clock: int) -> None:
         """Homes ask for it: here nothing is updated before it is waited for."""
 
-    def ready(self, number: int, gradient: Tensor) -> None:
+    def submit(self, number: int, gradient: Tensor) -> None:
         """Hands in this rank's part of a sum, in memory that is ours from now on."""
-        held = self._held.get(number)
-        if held is None:
+        entry = self._entries.get(number)
+        if entry is None:
             raise ValueError(
                 f"rank {self.rank} hands in '{self._items[number].name}', whose workers are "
                 f"{self._items[number].workers}: hand in what is of this rank"
             )
-        check_rows(self.rank, held.item, gradient, "a gradient")
+        check_rows(self.rank, entry.item, gradient, "a gradient")
         if self._closed:
-            raise RuntimeError(f"rank {self.rank} hands in '{held.item.name}' after it was closed")
+            raise RuntimeError(f"rank {self.rank} hands in '{entry.item.name}' after it was closed")
         self.wait(number)
-        if held.gradient is not None:
+        if entry.gradient is not None:
             raise RuntimeError(
-                f"rank {self.rank} hands in '{held.item.name}' twice in a step: end the step first"
+                f"rank {self.rank} hands in '{entry.item.name}' twice in a step: end the step first"
             )
-        held.gradient = gradient.detach().view(-1)
-        held.clock += 1
-        self.departures.add(number)
+        entry.gradient = gradient.detach().view(-1)
+        entry.clock += 1
+        self.issuer.add(number)
 
     def finish(self) -> None:
         """A step ends: whatever has not left, leaves."""
         if self._debug:
-            own = [self._held[number] for number in self.departures.order]
-            check_orders(self._exchange([_what(h) for h in own if h.gradient is not None]))
-            self.departures.release()
-        missing = [h.item for h in self._held.values() if h.clock <= self._finished]
+            entries = [self._entries[number] for number in self.issuer.order]
+            check_orders(
+                self._exchange([_describe_sum(h) for h in entries if h.gradient is not None])
+            )
+            self.issuer.release()
+        missing = [h.item for h in self._entries.values() if h.clock <= self._finished]
         if missing:
             raise RuntimeError(
                 f"rank {self.rank} ends a step without gradients of {describe_items(missing)}: hand in all"
             )
         self._finished += 1
-        self.departures.next_step()
+        self.issuer.next_step()
 
     def wait(self, number: int) -> None:
         """Returns when an item's rows have what the steps that have ended give them."""
-        held = self._held.get(number)
-        if held is None or held.pending is None or held.clock > self._finished:
+        entry = self._entries.get(number)
+        if entry is None or entry.pending is None or entry.clock > self._finished:
             return
-        with plainly(held.gradient):
-            total = self._arriving.take(held)
+        with without_forward_modes(entry.gradient):
+            total = self._waiter.wait_for(entry)
             begin = time.perf_counter()
-            held.gradient, held.pending = None, None
-            self._apply(number, held.clock, total)
-            self._arriving.note(number, "update", begin)
+            entry.gradient, entry.pending = None, None
+            self._apply(number, entry.clock, total)
+            self._waiter.record(number, "update", begin)
 
     def synchronize(self) -> None:
         """All that has been handed in, in steps that have ended, is applied."""
-        for number in self._held:
+        for number in self._entries:
             self.wait(number)
 
     def sums(self) -> dict[int, Tensor]:
         """With a barrier, after `finish`: the sums of a step, which the caller may change and applies."""
-        found = {}
-        for number, held in self._held.items():
-            if held.pending is not None:
-                found[number] = self._arriving.take(held)
-                held.gradient, held.pending = None, None
-        return found
+        totals = {}
+        for number, entry in self._entries.items():
+            if entry.pending is not None:
+                totals[number] = self._waiter.wait_for(entry)
+                entry.gradient, entry.pending = None, None
+        return totals
 
     def publish(self) -> None:
         """Homes are asked for it: here, whoever holds rows has updated them."""
@@ -172,9 +178,9 @@ class Summing:
     # -- the end -----------------------------------------------------------------------------------
 
     @property
-    def waits(self) -> int:
+    def unapplied(self) -> int:
         """How many items have been handed in and are not applied yet."""
-        return sum(held.gradient is not None for held in self._held.values())
+        return sum(entry.gradient is not None for entry in self._entries.values())
 
     def stop(self, reason: str) -> None:
         """Another rank has failed: whatever waits is told by the transport."""
@@ -182,15 +188,15 @@ class Summing:
 
     def drain(self, seconds: float, clock: int = 0) -> None:
         """Waits, but not long, until others have got what they need of this rank."""
-        under_way = [h for h in self._held.values() if h.pending is not None]
-        if self._stopped or not under_way:
+        pending = [h for h in self._entries.values() if h.pending is not None]
+        if self._stopped or not pending:
             return
 
         def wait() -> None:
             with contextlib.suppress(Exception):  # nobody asks for these sums any more
-                for held in under_way:
-                    self._arriving.take(held)
-                if (last := under_way[-1].gradient) is not None and last.is_cuda:
+                for entry in pending:
+                    self._waiter.wait_for(entry)
+                if (last := pending[-1].gradient) is not None and last.is_cuda:
                     torch.cuda.current_stream(last.device).synchronize()
 
         thread = threading.Thread(target=wait, name="raddle drain", daemon=True)
@@ -202,19 +208,19 @@ class Summing:
         self._closed = True
 
 
-def _line(at: int, item: Item) -> Line:
+def _entry(at: int, item: Item) -> Entry:
     what = f"{item.elements} of {item.dtype}, {name_ranks(item.workers)}"
     return f"sum {at}", f"'{item.name}' ({what})"
 
 
-def _what(held: SummedItem) -> tuple[tuple[int, ...], str]:
-    assert held.gradient is not None
-    kind = f"{held.gradient.numel()} of {held.gradient.dtype}"
-    return held.item.workers, f"'{held.item.name}' ({kind}, step {held.clock})"
+def _describe_sum(entry: SummedItem) -> tuple[tuple[int, ...], str]:
+    assert entry.gradient is not None
+    kind = f"{entry.gradient.numel()} of {entry.gradient.dtype}"
+    return entry.item.workers, f"'{entry.item.name}' ({kind}, step {entry.clock})"
 
 
 @contextlib.contextmanager
-def plainly(tensor: Tensor | None) -> Iterator[None]:
+def without_forward_modes(tensor: Tensor | None) -> Iterator[None]:
     """Without the modes of the forward that an update comes in the midst of: they are not meant for it."""
     place = "cpu" if tensor is None else tensor.device.type
     with torch.inference_mode(False), torch.autocast(place, enabled=False):

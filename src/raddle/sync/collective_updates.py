@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.optim import Optimizer
 
-from raddle.sync.collective_synchroniser import Summing
+from raddle.sync.collective_synchroniser import CollectiveSynchroniser
 from raddle.sync.optimizer_state import State
 from raddle.sync.parameter_slices import Note, Slices
 from raddle.sync.sliced_optimizer import SlicedOptimizer
 from raddle.sync.sliced_updates import Exchange, Homing
-from raddle.sync.stall_inspector import Lateness
-from raddle.sync.sum_order import urgent_first
-from raddle.sync.sum_timing import Rate
+from raddle.sync.stall_inspector import StallInspector
+from raddle.sync.sum_order import order_sums
+from raddle.sync.sum_timing import AllReduceCost
 from raddle.transport.base import Transport
 
 
@@ -33,7 +33,7 @@ class Everywhere(Homing):
         exchange: Exchange,
         *,
         turns: Sequence[int],
-        late: Lateness,
+        late: StallInspector,
         debug: bool = False,
         note: Note | None = None,
     ) -> None:
@@ -43,9 +43,9 @@ class Everywhere(Homing):
         updates = SlicedOptimizer(
             slices, optimizer, own, looks=lambda number: slices.places[number][0] in self._lacking
         )
-        self.summing = Summing(
+        self.summing = CollectiveSynchroniser(
             slices.items, turns, transport, updates, exchange,
-            debug=debug, late=late.waits_for, record=slices.record(note),
+            debug=debug, waiting_for=late.waiting_for, record=slices.record(note),
         )  # fmt: skip
         super().__init__(slices, updates, self.summing, transport, exchange)
 
@@ -67,13 +67,13 @@ class Everywhere(Homing):
 
     @property
     def counters(self) -> dict[str, float]:
-        d = self.summing.departures
+        d = self.summing.issuer
         return {"bytes": d.nbytes, "messages": d.count, "overtaken": d.overtaken}
 
 
-def turns_of(slices: Slices, ready: Sequence[float], rate: Rate) -> list[int]:
+def turns_of(slices: Slices, ready: Sequence[float], rate: AllReduceCost) -> list[int]:
     """The order in which slices leave; `ready` are moments, by parameter."""
-    return urgent_first(
+    return order_sums(
         [ready[index] for index, _ in slices.places],
         [rate.seconds(item.elements) for item in slices.items],
         [item.priority for item in slices.items],

@@ -6,20 +6,20 @@ import torch
 from torch import Tensor, nn
 
 from raddle.sync.bucketed_mechanism import Bucketed
-from raddle.sync.channels import Lines
+from raddle.sync.channels import Channels
 from raddle.sync.collective_updates import Everywhere, turns_of
 from raddle.sync.forward_guards import Guards
 from raddle.sync.mechanism import Arrivals, Mechanism, Phase
 from raddle.sync.parameter_slices import Slices
 from raddle.sync.sliced_mechanism import Sliced
 from raddle.sync.sliced_updates import Homing, with_homes
-from raddle.sync.sum_timing import Moments, rate_of
+from raddle.sync.sum_timing import CompletionTimes, measure_all_reduce
 from raddle.sync.sync_settings import Settings
 from raddle.sync.trained_parameters import Trained
 
 
 def first_phase(
-    trained: Trained, model: nn.Module, lines: Lines, settings: Settings, barrier: str
+    trained: Trained, model: nn.Module, lines: Channels, settings: Settings, barrier: str
 ) -> Phase:
     """What an optimizer begins with: where a barrier is sure, gradients are summed from the start."""
     if barrier or settings.sync.bucketed:
@@ -32,12 +32,12 @@ class Undecided(Phase):
     """Learns what an order of slices is made from, and sees whether somebody changes gradients."""
 
     def __init__(
-        self, trained: Trained, lines: Lines, settings: Settings, guards: Guards | None
+        self, trained: Trained, lines: Channels, settings: Settings, guards: Guards | None
     ) -> None:
         super().__init__(trained)
         self._lines, self._settings, self._guards = lines, settings, guards
         self._arrivals = Arrivals(lines.rank, trained.names, settings.backward_passes)
-        self._moments = Moments(trained.device)
+        self._moments = CompletionTimes(trained.device)
         self._bits: dict[int, int] = {}  # by parameter, of its gradient
 
     def arrived(self, index: int) -> None:
@@ -45,8 +45,8 @@ class Undecided(Phase):
         gradient = self.trained.parameters[index].grad
         assert gradient is not None
         if self._settings.sync.collective:
-            self._moments.note(index)
-        with self._moments.leaving_out():
+            self._moments.record(index)
+        with self._moments.excluded():
             self._bits[index] = _bits(gradient)
 
     def zeroed(self) -> None:
@@ -95,16 +95,16 @@ class Undecided(Phase):
         slices = Slices(own.names, own.parameters, settings.sync, lines.size, urgent)
         if settings.sync.homes:
             return with_homes(
-                slices, own.optimizer, settings.sync.staleness, lines.words, lines.exchange,
-                stall=settings.stall, note=lines.note,
+                slices, own.optimizer, settings.sync.staleness, lines.cpu_transport, lines.exchange,
+                stall=settings.stall, note=lines.record_span,
             )  # fmt: skip
-        late = lines.open_sums()
-        rate = rate_of(lines.sums, own.device, own.parameters[0].dtype)
-        ready = self._moments.seconds(len(own.parameters))
+        late = lines.open_sum_transport()
+        rate = measure_all_reduce(lines.sum_transport, own.device, own.parameters[0].dtype)
+        ready = self._moments.since_first(len(own.parameters))
         turns = lines.exchange(turns_of(slices, ready, rate))[0]
         return Everywhere(
-            slices, own.optimizer, lines.sums, lines.exchange,
-            turns=turns, late=late, debug=settings.debug, note=lines.note,
+            slices, own.optimizer, lines.sum_transport, lines.exchange,
+            turns=turns, late=late, debug=settings.debug, note=lines.record_span,
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from raddle.sync.consistency import check_same
-from raddle.sync.stall_inspector import Lateness
+from raddle.sync.stall_inspector import StallInspector
 from raddle.transport.base import Pending, Transport
 
 BUCKET = 25 * 2**20  # bytes
@@ -117,7 +117,7 @@ class Buckets:
         parameters: Sequence[nn.Parameter],
         transport: Transport,
         exchange: Callable[[Any], list[Any]],
-        late: Lateness,
+        late: StallInspector,
         *,
         nbytes: int = BUCKET,
         compressed: torch.dtype | None = None,
@@ -178,7 +178,7 @@ class Buckets:
     def _end(self, bucket: Bucket) -> None:
         assert bucket.pending is not None
         begin = time.perf_counter()
-        with self._late.waits_for(f"to sum {bucket.name}"):
+        with self._late.waiting_for(f"to sum {bucket.name}"):
             bucket.pending.wait()
         end = time.perf_counter()
         self.waited += end - begin

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from raddle.sync.channels import Lines
+from raddle.sync.channels import Channels
 from raddle.sync.first_step import Undecided
 from raddle.sync.mechanism import Mechanism, Phase
 
@@ -15,7 +15,7 @@ from raddle.sync.mechanism import Mechanism, Phase
 class Hooked:
     """Gradients that arrive go to `phase`, which is another one from the first step on."""
 
-    def __init__(self, phase: Phase, model: nn.Module, lines: Lines) -> None:
+    def __init__(self, phase: Phase, model: nn.Module, lines: Channels) -> None:
         self.phase, self._lines = phase, lines
         self._handles: list[Any] = [
             p.register_post_accumulate_grad_hook(partial(self._arrived, index))  # type: ignore[no-untyped-call]
@@ -36,12 +36,12 @@ class Hooked:
 
     def average(self, reason: str) -> None:
         """Puts averages into p.grad, or raises: somebody wants to look at them there."""
-        with self._lines.telling():
+        with self._lines.reporting_failures():
             self.decided(reason).average(reason)
 
     def synchronize(self, *_: Any) -> None:
         """Parameters are up to date: somebody reads or writes them."""
-        with self._lines.telling():
+        with self._lines.reporting_failures():
             self.phase.synchronize()
 
     def close(self) -> None:
@@ -50,5 +50,5 @@ class Hooked:
         self.phase.close()
 
     def _arrived(self, index: int, p: Tensor) -> None:
-        with self._lines.telling():
+        with self._lines.reporting_failures():
             self.phase.arrived(index)

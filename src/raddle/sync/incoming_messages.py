@@ -9,25 +9,25 @@ from torch import Tensor
 
 from raddle.sync.item import Item, read_payload
 from raddle.sync.parameter_server import ParameterServer
-from raddle.sync.rank_failure import Failure
+from raddle.sync.rank_failure import RankFailure
 from raddle.sync.worker import Worker
 from raddle.transport.wire import PULL, PUSH, Frame
 
 
-class Incoming:
+class IncomingMessages:
     """Called on threads of the wire, which are not to see exceptions: who waits raises them."""
 
     def __init__(
         self,
         rank: int,
         items: Sequence[Item],
-        home: ParameterServer,
+        server: ParameterServer,
         worker: Worker,
-        failure: Failure,
+        failure: RankFailure,
     ) -> None:
         self.closed = False
         self._rank, self._items = rank, items
-        self._home, self._worker, self._failure = home, worker, failure
+        self._server, self._worker, self._failure = server, worker, failure
         self._lock = threading.Lock()
 
     def __call__(self, source: int, frame: Frame, payload: Tensor) -> None:
@@ -42,16 +42,16 @@ class Incoming:
                         f"rank {self._rank} got a gradient of '{item.name}' from rank {source}: its "
                         f"workers are {item.workers} and its home is {item.server}"
                     )
-                self._home.push(source, frame.item, frame.clock, values)
+                self._server.push(source, frame.item, frame.clock, values)
             elif frame.kind == PULL:
                 self._worker.receive(source, item, frame.clock, values)
         except Exception as error:
-            self._failure.raised(error)
+            self._failure.set_exception(error)
 
-    def lost(self, reason: str) -> None:
+    def on_lost_peer(self, reason: str) -> None:
         """The wire has lost a peer."""
         if not self.closed:
-            self._failure.happen(reason)
+            self._failure.set_reason(reason)
 
     def close(self) -> bool:
         """Nothing is taken in any more; False if it was closed before."""

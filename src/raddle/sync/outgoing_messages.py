@@ -7,32 +7,32 @@ import time
 
 from torch import Tensor
 
-from raddle.sync.rank_failure import Failure
+from raddle.sync.rank_failure import RankFailure
 from raddle.transport.wire import Frame, Wire
 
 POLL = 0.0002  # seconds between two looks at what has left
 
 
-class Outgoing:
+class OutgoingMessages:
     """Counts messages: the wire has to have sent as many."""
 
-    def __init__(self, wire: Wire, failure: Failure, timeout: float) -> None:
+    def __init__(self, wire: Wire, failure: RankFailure, timeout: float) -> None:
         self._wire, self._failure, self._timeout = wire, failure, timeout
-        self._sent = wire.counters.messages  # those of before this was made included
+        self._handed_over = wire.counters.messages  # those of before this was made included
         self._lock = threading.Lock()
 
     def send(self, target: int, frame: Frame, payload: Tensor, priority: int) -> None:
         with self._lock:
-            self._sent += 1
+            self._handed_over += 1
         self._wire.send(target, frame, payload, priority)
 
-    def wait(self) -> None:
+    def wait_until_sent(self) -> None:
         """Returns when all has left; a failure, of time too, is raised."""
         begin, timeout, failure = time.perf_counter(), self._timeout, self._failure
-        while (queued := self._sent - self._wire.counters.messages) > 0:
+        while (queued := self._handed_over - self._wire.counters.messages) > 0:
             failure.check()
             if time.perf_counter() - begin > timeout:
-                failure.happen(
+                failure.set_reason(
                     f"rank {self._wire.rank} has waited {timeout:.1f} s for {queued} messages to "
                     "leave: see what the other ranks do, or set a longer time-out",
                     TimeoutError,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from raddle.sync.item import Item, UpdateEvent
-from raddle.sync.server_stalls import Waiting
+from raddle.sync.server_stalls import StalledItem
 from raddle.transport.wire import Frame
 
 Apply = Callable[[int, int, Tensor], None]  # item, clock, gradient (read only): updates the rows
@@ -123,7 +123,7 @@ class ParameterServer(ABC):
         """Whether all items have had all their updates up to a clock."""
 
     @abstractmethod
-    def stalled_items(self) -> list[Waiting]:
+    def stalled_items(self) -> list[StalledItem]:
         """What cannot be answered yet. No lock: a snapshot that is a moment old is as good."""
 
 

@@ -27,8 +27,8 @@ import torch.distributed as dist
 class BackwardEnd:
     """Calls `ended` once for each backward in which `watch` was called, when all gradients are there."""
 
-    def __init__(self, ended: Callable[[], None]) -> None:
-        self._ended = ended
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
         self._task = -1  # the backward that runs
 
     def watch(self) -> None:
@@ -40,7 +40,7 @@ class BackwardEnd:
 
     def _end(self) -> None:
         self._task = -1
-        self._ended()
+        self._on_end()
 
 
 def default_store() -> dist.Store:  # type: ignore[name-defined]

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from raddle.sync.rank_failure import Failure
+from raddle.sync.rank_failure import RankFailure
 
 logger = logging.getLogger("raddle.sync")
 
 
-class Waiting(NamedTuple):
+class StalledItem(NamedTuple):
     """An item that cannot be answered yet."""
 
     name: str
@@ -20,41 +20,41 @@ class Waiting(NamedTuple):
     missing: tuple[int, ...]  # ranks
 
 
-def sentence(rank: int, waiting: Sequence[Waiting]) -> str:
+def describe_stall(rank: int, stalled: Sequence[StalledItem]) -> str:
     """Who waits for whom, and for what: of the item that has waited longest."""
-    name, seconds, missing = max(waiting, key=lambda w: w.seconds)
+    name, seconds, missing = max(stalled, key=lambda w: w.seconds)
     whom = ", ".join(map(str, missing))
     ranks, they = ("rank", "it does") if len(missing) == 1 else ("ranks", "they do")
-    more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
+    more = f" (and {len(stalled) - 1} more)" if len(stalled) > 1 else ""
     return (
         f"rank {rank} has waited {seconds:.1f} s for {ranks} {whom} to hand in '{name}'{more}: "
         f"see what {they}."
     )
 
 
-def unanswered(rank: int, home: int, name: str, seconds: float) -> str:
+def describe_unanswered(rank: int, server: int, name: str, seconds: float) -> str:
     """The worker's side: it knows only whom it has asked."""
     return (
-        f"rank {rank} has waited {seconds:.1f} s for rank {home} to send back '{name}': "
+        f"rank {rank} has waited {seconds:.1f} s for rank {server} to send back '{name}': "
         "see what it does."
     )
 
 
-class Watcher:
+class StallWatcher:
     """Looks a few times in every `stall` seconds; one warning for each time that things stand still."""
 
     def __init__(
         self,
         rank: int,
-        look: Callable[[], Sequence[Waiting]],
-        failure: Failure,
+        stalled_items: Callable[[], Sequence[StalledItem]],
+        failure: RankFailure,
         *,
         stall: float,
         timeout: float,
     ) -> None:
-        self._rank, self._look, self._failure = rank, look, failure
+        self._rank, self._stalled_items, self._failure = rank, stalled_items, failure
         self._stall, self._timeout = stall, timeout
-        self._tick = tick(stall, timeout)
+        self._interval = poll_interval(stall, timeout)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="raddle watcher", daemon=True)
         self._thread.start()
@@ -66,17 +66,17 @@ class Watcher:
 
     def _watch(self) -> None:
         warned = False
-        while not self._end.wait(self._tick) and not self._failure.reason:
-            waiting = self._look()
-            longest = max((w.seconds for w in waiting), default=0.0)
-            late = bool(waiting) and longest >= min(self._stall, self._timeout)
+        while not self._end.wait(self._interval) and not self._failure.reason:
+            stalled = self._stalled_items()
+            longest = max((w.seconds for w in stalled), default=0.0)
+            late = bool(stalled) and longest >= min(self._stall, self._timeout)
             if late and longest >= self._timeout:
-                self._failure.happen(sentence(self._rank, waiting), TimeoutError)
+                self._failure.set_reason(describe_stall(self._rank, stalled), TimeoutError)
             elif late and not warned:
-                logger.warning("%s", sentence(self._rank, waiting))
+                logger.warning("%s", describe_stall(self._rank, stalled))
             warned = late
 
 
-def tick(stall: float, timeout: float) -> float:
+def poll_interval(stall: float, timeout: float) -> float:
     """Seconds between two looks."""
     return min(1.0, stall / 4, timeout / 4)

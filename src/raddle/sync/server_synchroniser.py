@@ -18,19 +18,19 @@ from functools import partial
 
 from torch import Tensor
 
-from raddle.sync.incoming_messages import Incoming
+from raddle.sync.incoming_messages import IncomingMessages
 from raddle.sync.item import Item, UpdateEvent, check_items, check_rows, describe_items
-from raddle.sync.outgoing_messages import Outgoing
+from raddle.sync.outgoing_messages import OutgoingMessages
 from raddle.sync.parameter_server import Apply, ParameterServer, RecordItemSpan, RowUpdater
-from raddle.sync.rank_failure import Failure
-from raddle.sync.server_stalls import Watcher, tick
+from raddle.sync.rank_failure import RankFailure
+from raddle.sync.server_stalls import StallWatcher, poll_interval
 from raddle.sync.stale_server import StaleServer
 from raddle.sync.synchronous_server import StepSums, SynchronousServer
 from raddle.sync.worker import Worker
 from raddle.transport.wire import PUSH, Frame, Wire
 
 
-class Synchroniser:
+class ServerSynchroniser:
     """One rank's part. `bind` all items, `start`, then `ready` and `wait` in every step.
 
     `apply(number, clock, gradient)` updates `rows_at_home(number)`; it only reads the gradient. It runs
@@ -62,38 +62,43 @@ class Synchroniser:
             )
         self.rank = wire.rank
         self._items, self._wire = items, wire
-        self._failure = failure = Failure(fail)
-        self._outgoing = Outgoing(wire, failure, timeout)
+        self._failure = failure = RankFailure(fail)
+        self._outgoing = OutgoingMessages(wire, failure, timeout)
         # The home knows who is missing: others wait a little longer, so that it speaks first.
-        patience = timeout + 4 * tick(stall, timeout)
+        fail_after = timeout + 4 * poll_interval(stall, timeout)
         self._worker = Worker(
-            self.rank, failure, lambda: self._home.stalled_items(),
-            stall=stall, fail_after=patience, record=record,
+            self.rank, failure, lambda: self._server.stalled_items(),
+            stall=stall, fail_after=fail_after, record=record,
         )  # fmt: skip
-        ends = (
+        common = (
             self.rank,
             RowUpdater(self.rank, apply, record),
             self._outgoing.send,
             self._worker.mark_returned,
         )
-        self._home: ParameterServer = (
+        self._server: ParameterServer = (
             SynchronousServer(
-                *ends, step_sums=StepSums(failure) if barrier else None, admitted=admitted
+                *common, step_sums=StepSums(failure) if barrier else None, admitted=admitted
             )
             if staleness == 0
-            else StaleServer(*ends, staleness)
+            else StaleServer(*common, staleness)
         )
-        self._incoming = Incoming(self.rank, items, self._home, self._worker, failure)
+        self._incoming = IncomingMessages(self.rank, items, self._server, self._worker, failure)
         self._watch = partial(
-            Watcher, self.rank, self._home.stalled_items, failure, stall=stall, timeout=timeout
+            StallWatcher,
+            self.rank,
+            self._server.stalled_items,
+            failure,
+            stall=stall,
+            timeout=timeout,
         )
-        self._watcher: Watcher | None = None
+        self._watcher: StallWatcher | None = None
         self._started = False
 
     @property
     def log(self) -> list[UpdateEvent]:
         """Updates at this home, in their order; of a long run the latest 100 000 or more."""
-        return self._home.updater.log
+        return self._server.updater.log
 
     def bind(self, number: int, rows: Tensor | None, master: Tensor | None = None) -> None:
         """Says where an item's rows are on this rank, worker or home: a contiguous view from p.detach().
@@ -102,38 +107,38 @@ class Synchroniser:
         `master`: with staleness, what the home updates, if it has a copy of its own already.
         """
         item = self._items[number]
-        check_bound(self.rank, item, rows)
-        if self._started or number in self._worker.items or number in self._home.items:
+        check_binding(self.rank, item, rows)
+        if self._started or number in self._worker.items or number in self._server.items:
             raise ValueError(
                 f"rank {self.rank} binds '{item.name}' again: bind once, before `start`"
             )
         if self.rank in item.workers:
             self._worker.bind(item, rows)
         if rows is not None and self.rank == item.server:
-            self._home.bind(item, rows, master)
+            self._server.bind(item, rows, master)
 
-    def rows_at_home(self, number: int) -> Tensor:
+    def rows_at_server(self, number: int) -> Tensor:
         """What `apply` updates: the bound rows, or, with staleness, the home's own copy of them."""
-        return self._home.items[number].master
+        return self._server.items[number].master
 
     def start(self) -> None:
         """Lets messages in, once all items are bound: what arrives needs rows. `ready` does it too."""
         if self._started:
             return
-        own = [i for i in self._items if self.rank == i.server or self.rank in i.workers]
-        bound = self._worker.items.keys() | self._home.items.keys()
-        missing = [item for item in own if item.number not in bound]
+        local_items = [i for i in self._items if self.rank == i.server or self.rank in i.workers]
+        bound = self._worker.items.keys() | self._server.items.keys()
+        missing = [item for item in local_items if item.number not in bound]
         if missing:
             raise ValueError(
                 f"rank {self.rank} starts without rows of {describe_items(missing)}: bind them"
             )
         self._started = True
-        self._wire.expect({item.number: item.nbytes for item in own})
-        if self._home.items:
+        self._wire.expect({item.number: item.nbytes for item in local_items})
+        if self._server.items:
             self._watcher = self._watch()
-        self._wire.start(self._incoming, self._incoming.lost)
+        self._wire.start(self._incoming, self._incoming.on_lost_peer)
 
-    def ready(self, number: int, gradient: Tensor) -> None:
+    def submit(self, number: int, gradient: Tensor) -> None:
         """Hands in this rank's share of the sum; it is only read, until the item has come back."""
         self.start()
         item = self._items[number]
@@ -151,14 +156,14 @@ class Synchroniser:
         clock = self._worker.begin_push(number)
         try:
             if item.server == self.rank:
-                self._home.push(self.rank, number, clock, gradient)
+                self._server.push(self.rank, number, clock, gradient)
             else:
                 payload = gradient if gradient.device.type == "cpu" else gradient.cpu()
                 self._outgoing.send(item.server, Frame(PUSH, number, clock), payload, item.priority)
                 if record:
                     record(number, "push", begin, time.perf_counter())
         except Exception as error:
-            self._failure.raised(error)
+            self._failure.set_exception(error)
             self._failure.check()
 
     def wait(self, number: int) -> None:
@@ -169,7 +174,7 @@ class Synchroniser:
         """All items are back, and all that this rank had to send has left."""
         for number in self._worker.items:
             self._worker.wait(number)
-        self._outgoing.wait()
+        self._outgoing.wait_until_sent()
 
     def finish(self) -> None:
         """A step ends: homes go on by themselves."""
@@ -177,44 +182,44 @@ class Synchroniser:
     def admit(self, clock: int) -> None:
         """Raises the clock up to which updates may happen."""
         try:
-            self._home.admit(clock)
+            self._server.admit(clock)
         except Exception as error:
-            self._failure.raised(error)
+            self._failure.set_exception(error)
         self._failure.check()
 
     def sums(self) -> dict[int, Tensor]:
         """With a barrier: the sums of all items whose home is here, which the caller may change."""
-        home, barrier = with_barrier(self._home, "sums")
+        server, step_sums = require_barrier(self._server, "sums")
         self.start()
         self._failure.check()
-        patience = self._worker.fail_after
-        if not home.completion_event().wait(patience):
-            late = self._worker.describe_wait(self.rank, "all items", patience)
-            self._failure.happen(late, TimeoutError)
+        fail_after = self._worker.fail_after
+        if not server.completion_event().wait(fail_after):
+            message = self._worker.describe_wait(self.rank, "all items", fail_after)
+            self._failure.set_reason(message, TimeoutError)
         self._failure.check()
-        return barrier.sums()
+        return step_sums.sums()
 
     def publish(self) -> None:
         """With a barrier: sends back the rows that the caller has updated after `sums`."""
-        home, barrier = with_barrier(self._home, "publish")
+        server, step_sums = require_barrier(self._server, "publish")
         self._failure.check()
-        if len(barrier.sums()) < len(home.items):
+        if len(step_sums.sums()) < len(server.items):
             raise RuntimeError(
                 f"rank {self.rank} publishes before all is summed: call sums() first"
             )
-        home.publish()
+        server.publish()
 
     def drain(self, seconds: float, clock: int) -> None:
         """Waits, but not long, until all is back and homes have updated all up to a clock."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._failure.reason:
-            if not self._worker.outstanding() and self._home.is_updated_to(clock):
+            if not self._worker.outstanding() and self._server.is_updated_to(clock):
                 return
             time.sleep(0.001)
 
     def stop(self, reason: str) -> None:
         """A rank has failed: every wait here raises the reason. `fail` is not called: they know."""
-        self._failure.happen(reason, tell=False)
+        self._failure.set_reason(reason, notify=False)
 
     def close(self) -> None:
         """Sends what is queued and ends; more calls do nothing.
@@ -226,15 +231,15 @@ class Synchroniser:
         if self._watcher is not None:
             self._watcher.close()
         self._wire.close()
-        if out := self._worker.outstanding():
-            self._failure.happen(
-                f"rank {self.rank} was closed before rank {out[0].server} had sent back {describe_items(out)}: "
+        if outstanding := self._worker.outstanding():
+            self._failure.set_reason(
+                f"rank {self.rank} was closed before rank {outstanding[0].server} had sent back {describe_items(outstanding)}: "
                 "synchronize first",
-                tell=False,
+                notify=False,
             )
 
 
-def check_bound(rank: int, item: Item, rows: Tensor | None) -> None:
+def check_binding(rank: int, item: Item, rows: Tensor | None) -> None:
     """Raises for rows that an item cannot have on a rank."""
     if rank != item.server and rank not in item.workers:
         raise ValueError(
@@ -253,7 +258,7 @@ def check_bound(rank: int, item: Item, rows: Tensor | None) -> None:
         )
 
 
-def with_barrier(home: ParameterServer, name: str) -> tuple[SynchronousServer, StepSums]:
-    if not isinstance(home, SynchronousServer) or home.step_sums is None:
+def require_barrier(server: ParameterServer, name: str) -> tuple[SynchronousServer, StepSums]:
+    if not isinstance(server, SynchronousServer) or server.step_sums is None:
         raise RuntimeError(f"{name}() is for barrier=True: homes update as gradients arrive")
-    return home, home.step_sums
+    return server, server.step_sums

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raddle.sync.channels import Lines
+from raddle.sync.channels import Channels
 from raddle.sync.forward_guards import Guards
 from raddle.sync.gradient_buckets import check_dense
 from raddle.sync.item import UpdateEvent
@@ -21,7 +21,7 @@ class Sliced(Mechanism):
     """`guards`: modules wait for their parameters before they compute; None: `step` waits for all."""
 
     def __init__(
-        self, trained: Trained, lines: Lines, settings: Settings, homing: Homing, guards: Guards | None
+        self, trained: Trained, lines: Channels, settings: Settings, homing: Homing, guards: Guards | None
     ) -> None:  # fmt: skip
         super().__init__(trained)
         self.homing, self._lines, self._text = homing, lines, settings.text
@@ -85,7 +85,7 @@ class Sliced(Mechanism):
         self.homing.settle()
         super().load_state_dict(state_dict)
         self.homing.updates.scatter()
-        self._lines.words.barrier()  # nobody pushes before all homes have it
+        self._lines.cpu_transport.barrier()  # nobody pushes before all homes have it
 
     def report(self) -> dict[str, Any]:
         worst = sorted(self.homing.waited.items(), key=lambda w: -w[1])[:WORST]
@@ -127,5 +127,5 @@ class Sliced(Mechanism):
 
     def _wait(self, index: int) -> None:
         if self.homing.under_way(index):
-            with self._lines.telling():
+            with self._lines.reporting_failures():
                 self.homing.wait(index)

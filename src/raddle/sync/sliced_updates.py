@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from raddle.sync.collective_synchroniser import Summing
+from raddle.sync.collective_synchroniser import CollectiveSynchroniser
 from raddle.sync.item import UpdateEvent
 from raddle.sync.optimizer_state import State, gather
 from raddle.sync.parameter_slices import Note, Slices
-from raddle.sync.server_synchroniser import Synchroniser
+from raddle.sync.server_synchroniser import ServerSynchroniser
 from raddle.sync.sliced_optimizer import SlicedOptimizer, absent_like
 from raddle.transport.base import Transport
 
@@ -36,7 +36,7 @@ def with_homes(
     own = {n: slices.rows(n) if staleness == 0 else slices.rows(n).clone() for n in here}
     times = 1 if staleness == 0 else transport.size
     updates = SlicedOptimizer(slices, optimizer, own, times=times)
-    synchroniser = Synchroniser(
+    synchroniser = ServerSynchroniser(
         slices.items, transport.wire(), updates, staleness=staleness, stall=stall,
         timeout=transport.timeout, fail=transport.fail, record=slices.record(note),
     )  # fmt: skip
@@ -55,7 +55,7 @@ class Homing:
         self,
         slices: Slices,
         updates: SlicedOptimizer,
-        synchroniser: Synchroniser | Summing,
+        synchroniser: ServerSynchroniser | CollectiveSynchroniser,
         transport: Transport,
         exchange: Exchange,
         *,
@@ -91,7 +91,7 @@ class Homing:
                 rows = self.slices.cut(part, number)
                 if gradient is not None:
                     rows.view(-1)[:1].add_(0.0)  # never a negative zero
-                self.synchroniser.ready(number, rows)
+                self.synchroniser.submit(number, rows)
         self._due.add(index)
 
     def finish(self) -> None:

@@ -21,7 +21,7 @@ from raddle.sync.parameter_server import (
     ServerItem,
     wait_for_stream,
 )
-from raddle.sync.server_stalls import Waiting
+from raddle.sync.server_stalls import StalledItem
 from raddle.transport.wire import PULL, Frame
 
 
@@ -56,7 +56,7 @@ class StaleServer(ParameterServer):
     def is_updated_to(self, clock: int) -> bool:
         return all(h.version >= clock * len(h.sorted_workers) for h in self.items.values())
 
-    def stalled_items(self) -> list[Waiting]:
+    def stalled_items(self) -> list[StalledItem]:
         now, stalled = time.perf_counter(), []
         for entry in self.items.values() if self._bound is not None else ():
             since, _, clock = min(tuple(entry.pending_pulls), default=(now, 0, 0))
@@ -65,7 +65,7 @@ class StaleServer(ParameterServer):
                 w for w in entry.sorted_workers if clocks[w] < clock - (self._bound or 0)
             )
             if missing:
-                stalled.append(Waiting(entry.item.name, now - since, missing))
+                stalled.append(StalledItem(entry.item.name, now - since, missing))
         return stalled
 
     def _send_due_pulls(self, entry: ServerItem) -> None:

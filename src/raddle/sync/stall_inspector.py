@@ -17,55 +17,55 @@ from raddle.sync.server_stalls import logger
 from raddle.transport.wire import name_ranks
 
 
-class Lateness:
+class StallInspector:
     """One rank's; `place` is a word for its keys in the store, the same on all ranks."""
 
-    def __init__(self, rank: int, size: int, store: Store, place: str, stall: float) -> None:
-        self._rank, self._size, self._store, self._place = rank, size, store, place
+    def __init__(self, rank: int, size: int, store: Store, key_prefix: str, stall: float) -> None:
+        self._rank, self._size, self._store, self._key_prefix = rank, size, store, key_prefix
         self._stall = stall
-        self._count = 0  # of what was waited for, if nobody numbers it: the same on all ranks
-        self._waiting: tuple[int, str, float] | None = None  # count, what, since when
+        self._wait_count = 0  # of what was waited for, if nobody numbers it: the same on all ranks
+        self._current_wait: tuple[int, str, float] | None = None  # count, what, since when
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="raddle lateness", daemon=True)
         self._thread.start()
 
     @contextlib.contextmanager
-    def waits_for(self, what: str, number: int | None = None) -> Iterator[None]:
+    def waiting_for(self, what: str, number: int | None = None) -> Iterator[None]:
         """`number`: the same on all ranks, for what they wait for in different orders."""
-        self._count += 1
-        count = self._count if number is None else number
-        self._waiting = count, what, time.perf_counter()
+        self._wait_count += 1
+        count = self._wait_count if number is None else number
+        self._current_wait = count, what, time.perf_counter()
         try:
             yield
         finally:
-            self._waiting = None
+            self._current_wait = None
 
     def close(self) -> None:
         self._end.set()
         self._thread.join(5)
 
     def _watch(self) -> None:
-        said = 0
+        reported = 0
         while not self._end.wait(min(1.0, self._stall / 4)):
-            waiting = self._waiting
-            if waiting is None or waiting[0] == said:
+            wait = self._current_wait
+            if wait is None or wait[0] == reported:
                 continue
-            count, what, since = waiting
+            count, what, since = wait
             if time.perf_counter() - since < self._stall:
                 continue
-            said = count
+            reported = count
             with contextlib.suppress(RuntimeError):  # the store may have ended with rank 0
                 self._store.set(f"{self._key(count)}/{self._rank}", "waits")
                 self._end.wait(min(1.0, self._stall / 2))
-                late = [r for r in range(self._size) if not self._waits(count, r)]
-                if late and self._waiting is not None and self._waiting[0] == count:
+                missing = [r for r in range(self._size) if not self._is_waiting(count, r)]
+                if missing and self._current_wait is not None and self._current_wait[0] == count:
                     logger.warning(
                         "rank %d has waited %.1f s for %s %s: see what the other side does.",
-                        self._rank, time.perf_counter() - since, name_ranks(late), what,
+                        self._rank, time.perf_counter() - since, name_ranks(missing), what,
                     )  # fmt: skip
 
-    def _waits(self, count: int, rank: int) -> bool:
+    def _is_waiting(self, count: int, rank: int) -> bool:
         return rank == self._rank or self._store.check([f"{self._key(count)}/{rank}"])
 
     def _key(self, count: int) -> str:
-        return f"raddle/{self._place}/{count}"
+        return f"raddle/{self._key_prefix}/{count}"

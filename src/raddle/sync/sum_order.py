@@ -14,21 +14,21 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 
-def urgent_first(
-    ready: Sequence[float], seconds: Sequence[float], urgency: Sequence[int]
+def order_sums(
+    ready_times: Sequence[float], seconds: Sequence[float], urgency: Sequence[int]
 ) -> list[int]:
     """Numbers in the order in which they go; `ready` are moments, the smaller urgency goes first."""
-    coming = [(moment, urgency[i], i) for i, moment in enumerate(ready)]
-    heapify(coming)
-    here: list[tuple[int, int]] = []  # urgency, number
-    free, order = 0.0, list[int]()
-    while coming or here:
-        if not here:
-            free = max(free, coming[0][0])
-        while coming and coming[0][0] <= free:
-            _, rank, i = heappop(coming)
-            heappush(here, (rank, i))
-        _, i = heappop(here)
+    upcoming = [(moment, urgency[i], i) for i, moment in enumerate(ready_times)]
+    heapify(upcoming)
+    ready_heap: list[tuple[int, int]] = []  # urgency, number
+    free_at, order = 0.0, list[int]()
+    while upcoming or ready_heap:
+        if not ready_heap:
+            free_at = max(free_at, upcoming[0][0])
+        while upcoming and upcoming[0][0] <= free_at:
+            _, priority, i = heappop(upcoming)
+            heappush(ready_heap, (priority, i))
+        _, i = heappop(ready_heap)
         order.append(i)
-        free += seconds[i]
+        free_at += seconds[i]
     return order

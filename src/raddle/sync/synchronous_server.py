@@ -18,17 +18,17 @@ from torch import Tensor
 
 from raddle.sync.item import Item
 from raddle.sync.parameter_server import MarkReturned, ParameterServer, RowUpdater, Send, ServerItem
-from raddle.sync.rank_failure import Failure
-from raddle.sync.server_stalls import Waiting
+from raddle.sync.rank_failure import RankFailure
+from raddle.sync.server_stalls import StalledItem
 from raddle.transport.wire import PULL, Frame
 
 
 class StepSums:
     """The sums of a step, kept until the caller has updated all rows by them. Under the home's lock."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: RankFailure) -> None:
         self._sums: dict[int, tuple[int, Tensor]] = {}  # by item: clock and sum
-        self._complete = failure.wakes(threading.Event())  # all items are summed
+        self._complete = failure.register(threading.Event())  # all items are summed
 
     def add(self, entry: ServerItem, clock: int, total: Tensor, item_count: int) -> None:
         self._sums[entry.item.number] = clock, total
@@ -122,13 +122,13 @@ class SynchronousServer(ParameterServer):
                     self.updater.log_update(self.items[number], -1, clocks[number])
                 self._send_back(self.items[number], clocks[number])
 
-    def stalled_items(self) -> list[Waiting]:
+    def stalled_items(self) -> list[StalledItem]:
         now, stalled = time.perf_counter(), []
         for entry in self.items.values():
             since, arrived = entry.waiting_since, tuple(entry.gradients)
             missing = tuple(w for w in entry.sorted_workers if w not in arrived)
             if since is not None and missing:
-                stalled.append(Waiting(entry.item.name, now - since, missing))
+                stalled.append(StalledItem(entry.item.name, now - since, missing))
         return stalled
 
     def _collect(

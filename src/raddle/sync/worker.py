@@ -11,8 +11,8 @@ from torch import Tensor
 
 from raddle.sync.item import Item
 from raddle.sync.parameter_server import RecordItemSpan
-from raddle.sync.rank_failure import Failure
-from raddle.sync.server_stalls import Waiting, logger, sentence, unanswered
+from raddle.sync.rank_failure import RankFailure
+from raddle.sync.server_stalls import StalledItem, describe_stall, describe_unanswered, logger
 
 
 class WorkerItem:
@@ -34,7 +34,7 @@ class Worker:
     """
 
     def __init__(
-        self, rank: int, failure: Failure, stalled_items: Callable[[], Sequence[Waiting]], *,
+        self, rank: int, failure: RankFailure, stalled_items: Callable[[], Sequence[StalledItem]], *,
         stall: float, fail_after: float, record: RecordItemSpan | None,
     ) -> None:  # fmt: skip
         self.items: dict[int, WorkerItem] = {}
@@ -43,7 +43,7 @@ class Worker:
         self._warn_after = min(stall, fail_after)
 
     def bind(self, item: Item, rows: Tensor | None) -> None:
-        up_to_date = self._failure.wakes(threading.Event())
+        up_to_date = self._failure.register(threading.Event())
         self.items[item.number] = WorkerItem(item, rows, up_to_date)
 
     def begin_push(self, number: int) -> int:
@@ -67,7 +67,7 @@ class Worker:
                 logger.warning("%s", self.describe_wait(server, name, time.perf_counter() - begin))
             if not entry.up_to_date.wait(self.fail_after - self._warn_after):
                 message = self.describe_wait(server, name, time.perf_counter() - begin)
-                self._failure.happen(message, TimeoutError)
+                self._failure.set_reason(message, TimeoutError)
         self._failure.check()
         if self.record:
             self.record(number, "wait", begin, time.perf_counter())
@@ -76,8 +76,8 @@ class Worker:
         """Who waits for whom: a home knows whose gradients are missing, others whom they have asked."""
         stalled = self._stalled_items() if server == self._rank else []
         if stalled:
-            return sentence(self._rank, stalled)
-        return unanswered(self._rank, server, name, seconds)
+            return describe_stall(self._rank, stalled)
+        return describe_unanswered(self._rank, server, name, seconds)
 
     def receive(self, source: int, item: Item, clock: int, values: Tensor) -> None:
         """Updated rows have come from the home."""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raddle.sync.channels import Lines
+from raddle.sync.channels import Channels
 from raddle.sync.consistency import check_same, describe
 from raddle.sync.first_step import first_phase
 from raddle.sync.gradient_buckets import BUCKET
@@ -68,7 +68,7 @@ class Optimizer(torch.optim.Optimizer):
         # The dictionaries of the wrapped one: a scheduler that changes ours changes both.
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self._text, self._steps = sync, 0
-        self._lines = lines = Lines(self._session, trained.device, stall)
+        self._lines = lines = Channels(self._session, trained.device, stall)
         own = describe(trained.names, trained.parameters, optimizer, settings.described(reason))
         try:
             check_same(lines.exchange(own))
@@ -83,7 +83,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates, by the average over all ranks. All ranks take the same number of steps."""
-        with self._lines.telling():
+        with self._lines.reporting_failures():
             self._steps += 1
             inner, loss = self._trained.optimizer, None
             if isinstance(inner, torch.optim.LBFGS) and closure is not None:
@@ -109,12 +109,12 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As the plain optimizer would have it, gathered from the homes: all ranks call it."""
-        with self._lines.telling():
+        with self._lines.reporting_failures():
             return self._gradients.phase.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what `state_dict` of this or of a plain optimizer gave. All ranks call it."""
-        with self._lines.telling():
+        with self._lines.reporting_failures():
             self._gradients.phase.load_state_dict(state_dict)
             inner = self._trained.optimizer
             self.param_groups, self.state = inner.param_groups, inner.state
@@ -164,7 +164,7 @@ class Optimizer(torch.optim.Optimizer):
         try:
             if not failed:
                 self._gradients.phase.settle()
-                self._lines.words.barrier()  # homes stay while others need them
+                self._lines.cpu_transport.barrier()  # homes stay while others need them
         except Exception as error:
             failed = str(error)
             raise
@@ -182,7 +182,7 @@ class Optimizer(torch.optim.Optimizer):
         return False
 
 
-def _averaged(closure: Callable[[], Any], lines: Lines) -> Any:
+def _averaged(closure: Callable[[], Any], lines: Channels) -> Any:
     """LBFGS compares losses: ranks that saw different ones would go different ways."""
     with torch.enable_grad():
         loss = closure()
