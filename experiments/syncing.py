@@ -26,7 +26,7 @@ from raddle.api.lab import launch, lines
 from raddle.api.loading import capture_model
 from raddle.api.models import Graph
 from raddle.api.planning import plan_for
-from raddle.api.plans import BUCKET, Plan
+from raddle.api.plans import DEFAULT_BUCKET, Plan
 from raddle.api.programs import Program, lower
 from raddle.api.simulating import STEPS, simulate
 from raddle.files import read_scratch, write_scratch
@@ -41,7 +41,7 @@ class Kind:
 
     how: str  # plan, ddp, wrapped or alone
     sync: str = "allreduce"
-    bucket: int = BUCKET  # bytes that are summed at once; 0: each tensor by itself
+    bucket: int = DEFAULT_BUCKET  # bytes that are summed at once; 0: each tensor by itself
 
 
 DDP = Kind("ddp", bucket=25 * MIB)  # as torch has it by itself

@@ -9,7 +9,7 @@ from raddle import zoo
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.plans.plan import Plan
-from raddle.plans.tiling import whole
+from raddle.plans.tiling import whole_tiling
 from raddle.program.lower import lower
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
@@ -20,7 +20,7 @@ MEASURED = pathlib.Path(__file__).with_name("measured.json")
 def predicted(name: str, batch: int, optimizer: str) -> int:
     work = zoo.load(name, batch=batch)
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
-    tiles = {op.name: whole([d.size for d in op.space.dims], [0]) for op in graph.ops}
+    tiles = {op.name: whole_tiling([d.size for d in op.space.dims], [0]) for op in graph.ops}
     program = lower(graph, Plan(tiles, 1, steps=2, optimizer=optimizer))
     return max(peak_bytes(simulate(program, cluster("h200:1"))))
 

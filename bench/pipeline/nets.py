@@ -19,7 +19,7 @@ from raddle.graph.capture import capture
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
-from raddle.plans.tiling import whole
+from raddle.plans.tiling import whole_tiling
 from raddle.program.lower import lower
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
@@ -77,7 +77,9 @@ def profiled(graph: Graph, kind: str) -> Profile:
 
 def planned(graph: Graph, stages: Sequence[Sequence[str]], schedule: str) -> Plan:
     of = {name: s for s, own in enumerate(stages) for name in own}
-    tiles = {op.name: whole([d.size for d in op.space.dims], [of[op.name]]) for op in graph.ops}
+    tiles = {
+        op.name: whole_tiling([d.size for d in op.space.dims], [of[op.name]]) for op in graph.ops
+    }
     return Plan(
         tiles, len(stages), bn="microbatch", microbatches=MICROBATCHES, schedule=schedule,
         stages=tuple(tuple(own) for own in stages), model=graph.name, batch=MICROBATCHES * graph.batch,

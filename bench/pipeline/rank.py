@@ -22,7 +22,7 @@ import raddle
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
-from raddle.plans.tiling import whole
+from raddle.plans.tiling import whole_tiling
 
 WARM_UP = 2
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -88,7 +88,9 @@ def planned(graph: Graph, row: Row) -> Plan:
     cut = 1 + names.index(graph.opaque_ops[0].name)
     stages = tuple(names[:cut]), tuple(names[cut:])
     of = {name: s for s, own in enumerate(stages) for name in own}
-    tiles = {op.name: whole([d.size for d in op.space.dims], [of[op.name]]) for op in graph.ops}
+    tiles = {
+        op.name: whole_tiling([d.size for d in op.space.dims], [of[op.name]]) for op in graph.ops
+    }
     return Plan(
         tiles, 2, microbatches=row.microbatches, stages=stages, schedule=row.schedule,
         batch=row.microbatches * SAMPLES,

@@ -68,6 +68,6 @@ def kind_of(name: str, plan: Plan) -> str:
     """For whom a model is better or worse."""
     if plan.stages:
         return "pipelines"
-    if plan.syncing.homes:
+    if plan.parsed_sync.has_servers:
         return "servers and shards"
     return "random tiles" if name.startswith("random") else "tiles of a method"

@@ -27,7 +27,7 @@ from experiments.gems_unet.words import gems_sentence
 from raddle.api.loading import capture_model
 from raddle.clusters import cluster
 from raddle.graph.graph import Graph
-from raddle.plans.schedule import alive, bubble, read, rows
+from raddle.plans.schedule import bubble, peak_alive, rows, schedule_from_text
 from raddle.zoo import load as load_model
 
 BATCH = 4
@@ -72,13 +72,13 @@ def test_pipelines_side_by_side_are_the_one_alone_with_other_micro_batches() -> 
         "F2.0 B2.0 F3.1 B3.1",
         "F2.1 B2.1 F3.0 B3.0",
     ]
-    both = read(side_by_side("1f1b", 2, 4, 2))
+    both = schedule_from_text(side_by_side("1f1b", 2, 4, 2))
     assert rows(both)[:2] == [
         "F0.0 F1.0 .... B0.0 .... B1.0",
         ".... F0.1 B0.1 F1.1 B1.1 ....",
     ]
     assert [row.replace("2.", "0.").replace("3.", "1.") for row in rows(both)[2:]] == rows(both)[:2]
-    assert bubble(both) == bubble(read("F0 F1 B0 B1\nF0 B0 F1 B1"))
+    assert bubble(both) == bubble(schedule_from_text("F0 F1 B0 B1\nF0 B0 F1 B1"))
 
 
 def test_every_device_trains_and_every_method_takes_the_whole_batch(
@@ -116,8 +116,8 @@ def test_memory_is_ordered_as_the_micro_batches_that_are_alive(
 def test_gems_gains_no_more_than_its_bubble_lets_it(predicted: dict[str, Predicted]) -> None:
     gain = predicted["model parallel"].seconds / predicted["GEMS MASTER"].seconds
     assert 1.0 < gain < 1.5
-    schedule = read("F0.0 B0.0 F1.1 B1.1\nF0.1 B0.1 F1.0 B1.0")
-    assert alive(schedule) == [1, 1]
+    schedule = schedule_from_text("F0.0 B0.0 F1.1 B1.1\nF0.1 B0.1 F1.0 B1.0")
+    assert peak_alive(schedule) == [1, 1]
     assert bubble(schedule, 1, 2) < Fraction(1, 2)  # of two stages one after the other
 
 

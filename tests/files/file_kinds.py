@@ -30,7 +30,7 @@ from raddle.plans import schedule as schedules
 from raddle.plans.notation import read_tiling
 from raddle.plans.pipelining import cut_stages
 from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
-from raddle.plans.schedules import NAMES, named
+from raddle.plans.schedules import NAMES, named_schedule
 from raddle.probe import cache
 from raddle.reports import schedules as drawn
 from raddle.reports.page import html
@@ -294,14 +294,14 @@ def written_schedules() -> list[str]:
     ]
     for name in NAMES:
         try:
-            found.append(schedules.write(named(name, 2, 2, 4)) + "\n")
+            found.append(schedules.schedule_to_text(named_schedule(name, 2, 2, 4)) + "\n")
         except InputError:
             continue
     return found
 
 
 def use_schedule(path: pathlib.Path) -> object:
-    return drawn.describe(schedules.read(read_schedule(str(path))), "mine", 1)
+    return drawn.describe(schedules.schedule_from_text(read_schedule(str(path))), "mine", 1)
 
 
 SUMMARY = {

@@ -10,18 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raddle.errors import InputError
-from raddle.plans.schedule import Action, Schedule, alive, bubble, order, read, rows, slots, write
+from raddle.plans.schedule import (
+    Action,
+    Schedule,
+    all_actions_in_order,
+    bubble,
+    peak_alive,
+    rows,
+    schedule_from_text,
+    schedule_to_text,
+    slots,
+)
 
 F, B, W = (lambda s, m, phase=phase: Action(phase, s, m) for phase in "FBW")
 
-TWO = read("F0 F1 B0 B1\nF0 B0 F1 B1")
+TWO = schedule_from_text("F0 F1 B0 B1\nF0 B0 F1 B1")
 
 
 def test_properties() -> None:
     assert (TWO.stages, TWO.microbatches, TWO.split) == (2, 2, False)
     assert TWO.rows[1] == (F(1, 0), B(1, 0), F(1, 1), B(1, 1))
-    assert read("F0 B0 W0").split
-    mirrored = read("F0.0 B0.0 F1.1 B1.1\nF0.1 B0.1 F1.0 B1.0")
+    assert schedule_from_text("F0 B0 W0").split
+    mirrored = schedule_from_text("F0.0 B0.0 F1.1 B1.1\nF0.1 B0.1 F1.0 B1.0")
     assert [mirrored.worker(s, m) for m in range(2) for s in range(2)] == [0, 1, 1, 0]
 
 
@@ -30,7 +40,7 @@ def test_order_is_by_start_then_by_worker() -> None:
         "F0 F1 .. B0 .. B1",
         ".. F0 B0 F1 B1 ..",
     ]
-    assert order(TWO) == [
+    assert all_actions_in_order(TWO) == [
         F(0, 0), F(0, 1), F(1, 0), B(1, 0), B(0, 0), F(1, 1), B(1, 1), B(0, 1)
     ]  # fmt: skip
 
@@ -48,31 +58,31 @@ def test_slots_with_other_durations() -> None:
 
 
 def test_weights_are_a_phase_of_their_own() -> None:
-    split = read("F0 F1 B0 W0 B1 W1\nF0 B0 F1 B1 W0 W1")
+    split = schedule_from_text("F0 F1 B0 W0 B1 W1\nF0 B0 F1 B1 W0 W1")
     assert rows(split) == [
         "F0 F1 .. B0 W0 B1 W1",
         ".. F0 B0 F1 B1 W0 W1",
     ]
     assert bubble(split) == Fraction(2, 14)
     assert bubble(split, weights=2) == Fraction(2, 18)
-    assert alive(split) == [2, 2]
-    assert alive(TWO) == [2, 1]
+    assert peak_alive(split) == [2, 2]
+    assert peak_alive(TWO) == [2, 1]
 
 
 def test_waits_are_respected() -> None:
-    free = read("F0 B0 F1 B1")
+    free = schedule_from_text("F0 B0 F1 B1")
     assert rows(Schedule(free.rows, ((F(0, 1), B(0, 0)),))) == rows(free)
-    apart = read("F0.0 B0.0\nF1.0 B1.0\nF1.0 after B0.0")
+    apart = schedule_from_text("F0.0 B0.0\nF1.0 B1.0\nF1.0 after B0.0")
     assert apart.waits == ((F(0, 1), B(0, 0)),)
     assert rows(apart) == [
         "F0.0 B0.0 .... ....",
         ".... .... F1.0 B1.0",
     ]
-    assert order(apart) == [F(0, 0), B(0, 0), F(0, 1), B(0, 1)]
+    assert all_actions_in_order(apart) == [F(0, 0), B(0, 0), F(0, 1), B(0, 1)]
 
 
 def test_tokens_have_one_width() -> None:
-    long = read(" ".join(f"F{m} B{m}" for m in range(11)))
+    long = schedule_from_text(" ".join(f"F{m} B{m}" for m in range(11)))
     assert rows(long)[0].startswith("F0  B0  F1")
     assert rows(long)[0].endswith("F10 B10")
 
@@ -107,9 +117,9 @@ def test_tokens_have_one_width() -> None:
     ],
 )
 def test_what_cannot_be_ordered_says_why(text: str, says: str) -> None:
-    schedule = read(text)
+    schedule = schedule_from_text(text)
     with pytest.raises(InputError) as caught:
-        order(schedule)
+        all_actions_in_order(schedule)
     assert says in str(caught.value)
 
 
@@ -125,7 +135,7 @@ def test_what_cannot_be_ordered_says_why(text: str, says: str) -> None:
 )
 def test_what_is_no_schedule_says_why(schedule: Schedule, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        order(schedule)
+        all_actions_in_order(schedule)
 
 
 @pytest.mark.parametrize(
@@ -151,19 +161,22 @@ def test_what_is_no_schedule_says_why(schedule: Schedule, says: str) -> None:
 )
 def test_damaged_text_names_token_and_line(text: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        read(text)
+        schedule_from_text(text)
 
 
 def test_text() -> None:
     text = "F0 F1 B0 B1\nF0 B0 F1 B1"
-    assert write(TWO) == text
-    assert read("\n".join(rows(TWO))) == TWO
-    assert read("\n  F0 F1\t.. B0 .... B1 \n\n. F0 B0 F1 B1\n") == TWO
-    assert read("F0.0 F1 B0 B1\nF0 B0.1 F1 B1") == TWO
-    assert read("  0  F0 F1 .. B0 B1\n  1  .. F0 B0 F1 B1  # the last\n# idle 20 %") == TWO
+    assert schedule_to_text(TWO) == text
+    assert schedule_from_text("\n".join(rows(TWO))) == TWO
+    assert schedule_from_text("\n  F0 F1\t.. B0 .... B1 \n\n. F0 B0 F1 B1\n") == TWO
+    assert schedule_from_text("F0.0 F1 B0 B1\nF0 B0.1 F1 B1") == TWO
+    assert (
+        schedule_from_text("  0  F0 F1 .. B0 B1\n  1  .. F0 B0 F1 B1  # the last\n# idle 20 %")
+        == TWO
+    )
     mixed = Schedule(((F(0, 0), B(0, 0)), (), (F(0, 1), B(0, 1))), ((F(0, 1), F(0, 0)),))
-    assert write(mixed) == "F0.0 B0.0\n.\nF1.0 B1.0\nF1.0 after F0.0"
-    assert read(write(mixed)) == mixed
+    assert schedule_to_text(mixed) == "F0.0 B0.0\n.\nF1.0 B1.0\nF1.0 after F0.0"
+    assert schedule_from_text(schedule_to_text(mixed)) == mixed
 
 
 ACTIONS = [Action(phase, s, m) for phase in "FB" for s in range(2) for m in range(2)]
@@ -187,12 +200,14 @@ def test_random_rows_are_ordered_or_refused(actions: list[Action], workers: list
     """Each (stage, micro-batch) on a random worker, in random order."""
     schedule = Schedule(
         tuple(
-            tuple(action for action in actions if workers[2 * action.stage + action.micro] == w)
+            tuple(
+                action for action in actions if workers[2 * action.stage + action.micro_batch] == w
+            )
             for w in range(3)
         )
     )
     try:
-        ordered = order(schedule)
+        ordered = all_actions_in_order(schedule)
     except InputError:
         return
     assert sorted(ordered) == sorted(ACTIONS)
@@ -208,7 +223,7 @@ def test_any_rows_are_ordered_or_refused(
 ) -> None:
     schedule = Schedule(tuple(map(tuple, lines)), tuple(waits))
     try:
-        ordered = order(schedule)
+        ordered = all_actions_in_order(schedule)
     except InputError:
         return
     assert is_linear_extension(schedule, ordered)
@@ -217,7 +232,7 @@ def test_any_rows_are_ordered_or_refused(
 @given(st.text(alphabet="FBW019. \nafter", max_size=30))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        schedule = read(text)
+        schedule = schedule_from_text(text)
     except InputError:
         return
-    assert read(write(schedule)) == schedule
+    assert schedule_from_text(schedule_to_text(schedule)) == schedule

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from raddle.errors import InputError
 from raddle.plans.sync import EXAMPLES, KINDS, Sync, read_sync
 from raddle.plans.sync.allreduce import AllReduce
-from raddle.plans.sync.in_order_server import Inline
-from raddle.plans.sync.p3 import P3, Collective
+from raddle.plans.sync.in_order_server import InOrderServer
+from raddle.plans.sync.p3 import P3, CollectiveSlices
 from raddle.plans.sync.server_assignment import greedy
-from raddle.plans.sync.servers import SLICE, Servers
-from raddle.plans.sync.sharded import Divided, Sharded
-from raddle.plans.sync.sync_kind import Kind
+from raddle.plans.sync.servers import DEFAULT_SLICE, Servers
+from raddle.plans.sync.sharded import Sharded, Zero3
+from raddle.plans.sync.sync_kind import SyncKind
 
 # VGG-19's parameters: one tensor is 71.5 % of them.
 VGG19 = [
@@ -40,17 +40,17 @@ VGG19 = [
         ("allreduce", AllReduce()),
         ("allreduce:bf16", AllReduce(compressed="bfloat16")),
         ("sharded", Sharded()),
-        ("sharded:parameters", Divided()),
+        ("sharded:parameters", Zero3()),
         ("ps", Servers()),
         ("ps:one,async", Servers(server=0, staleness=None)),
         ("ps:2,ssp=3", Servers(server=2, staleness=3)),
-        ("ps:distributed,sliced,greedy", Servers(spread=greedy, slice=SLICE)),
-        ("p3", P3(slice=SLICE, spread=greedy)),
+        ("ps:distributed,sliced,greedy", Servers(spread=greedy, slice=DEFAULT_SLICE)),
+        ("p3", P3(slice=DEFAULT_SLICE, spread=greedy)),
         ("p3:slice=50000,round-robin", P3(slice=50_000)),
-        ("p3:collective", Collective()),
-        ("p3:slice=9,collective", Collective(slice=9)),
-        ("server", Inline()),
-        ("server:3", Inline(server=3)),
+        ("p3:collective", CollectiveSlices()),
+        ("p3:slice=9,collective", CollectiveSlices(slice=9)),
+        ("server", InOrderServer()),
+        ("server:3", InOrderServer(server=3)),
     ],
 )  # fmt: skip
 def test_reads(text: str, sync: Sync) -> None:
@@ -58,7 +58,7 @@ def test_reads(text: str, sync: Sync) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-def test_a_kind_reads_its_name_alone_and_its_examples(kind: Kind) -> None:
+def test_a_kind_reads_its_name_alone_and_its_examples(kind: SyncKind) -> None:
     for text in (kind.name, *kind.examples):
         assert isinstance(read_sync(text), Sync)
         assert text.partition(":")[0] == kind.name
@@ -69,26 +69,26 @@ def test_traits() -> None:
     """What the rest of the program asks for, by way."""
     traits = (
         "bucketed",
-        "inline",
-        "divided",
+        "in_order_server",
+        "zero3",
         "collective",
-        "urgent",
-        "homes",
+        "by_priority",
+        "has_servers",
         "sliced",
-        "overlaps",
+        "allows_overlap",
     )
     assert {
         text: " ".join(t for t in traits if getattr(read_sync(text), t))
         for text in (*KINDS, "allreduce:bf16", "sharded:parameters", "p3:collective")
     } == {
-        "allreduce": "bucketed overlaps",
+        "allreduce": "bucketed allows_overlap",
         "allreduce:bf16": "bucketed",
-        "sharded": "homes sliced",
-        "sharded:parameters": "divided homes sliced",
-        "ps": "homes sliced",
-        "p3": "urgent homes sliced",
-        "p3:collective": "collective urgent sliced",
-        "server": "inline homes",
+        "sharded": "has_servers sliced",
+        "sharded:parameters": "zero3 has_servers sliced",
+        "ps": "has_servers sliced",
+        "p3": "by_priority has_servers sliced",
+        "p3:collective": "collective by_priority sliced",
+        "server": "in_order_server has_servers",
     }
 
 
@@ -115,7 +115,7 @@ def test_what_has_no_homes_has_nothing_to_say_about_them(word: str) -> None:
     st.sampled_from(["sharded", "ps", "ps:slice=7", "p3", "p3:collective,slice=9"]), st.integers(1, 5),
 )  # fmt: skip
 def test_rows_cover_a_tensor_once(shape: list[int], size: int, text: str, holders: int) -> None:
-    rows = read_sync(text).rows(shape, holders)
+    rows = read_sync(text).row_ranges(shape, holders)
     assert [r for a, b in rows for r in range(a, b)] == list(range(shape[0] if shape else 1))
 
 
@@ -127,15 +127,16 @@ def test_every_home_is_a_holder(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 99), min_size=len(groups), max_size=len(groups)))
     for text in ("ps", "ps:greedy", "server"):
         assert all(
-            h in g for h, g in zip(read_sync(text).assign(sizes, groups), groups, strict=True)
+            h in g
+            for h, g in zip(read_sync(text).assign_servers(sizes, groups), groups, strict=True)
         )
 
 
 def test_there_may_be_no_home() -> None:
     sync = read_sync("p3:collective")
-    assert sync.assign([3, 4], [[0, 1], [1]]) == [-1, -1]
+    assert sync.assign_servers([3, 4], [[0, 1], [1]]) == [-1, -1]
     assert sync.sliced
-    assert not sync.homes
+    assert not sync.has_servers
 
 
 @pytest.mark.parametrize(
@@ -143,8 +144,8 @@ def test_there_may_be_no_home() -> None:
 )
 def test_loads_of_vgg19_on_eight_servers(text: str, worst: float) -> None:
     sync = read_sync(text)
-    sizes = [b - a for n in VGG19 for a, b in sync.rows([n], 8)]
+    sizes = [b - a for n in VGG19 for a, b in sync.row_ranges([n], 8)]
     loads: Counter[int] = Counter()
-    for size, home in zip(sizes, sync.assign(sizes, [range(8)] * len(sizes)), strict=True):
+    for size, home in zip(sizes, sync.assign_servers(sizes, [range(8)] * len(sizes)), strict=True):
         loads[home] += size
     assert 8 * max(loads.values()) / loads.total() == pytest.approx(worst, rel=0.03)

@@ -104,7 +104,11 @@ def some_sync(devices: int, rng: random.Random) -> str:
 
 def each_sync() -> list[str]:
     """Every kind alone and with each of its words."""
-    words = [(kind, word.replace(NUMBER, "1")) for kind, own in KINDS.items() for word in own.words]
+    words = [
+        (kind, word.replace(NUMBER, "1"))
+        for kind, own in KINDS.items()
+        for word in own.option_patterns
+    ]
     return [*KINDS, *(f"{kind}:{word}".replace("slice=1", "slice=99") for kind, word in words)]
 
 
@@ -122,7 +126,7 @@ def _words(kind: str, devices: int) -> st.SearchStrategy[str]:
         least, most = {NUMBER: (0, devices - 1), f"ssp={NUMBER}": (0, 3)}.get(word, (50, 999))
         return st.integers(least, most).map(lambda number: word.replace(NUMBER, str(number)))
 
-    return st.sampled_from(KINDS[kind].words).flatmap(written)
+    return st.sampled_from(KINDS[kind].option_patterns).flatmap(written)
 
 
 def _is_sync(text: str) -> bool:
@@ -151,7 +155,7 @@ def random_plan(graph: Graph, devices: int, seed: int, **more: Any) -> Plan:
 def with_any_order(graph: Graph, plan: Plan, rng: random.Random) -> Plan:
     """Where sums have an order: any, or as gradients become complete."""
     plan = replace(plan, order=())
-    if not plan.syncing.collective or rng.random() < 0.3:
+    if not plan.parsed_sync.collective or rng.random() < 0.3:
         return plan
     count = len(numbered_slices(lower(graph, replace(plan, steps=1)).slices))
     return replace(plan, order=tuple(rng.sample(range(count), count)))

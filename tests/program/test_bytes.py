@@ -13,7 +13,7 @@ from raddle.costs.collectives import server_bytes
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
-from raddle.plans.tiling import Grid, even_cuts, whole
+from raddle.plans.tiling import Grid, even_cuts, whole_tiling
 from raddle.program.lower import lower
 from raddle.program.program import Move, Program
 from raddle.simulation.timeline import simulate
@@ -40,7 +40,7 @@ def data_parallel(graph: Graph, count: int) -> Plan:
             )
             tiles[op.name] = Grid(cuts, devices)
         else:
-            tiles[op.name] = whole(shape, [0])
+            tiles[op.name] = whole_tiling(shape, [0])
     return Plan(tiles, count, bn="local")
 
 
@@ -81,7 +81,7 @@ def by_layer(graph: Graph, first: list[str]) -> Plan:
     for op in graph.ops:
         if op.name in first:
             device = first.index(op.name)
-        tiles[op.name] = whole([dim.size for dim in op.space.dims], [device])
+        tiles[op.name] = whole_tiling([dim.size for dim in op.space.dims], [device])
     return Plan(tiles, len(first))
 
 

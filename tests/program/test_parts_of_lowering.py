@@ -69,4 +69,6 @@ def test_gradients_are_summed_when_complete_and_then_parameters_are_updated() ->
 def test_every_way_to_synchronise_has_rules() -> None:
     texts = {"allreduce": BUCKETS, "server": SERVER, "ps": SLICES, "sharded": SLICES,
              "p3": SLICES, "p3:collective": SLICE_SUMS}  # fmt: skip
-    assert {text: rule_of(replace(variants().plan, sync=text).syncing) for text in texts} == texts
+    assert {
+        text: rule_of(replace(variants().plan, sync=text).parsed_sync) for text in texts
+    } == texts

@@ -33,7 +33,7 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph, Op
 from raddle.plans.pipelining import places, schedule_of, stage_of
 from raddle.plans.plan import Plan
-from raddle.plans.tiling import Grid, Tiling, even_cuts, whole
+from raddle.plans.tiling import Grid, Tiling, even_cuts, whole_tiling
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Key, Program
@@ -189,7 +189,7 @@ def updates_of(plan: Plan, graph: Graph) -> Updates:
     for buffer, value in graph.updates.items():
         s = made[value]
         row = schedule.rows[at[0][s]]
-        sequence = tuple(a.micro for a in row if (a.phase, a.stage) == ("F", s))
+        sequence = tuple(a.micro_batch for a in row if (a.phase, a.stage) == ("F", s))
         found.setdefault(sequence, []).append(buffer)
     return tuple((sequence, tuple(names)) for sequence, names in found.items())
 
@@ -230,7 +230,7 @@ def staged(
         for name in names:
             op = graph.op(name)
             shape = [d.size for d in op.space.dims]
-            tiles[name] = split(op, letters, own) if len(own) > 1 else whole(shape, own)
+            tiles[name] = split(op, letters, own) if len(own) > 1 else whole_tiling(shape, own)
     return tiles
 
 

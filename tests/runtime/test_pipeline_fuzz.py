@@ -24,7 +24,7 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plans.pipelining import _moved, stage_of
 from raddle.plans.plan import Plan
-from raddle.plans.schedule import Action, Schedule, write
+from raddle.plans.schedule import Action, Schedule, schedule_to_text
 from raddle.plans.schedules import ASYNCHRONOUS, MAKERS
 from raddle.plans.tiling import Tiling
 from raddle.program.lower import lower
@@ -73,7 +73,7 @@ def random_schedule(
         ready = [a for a in left if _is_ready(a, stages, done)]
         backward = [a for a in ready if a.phase != "F"]
         action = rng.choice(backward if backward and rng.random() < eager else ready)
-        rows[worker[action.stage, action.micro]].append(action)
+        rows[worker[action.stage, action.micro_batch]].append(action)
         done.append(action)
         left.remove(action)
     waits = []
@@ -109,7 +109,7 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
             for s in range(count)
         ]
         made = random_schedule(count, microbatches, able, rng)
-        schedule, is_split = write(made), made.split
+        schedule, is_split = schedule_to_text(made), made.split
         workers = workers[: len(made.rows)]
     else:
         schedule = "interleaved" if kind == "interleaved" else rng.choice(NAMED)

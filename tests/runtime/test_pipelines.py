@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from raddle.errors import InputError
 from raddle.plans.pipelining import schedule_of, stage_of
 from raddle.plans.plan import Plan, describe_inputs
-from raddle.plans.schedule import write
+from raddle.plans.schedule import schedule_to_text
 from raddle.plans.tiling import Grid
 from raddle.program.lower import lower
 from raddle.program.program import Move
@@ -311,7 +311,7 @@ def test_recomputes_stage_by_stage(blocks: str, schedule: str, sync: str) -> Non
 def test_a_schedules_text_gives_the_same_program(schedule: str) -> None:
     piped = tiny("gpt-tiny", 2)
     plan = pipeline(piped, 2, 3, schedule, chunks=2 if schedule == "interleaved" else 1)
-    text = replace(plan, schedule=write(schedule_of(plan)))
+    text = replace(plan, schedule=schedule_to_text(schedule_of(plan)))
     assert lower(piped.graph, text).instructions == lower(piped.graph, plan).instructions
 
 

@@ -25,7 +25,7 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.plans.pipelining import schedule_of, stage_of
 from raddle.plans.plan import Plan
-from raddle.plans.schedule import Action, Schedule, read
+from raddle.plans.schedule import Action, Schedule, schedule_from_text
 from raddle.plans.schedules import ASYNCHRONOUS, MAKERS
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
@@ -211,7 +211,7 @@ def test_an_awaited_backward_without_gradients_ends_with_what_comes_before_it() 
     runs = [i for i in program.instructions if isinstance(i, Run)]
     assert not any(i.phase == "B" and i.op in first for i in runs), "it is frozen"
     check(program)
-    last = read("F0.0\nF0.1\nF1.0 after B0.1\nF2.0 after B1.1")
+    last = schedule_from_text("F0.0\nF0.1\nF1.0 after B0.1\nF2.0 after B1.1")
     hold(program, simulated(program), last)
 
 
@@ -230,4 +230,4 @@ def test_what_starts_too_early_is_found_in_a_recorded_timeline() -> None:
         Span(1, "F1.0", 15.0, 16.0),
         Span(1, "B0.1", 14.0, 15.25),
     ]
-    assert list(early(read(LOST), spans)) == [Early(1, "F1.0", "B0.1", 0.25)]
+    assert list(early(schedule_from_text(LOST), spans)) == [Early(1, "F1.0", "B0.1", 0.25)]

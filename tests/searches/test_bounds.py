@@ -17,7 +17,7 @@ from raddle.clusters import Cluster, Device, Link, cluster
 from raddle.costs.profile import Profile
 from raddle.graph.capture import capture
 from raddle.plans.plan import Plan
-from raddle.plans.tiling import whole
+from raddle.plans.tiling import whole_tiling
 from raddle.program.lower import lower
 from raddle.searches.bounds import lower_bound, why_unbounded
 from raddle.searches.comparison import plan_and_predict
@@ -74,7 +74,9 @@ class Prepared(nn.Module):
 def test_what_depends_on_no_parameter_runs_ahead() -> None:
     graph = capture(Prepared(), [torch.zeros(4, 4)], loss=lambda y: y.sum())
     on = cluster("p100:1x2")
-    tiles = {op.name: whole(op.space.full.shape, [int(op.label == "sin")]) for op in graph.ops}
+    tiles = {
+        op.name: whole_tiling(op.space.full.shape, [int(op.label == "sin")]) for op in graph.ops
+    }
     step = simulate_steps(graph, Plan(tiles, 2), on).step_seconds
     assert len([op for op in graph.ops if op.label == "sin"]) == 20
     assert 0.5 * step <= lower_bound(graph, on).seconds <= step

@@ -22,7 +22,7 @@ from raddle.simulation.fast.coverage import unsupported
 from raddle.simulation.timeline import simulate
 
 ON = "p100:1x4"
-SLICED = [sync for sync in each_sync() if Plan({}, 4, sync=sync).syncing.sliced]
+SLICED = [sync for sync in each_sync() if Plan({}, 4, sync=sync).parsed_sync.sliced]
 
 
 @pytest.mark.parametrize("sync", each_sync())

@@ -10,7 +10,7 @@ from raddle.graph.capture import capture
 from raddle.plans import plan_file
 from raddle.plans.pipelining import cut_stages
 from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
-from raddle.plans.tiling import whole
+from raddle.plans.tiling import whole_tiling
 from raddle.transport.shared_memory import LEAST, Areas, Pool, seat, sees
 from raddle.verification.verdict import verify
 from raddle.zoo.loading import load
@@ -34,7 +34,7 @@ def test_a_pipeline_of_large_activations(tmp_path: Path) -> None:
     stages = cut_stages(graph, [graph.ops[0].name])
     home = {n: s for s, names in enumerate(stages) for n in names}
     tiles = {
-        op.name: whole([d.size for d in op.space.dims], [home[op.name]]) for op in graph.ops
+        op.name: whole_tiling([d.size for d in op.space.dims], [home[op.name]]) for op in graph.ops
     }  # fmt: skip
     plan = Plan(
         tiles, 2, bn="microbatch", microbatches=3, batch=24, stages=stages, schedule="1f1b", model=name,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from raddle.plans.notation import write_tiles, write_tiling
 from raddle.plans.pipelining import OVERLAPPED, is_asynchronous
-from raddle.plans.plan import BUCKET, Plan, describe_inputs, parameter_shapes
+from raddle.plans.plan import DEFAULT_BUCKET, Plan, describe_inputs, parameter_shapes
 from raddle.plans.plan_file import from_dict as plan_from_dict
 from raddle.plans.plan_file import read as read_plan
 from raddle.plans.plan_file import save as save_plan
 from raddle.plans.validation import validate
 
 __all__ = [
-    "BUCKET", "OVERLAPPED", "Plan", "describe_inputs", "is_asynchronous", "parameter_shapes",
+    "DEFAULT_BUCKET", "OVERLAPPED_STEPS", "Plan", "describe_inputs", "is_asynchronous", "parameter_shapes",
     "plan_from_dict", "read_plan", "save_plan", "validate", "write_tiles", "write_tiling",
 ]  # fmt: skip

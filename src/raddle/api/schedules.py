@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from raddle.files import read_text
 from raddle.plans.schedule import Action, Schedule
-from raddle.plans.schedule import read as schedule_from_text
-from raddle.plans.schedule import write as schedule_to_text
-from raddle.plans.schedules import MAKERS, NAMES, SCHEDULES, named
+from raddle.plans.schedule import schedule_from_text as schedule_from_text
+from raddle.plans.schedule import schedule_to_text as schedule_to_text
+from raddle.plans.schedules import MAKERS, NAMES, SCHEDULES, named_schedule
 
 __all__ = [
-    "MAKERS", "NAMES", "Action", "Schedule", "make_schedule", "named", "read_schedule",
+    "MAKERS", "NAMES", "Action", "Schedule", "make_schedule", "named_schedule", "read_schedule",
     "schedule_from_text", "schedule_to_text",
 ]  # fmt: skip
 
@@ -18,7 +18,7 @@ def make_schedule(name: str, *, stages: int, microbatches: int, workers: int | N
     """The schedule of a name for so many stages, or of a file, which has its own."""
     if name in NAMES:
         rows = workers or max(1, stages // SCHEDULES[name].chunks)
-        return named(name, stages, rows, microbatches)
+        return named_schedule(name, stages, rows, microbatches)
     return schedule_from_text(read_schedule(name))
 
 

@@ -21,8 +21,8 @@ from raddle.graph.index import Term
 from raddle.plans.derive_tiling import carried, paired_dims, scaled, tiling_of
 from raddle.plans.match_ops import WEIGHTS, counterparts, reads
 from raddle.plans.plan import Plan
-from raddle.plans.regions import add_boxes, add_unread
-from raddle.plans.tiling import Grid, Tiling, whole
+from raddle.plans.regions import add_read_boxes, add_unread_boxes
+from raddle.plans.tiling import Grid, Tiling, whole_tiling
 from raddle.plans.validation import validate, validate_tiling
 
 
@@ -173,7 +173,7 @@ class _Adapting:
         near = [d for _, (source, _) in self._sources(op) for d in self.placed[source.name].devices]
         devices = list(dict.fromkeys([*near, *range(self.plan.devices)]))
         for device in devices:
-            yield whole([dim.size for dim in op.space.dims], [device])
+            yield whole_tiling([dim.size for dim in op.space.dims], [device])
         weights = self._weights(op)
         cuts = tuple(self.held.cuts(op, d, weights) for d in range(len(op.space.dims)))
         boxes = Grid(cuts, (0,) * math.prod(len(c) - 1 for c in cuts)).boxes
@@ -202,9 +202,9 @@ class _Held:
         if name not in self.found:
             held = self.found.setdefault(name, {})
             for op, operand in self.readers.get(name, []):
-                add_boxes(held, op, operand, self.plan.tiles[op.name])
+                add_read_boxes(held, op, operand, self.plan.tiles[op.name])
             if held:
-                add_unread(held, self.graph.values[name].shape)
+                add_unread_boxes(held, self.graph.values[name].shape)
         return self.found[name]
 
     def by(self, device: int, op: Op, box: Box, operands: Sequence[int]) -> bool:

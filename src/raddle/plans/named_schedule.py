@@ -10,25 +10,27 @@ from raddle.plans.schedule import Schedule
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedSchedule:
     """A schedule, as its file in schedules/ declares it."""
 
     name: str
     make: Callable[[int, int], Schedule]  # (stages, micro-batches), one stage a worker
-    what: str  # in a sentence
-    several: Callable[[int, int, int], Schedule] | None = None  # (stages, workers, micro-batches)
-    rule: str = ""  # where steps overlap: by which weights are chosen (unflushed.py)
+    summary: str  # in a sentence
+    make_chunked: Callable[[int, int, int], Schedule] | None = (
+        None  # (stages, workers, micro-batches)
+    )
+    version_rule: str = ""  # where steps overlap: by which weights are chosen (unflushed.py)
     per_step: Callable[[int], int] | None = None  # micro-batches of a step, by stages; None: any
-    replicated: bool = False  # a stage may be on several devices
-    even: bool = False  # it needs an even number of stages
-    in_turn: bool = False  # a micro-batch has ended before the next one begins
+    allows_replicas: bool = False  # a stage may be on several devices
+    even_stages: bool = False  # it needs an even number of stages
+    serial: bool = False  # a micro-batch has ended before the next one begins
 
     @property
     def chunks(self) -> int:
         """Stages on each worker, unless somebody says how many."""
-        return 1 if self.several is None else 2
+        return 1 if self.make_chunked is None else 2
 
     @cached_property
-    def splits(self) -> bool:
+    def splits_backward(self) -> bool:
         """Whether it has the gradients of parameters apart."""
         return self.make(2, 2).split

@@ -19,8 +19,8 @@ from typing import Any
 from raddle.errors import InputError, quote, shorten
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
-from raddle.plans.schedule import Schedule, read
-from raddle.plans.schedules import ASYNCHRONOUS, NAMES, SCHEDULES, named
+from raddle.plans.schedule import Schedule, schedule_from_text
+from raddle.plans.schedules import ASYNCHRONOUS, NAMES, SCHEDULES, named_schedule
 from raddle.plans.tiling import Grid, Irregular, Tile, Tiling
 
 THREADED = "threaded"
@@ -63,7 +63,7 @@ def is_schedule(text: str) -> bool:
     if text in NAMES:
         return True
     try:
-        return bool(read(text).microbatches)
+        return bool(schedule_from_text(text).microbatches)
     except InputError:
         return False
 
@@ -71,8 +71,8 @@ def is_schedule(text: str) -> bool:
 def schedule_splits(schedule: str) -> bool:
     """Whether a schedule has the gradients of parameters apart."""
     if schedule in NAMES:
-        return SCHEDULES[schedule].splits
-    return bool(schedule) and read(schedule).split
+        return SCHEDULES[schedule].splits_backward
+    return bool(schedule) and schedule_from_text(schedule).split
 
 
 def for_running(plan: Plan) -> Plan:
@@ -107,10 +107,10 @@ def schedule_of(plan: Plan) -> Schedule:
     count = plan.microbatches
     stages, rows = len(plan.stages), len(workers_of(plan))
     if plan.schedule in ASYNCHRONOUS:
-        return named(plan.schedule, stages, rows, count * plan.steps, per_step=count)
+        return named_schedule(plan.schedule, stages, rows, count * plan.steps, per_step=count)
     if plan.schedule in NAMES or not plan.schedule:
-        return named(plan.schedule or SEQUENTIAL, stages, rows, count)
-    found = read(plan.schedule)
+        return named_schedule(plan.schedule or SEQUENTIAL, stages, rows, count)
+    found = schedule_from_text(plan.schedule)
     if len(found.rows) != rows or found.stages != stages or found.microbatches != count:
         raise InputError(
             f"the schedule has {len(found.rows)} rows for {found.stages} stages of "
@@ -128,7 +128,7 @@ def validate_stages(plan: Plan, graph: Graph) -> None:
     """Raises InputError unless stages are a pipeline of the graph, and every device is in one row."""
     if not plan.schedule and not plan.stages:
         return
-    if is_asynchronous(plan) and not plan.syncing.overlaps:
+    if is_asynchronous(plan) and not plan.parsed_sync.allows_overlap:
         raise InputError(
             f"the schedule {quote(plan.schedule)} updates parameters where they are: use sync allreduce, "
             f"not {quote(plan.sync)}."
@@ -179,7 +179,7 @@ def _validate_buffers(plan: Plan, graph: Graph, of: Mapping[str, int]) -> None:
     made = {o: op.name for op in graph.ops for o in op.outputs}
     schedule = schedule_of(plan)
     named = SCHEDULES.get(plan.schedule or SEQUENTIAL)
-    in_turn = named is not None and named.in_turn
+    in_turn = named is not None and named.serial
     counts = range(min(schedule.microbatches, plan.microbatches))
     replicas = len({places(plan, schedule, m) for m in counts}) > 1
     for buffer, value in graph.updates.items():

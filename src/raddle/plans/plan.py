@@ -10,8 +10,8 @@ from raddle.graph.graph import Graph
 from raddle.plans.sync import Sync, read_sync
 from raddle.plans.tiling import Tiling
 
-BUCKET = 16 * 2**20  # bytes
-STATISTICS = ("global", "local", "microbatch")
+DEFAULT_BUCKET = 16 * 2**20  # bytes
+BN_SCOPES = ("global", "local", "microbatch")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Plan:
     devices: int
     bn: str = "global"
     sync: str = "allreduce"
-    bucket: int = BUCKET
+    bucket: int = DEFAULT_BUCKET
     order: tuple[int, ...] = ()
     microbatches: int = 1
     recompute: tuple[tuple[str, ...], ...] = ()
@@ -61,13 +61,13 @@ class Plan:
     predicted: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def syncing(self) -> Sync:
+    def parsed_sync(self) -> Sync:
         return read_sync(self.sync)
 
     @property
     def server(self) -> int | None:
         """The device that is the home of all parameters, if one is named."""
-        return self.syncing.server
+        return self.parsed_sync.server
 
 
 def describe_inputs(graph: Graph) -> tuple[Mapping[str, Any], ...]:

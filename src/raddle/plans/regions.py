@@ -27,7 +27,7 @@ def _regions(space: Space, box: Box) -> tuple[Box | None, ...]:
     return space.regions(box)
 
 
-def add_boxes(by_device: dict[int, list[Box]], op: Op, operand: int, tiling: Tiling) -> None:
+def add_read_boxes(by_device: dict[int, list[Box]], op: Op, operand: int, tiling: Tiling) -> None:
     """Adds the boxes of an operand that each device reads, each once; one that reads nothing has none."""
     for device, region in operand_regions(op, operand, tiling):
         boxes = by_device.setdefault(device, [])
@@ -35,7 +35,7 @@ def add_boxes(by_device: dict[int, list[Box]], op: Op, operand: int, tiling: Til
             boxes.append(region)
 
 
-def add_unread(by_device: dict[int, list[Box]], shape: Sequence[int]) -> None:
+def add_unread_boxes(by_device: dict[int, list[Box]], shape: Sequence[int]) -> None:
     """The first holder keeps what no operator reads: it is still updated (weight decay)."""
     read = dict.fromkeys(box for boxes in by_device.values() for box in boxes)
     by_device[min(by_device)].extend(subtract(Box.full(shape), read))

@@ -31,10 +31,10 @@ TOKEN = re.compile(r"([FBW])([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 class Action(NamedTuple):
     phase: str  # F: forward, B: backward, W: the part of the backward for parameters, where it is split
     stage: int
-    micro: int
+    micro_batch: int
 
     def __str__(self) -> str:
-        return f"{self.phase}{self.micro}.{self.stage}"
+        return f"{self.phase}{self.micro_batch}.{self.stage}"
 
 
 @dataclass(frozen=True)
@@ -50,32 +50,32 @@ class Schedule:
 
     @cached_property
     def microbatches(self) -> int:
-        return 1 + max((action.micro for row in self.rows for action in row), default=-1)
+        return 1 + max((action.micro_batch for row in self.rows for action in row), default=-1)
 
     @cached_property
     def split(self) -> bool:
         return any(action.phase == "W" for row in self.rows for action in row)
 
     @property
-    def last(self) -> str:
+    def last_phase(self) -> str:
         """The phase after which nothing of a micro-batch is kept."""
         return "W" if self.split else "B"
 
-    def worker(self, stage: int, micro: int) -> int:
+    def worker(self, stage: int, micro_batch: int) -> int:
         """The row that runs a stage of a micro-batch, in all its phases."""
-        return self._workers[stage, micro]
+        return self._workers[stage, micro_batch]
 
     @cached_property
     def _workers(self) -> dict[tuple[int, int], int]:
-        return {(a.stage, a.micro): w for w, row in enumerate(self.rows) for a in row}
+        return {(a.stage, a.micro_batch): w for w, row in enumerate(self.rows) for a in row}
 
     @cached_property
-    def _plain(self) -> bool:
+    def _one_stage_per_worker(self) -> bool:
         """Whether worker w runs stage w alone, so that tokens need no stage."""
         return all(action.stage == w for w, row in enumerate(self.rows) for action in row)
 
 
-def order(schedule: Schedule) -> list[Action]:
+def all_actions_in_order(schedule: Schedule) -> list[Action]:
     """All actions in one order that rows and dependencies allow: by start in unit time, then by worker."""
     times = enumerate(slots(schedule))
     starts = [(start, w, action) for w, line in times for start, _, action in line]
@@ -86,30 +86,30 @@ def slots(
     schedule: Schedule, forward: Time = 1, backward: Time = 1, weights: Time = 1
 ) -> list[list[tuple[Time, Time, Action]]]:
     """By worker: (start, end, action), each as early as its row and its dependencies let it."""
-    check(schedule)
+    check_schedule(schedule)
     duration = {"F": forward, "B": backward, "W": weights}
-    needs = needs_of(schedule)
+    dependencies_of = dependencies(schedule)
     ends: dict[Action, Time] = {}
     times: list[list[tuple[Time, Time, Action]]] = [[] for _ in schedule.rows]
     waiting: dict[Action, list[int]] = {}  # workers, by what they wait for
     ready = deque(range(len(schedule.rows)))
     while ready:
         w = ready.popleft()
-        row, line = schedule.rows[w], times[w]
-        while len(line) < len(row):
-            action = row[len(line)]
-            missing = next((need for need in needs[action] if need not in ends), None)
+        row, slots_of_worker = schedule.rows[w], times[w]
+        while len(slots_of_worker) < len(row):
+            action = row[len(slots_of_worker)]
+            missing = next((need for need in dependencies_of[action] if need not in ends), None)
             if missing is not None:
                 waiting.setdefault(missing, []).append(w)
                 break
-            free = line[-1][1] if line else 0
-            start = max([free, *(ends[need] for need in needs[action])])
+            free_at = slots_of_worker[-1][1] if slots_of_worker else 0
+            start = max([free_at, *(ends[need] for need in dependencies_of[action])])
             ends[action] = start + duration[action.phase]
-            line.append((start, ends[action], action))
+            slots_of_worker.append((start, ends[action], action))
             ready.extend(waiting.pop(action, ()))
     if waiting:
         raise InputError(
-            _deadlock(schedule, {w: need for need, ws in waiting.items() for w in ws}, ends)
+            _deadlock_message(schedule, {w: need for need, ws in waiting.items() for w in ws}, ends)
         )
     return times
 
@@ -138,19 +138,19 @@ def bubble(
     return 1 - Fraction(busy) / (len(times) * makespan)
 
 
-def alive(schedule: Schedule) -> list[int]:
+def peak_alive(schedule: Schedule) -> list[int]:
     """By worker, the most (stage, micro-batch) whose F has run and whose last phase has not."""
     peaks = []
     for row in schedule.rows:
         now = peak = 0
         for action in row:
-            now += (action.phase == "F") - (action.phase == schedule.last)
+            now += (action.phase == "F") - (action.phase == schedule.last_phase)
             peak = max(peak, now)
         peaks.append(peak)
     return peaks
 
 
-def write(schedule: Schedule) -> str:
+def schedule_to_text(schedule: Schedule) -> str:
     """One line a worker, then one line for each action that waits for another."""
     lines = [" ".join(_token(schedule, action) for action in row) or "." for row in schedule.rows]
     return "\n".join([*lines, *wait_lines(schedule)])
@@ -161,7 +161,7 @@ def wait_lines(schedule: Schedule) -> list[str]:
     return [f"{first} after {second}" for first, second in schedule.waits]
 
 
-def read(text: str) -> Schedule:
+def schedule_from_text(text: str) -> Schedule:
     """What `write`, `rows` or `raddle schedule` wrote: `F0 .. B0` a line, `F0.2` for stage 2, `F1.0 after
     B0.0` for a wait; the number of its worker may stand before a row, and # begins a remark."""
     lines: list[tuple[Action, ...]] = []
@@ -171,10 +171,10 @@ def read(text: str) -> Schedule:
         if words and words[0].isdecimal():
             words = words[1:]
         if "after" in words:
-            waits.append(_wait(words, number))
+            waits.append(_read_wait(words, number))
         elif words:
-            marks = [word for word in words if word.strip(".")]
-            lines.append(tuple(_action(word, len(lines), number) for word in marks))
+            tokens = [word for word in words if word.strip(".")]
+            lines.append(tuple(_read_action(word, len(lines), number) for word in tokens))
     if not any(lines):
         raise InputError(
             "the schedule has no actions: write one line a worker, such as F0 F1 B0 B1."
@@ -182,7 +182,7 @@ def read(text: str) -> Schedule:
     return Schedule(tuple(lines), tuple(waits))
 
 
-def check(schedule: Schedule) -> None:
+def check_schedule(schedule: Schedule) -> None:
     """InputError unless each phase of each stage of each micro-batch is there once, together in a row."""
     counts = Counter(action for row in schedule.rows for action in row)
     if not counts:
@@ -193,7 +193,7 @@ def check(schedule: Schedule) -> None:
         for action in row:
             _check_action(schedule, action, w, counts[action])
     if len(counts) < schedule.stages * schedule.microbatches * len(_phases(schedule)):
-        missing = next(action for action in _all(schedule) if action not in counts)
+        missing = next(action for action in _all_actions(schedule) if action not in counts)
         raise InputError(
             f"{missing} is missing: the schedule has {schedule.stages} stages and "
             f"{schedule.microbatches} micro-batches, so add {missing} to a row."
@@ -205,14 +205,14 @@ def check(schedule: Schedule) -> None:
 
 def _check_action(schedule: Schedule, action: Action, w: int, count: int) -> None:
     name = str(action)
-    if action.phase not in PHASES or action.stage < 0 or action.micro < 0:
+    if action.phase not in PHASES or action.stage < 0 or action.micro_batch < 0:
         raise InputError(
             f"worker {w} has {name}, which is no action: use F, B or W and numbers from 0."
         )
-    other = schedule.worker(action.stage, action.micro)
+    other = schedule.worker(action.stage, action.micro_batch)
     if other != w:
         raise InputError(
-            f"stage {action.stage} of micro-batch {action.micro} is in the rows of workers {w} "
+            f"stage {action.stage} of micro-batch {action.micro_batch} is in the rows of workers {w} "
             f"and {other}: keep all its phases in one row."
         )
     if count > 1:
@@ -223,14 +223,14 @@ def _phases(schedule: Schedule) -> tuple[str, ...]:
     return PHASES if schedule.split else PHASES[:2]
 
 
-def _all(schedule: Schedule) -> Iterator[Action]:
+def _all_actions(schedule: Schedule) -> Iterator[Action]:
     for m in range(schedule.microbatches):
         for s in range(schedule.stages):
             for phase in _phases(schedule):
                 yield Action(phase, s, m)
 
 
-def needs_of(schedule: Schedule) -> dict[Action, list[Action]]:
+def dependencies(schedule: Schedule) -> dict[Action, list[Action]]:
     """By action, those that have ended when it starts, apart from those before it in its row."""
     needs: dict[Action, list[Action]] = {action: [] for row in schedule.rows for action in row}
     for (phase, s, m), need in needs.items():
@@ -250,36 +250,38 @@ def needs_of(schedule: Schedule) -> dict[Action, list[Action]]:
 def predecessors(schedule: Schedule) -> dict[Action, list[Action]]:
     """By action, all that has ended when it starts: what it needs, what it waits for, and the action before
     it in its row."""
-    found = needs_of(schedule)
+    predecessors = dependencies(schedule)
     for row in schedule.rows:
         for action, following in pairwise(row):
-            found[following].append(action)
-    return found
+            predecessors[following].append(action)
+    return predecessors
 
 
-def _deadlock(schedule: Schedule, stuck: dict[int, Action], ends: dict[Action, Time]) -> str:
+def _deadlock_message(
+    schedule: Schedule, stuck: dict[int, Action], ends: dict[Action, Time]
+) -> str:
     """Who waits for whom, once around: `stuck` has what each worker that cannot go on waits for."""
     chain: list[int] = []
-    back = min(stuck)
-    while back not in chain:
-        chain.append(back)
-        back = schedule.worker(stuck[back].stage, stuck[back].micro)
-    links: list[str] = []
-    for w in chain[chain.index(back) :]:
+    worker = min(stuck)
+    while worker not in chain:
+        chain.append(worker)
+        worker = schedule.worker(stuck[worker].stage, stuck[worker].micro_batch)
+    sentences: list[str] = []
+    for w in chain[chain.index(worker) :]:
         head = next(action for action in schedule.rows[w] if action not in ends)
         need = _token(schedule, stuck[w])
-        other = schedule.worker(stuck[w].stage, stuck[w].micro)
+        other = schedule.worker(stuck[w].stage, stuck[w].micro_batch)
         what = f"{need} of worker {other}" if other != w else f"its own {need}, which comes later"
-        who = "which" if links else f"worker {w}"
-        links.append(f"{who} waits with {_token(schedule, head)} for {what}")
-    return ", ".join(links) + ": change the order of a row."
+        who = "which" if sentences else f"worker {w}"
+        sentences.append(f"{who} waits with {_token(schedule, head)} for {what}")
+    return ", ".join(sentences) + ": change the order of a row."
 
 
 def _token(schedule: Schedule, action: Action) -> str:
-    return f"{action.phase}{action.micro}" if schedule._plain else str(action)
+    return f"{action.phase}{action.micro_batch}" if schedule._one_stage_per_worker else str(action)
 
 
-def _action(word: str, w: int | None, number: int) -> Action:
+def _read_action(word: str, w: int | None, number: int) -> Action:
     match = TOKEN.fullmatch(word)
     if match is None or (w is None and match[3] is None):
         hint = "F0.1" if w is None else "F0, B0 or W0, or F0.1"
@@ -291,10 +293,10 @@ def _action(word: str, w: int | None, number: int) -> Action:
     return Action(match[1], int(stage), int(match[2]))
 
 
-def _wait(words: list[str], number: int) -> tuple[Action, Action]:
+def _read_wait(words: list[str], number: int) -> tuple[Action, Action]:
     if len(words) != 3 or words[1] != "after":
         line = " ".join(words)
         raise InputError(
             f"line {number}: cannot read {quote(line)}: write a wait as F1.0 after B0.0."
         )
-    return _action(words[0], None, number), _action(words[2], None, number)
+    return _read_action(words[0], None, number), _read_action(words[2], None, number)

@@ -44,8 +44,8 @@ class Grid:
 
     @cached_property
     def tiles(self) -> tuple[Tile, ...]:
-        every = (box for box in self.boxes for _ in range(self.copies))
-        return tuple(Tile(box, device) for box, device in zip(every, self.devices, strict=True))
+        boxes = (box for box in self.boxes for _ in range(self.copies))
+        return tuple(Tile(box, device) for box, device in zip(boxes, self.devices, strict=True))
 
     @cached_property
     def uniform(self) -> bool:
@@ -88,6 +88,6 @@ def uneven_cuts(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(points)
 
 
-def whole(shape: Sequence[int], devices: Sequence[int]) -> Grid:
+def whole_tiling(shape: Sequence[int], devices: Sequence[int]) -> Grid:
     """Not split; with several devices, a copy on each."""
     return Grid(tuple((0, s) for s in shape), tuple(devices), len(devices))

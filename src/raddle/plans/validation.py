@@ -10,8 +10,8 @@ from raddle.errors import InputError, quote, shorten
 from raddle.graph.box import covers, disjoint
 from raddle.graph.graph import Graph, Op
 from raddle.plans.pipelining import stage_of, validate_stages
-from raddle.plans.plan import STATISTICS, Plan, parameter_shapes
-from raddle.plans.sync import check_width
+from raddle.plans.plan import BN_SCOPES, Plan, parameter_shapes
+from raddle.plans.sync import check_wire_dtype
 from raddle.plans.tiling import Grid, Tiling
 
 
@@ -24,7 +24,7 @@ def validate(plan: Plan, graph: Graph) -> None:
             f"({graph.fingerprint()}){_difference(plan, graph)}: plan again for this model."
         )
     validate_settings(plan)
-    check_width(plan.sync, {p.name: p.dtype for p in graph.parameters})
+    check_wire_dtype(plan.sync, {p.name: p.dtype for p in graph.parameters})
     several = plan.microbatches > 1
     if (
         several
@@ -48,14 +48,14 @@ def validate(plan: Plan, graph: Graph) -> None:
         validate_tiling(op, plan.tiles[op.name], plan.devices)
     _validate_sums(plan, graph)
     validate_stages(plan, graph)
-    if plan.syncing.divided:
+    if plan.parsed_sync.zero3:
         _validate_divided(plan)
 
 
 def validate_settings(plan: Plan) -> None:
     """Raises InputError if what a plan says besides its tiles and stages cannot be."""
-    if plan.bn not in STATISTICS:
-        raise InputError(f"bn is {quote(plan.bn)}: choose one of {', '.join(STATISTICS)}.")
+    if plan.bn not in BN_SCOPES:
+        raise InputError(f"bn is {quote(plan.bn)}: choose one of {', '.join(BN_SCOPES)}.")
     server = plan.server
     if server is not None and server >= plan.devices:
         raise InputError(
@@ -85,7 +85,7 @@ def _difference(plan: Plan, graph: Graph) -> str:
 
 def _validate_order(plan: Plan) -> None:
     """Whether it names all slices is seen when the plan is lowered (program/parameter_slices.py)."""
-    if plan.order and not plan.syncing.collective:
+    if plan.order and not plan.parsed_sync.collective:
         raise InputError(
             f"the plan orders {len(plan.order)} sums of slices, and sync {quote(plan.sync)} has none: "
             "leave the order out, or use p3:collective."

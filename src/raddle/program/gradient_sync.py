@@ -30,7 +30,7 @@ class GradientSync:
         self, parameters: ParameterLayout, writer: InstructionWriter, *, overlap: bool
     ) -> None:
         self.parameters, self.writer = parameters, writer
-        sync, slices = parameters.plan.syncing, synced_slices(parameters)
+        sync, slices = parameters.plan.parsed_sync, synced_slices(parameters)
         self.parameter_number = {name: p for p, name in enumerate(parameters.trainable)}
         self.facts = _sync_facts(parameters, slices, overlap=overlap)
         sliced = sync.sliced and not overlap
@@ -130,10 +130,10 @@ class GradientSync:
 
     def _add_step_barrier(self) -> None:
         """The next step waits for all parameters, unless they are urgent: then each for its own."""
-        if self.parameters.plan.syncing.urgent:
+        if self.parameters.plan.parsed_sync.by_priority:
             return
         all_writers = [i for writers in self.last_writers.values() for i in writers]
-        if self.parameters.plan.syncing.divided:
+        if self.parameters.plan.parsed_sync.zero3:
             for i in all_writers:
                 for d in self.writer.instructions[i].devices:
                     self.writer.latest.setdefault(d, []).append(i)
@@ -150,7 +150,7 @@ def rule_of(sync: Sync) -> int:
     """The rules of the script by which a plan synchronises."""
     if sync.sliced:
         return step_script.SLICE_SUMS if sync.collective else step_script.SLICES
-    return step_script.SERVER if sync.inline else step_script.BUCKETS
+    return step_script.SERVER if sync.in_order_server else step_script.BUCKETS
 
 
 def _row_of_slice(s: int) -> ScriptRow:
@@ -160,7 +160,7 @@ def _row_of_slice(s: int) -> ScriptRow:
 def _sync_facts(
     parameters: ParameterLayout, slices: list[tuple[str, ParameterRegion]], *, overlap: bool
 ) -> SyncFacts:
-    sync, values = parameters.plan.syncing, parameters.graph.values
+    sync, values = parameters.plan.parsed_sync, parameters.graph.values
     rule = rule_of(sync)
     if overlap and sync.sliced:
         rule = step_script.BUCKETS
@@ -171,7 +171,7 @@ def _sync_facts(
         rule,
         0 if overlap else parameters.plan.bucket,
         overlap,
-        not sync.divided,
+        not sync.zero3,
         bool(parameters.plan.order) and rule == step_script.SLICE_SUMS,
         [numbers[parameters.groups[n]] if n in parameters.groups else -1 for n in parameters.trainable],
         [values[n].dtype.itemsize * sum(s.box.volume for s in parameters.synced_regions(n)) for n in parameters.trainable],

@@ -72,7 +72,7 @@ class _Lowering:
         self.graph, self.plan, self.overlap = graph, plan, is_asynchronous(plan)
         self.variants = Variants(graph, plan, active)
         self.actions = self.variants.actions
-        self.writer = InstructionWriter(plan.devices, track_latest=plan.syncing.divided)
+        self.writer = InstructionWriter(plan.devices, track_latest=plan.parsed_sync.zero3)
         self.parameters = ParameterLayout(graph, plan, self.variants.lowered)
         self.gradients = GradientSync(self.parameters, self.writer, overlap=self.overlap)
         self.micro_batches: dict[tuple[int, int], MicroBatch] = {}
@@ -124,7 +124,7 @@ class _Lowering:
     ) -> Iterable[tuple[Sequence[Op], list[int]]]:
         """Operators, with what brings their parameters where these are divided."""
         slices = self.parameters.slices
-        if not self.plan.syncing.divided or not slices:
+        if not self.plan.parsed_sync.zero3 or not slices:
             return [(ops, [])]
         block_key, lowered = (
             (key.variant, action.stage, action.phase),

@@ -9,7 +9,7 @@ from functools import cached_property
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
-from raddle.plans.regions import add_boxes
+from raddle.plans.regions import add_read_boxes
 from raddle.program.lower_variant import LoweredVariant
 from raddle.program.parameter_regions import parameter_regions
 from raddle.program.parameter_slices import check_order, cut_slices
@@ -41,7 +41,7 @@ class ParameterLayout:
                 for operand, name in enumerate(op.inputs):
                     if self.graph.values[name].role == "parameter":
                         tiling = lowered.plan.tiles[op.name]
-                        add_boxes(boxes_read.setdefault(name, {}), op, operand, tiling)
+                        add_read_boxes(boxes_read.setdefault(name, {}), op, operand, tiling)
         return {
             name: parameter_regions(self.graph.values[name].shape, by_device, self.plan)
             for name, by_device in boxes_read.items()
@@ -50,9 +50,9 @@ class ParameterLayout:
     @cached_property
     def slices(self) -> dict[str, tuple[ParameterRegion, ...]]:
         """What is synchronised piece by piece; nothing where whole parameters are."""
-        if not self.plan.syncing.sliced or not self.lowered[0].active:
+        if not self.plan.parsed_sync.sliced or not self.lowered[0].active:
             return {}
-        slices = cut_slices(self.regions, self.trainable, self.plan.syncing)
+        slices = cut_slices(self.regions, self.trainable, self.plan.parsed_sync)
         check_order(self.plan.order, slices)
         return slices
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from raddle.graph.box import Box, cells, merge_boxes
 from raddle.plans.plan import Plan
-from raddle.plans.regions import add_unread
+from raddle.plans.regions import add_unread_boxes
 from raddle.program.program import ParameterRegion
 
 
@@ -14,7 +14,7 @@ def parameter_regions(
     shape: Sequence[int], by_device: dict[int, list[Box]], plan: Plan
 ) -> tuple[ParameterRegion, ...]:
     """A parameter as boxes, each with the devices that hold it, given the boxes that each device reads."""
-    add_unread(by_device, shape)
+    add_unread_boxes(by_device, shape)
     devices_by_box: dict[Box, list[int]] = {}  # devices that hold a box
     for device, boxes in sorted(by_device.items()):
         for box in boxes:
@@ -32,6 +32,6 @@ def parameter_regions(
         boxes_by_holders.setdefault(tuple(devices), []).append(box)
     regions = []
     for holders, boxes in boxes_by_holders.items():
-        server = plan.syncing.home(holders)
+        server = plan.parsed_sync.region_server(holders)
         regions += [ParameterRegion(box, holders, server) for box in merge_boxes(boxes)]
     return tuple(sorted(regions))

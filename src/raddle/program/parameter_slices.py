@@ -20,7 +20,9 @@ def cut_slices(
         for region in regions[name]
         for box in _cut_rows(region.box, sync, len(region.devices))
     ]
-    servers = sync.assign([box.volume for _, box, _ in cut], [devices for *_, devices in cut])
+    servers = sync.assign_servers(
+        [box.volume for _, box, _ in cut], [devices for *_, devices in cut]
+    )
     slices: dict[str, list[ParameterRegion]] = {name: [] for name in names}
     for (name, box, devices), server in zip(cut, servers, strict=True):
         slices[name].append(ParameterRegion(box, devices, server))
@@ -47,7 +49,7 @@ def check_order(order: Sequence[int], slices: Mapping[str, Sequence[ParameterReg
 
 
 def _cut_rows(box: Box, sync: Sync, holders: int) -> list[Box]:
-    rows = sync.rows(box.shape, holders)
+    rows = sync.row_ranges(box.shape, holders)
     if len(rows) == 1:
         return [box]
     low = box.lo[0]

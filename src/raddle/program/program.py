@@ -217,7 +217,7 @@ class Program:
 
     def reduced_element_bytes(self, parameter: str) -> int:
         """Bytes of an element of a gradient as it is all-reduced."""
-        return reduced_element_bytes(self.plan.syncing, self.element_bytes(parameter))
+        return reduced_element_bytes(self.plan.parsed_sync, self.element_bytes(parameter))
 
     def element_bytes(self, value: str) -> int:
         """Bytes of an element of a value."""
@@ -226,7 +226,7 @@ class Program:
 
 def reduced_element_bytes(sync: Sync, width: int) -> int:
     """Bytes of an element of a gradient as it is all-reduced, and that has so many in memory."""
-    return 2 if sync.compressed else width
+    return 2 if sync.wire_dtype else width
 
 
 def reduced_bytes(program: Program, reduce: Reduce) -> dict[tuple[int, ...], int]:

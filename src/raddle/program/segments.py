@@ -62,7 +62,7 @@ def _cuts_of_device(
     place = {op.name: at for at, op in enumerate(device_ops)}
     composite = {name: n for n, f in enumerate(program.graph.fused_calls) for name in f.ops}
     inside = [composite.get(op.name, -1 - at) for at, op in enumerate(device_ops)]
-    zero3 = program.plan.syncing.divided
+    zero3 = program.plan.parsed_sync.zero3
     cuts: set[int] = set()
     received: set[int] = set()
     last, direction, cut_next, hands_in = 0, "F", False, False

@@ -49,7 +49,7 @@ class WholeParameterWriter:
 
     def __init__(self, parameters: ParameterLayout, writer: InstructionWriter) -> None:
         self.parameters, self.writer = parameters, writer
-        self.on_server = parameters.plan.syncing.inline
+        self.on_server = parameters.plan.parsed_sync.in_order_server
 
     def parameter_name(self, row: ScriptRow) -> str:
         return self.parameters.trainable[row.subject]
@@ -64,32 +64,26 @@ class WholeParameterWriter:
         if row.operation == SUM:
             names = tuple(self.parameters.trainable[p] for p in row.members)
             synced = tuple(self.parameters.synced_regions(n) for n in names)
-            devices = holders(s for regions in synced for s in regions)
+            devices = holders(region for regions in synced for region in regions)
             return self.writer.emit(Reduce(names, key, synced, devices, sorted_deps(deps)))
-        name, parameter_regions = (
+        name, held = (
             self.parameter_name(row),
             self.parameters.regions[self.parameter_name(row)],
         )
         if row.operation == PUSH:
             return self.writer.emit_move(
-                name, MessageKind.PUSH, key, join_messages(_push_messages(parameter_regions)), deps
+                name, MessageKind.PUSH, key, join_messages(_push_messages(held)), deps
             )
         if row.operation == PULL:
             return self.writer.emit_move(
                 name,
                 MessageKind.PULL,
                 Key(key.step),
-                join_messages(_pull_messages(parameter_regions)),
+                join_messages(_pull_messages(held)),
                 deps,
             )
-        devices = (
-            tuple(sorted({s.server for s in parameter_regions}))
-            if self.on_server
-            else holders(parameter_regions)
-        )
-        return self.writer.emit(
-            Update(name, Key(key.step), parameter_regions, devices, sorted_deps(deps))
-        )
+        devices = tuple(sorted({s.server for s in held})) if self.on_server else holders(held)
+        return self.writer.emit(Update(name, Key(key.step), held, devices, sorted_deps(deps)))
 
 
 class SliceWriter:
@@ -97,7 +91,7 @@ class SliceWriter:
     applied as it comes, and its answer may have to wait for the slowest."""
 
     def __init__(self, parameters: ParameterLayout, writer: InstructionWriter) -> None:
-        self.writer, self.sync = writer, parameters.plan.syncing
+        self.writer, self.sync = writer, parameters.plan.parsed_sync
         self.slices = synced_slices(parameters)
         self.updates: dict[tuple[str, Box, int], list[int]] = {}  # of a slice in a step
 
@@ -138,7 +132,7 @@ class SliceWriter:
 
 def synced_slices(parameters: ParameterLayout) -> list[tuple[str, ParameterRegion]]:
     """What is synchronised, in the order of its numbers."""
-    sync = parameters.plan.syncing
+    sync = parameters.plan.parsed_sync
     return [
         (name, slice_)
         for name, parameter_slices in parameters.slices.items()

@@ -9,7 +9,7 @@ from raddle.graph.graph import Graph
 from raddle.plans.adapt import resize
 from raddle.plans.pipelining import is_asynchronous, micro_sizes, placed, places, schedule_of
 from raddle.plans.plan import Plan
-from raddle.plans.schedule import Action, Schedule, order
+from raddle.plans.schedule import Action, Schedule, all_actions_in_order
 from raddle.program.lower_variant import LoweredVariant, lower_variant
 from raddle.program.program import Key
 
@@ -57,15 +57,18 @@ class Variants:
         if self.schedule is None:
             schedule_actions = [Action(phase, 0, m) for m in range(count) for phase in "FB"]
         else:
-            schedule_actions = order(self.schedule)
+            schedule_actions = all_actions_in_order(self.schedule)
         if is_asynchronous(self.plan) and self.schedule is not None:
-            numbered_actions = [(*divmod(a.micro, count), a) for a in schedule_actions]
+            numbered_actions = [(*divmod(a.micro_batch, count), a) for a in schedule_actions]
             return [
-                [(Key(s, m, self._variant_number(m, a.micro)), a) for s, m, a in numbered_actions]
+                [
+                    (Key(s, m, self._variant_number(m, a.micro_batch)), a)
+                    for s, m, a in numbered_actions
+                ]
             ]
         return [
             [
-                (Key(step, a.micro, self._variant_number(a.micro, a.micro)), a)
+                (Key(step, a.micro_batch, self._variant_number(a.micro_batch, a.micro_batch)), a)
                 for a in schedule_actions
             ]
             for step in range(self.plan.steps)

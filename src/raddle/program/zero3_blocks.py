@@ -41,8 +41,10 @@ def cut_blocks(
     if phase == "F":
         return [Zero3Block(block, block) for block in blocks]
     return [
-        Zero3Block(own, [op for op in own if op.name in recomputed or has_backward(op, active)])
-        for own in reversed(blocks)
+        Zero3Block(
+            block_ops, [op for op in block_ops if op.name in recomputed or has_backward(op, active)]
+        )
+        for block_ops in reversed(blocks)
     ]
 
 
@@ -111,17 +113,17 @@ def pull_messages(
                 continue
             devices_by_region = readers.setdefault(name, {})
             for device, region in operand_regions(op, operand, tiles[op.name]):
-                for share in regions[name]:
-                    if region is not None and not (region & share.box).empty:
-                        devices_by_region.setdefault(share.box.lo, set()).add(device)
+                for parameter_region in regions[name]:
+                    if region is not None and not (region & parameter_region.box).empty:
+                        devices_by_region.setdefault(parameter_region.box.lo, set()).add(device)
     pulls = {}
-    for name, by_share in readers.items():
+    for name, devices_by_corner in readers.items():
         messages = [
             Message(s.server, d, (s.box,))
             for share in regions[name]
             for s in slices[name]
             if share.box.contains(s.box)
-            for d in sorted(by_share.get(share.box.lo, set()) - {s.server})
+            for d in sorted(devices_by_corner.get(share.box.lo, set()) - {s.server})
         ]
         if messages:
             pulls[name] = join_messages(messages)

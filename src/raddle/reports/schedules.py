@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raddle.plans.schedule import Schedule, alive, bubble, rows, wait_lines
-from raddle.plans.schedules import SCHEDULES, stashed
+from raddle.plans.schedule import Schedule, bubble, peak_alive, rows, wait_lines
+from raddle.plans.schedules import SCHEDULES, peak_versions
 
 
 def names() -> list[dict[str, str]]:
-    return [{"name": own.name, "what": own.what} for own in SCHEDULES.values()]
+    return [{"name": own.name, "what": own.summary} for own in SCHEDULES.values()]
 
 
 def describe(schedule: Schedule, name: str, backward: int = 1) -> dict[str, Any]:
@@ -23,14 +23,14 @@ def describe(schedule: Schedule, name: str, backward: int = 1) -> dict[str, Any]
         "picture": rows(schedule),
         "waits": wait_lines(schedule),
         "bubble": float(bubble(schedule, backward=backward)),
-        "alive": alive(schedule),
+        "alive": peak_alive(schedule),
     }
     own = SCHEDULES.get(name)
-    if own is not None and own.rule:
+    if own is not None and own.version_rule:
         count = schedule.microbatches
         each = max(1, min(count, own.per_step(schedule.stages))) if own.per_step else count
         if count % each == 0:
-            result["versions"] = stashed(schedule, each, own.rule)
+            result["versions"] = peak_versions(schedule, each, own.version_rule)
     return result
 
 

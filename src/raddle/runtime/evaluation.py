@@ -67,7 +67,7 @@ class Evaluation:
                 tensor = training.slots[source.slot]
                 local_pieces.setdefault(source.name, []).append((source.box, tensor.detach()))
         buffers = {v.name: v.shape for v in setup.graph.buffers}
-        zero3_parameters = setup.program.slices if setup.plan.syncing.divided else {}
+        zero3_parameters = setup.program.slices if setup.plan.parsed_sync.zero3 else {}
         shapes = buffers | {name: setup.graph.values[name].shape for name in zero3_parameters}
         pieces = {n: p for n, p in self.state.pieces().items() if n in shapes}
         assembled = gather_state(setup.exchange, pieces, shapes, {})

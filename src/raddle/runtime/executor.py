@@ -237,7 +237,7 @@ def _make_updater(
     program: Program, rank_actions: RankActions, transport: Transport, store: Store
 ) -> ParameterUpdater:
     """How the plan's parameters are updated."""
-    sync = program.plan.syncing
+    sync = program.plan.parsed_sync
     if rank_actions.slices:
         make_sync = partial(
             Agreeing,
@@ -251,7 +251,7 @@ def _make_updater(
         return SlicedParameterUpdater(store, transport, make_sync)
     if is_asynchronous(program.plan):
         return OverlappingParameterUpdater(
-            store, transport, rank_actions.updated_slots, rank_actions.buckets, narrow=sync.compressed,
+            store, transport, rank_actions.updated_slots, rank_actions.buckets, narrow=sync.wire_dtype,
             latest=is_greedy(program.plan),
         )  # fmt: skip
     return ParameterUpdater(
@@ -259,7 +259,7 @@ def _make_updater(
         transport,
         rank_actions.updated_slots,
         rank_actions.buckets,
-        sum_dtype=sync.compressed,
+        sum_dtype=sync.wire_dtype,
     )
 
 

@@ -148,7 +148,7 @@ class Agreeing:
             for rows in updated.values():
                 rows.grad = None
             self.synchroniser.publish()
-        if not self.rows.sync.urgent:
+        if not self.rows.sync.by_priority:
             self.wait(list(self._due))
 
     def synchronize(self) -> None:

@@ -30,7 +30,7 @@ class Rows:
                 self.updated[number] = self._to_update(s)
 
     def _to_update(self, s: ParameterSlice) -> nn.Parameter:
-        if self.sync.divided:
+        if self.sync.zero3:
             parameter: nn.Parameter = self._slots[s.shard_slot]  # type: ignore[assignment]
             return parameter
         rows = self._held(s)
@@ -54,7 +54,7 @@ class Rows:
             if self.rank in (*s.share.devices, s.share.server):
                 own = self.updated.get(number)
                 updated = None if own is None else own.detach()
-                into = updated if self.sync.divided else self._held(s)
+                into = updated if self.sync.zero3 else self._held(s)
                 found[number] = into, None if self.sync.synchronous else updated
         return found
 
@@ -72,7 +72,7 @@ class Rows:
         rows = slice(box.lo[0], box.hi[0]) if box.shape else None
         return Item(
             number, slice_name(s.name, rows), s.share.devices, s.share.server, box.volume, s.dtype, s.priority,
-            returned=not self.sync.divided,
+            returned=not self.sync.zero3,
         )  # fmt: skip
 
     def refresh(self) -> None:

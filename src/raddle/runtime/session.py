@@ -222,7 +222,7 @@ def _told(trainer: Trainer) -> list[Told]:
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
     counts = (transport.sent_in_all(), dict(transport.reduced))
     slices = (0, 0)
-    if trainer.plan.syncing.homes and trainer.executor.parameter_sync is not None:
+    if trainer.plan.parsed_sync.has_servers and trainer.executor.parameter_sync is not None:
         counters = transport.wire().counters
         slices = counters.messages, counters.overtaken
     return trainer.setup.exchange(Told(kind, torch.get_num_threads(), *counts, slices))

@@ -13,7 +13,7 @@ from raddle.clusters import Cluster
 from raddle.costs.host_overhead import has_host_overhead
 from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.plan import Plan
-from raddle.plans.sync.servers import SLICE
+from raddle.plans.sync.servers import DEFAULT_SLICE
 from raddle.program.program import Move, Reduce
 from raddle.simulation.timeline import Timeline
 
@@ -78,9 +78,9 @@ def host_seconds(timeline: Timeline) -> float:
     program = timeline.program
     if not program.slices or has_host_overhead(timeline.cluster):
         return 0.0
-    if program.plan.syncing.collective:
+    if program.plan.parsed_sync.collective:
         sums = sum(len(i.devices) for i in program.instructions if isinstance(i, Reduce))
         return SUM_SECONDS * sums / program.plan.devices / program.plan.steps
     moves = (i for i in program.instructions if isinstance(i, Move) and i.kind.is_of_parameter)
-    ends = 2 * sum(m.elements < SLICE // 2 for move in moves for m in move.messages)
+    ends = 2 * sum(m.elements < DEFAULT_SLICE // 2 for move in moves for m in move.messages)
     return MESSAGE_SECONDS * ends / program.plan.devices / program.plan.steps

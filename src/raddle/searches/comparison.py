@@ -11,7 +11,7 @@ from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plans.pipelining import is_asynchronous
-from raddle.plans.plan import BUCKET, Plan
+from raddle.plans.plan import DEFAULT_BUCKET, Plan
 from raddle.searches.attempts import Attempts
 from raddle.searches.bounds import lower_bound, why_unbounded
 from raddle.searches.grids import Tiles
@@ -99,8 +99,8 @@ def _searched_as(plan: Plan, result: SearchResult, settings: Settings) -> str | 
     """What `history` and `tried` are times of, where the plan was given something else after its tiles."""
     requested = settings.plan_fields["sync"]
     parts = [] if plan.sync == requested else [f"sync {requested} in place of {plan.sync}"]
-    if plan.bucket != BUCKET:
-        parts.append(f"buckets of {BUCKET} bytes in place of {plan.bucket}")
+    if plan.bucket != DEFAULT_BUCKET:
+        parts.append(f"buckets of {DEFAULT_BUCKET} bytes in place of {plan.bucket}")
     if plan.schedule and result.pipeline is None:
         parts.append(f"steps that do not overlap in place of {plan.schedule}")
     return " and ".join(parts) or None

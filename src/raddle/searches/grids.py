@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph, Op
-from raddle.plans.tiling import Grid, Tiling, whole
+from raddle.plans.tiling import Grid, Tiling, whole_tiling
 
 Tiles = dict[str, Tiling]
 Cuts = tuple[int, ...]
@@ -43,7 +43,7 @@ def split(op: Op, cuts: Mapping[int, Cuts], devices: Sequence[int]) -> Grid:
 
 def copies(op: Op, devices: Sequence[int]) -> Grid:
     """Not split; a copy on each device."""
-    return whole([dim.size for dim in op.space.dims], devices)
+    return whole_tiling([dim.size for dim in op.space.dims], devices)
 
 
 def copies_unless_opaque(op: Op, devices: Sequence[int]) -> Grid:

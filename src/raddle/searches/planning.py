@@ -9,9 +9,9 @@ from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.plans.plan import STATISTICS, Plan, describe_inputs, parameter_shapes
+from raddle.plans.plan import BN_SCOPES, Plan, describe_inputs, parameter_shapes
 from raddle.plans.plan_file import DTYPES
-from raddle.plans.schedule import read
+from raddle.plans.schedule import schedule_from_text
 from raddle.plans.schedules import NAMES
 from raddle.plans.sync import read_sync
 from raddle.plans.validation import validate
@@ -112,7 +112,7 @@ def build_plan(
     if settings.sync == AUTO and method in METHODS and METHODS[method].chooses_sync:
         with (attempts or Attempts()).attempt("other ways to synchronise"):
             plan = _choose_sync(graph, plan, cluster, settings)
-    elif plan.syncing.collective:
+    elif plan.parsed_sync.collective:
         plan = _with_slice_order(graph, plan, cluster, settings)
     validate(plan, graph)
     return plan
@@ -152,7 +152,7 @@ def check_pipeline(method: str, settings: Settings) -> None:
             "pipeline, and no stages."
         )
     if settings.schedule and settings.schedule not in NAMES and not threaded:
-        schedule = read(settings.schedule)
+        schedule = schedule_from_text(settings.schedule)
         for requested, scheduled, option in (
             (settings.stages, schedule.stages, "stages"),
             (settings.microbatches, schedule.microbatches, "microbatches"),
@@ -167,8 +167,8 @@ def check_settings(methods: Sequence[str], *, bn: str, sync: str) -> None:
     """Raises InputError for a method or setting that does not exist, before anything is captured."""
     for name in methods:
         method_named(name)
-    if bn not in STATISTICS:
-        raise InputError(f"bn is '{bn}': choose {' or '.join(STATISTICS)}.")
+    if bn not in BN_SCOPES:
+        raise InputError(f"bn is '{bn}': choose {' or '.join(BN_SCOPES)}.")
     if sync != AUTO:
         read_sync(sync)
 

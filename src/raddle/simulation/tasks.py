@@ -46,7 +46,7 @@ def build_tasks(
 def slice_urgencies(program: Program) -> dict[str, int]:
     """By sliced parameter. Slices wait for a link without holding up others: the first first, or, where the
     way to synchronise says so, the most urgent."""
-    urgent = program.plan.syncing.urgent
+    urgent = program.plan.parsed_sync.by_priority
     return {
         name: 1 + at if urgent else 1
         for name, at in program.priority.items()

@@ -30,7 +30,7 @@ class Bucketed(Mechanism):
         self._arrived = dict.fromkeys(arrived)  # since the last sums, in their order
         self._passes = 0  # backward calls that have ended since then
         self._end = BackwardEnd(self._ended)
-        late, narrow = lines.open_sum_transport(), settings.sync.compressed
+        late, narrow = lines.open_sum_transport(), settings.sync.wire_dtype
         self.buckets = Buckets(
             trained.names, trained.parameters, lines.sum_transport, lines.exchange, late,
             nbytes=settings.bucket, compressed=getattr(torch, narrow) if narrow else None,

@@ -24,7 +24,7 @@ def first_phase(
     """What an optimizer begins with: where a barrier is sure, gradients are summed from the start."""
     if barrier or settings.sync.bucketed:
         return Bucketed(trained, lines, settings, barrier)
-    guards = Guards(model, trained.numbers) if settings.sync.urgent else None
+    guards = Guards(model, trained.numbers) if settings.sync.by_priority else None
     return Undecided(trained, lines, settings, guards)
 
 
@@ -93,7 +93,7 @@ class Undecided(Phase):
         """With homes, or with sums in an order that rank 0 makes of its first backward."""
         own, lines, settings = self.trained, self._lines, self._settings
         slices = Slices(own.names, own.parameters, settings.sync, lines.size, urgent)
-        if settings.sync.homes:
+        if settings.sync.has_servers:
             return with_homes(
                 slices, own.optimizer, settings.sync.staleness, lines.cpu_transport, lines.exchange,
                 stall=settings.stall, note=lines.record_span,

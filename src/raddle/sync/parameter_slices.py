@@ -30,12 +30,12 @@ class Slices:
         self.numbers: dict[int, list[int]] = defaultdict(list)  # by parameter, its items
         elements = []
         for index, p in enumerate(parameters):
-            for first, last in sync.rows(p.shape, size):
+            for first, last in sync.row_ranges(p.shape, size):
                 self.numbers[index].append(len(self.places))
                 self.places.append((index, slice(first, last) if p.ndim else None))
                 elements.append((last - first) * p[0].numel() if p.ndim else 1)
         everyone = tuple(range(size))
-        homes = sync.assign(elements, [everyone] * len(elements))
+        homes = sync.assign_servers(elements, [everyone] * len(elements))
         urgency = {index: place for place, index in enumerate(order)}
         self.items = [
             Item(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raddle.errors import InputError
-from raddle.plans.sync import Sync, check_width, read_sync
+from raddle.plans.sync import Sync, check_wire_dtype, read_sync
 from raddle.sync.slice_updater import needs_barrier
 from raddle.sync.trained_parameters import Trained
 
@@ -43,7 +43,7 @@ def read_settings(
 
 def check_sync(sync: Sync, size: int) -> Sync:
     """Raises InputError for a way that a script cannot use on so many ranks."""
-    if sync.divided:
+    if sync.zero3:
         raise InputError(
             "sync is 'sharded:parameters', and a module needs its parameters whole: use sharded, or a "
             "plan (raddle plan --sync sharded:parameters)."
@@ -58,7 +58,7 @@ def check_sync(sync: Sync, size: int) -> Sync:
 def find_barrier(trained: Trained, settings: Settings, *, asked: bool) -> str:
     """Why all gradients are needed before anything is updated; empty if nobody knows a reason yet."""
     named = dict(zip(trained.names, trained.parameters, strict=True))
-    check_width(settings.text, {name: p.dtype for name, p in named.items()})
+    check_wire_dtype(settings.text, {name: p.dtype for name, p in named.items()})
     reason = "barrier=True" if asked else needs_barrier(trained.optimizer) or ""
     if not reason and not settings.sync.bucketed:
         reason = next(

@@ -54,7 +54,7 @@ def verify(
     tell("capturing", 0)
     twin, notes = _twin(path, model, seed)
     job = twin.job
-    if not job.plan.syncing.synchronous:
+    if not job.plan.parsed_sync.synchronous:
         raise InputError(
             f"sync is '{job.plan.sync}': servers apply gradients as they come, and no serial run is the "
             "same: verify the plan with sync ps."

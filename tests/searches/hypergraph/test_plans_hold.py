@@ -32,7 +32,7 @@ def saved_plan(model: str, method: str, ranks: int, folder: pathlib.Path) -> str
     graph = captured(model)
     plan = plan_for(graph, cluster(f"local:{ranks}"), method, model=model, budget=0.4)
     path = folder / f"{model}-{method}-{ranks}.json"
-    saved_plan.save(plan, graph, path)
+    plan_file.save(plan, graph, path)
     return str(path)
 
 

@@ -25,7 +25,7 @@ from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.graph.gradients import active_values, contributes_gradient, has_backward
 from raddle.graph.graph import Graph, Op
-from raddle.plans.plan import BUCKET, Plan
+from raddle.plans.plan import DEFAULT_BUCKET, Plan
 from raddle.plans.tiling import Tiling
 from raddle.plans.validation import validate
 from raddle.program.checks.check import check
@@ -262,16 +262,16 @@ class Recount:
                 if held[d]:
                     rings.setdefault(tuple(sorted(held[d])), []).append(d)
             amount = sum(box.volume for box in held[0]) * self.width(name)
-            assert amount <= BUCKET
+            assert amount <= DEFAULT_BUCKET
             load: dict[int, float] = {}
             for ring in rings.values():
                 if len(ring) > 1:
                     pairs = zip(ring, [*ring[1:], ring[0]], strict=True)
                     links = {r for a, b in pairs for r in self.cluster.route(a, b).resources}
                     for link in links:
-                        seconds = all_reduce_seconds(self.cluster, ring, BUCKET)
+                        seconds = all_reduce_seconds(self.cluster, ring, DEFAULT_BUCKET)
                         load[link] = load.get(link, 0.0) + seconds
-            part = amount / BUCKET / self.users(name, groups)
+            part = amount / DEFAULT_BUCKET / self.users(name, groups)
             total += part * max(load.values(), default=0.0)
         return total
 

@@ -20,8 +20,8 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans import plan_file
-from raddle.plans.schedule import write
-from raddle.plans.schedules import named
+from raddle.plans.schedule import schedule_to_text
+from raddle.plans.schedules import named_schedule
 from raddle.searches.comparison import plan_and_predict
 from raddle.searches.pipeline.layer_graph import build_layer_graph
 from raddle.searches.pipeline.method import pipeline_candidates
@@ -82,7 +82,7 @@ def test_a_schedule_can_be_asked_for(schedule: str) -> None:
 
 
 def test_a_schedule_can_be_written() -> None:
-    text = write(named("1f1b", 2, 2, 3))
+    text = schedule_to_text(named_schedule("1f1b", 2, 2, 3))
     plan = plan_and_simulate("vgg16-tiny", 6, cluster("p100:1x2"), schedule=text).plan
     assert (plan.schedule, plan.microbatches, len(plan.stages)) == (text, 3, 2)
 

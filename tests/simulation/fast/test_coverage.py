@@ -30,7 +30,7 @@ def said() -> dict[str, str]:
 
 def ways() -> dict[str, str]:
     """Every kind alone and with each of its words, as the docs write it and as a plan does."""
-    words = [(kind, word) for kind, own in KINDS.items() for word in own.words]
+    words = [(kind, word) for kind, own in KINDS.items() for word in own.option_patterns]
     return {k: k for k in KINDS} | {
         f"{kind}:{word.replace(NUMBER, 'N')}": f"{kind}:{word.replace(NUMBER, '3')}"
         for kind, word in words

@@ -22,10 +22,10 @@ from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
 from raddle.plans.optimizers import OPTIMIZERS
 from raddle.plans.pipelining import THREADED, cut_stages
-from raddle.plans.plan import STATISTICS, Plan
+from raddle.plans.plan import BN_SCOPES, Plan
 from raddle.plans.plan_file import DTYPES
 from raddle.plans.schedules import NAMES
-from raddle.plans.tiling import Tiling, whole
+from raddle.plans.tiling import Tiling, whole_tiling
 from raddle.program.lower import lower
 from raddle.searches.planning import plan_for
 from raddle.simulation.fast.coverage import DESCRIPTIVE_FIELDS, TIMED_FIELDS, unsupported
@@ -42,7 +42,7 @@ plans = given(
     model=st.sampled_from(MODELS),
     machine=st.sampled_from(MACHINES),
     seed=st.integers(0, 2**30),
-    bn=st.sampled_from(STATISTICS),
+    bn=st.sampled_from(BN_SCOPES),
     sync=syncs,
 )
 
@@ -62,7 +62,7 @@ def drawn(graph: Graph, seed: int, **more: Any) -> Plan:
     machine=st.sampled_from(MACHINES),
     seed=st.integers(0, 2**30),
     sync=syncs,
-    bn=st.sampled_from(STATISTICS),
+    bn=st.sampled_from(BN_SCOPES),
     optimizer=st.sampled_from([*OPTIMIZERS, "another"]),
     batch=st.integers(0, 9),
 )
@@ -125,7 +125,7 @@ def test_every_field_of_a_plan_is_timed_described_or_refused(field: Field[Any]) 
 
 
 @pytest.mark.parametrize("sync", each_sync())
-@pytest.mark.parametrize("bn", STATISTICS)
+@pytest.mark.parametrize("bn", BN_SCOPES)
 def test_what_is_exact_is_not_refused(sync: str, bn: str) -> None:
     for optimizer in OPTIMIZERS:
         plan = Plan({}, 4, bn=bn, sync=sync, optimizer=optimizer, bucket=7, batch=3, method="data")
@@ -219,7 +219,7 @@ def test_composites_fall_apart_and_come_together(model: str) -> None:
     assert all(own.composites.fused)
     for name in rng.sample(sorted(natives), 5):
         ops = {name, *natives[name].neighbours[:1]}
-        moved = {i: whole(graph.op(i).space.full.shape, [rng.randrange(4)]) for i in ops}
+        moved = {i: whole_tiling(graph.op(i).space.full.shape, [rng.randrange(4)]) for i in ops}
         undo = own.move(moved)
         assert not all(own.composites.fused)
         fresh = replace(plan, tiles={**start, **moved})

@@ -6,33 +6,39 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from raddle.errors import InputError
-from raddle.plans.named_schedule import Named
+from raddle.plans.named_schedule import NamedSchedule
 from raddle.plans.schedule import Schedule
-from raddle.plans.schedules.asynchronous import stashed, updates, versions
+from raddle.plans.schedules.asynchronous import peak_versions, update_positions, versions_used
 
 __all__ = [
-    "ASYNCHRONOUS", "MAKERS", "NAMES", "SCHEDULES", "named", "stashed", "updates", "versions",
+    "ASYNCHRONOUS", "MAKERS", "NAMES", "SCHEDULES", "named_schedule", "peak_versions", "update_positions", "versions_used",
 ]  # fmt: skip
 
 
-def _declared() -> dict[str, Named]:
+def _collect_schedules() -> dict[str, NamedSchedule]:
     """What the files of this folder declare: those with one stage a worker, then the others."""
     first = ["unidirectional", "zero_bubble", "bidirectional", "asynchronous"]  # the order of lists
     files = first + sorted({file.name for file in iter_modules(__path__)} - set(first))
-    found = [own for file in files for own in import_module(f"{__name__}.{file}").NAMED]
-    found.sort(key=lambda own: own.several is not None)
-    if len({own.name for own in found}) < len(found):
-        raise ImportError(f"two of the schedules have one name: {[own.name for own in found]}")
-    return {own.name: own for own in found}
+    schedules = [
+        schedule for file in files for schedule in import_module(f"{__name__}.{file}").NAMED
+    ]
+    schedules.sort(key=lambda own: own.several is not None)
+    if len({own.name for own in schedules}) < len(schedules):
+        raise ImportError(f"two of the schedules have one name: {[own.name for own in schedules]}")
+    return {own.name: own for own in schedules}
 
 
-SCHEDULES = _declared()
+SCHEDULES = _collect_schedules()
 NAMES = tuple(SCHEDULES)
-MAKERS = {own.name: own.make for own in SCHEDULES.values() if own.several is None}
-ASYNCHRONOUS = {own.name: own.rule for own in SCHEDULES.values() if own.rule}
+MAKERS = {
+    schedule.name: schedule.make for schedule in SCHEDULES.values() if schedule.make_chunked is None
+}
+ASYNCHRONOUS = {
+    schedule.name: schedule.version_rule for schedule in SCHEDULES.values() if schedule.version_rule
+}
 
 
-def named(
+def named_schedule(
     name: str, stages: int, workers: int, microbatches: int, *, per_step: int | None = None
 ) -> Schedule:
     """The schedule of a step or, where it has no flush, of a run with steps of `per_step` micro-batches."""
@@ -45,7 +51,7 @@ def named(
         )
     schedule = _make(name, stages, workers, microbatches)
     if per_step is not None and name in ASYNCHRONOUS:
-        versions(schedule, per_step, ASYNCHRONOUS[name])  # raises if the rule cannot be kept
+        versions_used(schedule, per_step, ASYNCHRONOUS[name])  # raises if the rule cannot be kept
     elif per_step is not None and per_step != microbatches:
         raise InputError(
             f"{name} ends with every step, got {microbatches} micro-batches in steps of {per_step}: "
@@ -55,14 +61,14 @@ def named(
 
 
 def _make(name: str, stages: int, workers: int, microbatches: int) -> Schedule:
-    several = SCHEDULES[name].several
-    if several is not None:
+    make_chunked = SCHEDULES[name].make_chunked
+    if make_chunked is not None:
         if stages % workers:
             raise InputError(
                 f"{name} needs as many stages on every worker, got {stages} on {workers}: "
                 f"cut {-(-stages // workers) * workers} stages."
             )
-        return several(stages, workers, microbatches)
+        return make_chunked(stages, workers, microbatches)
     if stages != workers:
         raise InputError(
             f"{name} runs one stage a worker, got {stages} stages on {workers}: "

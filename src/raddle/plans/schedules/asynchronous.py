@@ -10,7 +10,7 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from raddle.errors import InputError
-from raddle.plans.named_schedule import Named
+from raddle.plans.named_schedule import NamedSchedule
 from raddle.plans.schedule import Schedule
 from raddle.plans.schedules.unidirectional import one_f_one_b
 
@@ -39,53 +39,55 @@ def two_bw(stages: int, microbatches: int) -> Schedule:
     return one_f_one_b(stages, microbatches)
 
 
-def updates(schedule: Schedule, per_step: int) -> list[list[int]]:
+def update_positions(schedule: Schedule, per_step: int) -> list[list[int]]:
     """By worker and step: how many of the worker's actions come before its update."""
     steps = _steps(schedule, per_step)
     points = []
     for row in schedule.rows:
         ends = [0] * steps
         for i, action in enumerate(row):
-            if action.phase == schedule.last:
-                ends[action.micro // per_step] = i + 1
+            if action.phase == schedule.last_phase:
+                ends[action.micro_batch // per_step] = i + 1
         points.append(list(accumulate(ends, max)))  # updates are made in the order of steps
     return points
 
 
-def versions(schedule: Schedule, per_step: int, rule: str) -> dict[tuple[int, int], int]:
+def versions_used(
+    schedule: Schedule, per_step: int, version_rule: str
+) -> dict[tuple[int, int], int]:
     """By (stage, micro-batch): the version that its forward and its backward use.
 
     latest: all updates that the worker has made by then. 2bw: those up to the step before the last.
     """
-    if rule not in ("latest", "2bw"):
-        raise InputError(f"there is no rule {rule!r} for versions: use latest or 2bw.")
+    if version_rule not in ("latest", "2bw"):
+        raise InputError(f"there is no rule {version_rule!r} for versions: use latest or 2bw.")
     used = {}
-    for row, points in zip(schedule.rows, updates(schedule, per_step), strict=True):
+    for row, points in zip(schedule.rows, update_positions(schedule, per_step), strict=True):
         for i, action in enumerate(row):
             if action.phase != "F":
                 continue
             latest = bisect_right(points, i)
-            delayed = max(0, action.micro // per_step - 1)
-            if rule == "2bw" and delayed > latest:
+            delayed = max(0, action.micro_batch // per_step - 1)
+            if version_rule == "2bw" and delayed > latest:
                 raise InputError(
-                    f"micro-batch {action.micro} on stage {action.stage} needs version {delayed}, but its "
+                    f"micro-batch {action.micro_batch} on stage {action.stage} needs version {delayed}, but its "
                     f"worker is at {latest}: use more than {per_step} micro-batches a step."
                 )
-            used[action.stage, action.micro] = latest if rule == "latest" else delayed
+            used[action.stage, action.micro_batch] = latest if version_rule == "latest" else delayed
     return used
 
 
-def stashed(schedule: Schedule, per_step: int, rule: str) -> list[int]:
+def peak_versions(schedule: Schedule, per_step: int, version_rule: str) -> list[int]:
     """By worker, the most versions that are needed at once: the newest, and those of backwards to come."""
-    used = versions(schedule, per_step, rule)
+    used = versions_used(schedule, per_step, version_rule)
     peaks = []
-    for row, points in zip(schedule.rows, updates(schedule, per_step), strict=True):
+    for row, points in zip(schedule.rows, update_positions(schedule, per_step), strict=True):
         until = [point - 1 for point in points] + [
             len(row) - 1
         ]  # v is the newest until the next update
         for i, action in enumerate(row):
             if action.phase in "FB":
-                v = used[action.stage, action.micro]
+                v = used[action.stage, action.micro_batch]
                 until[v] = max(until[v], i)
         changes = [0] * (len(row) + 1)
         for first, last in zip([0, *points], until, strict=True):
@@ -106,12 +108,12 @@ def _steps(schedule: Schedule, per_step: int) -> int:
 
 
 NAMED = (
-    Named(
+    NamedSchedule(
         "pipedream", pipedream, "1F1B without a flush: every step updates, weights are stashed",
-        rule="latest", per_step=lambda stages: 1, replicated=True,
+        version_rule="latest", per_step=lambda stages: 1, allows_replicas=True,
     ),
-    Named(
+    NamedSchedule(
         "2bw", two_bw, "1F1B without a flush and two versions of the weights",
-        rule="2bw", per_step=lambda stages: stages, replicated=True,
+        version_rule="2bw", per_step=lambda stages: stages, allows_replicas=True,
     ),
 )  # fmt: skip

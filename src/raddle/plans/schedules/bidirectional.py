@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raddle.errors import InputError
-from raddle.plans.named_schedule import Named
+from raddle.plans.named_schedule import NamedSchedule
 from raddle.plans.schedule import Action, Schedule
 
 # s: stage, m: micro-batch, w: worker; P stages
@@ -76,7 +76,7 @@ def chimera(stages: int, microbatches: int) -> Schedule:
 
 
 NAMED = (
-    Named("gems", gems, "two mirrored replicas, one micro-batch alive: the least memory"),
-    Named("gems-basic", gems_basic, "the same without overlap"),
-    Named("chimera", chimera, "two mirrored replicas at the same time", even=True),
+    NamedSchedule("gems", gems, "two mirrored replicas, one micro-batch alive: the least memory"),
+    NamedSchedule("gems-basic", gems_basic, "the same without overlap"),
+    NamedSchedule("chimera", chimera, "two mirrored replicas at the same time", even_stages=True),
 )

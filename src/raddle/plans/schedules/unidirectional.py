@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raddle.plans.named_schedule import Named
+from raddle.plans.named_schedule import NamedSchedule
 from raddle.plans.schedule import Action, Schedule
 
 # s: stage, m: micro-batch, w: worker; P workers, M micro-batches, v stages (chunks) a worker
@@ -45,7 +45,7 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
     """
     return Schedule(
         tuple(
-            _in_turn(
+            _alternate(
                 [Action("F", s, m) for m in range(microbatches)],
                 [Action("B", s, m) for m in range(microbatches)],
                 ahead=stages - s,
@@ -76,19 +76,19 @@ def interleaved(stages: int, workers: int, microbatches: int) -> Schedule:
         forwards = [Action("F", c * workers + w, m) for c, m in visits]
         backwards = [Action("B", (chunks - 1 - c) * workers + w, m) for c, m in visits]
         ahead = 2 * (workers - 1 - w) + (chunks - 1) * workers + 1
-        row = _in_turn(forwards, backwards, ahead)
-        rows.append(tuple(action for action in row if action.micro < microbatches))
+        row = _alternate(forwards, backwards, ahead)
+        rows.append(tuple(action for action in row if action.micro_batch < microbatches))
     return Schedule(tuple(rows))
 
 
 def _visit(k: int, chunks: int, workers: int) -> tuple[int, int]:
     """(chunk, micro-batch) of a worker's k-th forward: P micro-batches through a chunk, then the next."""
-    group, rest = divmod(k, workers * chunks)
-    chunk, i = divmod(rest, workers)
+    group, index_in_group = divmod(k, workers * chunks)
+    chunk, i = divmod(index_in_group, workers)
     return chunk, group * workers + i
 
 
-def _in_turn(forwards: list[Action], backwards: list[Action], ahead: int) -> tuple[Action, ...]:
+def _alternate(forwards: list[Action], backwards: list[Action], ahead: int) -> tuple[Action, ...]:
     """`ahead` forwards, then a backward and a forward in turn, then the backwards that are left."""
     row = forwards[:ahead]
     for i, backward in enumerate(backwards):
@@ -98,18 +98,18 @@ def _in_turn(forwards: list[Action], backwards: list[Action], ahead: int) -> tup
 
 
 NAMED = (
-    Named(
+    NamedSchedule(
         "sequential", sequential, "plain model parallelism: one micro-batch after the other",
-        in_turn=True,
+        serial=True,
     ),
-    Named("gpipe", gpipe, "all forwards, then all backwards", replicated=True),
-    Named(
+    NamedSchedule("gpipe", gpipe, "all forwards, then all backwards", allows_replicas=True),
+    NamedSchedule(
         "1f1b", one_f_one_b, "a backward as soon as it can be: fewer micro-batches are alive",
-        replicated=True,
+        allows_replicas=True,
     ),
-    Named(
+    NamedSchedule(
         "interleaved", one_f_one_b,
         "1F1B with several stages on each worker: a smaller bubble, more messages",
-        several=interleaved,
+        make_chunked=interleaved,
     ),
 )  # fmt: skip

@@ -7,7 +7,7 @@ same on all workers, and so is the number of micro-batches that are alive.
 
 from __future__ import annotations
 
-from raddle.plans.named_schedule import Named
+from raddle.plans.named_schedule import NamedSchedule
 from raddle.plans.schedule import Action, Schedule
 
 # s: stage, m: micro-batch; P stages
@@ -57,6 +57,8 @@ def _row(s: int, microbatches: int, *, ahead: int, lag: int) -> tuple[Action, ..
 
 
 NAMED = (
-    Named("zb-h1", zb_h1, "zero bubble: gradients of parameters apart, where a worker would idle"),
-    Named("zb-h2", zb_h2, "zero bubble with more memory and less idling"),
+    NamedSchedule(
+        "zb-h1", zb_h1, "zero bubble: gradients of parameters apart, where a worker would idle"
+    ),
+    NamedSchedule("zb-h2", zb_h2, "zero bubble with more memory and less idling"),
 )

@@ -26,12 +26,12 @@ from raddle.plans.sync.in_order_server import KIND as INLINE
 from raddle.plans.sync.p3 import KIND as P3
 from raddle.plans.sync.servers import KIND as SERVERS
 from raddle.plans.sync.sharded import KIND as SHARDED
-from raddle.plans.sync.sync_kind import Sync, Unreadable
+from raddle.plans.sync.sync_kind import Sync, UnreadableOption
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DEFAULT", "EXAMPLES", "KINDS", "Sync", "check_width", "read_sync"]
+__all__ = ["DEFAULT", "EXAMPLES", "KINDS", "Sync", "check_wire_dtype", "read_sync"]
 
 KINDS = {kind.name: kind for kind in (ALLREDUCE, SHARDED, SERVERS, P3, INLINE)}
 EXAMPLES = ", ".join(example for kind in KINDS.values() for example in kind.examples)
@@ -40,7 +40,7 @@ DEFAULT = "allreduce"
 _files = {
     "sync_kind",
     "server_assignment",
-    *(kind.read.__module__.rpartition(".")[2] for kind in KINDS.values()),
+    *(kind.parse.__module__.rpartition(".")[2] for kind in KINDS.values()),
 }
 for _file in iter_modules(__path__):
     if _file.name not in _files:
@@ -50,23 +50,23 @@ for _file in iter_modules(__path__):
 @lru_cache(maxsize=1024)
 def read_sync(text: str) -> Sync:
     """Raises InputError for what is not a way to synchronise."""
-    name, _, rest = text.partition(":")
-    words = [w for w in rest.split(",") if w]
+    name, _, option_text = text.partition(":")
+    options = [w for w in option_text.split(",") if w]
     try:
         if name not in KINDS:
-            raise Unreadable(name)
-        for word in words:
-            if not any(re.fullmatch(known, word) for known in KINDS[name].words):
-                raise Unreadable(word)
-        return KINDS[name].read(words)
-    except Unreadable as error:
-        strange = "" if error.word == text else f", which has {quote(error.word)}"
-        raise InputError(f"sync is {quote(text)}{strange}: choose as in {EXAMPLES}.") from None
+            raise UnreadableOption(name)
+        for option in options:
+            if not any(re.fullmatch(pattern, option) for pattern in KINDS[name].option_patterns):
+                raise UnreadableOption(option)
+        return KINDS[name].parse(options)
+    except UnreadableOption as error:
+        detail = "" if error.option == text else f", which has {quote(error.option)}"
+        raise InputError(f"sync is {quote(text)}{detail}: choose as in {EXAMPLES}.") from None
 
 
-def check_width(text: str, dtypes: Mapping[str, torch.dtype]) -> None:
+def check_wire_dtype(text: str, dtypes: Mapping[str, torch.dtype]) -> None:
     """Raises InputError for parameters whose gradients cannot travel in a narrower type."""
-    narrow = read_sync(text).compressed
+    narrow = read_sync(text).wire_dtype
     for name, dtype in dtypes.items() if narrow else ():
         if dtype.is_complex:
             raise InputError(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from raddle.plans.sync.sync_kind import Kind, Sync
+from raddle.plans.sync.sync_kind import Sync, SyncKind
 
-COMPRESSED = {"bf16": "bfloat16", "fp16": "float16"}
+WIRE_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 class AllReduce(Sync):
@@ -16,18 +16,18 @@ class AllReduce(Sync):
     bucketed: ClassVar[bool] = True
 
     @property
-    def overlaps(self) -> bool:
-        return not self.compressed
+    def allows_overlap(self) -> bool:
+        return not self.wire_dtype
 
-    def pieces(self, elements: int, holders: int) -> int:
+    def slice_count(self, elements: int, holders: int) -> int:
         return 1
 
-    def assign(self, sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
+    def assign_servers(self, sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
         return [-1] * len(sizes)
 
 
-def _read(words: Sequence[str]) -> Sync:
-    return AllReduce(compressed=COMPRESSED[words[-1]] if words else "")
+def _parse(options: Sequence[str]) -> Sync:
+    return AllReduce(compressed=WIRE_DTYPES[options[-1]] if options else "")
 
 
-KIND = Kind("allreduce", tuple(COMPRESSED), ("allreduce", "allreduce:bf16"), _read)
+KIND = SyncKind("allreduce", tuple(WIRE_DTYPES), ("allreduce", "allreduce:bf16"), _parse)

@@ -8,27 +8,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from raddle.plans.sync.sync_kind import NUMBER, Kind, Sync, at_most_one
+from raddle.plans.sync.sync_kind import NUMBER, Sync, SyncKind, check_at_most_one
 
 
-class Inline(Sync):
+class InOrderServer(Sync):
     """A server that devices send to and receive from in the program's order."""
 
-    inline: ClassVar[bool] = True
+    in_order_server: ClassVar[bool] = True
 
-    def pieces(self, elements: int, holders: int) -> int:
+    def slice_count(self, elements: int, holders: int) -> int:
         return 1
 
-    def assign(self, sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
-        return [self.home(group) for group in holders]
+    def assign_servers(self, sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
+        return [self.region_server(group) for group in holders]
 
-    def home(self, holders: Sequence[int]) -> int:
+    def region_server(self, holders: Sequence[int]) -> int:
         return holders[0] if self.server is None else self.server
 
 
-def _read(words: Sequence[str]) -> Sync:
-    at_most_one(words)
-    return Inline(server=int(words[0]) if words else None)
+def _parse(options: Sequence[str]) -> Sync:
+    check_at_most_one(options)
+    return InOrderServer(server=int(options[0]) if options else None)
 
 
-KIND = Kind("server", (NUMBER,), (), _read)
+KIND = SyncKind("server", (NUMBER,), (), _parse)

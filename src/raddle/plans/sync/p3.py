@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from raddle.plans.sync.server_assignment import greedy
-from raddle.plans.sync.servers import HOMES, SLICE, Servers, read_words
-from raddle.plans.sync.sync_kind import NUMBER, Kind, Sync, Unreadable
+from raddle.plans.sync.servers import DEFAULT_SLICE, PLACEMENT_OPTIONS, Servers, parse_options
+from raddle.plans.sync.sync_kind import NUMBER, Sync, SyncKind, UnreadableOption
 
 COLLECTIVE = "collective"
 
@@ -19,33 +19,35 @@ COLLECTIVE = "collective"
 class P3(Servers):
     """Slices on servers: what the next forward needs first travels first."""
 
-    urgent: ClassVar[bool] = True
+    by_priority: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Collective(Sync):
+class CollectiveSlices(Sync):
     """The same slices without homes: each is all-reduced, and updated on all holders."""
 
-    slice: int = SLICE
+    slice: int = DEFAULT_SLICE
     collective: ClassVar[bool] = True
-    urgent: ClassVar[bool] = True
+    by_priority: ClassVar[bool] = True
 
-    def pieces(self, elements: int, holders: int) -> int:
+    def slice_count(self, elements: int, holders: int) -> int:
         return -(-elements // self.slice)
 
-    def assign(self, sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
+    def assign_servers(self, sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
         return [-1] * len(sizes)
 
 
-def _read(words: Sequence[str]) -> Sync:
-    if COLLECTIVE not in words:
-        fields: dict[str, Any] = {"slice": SLICE, "spread": greedy}
-        return P3(**fields | read_words(words))
-    sizes = [word for word in words if word != COLLECTIVE]
+def _parse(options: Sequence[str]) -> Sync:
+    if COLLECTIVE not in options:
+        fields: dict[str, Any] = {"slice": DEFAULT_SLICE, "spread": greedy}
+        return P3(**fields | parse_options(options))
+    sizes = [option for option in options if option != COLLECTIVE]
     for word in sizes:
         if not word.startswith("slice="):  # all others say where homes are
-            raise Unreadable(word)
-    return Collective(**read_words(sizes))
+            raise UnreadableOption(word)
+    return CollectiveSlices(**parse_options(sizes))
 
 
-KIND = Kind("p3", (*HOMES, f"slice={NUMBER}", COLLECTIVE), ("p3", "p3:collective"), _read)
+KIND = SyncKind(
+    "p3", (*PLACEMENT_OPTIONS, f"slice={NUMBER}", COLLECTIVE), ("p3", "p3:collective"), _parse
+)

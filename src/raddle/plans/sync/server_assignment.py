@@ -7,20 +7,20 @@ from collections.abc import Sequence
 
 def round_robin(sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
     """Holders take turns."""
-    homes = []
+    servers = []
     turns: dict[tuple[int, ...], int] = {}
     for group in map(tuple, holders):
         turn = turns.get(group, 0)
-        homes.append(group[turn % len(group)])
+        servers.append(group[turn % len(group)])
         turns[group] = turn + 1
-    return homes
+    return servers
 
 
 def greedy(sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
     """The largest that is left goes to the holder that has least."""
-    homes = [-1] * len(sizes)
+    servers = [-1] * len(sizes)
     load: dict[int, int] = {}
     for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        homes[i] = min(holders[i], key=lambda d: (load.get(d, 0), d))
-        load[homes[i]] = load.get(homes[i], 0) + sizes[i]
-    return homes
+        servers[i] = min(holders[i], key=lambda d: (load.get(d, 0), d))
+        load[servers[i]] = load.get(servers[i], 0) + sizes[i]
+    return servers

@@ -12,17 +12,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from raddle.plans.sync.server_assignment import greedy, round_robin
-from raddle.plans.sync.sync_kind import NUMBER, Kind, Sync, Unreadable
+from raddle.plans.sync.sync_kind import NUMBER, Sync, SyncKind, UnreadableOption
 
-SLICE = 250_000  # elements: fills a link of 1 Gbit/s with two of them under way
-HOMES = (NUMBER, "one", "distributed", "round-robin", "greedy")  # words that say where homes are
-_WORDS: dict[str, dict[str, Any]] = {
+DEFAULT_SLICE = 250_000  # elements: fills a link of 1 Gbit/s with two of them under way
+PLACEMENT_OPTIONS = (
+    NUMBER,
+    "one",
+    "distributed",
+    "round-robin",
+    "greedy",
+)  # words that say where homes are
+_OPTION_FIELDS: dict[str, dict[str, Any]] = {
     "one": {"server": 0},
     "distributed": {"server": None},
     "round-robin": {"spread": round_robin},
     "greedy": {"spread": greedy},
     "whole": {"slice": 0},
-    "sliced": {"slice": SLICE},
+    "sliced": {"slice": DEFAULT_SLICE},
     "sync": {"staleness": 0},
     "async": {"staleness": None},
 }
@@ -35,34 +41,34 @@ class Servers(Sync):
     slice: int = 0  # elements; 0: whole parameters
     spread: Callable[[Sequence[int], Sequence[Sequence[int]]], list[int]] = round_robin
 
-    def pieces(self, elements: int, holders: int) -> int:
+    def slice_count(self, elements: int, holders: int) -> int:
         return -(-elements // self.slice) if self.slice else 1
 
-    def assign(self, sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
+    def assign_servers(self, sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
         if self.server is not None:
             return [self.server] * len(sizes)
         return self.spread(sizes, holders)
 
 
-def read_words(words: Sequence[str]) -> dict[str, Any]:
+def parse_options(options: Sequence[str]) -> dict[str, Any]:
     """Fields of Servers; the last word that says something of a field holds."""
     fields: dict[str, Any] = {}
-    for word in words:
-        name, _, number = word.partition("=")
+    for option in options:
+        name, _, number = option.partition("=")
         if name == "slice" and not int(number):
-            raise Unreadable(word)
+            raise UnreadableOption(option)
         if number:
             fields["slice" if name == "slice" else "staleness"] = int(number)
         else:
-            fields.update({"server": int(word)} if word.isdigit() else _WORDS[word])
+            fields.update({"server": int(option)} if option.isdigit() else _OPTION_FIELDS[option])
     return fields
 
 
-def _read(words: Sequence[str]) -> Sync:
-    return Servers(**read_words(words))
+def _parse(options: Sequence[str]) -> Sync:
+    return Servers(**parse_options(options))
 
 
-KIND = Kind(
-    "ps", (*HOMES, "whole", "sliced", f"slice={NUMBER}", "sync", "async", f"ssp={NUMBER}"),
-    ("ps", "ps:sliced,greedy", "ps:one,async", "ps:ssp=2"), _read,
+KIND = SyncKind(
+    "ps", (*PLACEMENT_OPTIONS, "whole", "sliced", f"slice={NUMBER}", "sync", "async", f"ssp={NUMBER}"),
+    ("ps", "ps:sliced,greedy", "ps:one,async", "ps:ssp=2"), _parse,
 )  # fmt: skip

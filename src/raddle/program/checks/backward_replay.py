@@ -48,7 +48,7 @@ class BackwardReplay:
         self.progress.require_messages(name, "gradient")
         returned_by_device: dict[int, list[Box]] = {}
         for m in self.returned.get(name, []):
-            sent = self.forward.received_boxes.get((name, m.source), {}).get(m.target, [])
+            sent = self.forward.received.get((name, m.source), {}).get(m.target, [])
             wanted = self.forward.remote_reads.get(name, {}).get(m.source, [])
             for box in m.boxes:
                 if box not in sent and subtract(box, sent):

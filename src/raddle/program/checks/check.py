@@ -162,10 +162,10 @@ def _check_current(
         for name, region in zip(op.inputs, facts.regions_and_outputs(op, box)[0], strict=True):
             if name not in current or region is None:
                 continue
-            held = current[name].get(device)
-            if held is None:  # a replica that has not written it yet
+            boxes = current[name].get(device)
+            if boxes is None:  # a replica that has not written it yet
                 continue
-            if region not in held and subtract(region, held):
+            if region not in boxes and subtract(region, boxes):
                 raise InputError(
                     f"{describe(number, run)}: device {device} has no {region} of buffer '{name}' "
                     "as it was written last."

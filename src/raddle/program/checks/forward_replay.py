@@ -17,7 +17,7 @@ class ForwardReplay:
     def __init__(self, facts: VariantFacts, progress: ReplayProgress) -> None:
         self.facts, self.progress = facts, progress
         self.computed: dict[tuple[str, int], list[Box]] = {}  # value, device
-        self.received_boxes: dict[tuple[str, int], dict[int, list[Box]]] = {}  # and by sender
+        self.received: dict[tuple[str, int], dict[int, list[Box]]] = {}  # and by sender
         # What operators that give gradients read on a device that did not compute it:
         self.remote_reads: dict[str, dict[int, list[Box]]] = {}
         self.sent_parts: dict[
@@ -92,9 +92,7 @@ class ForwardReplay:
             )
 
     def received_boxes(self, name: str, device: int) -> list[Box]:
-        return [
-            box for boxes in self.received_boxes.get((name, device), {}).values() for box in boxes
-        ]
+        return [box for boxes in self.received.get((name, device), {}).values() for box in boxes]
 
     def replay_merge(self, merge: Merge) -> None:
         self.progress.require_done(merge.op, "F", "it comes before what it merges.")
@@ -150,7 +148,7 @@ class ForwardReplay:
                     self.progress.refuse(
                         f"device {m.source} sends {missing[0]}, which it does not hold."
                     )
-            by_sender = self.received_boxes.setdefault((move.value, m.target), {})
+            by_sender = self.received.setdefault((move.value, m.target), {})
             by_sender.setdefault(m.source, []).extend(m.boxes)
         for device in {m.target for m in move.messages}:
             self._check_arrivals(move.value, device)

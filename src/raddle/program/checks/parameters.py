@@ -198,7 +198,7 @@ def _messages_bring(
             if d != region.server:
                 pair = (d, region.server) if push else (region.server, d)
                 wanted.setdefault(pair, []).append(region.box)
-    sent = {way[:2]: boxes for way, boxes in boxes_by_path(messages).items()}
+    sent = {path[:2]: boxes for path, boxes in boxes_by_path(messages).items()}
     return wanted.keys() == sent.keys() and all(
         disjoint(sent[way])
         and not subtract_all(boxes, sent[way])

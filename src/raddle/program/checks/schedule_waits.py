@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from raddle.errors import InputError
 from raddle.plans.pipelining import is_asynchronous, schedule_of, stage_of
-from raddle.plans.schedule import Action, Schedule, order
+from raddle.plans.schedule import Action, Schedule, all_actions_in_order
 from raddle.program.describe import describe
 from raddle.program.program import Merge, Move, Program, Run
 from raddle.program.signals import ActionEnds
@@ -30,7 +30,7 @@ def check_waits(program: Program) -> None:
     schedule = schedule_of(program.plan)
     for actions in _runs_by_action(program, schedule) if schedule.waits else ():
         ends = ActionEnds(schedule)
-        for action in order(schedule):
+        for action in all_actions_in_order(schedule):
             ends.add(action, actions.get(action, ()))
         for waiting_action, awaited_action in dict.fromkeys(schedule.waits):
             _check_wait(
@@ -112,10 +112,15 @@ def _ends_sent(move: Move, computed: Mapping[int, EndedOn]) -> EndedOn:
 
 
 def _refuse_wait(
-    program: Program, first: Action, second: Action, number: int, device: int, other: int
+    program: Program,
+    waiting_action: Action,
+    awaited_action: Action,
+    number: int,
+    device: int,
+    other: int,
 ) -> None:
     i = program.instructions[number]
     raise InputError(
         f"{describe(number, i)} on device {device} does not wait for device {other}, which takes part in "
-        f"{second}, though the schedule has {first} after {second}."
+        f"{awaited_action}, though the schedule has {waiting_action} after {awaited_action}."
     )

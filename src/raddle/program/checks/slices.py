@@ -28,7 +28,7 @@ class _SliceReplay:
 
     def __init__(self, program: Program, name: str, steps: Sequence[Events]) -> None:
         self.program, self.name, self.steps = program, name, steps
-        self.sync = program.plan.syncing
+        self.sync = program.plan.parsed_sync
         self.updates: dict[ParameterRegion, list[list[int]]] = {}  # by slice and step
 
     def check(self) -> dict[int, list[Box]]:
@@ -40,7 +40,7 @@ class _SliceReplay:
                 if isinstance(i, Run) and i.phase == "F":
                     self._check_waits_for(n, before)
             self._index_events(step, events)
-            if self.sync.divided:
+            if self.sync.zero3:
                 last = {share: updates[-1][0] for share, updates in self.updates.items()}
                 self.unclaimed -= check_pulls(self.program, self.name, events, last, passed)
             before = [n for s in self.program.slices[self.name] for n in self._check_slice(s)]
@@ -102,7 +102,7 @@ class _SliceReplay:
             updates.append(update)
             writers.append(update)
             others = [d for d in devices if d != slice_.server]
-            if others and not self.sync.divided:
+            if others and not self.sync.zero3:
                 pull = self._one_move(
                     MessageKind.PULL, slice_.box, [(slice_.server, d) for d in others]
                 )

@@ -25,7 +25,7 @@ class PullUse(NamedTuple):
 def uses_of_pulls(program: Program) -> dict[int, PullUse]:
     """By pull of a divided parameter."""
     uses: dict[int, PullUse] = {}
-    if not program.plan.syncing.divided or not program.slices:
+    if not program.plan.parsed_sync.zero3 or not program.slices:
         return uses
     reads = {op.name: set(op.inputs) for op in program.graph.ops}
     for number, i in enumerate(program.instructions):

@@ -44,7 +44,7 @@ def add_persistent_slots(program: Program, device: int, slot_table: SlotTable) -
 
 def is_zero3(program: Program) -> bool:
     """Whether rows of parameters are at their homes alone, and elsewhere while they are used."""
-    return program.plan.syncing.divided and bool(program.slices)
+    return program.plan.parsed_sync.zero3 and bool(program.slices)
 
 
 def _add_zero3_slots(

@@ -44,7 +44,7 @@ class SliceBuilder:
             )
             if slots:
                 actions.append(SubmitGradients(i.key, slots))
-        if self.program.plan.syncing.collective:
+        if self.program.plan.parsed_sync.collective:
             actions += self._start_all_reduce(name, i)
         return actions
 
@@ -68,7 +68,7 @@ class SliceBuilder:
     def all_slices(self) -> list[ParameterSlice]:
         """All slices of the program, numbered alike on every rank."""
         program = self.program
-        priority = program.priority if program.plan.syncing.urgent else {}
+        priority = program.priority if program.plan.parsed_sync.by_priority else {}
         slices = []
         for name, share in numbered_slices(program.slices):
             slot, rows = -1, None

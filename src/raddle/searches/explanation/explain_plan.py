@@ -20,8 +20,8 @@ from raddle.plans.pipelining import (
     workers_of,
 )
 from raddle.plans.plan import Plan
-from raddle.plans.schedule import alive, bubble, rows
-from raddle.plans.schedules import ASYNCHRONOUS, stashed
+from raddle.plans.schedule import bubble, peak_alive, rows
+from raddle.plans.schedules import ASYNCHRONOUS, peak_versions
 from raddle.program.message_kind import Purpose
 from raddle.program.program import Instruction, Merge, Move, Reduce, Run
 from raddle.searches.bounds import lower_bound, why_unbounded
@@ -105,12 +105,12 @@ def schedule_figures(plan: Plan) -> dict[str, Any] | None:
         "name": plan.schedule.splitlines()[0] if plan.schedule else "sequential",
         "stages": len(plan.stages),
         "workers": [list(devices) for devices in workers_of(plan)],
-        "alive": alive(chosen),
+        "alive": peak_alive(chosen),
         "bubble": float(bubble(chosen, backward=2)),
         "picture": rows(schedule_of(replace(plan, steps=2))),
     }
     if plan.schedule in ASYNCHRONOUS:
-        found["versions"] = stashed(chosen, count, ASYNCHRONOUS[plan.schedule])
+        found["versions"] = peak_versions(chosen, count, ASYNCHRONOUS[plan.schedule])
     return found
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from raddle.clusters import Cluster
 from raddle.costs.collectives import all_reduce_seconds, hops, server_bytes
-from raddle.plans.plan import BUCKET
+from raddle.plans.plan import DEFAULT_BUCKET
 from raddle.searches.optcnn.layouts import MemberLayout, devices_with_tile
 from raddle.searches.optcnn.ranges import Ranges, combination_ids, volume
 
@@ -68,8 +68,8 @@ class SyncTimes:
         return total
 
     def _bucketed_seconds(self, rings: _Rings, nbytes: Array) -> Array:
-        seconds = rings.bucket[rings.set_of] * (nbytes / BUCKET)
-        for x in np.flatnonzero((nbytes > BUCKET) & (seconds > 0)):
+        seconds = rings.bucket[rings.set_of] * (nbytes / DEFAULT_BUCKET)
+        for x in np.flatnonzero((nbytes > DEFAULT_BUCKET) & (seconds > 0)):
             seconds[x] = self._busiest_link_seconds(rings.sets[rings.set_of[x]], float(nbytes[x]))
         return np.asarray(seconds)
 
@@ -86,7 +86,7 @@ class SyncTimes:
                 set_numbers[key] = len(sets)
                 sets.append(_rings_of(row, devices))
             set_of[x] = set_numbers[key]
-        bucket = np.array([self._busiest_link_seconds(rings, BUCKET) for rings in sets])
+        bucket = np.array([self._busiest_link_seconds(rings, DEFAULT_BUCKET) for rings in sets])
         return _Rings(set_of, sets, bucket)
 
     def _busiest_link_seconds(self, rings: Sequence[Ring], nbytes: float) -> float:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raddle.errors import InputError
-from raddle.plans.named_schedule import Named
+from raddle.plans.named_schedule import NamedSchedule
 from raddle.plans.pipelining import is_schedule
-from raddle.plans.schedule import read
+from raddle.plans.schedule import schedule_from_text
 from raddle.plans.schedules import ASYNCHRONOUS, NAMES, SCHEDULES
 from raddle.searches.pipeline.layers import DeviceChain, LayerCosts, Layers, topological_order
 from raddle.searches.pipeline.shortest_period import partition_for_period
@@ -31,7 +31,9 @@ class PipelineRequest:
     def workers(self) -> tuple[tuple[int, ...], ...]:
         """Of a written schedule: a device a row."""
         return (
-            tuple((w,) for w in range(len(read(self.schedule).rows))) if self.is_written_out else ()
+            tuple((w,) for w in range(len(schedule_from_text(self.schedule).rows)))
+            if self.is_written_out
+            else ()
         )
 
     @property
@@ -40,7 +42,7 @@ class PipelineRequest:
         return bool(self.schedule) and self.schedule not in NAMES
 
     @property
-    def named_schedule(self) -> Named:
+    def named_schedule(self) -> NamedSchedule:
         """The schedule, unless it is written out."""
         return SCHEDULES[self.schedule or DEFAULT_SCHEDULE]
 
@@ -53,7 +55,7 @@ class PipelineRequest:
             )
         stages, microbatches = self.stages, self.microbatches
         if self.is_written_out:
-            written = read(self.schedule)
+            written = schedule_from_text(self.schedule)
             stages, microbatches = written.stages, written.microbatches
             if len(written.rows) > devices:
                 raise InputError(
@@ -81,17 +83,17 @@ class PipelineRequest:
     ) -> StepPartition | None:
         """Stages for the schedule: as many as it needs."""
         devices = len(device_chain.kinds)
-        one_device_per_stage = self.is_written_out or not self.named_schedule.replicated
+        one_device_per_stage = self.is_written_out or not self.named_schedule.allows_replicas
         if not one_device_per_stage and self.stages is None:
             if self.schedule in ASYNCHRONOUS and len(set(device_chain.kinds)) == 1:
                 return _shortest_period_partition(costs, device_chain)
             return best_partition(costs, device_chain, m, state_factor)
         if self.is_written_out:
-            written = read(self.schedule)
+            written = schedule_from_text(self.schedule)
             stage_devices = [written.worker(s, 0) for s in range(written.stages)]
             return _balanced_partition(costs, stage_devices)
         stages = self.stages or devices * self.named_schedule.chunks
-        if self.named_schedule.even and stages % 2:
+        if self.named_schedule.even_stages and stages % 2:
             raise InputError(f"{self.schedule} needs an even number of stages, not {stages}.")
         if stages <= devices:
             first_devices = DeviceChain(

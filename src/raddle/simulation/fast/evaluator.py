@@ -53,7 +53,7 @@ class Evaluator:
     ) -> None:
         _refuse(plan, cluster)
         machine, links = ClusterArrays(cluster), len(cluster.links)
-        self.outline = index_graph(graph, plan.syncing)
+        self.outline = index_graph(graph, plan.parsed_sync)
         self.timer = Timer(self.outline, plan, machine, links)
         self.to = PlanRows(self.outline, machine.count, links)
         self.computing = ComputeRows(graph, machine, self.outline.active, plan.bn, profile)

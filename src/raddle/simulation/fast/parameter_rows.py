@@ -35,7 +35,7 @@ class ParameterRows:
     """Parameters of a plan on a machine."""
 
     def __init__(self, cluster: ClusterArrays, plan: Plan) -> None:
-        self.cluster, self.plan, self.sync = cluster, plan, plan.syncing
+        self.cluster, self.plan, self.sync = cluster, plan, plan.parsed_sync
         self.optimizer = optimizer_costs(plan.optimizer)
 
     def placement(
@@ -95,11 +95,11 @@ class ParameterRows:
         to_sync = [s for s in regions if s.needs_sync]
         updater_holds = any(s.server < 0 or s.server in s.devices for s in regions)
         rings, push, pull = (-1, 0), NOTHING, NOTHING
-        if self.sync.homes:
+        if self.sync.has_servers:
             push = self._message_rows(
                 store, [(d, s.server, s) for s in to_sync for d in s.devices], width
             )
-            if not self.sync.divided:
+            if not self.sync.zero3:
                 pull = self._message_rows(
                     store, [(s.server, d, s) for s in to_sync for d in s.devices], width
                 )

@@ -24,7 +24,7 @@ class ParameterSync:
     def __init__(
         self, index: GraphIndex, cluster: ClusterArrays, plan: Plan, plan_rows: PlanRows
     ) -> None:
-        self.index, self.plan_rows, self.sync = index, plan_rows, plan.syncing
+        self.index, self.plan_rows, self.sync = index, plan_rows, plan.parsed_sync
         self.parameter_rows = ParameterRows(cluster, plan)
         self.names = list(index.parameter_number)
         self.regions: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]

@@ -103,7 +103,7 @@ def record(
     micro = MicroBatch(settled, Key(), recorder)
 
     def pieces(phase: str) -> Iterable[tuple[Sequence[Op], Sequence[int]]]:
-        if not sync.divided or not trained:
+        if not sync.zero3 or not trained:
             return [(graph.ops, ())]
         blocks = cut_blocks(graph.ops, graph, plan, trained, active, phase)
         return with_prefetch(blocks, lambda at: recorder.pull(blocks[at].ops_to_run, trained))
@@ -127,7 +127,7 @@ def urgencies(
         used = dict.fromkeys(name for op in graph.ops for name in op.inputs if name in parameter)
         for at, name in enumerate(used):
             if name in trained:
-                found[parameter[name]] = 1 + at if sync.urgent else 1
+                found[parameter[name]] = 1 + at if sync.by_priority else 1
     return found
 
 

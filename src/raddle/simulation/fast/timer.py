@@ -23,10 +23,10 @@ class Timer:
     """Times steps of one graph; `counts` are nodes, edges and simulated nodes of the last."""
 
     def __init__(self, outline: GraphIndex, plan: Plan, machine: ClusterArrays, links: int) -> None:
-        sync = plan.syncing
+        sync = plan.parsed_sync
         self.tape, self.machine, self.links = outline.tape, machine, links
         urgency = urgencies(outline.graph, outline.parameter_number, outline.trained, sync)
-        self.ways = SyncSettings(rule_of(sync), plan.bucket, not sync.divided, sync.sliced, urgency)
+        self.ways = SyncSettings(rule_of(sync), plan.bucket, not sync.zero3, sync.sliced, urgency)
         self.parameters = len(outline.users)
         self.counts = np.zeros(3, np.int64)
         self.space = self._room(4096, 16384)

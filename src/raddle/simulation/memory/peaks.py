@@ -90,7 +90,7 @@ def _record_all(timeline: Timeline, *, through_host: bool) -> Ledger:
     program, ledger = timeline.program, Ledger(timeline, through_host=through_host)
     plan, groups = program.plan, dict[Key, list[int]]()
     for number, i in enumerate(program.instructions):
-        if isinstance(i, Move) and plan.syncing.divided and i.kind.is_pull:
+        if isinstance(i, Move) and plan.parsed_sync.zero3 and i.kind.is_pull:
             continue  # brings rows of a divided parameter
         if isinstance(i, Run | Merge | Move):
             groups.setdefault(i.key, []).append(number)
@@ -101,6 +101,6 @@ def _record_all(timeline: Timeline, *, through_host: bool) -> Ledger:
         record_contributions(ledger)
     if is_asynchronous(plan):
         record_versions(ledger)
-    if plan.syncing.divided:
+    if plan.parsed_sync.zero3:
         record_zero3(ledger)
     return ledger

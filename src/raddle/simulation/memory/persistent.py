@@ -37,7 +37,7 @@ def state_bytes(program: Program) -> Array:
             seen.add(i.parameter)
             for share in program.slices.get(i.parameter, i.regions):
                 nbytes = share.box.volume * program.element_bytes(i.parameter)
-                if program.plan.syncing.divided:  # the rest is there for a while
+                if program.plan.parsed_sync.zero3:  # the rest is there for a while
                     total[share.server] += (1 + optimizer_copies) * nbytes
                     continue
                 total[list({*share.devices, *share.updaters})] += 2 * nbytes
