@@ -86,13 +86,13 @@ def test_plans_without_a_bound() -> None:
     """Where steps overlap they are shorter than what no step on its own can be shorter than."""
     graph, on = small("mlp-tiny")[1], cluster("p100:1x2")
     for schedule in ("threaded:2", ""):
-        found = plan_and_predict(
+        evaluated = plan_and_predict(
             graph, on, "model", settings=Settings(sync="allreduce", schedule=schedule)
         )
-        assert (found.row["lower_bound_ms"] is None) == bool(schedule)
-        assert bool(why_unbounded(found.plan)) == bool(schedule)
-    assert why_unbounded(replace(found.plan, split_backward=True))
-    assert why_unbounded(found.plan, Profile())
+        assert (evaluated.row["lower_bound_ms"] is None) == bool(schedule)
+        assert bool(why_unbounded(evaluated.plan)) == bool(schedule)
+    assert why_unbounded(replace(evaluated.plan, split_backward=True))
+    assert why_unbounded(evaluated.plan, Profile())
 
 
 def test_data_parallelism_on_a_compute_bound_network_is_close_to_it() -> None:

@@ -55,22 +55,24 @@ def test_it_pays_where_communication_takes_as_long_as_compute(bandwidth: str, sy
 
     def step(candidate: Plan) -> float:
         timeline = simulate_steps(vgg(), candidate, on)
-        own = timeline.step_seconds + host_seconds(timeline)
-        seconds[candidate.sync, candidate.bucket] = own
-        return own
+        step_seconds = timeline.step_seconds + host_seconds(timeline)
+        seconds[candidate.sync, candidate.bucket] = step_seconds
+        return step_seconds
 
-    found = with_fastest_sync(plan, on, step)
-    assert found.sync == sync
+    chosen = with_fastest_sync(plan, on, step)
+    assert chosen.sync == sync
     sums = [s for (how, _), s in seconds.items() if how == "allreduce"]
     assert len(sums) == 1 + len(SMALLER_BUCKETS)
     assert (seconds["p3", plan.bucket] < (1 - MARGIN) * min(sums)) == (sync == "p3")
-    assert seconds[found.sync, found.bucket] <= min(seconds.values()) / (1 - MARGIN)
+    assert seconds[chosen.sync, chosen.bucket] <= min(seconds.values()) / (1 - MARGIN)
 
 
 def test_many_small_messages_cost_their_host() -> None:
     plan = plan_for(vgg(), hosts("1 GB/s"), "data", bn="local", sync="p3")
     timeline = simulate_steps(vgg(), plan, hosts("1 GB/s"))
-    slices = [s for own in timeline.program.slices.values() for s in own]
+    slices = [
+        s for slices_of_parameter in timeline.program.slices.values() for s in slices_of_parameter
+    ]
     small = sum(s.box.volume < 125_000 for s in slices)
     assert 20 < small < len(slices)
     assert host_seconds(timeline) == pytest.approx(small * 2 * 2 / 2 * MESSAGE_SECONDS)
@@ -89,14 +91,14 @@ def test_inside_of_a_node_slices_are_summed_where_it_pays(bandwidth: float, sync
 
     def step(candidate: Plan) -> float:
         timeline = simulate_steps(vgg(), candidate, on)
-        own = timeline.step_seconds + host_seconds(timeline)
-        seconds[candidate.sync] = own
-        return own
+        step_seconds = timeline.step_seconds + host_seconds(timeline)
+        seconds[candidate.sync] = step_seconds
+        return step_seconds
 
     plan = plan_for(vgg(), on, "data", bn="local")
-    found = with_fastest_sync(plan, on, step, lambda p: with_slice_order(vgg(), p, on))
-    assert found.sync == sync
-    assert bool(found.order) == (sync != "allreduce")
+    chosen = with_fastest_sync(plan, on, step, lambda p: with_slice_order(vgg(), p, on))
+    assert chosen.sync == sync
+    assert bool(chosen.order) == (sync != "allreduce")
     assert set(seconds) == {"allreduce", "p3:collective"}  # two simulations, and one for the order
     faster = seconds["p3:collective"] < (1 - MARGIN) * seconds["allreduce"]
     assert faster == (sync != "allreduce")

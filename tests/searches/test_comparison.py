@@ -28,9 +28,9 @@ def graph():
 
 
 def test_a_row_a_method(graph) -> None:
-    heard: list[Any] = []
-    rows = compare(graph, cluster("p100:1x2"), list(BASELINES), on_progress=heard.append)
-    assert [row["method"] for row in rows] == list(BASELINES) == [h["step"] for h in heard]
+    progress: list[Any] = []
+    rows = compare(graph, cluster("p100:1x2"), list(BASELINES), on_progress=progress.append)
+    assert [row["method"] for row in rows] == list(BASELINES) == [h["step"] for h in progress]
     data = rows[0]
     for row in rows:
         assert set(row) == KEYS | {"lower_bound_ms"}
@@ -54,25 +54,25 @@ def test_methods_that_cannot_be_applied_stay(graph) -> None:
 def test_one_plan_has_the_speedup_that_it_has_among_others(graph) -> None:
     on = cluster("p100:1x2")
     for row in compare(graph, on, list(BASELINES)):
-        found = speedup_over_data(plan_and_predict(graph, on, row["method"]))
-        assert found == pytest.approx(row["speedup"])
+        speedup = speedup_over_data(plan_and_predict(graph, on, row["method"]))
+        assert speedup == pytest.approx(row["speedup"])
 
 
 def test_a_pipeline_is_held_against_data_parallelism_with_its_whole_batch(graph) -> None:
     on = cluster("p100:1x2")
     asked = Settings(budget=0.2, schedule="1f1b", microbatches=4)
-    found = plan_and_predict(graph, on, "pipeline", settings=asked)
+    pipeline = plan_and_predict(graph, on, "pipeline", settings=asked)
     data = plan_and_predict(graph, on, "data", settings=Settings(bn="global"))
-    expected = data.row["step_ms"] / found.row["step_ms"]
-    assert speedup_over_data(found) == pytest.approx(expected)
+    expected = data.row["step_ms"] / pipeline.row["step_ms"]
+    assert speedup_over_data(pipeline) == pytest.approx(expected)
 
 
 def test_what_data_parallelism_cannot_do_has_no_speedup(graph) -> None:
     many = cluster("p100:4x4")  # there are 8 samples
     assert speedup_over_data(plan_and_predict(graph, many, "model")) is None
     overlapping = Settings(budget=0.2, schedule="pipedream")  # weights are older than they would be
-    found = plan_and_predict(graph, cluster("p100:1x2"), "pipeline", settings=overlapping)
-    assert speedup_over_data(found) is None
+    pipeline = plan_and_predict(graph, cluster("p100:1x2"), "pipeline", settings=overlapping)
+    assert speedup_over_data(pipeline) is None
 
 
 def test_data_parallelism_moves_what_a_ring_moves(graph) -> None:
@@ -82,7 +82,7 @@ def test_data_parallelism_moves_what_a_ring_moves(graph) -> None:
     assert 0 <= row["comm_bytes"] - 2 * 3 * parameters <= loss
 
 
-def test_predicted_figures_are_in_the_plan(graph) -> None:
+def test_predicted_metrics_are_in_the_plan(graph) -> None:
     plan, row, _ = plan_and_predict(graph, cluster("local:2"), "owt")
     assert plan.predicted == {key: row[key] for key in plan.predicted}
     assert plan.predicted["step_ms"] > 0
@@ -91,13 +91,13 @@ def test_predicted_figures_are_in_the_plan(graph) -> None:
 def test_details(graph) -> None:
     on = cluster("p100:1x2")
     timeline = simulate_steps(graph, plan_for(graph, on, "owt"), on)
-    found = details(timeline, largest=3)
-    assert len(found["devices"]) == 2
-    for device in found["devices"]:
+    prediction = details(timeline, largest=3)
+    assert len(prediction["devices"]) == 2
+    for device in prediction["devices"]:
         parts = [device[f"{name}_ms"] for name in ("compute", "exposed", "idle")]
         assert sum(parts) == pytest.approx(1e3 * timeline.step_ends[-1] / 1e9 / 3)
-        assert device["peak_bytes"] <= found["peak_bytes"]
-    sizes = [row["bytes"] for row in found["transfers"]]
+        assert device["peak_bytes"] <= prediction["peak_bytes"]
+    sizes = [row["bytes"] for row in prediction["transfers"]]
     assert sizes == sorted(sizes, reverse=True)
     everything = details(timeline, largest=10**6)["transfers"]
-    assert sum(row["bytes"] for row in everything) == found["comm_bytes"]
+    assert sum(row["bytes"] for row in everything) == prediction["comm_bytes"]

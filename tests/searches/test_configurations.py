@@ -36,10 +36,10 @@ def graph_of(name: str) -> Graph:
 
 def text(graph: Graph, group: int, parts: dict[str, int]) -> dict[str, str]:
     """The members of a group in plain text."""
-    own = find_groups(graph)[group]
-    counts = tuple(parts.get(letter, 1) for letter in own.letters)
-    found = tiles(own, Configuration(counts, tuple(range(math.prod(counts)))))
-    return {name: write_tiling(graph.op(name), tiling) for name, tiling in found.items()}
+    group_ = find_groups(graph)[group]
+    counts = tuple(parts.get(letter, 1) for letter in group_.letters)
+    tilings = tiles(group_, Configuration(counts, tuple(range(math.prod(counts)))))
+    return {name: write_tiling(graph.op(name), tiling) for name, tiling in tilings.items()}
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -69,8 +69,8 @@ def test_every_configuration_is_a_legal_plan(model: str, seed: int, reduction: b
     validate(plan, graph)
     lower(graph, plan)
     for g, configuration in enumerate(chosen):
-        found = space.configuration_of(g, plan.tiles)
-        assert found is None or found == configuration
+        read_back = space.configuration_of(g, plan.tiles)
+        assert read_back is None or read_back == configuration
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -81,8 +81,8 @@ def test_a_group_moves_nothing_inside(model: str, letter: str) -> None:
     space = PlanSpace(graph, cluster("p100:1x2"), Settings())
     chosen = []
     for group in space.groups:
-        able = letter in group.letters and group.sizes[group.letters.index(letter)] >= 2
-        parts = tuple(2 if able and x == letter else 1 for x in group.letters)
+        splittable = letter in group.letters and group.sizes[group.letters.index(letter)] >= 2
+        parts = tuple(2 if splittable and x == letter else 1 for x in group.letters)
         chosen.append(Configuration(parts, tuple(range(math.prod(parts)))))
     plan = Plan(space.tiles(chosen), 2, bn="local")
     large = {
@@ -112,12 +112,12 @@ def test_members_follow_their_anchor() -> None:
 
 def test_what_comes_before_is_computed_as_it_is_read() -> None:
     graph = graph_of("alexnet-tiny")
-    found = find_groups(graph)
-    at = next(i for i, group in enumerate(found) if group.name == "classifier.1")
-    assert {m.op.name for m in found[at].members if m.how == BEFORE} == {"reshape"}
-    assert text(graph, at, {"c": 2})["reshape"] == "x2 @0-1"
-    assert text(graph, at, {"k": 2})["reshape"] == "c/2 @0-1"
-    assert text(graph, at, {"n": 2})["reshape"] == "n/2 @0-1"
+    groups = find_groups(graph)
+    g = next(i for i, group in enumerate(groups) if group.name == "classifier.1")
+    assert {m.op.name for m in groups[g].members if m.how == BEFORE} == {"reshape"}
+    assert text(graph, g, {"c": 2})["reshape"] == "x2 @0-1"
+    assert text(graph, g, {"k": 2})["reshape"] == "c/2 @0-1"
+    assert text(graph, g, {"n": 2})["reshape"] == "n/2 @0-1"
 
 
 def test_a_split_sum_is_divided_among_those_that_have_parts_of_it() -> None:
@@ -133,7 +133,7 @@ def test_degrees_are_counted_as_in_the_paper() -> None:
     wide = type(conv)(conv.members, conv.letters, (1024,) * 5, conv.reduced)
     counts = [len(list(degrees(wide, n))) for n in (4, 16, 64, 256, 1024)]
     assert counts == [15, 70, 210, 495, 1001]
-    every = list(degrees(wide, 6, powers=False, reduction=True))
+    every = list(degrees(wide, 6, powers_of_two=False, reduction=True))
     assert len(every) == len(set(every))
     assert all(math.prod(parts) <= 6 for parts in every)
     assert (3, 1, 1, 1, 2) in every

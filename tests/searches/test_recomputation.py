@@ -24,15 +24,15 @@ from raddle.transport.thread_transport import Hub
 
 def test_blocks_are_the_forward_without_its_last_part() -> None:
     graph = small("resnet110-tiny")[1]
-    found = recompute_blocks(graph, 4)
+    blocks = recompute_blocks(graph, 4)
     names = [op.name for op in graph.ops]
-    assert len(found) == 3
-    assert [n for block in found for n in block] == names[: sum(map(len, found))]
+    assert len(blocks) == 3
+    assert [n for block in blocks for n in block] == names[: sum(map(len, blocks))]
     with pytest.raises(InputError, match="cannot recompute in 1 blocks"):
         recompute_blocks(graph, 1)
 
 
-def kept_bytes(program: object, graph: object, work: object) -> tuple[int, float]:
+def saved_bytes(program: object, graph: object, work: object) -> tuple[int, float]:
     """What a rank holds for the backward when the loss is known, and the loss."""
     rank = Executor(program, Hub(1).transport(0))  # type: ignore[arg-type]
     state = {**dict(work.model.named_parameters()), **dict(work.model.named_buffers())}  # type: ignore[attr-defined]
@@ -42,18 +42,21 @@ def kept_bytes(program: object, graph: object, work: object) -> tuple[int, float
         return tensors[source.name].detach()[source.box.within(full)]
 
     rank.load(lambda s: part(s, state).clone())
-    given = dict(zip(graph.inputs, [*work.inputs, *work.targets], strict=True))  # type: ignore[attr-defined]
-    held: dict[int, int] = {}
+    inputs = dict(zip(graph.inputs, [*work.inputs, *work.targets], strict=True))  # type: ignore[attr-defined]
+    saved: dict[int, int] = {}
     counted: list[int] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         do = rank._handlers[RecordLoss]
-        rank._handlers[RecordLoss] = lambda action: (counted.append(sum(held.values())), do(action))  # type: ignore[assignment]
-        loss = rank.run(lambda s: part(s, given), 0)
+        rank._handlers[RecordLoss] = lambda action: (
+            counted.append(sum(saved.values())),
+            do(action),
+        )  # type: ignore[assignment]
+        loss = rank.run(lambda s: part(s, inputs), 0)
     assert any(
         isinstance(a, Forward) and a.recomputation for a in rank.rank_actions.actions
     ) == bool(
@@ -63,16 +66,16 @@ def kept_bytes(program: object, graph: object, work: object) -> tuple[int, float
 
 
 @pytest.mark.parametrize("name", ["resnet110-tiny", "gpt-tiny"])
-def test_less_is_kept_and_predicted(name: str) -> None:
+def test_less_is_saved_and_predicted(name: str) -> None:
     work, graph = small(name)
     plain = plan_for(graph, cluster("p100:1x1"), "data")
-    again = replace(plain, recompute=recompute_blocks(graph, 4))
-    found, peaks = [], []
-    for plan in (plain, again):
+    recomputed = replace(plain, recompute=recompute_blocks(graph, 4))
+    saved, peaks = [], []
+    for plan in (plain, recomputed):
         program = lower(graph, plan)
         check(program)
-        found.append(kept_bytes(program, graph, work))
+        saved.append(saved_bytes(program, graph, work))
         peaks.append(peak_bytes(simulate(program, cluster("p100:1x1")))[0])
-    assert found[0][1] == pytest.approx(found[1][1], rel=1e-12)
-    assert found[1][0] < 0.6 * found[0][0]
+    assert saved[0][1] == pytest.approx(saved[1][1], rel=1e-12)
+    assert saved[1][0] < 0.6 * saved[0][0]
     assert peaks[1] < peaks[0]

@@ -19,14 +19,14 @@ from raddle.searches.method import Method, Search
 from raddle.searches.registry import METHODS, SEARCHES, jit_functions_of, method_named
 from raddle.searches.settings import SearchResult, Settings
 
-KNOWN = (
+SEARCH_NAMES = (
     "optcnn", "flexflow", "hypergraph-coarse", "hypergraph-fine", "hypergraph-mixed", "pipeline", "auto"
 )  # fmt: skip
 
 
 def test_methods_are_listed_in_one_order_and_known_by_their_names() -> None:
     assert list(METHODS) == [*baselines.BASELINES, *SEARCHES]
-    assert [name for name in SEARCHES if name in KNOWN] == [*KNOWN]
+    assert [name for name in SEARCHES if name in SEARCH_NAMES] == [*SEARCH_NAMES]
     assert all(method.name == name for name, method in METHODS.items())
 
 
@@ -51,13 +51,15 @@ def test_what_is_compiled_is_named_once_and_before_what_needs_it() -> None:
 
 
 def test_a_cache_is_one_that_has_the_largest_functions(tmp_path: Path) -> None:
-    own = JitFunctions("a toy", 1, str(tmp_path), ("toy.f-*.nbi", "toy.g-*.nbi"), lambda: None)
+    functions = JitFunctions(
+        "a toy", 1, str(tmp_path), ("toy.f-*.nbi", "toy.g-*.nbi"), lambda: None
+    )
     cache = tmp_path / "__pycache__"
     cache.mkdir()
     (cache / "toy.f-1.nbi").touch()
-    assert not own.is_cached()
+    assert not functions.is_cached()
     (cache / "toy.g-1.nbi").touch()
-    assert own.is_cached()
+    assert functions.is_cached()
 
 
 class Toy(Search):
@@ -70,10 +72,12 @@ class Toy(Search):
         return SearchResult(tiles, start=f"sums {settings.reduction}", stopped="toy")
 
 
-@pytest.mark.parametrize(("asked", "said"), [(None, "sums False"), (True, "sums True")])
-def test_a_search_decides_on_sums_where_nobody_else_does(asked: bool | None, said: str) -> None:
+@pytest.mark.parametrize(("reduction", "start"), [(None, "sums False"), (True, "sums True")])
+def test_a_search_decides_on_sums_where_nobody_else_does(
+    reduction: bool | None, start: str
+) -> None:
     graph, on = small("mlp-tiny")[1], cluster("p100:1x2")
-    assert Toy("toy").find(graph, on, Settings(reduction=asked)).start == said
+    assert Toy("toy").find(graph, on, Settings(reduction=reduction)).start == start
 
 
 def test_a_method_without_a_search_is_none() -> None:
@@ -96,10 +100,10 @@ def test_a_folder_without_a_line_is_an_error_at_import(monkeypatch: pytest.Monke
 
 def test_naming_methods_imports_no_compiler() -> None:
     script = "import sys, raddle.searches.registry; print('numba' in sys.modules)"
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert found.stdout.strip() == "False"
+    assert result.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("part", jit_functions_of(METHODS), ids=lambda part: part.name)

@@ -36,9 +36,9 @@ def test_a_simulated_step_is_that_of_the_program() -> None:
     for sync in each_sync():
         plan = plan_for(graph, on, "owt", sync=sync)
         timeline = simulate(lower(graph, plan), on)
-        found = simulate_single_step(graph, plan, on)
-        assert found.time == timeline.end.max()
-        assert timeline.compute_seconds.max() <= found.load / 1e9 <= found.time / 1e9
+        step = simulate_single_step(graph, plan, on)
+        assert step.time == timeline.end.max()
+        assert timeline.compute_seconds.max() <= step.load / 1e9 <= step.time / 1e9
 
 
 @pytest.mark.parametrize(
@@ -46,23 +46,23 @@ def test_a_simulated_step_is_that_of_the_program() -> None:
 )
 def test_auto_is_no_slower_than_a_method_that_fits(sync: str) -> None:
     graph, on = small("alexnet-tiny")[1], cluster(ON)
-    said: list[dict[str, Any]] = []
-    asked = Settings(
-        sync=sync, budget=3, proposals=100, on_progress=lambda step: said.append(dict(step))
+    progress: list[dict[str, Any]] = []
+    options = Settings(
+        sync=sync, budget=3, proposals=100, on_progress=lambda step: progress.append(dict(step))
     )
-    rows = {r["method"]: r for r in compare(graph, on, [*BASELINES, "optcnn"], settings=asked)}
-    judged = plan_and_predict(graph, on, "auto", settings=asked)
-    assert judged.plan.sync == judged.row["sync"] == sync
+    rows = {r["method"]: r for r in compare(graph, on, [*BASELINES, "optcnn"], settings=options)}
+    evaluated = plan_and_predict(graph, on, "auto", settings=options)
+    assert evaluated.plan.sync == evaluated.row["sync"] == sync
     for name, row in rows.items():
         if row["step_ms"] is not None and row["fits"]:
-            assert judged.row["step_ms"] <= row["step_ms"] * (1 + 1e-9), name
-    assert any("best_ms" in step for step in said)
-    tried = {row["name"]: row for row in judged.row["tried"]}
+            assert evaluated.row["step_ms"] <= row["step_ms"] * (1 + 1e-9), name
+    assert any("best_ms" in step for step in progress)
+    tried = {row["name"]: row for row in evaluated.row["tried"]}
     for name in BASELINES.keys() & tried.keys():
         plan = plan_for(graph, on, name, sync=sync)
-        alone = simulate_single_step(graph, plan, on).time / 1e6
+        single_step = simulate_single_step(graph, plan, on).time / 1e6
         period = 1e3 * simulate_steps(graph, plan, on).step_seconds
-        assert tried[name]["step_ms"] == (period if tried[name]["simulated"] else alone)
+        assert tried[name]["step_ms"] == (period if tried[name]["simulated"] else single_step)
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_auto_is_no_slower_than_a_method_that_fits(sync: str) -> None:
 )
 def test_searches_find_plans_for_it(method: str) -> None:
     graph, on = small("lenet-tiny")[1], cluster(ON)
-    asked = Settings(sync="ps", budget=1, proposals=50)
-    judged = plan_and_predict(graph, on, method, settings=asked)
-    assert judged.plan.sync == "ps"
-    assert judged.row["step_ms"] == 1e3 * simulate_steps(graph, judged.plan, on).step_seconds
+    options = Settings(sync="ps", budget=1, proposals=50)
+    evaluated = plan_and_predict(graph, on, method, settings=options)
+    assert evaluated.plan.sync == "ps"
+    assert evaluated.row["step_ms"] == 1e3 * simulate_steps(graph, evaluated.plan, on).step_seconds
     if method == "flexflow":
         data = plan_for(graph, on, "data", sync="ps")
-        found = simulate_single_step(graph, replace(judged.plan, predicted={}), on).time
-        assert found <= simulate_single_step(graph, data, on).time
+        step_time = simulate_single_step(graph, replace(evaluated.plan, predicted={}), on).time
+        assert step_time <= simulate_single_step(graph, data, on).time
 
 
 def test_what_is_chosen_after_the_tiles_is_said() -> None:

@@ -34,16 +34,16 @@ def plan(**more: Any) -> Plan:
     return planned(mlp(), tiles, 2, sync="p3:collective,slice=8", **more)
 
 
-def begun(timeline: Timeline) -> list[int]:
+def slices_by_start(timeline: Timeline) -> list[int]:
     """Slices of the last step in the order in which their sums begin."""
-    program, found = timeline.program, []
-    number = {own: n for n, own in enumerate(numbered_slices(program.slices))}
-    holds = timeline.tasks.first_resource >= 0
+    program, starts = timeline.program, []
+    number = {slice_: n for n, slice_ in enumerate(numbered_slices(program.slices))}
+    uses_link = timeline.tasks.first_resource >= 0
     for at, i in enumerate(program.instructions):
         if isinstance(i, Reduce) and i.key.step == program.plan.steps - 1:
-            own = timeline.start[(timeline.tasks.instruction == at) & holds]
-            found.append((int(own.min()), at, number[i.parameters[0], i.regions[0][0]]))
-    return [n for *_, n in sorted(found)]
+            start_times = timeline.start[(timeline.tasks.instruction == at) & uses_link]
+            starts.append((int(start_times.min()), at, number[i.parameters[0], i.regions[0][0]]))
+    return [n for *_, n in sorted(starts)]
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def begun(timeline: Timeline) -> list[int]:
 )
 def test_what_the_forward_uses_first_passes(nanoseconds: float, order: tuple[int, ...]) -> None:
     on = toy(nanoseconds)
-    found = with_slice_order(mlp(), plan(), on)
-    assert found.order == order
-    timeline = simulate(lower(mlp(), replace(found, steps=2)), on)
-    assert begun(timeline) == list(order)  # nothing overtakes
+    ordered = with_slice_order(mlp(), plan(), on)
+    assert ordered.order == order
+    timeline = simulate(lower(mlp(), replace(ordered, steps=2)), on)
+    assert slices_by_start(timeline) == list(order)  # nothing overtakes
 
 
 def test_a_forward_begins_before_the_last_sum_has_ended() -> None:
@@ -86,10 +86,10 @@ def test_any_plan_can_be_ordered(seed: int) -> None:
     graph = small("lenet-tiny")[1]
     chosen = random_plan(graph, 3, seed, sync="p3:collective,slice=9")
     on = cluster("p100:1x4")
-    found = with_slice_order(graph, chosen, on)
-    count = len(numbered_slices(lower(graph, found).slices))
-    assert sorted(found.order) == list(range(count))
-    assert found == with_slice_order(graph, found, on)  # whatever order it had before
+    ordered = with_slice_order(graph, chosen, on)
+    count = len(numbered_slices(lower(graph, ordered).slices))
+    assert sorted(ordered.order) == list(range(count))
+    assert ordered == with_slice_order(graph, ordered, on)  # whatever order it had before
 
 
 def test_planning_orders_by_itself() -> None:

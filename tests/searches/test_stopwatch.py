@@ -49,7 +49,7 @@ class Compiling(Listener):
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     """Where the clock is read, now or before there was a stopwatch."""
     time = Time()
-    for module in ("stopwatch", "figures", "settings"):
+    for module in ("stopwatch", "comparison", "settings"):
         monkeypatch.setattr(f"raddle.searches.{module}.perf_counter", time, raising=False)
     return time
 

@@ -49,10 +49,10 @@ def graph_of(name: str) -> Graph:
 
 
 def search(name: str, method: str, on: str = "p100:1x2") -> Any:
-    asked = Settings(budget=0.2, proposals=20)
-    found = plan_and_predict(graph_of(name), cluster(on), method, settings=asked)
-    check(found.timeline.program)
-    return found
+    options = Settings(budget=0.2, proposals=20)
+    evaluated = plan_and_predict(graph_of(name), cluster(on), method, settings=options)
+    check(evaluated.timeline.program)
+    return evaluated
 
 
 @pytest.mark.parametrize("name", ROTARY)

@@ -55,11 +55,11 @@ def tiles(group: Group, configuration: Configuration) -> dict[str, Tiling]:
 
 
 def degrees(
-    group: Group, max_parts: int, *, powers: bool = True, reduction: bool = False
+    group: Group, max_parts: int, *, powers_of_two: bool = True, reduction: bool = False
 ) -> Iterator[tuple[int, ...]]:
     """All ways to split a group into at most `most` parts; with `powers`, into powers of two."""
     options = [
-        [d for d in range(1, min(size, max_parts) + 1) if not powers or d & (d - 1) == 0]
+        [d for d in range(1, min(size, max_parts) + 1) if not powers_of_two or d & (d - 1) == 0]
         if reduction or letter not in group.reduced
         else [1]
         for letter, size in zip(group.letters, group.sizes, strict=True)

@@ -102,7 +102,7 @@ class PlanSpace:
                 degrees(
                     group,
                     self.device_count,
-                    powers=settings.powers_of_two,
+                    powers_of_two=settings.powers_of_two,
                     reduction=bool(settings.reduction),
                 )
             )

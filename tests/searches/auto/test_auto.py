@@ -76,10 +76,10 @@ def test_it_respects_memory_where_data_parallelism_does_not_fit() -> None:
     assert rows["data"]["fits"] is False
     assert rows["auto"]["fits"] is True
     plan = plan_for(graph, on, "auto", budget=3)
-    assert figure_peak(graph, plan, on) <= 24 * 2**20
+    assert predicted_peak(graph, plan, on) <= 24 * 2**20
 
 
-def figure_peak(graph: Graph, plan: Plan, on: Cluster) -> int:
+def predicted_peak(graph: Graph, plan: Plan, on: Cluster) -> int:
     return max(peak_bytes(simulate_steps(graph, plan, on)))
 
 
@@ -96,7 +96,7 @@ def test_it_computes_again_what_it_cannot_keep() -> None:
     needed = plan_and_predict(graph, on, "data")[1]["peak_bytes"]
     plan = plan_for(graph, small_cards(int(0.8 * needed), "p100:1x1"), "auto", budget=2)
     assert plan.recompute
-    assert figure_peak(graph, plan, on) <= 0.8 * needed
+    assert predicted_peak(graph, plan, on) <= 0.8 * needed
 
 
 def test_it_says_by_how_much_nothing_fits_and_what_would_help() -> None:
@@ -135,11 +135,11 @@ def test_the_same_seed_gives_the_same_plan() -> None:
 def test_an_interrupt_keeps_the_best_so_far(when: int) -> None:
     """Among the starts, in a chain, and while the best are simulated."""
     graph, on = small("lenet-tiny")[1], cluster("p100:1x4")
-    heard: list[object] = []
+    progress: list[object] = []
 
     def interrupt(step: object) -> None:
-        heard.append(step)
-        if len(heard) == when:
+        progress.append(step)
+        if len(progress) == when:
             raise KeyboardInterrupt
 
     asked = Settings(budget=60, proposals=600 if when > 2 else None, on_progress=interrupt)

@@ -18,48 +18,52 @@ from raddle.searches.settings import Settings
 from raddle.simulation.fast.evaluator import Evaluator
 
 
-def judge_on(on: Cluster) -> CandidateSimulator:
+def simulator_on(on: Cluster) -> CandidateSimulator:
     return CandidateSimulator(small("mlp-tiny")[1], on, Settings(), Attempts())
 
 
-def data(own: CandidateSimulator) -> dict[str, Any]:
-    return BASELINES["data"](own.graph, own.cluster)
+def data(simulator: CandidateSimulator) -> dict[str, Any]:
+    return BASELINES["data"](simulator.graph, simulator.cluster)
 
 
 def cards(memory: int) -> Cluster:
     plain = cluster("p100:1x2").to_dict()
-    plain["devices"] = {kind: {**own, "memory": memory} for kind, own in plain["devices"].items()}
+    plain["devices"] = {
+        kind: {**device, "memory": memory} for kind, device in plain["devices"].items()
+    }
     return Cluster.from_dict(plain)
 
 
 def test_a_simulated_candidate_knows_what_its_plan_takes() -> None:
-    own = judge_on(cluster("p100:1x2"))
-    candidate = own.simulate_single_step("data", data(own))
-    assert own.simulate(candidate)
-    row = predicted_metrics(simulate_steps(own.graph, own.plan(candidate.tiles), own.cluster))
+    simulator = simulator_on(cluster("p100:1x2"))
+    candidate = simulator.simulate_single_step("data", data(simulator))
+    assert simulator.simulate(candidate)
+    row = predicted_metrics(
+        simulate_steps(simulator.graph, simulator.plan(candidate.tiles), simulator.cluster)
+    )
     assert candidate.row()["step_ms"] == row["step_ms"] == 1e3 * candidate.simulated_seconds
     assert (candidate.row()["peak_bytes"], candidate.fits) == (row["peak_bytes"], row["fits"])
 
 
 def test_a_candidate_that_fails_is_not_simulated_again() -> None:
-    own = judge_on(cluster("p100:1x2"))
+    simulator = simulator_on(cluster("p100:1x2"))
     candidate = Candidate("nothing", {}, 1)
-    assert not own.simulate(candidate)
-    assert not own.simulate(candidate)
-    assert [failure.name for failure in own.attempts.failures] == ["nothing"]
+    assert not simulator.simulate(candidate)
+    assert not simulator.simulate(candidate)
+    assert [failure.name for failure in simulator.attempts.failures] == ["nothing"]
     with pytest.raises(AssertionError, match="has not been simulated"):
         candidate.simulated_seconds  # noqa: B018
 
 
-def test_the_timer_has_one_evaluator_until_it_is_told_to_forget_it() -> None:
-    own = judge_on(cluster("p100:1x2"))
-    timer = CandidateTimer(own)
-    candidate = timer.time_candidate("data", data(own))
-    assert candidate.time == own.simulate_single_step("data", data(own)).time
-    first = timer.evaluator_at(data(own))
-    assert timer.evaluator_at(data(own)) is first
+def test_the_timer_has_one_evaluator_until_it_discards_it() -> None:
+    simulator = simulator_on(cluster("p100:1x2"))
+    timer = CandidateTimer(simulator)
+    candidate = timer.time_candidate("data", data(simulator))
+    assert candidate.time == simulator.simulate_single_step("data", data(simulator)).time
+    first = timer.evaluator_at(data(simulator))
+    assert timer.evaluator_at(data(simulator)) is first
     timer.discard_evaluator()
-    assert timer.evaluator_at(data(own)) is not first
+    assert timer.evaluator_at(data(simulator)) is not first
 
 
 @pytest.mark.parametrize(("error", "same"), [(InputError, True), (ZeroDivisionError, False)])
@@ -69,23 +73,25 @@ def test_a_timer_goes_on_after_a_refusal_and_begins_anew_after_a_mistake(
     def fails(self: Evaluator, tiles: object) -> None:
         raise error("it cannot be")
 
-    own = judge_on(cluster("p100:1x2"))
-    timer = CandidateTimer(own)
-    first = timer.evaluator_at(data(own))
+    simulator = simulator_on(cluster("p100:1x2"))
+    timer = CandidateTimer(simulator)
+    first = timer.evaluator_at(data(simulator))
     with monkeypatch.context() as patch:
         patch.setattr(Evaluator, "move", fails)
         with pytest.raises(error):
-            timer.evaluator_at(data(own))
-    assert (timer.evaluator_at(data(own)) is first) is same
+            timer.evaluator_at(data(simulator))
+    assert (timer.evaluator_at(data(simulator)) is first) is same
 
 
 def test_where_nothing_fits_the_smallest_is_named() -> None:
-    own = judge_on(cards(1000))
+    simulator = simulator_on(cards(1000))
     with pytest.raises(InputError, match=r"^no plan that was found for 'MLP'.*the smallest \(data"):
-        recompute_to_fit(own, [own.simulate_single_step("data", data(own))], groups=4)
+        recompute_to_fit(
+            simulator, [simulator.simulate_single_step("data", data(simulator))], groups=4
+        )
 
 
 def test_where_nothing_could_be_simulated_the_first_reason_is_given() -> None:
-    own = judge_on(cards(1000))
+    simulator = simulator_on(cards(1000))
     with pytest.raises(InputError, match=r"^auto found no plan for .*: nothing: "):
-        recompute_to_fit(own, [Candidate("nothing", {}, 1)], groups=4)
+        recompute_to_fit(simulator, [Candidate("nothing", {}, 1)], groups=4)

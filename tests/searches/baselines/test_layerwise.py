@@ -21,14 +21,14 @@ def load(loads: list[list[int]], cut: list[tuple[int, int]]) -> int:
 def test_no_other_runs_have_a_smaller_load(data: st.DataObject, devices: int, layers: int) -> None:
     row = st.lists(st.integers(0, 20), min_size=layers, max_size=layers)
     loads = data.draw(st.lists(row, min_size=devices, max_size=devices))
-    found = balanced_runs(loads)
-    assert [a for a, _ in found] == [0, *(b for _, b in found[:-1])]
-    assert found[-1][1] == layers
+    runs = balanced_runs(loads)
+    assert [a for a, _ in runs] == [0, *(b for _, b in runs[:-1])]
+    assert runs[-1][1] == layers
     every = (
         list(zip((0, *points), (*points, layers), strict=True))
         for points in combinations_with_replacement(range(layers + 1), devices - 1)
     )
-    assert load(loads, found) == min(load(loads, cut) for cut in every)
+    assert load(loads, runs) == min(load(loads, cut) for cut in every)
 
 
 def mixed(slow: int, fast: int) -> Cluster:
@@ -62,8 +62,8 @@ def test_layers_of_a_recurrent_network_may_be_cut_apart_and_composites_not() -> 
     w = zoo.load("rnntc-tiny")
     graph = capture(w.model, w.inputs, targets=w.targets, loss=w.loss)
     tiles = layerwise(graph, mixed(0, 3))
-    home = {op.name: tiles[op.name].devices for op in graph.ops}
-    assert len({home[op.name] for op in graph.ops if op.composite_kind == "lstm"}) > 1
+    devices_of = {op.name: tiles[op.name].devices for op in graph.ops}
+    assert len({devices_of[op.name] for op in graph.ops if op.composite_kind == "lstm"}) > 1
     for layer in range(4):
-        own = {home[op.name] for op in graph.ops if op.name.startswith(f"lstm.l{layer}.")}
-        assert len(own) == 1
+        devices = {devices_of[op.name] for op in graph.ops if op.name.startswith(f"lstm.l{layer}.")}
+        assert len(devices) == 1

@@ -26,7 +26,7 @@ MODELS = ("lenet-tiny", "resnet110-tiny", "rnnlm-tiny", "gpt-tiny", "inception_v
 MACHINES = ("p100:1x4", "p100:2x2", "local:4")
 
 
-def begun(model: str, machine: str, seed: int, temperature: float) -> Chain:
+def new_chain(model: str, machine: str, seed: int, temperature: float) -> Chain:
     graph, on = small(model)[1], cluster(machine)
     space = PlanSpace(graph, on, Settings(reduction=True, powers_of_two=False))
     tiles = BASELINES["data"](graph, on)
@@ -46,8 +46,8 @@ def test_decisions_are_those_of_full_simulation(
     model: str, machine: str, seed: int, hot: bool
 ) -> None:
     """The same draws, judged by simulating every task of every proposal to its end."""
-    short = begun(model, machine, seed, temperature=0.2 if hot else 0.003)
-    full = begun(model, machine, seed, temperature=short.temperature)
+    short = new_chain(model, machine, seed, temperature=0.2 if hot else 0.003)
+    full = new_chain(model, machine, seed, temperature=short.temperature)
     plain = full.evaluator
     shortened = plain.time
 
@@ -71,10 +71,10 @@ def test_decisions_are_those_of_full_simulation(
 
 def test_what_is_accepted_follows_the_temperature() -> None:
     """As often as exp(-difference / temperature) says, which is Metropolis's rule."""
-    own = begun("lenet-tiny", "p100:1x4", 0, temperature=0.01)
+    chain_ = new_chain("lenet-tiny", "p100:1x4", 0, temperature=0.01)
     rng = random.Random(0)
-    draws = [own._accepted_slowdown(rng.random()) for _ in range(4000)]
-    scale = own.temperature * own.best_time
+    draws = [chain_._accepted_slowdown(rng.random()) for _ in range(4000)]
+    scale = chain_.temperature * chain_.best_time
     for times in (0.5, 1.0, 2.0):
         share = sum(draw >= times * scale for draw in draws) / len(draws)
         assert share == pytest.approx(math.exp(-times), abs=0.03)
@@ -97,23 +97,23 @@ def test_the_same_seed_gives_the_same_plan() -> None:
 
 def test_an_interrupt_keeps_the_best_so_far() -> None:
     graph, on = small("lenet-tiny")[1], cluster("p100:1x4")
-    heard = []
+    progress = []
 
     def interrupt(step: object) -> None:
-        heard.append(step)
-        if len(heard) == 2:
+        progress.append(step)
+        if len(progress) == 2:
             raise KeyboardInterrupt
 
     asked = Settings(budget=60, on_progress=interrupt)
-    found = flexflow(graph, on, asked, {"data": BASELINES["data"](graph, on)})
-    assert found.stopped == "interrupt"
-    lower(graph, Plan(found.tiles, 4, bn="local"))
+    result = flexflow(graph, on, asked, {"data": BASELINES["data"](graph, on)})
+    assert result.stopped == "interrupt"
+    lower(graph, Plan(result.tiles, 4, bn="local"))
 
 
 def test_nothing_is_proposed_after_the_budget() -> None:
-    own = begun("lenet-tiny", "p100:1x4", 0, temperature=0.003)
-    climb = MultiChain(own.space, own.evaluator, Clock(0.0), Settings(budget=0.0))
-    climb.add_chain("data", own.tiles)
-    climb.run(0.0)
-    assert climb.proposals == 0
-    assert climb.stopped == "budget"
+    chain_ = new_chain("lenet-tiny", "p100:1x4", 0, temperature=0.003)
+    multi_chain = MultiChain(chain_.space, chain_.evaluator, Clock(0.0), Settings(budget=0.0))
+    multi_chain.add_chain("data", chain_.tiles)
+    multi_chain.run(0.0)
+    assert multi_chain.proposals == 0
+    assert multi_chain.stopped == "budget"

@@ -27,8 +27,8 @@ def all_costs(nodes: list[np.ndarray], edges: list[Edge]) -> np.ndarray:
     for i, node in enumerate(nodes):
         total += node.reshape([-1 if k == i else 1 for k in range(len(nodes))])
     for i, j, cost in edges:
-        upright = cost if i < j else cost.T
-        total += upright.reshape([len(nodes[k]) if k in (i, j) else 1 for k in range(len(nodes))])
+        in_order = cost if i < j else cost.T
+        total += in_order.reshape([len(nodes[k]) if k in (i, j) else 1 for k in range(len(nodes))])
     return total
 
 
@@ -110,10 +110,10 @@ def filled(
 
 
 def check(problem: Problem, **options: Any) -> None:
-    found = solve(*problem, **options)
-    assert found.certified
-    assert found.cost == found.bound == exhaustive(*problem)
-    assert added_up(*problem, found.choice) == found.cost
+    solution = solve(*problem, **options)
+    assert solution.certified
+    assert solution.cost == solution.bound == exhaustive(*problem)
+    assert added_up(*problem, solution.choice) == solution.cost
 
 
 # -- the optimum ---------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def without_guesses() -> Iterator[pytest.MonkeyPatch]:
             patch.setattr(
                 module, "improve_locally", lambda nodes, edges, choice: tuple(map(int, choice))
             )
-        patch.setattr(branch_and_bound, "_greedy_choice", lambda nodes, *rest: (0,) * len(nodes))
+        patch.setattr(branch_and_bound, "_greedy_choice", lambda nodes, *others: (0,) * len(nodes))
         yield patch
 
 
@@ -170,14 +170,14 @@ def test_bounds_hold_for_all_choices(pairs: Pairs, seed: int, quantile: float) -
     nodes, edges = filled(pairs, seed, least=2)
     costs = all_costs(nodes, edges)
     cost = float(np.quantile(costs, quantile, method="higher"))
-    near = incident_edges(nodes, edges)
+    incident = incident_edges(nodes, edges)
     zeros = [[np.zeros(len(nodes[end])) for end in edge[:2]] for edge in edges]
-    keep = [np.arange(len(node)) for node in nodes]
+    allowed = [np.arange(len(node)) for node in nodes]
     root = branch_and_bound.Subproblem(
-        1, branch_and_bound._bound(nodes, edges, zeros), 0, keep, zeros
+        1, branch_and_bound._bound(nodes, edges, zeros), 0, allowed, zeros
     )
     assert root.bound <= costs.min()
-    part = branch_and_bound._tighten(nodes, edges, near, root, cost, lambda: False)
+    part = branch_and_bound._tighten(nodes, edges, incident, root, cost, lambda: False)
     assert part.bound <= max(cost, costs.min()) + 1e-6
     if part.bound < cost:
         assert part.bound <= costs.min() + 1e-6
@@ -185,7 +185,7 @@ def test_bounds_hold_for_all_choices(pairs: Pairs, seed: int, quantile: float) -
             assert set(np.nonzero(costs < cost)[node]) <= set(kept)
         few, some = branch_and_bound._restrict(nodes, edges, part.allowed)
         if any(len(kept) > 1 for kept in part.allowed):
-            for child in branch_and_bound._branch(few, some, near, part, count()):
+            for child in branch_and_bound._branch(few, some, incident, part, count()):
                 assert child.bound <= costs[np.ix_(*child.allowed)].min() + 1e-6
     else:
         assert costs.min() >= cost
@@ -204,10 +204,10 @@ def test_tables_that_are_shared_in_both_directions(pairs: Pairs, seed: int) -> N
 def test_real_costs_are_exact_up_to_rounding(pairs: Pairs, seed: int) -> None:
     problem = filled(pairs, seed, real)
     for limit in (0, 2**20):
-        found = solve(*problem, limit=limit)
-        assert found.certified
-        assert found.cost == pytest.approx(exhaustive(*problem), rel=1e-5)
-        assert found.bound == pytest.approx(found.cost, rel=1e-5)
+        solution = solve(*problem, limit=limit)
+        assert solution.certified
+        assert solution.cost == pytest.approx(exhaustive(*problem), rel=1e-5)
+        assert solution.bound == pytest.approx(solution.cost, rel=1e-5)
 
 
 @given(st.one_of(multigraphs(), st.sampled_from(WIDE)), seeds, st.sampled_from([0, 2**20]))
@@ -221,17 +221,17 @@ def test_infinite_costs_forbid(pairs: Pairs, seed: int, limit: int) -> None:
 def test_a_wide_graph_is_really_branched() -> None:
     problem = filled(complete(7), 1, least=3)
     assert solve(*problem).counts.branches == 0
-    found = solve(*problem, limit=0)
-    assert found.cost == solve(*problem).cost == exhaustive(*problem)
-    assert found.counts.branches > 5
-    assert found.counts.remaining == 7
+    solution = solve(*problem, limit=0)
+    assert solution.cost == solve(*problem).cost == exhaustive(*problem)
+    assert solution.counts.branches > 5
+    assert solution.counts.remaining == 7
 
 
 def test_no_nodes_and_no_edges() -> None:
     assert solve([], []).choice == ()
     assert solve([], []).certified
-    found = solve([np.array([3, 1, 2]), np.array([5])], [])
-    assert (found.choice, found.cost, found.bound) == ((1, 0), 6.0, 6.0)
+    solution = solve([np.array([3, 1, 2]), np.array([5])], [])
+    assert (solution.choice, solution.cost, solution.bound) == ((1, 0), 6.0, 6.0)
 
 
 def test_an_edge_joins_two_nodes() -> None:
@@ -247,10 +247,10 @@ def test_an_edge_joins_two_nodes() -> None:
 @given(st.one_of(series_parallel(), st.sampled_from(WIDE)), seeds)
 def test_after_the_deadline_there_is_a_choice_and_a_bound(pairs: Pairs, seed: int) -> None:
     problem = filled(pairs, seed)
-    found = solve(*problem, deadline=perf_counter() - 1)
+    solution = solve(*problem, deadline=perf_counter() - 1)
     least = exhaustive(*problem)
-    assert found.bound <= least <= found.cost == added_up(*problem, found.choice)
-    assert found.certified == (found.bound == found.cost)
+    assert solution.bound <= least <= solution.cost == added_up(*problem, solution.choice)
+    assert solution.certified == (solution.bound == solution.cost)
 
 
 @given(st.sampled_from(WIDE), seeds, st.integers(0, 40), st.sampled_from([0, 2**20]))
@@ -260,41 +260,41 @@ def test_whenever_it_is_interrupted(pairs: Pairs, seed: int, looks: int, limit: 
     clock = iter([*[0.0] * looks, *[1.0] * 10**4])
     with without_guesses() as patch:
         patch.setattr("raddle.searches.optcnn.elimination.perf_counter", lambda: next(clock))
-        found = solve(*problem, limit=limit, deadline=1.0)
+        solution = solve(*problem, limit=limit, deadline=1.0)
     least = exhaustive(*problem)
-    assert found.bound <= least <= found.cost
-    assert not found.certified or found.cost == least
+    assert solution.bound <= least <= solution.cost
+    assert not solution.certified or solution.cost == least
 
 
 def test_a_part_that_was_interrupted_stays_open() -> None:
     problem = filled(complete(4), 0, least=3)
-    struck = []
+    calls = []
 
     def interrupted(nodes: Sequence[np.ndarray], edges: Any) -> tuple[tuple[int, ...], bool]:
-        struck.append(True)
+        calls.append(True)
         return (0,) * len(nodes), False
 
     with without_guesses():
-        found = branch_and_bound.branch_and_bound(
+        result = branch_and_bound.branch_and_bound(
             *problem,
             solve_by_elimination=interrupted,
-            out_of_time=lambda: bool(struck),
+            out_of_time=lambda: bool(calls),
             on_progress=lambda step: None,
         )
-    assert struck
-    assert not found.certified
-    assert found.bound <= exhaustive(*problem) < added_up(*problem, found.choice)
+    assert calls
+    assert not result.certified
+    assert result.bound <= exhaustive(*problem) < added_up(*problem, result.choice)
 
 
 def test_the_bound_before_any_work_is_what_each_table_costs_at_least() -> None:
     differ = np.array([[0, -1], [-1, 0]], np.float32)  # three nodes cannot all differ
     edges = [Edge(i, j, differ) for i, j in complete(3)]
-    found = solve([np.zeros(2)] * 3, edges, deadline=perf_counter())
-    assert (found.bound, found.cost, found.certified) == (-3, -2, False)
+    solution = solve([np.zeros(2)] * 3, edges, deadline=perf_counter())
+    assert (solution.bound, solution.cost, solution.certified) == (-3, -2, False)
     assert solve([np.zeros(2)] * 3, edges).bound == -2
 
 
-def test_progress_is_heard() -> None:
+def test_progress_is_reported() -> None:
     steps: list[Any] = []
     solve(*filled([*complete(6), (5, 6)], 3, least=3), limit=0, on_progress=steps.append)
     assert {step["step"] for step in steps} == {"eliminate", "branch"}

@@ -25,9 +25,9 @@ def test_no_two_neighbours_are_folded_at_once_and_cycles_come_first() -> None:
     assert two_neighbour_nodes(CHAIN) == [1]
 
 
-@pytest.mark.parametrize(("limit", "found"), [(8, [0, 1, 2, 3]), (7, None)])
-def test_tables_over_three_nodes_have_a_limit(limit: int, found: list[int] | None) -> None:
-    assert smallest_tables_first(FOUR, [2, 2, 2, 2], limit) == found
+@pytest.mark.parametrize(("limit", "order"), [(8, [0, 1, 2, 3]), (7, None)])
+def test_tables_over_three_nodes_have_a_limit(limit: int, order: list[int] | None) -> None:
+    assert smallest_tables_first(FOUR, [2, 2, 2, 2], limit) == order
 
 
 def test_the_smallest_table_is_made_first() -> None:

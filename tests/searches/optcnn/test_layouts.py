@@ -67,7 +67,7 @@ def padded(m: Random, k: int, x: Tensor, y: Tensor, s: Step) -> Tensor:
     return nn.functional.pad(x, (s.start % 3, s.stride % 3))
 
 
-def turned(m: Random, k: int, x: Tensor, y: Tensor, s: Step) -> Tensor:
+def transposed(m: Random, k: int, x: Tensor, y: Tensor, s: Step) -> Tensor:
     return x.transpose(1, 2) if x.dim() > 2 else x.unflatten(1, (1, -1))
 
 
@@ -86,7 +86,7 @@ def added(m: Random, k: int, x: Tensor, y: Tensor, s: Step) -> Tensor:
 
 
 KINDS = {
-    "linear": linear, "slice": sliced, "cat": joined, "pad": padded, "transpose": turned, "view": viewed,
+    "linear": linear, "slice": sliced, "cat": joined, "pad": padded, "transpose": transposed, "view": viewed,
     "mean": reduced, "add": added,
 }  # fmt: skip
 NUMBERS = st.integers(0, 11)
@@ -133,12 +133,12 @@ def assert_laid_out(group: Group, layouts: tuple[MemberLayout, ...]) -> None:
     """Under every configuration each device has the tile, and needs the regions, of the group's tiles."""
     lattice = layouts[0].lattice
     for x, configuration in enumerate(lattice.configurations):
-        found = tiles(group, configuration)
+        tilings = tiles(group, configuration)
         for member, layout in zip(group.members, layouts, strict=True):
             op = member.op
-            own = {t.device: t.box for t in found[op.name].tiles}
-            assert np.flatnonzero(layout.present[x]).tolist() == sorted(own), op.name
-            for d, box in own.items():
+            boxes = {t.device: t.box for t in tilings[op.name].tiles}
+            assert np.flatnonzero(layout.present[x]).tolist() == sorted(boxes), op.name
+            for d, box in boxes.items():
                 assert box_of(layout.dims, x, d) == box, op.name
                 needs = [
                     box_of(need.ranges, x, d) if need.present[x, d] else None
@@ -147,22 +147,24 @@ def assert_laid_out(group: Group, layouts: tuple[MemberLayout, ...]) -> None:
                 assert tuple(needs) == op.space.regions(box), op.name
 
 
-def moved(found: Tables, recount: Recount, choice: list[int]) -> dict[tuple[int, int], list[float]]:
+def moved(
+    tables: Tables, recount: Recount, choice: list[int]
+) -> dict[tuple[int, int], list[float]]:
     """By pair of groups, the seconds to bring each reader of the second what it needs of the first."""
-    own = [
+    tilings = [
         tiles(group, of[x])
-        for group, of, x in zip(found.groups, found.configurations, choice, strict=True)
+        for group, of, x in zip(tables.groups, tables.configurations, choice, strict=True)
     ]
-    of = group_indices(found.groups)
+    of = group_indices(tables.groups)
     seconds: dict[tuple[int, int], list[float]] = {}
     for op in (op for op in recount.graph.ops if op.name in of):
         for operand, name in enumerate(op.inputs):
-            maker, output = recount.made_by.get(name, (op, 0))
-            g, h = of.get(maker.name), of[op.name]
+            producer, output = recount.made_by.get(name, (op, 0))
+            g, h = of.get(producer.name), of[op.name]
             if g is not None and g != h:
-                there, here = own[g][maker.name], own[h][op.name]
+                there, here = tilings[g][producer.name], tilings[h][op.name]
                 seconds.setdefault((g, h), []).append(
-                    recount.moved(maker, output, there, op, operand, here)
+                    recount.transfer_seconds(producer, output, there, op, operand, here)
                 )
     return seconds
 
@@ -176,9 +178,9 @@ def test_layouts_are_the_tiles_and_the_regions_that_they_read(
     steps: list[Step], options: dict[str, bool]
 ) -> None:
     graph = captured(steps)
-    atlas = LayoutBuilder(np.arange(4), 4, **options)
+    builder = LayoutBuilder(np.arange(4), 4, **options)
     for group in find_groups(graph):
-        assert_laid_out(group, atlas.layouts(group))
+        assert_laid_out(group, builder.layouts(group))
 
 
 @FEWER
@@ -187,17 +189,22 @@ def test_tables_are_what_a_recount_finds_and_choices_are_plans(
     data: st.DataObject, steps: list[Step], where: str, options: dict[str, bool]
 ) -> None:
     graph, on = captured(steps), machine(where)
-    found, recount = build_tables(graph, on, **options), Recount(graph, on)  # type: ignore[arg-type]
-    choice = [data.draw(st.integers(0, len(own) - 1)) for own in found.configurations]
-    chosen = [own[x] for own, x in zip(found.configurations, choice, strict=True)]
+    tables, recount = build_tables(graph, on, **options), Recount(graph, on)  # type: ignore[arg-type]
+    choice = [
+        data.draw(st.integers(0, len(group_configurations) - 1))
+        for group_configurations in tables.configurations
+    ]
+    chosen = [
+        configurations[x] for configurations, x in zip(tables.configurations, choice, strict=True)
+    ]
     for g, x in enumerate(choice):
-        seconds = recount.computing(found.groups[g], chosen[g])
-        assert found.compute[g][x] == pytest.approx(seconds, rel=1e-6)
-    for (g, h), readers in moved(found, recount, choice).items():
-        told = [float(e.cost[choice[g], choice[h]]) for e in found.edges if e[:2] == (g, h)]
-        for some, others in ((told, readers), (readers, told)):
+        seconds = recount.compute_seconds(tables.groups[g], chosen[g])
+        assert tables.compute[g][x] == pytest.approx(seconds, rel=1e-6)
+    for (g, h), readers in moved(tables, recount, choice).items():
+        costs = [float(e.cost[choice[g], choice[h]]) for e in tables.edges if e[:2] == (g, h)]
+        for some, others in ((costs, readers), (readers, costs)):
             assert all(any(a == pytest.approx(b, rel=1e-5) for b in others) for a in some)
-    plan = Plan(plan_tiles(graph, on, found.groups, chosen), len(on.devices), bn="local")
+    plan = Plan(plan_tiles(graph, on, tables.groups, chosen), len(on.devices), bn="local")
     validate(plan, graph)
     check(lower(graph, plan))
 

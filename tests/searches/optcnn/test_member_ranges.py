@@ -13,34 +13,34 @@ from raddle.searches.optcnn.layouts import LayoutBuilder
 from raddle.searches.optcnn.member_ranges import MemberRanges
 
 GRAPH, ON = small("mlp-tiny")[1], cluster("p100:1x2")
-ATLAS = LayoutBuilder(np.arange(2), 2)
+BUILDER = LayoutBuilder(np.arange(2), 2)
 
 
 def test_ranges_of_one_letter_are_one_object() -> None:
-    own = MemberRanges()
+    ranges = MemberRanges()
     (group, *_) = find_groups(GRAPH)
-    lattice = ATLAS.lattice(group)
+    lattice = BUILDER.lattice(group)
     (member, *_) = group.members
-    dims = own.by_letters(group, member, lattice)
-    assert all(a is b for a, b in zip(dims, own.by_letters(group, member, lattice), strict=True))
+    dims = ranges.by_letters(group, member, lattice)
+    assert all(a is b for a, b in zip(dims, ranges.by_letters(group, member, lattice), strict=True))
     assert [r.end for r in dims] == [dim.size for dim in member.op.space.dims]
     for access in member.op.space.operands:
         for index in access.indices:
             if index.plain_dim is not None and dims[index.plain_dim].end <= index.extent:
-                assert own.operand_ranges(index, dims) is dims[index.plain_dim]
+                assert ranges.operand_ranges(index, dims) is dims[index.plain_dim]
 
 
 def test_a_value_that_is_read_where_it_was_made_costs_nothing() -> None:
     layouts = {
         m.op.name: layout
         for group in find_groups(GRAPH)
-        for m, layout in zip(group.members, ATLAS.layouts(group), strict=True)
+        for m, layout in zip(group.members, BUILDER.layouts(group), strict=True)
     }
-    moves = CommunicationTimes(GRAPH, active_values(GRAPH), ON, np.arange(2), layouts, {})
-    maker, reader = GRAPH.op("layers.0"), GRAPH.op("relu")
-    seconds = moves.transfer_seconds(reader, 0, maker, 0, two_groups=False)
+    times = CommunicationTimes(GRAPH, active_values(GRAPH), ON, np.arange(2), layouts, {})
+    producer, reader = GRAPH.op("layers.0"), GRAPH.op("relu")
+    seconds = times.transfer_seconds(reader, 0, producer, 0, two_groups=False)
     assert (seconds == 0).all()
-    pairs = moves.transfer_seconds(reader, 0, maker, 0, two_groups=True)
+    pairs = times.transfer_seconds(reader, 0, producer, 0, two_groups=True)
     assert (np.diag(pairs) == 0).all()
     assert pairs.max() > 0
-    assert moves.transfer_seconds(reader, 0, maker, 0, two_groups=True) is pairs
+    assert times.transfer_seconds(reader, 0, producer, 0, two_groups=True) is pairs

@@ -102,7 +102,7 @@ class Recount:
     def width(self, name: str) -> int:
         return self.graph.values[name].dtype.itemsize
 
-    def received(self, inside: Messages, outside: Messages, *, each: bool) -> float:
+    def receive_seconds(self, inside: Messages, outside: Messages, *, each: bool) -> float:
         """Seconds until all have what they need, link by link; the latency counts once, or for `each`."""
         times = [0.0]
         for a in range(self.cluster.nodes):
@@ -130,28 +130,30 @@ class Recount:
             return pieces
         first = pieces[0][0]
         along = longest_dim(first.shape)
-        found: Pieces = {}
+        slices: Pieces = {}
         for device, (box,) in pieces.items():
             owners = [t.device for t in tiling.tiles if op.space.output_boxes(t.box)[output] == box]
             size, rank, count = box.shape[along], owners.index(device), len(owners)
             lo, hi = list(box.lo), list(box.hi)
             lo[along] = box.lo[along] + -(-size * rank // count)
             hi[along] = box.lo[along] + -(-size * (rank + 1) // count)
-            found[device] = [Box(tuple(lo), tuple(hi))]
-        return found
+            slices[device] = [Box(tuple(lo), tuple(hi))]
+        return slices
 
     def partial(self, op: Op, tiling: Tiling) -> bool:
         return bool(op.space.combine) and any(
             op.space.is_partial(tile.box) for tile in tiling.tiles
         )
 
-    def moved(self, maker: Op, output: int, own: Tiling, op: Op, operand: int, to: Tiling) -> float:
+    def transfer_seconds(
+        self, producer: Op, output: int, source: Tiling, op: Op, operand: int, target: Tiling
+    ) -> float:
         """t_X of one reader."""
-        held = self.held(maker, output, own)
-        name = maker.outputs[output]
+        held = self.held(producer, output, source)
+        name = producer.outputs[output]
         inside: Messages = {}
         outside: Messages = {}
-        for tile in to.tiles:
+        for tile in target.tiles:
             region = op.space.regions(tile.box)[operand]
             if region is None:
                 continue
@@ -164,9 +166,9 @@ class Recount:
                     messages = inside if box in near else outside
                     messages.setdefault(tile.device, []).append(amount)
         back = contributes_gradient(op, name, self.active)
-        return (2 if back else 1) * self.received(inside, outside, each=False)
+        return (2 if back else 1) * self.receive_seconds(inside, outside, each=False)
 
-    def merged(self, op: Op, tiling: Tiling, readers: set[int]) -> float:
+    def merge_seconds(self, op: Op, tiling: Tiling, readers: set[int]) -> float:
         """Small results go to all, large ones are divided among those that have parts of them."""
         inside: Messages = {}
         outside: Messages = {}
@@ -195,15 +197,15 @@ class Recount:
                     nbytes = pair * amount / (1 if small else len(partners))
                     messages.setdefault(tile.device, []).append(nbytes)
         times = 2 if op.outputs[0] in self.active else 1
-        return times * self.received(inside, outside, each=True)
+        return times * self.receive_seconds(inside, outside, each=True)
 
-    def computing(self, group: Group, configuration: Configuration) -> float:
+    def compute_seconds(self, group: Group, configuration: Configuration) -> float:
         """t_C."""
-        found = tiles(group, configuration)
+        tilings = tiles(group, configuration)
         busy = dict.fromkeys(configuration.devices, 0.0)
-        more = 0.0
+        communication = 0.0
         for member in group.members:
-            op, tiling = member.op, found[member.op.name]
+            op, tiling = member.op, tilings[member.op.name]
             phases = "FB" if has_backward(op, self.active) else "F"
             for tile in tiling.tiles:
                 device = self.cluster.devices[tile.device]
@@ -214,23 +216,25 @@ class Recount:
                     d
                     for m in group.members
                     if set(m.op.inputs) & set(op.outputs)
-                    for d in found[m.op.name].devices
+                    for d in tilings[m.op.name].devices
                 }
-                more += self.merged(op, tiling, readers or set(tiling.devices))
+                communication += self.merge_seconds(op, tiling, readers or set(tiling.devices))
             for operand, name in enumerate(op.inputs):
-                maker, output = self.made_by.get(name, (op, 0))
-                if name in self.made_by and maker.name in group.ops:
-                    more += self.moved(maker, output, found[maker.name], op, operand, tiling)
-        return max(busy.values()) + more
+                producer, output = self.made_by.get(name, (op, 0))
+                if name in self.made_by and producer.name in group.ops:
+                    communication += self.transfer_seconds(
+                        producer, output, tilings[producer.name], op, operand, tiling
+                    )
+        return max(busy.values()) + communication
 
     def shares(self, group: Group, configuration: Configuration) -> dict[str, dict[int, list[Box]]]:
         """By parameter and device, what it holds."""
-        found = tiles(group, configuration)
+        tilings = tiles(group, configuration)
         held: dict[str, dict[int, list[Box]]] = {}
         for member in group.members:
             for operand, name in enumerate(member.op.inputs):
                 if name in self.active and self.graph.values[name].role == "parameter":
-                    for tile in found[member.op.name].tiles:
+                    for tile in tilings[member.op.name].tiles:
                         region = member.op.space.regions(tile.box)[operand]
                         boxes = held.setdefault(name, {}).setdefault(tile.device, [])
                         if region is not None and region not in boxes:
@@ -240,7 +244,9 @@ class Recount:
     def users(self, name: str, groups: tuple[Group, ...]) -> int:
         return sum(any(name in m.op.inputs for m in group.members) for group in groups)
 
-    def served(self, groups: tuple[Group, ...], g: int, configuration: Configuration) -> float:
+    def server_seconds(
+        self, groups: tuple[Group, ...], g: int, configuration: Configuration
+    ) -> float:
         """t_S as the paper has it."""
         nodes = {self.cluster.devices[d].node for d in configuration.devices}
         networks = [self.cluster.node_networks[a] for a in nodes]
@@ -253,7 +259,9 @@ class Recount:
             for box in boxes
         )
 
-    def reduced(self, groups: tuple[Group, ...], g: int, configuration: Configuration) -> float:
+    def ring_seconds(
+        self, groups: tuple[Group, ...], g: int, configuration: Configuration
+    ) -> float:
         """t_S as it is run: small parameters take their part of a bucket."""
         total = 0.0
         for name, held in self.shares(groups[g], configuration).items():
@@ -275,50 +283,52 @@ class Recount:
             total += part * max(load.values(), default=0.0)
         return total
 
-    def between(self, found: Tables, g: int, i: int, h: int, j: int) -> float:
+    def between_groups(self, tables: Tables, g: int, i: int, h: int, j: int) -> float:
         """t_X of all that one group reads of another."""
-        own = tiles(found.groups[g], found.configurations[g][i])
-        to = tiles(found.groups[h], found.configurations[h][j])
+        source = tiles(tables.groups[g], tables.configurations[g][i])
+        target = tiles(tables.groups[h], tables.configurations[h][j])
         total = 0.0
         seen: set[object] = set()
-        for member in found.groups[h].members:
+        for member in tables.groups[h].members:
             for operand, name in enumerate(member.op.inputs):
-                maker, output = self.made_by.get(name, (member.op, 0))
-                if name in self.made_by and maker.name in own:
-                    tiling = to[member.op.name]
+                producer, output = self.made_by.get(name, (member.op, 0))
+                if name in self.made_by and producer.name in source:
+                    tiling = target[member.op.name]
                     # Readers that need the same of a value fetch it once.
                     wants = tuple(
                         (t.device, member.op.space.regions(t.box)[operand]) for t in tiling.tiles
                     )
                     if (name, wants) not in seen:
                         seen.add((name, wants))
-                        total += self.moved(
-                            maker, output, own[maker.name], member.op, operand, tiling
+                        total += self.transfer_seconds(
+                            producer, output, source[producer.name], member.op, operand, tiling
                         )
         return total
 
 
-OPTIONS = st.fixed_dictionaries({"powers": st.booleans(), "reduction": st.booleans()})
+OPTIONS = st.fixed_dictionaries({"powers_of_two": st.booleans(), "reduction": st.booleans()})
 
 
 @given(st.data(), st.sampled_from(MODELS), st.sampled_from(CLUSTERS), OPTIONS)
 def test_nodes_are_what_a_recount_finds(
     data: st.DataObject, model: str, where: str, options: dict[str, bool]
 ) -> None:
-    found = table(model, where, **options)
+    tables = table(model, where, **options)
     recount = Recount(small(model)[1], machine(where))
-    g = data.draw(st.integers(0, len(found.groups) - 1))
-    x = data.draw(st.integers(0, len(found.configurations[g]) - 1))
-    configuration = found.configurations[g][x]
-    group = found.groups[g]
-    assert found.compute[g][x] == pytest.approx(recount.computing(group, configuration), rel=1e-6)
-    assert found.sync[g][x] == pytest.approx(
-        recount.reduced(found.groups, g, configuration), rel=1e-9
+    g = data.draw(st.integers(0, len(tables.groups) - 1))
+    x = data.draw(st.integers(0, len(tables.configurations[g]) - 1))
+    configuration = tables.configurations[g][x]
+    group = tables.groups[g]
+    assert tables.compute[g][x] == pytest.approx(
+        recount.compute_seconds(group, configuration), rel=1e-6
     )
-    assert found.nodes[g][x] == found.compute[g][x] + found.sync[g][x]
+    assert tables.sync[g][x] == pytest.approx(
+        recount.ring_seconds(tables.groups, g, configuration), rel=1e-9
+    )
+    assert tables.nodes[g][x] == tables.compute[g][x] + tables.sync[g][x]
     paper = table(model, where, paper=True, **options)
     assert paper.sync[g][x] == pytest.approx(
-        recount.served(found.groups, g, configuration), rel=1e-9
+        recount.server_seconds(tables.groups, g, configuration), rel=1e-9
     )
 
 
@@ -326,52 +336,52 @@ def test_nodes_are_what_a_recount_finds(
 def test_edges_are_what_a_recount_finds(
     data: st.DataObject, model: str, where: str, options: dict[str, bool]
 ) -> None:
-    found = table(model, where, **options)
-    pairs = sorted({(e.source, e.target) for e in found.edges})
+    tables = table(model, where, **options)
+    pairs = sorted({(e.source, e.target) for e in tables.edges})
     g, h = data.draw(st.sampled_from(pairs))
-    i = data.draw(st.integers(0, len(found.configurations[g]) - 1))
-    j = data.draw(st.integers(0, len(found.configurations[h]) - 1))
-    told = sum(float(e.cost[i, j]) for e in found.edges if (e.source, e.target) == (g, h))
+    i = data.draw(st.integers(0, len(tables.configurations[g]) - 1))
+    j = data.draw(st.integers(0, len(tables.configurations[h]) - 1))
+    cost = sum(float(e.cost[i, j]) for e in tables.edges if (e.source, e.target) == (g, h))
     recount = Recount(small(model)[1], machine(where))
-    assert told == pytest.approx(recount.between(found, g, i, h, j), rel=1e-5)
+    assert cost == pytest.approx(recount.between_groups(tables, g, i, h, j), rel=1e-5)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_all_values_between_groups_are_in_the_tables(model: str) -> None:
-    graph, found = small(model)[1], table(model, "p100:2x2", powers=True, reduction=False)
-    of = group_indices(found.groups)
+    graph, tables = small(model)[1], table(model, "p100:2x2", powers_of_two=True, reduction=False)
+    group_of = group_indices(tables.groups)
     made_by = {o: op.name for op in graph.ops for o in op.outputs}
     pairs = {
-        (of[made_by[name]], of[op.name])
+        (group_of[made_by[name]], group_of[op.name])
         for op in graph.ops
         for name in op.inputs
-        if op.name in of and name in made_by and made_by[name] in of
+        if op.name in group_of and name in made_by and made_by[name] in group_of
     }
-    assert {(e.source, e.target) for e in found.edges} == {(g, h) for g, h in pairs if g != h}
+    assert {(e.source, e.target) for e in tables.edges} == {(g, h) for g, h in pairs if g != h}
 
 
 # -- choices -------------------------------------------------------------------------------------
 
 
-def exhaustive(found: Tables) -> float:
+def exhaustive(tables: Tables) -> float:
     """The least cost of all choices, every one of them added up: the first node's in turn."""
-    rest = range(1, len(found.nodes))
+    others = range(1, len(tables.nodes))
 
     def spread(values: np.ndarray, *axes: int) -> np.ndarray:
         """Along the axes of the nodes after the first."""
-        turned = values if list(axes) == sorted(axes) else values.T
-        return turned.reshape([len(found.nodes[g]) if g in axes else 1 for g in rest])
+        transposed = values if list(axes) == sorted(axes) else values.T
+        return transposed.reshape([len(tables.nodes[g]) if g in axes else 1 for g in others])
 
-    shared = np.zeros([len(found.nodes[g]) for g in rest])
-    for g in rest:
-        shared += spread(found.nodes[g], g)
-    for g, h, cost in found.edges:
+    shared = np.zeros([len(tables.nodes[g]) for g in others])
+    for g in others:
+        shared += spread(tables.nodes[g], g)
+    for g, h, cost in tables.edges:
         if 0 not in (g, h):
             shared += spread(cost, g, h)
     least = math.inf
-    for x, own in enumerate(found.nodes[0]):
-        total = shared + own
-        for g, h, cost in found.edges:
+    for x, node_cost in enumerate(tables.nodes[0]):
+        total = shared + node_cost
+        for g, h, cost in tables.edges:
             if 0 in (g, h):
                 total += spread(cost[x] if g == 0 else cost[:, x], g or h)
         least = min(least, float(total.min()))
@@ -385,10 +395,10 @@ def exhaustive(found: Tables) -> float:
      ("lenet-tiny", "p100:2x1")],
 )  # fmt: skip
 def test_no_choice_costs_less(model: str, where: str, paper: bool) -> None:
-    found = table(model, where, paper=paper, powers=False)
-    choices = math.prod(len(own) for own in found.nodes)
+    tables = table(model, where, paper=paper, powers_of_two=False)
+    choices = math.prod(len(node) for node in tables.nodes)
     assert 100 < choices <= 200_000
-    assert choose_configurations(found)[1].cost == pytest.approx(exhaustive(found), rel=1e-6)
+    assert choose_configurations(tables)[1].cost == pytest.approx(exhaustive(tables), rel=1e-6)
 
 
 @pytest.mark.parametrize("paper", [False, True])
@@ -396,28 +406,31 @@ def test_no_choice_for_lenet_on_four_devices_costs_less(paper: bool) -> None:
     """All eleven million are added up."""
     work = zoo.load("lenet", batch=64)
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
-    found = build_tables(graph, cluster("p100:1x4"), paper=paper)
-    assert math.prod(len(own) for own in found.nodes) > 1e7
-    chosen, solution = choose_configurations(found)
+    tables = build_tables(graph, cluster("p100:1x4"), paper=paper)
+    assert math.prod(len(node) for node in tables.nodes) > 1e7
+    chosen, solution = choose_configurations(tables)
     assert solution.certified
-    assert solution.cost == pytest.approx(exhaustive(found), rel=1e-6)
-    assert [own[x] for own, x in zip(found.configurations, solution.choice, strict=True)] == chosen
+    assert solution.cost == pytest.approx(exhaustive(tables), rel=1e-6)
+    assert [
+        configurations[x]
+        for configurations, x in zip(tables.configurations, solution.choice, strict=True)
+    ] == chosen
 
 
 def test_layers_that_are_alike_share_their_tables() -> None:
-    found = table("resnet110-tiny", "p100:2x2")
-    assert len({id(e.cost) for e in found.edges}) < 0.7 * len(found.edges)
+    tables = table("resnet110-tiny", "p100:2x2")
+    assert len({id(e.cost) for e in tables.edges}) < 0.7 * len(tables.edges)
 
 
 def test_less_exposed_synchronisation_changes_the_nodes_alone() -> None:
-    found = table("lenet-tiny", "p100:2x2")
-    half = found.with_exposed(0.5)
-    assert half.edges is found.edges
-    for all_, own, compute, sync in zip(
-        found.nodes, half.nodes, found.compute, found.sync, strict=True
+    tables = table("lenet-tiny", "p100:2x2")
+    half = tables.with_exposed(0.5)
+    assert half.edges is tables.edges
+    for all_, halved, compute, sync in zip(
+        tables.nodes, half.nodes, tables.compute, tables.sync, strict=True
     ):
         np.testing.assert_allclose(all_, compute + sync)
-        np.testing.assert_allclose(own, compute + sync / 2)
+        np.testing.assert_allclose(halved, compute + sync / 2)
 
 
 def test_pins_leave_what_they_allow() -> None:
@@ -429,9 +442,9 @@ def test_pins_leave_what_they_allow() -> None:
         )
 
     free, pinned = build_tables(graph, where), build_tables(graph, where, allowed=by_sample)
-    for g, own in enumerate(pinned.configurations):
-        at = [free.configurations[g].index(c) for c in own]
-        assert all(by_sample(pinned.groups[g], c) for c in own)
+    for g, configurations in enumerate(pinned.configurations):
+        at = [free.configurations[g].index(c) for c in configurations]
+        assert all(by_sample(pinned.groups[g], c) for c in configurations)
         np.testing.assert_array_equal(pinned.nodes[g], free.nodes[g][at])
     for cut, edge in zip(pinned.edges, free.edges, strict=True):
         rows = [
@@ -491,20 +504,22 @@ def test_what_is_looked_at_takes_no_longer_than_all(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("model", MODELS)
 def test_plans_are_plans(model: str, where: str) -> None:
     graph, machines = small(model)[1], machine(where)
-    for found in (
+    for tilings in (
         plan_for(graph, machines, "optcnn").tiles,
-        optcnn_paper(graph, machines, powers=False)[0],
+        optcnn_paper(graph, machines, powers_of_two=False)[0],
     ):
-        plan = Plan(found, len(machines.devices), bn="local")
+        plan = Plan(tilings, len(machines.devices), bn="local")
         validate(plan, graph)
         check(lower(graph, plan))
 
 
 @given(st.data(), st.sampled_from(MODELS))
 def test_any_configurations_make_a_plan(data: st.DataObject, model: str) -> None:
-    graph, found = small(model)[1], table(model, "p100:2x2", powers=False, reduction=True)
-    chosen = [data.draw(st.sampled_from(own)) for own in found.configurations]
-    plan = Plan(plan_tiles(graph, machine("p100:2x2"), found.groups, chosen), 4, bn="local")
+    graph, tables = small(model)[1], table(model, "p100:2x2", powers_of_two=False, reduction=True)
+    chosen = [
+        data.draw(st.sampled_from(configurations)) for configurations in tables.configurations
+    ]
+    plan = Plan(plan_tiles(graph, machine("p100:2x2"), tables.groups, chosen), 4, bn="local")
     validate(plan, graph)
     check(lower(graph, plan))
 
@@ -515,11 +530,11 @@ def evaluated(graph: Graph, on: Cluster, tiles: Mapping[str, Tiling]) -> int | N
 
 def test_the_fastest_plan_of_several_is_taken() -> None:
     graph, where = small("mlp-tiny")[1], machine("p100:2x2")
-    found = build_tables(graph, where)
+    tables = build_tables(graph, where)
     times = []
-    for overlap in EXPOSED_SHARES:
-        chosen, _ = choose_configurations(found.with_exposed(overlap))
-        times.append(evaluated(graph, where, plan_tiles(graph, where, found.groups, chosen)))
+    for exposed in EXPOSED_SHARES:
+        chosen, _ = choose_configurations(tables.with_exposed(exposed))
+        times.append(evaluated(graph, where, plan_tiles(graph, where, tables.groups, chosen)))
     assert evaluated(graph, where, plan_for(graph, where, "optcnn").tiles) == min(times)
 
 
@@ -539,13 +554,13 @@ def test_a_server_moves_parameters_twice_for_every_copy(where: str, bandwidth: f
     graph = capture(Layer(), [torch.zeros(64, 640)], loss=lambda y: y.sum())
     machines = cluster(where)
     count = len(machines.devices)
-    found = build_tables(graph, machines, paper=True)
-    (group,), (own,) = found.groups[:1], found.configurations[:1]
+    tables = build_tables(graph, machines, paper=True)
+    (group,), (configurations,) = tables.groups[:1], tables.configurations[:1]
     nbytes = 640 * 320 * 4
 
     def sync(**split: int) -> float:
         degrees = tuple(split.get(letter, 1) for letter in group.letters)
-        return float(found.sync[0][[c.degrees for c in own].index(degrees)])
+        return float(tables.sync[0][[c.degrees for c in configurations].index(degrees)])
 
     assert sync(n=count) == pytest.approx(2 * nbytes * count / bandwidth)  # data parallel
     assert sync(c=count) == pytest.approx(2 * nbytes / bandwidth)

@@ -62,11 +62,11 @@ class CommunicationTimes:
         elsewhere = np.where(
             small,
             partners_of.partials - partners_of.partials_in_node,
-            partners_of.count - partners_of.in_node,
+            partners_of.partner_count - partners_of.in_node,
         )
-        receives = np.where(small, readers, layout.present) & (partners_of.count > 1)
+        receives = np.where(small, readers, layout.present) & (partners_of.partner_count > 1)
         tensors = 2 if op.space.combine == "lse" else 1  # a log-sum-exp travels as a pair
-        message_bytes = tensors * nbytes / np.where(small, 1, partners_of.count)
+        message_bytes = tensors * nbytes / np.where(small, 1, partners_of.partner_count)
         inside, outside = (
             Received(np.where(receives, n, 0.0), np.where(receives, n * message_bytes, 0.0))
             for n in (in_node, elsewhere)
@@ -101,7 +101,9 @@ class CommunicationTimes:
             device_boxes = boxes(ranges, present)
             if merged:
                 partners_of = find_partners(layout, self.node)
-                device_boxes = merged_slices(device_boxes, partners_of.rank, partners_of.count)
+                device_boxes = merged_slices(
+                    device_boxes, partners_of.rank, partners_of.partner_count
+                )
             self.held_cache[key] = held_boxes(self.links, device_boxes)
         return self.held_cache[key]
 

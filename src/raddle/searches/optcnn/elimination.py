@@ -164,9 +164,9 @@ def _fold(net: _Network, out_of_time: OutOfTime, on_progress: OnProgress) -> Non
             if out_of_time():
                 return
             if v in net.neighbours:
-                near = net.neighbours[v]
+                neighbours_of_v = net.neighbours[v]
                 net.eliminate(v)
-                foldable += [i for i in near if len(net.neighbours[i]) < 2]
+                foldable += [i for i in neighbours_of_v if len(net.neighbours[i]) < 2]
 
 
 # -- tables --------------------------------------------------------------------------------------

@@ -73,13 +73,13 @@ def smallest_tables_first(
     total = 0
     while remaining:
         i = min(table, key=table.__getitem__)
-        near, entries_made = remaining.pop(i), table.pop(i)
-        if len(near) > 2:
+        adjacent, entries_made = remaining.pop(i), table.pop(i)
+        if len(adjacent) > 2:
             total += entries_made
             if entries_made > limit or total > 4 * limit:
                 return None
-        for j in near:
-            remaining[j] = (remaining[j] | near) - {i, j}
-        table.update({j: entries(j) for j in near})
+        for j in adjacent:
+            remaining[j] = (remaining[j] | adjacent) - {i, j}
+        table.update({j: entries(j) for j in adjacent})
         ordered.append(i)
     return ordered

@@ -97,7 +97,7 @@ class LayoutBuilder:
         key = tuple(limits)
         if key not in self.lattices:
             all_degrees = degrees(
-                group, self.device_count, powers=self.powers_of_two, reduction=self.reduction
+                group, self.device_count, powers_of_two=self.powers_of_two, reduction=self.reduction
             )
             self.lattices[key] = Lattice(list(all_degrees), self.devices)
         return self.lattices[key]
@@ -206,7 +206,7 @@ class LayoutBuilder:
             for builder, cuts, coordinate in zip(builders, tiling.cuts, coordinates, strict=True):
                 builder.add(x, cuts, columns, coordinate)
         return self._new_layout(
-            lattice, space, tuple(book.ranges() for book in builders), has_tile, None
+            lattice, space, tuple(dim_builder.ranges() for dim_builder in builders), has_tile, None
         )
 
 

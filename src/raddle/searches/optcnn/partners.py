@@ -17,7 +17,7 @@ class Partners(NamedTuple):
     """[x, d]: a device's partners have other parts of its sums; copies of a part count once."""
 
     rank: Array  # which of its partners a device is
-    count: Array  # how many they are, itself included
+    partner_count: Array  # how many they are, itself included
     in_node: Array  # how many of them in its node
     is_first_copy: Array  # whether its part counts, and is not the copy of another's
     partials: Array  # how many parts of any sums there are

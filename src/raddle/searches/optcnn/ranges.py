@@ -165,7 +165,9 @@ def _combine(dims: Sequence[Ranges]) -> tuple[Array, list[tuple[tuple[int, int],
     flat = np.ravel_multi_index(numbers, lengths)
     used, inverse = np.unique(flat, return_inverse=True)
     each = zip(*np.unravel_index(used, lengths), strict=True)
-    combinations = [tuple(own[k] for own, k in zip(spans, ks, strict=True)) for ks in each]
+    combinations = [
+        tuple(spans_of_dim[k] for spans_of_dim, k in zip(spans, ks, strict=True)) for ks in each
+    ]
     return inverse.reshape(flat.shape), combinations
 
 

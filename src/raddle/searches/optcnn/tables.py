@@ -114,7 +114,10 @@ def _only_allowed(tables: Tables, allowed: Allowed) -> Tables:
         edges.append(Edge(g, h, shared[key]))
     return Tables(
         tables.groups,
-        [[own[x] for x in k] for own, k in zip(tables.configurations, kept, strict=True)],
+        [
+            [group_configurations[x] for x in k]
+            for group_configurations, k in zip(tables.configurations, kept, strict=True)
+        ],
         [],
         edges,
         [c[k] for c, k in zip(tables.compute, kept, strict=True)],

@@ -114,7 +114,7 @@ def boxes(ranges: Sequence[Ranges], present: Array) -> Boxes:
     for r, dim_ranges in enumerate(ranges):
         lo[r], hi[r] = dim_ranges.bounds
     hi[0][~present.T] = lo[0][~present.T]
-    return Boxes(lo, hi, (False, *(own.index is None for own in ranges[1:])))
+    return Boxes(lo, hi, (False, *(ranges_of_dim.index is None for ranges_of_dim in ranges[1:])))
 
 
 def held_boxes(links: ReceiveLinks, device_boxes: Boxes) -> HeldBoxes:
