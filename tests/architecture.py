@@ -138,8 +138,8 @@ for module in wanted:
     importlib.import_module(module)
 after = look()
 changed = [name for name in before if before[name] is not after[name]]
-told = lambda value, key: str(getattr(value, key, ""))
-what = lambda value: [type(value).__name__, told(value, "__module__"), told(value, "__name__")]
+attribute = lambda value, key: str(getattr(value, key, ""))
+what = lambda value: [type(value).__name__, attribute(value, "__module__"), attribute(value, "__name__")]
 print(json.dumps({name: [*what(value), name in changed] for name, value in after.items()}))
 """
 

@@ -58,7 +58,7 @@ def test_experiments_import_public_names_and_the_api_alone():
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "target"),
     [
         ("from raddle.graph.graph import Graph\n", "raddle.graph.graph"),
         ("def f():\n    from raddle import zoo\n", "raddle.zoo"),
@@ -66,11 +66,11 @@ def test_experiments_import_public_names_and_the_api_alone():
         ("import raddle.cli.main\n", "raddle.cli.main"),
     ],
 )
-def test_a_planted_import_of_an_experiment_is_found(text, found, tmp_path):
+def test_a_planted_import_of_an_experiment_is_found(text, target, tmp_path):
     public = "import raddle\nfrom raddle import cluster, sync\nfrom raddle.api import plans\n"
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "a.py").write_text(public + text)
-    assert architecture.outside(SRC, tmp_path) == [f"experiments.a imports {found}"]
+    assert architecture.outside(SRC, tmp_path) == [f"experiments.a imports {target}"]
 
 
 # Public names that are to come, besides those of raddle.__all__.

@@ -45,7 +45,7 @@ ALLOWED = {
     "reports/server/job.py": "what a child printed",
     "reports/server/offer.py": "what a child printed",
     "verification/rank.py": "tensors of its parent, in a folder of their own",
-    "verification/starting.py": "tensors for its ranks, by `replacing`, and what they print",
+    "verification/starting.py": "tensors for its ranks, by `replace_atomically`, and what they print",
 }  # fmt: skip
 
 

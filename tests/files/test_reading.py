@@ -39,7 +39,7 @@ BAD_NUMBERS = [
 
 
 @pytest.fixture
-def limited() -> Iterator[None]:
+def cpu_limit() -> Iterator[None]:
     """What takes more than 2 s of CPU ends in a failure."""
     before = signal.signal(signal.SIGPROF, _raise_slow)
     yield
@@ -90,7 +90,7 @@ def test_names_that_no_file_can_have(name: str) -> None:
      b"9" * 20_000, b"0x" + b"f" * 20_000, b"1:" * 5000 + b"1", BOMB.encode(), MERGES.encode()],
     ids=lambda content: content[:4],
 )  # fmt: skip
-@pytest.mark.usefixtures("limited")
+@pytest.mark.usefixtures("cpu_limit")
 def test_bombs(kind: Kind, content: bytes, tmp_path: pathlib.Path) -> None:
     path = tmp_path / kind.name
     path.write_bytes(content)

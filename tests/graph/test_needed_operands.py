@@ -18,17 +18,17 @@ def test_one_tile_or_many(model: str, name: str, text: str) -> None:
     ranges = [tuple(zip(box.lo, box.hi, strict=True)) for box in boxes]
     full = [
         [
-            all(lo < hi for lo, hi in (index.range(own) for index in access.indices))
-            for own in ranges
+            all(lo < hi for lo, hi in (index.range(box_ranges) for index in access.indices))
+            for box_ranges in ranges
         ]
         for access in space.operands
     ]
     first = [all(box.lo[d] == 0 for d in space.reduced_dims) for box in boxes]
-    many = needed_operands(space.operands, [np.array(own) for own in full], np.array(first))
+    many = needed_operands(space.operands, [np.array(by_box) for by_box in full], np.array(first))
     for t, box in enumerate(boxes):
         expected = [region is not None for region in space.regions(box)]
-        assert needed_operands(space.operands, [own[t] for own in full], first[t]) == expected
-        assert [bool(own[t]) for own in many] == expected
+        assert needed_operands(space.operands, [by_box[t] for by_box in full], first[t]) == expected
+        assert [bool(by_box[t]) for by_box in many] == expected
 
 
 def test_what_nothing_changes_stays_itself() -> None:

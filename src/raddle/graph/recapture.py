@@ -49,12 +49,12 @@ def capture_once_per_size(
     def graph_for(batch: int) -> Graph:
         with CAPTURE_LOCK:
             if batch not in graphs:
-                before = {module: module.training for module in modes}
+                modes_before = {module: module.training for module in modes}
                 try:
                     _set_modes(modes)
                     graphs[batch] = capture_again(batch)
                 finally:
-                    _set_modes(before)
+                    _set_modes(modes_before)
             return graphs[batch]
 
     return graph_for

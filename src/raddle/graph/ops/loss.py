@@ -19,8 +19,8 @@ from raddle.graph.graph import Value
 from raddle.graph.operator_kind import Kernel, OperatorTile, declare
 from raddle.graph.ops.gather import pick
 from raddle.graph.ops.norm import accumulation_dtype, log_sum_exp, softmax
-from raddle.graph.ops.pointwise import arguments, cast, pointwise, pointwise_line
-from raddle.graph.ops.reduce import total
+from raddle.graph.ops.pointwise import arguments_by_name, cast, pointwise, pointwise_notation
+from raddle.graph.ops.reduce import sum_or_mean
 from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
@@ -30,7 +30,7 @@ NONE, MEAN = 0, 1
 def reduce_loss(b: Builder, losses: Value, reduction: int) -> Any:
     if reduction == NONE:
         return losses
-    return total(b, losses, tuple(range(len(losses.shape))), False, mean=reduction == MEAN)
+    return sum_or_mean(b, losses, tuple(range(len(losses.shape))), False, mean=reduction == MEAN)
 
 
 def _declare_elementwise(name: str) -> None:
@@ -40,7 +40,7 @@ def _declare_elementwise(name: str) -> None:
 
     @aten(name)
     def translate(b: Builder, *args: Any, **kwargs: Any) -> Any:
-        given = arguments(target, args, kwargs)
+        given = arguments_by_name(target, args, kwargs)
         reduction, given["reduction"] = given["reduction"], NONE
         by_place = [given[a.name] for a in schema if not a.kwarg_only]
         by_name = {a.name: given[a.name] for a in schema if a.kwarg_only}
@@ -94,8 +94,10 @@ def _mean_divisor(tile: OperatorTile) -> Kernel:
     ).to(dtype)
 
 
-declare("entropy", pointwise_line, _entropy_kernel, Traits(SavedTensors.INPUTS), flops_per_point=4)
-declare("counted", pointwise_line, _mean_divisor, Traits(SavedTensors.NOTHING, is_cheap=True))
+declare(
+    "entropy", pointwise_notation, _entropy_kernel, Traits(SavedTensors.INPUTS), flops_per_point=4
+)
+declare("counted", pointwise_notation, _mean_divisor, Traits(SavedTensors.NOTHING, is_cheap=True))
 
 
 def _likelihood(
@@ -115,8 +117,8 @@ def _likelihood(
         if weight is not None:
             shape = [-1, *[1] * (len(x.shape) - 1 - dim)]
             scaled = b.call(A.mul.Tensor, x, b.call(A.reshape.default, weight, shape))
-            weight_sum = total(b, weight, (0,), False, dtype=wide_dtype)
-        weighted_sum = total(b, scaled, (dim,), False, dtype=wide_dtype)
+            weight_sum = sum_or_mean(b, weight, (0,), False, dtype=wide_dtype)
+        weighted_sum = sum_or_mean(b, scaled, (dim,), False, dtype=wide_dtype)
     attrs = {"ignore": ignore, "smoothing": smoothing, "classes": classes}
     operands = [target, picked, lse, target_weight, weighted_sum, weight_sum]
     losses = b.emit("entropy", operands, out, attrs, suffix="each")
@@ -124,7 +126,7 @@ def _likelihood(
         return cast(b, reduce_loss(b, losses, reduction), x.dtype)
     counted = b.emit("counted", [target, target_weight], out, {"ignore": ignore}, suffix="counted")
     sample_dims = tuple(range(len(target.shape)))
-    sums = [total(b, v, sample_dims, False) for v in (losses, counted)]
+    sums = [sum_or_mean(b, v, sample_dims, False) for v in (losses, counted)]
     return cast(b, pointwise(b, A.div.Tensor, *sums), x.dtype)
 
 
@@ -155,7 +157,7 @@ def _soft_targets(
         target = pointwise(b, A.mul.Tensor, target, 1 - smoothing)
         target = pointwise(b, A.add.Tensor, target, smoothing / x.shape[dim])
     logs = softmax(b, x, dim, log=True)
-    losses = total(b, pointwise(b, A.mul.Tensor, logs, target), (dim,), False)
+    losses = sum_or_mean(b, pointwise(b, A.mul.Tensor, logs, target), (dim,), False)
     return reduce_loss(b, pointwise(b, A.neg.default, losses), reduction)
 
 

@@ -54,7 +54,7 @@ def constant_pad(b: Builder, x: Value, pads: Sequence[int], value: float = 0) ->
 
 
 @aten("pad")
-def _pad_call(
+def _translate_pad(
     b: Builder, x: Value, pads: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Any:
     if mode == "constant":
@@ -88,13 +88,13 @@ def _wrapped(size: int, lo: int, hi: int) -> list[int]:
 # -- take: a table of sources by dimension ---------------------------------------------
 
 
-def _take_line(sig: Signature) -> str:
+def _take_notation(sig: Signature) -> str:
     letters = unique(sig.letters[0])
     indices = [f"source{d}({a})" if d in sig.attrs["sources"] else a for d, a in enumerate(letters)]
     return f"y[{' '.join(letters)}] = x[{' '.join(indices)}]"
 
 
-def _take(tile: OperatorTile) -> Kernel:
+def _take_kernel(tile: OperatorTile) -> Kernel:
     region = tile.region(0)
     assert region is not None
     picks = {
@@ -110,7 +110,7 @@ def _take(tile: OperatorTile) -> Kernel:
     return run
 
 
-declare("take", _take_line, _take, Traits(SavedTensors.NOTHING), flops_per_point=0)
+declare("take", _take_notation, _take_kernel, Traits(SavedTensors.NOTHING), flops_per_point=0)
 
 
 def take(b: Builder, x: Value, sources: dict[int, list[int]], suffix: str) -> Any:

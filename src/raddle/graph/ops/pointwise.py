@@ -37,14 +37,14 @@ def broadcast_letters(
 ) -> list[str]:
     """Letters of a broadcast result: of the operand with the highest rank that is not broadcast there."""
     rank = len(outputs)
-    found = [""] * rank
+    chosen = [""] * rank
     pairs = zip(shapes, letters, strict=True)  # those that know the samples tell what is what
     for shape, names in sorted(pairs, key=lambda p: (-len(p[0]), "n" not in p[1])):
         for d, size in enumerate(shape):
-            at = rank - len(shape) + d
-            if not found[at] and size == outputs[at]:
-                found[at] = names[d]
-    return unique([f or ALPHABET[0] for f in found])
+            position = rank - len(shape) + d
+            if not chosen[position] and size == outputs[position]:
+                chosen[position] = names[d]
+    return unique([f or ALPHABET[0] for f in chosen])
 
 
 def broadcast_access(shape: Sequence[int], letters: Sequence[str], outputs: Sequence[int]) -> str:
@@ -54,39 +54,41 @@ def broadcast_access(shape: Sequence[int], letters: Sequence[str], outputs: Sequ
     return " ".join("0" if size == 1 and out != 1 else letter for size, out, letter in pairs)
 
 
-def pointwise_line(f: Signature) -> str:
+def pointwise_notation(sig: Signature) -> str:
     """y[a b] = x0[a b], x1[0 b]"""
-    out = f.outputs[0]
-    letters = broadcast_letters(f.shapes, f.letters, out)
-    left = ", ".join(f"y{i}[{' '.join(letters)}]" for i in range(len(f.outputs)))
-    accesses = [f"x{i}[{broadcast_access(s, letters, out)}]" for i, s in enumerate(f.shapes)]
+    out = sig.outputs[0]
+    letters = broadcast_letters(sig.shapes, sig.letters, out)
+    left = ", ".join(f"y{i}[{' '.join(letters)}]" for i in range(len(sig.outputs)))
+    accesses = [f"x{i}[{broadcast_access(s, letters, out)}]" for i, s in enumerate(sig.shapes)]
     return f"{left} = {', '.join(accesses)}"
 
 
-def _pointwise(site: OperatorTile) -> Kernel:
-    target = resolve_overload(site.attrs["call"])
-    args, kwargs = site.attrs["args"], site.attrs["kwargs"]
+def _pointwise_kernel(tile: OperatorTile) -> Kernel:
+    target = resolve_overload(tile.attrs["call"])
+    args, kwargs = tile.attrs["args"], tile.attrs["kwargs"]
     if not kwargs and all(isinstance(a, OperandRef) and a == i for i, a in enumerate(args)):
         return target  # type: ignore[no-any-return]
     return lambda *tensors: target(*fill_template(args, tensors), **fill_template(kwargs, tensors))
 
 
-declare("pointwise", pointwise_line, _pointwise, Traits(SavedTensors.INPUTS, is_cheap=True))
+declare(
+    "pointwise", pointwise_notation, _pointwise_kernel, Traits(SavedTensors.INPUTS, is_cheap=True)
+)
 
 
-def pointwise(b: Builder, target: Any, *args: Any, cost: int = 1, **kwargs: Any) -> Any:
-    return b.pointwise(target, args, kwargs, infer_meta(target, args, kwargs), cost)
+def pointwise(b: Builder, target: Any, *args: Any, flops_per_point: int = 1, **kwargs: Any) -> Any:
+    return b.pointwise(target, args, kwargs, infer_meta(target, args, kwargs), flops_per_point)
 
 
-def _untagged(name: str) -> None:
+def _declare_pointwise(name: str) -> None:
     """Declares an ATen call elementwise although it carries no tag."""
 
     @aten(name)
     def translate(b: Builder, *args: Any, **kwargs: Any) -> Any:
-        return pointwise(b, overload(getattr(A, name), args, kwargs), *args, **kwargs)
+        return pointwise(b, find_overload(getattr(A, name), args, kwargs), *args, **kwargs)
 
 
-_KINDS: dict[type, tuple[str, ...]] = {  # what a schema calls the types of Python
+_SCHEMA_TYPES: dict[type, tuple[str, ...]] = {  # what a schema calls the types of Python
     bool: ("bool", "number"),
     int: ("int", "float", "number"),
     float: ("float", "number"),
@@ -96,41 +98,43 @@ _KINDS: dict[type, tuple[str, ...]] = {  # what a schema calls the types of Pyth
 }
 
 
-def overload(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def find_overload(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The first overload whose arguments these are, by their number, names and types."""
     for name in packet.overloads():
         target = getattr(packet, name)
-        if "out" not in name and _takes(target, args, kwargs):
+        if "out" not in name and _accepts(target, args, kwargs):
             return target
     raise NotSplittable
 
 
-def arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_by_name(
+    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
     """The arguments of a call by name, those left out having their default."""
     schema = target._schema.arguments
     defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
     return {**defaults, **dict(zip((a.name for a in schema), args, strict=False)), **kwargs}
 
 
-def _takes(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _accepts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     schema = {a.name: a for a in target._schema.arguments}
-    given = arguments(target, args, kwargs)
+    by_name = arguments_by_name(target, args, kwargs)
     return (
         len(args) <= sum(not a.kwarg_only for a in schema.values())
-        and given.keys() == schema.keys()  # none is missing, none is unknown
-        and all(_fits(value, str(schema[name].type)) for name, value in given.items())
+        and by_name.keys() == schema.keys()  # none is missing, none is unknown
+        and all(_matches_type(value, str(schema[name].type)) for name, value in by_name.items())
     )
 
 
-def _fits(value: Any, kind: str) -> bool:
+def _matches_type(value: Any, kind: str) -> bool:
     """Whether a schema's type, such as `Optional[List[int]]`, takes a value."""
     if value is None:
         return kind.startswith("Optional")
     if isinstance(value, (list, tuple)):
-        return "List" in kind and all(_fits(v, kind.replace("List", "")) for v in value)
+        return "List" in kind and all(_matches_type(v, kind.replace("List", "")) for v in value)
     if isinstance(value, Value):
         return "Tensor" in kind and "List" not in kind
-    return any(k in kind for k in _KINDS.get(type(value), ()))
+    return any(k in kind for k in _SCHEMA_TYPES.get(type(value), ()))
 
 
 for _name in [
@@ -154,14 +158,14 @@ for _name in [
     "resolve_conj",
     "resolve_neg",
 ]:
-    _untagged(_name)
+    _declare_pointwise(_name)
 
 
 # -- copies and conversions ------------------------------------------------------------
 
 
 @aten("clone", "contiguous", "alias", "lift_fresh", "lift_fresh_copy")
-def _same(b: Builder, x: Value, *_: Any) -> Value:
+def _identity(b: Builder, x: Value, *_: Any) -> Value:
     return x  # values are never written twice, so a copy is the value itself
 
 
@@ -172,7 +176,7 @@ def conjugate(b: Builder, x: Value) -> Any:
 
 
 @aten("_neg_view")
-def _negative(b: Builder, x: Value) -> Any:
+def _translate_negative(b: Builder, x: Value) -> Any:
     return pointwise(b, A.neg.default, x)
 
 
@@ -187,59 +191,62 @@ def cast(b: Builder, x: Value, *args: Any, dtype: torch.dtype | None = None) -> 
 
 
 @aten("copy")
-def _copy(b: Builder, x: Value, source: Value, *_: Any) -> Any:
+def _translate_copy(b: Builder, x: Value, source: Value, *_: Any) -> Any:
     return b.call(A.expand.default, cast(b, source, x.dtype), list(x.shape))
 
 
 @aten("masked_fill")
-def _masked_fill(b: Builder, x: Value, mask: Value, value: Any) -> Any:
+def _translate_masked_fill(b: Builder, x: Value, mask: Value, value: Any) -> Any:
     target = A.masked_fill.Tensor if isinstance(value, Value) else A.masked_fill.Scalar
     return pointwise(b, target, x, mask, value)
 
 
-def _prelu_line(f: Signature) -> str:
-    letters = unique(f.letters[0])
-    weight = letters[1] if len(letters) > 1 and f.shapes[1] != (1,) else "0"
+def _prelu_notation(sig: Signature) -> str:
+    letters = unique(sig.letters[0])
+    weight = letters[1] if len(letters) > 1 and sig.shapes[1] != (1,) else "0"
     return f"y[{' '.join(letters)}] = x[{' '.join(letters)}], w[{weight}]"
 
 
 declare(
-    "prelu", _prelu_line, lambda site: lambda x, w: torch.prelu(x, w), Traits(SavedTensors.INPUTS)
+    "prelu",
+    _prelu_notation,
+    lambda tile: lambda x, w: torch.prelu(x, w),
+    Traits(SavedTensors.INPUTS),
 )
 
 
 @aten("prelu")
-def _prelu(b: Builder, x: Value, weight: Value) -> Any:
+def _translate_prelu(b: Builder, x: Value, weight: Value) -> Any:
     return b.emit("prelu", [x, weight], [(x.shape, x.dtype)])
 
 
 # -- triangles: the diagonal is a global coordinate ------------------------------------
 
 
-def _triangle(site: OperatorTile) -> Kernel:
-    row, column = site.box.lo[-2:]
-    diagonal = site.attrs["diagonal"] + row - column
-    function = torch.tril if site.attrs["lower"] else torch.triu
+def _triangle_kernel(tile: OperatorTile) -> Kernel:
+    row, column = tile.box.lo[-2:]
+    diagonal = tile.attrs["diagonal"] + row - column
+    function = torch.tril if tile.attrs["lower"] else torch.triu
     return lambda x: function(x, diagonal)
 
 
 declare(
     "triangle",
-    pointwise_line,
-    _triangle,
+    pointwise_notation,
+    _triangle_kernel,
     Traits(SavedTensors.NOTHING, is_cheap=True),
     flops_per_point=0,
 )
 
 
 @aten("tril")
-def _tril(b: Builder, x: Value, diagonal: int = 0) -> Any:
+def _translate_tril(b: Builder, x: Value, diagonal: int = 0) -> Any:
     attrs = {"diagonal": diagonal, "lower": True}
     return b.emit("triangle", [x], [(x.shape, x.dtype)], attrs, suffix="tril")
 
 
 @aten("triu")
-def _triu(b: Builder, x: Value, diagonal: int = 0) -> Any:
+def _translate_triu(b: Builder, x: Value, diagonal: int = 0) -> Any:
     attrs = {"diagonal": diagonal, "lower": False}
     return b.emit("triangle", [x], [(x.shape, x.dtype)], attrs, suffix="triu")
 
@@ -247,27 +254,35 @@ def _triu(b: Builder, x: Value, diagonal: int = 0) -> Any:
 # -- tensors from nothing --------------------------------------------------------------
 
 
-def _created_line(f: Signature) -> str:
-    return f"y[{' '.join(f.attrs.get('letters') or unique(ALPHABET[: len(f.outputs[0])]))}] ="
+def _created_notation(sig: Signature) -> str:
+    return f"y[{' '.join(sig.attrs.get('letters') or unique(ALPHABET[: len(sig.outputs[0])]))}] ="
 
 
-def _full(site: OperatorTile) -> Kernel:
-    return lambda: site.full(site.attrs["value"])
+def _full_kernel(tile: OperatorTile) -> Kernel:
+    return lambda: tile.full(tile.attrs["value"])
 
 
-def _arange(site: OperatorTile) -> Kernel:
-    (lo,), (hi,) = site.box
-    start, step = site.attrs["start"], site.attrs["step"]
-    dtype, device = site.op.dtypes[0], site.device
+def _arange_kernel(tile: OperatorTile) -> Kernel:
+    (lo,), (hi,) = tile.box
+    start, step = tile.attrs["start"], tile.attrs["step"]
+    dtype, device = tile.op.dtypes[0], tile.device
     # As torch counts: start + i * step for each i, not a running sum.
     return lambda: torch.arange(lo, hi, device=device).to(dtype) * step + start
 
 
 declare(
-    "full", _created_line, _full, Traits(SavedTensors.NOTHING, is_cheap=True), flops_per_point=0
+    "full",
+    _created_notation,
+    _full_kernel,
+    Traits(SavedTensors.NOTHING, is_cheap=True),
+    flops_per_point=0,
 )
 declare(
-    "arange", _created_line, _arange, Traits(SavedTensors.NOTHING, is_cheap=True), flops_per_point=0
+    "arange",
+    _created_notation,
+    _arange_kernel,
+    Traits(SavedTensors.NOTHING, is_cheap=True),
+    flops_per_point=0,
 )
 
 
@@ -283,19 +298,19 @@ def full(
 
 
 @aten("zeros", "new_zeros", "empty", "new_empty")
-def _zeros(b: Builder, *args: Any, dtype: torch.dtype | None = None) -> Any:
+def _translate_zeros(b: Builder, *args: Any, dtype: torch.dtype | None = None) -> Any:
     source = args[0] if isinstance(args[0], Value) else None
     return full(b, args[-1], 0, dtype or (source.dtype if source else None), "zeros")
 
 
 @aten("ones", "new_ones")
-def _ones(b: Builder, *args: Any, dtype: torch.dtype | None = None) -> Any:
+def _translate_ones(b: Builder, *args: Any, dtype: torch.dtype | None = None) -> Any:
     source = args[0] if isinstance(args[0], Value) else None
     return full(b, args[-1], 1, dtype or (source.dtype if source else None), "ones")
 
 
 @aten("full", "new_full")
-def _new_full(b: Builder, *args: Any, dtype: torch.dtype | None = None) -> Any:
+def _translate_new_full(b: Builder, *args: Any, dtype: torch.dtype | None = None) -> Any:
     source = args[0] if isinstance(args[0], Value) else None
     shape, value = args[-2:]
     default = infer_meta(A.full.default, (shape, value), {}).dtype
@@ -303,29 +318,31 @@ def _new_full(b: Builder, *args: Any, dtype: torch.dtype | None = None) -> Any:
 
 
 @aten("zeros_like", "empty_like", "zero")
-def _zeros_like(b: Builder, x: Value, *, dtype: torch.dtype | None = None) -> Any:
+def _translate_zeros_like(b: Builder, x: Value, *, dtype: torch.dtype | None = None) -> Any:
     return full(b, x.shape, 0, dtype or x.dtype, "zeros")
 
 
 @aten("ones_like")
-def _ones_like(b: Builder, x: Value, *, dtype: torch.dtype | None = None) -> Any:
+def _translate_ones_like(b: Builder, x: Value, *, dtype: torch.dtype | None = None) -> Any:
     return full(b, x.shape, 1, dtype or x.dtype, "ones")
 
 
 @aten("full_like", "fill")
-def _full_like(b: Builder, x: Value, value: Any, *, dtype: torch.dtype | None = None) -> Any:
+def _translate_full_like(
+    b: Builder, x: Value, value: Any, *, dtype: torch.dtype | None = None
+) -> Any:
     if isinstance(value, Value):
-        return _copy(b, x, value)
+        return _translate_copy(b, x, value)
     return full(b, x.shape, value, dtype or x.dtype, "full")
 
 
 @aten("scalar_tensor")
-def _scalar_tensor(b: Builder, value: float, *, dtype: torch.dtype | None = None) -> Any:
+def _translate_scalar_tensor(b: Builder, value: float, *, dtype: torch.dtype | None = None) -> Any:
     return full(b, (), value, dtype, "scalar")
 
 
 @aten("arange")
-def _arange_call(b: Builder, *bounds: Any, dtype: torch.dtype | None = None) -> Any:
+def _translate_arange(b: Builder, *bounds: Any, dtype: torch.dtype | None = None) -> Any:
     start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
     result = infer_meta(A.arange.start_step, (start, end, step), {"dtype": dtype, "device": None})
     attrs = {"start": start, "step": step}

@@ -22,23 +22,23 @@ from raddle.graph.ops.conv import choose_padding
 from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
-WINDOW = {
+POOL_NOTATION = {
     1: "y[n c w] = x[n c w*s0+R*d0-p0]",
     2: "y[n c h w] = x[n c h*s0+R*d0-p0 w*s1+Q*d1-p1]",
     3: "y[n c d h w] = x[n c d*s0+T*d0-p0 h*s1+R*d1-p1 w*s2+Q*d2-p2]",
 }
-ADAPTIVE = {
+ADAPTIVE_NOTATION = {
     1: "y[n c w] = x[n c window0(w)]",
     2: "y[n c h w] = x[n c window0(h) window1(w)]",
     3: "y[n c d h w] = x[n c window0(d) window1(h) window2(w)]",
 }
-WINDOWS = {1: "R", 2: "RQ", 3: "TRQ"}
+WINDOW_LETTERS = {1: "R", 2: "RQ", 3: "TRQ"}
 
 
-def _max_pool(site: OperatorTile) -> Kernel:
-    kernel, stride, dilation = (site.attrs[k] for k in ("kernel", "stride", "dilation"))
+def _max_pool_kernel(tile: OperatorTile) -> Kernel:
+    kernel, stride, dilation = (tile.attrs[k] for k in ("kernel", "stride", "dilation"))
     call: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(kernel) - 1]
-    padding, explicit = _pool_padding(site, kernel, stride)
+    padding, explicit = _pool_padding(tile, kernel, stride)
 
     def run(x: Tensor) -> Tensor:
         x = F.pad(x, explicit, value=-math.inf) if explicit else x
@@ -47,9 +47,9 @@ def _max_pool(site: OperatorTile) -> Kernel:
     return run
 
 
-def _pool_padding(site: OperatorTile, kernel: Any, stride: Any) -> tuple[list[int], list[int]]:
+def _pool_padding(tile: OperatorTile, kernel: Any, stride: Any) -> tuple[list[int], list[int]]:
     """Pools pad by at most half their window themselves; avg_pool3d only what holds a window."""
-    pads, region = site.pads(0)[2:], site.region(0)
+    pads, region = tile.pads(0)[2:], tile.region(0)
     assert region is not None
     padding, explicit = choose_padding(pads, stride)
     sizes = zip(padding, kernel, region.shape[2:], strict=True)
@@ -58,20 +58,20 @@ def _pool_padding(site: OperatorTile, kernel: Any, stride: Any) -> tuple[list[in
     return padding, explicit
 
 
-def _avg_pool(site: OperatorTile) -> Kernel:
-    kernel, stride = site.attrs["kernel"], site.attrs["stride"]
+def _avg_pool_kernel(tile: OperatorTile) -> Kernel:
+    kernel, stride = tile.attrs["kernel"], tile.attrs["stride"]
     rank = len(kernel)
     call: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1]
-    padding, explicit = _pool_padding(site, kernel, stride)
-    out = site.op.space.output_boxes(site.box)[0]
-    factors = [[math.prod(kernel) / c for c in site.attrs["counts"][0][out.lo[2] : out.hi[2]]]]
+    padding, explicit = _pool_padding(tile, kernel, stride)
+    out = tile.op.space.output_boxes(tile.box)[0]
+    factors = [[math.prod(kernel) / c for c in tile.attrs["counts"][0][out.lo[2] : out.hi[2]]]]
     for i in range(1, rank):
-        factors.append([1 / c for c in site.attrs["counts"][i][out.lo[2 + i] : out.hi[2 + i]]])
-    plain = all(math.isclose(math.prod(f), 1) for f in _corners(factors))
+        factors.append([1 / c for c in tile.attrs["counts"][i][out.lo[2 + i] : out.hi[2 + i]]])
+    uniform = all(math.isclose(math.prod(f), 1) for f in _corners(factors))
 
     def run(x: Tensor) -> Tensor:
         y: Tensor = call(F.pad(x, explicit) if explicit else x, kernel, stride, padding)
-        if plain:
+        if uniform:
             return y
         for i, factor in enumerate(factors):
             scale = torch.tensor(factor, dtype=y.dtype, device=y.device)
@@ -92,12 +92,15 @@ def _corners(factors: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
 for _rank in (1, 2, 3):
     declare(
         f"max_pool{_rank}d",
-        WINDOW[_rank],
-        _max_pool,
+        POOL_NOTATION[_rank],
+        _max_pool_kernel,
         Traits(SavedTensors.INPUTS, extra_saved_bytes=8, strided=True),
     )
     declare(
-        f"avg_pool{_rank}d", WINDOW[_rank], _avg_pool, Traits(SavedTensors.INPUTS, strided=True)
+        f"avg_pool{_rank}d",
+        POOL_NOTATION[_rank],
+        _avg_pool_kernel,
+        Traits(SavedTensors.INPUTS, strided=True),
     )
 
 
@@ -109,7 +112,7 @@ def _batched(b: Builder, x: Value, rank: int, function: Any) -> Any:
 
 
 @aten("max_pool1d", "max_pool2d", "max_pool3d")
-def _max_pool_call(
+def _translate_max_pool(
     b: Builder, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Any:  # fmt: skip
@@ -119,7 +122,7 @@ def _max_pool_call(
     target = (A.max_pool1d.default, A.max_pool2d.default, A.max_pool3d.default)[rank - 1]
     attrs = {"kernel": kernel, "stride": stride, "dilation": dilation}
     names = numbered_integers(s=stride, d=dilation, p=padding) | dict(
-        zip(WINDOWS[rank], kernel, strict=True)
+        zip(WINDOW_LETTERS[rank], kernel, strict=True)
     )
 
     def emit(v: Value) -> Any:
@@ -130,7 +133,7 @@ def _max_pool_call(
 
 
 @aten("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def _avg_pool_call(
+def _translate_avg_pool(
     b: Builder, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Any:  # fmt: skip
@@ -142,7 +145,7 @@ def _avg_pool_call(
     def emit(v: Value) -> Any:
         shape = infer_meta(target, (v, kernel, stride, padding, ceil_mode), {}).shape
         counts = [
-            [_count(i, k, s, p, size, count_include_pad) for i in range(out)]
+            [_divisor(i, k, s, p, size, count_include_pad) for i in range(out)]
             for k, s, p, size, out in zip(
                 kernel, stride, padding, v.shape[2:], shape[2:], strict=True
             )
@@ -151,14 +154,14 @@ def _avg_pool_call(
             counts = [[divisor_override if i == 0 else 1] * len(c) for i, c in enumerate(counts)]
         attrs = {"kernel": kernel, "stride": stride, "counts": tuple(map(tuple, counts))}
         names = numbered_integers(s=stride, d=(1,) * rank, p=padding) | dict(
-            zip(WINDOWS[rank], kernel, strict=True)
+            zip(WINDOW_LETTERS[rank], kernel, strict=True)
         )
         return b.emit(f"avg_pool{rank}d", [v], [(shape, v.dtype)], attrs, integers=names)
 
     return _batched(b, x, rank, emit)
 
 
-def _count(i: int, k: int, s: int, p: int, size: int, include: bool) -> int:
+def _divisor(i: int, k: int, s: int, p: int, size: int, include: bool) -> int:
     """How many elements a window is divided by, along one dimension, as torch counts."""
     begin = i * s - p
     end = min(begin + k, size + p)
@@ -172,10 +175,10 @@ def _windows(size: int, out: int) -> list[tuple[int, int]]:
     return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
 
 
-def _adaptive(site: OperatorTile) -> Kernel:
+def _adaptive_kernel(tile: OperatorTile) -> Kernel:
     """Window by window along each dimension; one native pool where all windows are alike."""
-    sizes, largest = site.attrs["sizes"], site.attrs["largest"]
-    out, region = site.op.space.output_boxes(site.box)[0], site.region(0)
+    sizes, largest = tile.attrs["sizes"], tile.attrs["largest"]
+    out, region = tile.op.space.output_boxes(tile.box)[0], tile.region(0)
     assert region is not None
     rank = len(sizes)
     if all(size % o == 0 for size, o in sizes):
@@ -207,7 +210,12 @@ def _adaptive(site: OperatorTile) -> Kernel:
 
 
 for _rank in (1, 2, 3):
-    declare(f"adaptive_pool{_rank}d", ADAPTIVE[_rank], _adaptive, Traits(SavedTensors.INPUTS))
+    declare(
+        f"adaptive_pool{_rank}d",
+        ADAPTIVE_NOTATION[_rank],
+        _adaptive_kernel,
+        Traits(SavedTensors.INPUTS),
+    )
 
 
 def adaptive_pool(b: Builder, x: Value, output: Any, *, largest: bool, rank: int) -> Any:
@@ -226,21 +234,21 @@ def adaptive_pool(b: Builder, x: Value, output: Any, *, largest: bool, rank: int
 
 
 @aten("adaptive_avg_pool1d")
-def _adaptive_avg1(b: Builder, x: Value, output: Any) -> Any:
+def _translate_adaptive_avg1(b: Builder, x: Value, output: Any) -> Any:
     return adaptive_pool(b, x, output, largest=False, rank=1)
 
 
 @aten("adaptive_avg_pool2d", "_adaptive_avg_pool2d")
-def _adaptive_avg2(b: Builder, x: Value, output: Any) -> Any:
+def _translate_adaptive_avg2(b: Builder, x: Value, output: Any) -> Any:
     return adaptive_pool(b, x, output, largest=False, rank=2)
 
 
 @aten("adaptive_avg_pool3d", "_adaptive_avg_pool3d")
-def _adaptive_avg3(b: Builder, x: Value, output: Any) -> Any:
+def _translate_adaptive_avg3(b: Builder, x: Value, output: Any) -> Any:
     return adaptive_pool(b, x, output, largest=False, rank=3)
 
 
-def _adaptive_max(rank: int) -> None:
+def _declare_adaptive_max(rank: int) -> None:
     @aten(f"adaptive_max_pool{rank}d")
     def translate(b: Builder, x: Value, output: Any) -> Any:
         if b.used_outputs != {0}:
@@ -249,4 +257,4 @@ def _adaptive_max(rank: int) -> None:
 
 
 for _rank in (1, 2, 3):
-    _adaptive_max(_rank)
+    _declare_adaptive_max(_rank)

@@ -17,7 +17,7 @@ from raddle.graph.box import Box
 from raddle.graph.builder import Builder, aten
 from raddle.graph.graph import Value
 from raddle.graph.operator_kind import Kernel, OperatorTile, declare
-from raddle.graph.ops.pointwise import pointwise_line
+from raddle.graph.ops.pointwise import pointwise_notation
 from raddle.graph.traits import SavedTensors, Traits
 
 
@@ -44,16 +44,21 @@ def random_bits(box: Box, shape: Sequence[int], key: Tensor) -> Tensor:
     return _mix(_mix(index + key) + key)
 
 
-def _dropout(site: OperatorTile) -> Kernel:
-    p, key = site.attrs["p"], site.attrs["stream"]
-    shape = tuple(d.size for d in site.op.space.dims)
-    kept = site.attrs["dims"]  # a mask over these dimensions alone (feature dropout), or over all
-    box = site.box
-    if kept is not None:
+def _dropout_kernel(tile: OperatorTile) -> Kernel:
+    p, key = tile.attrs["p"], tile.attrs["stream"]
+    shape = tuple(d.size for d in tile.op.space.dims)
+    mask_dims = tile.attrs[
+        "dims"
+    ]  # a mask over these dimensions alone (feature dropout), or over all
+    box = tile.box
+    if mask_dims is not None:
         box = Box(
-            *(tuple(e[d] if d in kept else i for d in range(len(shape))) for i, e in enumerate(box))
+            *(
+                tuple(e[d] if d in mask_dims else i for d in range(len(shape)))
+                for i, e in enumerate(box)
+            )
         )
-        shape = tuple(s if d in kept else 1 for d, s in enumerate(shape))
+        shape = tuple(s if d in mask_dims else 1 for d, s in enumerate(shape))
     threshold = min(round(p * 2**32), 2**32 - 1) - 2**31
     scale = 0.0 if p >= 1 else 1 / (1 - p)
 
@@ -68,8 +73,8 @@ def _dropout(site: OperatorTile) -> Kernel:
 
 declare(
     "dropout",
-    pointwise_line,
-    _dropout,
+    pointwise_notation,
+    _dropout_kernel,
     Traits(SavedTensors.NOTHING, extra_saved_bytes=1, is_cheap=True),
     flops_per_point=2,
 )
@@ -93,10 +98,10 @@ def dropout(
 
 
 @aten("dropout", "dropout_")
-def _dropout_call(b: Builder, x: Value, p: float, train: bool) -> Any:
+def _translate_dropout(b: Builder, x: Value, p: float, train: bool) -> Any:
     return dropout(b, x, p) if train else x
 
 
 @aten("feature_dropout")
-def _feature_dropout(b: Builder, x: Value, p: float, train: bool) -> Any:
+def _translate_feature_dropout(b: Builder, x: Value, p: float, train: bool) -> Any:
     return dropout(b, x, p, dims=(0, 1)) if train else x

@@ -19,7 +19,7 @@ from raddle.graph.builder import Builder, NotSplittable, aten
 from raddle.graph.graph import Op, Value
 from raddle.graph.operator_kind import Kernel, OperatorTile, declare
 from raddle.graph.ops.contraction import linear
-from raddle.graph.ops.pointwise import pointwise_line
+from raddle.graph.ops.pointwise import pointwise_notation
 from raddle.graph.ops.random import dropout
 from raddle.graph.ops.shape import cat, select
 from raddle.graph.traits import SavedTensors, Traits
@@ -27,7 +27,7 @@ from raddle.graph.traits import SavedTensors, Traits
 A = torch.ops.aten
 
 
-def _lstm_cell(site: OperatorTile) -> Kernel:
+def _lstm_cell_kernel(tile: OperatorTile) -> Kernel:
     def run(
         xi: Tensor, xf: Tensor, xg: Tensor, xo: Tensor,
         hi: Tensor, hf: Tensor, hg: Tensor, ho: Tensor, s: Tensor,
@@ -39,7 +39,7 @@ def _lstm_cell(site: OperatorTile) -> Kernel:
     return run
 
 
-def _gru_cell(site: OperatorTile) -> Kernel:
+def _gru_cell_kernel(tile: OperatorTile) -> Kernel:
     def run(
         xr: Tensor, xz: Tensor, xn: Tensor, hr: Tensor, hz: Tensor, hn: Tensor, h: Tensor
     ) -> Tensor:
@@ -50,25 +50,37 @@ def _gru_cell(site: OperatorTile) -> Kernel:
     return run
 
 
-declare("lstm_cell", pointwise_line, _lstm_cell, Traits(SavedTensors.INPUTS), flops_per_point=13)
-declare("gru_cell", pointwise_line, _gru_cell, Traits(SavedTensors.INPUTS), flops_per_point=11)
+declare(
+    "lstm_cell",
+    pointwise_notation,
+    _lstm_cell_kernel,
+    Traits(SavedTensors.INPUTS),
+    flops_per_point=13,
+)
+declare(
+    "gru_cell",
+    pointwise_notation,
+    _gru_cell_kernel,
+    Traits(SavedTensors.INPUTS),
+    flops_per_point=11,
+)
 declare(
     "rnn_tanh_cell",
-    pointwise_line,
+    pointwise_notation,
     lambda _: lambda x, h: torch.tanh(x + h),
     Traits(SavedTensors.OUTPUT),
     flops_per_point=2,
 )
 declare(
     "rnn_relu_cell",
-    pointwise_line,
+    pointwise_notation,
     lambda _: lambda x, h: torch.relu(x + h),
     Traits(SavedTensors.OUTPUT),
     flops_per_point=2,
 )
 
 
-class Form(NamedTuple):
+class CellType(NamedTuple):
     """What tells the networks apart: the gates in the order of the weight's rows, and the states."""
 
     kind: str
@@ -76,7 +88,7 @@ class Form(NamedTuple):
     states: int  # 2 for an LSTM: hidden and cell
 
 
-class Weights(NamedTuple):
+class LayerWeights(NamedTuple):
     """Parameters of one layer in one direction."""
 
     ih: Value
@@ -85,38 +97,38 @@ class Weights(NamedTuple):
     b_hh: Value | None = None
 
 
-LSTM, GRU = Form("lstm", "ifgo", 2), Form("gru", "rzn", 1)
-TANH, RELU = Form("rnn_tanh", "h", 1), Form("rnn_relu", "h", 1)
+LSTM, GRU = CellType("lstm", "ifgo", 2), CellType("gru", "rzn", 1)
+TANH, RELU = CellType("rnn_tanh", "h", 1), CellType("rnn_relu", "h", 1)
 
 
 def _step(
-    b: Builder, form: Form, w: Weights, x: Value, states: list[Value], name: str
+    b: Builder, cell_type: CellType, w: LayerWeights, x: Value, states: list[Value], name: str
 ) -> list[Value]:
     """One step of one layer: a linear operator a gate for the input and for the state, then the cell."""
     size = states[0].shape[-1]
 
     def gates(side: str, source: Value, weight: Value, bias: Value | None) -> list[Value]:
-        rows = [(g * size, (g + 1) * size) for g in range(len(form.gates))]
+        rows = [(g * size, (g + 1) * size) for g in range(len(cell_type.gates))]
         return [
             linear(b, source, weight, bias, rows=r, suffix=f"{name}.{side}{gate}")
-            for r, gate in zip(rows, form.gates, strict=True)
+            for r, gate in zip(rows, cell_type.gates, strict=True)
         ]
 
     operands = gates("x", x, w.ih, w.b_ih) + gates("h", states[0], w.hh, w.b_hh)
-    operands += {"lstm": states[1:], "gru": states}.get(form.kind, [])
-    outputs = [(states[0].shape, x.dtype)] * form.states
-    result = b.emit(f"{form.kind}_cell", operands, outputs, suffix=f"{name}.cell")
-    return list(result) if form.states > 1 else [result]
+    operands += {"lstm": states[1:], "gru": states}.get(cell_type.kind, [])
+    outputs = [(states[0].shape, x.dtype)] * cell_type.states
+    result = b.emit(f"{cell_type.kind}_cell", operands, outputs, suffix=f"{name}.cell")
+    return list(result) if cell_type.states > 1 else [result]
 
 
-def _made_of_zeros(b: Builder, states: Value) -> bool:
-    made = next((op for op in b.ops if states.name in op.outputs), None)
-    return made is not None and made.kind == "full" and made.attrs["value"] == 0
+def _is_zeros(b: Builder, states: Value) -> bool:
+    producer = next((op for op in b.ops if states.name in op.outputs), None)
+    return producer is not None and producer.kind == "full" and producer.attrs["value"] == 0
 
 
-def _start(b: Builder, states: Value, x: Value) -> Callable[[int], Value]:
+def _initial_state(b: Builder, states: Value, x: Value) -> Callable[[int], Value]:
     """The initial state of each layer; zeros are made for the layer, with the letters of its input."""
-    if not _made_of_zeros(b, states):
+    if not _is_zeros(b, states):
         return lambda number: select(b, states, 0, number)
     attrs = {"value": 0, "letters": x.letters}
     shape = (x.shape[0], states.shape[-1])
@@ -125,61 +137,64 @@ def _start(b: Builder, states: Value, x: Value) -> Callable[[int], Value]:
 
 
 def unroll(
-    b: Builder, form: Form, x: Value, states: Sequence[Value], params: Sequence[Value],
+    b: Builder, cell_type: CellType, x: Value, states: Sequence[Value], params: Sequence[Value],
     biases: bool, layers: int, p: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> Any:  # fmt: skip
     """All steps of all layers; returns the output sequence and the last states."""
-    ways, each = 2 if bidirectional else 1, 4 if biases else 2
-    if len(params) != layers * ways * each or len(x.shape) != 3:
+    directions, per_layer = 2 if bidirectional else 1, 4 if biases else 2
+    if len(params) != layers * directions * per_layer or len(x.shape) != 3:
         raise NotSplittable  # projections, or no sample dimension
-    weights = [Weights(*params[i : i + each]) for i in range(0, len(params), each)]
-    time = 1 if batch_first else 0
-    zeros = [_made_of_zeros(b, s) for s in states]
-    with b.composite(form.kind, [], has_fused_call=False):
-        sequence = [select(b, x, time, t) for t in range(x.shape[time])]
-        starts = [_start(b, s, sequence[0]) for s in states]
+    weights = [LayerWeights(*params[i : i + per_layer]) for i in range(0, len(params), per_layer)]
+    time_dim = 1 if batch_first else 0
+    are_zeros = [_is_zeros(b, s) for s in states]
+    with b.composite(cell_type.kind, [], has_fused_call=False):
+        sequence = [select(b, x, time_dim, t) for t in range(x.shape[time_dim])]
+        starts = [_initial_state(b, s, sequence[0]) for s in states]
         last: list[list[Value]] = []
         for layer in range(layers):
-            runs, dropped = [], set[int]()
-            for way in range(ways):
-                number = layer * ways + way
+            outputs_by_direction, dropped = [], set[int]()
+            for direction in range(directions):
+                number = layer * directions + direction
                 state = [start(number) for start in starts]
-                given = [None if z else s for z, s in zip(zeros, state, strict=True)]
+                initial = [None if z else s for z, s in zip(are_zeros, state, strict=True)]
                 steps, ops = range(len(sequence)), list[Op]()
-                run = [sequence[0]] * len(sequence)
-                for t in reversed(steps) if way else steps:
+                outputs = [sequence[0]] * len(sequence)
+                for t in reversed(steps) if direction else steps:
                     if layer and train and p > 0 and t not in dropped:
                         # Beside its step, so that a layer can begin before the one below has ended.
                         sequence[t] = dropout(b, sequence[t], p, suffix=f"l{layer}.t{t}.dropout")
                         dropped.add(t)
-                    name, first = f"l{layer}{'r' if way else ''}.t{t}", len(b.ops)
-                    state = _step(b, form, weights[number], sequence[t], state, name)
+                    name, first = f"l{layer}{'r' if direction else ''}.t{t}", len(b.ops)
+                    state = _step(b, cell_type, weights[number], sequence[t], state, name)
                     ops += b.ops[first:]
-                    run[t] = state[0]
-                attrs = {"steps": len(steps), "biases": biases, "reverse": bool(way)}
-                operands = [*sequence, *given, *weights[number][:each]]
-                b.add_fused_call(form.kind, ops, operands, [*run, *state[1:]], attrs)
-                runs.append(run)
+                    outputs[t] = state[0]
+                attrs = {"steps": len(steps), "biases": biases, "reverse": bool(direction)}
+                operands = [*sequence, *initial, *weights[number][:per_layer]]
+                b.add_fused_call(cell_type.kind, ops, operands, [*outputs, *state[1:]], attrs)
+                outputs_by_direction.append(outputs)
                 last.append(state)
             sequence = (
-                [cat(b, pair, -1) for pair in zip(*runs, strict=True)] if ways > 1 else runs[0]
+                [cat(b, pair, -1) for pair in zip(*outputs_by_direction, strict=True)]
+                if directions > 1
+                else outputs_by_direction[0]
             )
-        stacked = b.call(A.stack.default, sequence, time)
+        stacked = b.call(A.stack.default, sequence, time_dim)
         final = [
-            b.call(A.stack.default, [state[i] for state in last], 0) for i in range(form.states)
+            b.call(A.stack.default, [state[i] for state in last], 0)
+            for i in range(cell_type.states)
         ]
     return (stacked, *final)
 
 
-def _recurrent(form: Form) -> Callable[..., Any]:
+def _translator(cell_type: CellType) -> Callable[..., Any]:
     def translate(b: Builder, x: Value, states: Any, params: Any, *flags: Any) -> Any:
         if not isinstance(params, (list, tuple)):
             raise NotSplittable  # packed sequences
-        given = [states] if isinstance(states, Value) else list(states)
-        return unroll(b, form, x, given, params, *flags)
+        initial = [states] if isinstance(states, Value) else list(states)
+        return unroll(b, cell_type, x, initial, params, *flags)
 
     return translate
 
 
-for _form in (LSTM, GRU, TANH, RELU):
-    aten(_form.kind)(_recurrent(_form))
+for _cell_type in (LSTM, GRU, TANH, RELU):
+    aten(_cell_type.kind)(_translator(_cell_type))

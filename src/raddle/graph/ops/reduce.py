@@ -29,13 +29,13 @@ from raddle.graph.graph import Value
 from raddle.graph.letters import unique, unused_letter
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.norm import accumulation_dtype, moments
-from raddle.graph.ops.pointwise import arguments, cast, full, overload, pointwise
+from raddle.graph.ops.pointwise import arguments_by_name, cast, find_overload, full, pointwise
 from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
 
 
-def all_dims(x: Value, dim: Any) -> tuple[int, ...]:
+def normalise_dims(x: Value, dim: Any) -> tuple[int, ...]:
     """A `dim` argument as sorted, non-negative dimensions; None or () are all of them."""
     rank = len(x.shape)
     dims = [] if dim is None else [dim] if isinstance(dim, int) else dim
@@ -63,29 +63,29 @@ def kept_letters(letters: Sequence[str], dims: Sequence[int], keepdim: bool) -> 
 # -- sum, mean -------------------------------------------------------------------------
 
 
-def _sum_line(f: Signature) -> str:
-    dims, keepdim = f.attrs["dims"], f.attrs["keepdim"]
-    letters = unique(f.letters[0])
+def _sum_notation(sig: Signature) -> str:
+    dims, keepdim = sig.attrs["dims"], sig.attrs["keepdim"]
+    letters = unique(sig.letters[0])
     assign = "+=" if dims else "="
     return f"y[{' '.join(kept_letters(letters, dims, keepdim))}] {assign} x[{' '.join(letters)}]"
 
 
-def _sum(site: OperatorTile) -> Kernel:
-    dims, keepdim, scale = (site.attrs[k] for k in ("dims", "keepdim", "scale"))
-    dtype = site.op.dtypes[0]
+def _sum_kernel(tile: OperatorTile) -> Kernel:
+    dims, keepdim, scale = (tile.attrs[k] for k in ("dims", "keepdim", "scale"))
+    dtype = tile.op.dtypes[0]
     if not dims:
         return lambda x: x.to(dtype)
     if scale == 1:
         return lambda x: x.sum(dims, keepdim, dtype=dtype)
-    if not site.is_partial:
+    if not tile.is_partial:
         return lambda x: x.mean(dims, keepdim, dtype=dtype)
     return lambda x: x.sum(dims, keepdim, dtype=dtype) * scale
 
 
-declare("sum", _sum_line, _sum, Traits(SavedTensors.NOTHING))
+declare("sum", _sum_notation, _sum_kernel, Traits(SavedTensors.NOTHING))
 
 
-def total(
+def sum_or_mean(
     b: Builder,
     x: Value,
     dims: Sequence[int],
@@ -106,36 +106,36 @@ def total(
 
 
 @aten("sum")
-def _sum_call(
+def _translate_sum(
     b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
-    return total(b, x, all_dims(x, dim), keepdim, dtype=dtype)
+    return sum_or_mean(b, x, normalise_dims(x, dim), keepdim, dtype=dtype)
 
 
 @aten("mean")
-def _mean_call(
+def _translate_mean(
     b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
-    return total(b, x, all_dims(x, dim), keepdim, mean=True, dtype=dtype)
+    return sum_or_mean(b, x, normalise_dims(x, dim), keepdim, mean=True, dtype=dtype)
 
 
 def _variance(b: Builder, x: Value, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> Any:
     """The variance, in float32 where x has half precision."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
-    dims = all_dims(x, dim)
-    lost = correction if correction is not None else 1 if unbiased is None else int(unbiased)
+    dims = normalise_dims(x, dim)
+    ddof = correction if correction is not None else 1 if unbiased is None else int(unbiased)
     count = math.prod(x.shape[d] for d in dims)
-    if count <= lost:
+    if count <= ddof:
         raise NotSplittable  # no degree of freedom is left: nan
     _, variance = moments(b, x, dims, suffix="moments")
     if keepdim:
         variance = b.call(A.reshape.default, variance, list(reduced_shape(x, dims, True)))
-    return pointwise(b, A.mul.Tensor, variance, count / (count - lost))
+    return pointwise(b, A.mul.Tensor, variance, count / (count - ddof))
 
 
 @aten("var")
-def _var(
+def _translate_var(
     b: Builder, x: Value, dim: Any = None, unbiased: Any = None, keepdim: bool = False,
     *, correction: Any = None,
 ) -> Any:  # fmt: skip
@@ -143,7 +143,7 @@ def _var(
 
 
 @aten("std")
-def _std(
+def _translate_std(
     b: Builder, x: Value, dim: Any = None, unbiased: Any = None, keepdim: bool = False,
     *, correction: Any = None,
 ) -> Any:  # fmt: skip
@@ -155,30 +155,30 @@ def _std(
 # -- whole -----------------------------------------------------------------------------
 
 
-def _whole_line(f: Signature) -> str:
-    dims = f.attrs["dims"]
-    letters = unique(f.letters[0])
-    inside = [a.upper() if d in dims else a for d, a in enumerate(letters)]
+def _whole_notation(sig: Signature) -> str:
+    dims = sig.attrs["dims"]
+    letters = unique(sig.letters[0])
+    indices = [a.upper() if d in dims else a for d, a in enumerate(letters)]
     outputs, taken = [], list(letters)
-    for shape in f.outputs:
-        if len(shape) == len(inside):
-            outer = []
+    for shape in sig.outputs:
+        if len(shape) == len(indices):
+            output = []
             for d, size in enumerate(shape):
-                if d in dims and size != f.shapes[0][d]:  # reduced and kept, or topk
-                    outer.append(unused_letter(taken).upper())
-                    taken.append(outer[-1])
+                if d in dims and size != sig.shapes[0][d]:  # reduced and kept, or topk
+                    output.append(unused_letter(taken).upper())
+                    taken.append(output[-1])
                 else:
-                    outer.append(inside[d])
+                    output.append(indices[d])
         else:
-            outer = [a for d, a in enumerate(inside) if d not in dims]
-        outputs.append(" ".join(outer))
+            output = [a for d, a in enumerate(indices) if d not in dims]
+        outputs.append(" ".join(output))
     left = ", ".join(f"y{i}[{o}]" for i, o in enumerate(outputs))
-    return f"{left} = x[{' '.join(inside)}]"
+    return f"{left} = x[{' '.join(indices)}]"
 
 
-def _whole(site: OperatorTile) -> Kernel:
-    target = resolve_overload(site.attrs["call"])
-    args, kwargs = site.attrs["args"], site.attrs["kwargs"]
+def _whole_kernel(tile: OperatorTile) -> Kernel:
+    target = resolve_overload(tile.attrs["call"])
+    args, kwargs = tile.attrs["args"], tile.attrs["kwargs"]
 
     def run(x: Any) -> Any:
         result = target(*fill_template(args, [x]), **fill_template(kwargs, [x]))
@@ -187,10 +187,12 @@ def _whole(site: OperatorTile) -> Kernel:
     return run
 
 
-declare("whole", _whole_line, _whole, Traits(SavedTensors.INPUTS))
+declare("whole", _whole_notation, _whole_kernel, Traits(SavedTensors.INPUTS))
 
 
-def whole(b: Builder, target: Any, x: Value, dims: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+def emit_whole(
+    b: Builder, target: Any, x: Value, dims: Sequence[int], *args: Any, **kwargs: Any
+) -> Any:
     """An ATen call on x that takes the dimensions given whole, and every other one elementwise."""
     result = infer_meta(target, (x, *args), kwargs)
     outputs = [result] if isinstance(result, torch.Tensor) else list(result)
@@ -201,35 +203,35 @@ def whole(b: Builder, target: Any, x: Value, dims: Sequence[int], *args: Any, **
     return b.emit("whole", [x], shapes, attrs, suffix=name)
 
 
-def _taking_whole(name: str) -> None:
+def _declare_whole(name: str) -> None:
     """Declares an ATen call that takes its `dim` whole or, without one, all dimensions."""
 
     @aten(name)
     def translate(b: Builder, x: Value, *args: Any, **kwargs: Any) -> Any:
-        target = overload(getattr(A, name), (x, *args), kwargs)
-        given = arguments(target, (x, *args), kwargs)
-        if "other" in given:  # max(x, y)
-            return pointwise(b, getattr(A, f"{name}imum").default, x, given["other"])
-        dim = given.get("dim")
+        target = find_overload(getattr(A, name), (x, *args), kwargs)
+        by_name = arguments_by_name(target, (x, *args), kwargs)
+        if "other" in by_name:  # max(x, y)
+            return pointwise(b, getattr(A, f"{name}imum").default, x, by_name["other"])
+        dim = by_name.get("dim")
         if name in ("any", "all") and dim in ([], ()):
             raise NotSplittable  # here alone, no dimensions are not all of them
-        return whole(b, target, x, all_dims(x, dim), *args, **kwargs)
+        return emit_whole(b, target, x, normalise_dims(x, dim), *args, **kwargs)
 
 
 for _name in [
     "amax", "amin", "max", "min", "any", "all", "prod", "argmax", "argmin", "cumsum", "cumprod",
     "sort", "argsort",
 ]:  # fmt: skip
-    _taking_whole(_name)
+    _declare_whole(_name)
 
 
 @aten("topk")
-def _topk(b: Builder, x: Value, k: int, dim: int = -1, *args: Any) -> Any:
-    return whole(b, A.topk.default, x, all_dims(x, dim), k, dim, *args)
+def _translate_topk(b: Builder, x: Value, k: int, dim: int = -1, *args: Any) -> Any:
+    return emit_whole(b, A.topk.default, x, normalise_dims(x, dim), k, dim, *args)
 
 
 @aten("linalg_vector_norm")
-def _vector_norm(
+def _translate_vector_norm(
     b: Builder,
     x: Value,
     ord: float = 2,
@@ -238,10 +240,14 @@ def _vector_norm(
     *,
     dtype: Any = None,
 ) -> Any:
-    dims = all_dims(x, dim)
-    return whole(b, A.linalg_vector_norm.default, x, dims, ord, list(dims), keepdim, dtype=dtype)
+    dims = normalise_dims(x, dim)
+    return emit_whole(
+        b, A.linalg_vector_norm.default, x, dims, ord, list(dims), keepdim, dtype=dtype
+    )
 
 
 @aten("norm")
-def _norm(b: Builder, x: Value, p: Any = 2, dim: Any = None, keepdim: bool = False) -> Any:
-    return _vector_norm(b, x, 2 if p is None else p, dim, keepdim)
+def _translate_norm(
+    b: Builder, x: Value, p: Any = 2, dim: Any = None, keepdim: bool = False
+) -> Any:
+    return _translate_vector_norm(b, x, 2 if p is None else p, dim, keepdim)

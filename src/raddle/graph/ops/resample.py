@@ -24,21 +24,21 @@ Taps = list[
 ]  # for each output element, the weight of each input element that it reads
 
 
-def _line(f: Signature) -> str:
-    spatial = {1: "w", 2: "hw", 3: "dhw"}[len(f.outputs[0]) - 2]
+def _interpolate_notation(sig: Signature) -> str:
+    spatial = {1: "w", 2: "hw", 3: "dhw"}[len(sig.outputs[0]) - 2]
     inside = " ".join(f"taps{i}({a})" for i, a in enumerate(spatial))
     return f"y[n c {' '.join(spatial)}] = x[n c {inside}]"
 
 
-def _kernel(site: OperatorTile) -> Kernel:
-    out, region = site.op.space.output_boxes(site.box)[0], site.region(0)
+def _interpolate_kernel(tile: OperatorTile) -> Kernel:
+    out, region = tile.op.space.output_boxes(tile.box)[0], tile.region(0)
     assert region is not None
-    dtype, plans = site.op.dtypes[0], []
-    for i, taps in enumerate(site.attrs["taps"]):
-        mine = [list(t) for t in taps[out.lo[2 + i] : out.hi[2 + i]]]
-        width = max(len(t) for t in mine)
-        padded = [t + [(t[0][0], 0.0)] * (width - len(t)) for t in mine]
-        plans.append(
+    dtype, columns_by_dim = tile.op.dtypes[0], []
+    for i, taps in enumerate(tile.attrs["taps"]):
+        box_taps = [list(t) for t in taps[out.lo[2 + i] : out.hi[2 + i]]]
+        width = max(len(t) for t in box_taps)
+        padded = [t + [(t[0][0], 0.0)] * (width - len(t)) for t in box_taps]
+        columns_by_dim.append(
             [
                 ([p[k][0] - region.lo[2 + i] for p in padded], [p[k][1] for p in padded])
                 for k in range(width)
@@ -47,13 +47,13 @@ def _kernel(site: OperatorTile) -> Kernel:
 
     def run(x: Tensor) -> Tensor:
         x = x.to(accumulation_dtype(dtype))
-        for i, columns in enumerate(plans):
+        for i, columns in enumerate(columns_by_dim):
             total: Tensor | None = None
             for index, weight in columns:
                 part = x.index_select(2 + i, torch.tensor(index, device=x.device))
                 if any(w != 1 for w in weight):
                     scale = torch.tensor(weight, dtype=x.dtype, device=x.device)
-                    part = part * scale.view(-1, *[1] * (len(plans) - 1 - i))
+                    part = part * scale.view(-1, *[1] * (len(columns_by_dim) - 1 - i))
                 total = part if total is None else total + part
             assert total is not None
             x = total
@@ -62,40 +62,46 @@ def _kernel(site: OperatorTile) -> Kernel:
     return run
 
 
-declare("interpolate", _line, _kernel, Traits(SavedTensors.NOTHING), flops_per_point=2)
+declare(
+    "interpolate",
+    _interpolate_notation,
+    _interpolate_kernel,
+    Traits(SavedTensors.NOTHING),
+    flops_per_point=2,
+)
 
 
-def _nearest_plane(size: int, out: int, scale: float | None) -> Taps:
+def _nearest_2d(size: int, out: int, scale: float | None) -> Taps:
     """In two dimensions torch ignores the scale where the size stays or doubles."""
-    return _nearest(size, out, None if out in (size, 2 * size) else scale, exact=False)
+    return _nearest_taps(size, out, None if out in (size, 2 * size) else scale, exact=False)
 
 
-def _nearest(size: int, out: int, scale: float | None, exact: bool) -> Taps:
+def _nearest_taps(size: int, out: int, scale: float | None, exact: bool) -> Taps:
     # torch computes the source in float32, whatever the tensor's type
     ratio = torch.tensor(1 / scale if scale else size / out, dtype=torch.float32)
     at = torch.arange(out, dtype=torch.float32) + (0.5 if exact else 0.0)
     return [{min(int(i), size - 1): 1.0} for i in (at * ratio).floor().tolist()]
 
 
-def _position(i: int, size: int, out: int, scale: float | None, corners: bool) -> float:
-    if corners:
+def _position(i: int, size: int, out: int, scale: float | None, align_corners: bool) -> float:
+    if align_corners:
         return i * (size - 1) / (out - 1) if out > 1 else 0.0
     return (i + 0.5) * (1 / scale if scale else size / out) - 0.5
 
 
-def _linear(size: int, out: int, scale: float | None, corners: bool) -> Taps:
+def _linear_taps(size: int, out: int, scale: float | None, align_corners: bool) -> Taps:
     if out == size:  # a copy, whatever the scale
         return [{i: 1.0} for i in range(size)]
     taps: Taps = []
     for i in range(out):
-        position = max(0.0, _position(i, size, out, scale, corners))
+        position = max(0.0, _position(i, size, out, scale, align_corners))
         low = min(int(position), size - 1)
         part = min(max(position - low, 0.0), 1.0)
         taps.append(_collect([(low, 1 - part), (min(low + 1, size - 1), part)]))
     return taps
 
 
-def _cubic(size: int, out: int, scale: float | None, corners: bool) -> Taps:
+def _cubic_taps(size: int, out: int, scale: float | None, align_corners: bool) -> Taps:
     def weight(x: float) -> float:  # Keys' kernel with a = -0.75
         x, a = abs(x), -0.75
         if x <= 1:
@@ -104,7 +110,7 @@ def _cubic(size: int, out: int, scale: float | None, corners: bool) -> Taps:
 
     taps: Taps = []
     for i in range(out):
-        position = _position(i, size, out, scale, corners)
+        position = _position(i, size, out, scale, align_corners)
         low = math.floor(position)
         pairs = [(min(max(j, 0), size - 1), weight(position - j)) for j in range(low - 1, low + 3)]
         taps.append(_collect(pairs))
@@ -113,11 +119,11 @@ def _cubic(size: int, out: int, scale: float | None, corners: bool) -> Taps:
 
 def _collect(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
     """Weights by element; a tap of weight 0 is not read."""
-    found: dict[int, float] = {}
+    weights: dict[int, float] = {}
     for index, weight in pairs:
         if weight:
-            found[index] = found.get(index, 0.0) + weight
-    return found
+            weights[index] = weights.get(index, 0.0) + weight
+    return weights
 
 
 def _interpolate(b: Builder, x: Value, output: Any, scales: Any, taps_of: Any) -> Any:
@@ -126,35 +132,41 @@ def _interpolate(b: Builder, x: Value, output: Any, scales: Any, taps_of: Any) -
     if output is None:
         output = [math.floor(s * f) for s, f in zip(x.shape[2:], scales, strict=True)]
     sizes = list(zip(x.shape[2:], int_per_dim(output, rank), scales, strict=True))
-    every = [taps_of(size, out, scale) for size, out, scale in sizes]
-    tables = {f"taps{i}": [(min(t), max(t) + 1) for t in taps] for i, taps in enumerate(every)}
-    attrs = {"taps": tuple(tuple(tuple(sorted(t.items())) for t in taps) for taps in every)}
-    shape = (*x.shape[:2], *(len(taps) for taps in every))
+    taps_by_dim = [taps_of(size, out, scale) for size, out, scale in sizes]
+    tables = {
+        f"taps{i}": [(min(t), max(t) + 1) for t in taps] for i, taps in enumerate(taps_by_dim)
+    }
+    attrs = {"taps": tuple(tuple(tuple(sorted(t.items())) for t in taps) for taps in taps_by_dim)}
+    shape = (*x.shape[:2], *(len(taps) for taps in taps_by_dim))
     return b.emit("interpolate", [x], [(shape, x.dtype)], attrs, tables=tables)
 
 
 def _arguments(args: Sequence[Any]) -> tuple[Any, bool, Any]:
     """output sizes, align_corners and scales of both spellings of the ATen calls (default, vec)."""
-    output, *rest = args
-    corners = rest.pop(0) if rest and isinstance(rest[0], bool) else False
+    output, *others = args
+    align_corners = others.pop(0) if others and isinstance(others[0], bool) else False
     scales: Any = None
-    if rest and any(r is not None for r in rest):
-        scales = rest[0] if isinstance(rest[0], (list, tuple)) else rest
-    return output, corners, scales
+    if others and any(r is not None for r in others):
+        scales = others[0] if isinstance(others[0], (list, tuple)) else others
+    return output, align_corners, scales
 
 
-def _upsample(name: str, taps_of: Any) -> None:
+def _declare_upsample(name: str, taps_of: Any) -> None:
     @aten(name)
     def translate(b: Builder, x: Value, *args: Any) -> Any:
-        output, corners, scales = _arguments(args)
-        return _interpolate(b, x, output, scales, lambda s, o, f: taps_of(s, o, f, corners))
+        output, align_corners, scales = _arguments(args)
+        return _interpolate(b, x, output, scales, lambda s, o, f: taps_of(s, o, f, align_corners))
 
 
 for _rank in (1, 3):
-    _upsample(f"upsample_nearest{_rank}d", lambda s, o, f, _: _nearest(s, o, f, exact=False))
-_upsample("upsample_nearest2d", lambda s, o, f, _: _nearest_plane(s, o, f))
+    _declare_upsample(
+        f"upsample_nearest{_rank}d", lambda s, o, f, _: _nearest_taps(s, o, f, exact=False)
+    )
+_declare_upsample("upsample_nearest2d", lambda s, o, f, _: _nearest_2d(s, o, f))
 for _rank in (1, 2, 3):
-    _upsample(f"_upsample_nearest_exact{_rank}d", lambda s, o, f, _: _nearest(s, o, f, exact=True))
+    _declare_upsample(
+        f"_upsample_nearest_exact{_rank}d", lambda s, o, f, _: _nearest_taps(s, o, f, exact=True)
+    )
 for _name in ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"):
-    _upsample(_name, _linear)
-_upsample("upsample_bicubic2d", _cubic)
+    _declare_upsample(_name, _linear_taps)
+_declare_upsample("upsample_bicubic2d", _cubic_taps)

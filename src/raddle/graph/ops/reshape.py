@@ -50,7 +50,7 @@ def factors(
     >>> [f.size for f in factors((4, 6), (8, 3))[0]]
     [4, 2, 3]
     """
-    found: list[Factor] = []
+    common: list[Factor] = []
     mixed: set[int] = set()
     for sources, targets in _groups(source, target):
         ends = sorted({*_strides(source, sources), *_strides(target, targets)}, reverse=True)
@@ -63,8 +63,8 @@ def factors(
             if above // below > 1:
                 s, s_stride = _locate(source, sources, below)
                 t, t_stride = _locate(target, targets, below)
-                found.append(Factor(above // below, s, s_stride, t, t_stride))
-    return tuple(found), frozenset(mixed)
+                common.append(Factor(above // below, s, s_stride, t, t_stride))
+    return tuple(common), frozenset(mixed)
 
 
 def _groups(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int], list[int]]]:
@@ -92,16 +92,16 @@ def _strides(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
 
 def _locate(shape: Sequence[int], dims: Sequence[int], stride: int) -> tuple[int, int]:
     """The dimension that a factor of the given stride (in its group) belongs to, and its stride there."""
-    for d, own in zip(dims, _strides(shape, dims), strict=True):
-        if own <= stride < own * shape[d]:
-            return d, stride // own
+    for d, dim_stride in zip(dims, _strides(shape, dims), strict=True):
+        if dim_stride <= stride < dim_stride * shape[d]:
+            return d, stride // dim_stride
     raise AssertionError((shape, dims, stride))
 
 
-def _reshape_line(f: Signature) -> str:
-    source, target = f.shapes[0], f.outputs[0]
+def _reshape_notation(sig: Signature) -> str:
+    source, target = sig.shapes[0], sig.outputs[0]
     common, mixed = factors(source, target)
-    letters = _target_letters(f.letters[0], target, common, mixed)
+    letters = _target_letters(sig.letters[0], target, common, mixed)
     inside: list[list[str]] = [[] for _ in source]
     for size, s, s_stride, t, t_stride in common:
         text = letters[t] + (f"//{t_stride}" if t_stride > 1 else "")
@@ -119,12 +119,12 @@ def _target_letters(
 ) -> list[str]:
     """A dimension keeps the letter of the first factor in it, if that factor leads its source dimension."""
     letters = [""] * len(target)
-    given: set[str] = set()
+    used: set[str] = set()
     for factor in common:
         letter = source[factor.source]
-        if not letters[factor.target] and letter not in given:
+        if not letters[factor.target] and letter not in used:
             letters[factor.target] = letter
-            given.add(letter)
+            used.add(letter)
     taken = [*source, *letters]
     for d in range(len(target)):
         if not letters[d]:
@@ -133,29 +133,35 @@ def _target_letters(
     return [a.upper() if d in mixed else a for d, a in enumerate(unique(letters))]
 
 
-def _reshape(site: OperatorTile) -> Kernel:
-    if site.is_full:
-        shape = site.shape
+def _reshape_kernel(tile: OperatorTile) -> Kernel:
+    if tile.is_full:
+        shape = tile.shape
         return lambda x: x.reshape(shape)
-    region = site.region(0)
+    region = tile.region(0)
     assert region is not None
-    target = tuple(d.size for d in site.op.space.dims)
-    source = tuple(site.attrs["source"])
+    target = tuple(d.size for d in tile.op.space.dims)
+    source = tuple(tile.attrs["source"])
     common, mixed = factors(source, target)
-    ranges = [_factor_range(f, site.box.lo[f.target], site.box.hi[f.target]) for f in common]
+    ranges = [_factor_range(f, tile.box.lo[f.target], tile.box.hi[f.target]) for f in common]
     picks = _picks(common, ranges, region.lo, region.hi)
     # After picking, the tensor is a box of the factors; a target dimension is then a contiguous run of it.
-    merged, cuts = [], []
+    merged_shape, cuts = [], []
     for t, size in enumerate(target):
-        mine = [(f, r) for f, r in zip(common, ranges, strict=True) if f.target == t]
-        start = sum(lo * f.target_stride for f, (lo, _) in mine)
-        merged.append(size if t in mixed else math.prod(hi - lo for _, (lo, hi) in mine))
-        cuts.append((site.box.lo[t] - start, site.box.hi[t] - start) if mine else (0, merged[t]))
+        dim_factors = [(f, r) for f, r in zip(common, ranges, strict=True) if f.target == t]
+        start = sum(lo * f.target_stride for f, (lo, _) in dim_factors)
+        merged_shape.append(
+            size if t in mixed else math.prod(hi - lo for _, (lo, hi) in dim_factors)
+        )
+        cuts.append(
+            (tile.box.lo[t] - start, tile.box.hi[t] - start)
+            if dim_factors
+            else (0, merged_shape[t])
+        )
 
     def run(x: Tensor) -> Tensor:
         for dim, pick in picks:
             x = x.index_select(dim, torch.tensor(pick, device=x.device))
-        y = x.reshape(merged)
+        y = x.reshape(merged_shape)
         return y[tuple(slice(lo, hi) for lo, hi in cuts)]
 
     return run
@@ -178,11 +184,11 @@ def _picks(
     """By source dimension, the elements of the region that are read, where that is not all of it."""
     picks = []
     for d, (lo, hi) in enumerate(zip(los, his, strict=True)):
-        mine = [(f, r) for f, r in zip(common, ranges, strict=True) if f.source == d]
-        if not mine:
+        dim_factors = [(f, r) for f, r in zip(common, ranges, strict=True) if f.source == d]
+        if not dim_factors:
             continue
         pick = [-lo]
-        for f, (a, b) in mine:
+        for f, (a, b) in dim_factors:
             pick = [p + v * f.source_stride for p in pick for v in range(a, b)]
         if len(pick) < hi - lo:
             picks.append((d, pick))
@@ -191,8 +197,8 @@ def _picks(
 
 declare(
     "reshape",
-    _reshape_line,
-    _reshape,
+    _reshape_notation,
+    _reshape_kernel,
     Traits(SavedTensors.NOTHING, is_view=True, is_cheap=True),
     flops_per_point=0,
 )
@@ -208,7 +214,7 @@ def reshape(b: Builder, x: Value, shape: Sequence[int]) -> Any:
 
 
 @aten("view", "_unsafe_view")
-def _view(b: Builder, x: Value, shape: Any) -> Any:
+def _translate_view(b: Builder, x: Value, shape: Any) -> Any:
     if isinstance(shape, torch.dtype):
         raise NotSplittable
     return reshape(b, x, shape)
@@ -218,39 +224,39 @@ aten("reshape")(reshape)
 
 
 @aten("view_as", "reshape_as")
-def _view_as(b: Builder, x: Value, other: Value) -> Any:
+def _translate_view_as(b: Builder, x: Value, other: Value) -> Any:
     return reshape(b, x, other.shape)
 
 
 @aten("flatten")
-def _flatten(b: Builder, x: Value, start: int = 0, end: int = -1) -> Any:
+def _translate_flatten(b: Builder, x: Value, start: int = 0, end: int = -1) -> Any:
     return reshape(b, x, infer_meta(A.flatten.using_ints, (x, start, end), {}).shape)
 
 
 @aten("ravel")
-def _ravel(b: Builder, x: Value) -> Any:
+def _translate_ravel(b: Builder, x: Value) -> Any:
     return reshape(b, x, [-1])
 
 
 @aten("unflatten")
-def _unflatten(b: Builder, x: Value, dim: int, sizes: Sequence[int]) -> Any:
+def _translate_unflatten(b: Builder, x: Value, dim: int, sizes: Sequence[int]) -> Any:
     return reshape(b, x, infer_meta(A.unflatten.int, (x, dim, list(sizes)), {}).shape)
 
 
 @aten("unsqueeze")
-def _unsqueeze(b: Builder, x: Value, dim: int) -> Any:
+def _translate_unsqueeze(b: Builder, x: Value, dim: int) -> Any:
     return reshape(b, x, infer_meta(A.unsqueeze.default, (x, dim), {}).shape)
 
 
 @aten("squeeze")
-def _squeeze(b: Builder, x: Value, dim: Any = None) -> Any:
+def _translate_squeeze(b: Builder, x: Value, dim: Any = None) -> Any:
     dims = range(len(x.shape)) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {d % len(x.shape) for d in dims} if x.shape else set()
     return reshape(b, x, [s for d, s in enumerate(x.shape) if d not in gone or s != 1])
 
 
 @aten("pixel_shuffle")
-def _pixel_shuffle(b: Builder, x: Value, r: int) -> Any:
+def _translate_pixel_shuffle(b: Builder, x: Value, r: int) -> Any:
     *lead, c, h, w = x.shape
     i = len(lead)
     y = reshape(b, x, [*lead, c // r**2, r, r, h, w])
@@ -259,7 +265,7 @@ def _pixel_shuffle(b: Builder, x: Value, r: int) -> Any:
 
 
 @aten("pixel_unshuffle")
-def _pixel_unshuffle(b: Builder, x: Value, r: int) -> Any:
+def _translate_pixel_unshuffle(b: Builder, x: Value, r: int) -> Any:
     *lead, c, h, w = x.shape
     i = len(lead)
     y = reshape(b, x, [*lead, c, h // r, r, w // r, r])

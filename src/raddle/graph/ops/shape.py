@@ -35,15 +35,15 @@ A = torch.ops.aten
 # -- permute ---------------------------------------------------------------------------
 
 
-def _permute_line(f: Signature) -> str:
-    letters = unique(f.letters[0])
-    return f"y[{' '.join(letters[d] for d in f.attrs['dims'])}] = x[{' '.join(letters)}]"
+def _permute_notation(sig: Signature) -> str:
+    letters = unique(sig.letters[0])
+    return f"y[{' '.join(letters[d] for d in sig.attrs['dims'])}] = x[{' '.join(letters)}]"
 
 
 declare(
     "permute",
-    _permute_line,
-    lambda s: lambda x: x.permute(s.attrs["dims"]),
+    _permute_notation,
+    lambda tile: lambda x: x.permute(tile.attrs["dims"]),
     Traits(SavedTensors.NOTHING, is_view=True, is_cheap=True),
     flops_per_point=0,
 )
@@ -57,7 +57,7 @@ def permute(b: Builder, x: Value, dims: Sequence[int]) -> Any:
 
 
 @aten("transpose", "swapaxes", "swapdims")
-def _transpose(b: Builder, x: Value, d0: int, d1: int) -> Any:
+def _translate_transpose(b: Builder, x: Value, d0: int, d1: int) -> Any:
     dims = list(range(len(x.shape)))
     if not dims:
         return x
@@ -66,23 +66,23 @@ def _transpose(b: Builder, x: Value, d0: int, d1: int) -> Any:
 
 
 @aten("t", "mT")
-def _t(b: Builder, x: Value) -> Any:
-    return x if len(x.shape) < 2 else _transpose(b, x, -2, -1)
+def _translate_t(b: Builder, x: Value) -> Any:
+    return x if len(x.shape) < 2 else _translate_transpose(b, x, -2, -1)
 
 
 @aten("adjoint", "matrix_H", "mH")
-def _adjoint(b: Builder, x: Value) -> Any:
-    y = _t(b, x)
+def _translate_adjoint(b: Builder, x: Value) -> Any:
+    y = _translate_t(b, x)
     return conjugate(b, y) if x.dtype.is_complex else y
 
 
 @aten("numpy_T")
-def _reversed(b: Builder, x: Value) -> Any:
+def _translate_numpy_T(b: Builder, x: Value) -> Any:
     return x if len(x.shape) < 2 else permute(b, x, range(len(x.shape))[::-1])
 
 
 @aten("movedim", "moveaxis")
-def _movedim(b: Builder, x: Value, source: Any, destination: Any) -> Any:
+def _translate_movedim(b: Builder, x: Value, source: Any, destination: Any) -> Any:
     rank = len(x.shape)  # a tensor whose sizes tell its dimensions apart shows where each one goes
     marked = torch.movedim(torch.empty(*range(1, rank + 1), device="meta"), source, destination)
     return permute(b, x, [size - 1 for size in marked.shape])
@@ -91,20 +91,20 @@ def _movedim(b: Builder, x: Value, source: Any, destination: Any) -> Any:
 # -- expand ----------------------------------------------------------------------------
 
 
-def _expand_line(f: Signature) -> str:
-    letters = broadcast_letters(f.shapes, f.letters, f.outputs[0])
-    return f"y[{' '.join(letters)}] = x[{broadcast_access(f.shapes[0], letters, f.outputs[0])}]"
+def _expand_notation(sig: Signature) -> str:
+    letters = broadcast_letters(sig.shapes, sig.letters, sig.outputs[0])
+    return f"y[{' '.join(letters)}] = x[{broadcast_access(sig.shapes[0], letters, sig.outputs[0])}]"
 
 
-def _expand(site: OperatorTile) -> Kernel:
-    shape = site.shape
+def _expand_kernel(tile: OperatorTile) -> Kernel:
+    shape = tile.shape
     return lambda x: x.expand(shape)
 
 
 declare(
     "expand",
-    _expand_line,
-    _expand,
+    _expand_notation,
+    _expand_kernel,
     Traits(SavedTensors.NOTHING, is_view=True, is_cheap=True),
     flops_per_point=0,
 )
@@ -118,18 +118,18 @@ def expand(b: Builder, x: Value, sizes: Sequence[int], *_: Any, implicit: bool =
 
 
 @aten("broadcast_tensors")
-def _broadcast_tensors(b: Builder, tensors: Sequence[Value]) -> Any:
+def _translate_broadcast_tensors(b: Builder, tensors: Sequence[Value]) -> Any:
     shape = broadcast_shape(*(t.shape for t in tensors))
     return tuple(expand(b, t, shape) for t in tensors)
 
 
 @aten("expand_as")
-def _expand_as(b: Builder, x: Value, other: Value) -> Any:
+def _translate_expand_as(b: Builder, x: Value, other: Value) -> Any:
     return expand(b, x, other.shape)
 
 
 @aten("repeat", "tile")
-def _repeat(b: Builder, x: Value, repeats: Sequence[int]) -> Any:
+def _translate_repeat(b: Builder, x: Value, repeats: Sequence[int]) -> Any:
     if 0 in repeats:
         raise NotSplittable
     repeats = [1] * (len(x.shape) - len(repeats)) + list(repeats)
@@ -143,7 +143,9 @@ def _repeat(b: Builder, x: Value, repeats: Sequence[int]) -> Any:
 
 
 @aten("repeat_interleave")
-def _repeat_interleave(b: Builder, x: Value, repeats: Any, dim: int | None = None, **_: Any) -> Any:
+def _translate_repeat_interleave(
+    b: Builder, x: Value, repeats: Any, dim: int | None = None, **_: Any
+) -> Any:
     if not isinstance(repeats, int) or not repeats:
         raise NotSplittable
     if dim is None:
@@ -155,25 +157,25 @@ def _repeat_interleave(b: Builder, x: Value, repeats: Any, dim: int | None = Non
 # -- slice, select ---------------------------------------------------------------------
 
 
-def _slice_line(f: Signature) -> str:
-    letters, dim = unique(f.letters[0]), f.attrs["dim"]
-    inside = [*letters]
-    inside[dim] = f"{letters[dim]}*step+start"
-    return f"y[{' '.join(letters)}] = x[{' '.join(inside)}]"
+def _slice_notation(sig: Signature) -> str:
+    letters, dim = unique(sig.letters[0]), sig.attrs["dim"]
+    indices = [*letters]
+    indices[dim] = f"{letters[dim]}*step+start"
+    return f"y[{' '.join(letters)}] = x[{' '.join(indices)}]"
 
 
-def _slice(site: OperatorTile) -> Kernel:
-    dim, step = site.attrs["dim"], site.attrs["step"]
+def _slice_kernel(tile: OperatorTile) -> Kernel:
+    dim, step = tile.attrs["dim"], tile.attrs["step"]
     if step == 1:
         return lambda x: x
-    every = (slice(None),) * dim + (slice(None, None, step),)
-    return lambda x: x[every]
+    index = (slice(None),) * dim + (slice(None, None, step),)
+    return lambda x: x[index]
 
 
 declare(
     "slice",
-    _slice_line,
-    _slice,
+    _slice_notation,
+    _slice_kernel,
     Traits(SavedTensors.NOTHING, is_view=True, is_cheap=True),
     flops_per_point=0,
 )
@@ -202,22 +204,22 @@ def slice_(
 
 
 @aten("narrow")
-def _narrow(b: Builder, x: Value, dim: int, start: int, length: int) -> Any:
+def _translate_narrow(b: Builder, x: Value, dim: int, start: int, length: int) -> Any:
     start = start % x.shape[dim] if start < 0 else start
     return slice_(b, x, dim, start, start + length)
 
 
-def _select_line(f: Signature) -> str:
-    dim = f.attrs["dim"]
-    letters = unique(f.letters[0][:dim] + f.letters[0][dim + 1 :])
-    inside = [*letters[:dim], str(f.attrs["index"]), *letters[dim:]]
-    return f"y[{' '.join(letters)}] = x[{' '.join(inside)}]"
+def _select_notation(sig: Signature) -> str:
+    dim = sig.attrs["dim"]
+    letters = unique(sig.letters[0][:dim] + sig.letters[0][dim + 1 :])
+    indices = [*letters[:dim], str(sig.attrs["index"]), *letters[dim:]]
+    return f"y[{' '.join(letters)}] = x[{' '.join(indices)}]"
 
 
 declare(
     "select",
-    _select_line,
-    lambda s: lambda x: x.select(s.attrs["dim"], 0),
+    _select_notation,
+    lambda tile: lambda x: x.select(tile.attrs["dim"], 0),
     Traits(SavedTensors.NOTHING, is_view=True, is_cheap=True),
     flops_per_point=0,
 )
@@ -234,50 +236,50 @@ def select(b: Builder, x: Value, dim: int, index: int) -> Any:
 # -- pieces: lists of slices -----------------------------------------------------------
 
 
-def _pieces(b: Builder, x: Value, sizes: Sequence[int], dim: int) -> Any:
+def _slices(b: Builder, x: Value, sizes: Sequence[int], dim: int) -> Any:
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return tuple(slice_(b, x, dim, e - s, e) for s, e in zip(sizes, ends, strict=True))
 
 
 @aten("split", "split_with_sizes")
-def _split(b: Builder, x: Value, sizes: Any, dim: int = 0) -> Any:
+def _translate_split(b: Builder, x: Value, sizes: Any, dim: int = 0) -> Any:
     total = x.shape[dim]
     if isinstance(sizes, int):
         sizes = [min(sizes, total - i) for i in range(0, total, sizes)]
-    return _pieces(b, x, sizes, dim)
+    return _slices(b, x, sizes, dim)
 
 
 @aten("chunk")
-def _chunk(b: Builder, x: Value, chunks: int, dim: int = 0) -> Any:
-    return _split(b, x, -(-x.shape[dim] // chunks), dim)
+def _translate_chunk(b: Builder, x: Value, chunks: int, dim: int = 0) -> Any:
+    return _translate_split(b, x, -(-x.shape[dim] // chunks), dim)
 
 
 @aten("tensor_split")
-def _tensor_split(b: Builder, x: Value, sections: Any, dim: int = 0) -> Any:
+def _translate_tensor_split(b: Builder, x: Value, sections: Any, dim: int = 0) -> Any:
     parts = torch.tensor_split(torch.arange(x.shape[dim]), sections)
-    return _pieces(b, x, [len(p) for p in parts], dim)
+    return _slices(b, x, [len(p) for p in parts], dim)
 
 
 @aten("unbind")
-def _unbind(b: Builder, x: Value, dim: int = 0) -> Any:
+def _translate_unbind(b: Builder, x: Value, dim: int = 0) -> Any:
     return tuple(select(b, x, dim, i) for i in range(x.shape[dim]))
 
 
 # -- cat, stack ------------------------------------------------------------------------
 
 
-def _cat_line(f: Signature) -> str:
-    letters, dim = unique(f.letters[0]), f.attrs["dim"]
+def _cat_notation(sig: Signature) -> str:
+    letters, dim = unique(sig.letters[0]), sig.attrs["dim"]
     accesses, start = [], 0
-    for i, shape in enumerate(f.shapes):
-        inside = [*letters[:dim], f"{letters[dim]}-{start}", *letters[dim + 1 :]]
-        accesses.append(f"x{i}[{' '.join(inside)}]")
+    for i, shape in enumerate(sig.shapes):
+        indices = [*letters[:dim], f"{letters[dim]}-{start}", *letters[dim + 1 :]]
+        accesses.append(f"x{i}[{' '.join(indices)}]")
         start += shape[dim]
     return f"y[{' '.join(letters)}] = {', '.join(accesses)}"
 
 
-def _cat(site: OperatorTile) -> Kernel:
-    dim = site.attrs["dim"]
+def _cat_kernel(tile: OperatorTile) -> Kernel:
+    dim = tile.attrs["dim"]
 
     def run(*tensors: Tensor | None) -> Tensor:
         present = [t for t in tensors if t is not None]
@@ -286,7 +288,7 @@ def _cat(site: OperatorTile) -> Kernel:
     return run
 
 
-declare("cat", _cat_line, _cat, Traits(SavedTensors.NOTHING), flops_per_point=0)
+declare("cat", _cat_notation, _cat_kernel, Traits(SavedTensors.NOTHING), flops_per_point=0)
 
 
 @aten("cat", "concat", "concatenate")
@@ -303,7 +305,7 @@ def cat(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Any:
 
 
 @aten("stack")
-def _stack(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Any:
+def _translate_stack(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Any:
     return cat(b, [b.call(A.unsqueeze.default, t, dim) for t in tensors], dim)
 
 
@@ -327,13 +329,13 @@ def slice_scatter(
 
 
 @aten("select_scatter")
-def _select_scatter(b: Builder, x: Value, source: Value, dim: int, index: int) -> Any:
+def _translate_select_scatter(b: Builder, x: Value, source: Value, dim: int, index: int) -> Any:
     dim, index = dim % len(x.shape), index % x.shape[dim]
     return slice_scatter(b, x, b.call(A.unsqueeze.default, source, dim), dim, index, index + 1)
 
 
 @aten("diff")
-def _diff(
+def _translate_diff(
     b: Builder, x: Value, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None
 ) -> Any:
     ends = [v for v in (prepend, x, append) if v is not None]
@@ -345,7 +347,7 @@ def _diff(
 
 
 @aten("meshgrid")
-def _meshgrid(b: Builder, tensors: Sequence[Value], *, indexing: str = "ij") -> Any:
+def _translate_meshgrid(b: Builder, tensors: Sequence[Value], *, indexing: str = "ij") -> Any:
     order = list(range(len(tensors)))
     if indexing == "xy" and len(order) > 1:
         order[:2] = [1, 0]
@@ -358,6 +360,6 @@ def _meshgrid(b: Builder, tensors: Sequence[Value], *, indexing: str = "ij") -> 
 
 
 @aten("glu")
-def _glu(b: Builder, x: Value, dim: int = -1) -> Any:
-    value, gate = _chunk(b, x, 2, dim)
+def _translate_glu(b: Builder, x: Value, dim: int = -1) -> Any:
+    value, gate = _translate_chunk(b, x, 2, dim)
     return pointwise(b, A.mul.Tensor, value, pointwise(b, A.sigmoid.default, gate))
