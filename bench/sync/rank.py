@@ -171,9 +171,9 @@ class Bench:
         zeros = [(s.slot, torch.zeros_like(p)) for s, p in held]
         dist.barrier()
         start = time.perf_counter()
-        agreeing.begin()
+        agreeing.begin_step()
         for slot, gradient in zeros:
-            agreeing.give(slot, gradient)
+            agreeing.submit(slot, gradient)
         agreeing.synchronize()
         return time.perf_counter() - start
 

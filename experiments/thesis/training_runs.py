@@ -54,7 +54,7 @@ class Planned:
     def __init__(self, model: nn.Module, plan: str) -> None:
         self.trainer = raddle.parallelize(model, plan, sgd, loss=F.cross_entropy, device="cpu")
         if is_asynchronous(self.trainer.plan):
-            self.trainer.stepping.log = []
+            self.trainer.step_runner.weight_uses = []
 
     def train(self, batches: Batches) -> None:
         self.trainer.train(batches)
@@ -68,7 +68,7 @@ class Planned:
         """A forward's step less the updates that its weights had had."""
         return [
             used.step - used.version
-            for used in self.trainer.stepping.log or ()
+            for used in self.trainer.step_runner.weight_uses or ()
             if used.phase == "F"
         ]
 

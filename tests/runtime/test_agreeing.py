@@ -288,7 +288,7 @@ def test_all_sums_are_under_way_at_the_end_of_a_step(clip: float | None) -> None
             before = {n for n, held in summing._entries.items() if held.gradient is not None}
             forward(action)
             after = {n for n, held in summing._entries.items() if held.gradient is not None}
-            waited.append(sorted({agreeing.rows.slices[n].name for n in before - after}))
+            waited.append(sorted({agreeing.rank_slices.slices[n].name for n in before - after}))
 
         trainer.executor._handlers[Forward] = listen
         trainer.step(*batches(1)[0])

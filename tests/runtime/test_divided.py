@@ -123,7 +123,7 @@ def test_a_rank_keeps_its_share_and_has_two_blocks_whole(ranks: int) -> None:
                 trainer.step(x)
             trainer.synchronize()
             slots = [trainer.executor.slots[s.slot] for s in trainer.executor.rank_actions.sources
-                     if s.role in ("parameter", "whole")]  # fmt: skip
+                     if s.role in ("parameter", "gathered")]  # fmt: skip
             return peak, sum(t.untyped_storage().nbytes() for t in slots)
 
         found = on_threads(ranks, work, model, plan, adam, loss=square, graph=graph)

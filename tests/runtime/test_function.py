@@ -9,7 +9,7 @@ from raddle.graph.box import Box
 from raddle.program.lower import lower
 from raddle.program.segments import segments
 from raddle.runtime.function_writer import FunctionWriter, Piece, TensorId
-from raddle.runtime.native_calls import boxes_of, run_as_one
+from raddle.runtime.native_calls import native_call_boxes, run_as_one
 
 LEFT, RIGHT, ALL = Box((0,), (2,)), Box((2,), (4,)), Box((0,), (4,))
 
@@ -25,7 +25,9 @@ def test_pieces_are_put_together_and_what_nobody_needs_is_released() -> None:
     function.add_call(lambda x: (x + 1, x - 1), both, [("y", ALL), None])
     assert function.boxes("y") == [ALL]
     ((box, variable),) = function.computed["y"]
-    code = function.build("segment", "a test", lambda piece: "plain", [(Piece("y", box), variable)])
+    code = function.build(
+        "segment", "a test", lambda piece: "nondifferentiable", [(Piece("y", box), variable)]
+    )
     assert code.nondifferentiable == (Piece("x", LEFT), Piece("x", RIGHT))
     (y,) = code.function(torch.zeros(2), torch.ones(2))
     assert y.tolist() == [1, 1, 2, 2]
@@ -37,7 +39,7 @@ def test_arguments_stand_by_kind() -> None:
     function = FunctionWriter(lambda of: [ALL])
     names = [function.region_variable(of, ALL) for of in ("a", "w", "x")]
     function.add_call(lambda a, w, x: (a * w + x,), ", ".join(names), [("y", ALL)])
-    kinds = {"a": "plain", "w": "weight", "x": "graded"}
+    kinds = {"a": "nondifferentiable", "w": "weight", "x": "differentiable"}
     code = function.build("segment", "", lambda p: kinds[str(p.tensor_id)], [])
     assert [
         p.tensor_id for p in (*code.differentiable, *code.weights, *code.nondifferentiable)
@@ -50,7 +52,7 @@ def test_what_is_read_in_parts_is_split_at_once() -> None:
     function.announce_reads([("x", LEFT), ("x", RIGHT), ("x", None)])
     left, right = function.region_variable("x", LEFT), function.region_variable("x", RIGHT)
     results = [(Piece("x", LEFT), left), (Piece("x", RIGHT), right)]
-    code = function.build("segment", "", lambda p: "plain", results)
+    code = function.build("segment", "", lambda p: "nondifferentiable", results)
     assert code.source.count("torch.split") == 1
     assert [t.tolist() for t in code.function(torch.arange(4))] == [[0, 1], [2, 3]]
 
@@ -61,9 +63,9 @@ def test_a_composite_whose_tiles_are_one_box_is_one_call() -> None:
     variant = program.variants[0]
     (segment, *_) = segments(program, 0)
     natives = run_as_one(variant, 0, segment)
-    assert natives.last
-    for name, fused in natives.last.items():
+    assert natives.by_last_op
+    for name, fused in natives.by_last_op.items():
         assert name in natives.replaced
-        boxes = boxes_of(variant, 0, fused)
+        boxes = native_call_boxes(variant, 0, fused)
         made = [o for o in fused.outputs if o is not None]
         assert {o: boxes.outputs[o].shape for o in made} == {o: graph.values[o].shape for o in made}

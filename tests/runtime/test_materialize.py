@@ -21,7 +21,7 @@ from raddle import zoo
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
-from raddle.runtime.materialize import materialize, take
+from raddle.runtime.materialize import materialize, materialize_boxes
 
 TINY = [name for name in zoo.names() if name.endswith("-tiny")]
 
@@ -62,7 +62,7 @@ def random_box(shape: tuple[int, ...], rng: random.Random) -> Box:
 def test_full_boxes_are_the_materialized_model(name: str) -> None:
     model, real = pair(name)
     before = named(model)
-    taken = take(model, whole(model), seed=3)
+    taken = materialize_boxes(model, whole(model), seed=3)
     assert list(taken) == list(before)
     assert all(same(taken[n][0], t) for n, t in named(real).items())
     assert all(t.is_meta and t is before[n] for n, t in named(model).items())
@@ -75,7 +75,7 @@ def test_random_boxes_are_slices_of_the_materialized_model(name: str, seed: int)
     names = rng.sample(sorted(tensors), k=min(4, len(tensors)))
     shapes = {n: tuple(tensors[n].shape) for n in names}
     boxes = {n: [random_box(shapes[n], rng) for _ in range(rng.randint(0, 3))] for n in names}
-    taken = take(model, boxes, seed=3)
+    taken = materialize_boxes(model, boxes, seed=3)
     for n in names:
         expected = [tensors[n][box.slices_within(Box.full(shapes[n]))] for box in boxes[n]]
         assert all(map(same, taken[n], expected))
@@ -92,7 +92,7 @@ def test_a_materialized_model_runs(name: str) -> None:
 
 def test_seeds_and_modules_differ() -> None:
     model = on_meta(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
-    one, again, other = (take(model, whole(model), seed=s) for s in (1, 1, 2))
+    one, again, other = (materialize_boxes(model, whole(model), seed=s) for s in (1, 1, 2))
     assert same(one["0.weight"][0], again["0.weight"][0])
     assert not same(one["0.weight"][0], other["0.weight"][0])
     assert not same(one["0.weight"][0], one["1.weight"][0])
@@ -108,7 +108,8 @@ def test_threads_take_the_same() -> None:
     model = on_meta(lambda: nn.Sequential(*(Slow(3, 3) for _ in range(3))))
     real, taken = materialize(copy.deepcopy(model)), []
     threads = [
-        threading.Thread(target=lambda: taken.append(take(model, whole(real)))) for _ in range(6)
+        threading.Thread(target=lambda: taken.append(materialize_boxes(model, whole(real))))
+        for _ in range(6)
     ]
     for thread in threads:
         thread.start()
@@ -123,7 +124,7 @@ def test_names_are_those_of_the_graph() -> None:
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
     assert graph.aliases == {"lm_head.weight": "wte.weight"}
     states = [*graph.parameters, *graph.buffers]
-    taken = take(work.model, {v.name: [Box.full(v.shape)] for v in states})
+    taken = materialize_boxes(work.model, {v.name: [Box.full(v.shape)] for v in states})
     assert {n: tuple(t.shape) for n, (t,) in taken.items()} == {v.name: v.shape for v in states}
 
 
@@ -132,7 +133,9 @@ def test_names_are_those_of_the_graph() -> None:
 
 def test_of_a_real_model_it_takes_copies() -> None:
     model = nn.Linear(4, 6)
-    (top, row) = take(model, {"weight": [Box((0, 0), (3, 4)), Box((1, 0), (2, 4))]})["weight"]
+    (top, row) = materialize_boxes(model, {"weight": [Box((0, 0), (3, 4)), Box((1, 0), (2, 4))]})[
+        "weight"
+    ]
     expected = model.weight.detach().clone()
     top.zero_()
     row.zero_()
@@ -146,7 +149,7 @@ def test_what_is_real_in_a_meta_model_stays() -> None:
     model = on_meta(lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)))
     model[0].running_mean = torch.tensor([1.0, 2.0, 3.0])  # a reset would set it to zero
     mean = model[0].running_mean
-    taken = take(model, whole(model))
+    taken = materialize_boxes(model, whole(model))
     assert taken["0.running_mean"][0].tolist() == [1, 2, 3]
     assert taken["0.running_var"][0].tolist() == [1, 1, 1]
     assert materialize(model)[0].running_mean is mean
@@ -177,18 +180,21 @@ class Tied(nn.Module):
 
 def test_a_tied_weight_is_initialised_once_by_its_first_owner() -> None:
     model = on_meta(Tied)
-    alone = take(
+    alone = materialize_boxes(
         on_meta(lambda: nn.Sequential(nn.Embedding(5, 3))), {"0.weight": [Box.full((5, 3))]}
     )
     boxes = {n: [Box.full((5, 3))] for n in ("output.weight", "embedding.weight")}
-    taken = take(model, boxes)
+    taken = materialize_boxes(model, boxes)
     assert list(taken) == list(boxes)
     assert same(taken["output.weight"][0], taken["embedding.weight"][0])
     assert same(taken["output.weight"][0], alone["0.weight"][0])
     real = materialize(copy.deepcopy(model))
     assert real.output.weight is real.embedding.weight
     assert same(real.output.weight, taken["output.weight"][0])
-    assert same(real.output.bias, take(model, {"output.bias": [Box.full((5,))]})["output.bias"][0])
+    assert same(
+        real.output.bias,
+        materialize_boxes(model, {"output.bias": [Box.full((5,))]})["output.bias"][0],
+    )
 
 
 # -- how modules initialise themselves ------------------------------------------------------------------
@@ -216,7 +222,7 @@ class Outer(nn.Module):
 
 
 def test_a_module_may_initialise_what_it_contains() -> None:
-    taken = take(model := on_meta(Outer), whole(model))
+    taken = materialize_boxes(model := on_meta(Outer), whole(model))
     assert taken["tied.embedding.weight"][0].eq(7).all()
     assert taken["scales.1"][0].tolist() == [1, 1, 1]
     assert not taken["tied.output.bias"][0].eq(7).any()
@@ -238,7 +244,7 @@ class Replacing(nn.Module):
 def test_a_module_may_replace_its_parameters() -> None:
     model = on_meta(Replacing)
     weight = model.weight
-    assert take(model, whole(model))["weight"][0].tolist() == [1, 2, 3]
+    assert materialize_boxes(model, whole(model))["weight"][0].tolist() == [1, 2, 3]
     assert model.weight is weight
     assert materialize(model).weight.tolist() == [1, 2, 3]
     assert model.mask.all()
@@ -268,7 +274,7 @@ def watched() -> type[Watched]:
 
 def test_never_more_than_one_module_has_memory(watched: type[Watched]) -> None:
     model = on_meta(lambda: nn.Sequential(*(watched(32, 32) for _ in range(8))))
-    take(model, {f"{i}.weight": [Box((i, 0), (i + 1, 32))] for i in range(8)})
+    materialize_boxes(model, {f"{i}.weight": [Box((i, 0), (i + 1, 32))] for i in range(8)})
     assert watched.counts == [1] * 8
     materialize(model)  # the count is able to grow
     assert watched.counts[8:] == list(range(1, 9))
@@ -276,9 +282,9 @@ def test_never_more_than_one_module_has_memory(watched: type[Watched]) -> None:
 
 def test_only_modules_of_which_something_is_wanted_are_initialised(watched: type[Watched]) -> None:
     model = on_meta(lambda: nn.Sequential(*(watched(4, 4) for _ in range(8))))
-    everything = take(model, whole(model))
+    everything = materialize_boxes(model, whole(model))
     watched.counts.clear()
-    bias = take(model, {"5.bias": [Box((1,), (3,))]})["5.bias"][0]
+    bias = materialize_boxes(model, {"5.bias": [Box((1,), (3,))]})["5.bias"][0]
     assert watched.counts == [1]
     assert same(bias, everything["5.bias"][0][1:3])
 
@@ -289,7 +295,7 @@ def test_only_modules_of_which_something_is_wanted_are_initialised(watched: type
 def test_the_random_state_is_untouched() -> None:
     model = on_meta(lambda: nn.Sequential(nn.Linear(4, 4), nn.Hardswish(), Broken()))
     before = torch.get_rng_state()
-    take(model, {"0.weight": [Box.full((4, 4))]})
+    materialize_boxes(model, {"0.weight": [Box.full((4, 4))]})
     with pytest.raises(InputError):
         materialize(model)
     assert same(torch.get_rng_state(), before)
@@ -300,7 +306,7 @@ def test_it_works_in_whatever_mode_the_caller_is() -> None:
     model, real = pair("lenet-tiny")
     for mode in (torch.device("meta"), torch.inference_mode(), torch.no_grad()):
         with mode:
-            taken = take(model, whole(model), seed=3)
+            taken = materialize_boxes(model, whole(model), seed=3)
         assert all(same(taken[n][0], t) for n, t in named(real).items())
 
 
@@ -365,7 +371,7 @@ def test_what_cannot_be_initialised_is_said(build: Any, sentence: str) -> None:
     model = on_meta(build)
     before = named(model)
     with pytest.raises(InputError) as raised:
-        take(model, whole(model))
+        materialize_boxes(model, whole(model))
     assert str(raised.value) == sentence
     with pytest.raises(InputError):
         materialize(model)
@@ -374,7 +380,9 @@ def test_what_cannot_be_initialised_is_said(build: Any, sentence: str) -> None:
 
 def test_what_is_not_wanted_need_not_be_initialised() -> None:
     assert (
-        take(on_meta(lambda: Rotary(torch.float32)), {"bias": [Box((0,), (2,))]})["bias"][0]
+        materialize_boxes(on_meta(lambda: Rotary(torch.float32)), {"bias": [Box((0,), (2,))]})[
+            "bias"
+        ][0]
         .ne(0)
         .all()
     )
@@ -384,4 +392,4 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(
         InputError, match=r"no parameter or buffer 'wieght': take the names from a graph"
     ):
-        take(nn.Linear(2, 2), {"wieght": []})
+        materialize_boxes(nn.Linear(2, 2), {"wieght": []})

@@ -72,7 +72,7 @@ def native_calls(program: Program) -> int:
     variant, count = program.variants[0], 0
     for device in (0, 1):
         own = segments(program, device)
-        count += sum(len(run_as_one(variant, device, ops).last) for ops in own)
+        count += sum(len(run_as_one(variant, device, ops).by_last_op) for ops in own)
     return count
 
 

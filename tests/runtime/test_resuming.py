@@ -192,14 +192,14 @@ def test_a_rank_that_saves_waits_for_gradients_of_those_behind(sync: str) -> Non
         train(trainer, 0, 1)
         agreeing = trainer.executor.parameter_sync
         assert agreeing is not None
-        give = agreeing.give
+        give = agreeing.submit
 
         def late(slot: int, gradient: Tensor) -> None:
             time.sleep(0.1)  # meanwhile rank 0 begins to save
             give(slot, gradient)
 
         if trainer.rank == 1:
-            agreeing.give = late  # type: ignore[method-assign]
+            agreeing.submit = late  # type: ignore[method-assign]
         train(trainer, 1, 2)
         return state(trainer), state(trainer)
 

@@ -36,7 +36,7 @@ from raddle.runtime import clocks, session
 from raddle.runtime.job import load_job
 from raddle.runtime.measured_trace import trace_events
 from raddle.runtime.options import Options, parse
-from raddle.runtime.recorder import Slice
+from raddle.runtime.recorder import RecordedInterval
 from raddle.searches.comparison import plan_and_predict
 
 
@@ -289,7 +289,7 @@ def test_a_loss_that_is_no_number_is_one_sentence(launch: Any, plan: Any) -> Non
     ],
 )
 def test_options_travel_as_words(options: Options) -> None:
-    assert parse(options.arguments()) == options
+    assert parse(options.command_line()) == options
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_threads_of_a_rank(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     monkeypatch.setenv("OMP_NUM_THREADS", given or "")
-    assert session.threads_of_a_rank() == threads
+    assert session.default_threads() == threads
 
 
 def test_clocks_of_other_machines_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,11 +320,15 @@ def test_clocks_of_other_machines_are_compared(monkeypatch: pytest.MonkeyPatch) 
 def test_messages_on_a_link_follow_each_other() -> None:
     """Two messages that overlap in time, and an arrow from run to run for each."""
 
-    def run(name: str, start: float, end: float) -> Slice:
-        return Slice("run", name, "forward", 0, 0, start, end)
+    def run(name: str, start: float, end: float) -> RecordedInterval:
+        return RecordedInterval("run", name, "forward", 0, 0, start, end)
 
-    sends = [Slice("send", "x", "activation", 0, -1, 1.0 + t, 1.1, 8, (1,), t) for t in (0, 1)]
-    waits = [Slice("wait", "x", "activation", 0, 0, 1.0, 3.0 + t, 8, (0,), t) for t in (0, 1)]
+    sends = [
+        RecordedInterval("send", "x", "activation", 0, -1, 1.0 + t, 1.1, 8, (1,), t) for t in (0, 1)
+    ]
+    waits = [
+        RecordedInterval("wait", "x", "activation", 0, 0, 1.0, 3.0 + t, 8, (0,), t) for t in (0, 1)
+    ]
     source = [run("made", 0.0, 1.0), *sends]
     target = [*waits, run("used", 5.0, 6.0)]
     events = list(trace_events(["cpu", "cpu"], [source, target]))

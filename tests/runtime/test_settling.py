@@ -81,7 +81,7 @@ def test_divided_parameters_keep_rows_and_lend_the_rest() -> None:
     ((rows, slot),) = pieces.shards["fc1.weight"]
     assert rows == Box((4, 0), (8, 4))
     weight = next(w for w in lasting.gathered if w.shape == (8, 4))
-    assert (weight.own, weight.rows[0]) == (slot, slice(4, 8))
+    assert (weight.shard_slot, weight.shard_index[0]) == (slot, slice(4, 8))
     assert not lasting.updated_slots  # slices are
 
 
@@ -172,7 +172,7 @@ def test_slices_are_handed_in_once_and_leave_one_by_one() -> None:
     given = [a for i in found.instructions if slices.handles(i) for a in slices.build(i)]
     assert sum(isinstance(a, SubmitGradients) for a in given) == 2  # the weight and the bias of fc1
     left = [a.number for a in given if isinstance(a, StartSliceAllReduce)]
-    held = {n for n, s in enumerate(slices.all_slices()) if 1 in s.share.devices}
+    held = {n for n, s in enumerate(slices.all_slices()) if 1 in s.region.devices}
     assert set(left) == held
     assert len(slices.sum_order) == len(slices.all_slices())
 
@@ -238,7 +238,7 @@ def test_gathered_parameters_are_released_before_they_come_again() -> None:
     kind, box = MessageKind.PULL, Box((0, 0), (8, 4))
     pieces = SlotTable(mlp())
     for _ in range(5):
-        pieces.add_persistent("fc1.weight", "whole", box)  # the last in slot 4
+        pieces.add_persistent("fc1.weight", "gathered", box)  # the last in slot 4
     pieces.persistent["fc1.weight"] = pieces.persistent["fc1.weight"][-1:]
     rows = delivery_of(kind, zero3=True)
     part = rows.destination(pieces, KEY, "fc1.weight", box)

@@ -11,8 +11,8 @@ from raddle.graph.box import Box
 from raddle.plans.sync import read_sync
 from raddle.program.program import ParameterRegion
 from raddle.runtime.actions import ParameterSlice
-from raddle.runtime.parameter_sync import Agreeing
-from raddle.runtime.rank_slices import Rows
+from raddle.runtime.parameter_sync import ParameterSync
+from raddle.runtime.rank_slices import RankSlices
 from raddle.transport.thread_transport import Hub
 
 CPU = torch.device("cpu")
@@ -36,31 +36,31 @@ def slots() -> list[torch.nn.Parameter]:
 
 def test_a_rank_gives_all_and_updates_its_own() -> None:
     held = slots()
-    rows = Rows(sliced(), held, read_sync("ps:sliced"), 1)
-    assert rows.given == {0: [0, 1]}
+    rows = RankSlices(sliced(), held, read_sync("ps:sliced"), 1)
+    assert rows.slices_by_slot == {0: [0, 1]}
     assert list(rows.updated) == [1]
     with torch.no_grad():
         rows.updated[1].fill_(7)
     assert held[0][:, 0].tolist() == [0, 0, 7, 7]  # the same memory
-    assert rows.source(1).box == Box((2, 0), (4, 3))
+    assert rows.source_of(1).box == Box((2, 0), (4, 3))
     assert [item.name for item in rows.items()] == ["w[0:2]", "w[2:4]"]
-    assert all(into is not None and copied is None for into, copied in rows.bound().values())
+    assert all(into is not None and copied is None for into, copied in rows.bindings().values())
 
 
 def test_without_homes_every_holder_updates_all() -> None:
-    rows = Rows(sliced(homes=(-1, -1)), slots(), read_sync("p3:collective"), 1)
+    rows = RankSlices(sliced(homes=(-1, -1)), slots(), read_sync("p3:collective"), 1)
     assert list(rows.updated) == [0, 1]
 
 
 def test_where_others_do_not_wait_a_copy_is_updated() -> None:
     held = slots()
-    rows = Rows(sliced(), held, read_sync("ps:async"), 1)
+    rows = RankSlices(sliced(), held, read_sync("ps:async"), 1)
     with torch.no_grad():
         rows.updated[1].fill_(7)
     assert held[0].sum() == 0
-    rows.refresh()
+    rows.refresh_server_copies()
     assert rows.updated[1].sum() == 0
-    (into, copied) = rows.bound()[1]
+    (into, copied) = rows.bindings()[1]
     assert into is not None
     assert copied is not None
     assert into.data_ptr() != copied.data_ptr()
@@ -68,9 +68,9 @@ def test_where_others_do_not_wait_a_copy_is_updated() -> None:
 
 def test_divided_rows_stay_at_home() -> None:
     held = slots()
-    rows = Rows(sliced(own=1), held, read_sync("sharded:parameters"), 1)
+    rows = RankSlices(sliced(own=1), held, read_sync("sharded:parameters"), 1)
     assert rows.updated[1] is held[1]
-    assert rows.bound()[0] == (None, None)
+    assert rows.bindings()[0] == (None, None)
     assert not any(item.returned for item in rows.items())
 
 
@@ -80,14 +80,14 @@ def test_schedulers_see_that_steps_are_taken(make: type[torch.optim.Optimizer]) 
     held = [torch.nn.Parameter(torch.zeros(2, 3))]
     share = ParameterRegion(Box((0, 0), (2, 3)), (0,), 0)
     own = [ParameterSlice("w", share, torch.float32, 0, 0, slice(0, 2))]
-    agreeing = Agreeing(own, held, Hub(1).transport(0), read_sync("ps"), CPU)
+    agreeing = ParameterSync(own, held, Hub(1).transport(0), read_sync("ps"), CPU)
     optimizer = make([p for _, p in agreeing.updated], lr=1.0)  # type: ignore[call-arg]
     agreeing.start(optimizer)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
-    agreeing.begin()
+    agreeing.begin_step()
     assert held[0].sum() == 0
-    agreeing.give(0, torch.ones(2, 3))
-    agreeing.finish(lambda: None)
+    agreeing.submit(0, torch.ones(2, 3))
+    agreeing.finish_step(lambda: None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         schedule.step()

@@ -13,11 +13,11 @@ from raddle.plans.plan import Plan, describe_inputs
 from raddle.program.lower import lower
 from raddle.runtime.capture_for_plan import capture_for_evaluation, capture_for_plan
 from raddle.runtime.evaluation import Evaluation
-from raddle.runtime.optimizer_step import Updating, make_optimizer
-from raddle.runtime.resized_step import Resized
+from raddle.runtime.optimizer_step import OptimizerStep, make_optimizer
+from raddle.runtime.resized_step import ResizedStep
 from raddle.runtime.setup import Setup
-from raddle.runtime.state import State, initialise, owners_of
-from raddle.runtime.step_runner import Stepping
+from raddle.runtime.state import TrainingState, initialise_slots, owners_of
+from raddle.runtime.step_runner import StepRunner
 from raddle.transport.thread_transport import Hub
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def test_a_setup_makes_executors_and_exchanges() -> None:
     own = setup()
     assert own.exchange({"a": 1}) == [{"a": 1}]
-    assert own.executor(own.program, seed=3).input_feeder.seed == 3
+    assert own.make_executor(own.program, seed=3).input_feeder.seed == 3
     assert (own.rank, own.plan, own.graph) == (0, own.program.plan, own.program.graph)
 
 
@@ -60,46 +60,48 @@ def test_a_module_is_captured_again_from_what_the_plan_says() -> None:
 
 def test_a_state_goes_out_and_comes_back() -> None:
     own = setup()
-    executor = own.executor(own.program)
-    initialise(own, executor, 0)
+    executor = own.make_executor(own.program)
+    initialise_slots(own, executor, 0)
     optimizer = make_optimizer(own, executor, sgd)
-    state = State(own, executor, optimizer)
-    saved, expected = state.module(), own.model.state_dict()
+    state = TrainingState(own, executor, optimizer)
+    saved, expected = state.module_state(), own.model.state_dict()
     assert all(torch.equal(saved[name], tensor) for name, tensor in expected.items())
     assert saved.keys() == expected.keys()
-    state.load_module({name: tensor + 1 for name, tensor in saved.items()})
-    assert all(torch.equal(state.module()[name], tensor + 1) for name, tensor in saved.items())
-    found = state.of_optimizer()
+    state.load_module_state({name: tensor + 1 for name, tensor in saved.items()})
+    assert all(
+        torch.equal(state.module_state()[name], tensor + 1) for name, tensor in saved.items()
+    )
+    found = state.optimizer_state()
     found["param_groups"][0]["lr"] = 7.0
-    state.load_optimizer(found)
+    state.load_optimizer_state(found)
     assert optimizer.param_groups[0]["lr"] == 7.0
     assert set(owners_of(own.program).values()) == {0}
 
 
 def test_steps_of_any_size_train_the_same_parameters() -> None:
     own = setup()
-    executor = own.executor(own.program)
-    initialise(own, executor, 0)
+    executor = own.make_executor(own.program)
+    initialise_slots(own, executor, 0)
     executor.optimizer_step = make_optimizer(own, executor, sgd).step  # type: ignore[assignment]
-    stepping = Stepping(own, executor)
+    stepping = StepRunner(own, executor)
     before = [p.detach().clone() for _, p in executor.parameters()]
     for step, size in enumerate((4, 2)):
-        assert torch.isfinite(stepping.one([X[:size], Y[:size]], step))
+        assert torch.isfinite(stepping.run_step([X[:size], Y[:size]], step))
         after = [p.detach().clone() for _, p in executor.parameters()]
         assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
         before = after
-    stepping.seed(9)
+    stepping.set_seed(9)
     assert executor.input_feeder.seed == 9
 
 
 def test_a_resized_plan_lends_and_returns() -> None:
     own = setup()
-    executor = own.executor(own.program)
-    initialise(own, executor, 0)
+    executor = own.make_executor(own.program)
+    initialise_slots(own, executor, 0)
     updates = []
     executor.optimizer_step = lambda: updates.append(1)
-    resized = Resized(own, executor, 3)
-    resized.step([X[:3], Y[:3]], 0)
+    resized = ResizedStep(own, executor, 3)
+    resized.run([X[:3], Y[:3]], 0)
     assert updates == [1]
     for source in resized.executor.rank_actions.sources_with_role("buffer"):
         theirs = next(
@@ -110,9 +112,9 @@ def test_a_resized_plan_lends_and_returns() -> None:
 
 def test_an_evaluation_reads_what_training_has() -> None:
     own = setup()
-    executor = own.executor(own.program)
-    initialise(own, executor, 0)
-    state = State(own, executor, make_optimizer(own, executor, sgd))
+    executor = own.make_executor(own.program)
+    initialise_slots(own, executor, 0)
+    state = TrainingState(own, executor, make_optimizer(own, executor, sgd))
     evaluation = Evaluation(own, executor, state, [X, Y])
     assert evaluation.fits([X, Y])
     assert not evaluation.fits([X[:2], Y[:2]])
@@ -124,25 +126,27 @@ def test_an_evaluation_reads_what_training_has() -> None:
 
 def test_an_update_refuses_and_clips() -> None:
     own = setup()
-    executor = own.executor(own.program)
-    initialise(own, executor, 0)
+    executor = own.make_executor(own.program)
+    initialise_slots(own, executor, 0)
     optimizer = make_optimizer(own, executor, sgd)
-    stepping = Stepping(own, executor)
-    updating = Updating(own, executor, optimizer, lambda: 5, stepping.loss, clip_norm=0.5)
-    assert "norm" in updating.barrier
+    stepping = StepRunner(own, executor)
+    updating = OptimizerStep(
+        own, executor, optimizer, lambda: 5, stepping.current_loss, clip_norm=0.5
+    )
+    assert "norm" in updating.barrier_reason
     parameters = [p for _, p in executor.parameters()]
     for p in parameters:
         p.grad = torch.ones_like(p)
     updating()
     norm = torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm()
     assert float(norm) == pytest.approx(0.5, rel=1e-4)
-    executor.optimizer_step = Updating(
-        own, executor, optimizer, lambda: 5, stepping.loss, check_finite=True
+    executor.optimizer_step = OptimizerStep(
+        own, executor, optimizer, lambda: 5, stepping.current_loss, check_finite=True
     )
-    stepping.one([X, Y], 0)
+    stepping.run_step([X, Y], 0)
     for size in (4, 2):  # the planned one, and another
         with pytest.raises(FloatingPointError, match="is nan in step 5: nothing was updated"):
-            stepping.one([X[:size] * float("nan"), Y[:size]], 1)
+            stepping.run_step([X[:size] * float("nan"), Y[:size]], 1)
     assert all(p.isfinite().all() for p in parameters)
 
 
@@ -152,7 +156,7 @@ def test_an_optimizer_of_whole_tensors_is_refused_where_they_are_split() -> None
     tiles = {**own.plan.tiles, op.name: read_tiling(op, "c/2 @0,1")}
     program = lower(own.graph, Plan(tiles, 2))
     split = Setup(own.model, program, Hub(2).transport(0), CPU, loss=mean)
-    executor = split.executor(program)
-    initialise(split, executor, 0)
+    executor = split.make_executor(program)
+    initialise_slots(split, executor, 0)
     with pytest.raises(InputError, match="LBFGS looks at whole tensors, but the plan splits"):
         make_optimizer(split, executor, torch.optim.LBFGS)

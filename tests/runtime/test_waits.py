@@ -31,7 +31,7 @@ from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.message_kind import MessageKind
 from raddle.program.program import Key, Merge, Move, Program, Run
-from raddle.runtime.schedule_spans import Early, Span, early
+from raddle.runtime.schedule_spans import EarlyStart, Span, early_starts
 from raddle.runtime.threads import run_threads
 from raddle.simulation.timeline import simulate
 
@@ -102,7 +102,7 @@ def hold(program: Program, spans: list[Span], schedule: Schedule | None = None) 
     }
     found = {(span.step, span.action) for span in spans if span.action in named}
     assert found == {(step, action) for step, action in expected if action in named}
-    assert list(early(schedule, spans)) == []
+    assert list(early_starts(schedule, spans)) == []
 
 
 def phase_of(i: Run | Merge, split: bool) -> str:
@@ -230,4 +230,6 @@ def test_what_starts_too_early_is_found_in_a_recorded_timeline() -> None:
         Span(1, "F1.0", 15.0, 16.0),
         Span(1, "B0.1", 14.0, 15.25),
     ]
-    assert list(early(schedule_from_text(LOST), spans)) == [Early(1, "F1.0", "B0.1", 0.25)]
+    assert list(early_starts(schedule_from_text(LOST), spans)) == [
+        EarlyStart(1, "F1.0", "B0.1", 0.25)
+    ]

@@ -206,7 +206,7 @@ def _watched(trainer: Trainer) -> dict[str, list[tuple[Box, Tensor]]]:
     def watch() -> None:
         gradients.clear()
         for source, parameter in trainer.executor.parameters():
-            if parameter.grad is not None and trainer.state.speaks_for(source):
+            if parameter.grad is not None and trainer.state.owns(source):
                 own = gradients.setdefault(source.name, [])
                 own.append((source.box, parameter.grad.clone()))
         update()
@@ -217,7 +217,7 @@ def _watched(trainer: Trainer) -> dict[str, list[tuple[Box, Tensor]]]:
 
     trainer.executor.optimizer_step = watch
     if trainer.executor.parameter_sync is not None:
-        trainer.executor.parameter_sync.heard = heard
+        trainer.executor.parameter_sync.on_update = heard
     return gradients
 
 

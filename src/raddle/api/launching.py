@@ -88,7 +88,7 @@ def placed(options: Options, devices: int, *, local: bool, alone: bool, gpus: in
 def torchrun(options: Options, devices: int, machines: Machines) -> list[str]:
     """The words after `torchrun`."""
     ranks = ["--nproc-per-node", str(devices)]
-    return [*machines.flags(), *ranks, "-m", "raddle.runtime", *options.arguments()]
+    return [*machines.flags(), *ranks, "-m", "raddle.runtime", *options.command_line()]
 
 
 def environment(options: Options, devices: int) -> dict[str, str]:

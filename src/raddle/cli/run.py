@@ -66,7 +66,7 @@ def run(
         check_finite=check_finite, model=model, device=device, backend=backend, dtype=dtype,
         threads=threads or _threads_set(), timeout=timeout, trace=trace, json=as_json,
     )  # fmt: skip
-    parse(options.arguments())  # what ranks would refuse
+    parse(options.command_line())  # what ranks would refuse
     machines = Machines(nnodes, node_rank, master_addr, master_port)
     if trace is not None:
         check_folder(trace)

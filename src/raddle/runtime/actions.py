@@ -18,7 +18,7 @@ from raddle.program.program import Key, ParameterRegion
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.delivery import Delivery, MessagePart
 from raddle.runtime.function_writer import GeneratedCode
-from raddle.runtime.zero3 import Whole
+from raddle.runtime.zero3 import GatheredParameter
 
 
 @dataclass
@@ -127,7 +127,7 @@ class ParameterSlice(NamedTuple):
     """A slice of a parameter that is updated by itself, and where it is on this rank."""
 
     name: str
-    share: ParameterRegion
+    region: ParameterRegion
     dtype: torch.dtype
     priority: int
     slot: int  # that holds it; -1: not on this rank
@@ -240,7 +240,7 @@ class RankActions:
     groups: list[tuple[int, ...]]  # that sum gradients, in the same order on every rank
     links: list[tuple[int, int]]  # source and target of messages, likewise
     slices: list[ParameterSlice]  # of all parameters, likewise
-    gathered: list[Whole]  # parameters of which this rank keeps its own rows alone
+    gathered: list[GatheredParameter]  # parameters of which this rank keeps its own rows alone
     slice_order: list[
         int
     ]  # their numbers, as their sums leave, likewise; empty where they have homes

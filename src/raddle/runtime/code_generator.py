@@ -14,7 +14,7 @@ from raddle.graph.ops import make_kernel, merge_partials
 from raddle.graph.ops.fused import FUSED_KERNELS
 from raddle.program.program import Cell, Program, Variant, tensors_per_part
 from raddle.runtime.function_writer import FunctionWriter, GeneratedCode, Piece, TensorId
-from raddle.runtime.native_calls import boxes_of, run_as_one
+from raddle.runtime.native_calls import native_call_boxes, run_as_one
 
 
 class CodeGenerator:
@@ -44,8 +44,8 @@ class CodeGenerator:
                     self.writer.announce_reads(zip(op.inputs, regions, strict=True))
         native = run_as_one(self.variant, self.device, ops)
         for op in ops:
-            if op.name in native.last:
-                self._write_fused(native.last[op.name], in_place=not recomputed)
+            if op.name in native.by_last_op:
+                self._write_fused(native.by_last_op[op.name], in_place=not recomputed)
             elif op.name not in native.replaced:
                 self._write_tiles(op)
         needed_names = set(needed)
@@ -123,7 +123,7 @@ class CodeGenerator:
         return dataclasses.replace(op, attrs={**op.attrs, "unbias": count / max(1, count - 1)})
 
     def _write_fused(self, fused: FusedCall, *, in_place: bool) -> None:
-        boxes = boxes_of(self.variant, self.device, fused)
+        boxes = native_call_boxes(self.variant, self.device, fused)
         arguments = ["None" if i is None else self.writer.region_variable(*i) for i in boxes.inputs]
         run = FUSED_KERNELS[fused.kind]({**fused.attrs, "in_place": in_place})
         into = [

@@ -135,7 +135,7 @@ class ShardDelivery(ParameterDelivery):
 
     def deliver(self, store: Store, part: MessagePart, tensor: Tensor) -> None:
         for slot, (slot_index, box_index) in zip(part.slots, part.index_pairs, strict=True):
-            store.gathered.open(slot)[slot_index] = tensor[box_index]
+            store.gathered.allocate(slot)[slot_index] = tensor[box_index]
 
 
 def delivery_of(kind: MessageKind, *, zero3: bool = False) -> Delivery:

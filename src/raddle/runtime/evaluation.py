@@ -18,14 +18,14 @@ from raddle.runtime.capture_for_plan import capture_for_evaluation
 from raddle.runtime.checkpoint import assemble, gather_state
 from raddle.runtime.executor import Executor
 from raddle.runtime.setup import Setup
-from raddle.runtime.state import State
+from raddle.runtime.state import TrainingState
 
 
 class Evaluation:
     """For batches of one shape; parameters and buffers are the training executor's."""
 
     def __init__(
-        self, setup: Setup, training: Executor, state: State, batch: Sequence[Tensor]
+        self, setup: Setup, training: Executor, state: TrainingState, batch: Sequence[Tensor]
     ) -> None:
         self.setup, self.training, self.state = setup, training, state
         inputs = [dict(i) for i in setup.plan.inputs]
@@ -41,7 +41,7 @@ class Evaluation:
             raise InputError("the module gives no loss: pass loss=... to parallelize, to evaluate.")
         program = lower(self.graph, adapt(setup.plan, setup.graph, self.graph), train=False)
         check(program)
-        self.executor = setup.executor(program)
+        self.executor = setup.make_executor(program)
         self.batch_cutter = BatchCutter(program, self.executor.rank_actions)
 
     def fits(self, batch: Sequence[Tensor]) -> bool:
@@ -69,7 +69,7 @@ class Evaluation:
         buffers = {v.name: v.shape for v in setup.graph.buffers}
         zero3_parameters = setup.program.slices if setup.plan.parsed_sync.zero3 else {}
         shapes = buffers | {name: setup.graph.values[name].shape for name in zero3_parameters}
-        pieces = {n: p for n, p in self.state.pieces().items() if n in shapes}
+        pieces = {n: p for n, p in self.state.owned_pieces().items() if n in shapes}
         assembled = gather_state(setup.exchange, pieces, shapes, {})
 
         def find(source: SlotSource) -> Tensor:

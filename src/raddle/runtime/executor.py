@@ -50,7 +50,7 @@ from raddle.runtime.execution.segments import Segments
 from raddle.runtime.execution.sliced_parameter_updater import SlicedParameterUpdater
 from raddle.runtime.execution.store import Store
 from raddle.runtime.greedy import run_greedily
-from raddle.runtime.parameter_sync import Agreeing
+from raddle.runtime.parameter_sync import ParameterSync
 from raddle.transport.base import Transport
 
 UPDATE_ACTIONS = (
@@ -124,7 +124,7 @@ class Executor:
         return self.store.place
 
     @property
-    def parameter_sync(self) -> Agreeing | None:
+    def parameter_sync(self) -> ParameterSync | None:
         """What keeps slices of parameters equal, once they are loaded."""
         return (
             self.parameter_updater.parameter_sync
@@ -133,14 +133,17 @@ class Executor:
         )
 
     def load(
-        self, tensor_of: Callable[[SlotSource], Tensor], *, parameter_sync: Agreeing | None = None
+        self,
+        tensor_of: Callable[[SlotSource], Tensor],
+        *,
+        parameter_sync: ParameterSync | None = None,
     ) -> None:
         """Fills the slots of parameters, buffers and constants; `agreeing` is another executor's."""
         for source in self.rank_actions.sources:
             if source.role in ("input", "seed"):
                 continue
             if source.role == "gathered":
-                self.store.gathered.make(source.slot, self.place)
+                self.store.gathered.create(source.slot, self.place)
                 continue
             if source.role == "constant":
                 tensor = self.program.graph.constants[source.name].to(self.place)
@@ -240,7 +243,7 @@ def _make_updater(
     sync = program.plan.parsed_sync
     if rank_actions.slices:
         make_sync = partial(
-            Agreeing,
+            ParameterSync,
             rank_actions.slices,
             store.slots,
             transport,

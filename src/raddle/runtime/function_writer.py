@@ -92,9 +92,9 @@ class FunctionWriter:
         self._lines.append(f"{', '.join(variables)}, {'*_ ' if ignores_some else ''}= {expression}")
         if ignores_some:
             self._lines.append("del _")
-        for own, variable in zip(results, variables, strict=False):
-            if own is not None:
-                self.computed.setdefault(own[0], []).append((own[1], variable))
+        for target, variable in zip(results, variables, strict=False):
+            if target is not None:
+                self.computed.setdefault(target[0], []).append((target[1], variable))
 
     def region_variable(self, tensor_id: TensorId, region: Box) -> str:
         """The variable that holds a region, put together if it is in several pieces."""
@@ -195,9 +195,9 @@ def _with_deletions(lines: Sequence[str]) -> list[str]:
         name: index for index, line in enumerate(lines) for name in re.findall(r"\bv\d+\b", line)
     }
     result = []
-    for at, line in enumerate(lines):
+    for line_number, line in enumerate(lines):
         result.append(line)
-        dead = [name for name, end in last_use.items() if end == at]
-        if dead and at < len(lines) - 1:
+        dead = [name for name, end in last_use.items() if end == line_number]
+        if dead and line_number < len(lines) - 1:
             result.append(f"del {', '.join(dead)}")
     return result

@@ -48,10 +48,10 @@ def measure_host_overhead(transport: Transport, *, rounds: int = 7) -> dict[str,
     work = _work(piece)
     seconds: dict[str, list[float]] = {name: [] for name in operations}
     for round_number in range(rounds + 1):
-        for name, kind in operations.items():
+        for name, run_operation in operations.items():
             transport.barrier()
             begin = time.perf_counter()
-            kind(work)
+            run_operation(work)
             if round_number:  # the first one warms up
                 seconds[name].append(time.perf_counter() - begin)
     slices.close(transport)

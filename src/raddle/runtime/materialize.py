@@ -35,7 +35,7 @@ Visit = Callable[[str, Tensor], None]  # sees a tensor and its name, and may cop
 # Ranks that are threads share the model and torch's random generator: one at a time uses them.
 
 
-def take(
+def materialize_boxes(
     model: nn.Module,
     boxes: Mapping[str, Sequence[Box]],
     *,
@@ -46,52 +46,54 @@ def take(
 
     The model stays as it is, and so does the caller's random state.
     """
-    found: dict[str, list[Tensor]] = {}
+    pieces: dict[str, list[Tensor]] = {}
     with CAPTURE_LOCK:
-        known = _tensors(model)
-        asked = _by_first_name(boxes, known)
+        tensors = _tensors(model)
+        requested = _by_first_name(boxes, tensors)
 
         def visit(first: str, value: Tensor) -> None:
-            for name in asked[first]:
-                found[name] = cut(value, boxes[name], device)
+            for name in requested[first]:
+                pieces[name] = cut(value, boxes[name], device)
 
-        _visit(model, known, asked, seed, visit)
-    return {name: found[name] for name in boxes}
+        _visit(model, tensors, requested, seed, visit)
+    return {name: pieces[name] for name in boxes}
 
 
 def materialize(model: Model, seed: int = 0) -> Model:
     """Initialises, in place, whatever of a model is on meta: `take` gives boxes of the same numbers."""
-    made: dict[str, Tensor] = {}
+    initialised: dict[str, Tensor] = {}
     with CAPTURE_LOCK:
-        known = _tensors(model)
-        missing = {t.name for t in known.values() if t.value.is_meta}
-        _visit(model, known, missing, seed, made.__setitem__)
-        for tensor in known.values():
-            for place in tensor.places if tensor.name in made else ():
-                setattr(place.module, place.key, made[tensor.name])  # recurrent layers note it
+        tensors = _tensors(model)
+        missing = {t.name for t in tensors.values() if t.value.is_meta}
+        _visit(model, tensors, missing, seed, initialised.__setitem__)
+        for tensor in tensors.values():
+            for place in tensor.registrations if tensor.name in initialised else ():
+                setattr(
+                    place.module, place.key, initialised[tensor.name]
+                )  # recurrent layers note it
     return model
 
 
 def _by_first_name(
-    names: Iterable[str], known: Mapping[str, _Tensor]
+    names: Iterable[str], tensors: Mapping[str, _Tensor]
 ) -> Mapping[str, Sequence[str]]:
     """The names that are asked for, by the first name of the same tensor."""
-    asked: dict[str, list[str]] = {}
+    requested: dict[str, list[str]] = {}
     for name in names:
-        if name not in known:
+        if name not in tensors:
             raise InputError(
                 f"the model has no parameter or buffer '{name}': "
                 "take the names from a graph that was captured from this model."
             )
-        asked.setdefault(known[name].name, []).append(name)
-    return asked
+        requested.setdefault(tensors[name].name, []).append(name)
+    return requested
 
 
-class _Place(NamedTuple):
+class _Registration(NamedTuple):
     """Where a module holds a tensor of its own."""
 
     module: nn.Module
-    held: dict[str, Any]  # the module's parameters, or its buffers
+    registry: dict[str, Any]  # the module's parameters, or its buffers
     key: str
 
 
@@ -100,7 +102,7 @@ class _Tensor(NamedTuple):
 
     name: str
     value: Tensor
-    places: list[_Place]
+    registrations: list[_Registration]
 
     @property
     def owner(self) -> str:
@@ -108,40 +110,48 @@ class _Tensor(NamedTuple):
         return self.name.rpartition(".")[0]
 
     def put(self, value: Tensor) -> None:
-        for _, held, key in self.places:
-            held[key] = value
+        for _, registry, key in self.registrations:
+            registry[key] = value
 
 
 def _tensors(model: nn.Module) -> dict[str, _Tensor]:
     """Every name of a parameter or buffer -> the tensor; tied names share one entry."""
-    known: dict[str, _Tensor] = {}
+    by_name: dict[str, _Tensor] = {}
     seen: dict[int, _Tensor] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        for held in (module._parameters, module._buffers):
-            for key, value in held.items():
+        for registry in (module._parameters, module._buffers):
+            for key, value in registry.items():
                 if value is not None:
                     name = f"{path}.{key}" if path else key
-                    known[name] = seen.setdefault(id(value), _Tensor(name, value, []))
-                    known[name].places.append(_Place(module, held, key))
-    return known
+                    by_name[name] = seen.setdefault(id(value), _Tensor(name, value, []))
+                    by_name[name].registrations.append(_Registration(module, registry, key))
+    return by_name
 
 
 def _visit(
-    model: nn.Module, known: Mapping[str, _Tensor], wanted: Collection[str], seed: int, visit: Visit
+    model: nn.Module,
+    tensors: Mapping[str, _Tensor],
+    wanted: Collection[str],
+    seed: int,
+    visit: Visit,
 ) -> None:
     """Shows wanted tensors, by first name: those that the model has, then those that are on meta."""
     meta: dict[str, list[_Tensor]] = {}  # by owner
-    for name, tensor in known.items():
+    for name, tensor in tensors.items():
         if name != tensor.name:
             continue
         if tensor.value.is_meta:
             meta.setdefault(tensor.owner, []).append(tensor)
         elif name in wanted:
             visit(name, tensor.value)
-    needed = {path for path, own in meta.items() if any(t.name in wanted for t in own)}
+    needed = {
+        path
+        for path, module_tensors in meta.items()
+        if any(t.name in wanted for t in module_tensors)
+    }
     if not needed:
         return
-    with _borrowed(model):
+    with _restored_afterwards(model):
         for index, (path, _) in enumerate(model.named_modules()):
             if path in needed:
                 # Neighbouring seeds for neighbours, so that no two modules of a model share one.
@@ -150,24 +160,28 @@ def _visit(
 
 
 def _initialise(
-    model: nn.Module, path: str, own: Sequence[_Tensor], wanted: Collection[str], visit: Visit
+    model: nn.Module,
+    path: str,
+    module_tensors: Sequence[_Tensor],
+    wanted: Collection[str],
+    visit: Visit,
 ) -> None:
     """Shows the wanted ones of a module's own tensors, which exist no longer than this takes."""
-    blanks = [_blank(tensor.value) for tensor in own]
+    blanks = [_blank(tensor.value) for tensor in module_tensors]
     versions = [blank._version for blank in blanks]
-    for tensor, blank in zip(own, blanks, strict=True):
+    for tensor, blank in zip(module_tensors, blanks, strict=True):
         tensor.put(blank)
     _reset(model, path)
-    for tensor, blank, version in zip(own, blanks, versions, strict=True):
-        module, held, key = tensor.places[0]
+    for tensor, blank, version in zip(module_tensors, blanks, versions, strict=True):
+        module, registry, key = tensor.registrations[0]
         if tensor.name in wanted:
-            if held[key] is blank and _unset(blank, blank._version > version):
+            if registry[key] is blank and _is_uninitialised(blank, blank._version > version):
                 raise InputError(
                     f"'{tensor.name}' is on the meta device and no reset_parameters sets it: give "
-                    f"{_called(path, module)} one that does, or build the model on CPU."
+                    f"{_describe_module(path, module)} one that does, or build the model on CPU."
                 )
-            visit(tensor.name, held[key])
-    for tensor in own:
+            visit(tensor.name, registry[key])
+    for tensor in module_tensors:
         tensor.put(tensor.value)
 
 
@@ -181,20 +195,20 @@ def _reset(model: nn.Module, path: str) -> None:
     for end in range(len(parts), -1, -1):
         outer = ".".join(parts[:end])
         module = model.get_submodule(outer)
-        reset = _way_to_reset(module)
+        reset = _reset_method(module)
         if reset is None:
             continue
         try:
             reset()
         except Exception as error:
             raise InputError(
-                f"reset_parameters of {_called(outer, module)} fails with most of the model on meta "
+                f"reset_parameters of {_describe_module(outer, module)} fails with most of the model on meta "
                 f"({str(error).splitlines()[0] if str(error) else type(error).__name__}): "
                 "build the model on CPU."
             ) from error
 
 
-def _way_to_reset(module: nn.Module) -> Callable[[], Any] | None:
+def _reset_method(module: nn.Module) -> Callable[[], Any] | None:
     for name in ("reset_parameters", "_reset_parameters"):  # the latter: nn.MultiheadAttention
         reset = getattr(module, name, None)
         if callable(reset):
@@ -202,14 +216,14 @@ def _way_to_reset(module: nn.Module) -> Callable[[], Any] | None:
     return None
 
 
-def _called(path: str, module: nn.Module) -> str:
+def _describe_module(path: str, module: nn.Module) -> str:
     return f"{type(module).__name__} '{path}'" if path else type(module).__name__
 
 
 def _blank(value: Tensor) -> Tensor:
     """Memory for a meta tensor, filled with what no initialisation leaves."""
     blank = torch.empty_like(value, device="cpu", requires_grad=False)
-    blank.fill_(_filling(value.dtype))
+    blank.fill_(_sentinel(value.dtype))
     if not isinstance(value, nn.Parameter):
         return blank
     parameter = nn.Parameter(blank, value.requires_grad)
@@ -217,26 +231,28 @@ def _blank(value: Tensor) -> Tensor:
     return parameter
 
 
-def _unset(blank: Tensor, written: bool) -> bool:
+def _is_uninitialised(blank: Tensor, written: bool) -> bool:
     """Whether elements of a blank are still what they were; `written` misses what goes through `.data`."""
-    filling = _filling(blank.dtype)
-    left = blank.isnan() if isinstance(filling, float) else blank == filling
-    if left.all():
-        return not written and left.numel() > 0
-    return isinstance(filling, float) and bool(left.any())
+    sentinel = _sentinel(blank.dtype)
+    unchanged = blank.isnan() if isinstance(sentinel, float) else blank == sentinel
+    if unchanged.all():
+        return not written and unchanged.numel() > 0
+    return isinstance(sentinel, float) and bool(unchanged.any())
 
 
-def _filling(dtype: torch.dtype) -> float | int:
+def _sentinel(dtype: torch.dtype) -> float | int:
     if carries_gradient(dtype):
         return float("nan")
     return 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
 @contextmanager
-def _borrowed(model: nn.Module) -> Iterator[None]:
+def _restored_afterwards(model: nn.Module) -> Iterator[None]:
     """Undoes afterwards whatever is done to the model meanwhile; its real tensors stand aside."""
-    kept: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (held, dict(held)) for m in model.modules() for held in (m._parameters, m._buffers)
+    registries: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (registry, dict(registry))
+        for m in model.modules()
+        for registry in (m._parameters, m._buffers)
     ]
     with (
         torch.device("cpu"),
@@ -245,16 +261,16 @@ def _borrowed(model: nn.Module) -> Iterator[None]:
         torch.random.fork_rng(devices=[]),
     ):
         try:
-            for held, before in kept:
-                held.update({key: _aside(t) for key, t in before.items() if t is not None})
+            for held, before in registries:
+                held.update({key: _meta_copy(t) for key, t in before.items() if t is not None})
             yield
         finally:
-            for held, before in kept:
+            for held, before in registries:
                 held.clear()
                 held.update(before)
 
 
-def _aside(value: Tensor) -> Tensor:
+def _meta_copy(value: Tensor) -> Tensor:
     if value.is_meta:
         return value
     empty = torch.empty_like(value, device="meta", requires_grad=False)

@@ -11,33 +11,33 @@ from raddle.graph.ops.fused import SAMPLES_ONLY
 from raddle.program.program import Variant
 
 
-class Natives(NamedTuple):
+class NativeCalls(NamedTuple):
     """Of some operators: composites by the operator at which they run, and all that they replace."""
 
-    last: dict[str, FusedCall]
+    by_last_op: dict[str, FusedCall]
     replaced: set[str]
 
 
-class Boxes(NamedTuple):
+class NativeCallBoxes(NamedTuple):
     """What a native call reads (None: nothing of that input), and what it gives, by name."""
 
     inputs: list[tuple[str, Box] | None]
     outputs: dict[str, Box]
 
 
-def run_as_one(variant: Variant, device: int, ops: Sequence[Op]) -> Natives:
+def run_as_one(variant: Variant, device: int, ops: Sequence[Op]) -> NativeCalls:
     """Which composites a device runs as one call in a segment."""
     own = {op.name: op for op in ops}
-    found = Natives({}, set())
+    found = NativeCalls({}, set())
     for fused in variant.graph.fused_calls:
-        if _fits(variant, device, fused, own):
+        if _is_one_box(variant, device, fused, own):
             present = [name for name in fused.ops if name in own]
-            found.last[present[-1]] = fused
+            found.by_last_op[present[-1]] = fused
             found.replaced.update(present)
     return found
 
 
-def boxes_of(variant: Variant, device: int, fused: FusedCall) -> Boxes:
+def native_call_boxes(variant: Variant, device: int, fused: FusedCall) -> NativeCallBoxes:
     """Of a composite that runs as one call on a device."""
     inside = set(fused.ops)
     ops = {
@@ -46,27 +46,31 @@ def boxes_of(variant: Variant, device: int, fused: FusedCall) -> Boxes:
         if op.name in inside and device in variant.tiles[op.name].devices
     }
     read: dict[str, Box] = {}
-    made: dict[str, Box] = {}
+    computed: dict[str, Box] = {}
     for op in ops.values():
         box = next(t.box for t in variant.tiles[op.name].tiles if t.device == device)
         for i, region in zip(op.inputs, op.space.regions(box), strict=True):
             if region is not None:
                 read[i] = bounding_box([read.get(i, region), region])
-        made.update(zip(op.outputs, op.space.output_boxes(box), strict=True))
+        computed.update(zip(op.outputs, op.space.output_boxes(box), strict=True))
     inputs = [None if name is None else (name, read[name]) for name in _inputs(fused, ops)]
-    return Boxes(inputs, made)
+    return NativeCallBoxes(inputs, computed)
 
 
-def _fits(variant: Variant, device: int, fused: FusedCall, own: Mapping[str, Op]) -> bool:
+def _is_one_box(
+    variant: Variant, device: int, fused: FusedCall, segment_ops: Mapping[str, Op]
+) -> bool:
     """Whether the tiles of a composite on a device are one box of it."""
-    if not any(name in own for name in fused.ops):
+    if not any(name in segment_ops for name in fused.ops):
         return False
-    apart = fused.kind in SAMPLES_ONLY  # its steps and gates read parts of what the call reads
-    made: dict[str, Box] = {}
+    sample_splits_only = (
+        fused.kind in SAMPLES_ONLY
+    )  # its steps and gates read parts of what the call reads
+    computed: dict[str, Box] = {}
     read: dict[str, Box | None] = {}
     for name in fused.ops:
         op = variant.graph.op(name)
-        if name not in own:
+        if name not in segment_ops:
             elsewhere = device not in variant.tiles[name].devices
             if op.traits.updates_buffer and elsewhere:
                 continue
@@ -74,27 +78,31 @@ def _fits(variant: Variant, device: int, fused: FusedCall, own: Mapping[str, Op]
         boxes = [t.box for t in variant.tiles[name].tiles if t.device == device]
         if len(boxes) != 1 or name in variant.merges:
             return False
-        if apart and not _by_samples(op, boxes[0]):
+        if sample_splits_only and not _splits_samples_only(op, boxes[0]):
             return False
         for i, region in zip(op.inputs, op.space.regions(boxes[0]), strict=True):
-            if i in made and made[i] != region:
+            if i in computed and computed[i] != region:
                 return False
-            if i not in made and read.setdefault(i, region) != region and not apart:
+            if (
+                i not in computed
+                and read.setdefault(i, region) != region
+                and not sample_splits_only
+            ):
                 return False
-        made.update(zip(op.outputs, op.space.output_boxes(boxes[0]), strict=True))
-    return all(i is None or read.get(i) is not None for i in _inputs(fused, own))
+        computed.update(zip(op.outputs, op.space.output_boxes(boxes[0]), strict=True))
+    return all(i is None or read.get(i) is not None for i in _inputs(fused, segment_ops))
 
 
-def _inputs(fused: FusedCall, own: Mapping[str, Op]) -> list[str | None]:
+def _inputs(fused: FusedCall, ops: Mapping[str, Op]) -> list[str | None]:
     """Of batch norm, running statistics only where they are kept here."""
-    kept = {o for name in fused.ops if name in own for o in own[name].outputs}
-    absent = [o is not None and o not in kept for o in fused.outputs]
-    if fused.kind == "batch_norm" and any(absent):
+    computed = {o for name in fused.ops if name in ops for o in ops[name].outputs}
+    not_computed = [o is not None and o not in computed for o in fused.outputs]
+    if fused.kind == "batch_norm" and any(not_computed):
         return [*fused.inputs[:3], None, None]
     return list(fused.inputs)
 
 
-def _by_samples(op: Op, box: Box) -> bool:
+def _splits_samples_only(op: Op, box: Box) -> bool:
     return all(
         dim.name == "n" or (lo, hi) == (0, dim.size)
         for dim, lo, hi in zip(op.space.dims, box.lo, box.hi, strict=True)

@@ -23,18 +23,20 @@ def make_optimizer(setup: Setup, executor: Executor, make: Optimizer) -> torch.o
     updated = executor.updated_parameters()
     # A rank without parameters keeps an optimizer too, so that schedulers work on every rank.
     empty = nn.Parameter(torch.empty(0, device=setup.place))
-    made = make([p for _, p in updated] or [empty])
+    optimizer = make([p for _, p in updated] or [empty])
     shapes = setup.graph.values
-    split = next((s.name for s, _ in updated if s.box.shape != shapes[s.name].shape), None)
-    if split is not None and type(made).__name__ in WHOLE_TENSORS:
+    split_parameter = next(
+        (s.name for s, _ in updated if s.box.shape != shapes[s.name].shape), None
+    )
+    if split_parameter is not None and type(optimizer).__name__ in WHOLE_TENSORS:
         raise InputError(
-            f"{type(made).__name__} looks at whole tensors, but the plan splits '{split}': "
+            f"{type(optimizer).__name__} looks at whole tensors, but the plan splits '{split_parameter}': "
             "use an elementwise optimizer, as SGD or AdamW."
         )
-    return made
+    return optimizer
 
 
-class Updating:
+class OptimizerStep:
     """Is called where all gradients of a step are there; `step` says which it is, `loss` gives its loss."""
 
     def __init__(
@@ -48,7 +50,7 @@ class Updating:
         self._owners = owners_of(setup.program)
 
     @property
-    def barrier(self) -> str:
+    def barrier_reason(self) -> str:
         """Why an update has to wait for all gradients."""
         if self.clip_norm is not None:
             return "gradients are clipped by their global norm."
@@ -63,7 +65,9 @@ class Updating:
                 )
         if self.clip_norm is not None:
             sliced = bool(self.setup.program.slices)
-            own = self.executor.updated_parameters() if sliced else self.executor.parameters()
-            counted = [(p, self.setup.rank == self._owners[s.name, s.box]) for s, p in own]
+            parameters = (
+                self.executor.updated_parameters() if sliced else self.executor.parameters()
+            )
+            counted = [(p, self.setup.rank == self._owners[s.name, s.box]) for s, p in parameters]
             clip(self.setup.transport, self.setup.place, counted, self.clip_norm)
         self.optimizer.step()

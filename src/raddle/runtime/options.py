@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from raddle.errors import InputError
 
-WARM_UP = 3  # steps that are not counted, where nobody says how many
+DEFAULT_WARMUP = 3  # steps that are not counted, where nobody says how many
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Options:
                 raise InputError(f"--{name.replace('_', '-')} is {value}: give a positive number.")
 
     @property
-    def uncounted(self) -> int:
+    def warmup_steps(self) -> int:
         """How many steps warm up."""
-        return min(WARM_UP, self.steps - 1) if self.warmup is None else self.warmup
+        return min(DEFAULT_WARMUP, self.steps - 1) if self.warmup is None else self.warmup
 
-    def arguments(self) -> list[str]:
+    def command_line(self) -> list[str]:
         """The words of a command line that give these options."""
         words = [self.plan]
         for option in fields(self)[1:]:

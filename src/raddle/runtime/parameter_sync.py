@@ -21,7 +21,7 @@ from raddle.graph.dtypes import resolve_conj_and_neg
 from raddle.plans.sync import Sync
 from raddle.runtime.actions import ParameterSlice
 from raddle.runtime.builders.slot_table import SlotSource
-from raddle.runtime.rank_slices import Rows
+from raddle.runtime.rank_slices import RankSlices
 from raddle.sync.collective_synchroniser import CollectiveSynchroniser
 from raddle.sync.parameter_server import Apply
 from raddle.sync.server_synchroniser import ServerSynchroniser
@@ -30,43 +30,51 @@ from raddle.transport.base import Transport
 from raddle.transport.exchange import exchange_over
 
 # Is told of a slice, of its step (from 1 on) and of the gradient of its update.
-Heard = Callable[[SlotSource, int, Tensor], None]
+OnUpdate = Callable[[SlotSource, int, Tensor], None]
 Exchange = Callable[[object], list[object]]
 logger = logging.getLogger("raddle.sync")
 
 
-class Agreeing:
+class ParameterSync:
     """One rank's slices. `slots` hold its parameters; `start` comes when the optimizer is made."""
 
     def __init__(
         self, slices: Sequence[ParameterSlice], slots: Sequence[Tensor], transport: Transport, sync: Sync,
         place: torch.device, order: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        self.rows = Rows(slices, slots, sync, transport.rank)
+        self.rank_slices = RankSlices(slices, slots, sync, transport.rank)
         self.transport, self._place, self._order = transport, place, order
-        self.heard: Heard | None = None  # is told of every update
-        self.barrier = ""
+        self.on_update: OnUpdate | None = None  # is told of every update
+        self.barrier_reason = ""
         self.clock = 0  # updates that this rank has taken part in
-        self._due: dict[int, list[int]] = {}  # slots that are under way, with their slices
-        self._kept: dict[int, Tensor] = {}  # gradients of slots, until all their slices have left
+        self._pending_slices: dict[
+            int, list[int]
+        ] = {}  # slots that are under way, with their slices
+        self._gradients: dict[
+            int, Tensor
+        ] = {}  # gradients of slots, until all their slices have left
         self._optimizer: Optimizer | None = None
-        self._applying: Applying | None = None
+        self._slice_updater: Applying | None = None
         self.synchroniser: ServerSynchroniser | CollectiveSynchroniser | None = None
 
     @property
     def updated(self) -> list[tuple[SlotSource, nn.Parameter]]:
         """The slices that are updated here: what the optimizer is made of."""
-        return [(self.rows.source(n), p) for n, p in self.rows.updated.items()]
+        return [(self.rank_slices.source_of(n), p) for n, p in self.rank_slices.updated.items()]
 
-    def start(self, optimizer: Optimizer | None, barrier: str = "") -> None:
+    def start(self, optimizer: Optimizer | None, barrier_reason: str = "") -> None:
         """`barrier`: why updates have to wait for all gradients; the optimizer may be another reason."""
-        sync, rows, transport = self.rows.sync, self.rows, self.transport
+        sync, rank_slices, transport = self.rank_slices.sync, self.rank_slices, self.transport
         self._optimizer = optimizer
-        made = optimizer if rows.updated else None
-        own = barrier or (needs_barrier(made) if made is not None else None) or ""
-        if own and not sync.synchronous:
+        used_optimizer = optimizer if rank_slices.updated else None
+        local_reason = (
+            barrier_reason
+            or (needs_barrier(used_optimizer) if used_optimizer is not None else None)
+            or ""
+        )
+        if local_reason and not sync.synchronous:
             raise InputError(
-                f"{own.rstrip('.')}, which an asynchronous server does not do: use ps."
+                f"{local_reason.rstrip('.')}, which an asynchronous server does not do: use ps."
             )
 
         def exchange(mine: object) -> list[object]:
@@ -75,95 +83,103 @@ class Agreeing:
         if (
             sync.synchronous
         ):  # ranks without slices cannot know why others wait: the first who does says so
-            self.barrier = next((str(reason) for reason in exchange(own) if reason), "")
-        if self.barrier:
-            logger.info("updates wait for all gradients: %s", self.barrier)
+            self.barrier_reason = next(
+                (str(reason) for reason in exchange(local_reason) if reason), ""
+            )
+        if self.barrier_reason:
+            logger.info("updates wait for all gradients: %s", self.barrier_reason)
         if sync.collective:
-            self.synchroniser = _summing(rows, self._order, transport, self._apply, exchange)
+            self.synchroniser = _make_collective_sync(
+                rank_slices, self._order, transport, self._apply, exchange
+            )
         else:
-            self.synchroniser = _homes(rows, transport, self._apply, barrier=bool(self.barrier))
+            self.synchroniser = _make_server_sync(
+                rank_slices, transport, self._apply, barrier=bool(self.barrier_reason)
+            )
         transport.on_failure(self.synchroniser.stop)
-        if made is not None and not self.barrier:
-            times = {n: len(rows.slices[n].share.devices) for n in rows.updated}
-            self._applying = Applying(made, rows.updated, times=None if sync.synchronous else times)
-            self._applying.snapshot(1)
+        if used_optimizer is not None and not self.barrier_reason:
+            times = {n: len(rank_slices.slices[n].region.devices) for n in rank_slices.updated}
+            self._slice_updater = Applying(
+                used_optimizer, rank_slices.updated, times=None if sync.synchronous else times
+            )
+            self._slice_updater.snapshot(1)
         self.synchroniser.start()
         transport.barrier()  # nobody pushes before all listen
 
     def _apply(self, number: int, clock: int, gradient: Tensor) -> None:
-        assert self._applying is not None
-        if self.heard is not None:
-            own = self.rows.updated[number]
-            self.heard(self.rows.source(number), clock, gradient.view_as(own))
-        self._applying(number, clock, gradient)
+        assert self._slice_updater is not None
+        if self.on_update is not None:
+            parameter = self.rank_slices.updated[number]
+            self.on_update(self.rank_slices.source_of(number), clock, gradient.view_as(parameter))
+        self._slice_updater(number, clock, gradient)
 
     # -- a step ------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """A step that updates begins: its updates have the optimizer's settings of now."""
         self.clock += 1
         if self._optimizer is not None:
-            _step_nothing(self._optimizer)
-        if self._applying is not None:
-            self._applying.snapshot(self.clock)
+            _step_without_parameters(self._optimizer)
+        if self._slice_updater is not None:
+            self._slice_updater.snapshot(self.clock)
         assert self.synchroniser is not None
         self.synchroniser.admit(self.clock)
 
-    def give(self, slot: int, gradient: Tensor) -> None:
+    def submit(self, slot: int, gradient: Tensor) -> None:
         """Hands in the gradient of what a slot holds; it is not written any more."""
         assert self.synchroniser is not None
-        self._due[slot] = self.rows.given[slot]
-        if self.rows.sync.collective:  # sums are in place, and this may be seen by others
-            self._kept[slot] = gradient.detach().clone(memory_format=torch.contiguous_format)
+        self._pending_slices[slot] = self.rank_slices.slices_by_slot[slot]
+        if self.rank_slices.sync.collective:  # sums are in place, and this may be seen by others
+            self._gradients[slot] = gradient.detach().clone(memory_format=torch.contiguous_format)
             return
         gradient = resolve_conj_and_neg(gradient.detach()).contiguous()
-        for number in self.rows.given[slot]:
-            self.synchroniser.submit(number, self.rows.cut(number, gradient))
+        for number in self.rank_slices.slices_by_slot[slot]:
+            self.synchroniser.submit(number, self.rank_slices.cut(number, gradient))
 
-    def leave(self, number: int) -> None:
+    def start_slice_all_reduce(self, number: int) -> None:
         """It is a slice's turn to be summed."""
         assert self.synchroniser is not None
-        gradient = self._kept[self.rows.slices[number].slot]
-        self.synchroniser.submit(number, self.rows.cut(number, gradient))
+        gradient = self._gradients[self.rank_slices.slices[number].slot]
+        self.synchroniser.submit(number, self.rank_slices.cut(number, gradient))
 
     def wait(self, slots: Sequence[int]) -> None:
         """Until the parameters in these slots are up to date."""
-        if not self._due:
+        if not self._pending_slices:
             return
         assert self.synchroniser is not None
         for slot in slots:
-            for number in self._due.pop(slot, ()):
+            for number in self._pending_slices.pop(slot, ()):
                 self.synchroniser.wait(number)
 
-    def finish(self, update: Callable[[], None]) -> None:
+    def finish_step(self, optimizer_step: Callable[[], None]) -> None:
         """The end of a step: whatever cannot wait for its next use is done now."""
         assert self.synchroniser is not None
-        self._kept.clear()  # slices that are under way keep what they need of it
+        self._gradients.clear()  # slices that are under way keep what they need of it
         self.synchroniser.finish()
-        if self.barrier:
-            updated = self.rows.updated
+        if self.barrier_reason:
+            updated = self.rank_slices.updated
             for number, gradient in self.synchroniser.sums().items():
                 updated[number].grad = gradient.view_as(updated[number])
-            update()
+            optimizer_step()
             for rows in updated.values():
                 rows.grad = None
             self.synchroniser.publish()
-        if not self.rows.sync.by_priority:
-            self.wait(list(self._due))
+        if not self.rank_slices.sync.by_priority:
+            self.wait(list(self._pending_slices))
 
     def synchronize(self) -> None:
         """All parameters are up to date, and nothing is under way; all ranks call it."""
         if self.synchroniser is not None:
-            self.wait(list(self._due))
+            self.wait(list(self._pending_slices))
             self.synchroniser.synchronize()
             # A server that is no worker has nothing else to wait for; and where servers apply gradients as
             # they come, a rank that is behind may still send some to this one.
-            if self.rows.sync.server is not None or not self.rows.sync.synchronous:
+            if self.rank_slices.sync.server is not None or not self.rank_slices.sync.synchronous:
                 self.transport.barrier()
 
     def refresh(self) -> None:
         """Homes that update copies take what the slots hold now."""
-        self.rows.refresh()
+        self.rank_slices.refresh_server_copies()
 
     def close(self) -> None:
         if self.synchroniser is not None:
@@ -178,28 +194,36 @@ class Agreeing:
             self.synchroniser.drain(seconds, self.clock)
 
 
-def _summing(
-    rows: Rows, order: Sequence[int], transport: Transport, apply: Apply, exchange: Exchange
+def _make_collective_sync(
+    rank_slices: RankSlices,
+    order: Sequence[int],
+    transport: Transport,
+    apply: Apply,
+    exchange: Exchange,
 ) -> CollectiveSynchroniser:
     """Slices without homes: summed in a static order."""
     debug = os.environ.get("RADDLE_SYNC_DEBUG", "") not in ("", "0")
-    return CollectiveSynchroniser(rows.items(), order, transport, apply, exchange, debug=debug)
+    return CollectiveSynchroniser(
+        rank_slices.items(), order, transport, apply, exchange, debug=debug
+    )
 
 
-def _homes(rows: Rows, transport: Transport, apply: Apply, *, barrier: bool) -> ServerSynchroniser:
+def _make_server_sync(
+    rank_slices: RankSlices, transport: Transport, apply: Apply, *, barrier: bool
+) -> ServerSynchroniser:
     """Slices with homes, which update them."""
-    sync = rows.sync
-    waits = sync.server is not None and sync.synchronous and not barrier
-    made = ServerSynchroniser(
-        rows.items(), transport.wire(), apply, staleness=sync.staleness, barrier=barrier,
-        timeout=transport.timeout, admitted=0 if waits else None, fail=transport.fail,
+    sync = rank_slices.sync
+    limits_updates = sync.server is not None and sync.synchronous and not barrier
+    synchroniser = ServerSynchroniser(
+        rank_slices.items(), transport.wire(), apply, staleness=sync.staleness, barrier=barrier,
+        timeout=transport.timeout, admitted=0 if limits_updates else None, fail=transport.fail,
     )  # fmt: skip
-    for number, (into, copied) in rows.bound().items():
-        made.bind(number, into, copied)
-    return made
+    for number, (into, copied) in rank_slices.bindings().items():
+        synchroniser.bind(number, into, copied)
+    return synchroniser
 
 
-def _step_nothing(optimizer: Optimizer) -> None:
+def _step_without_parameters(optimizer: Optimizer) -> None:
     """Slices are stepped one by one, by a copy; schedulers warn if the optimizer never steps itself."""
     groups = optimizer.param_groups
     optimizer.param_groups = [{**group, "params": []} for group in groups]

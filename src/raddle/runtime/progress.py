@@ -7,7 +7,7 @@ import time
 from statistics import median
 
 LINES = 10  # about as many where nobody looks
-OFTEN = 0.1  # seconds between changes of the line on a terminal
+REFRESH_SECONDS = 0.1  # seconds between changes of the line on a terminal
 
 
 class Progress:
@@ -15,8 +15,8 @@ class Progress:
 
     def __init__(self, steps: int, samples: int, *, shown: bool) -> None:
         self.steps, self.samples, self.shown = steps, samples, shown
-        self.live = sys.stderr.isatty()
-        self.said = 0.0
+        self.on_terminal = sys.stderr.isatty()
+        self.last_shown = 0.0
 
     def step(self, done: int, seconds: list[float], loss: float) -> None:
         if not self.shown:
@@ -24,9 +24,9 @@ class Progress:
         recent = median(seconds[-20:])
         rate = self.samples / recent
         text = f"step {done}/{self.steps}  {1e3 * recent:.2f} ms  {rate:.4g} samples/s  loss {loss:.6g}"
-        if self.live:
-            if done == self.steps or time.perf_counter() - self.said > OFTEN:
-                self.said = time.perf_counter()
+        if self.on_terminal:
+            if done == self.steps or time.perf_counter() - self.last_shown > REFRESH_SECONDS:
+                self.last_shown = time.perf_counter()
                 end = "\n" if done == self.steps else ""
                 print(f"\r{text}\x1b[K", end=end, file=sys.stderr, flush=True)
         elif done in (1, self.steps) or done % max(1, self.steps // LINES) == 0:

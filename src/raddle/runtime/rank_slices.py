@@ -13,7 +13,7 @@ from raddle.runtime.builders.slot_table import SlotSource
 from raddle.sync.item import Item, select_rows, slice_name
 
 
-class Rows:
+class RankSlices:
     """All slices, by number, and those of them that are on one rank; `slots` hold its parameters."""
 
     def __init__(
@@ -21,63 +21,65 @@ class Rows:
     ) -> None:
         self.slices, self.sync, self.rank = slices, sync, rank
         self._slots = slots
-        self.given: dict[int, list[int]] = {}  # by slot, the slices whose gradients this rank gives
+        self.slices_by_slot: dict[
+            int, list[int]
+        ] = {}  # by slot, the slices whose gradients this rank gives
         self.updated: dict[int, nn.Parameter] = {}  # by slice
         for number, s in enumerate(slices):
-            if rank in s.share.devices:
-                self.given.setdefault(s.slot, []).append(number)
-            if rank == s.share.server or (sync.collective and rank in s.share.devices):
-                self.updated[number] = self._to_update(s)
+            if rank in s.region.devices:
+                self.slices_by_slot.setdefault(s.slot, []).append(number)
+            if rank == s.region.server or (sync.collective and rank in s.region.devices):
+                self.updated[number] = self._updated_rows(s)
 
-    def _to_update(self, s: ParameterSlice) -> nn.Parameter:
+    def _updated_rows(self, s: ParameterSlice) -> nn.Parameter:
         if self.sync.zero3:
             parameter: nn.Parameter = self._slots[s.shard_slot]  # type: ignore[assignment]
             return parameter
-        rows = self._held(s)
+        rows = self._rows_in_slot(s)
         # Where others' updates come while this rank computes, a copy takes them.
         return nn.Parameter(rows if self.sync.synchronous else rows.clone())
 
-    def _held(self, s: ParameterSlice) -> Tensor:
+    def _rows_in_slot(self, s: ParameterSlice) -> Tensor:
         return select_rows(self._slots[s.slot].detach(), s.rows)
 
     def cut(self, number: int, tensor: Tensor) -> Tensor:
         """The rows of a slice in what a slot holds, or in its gradient."""
         return select_rows(tensor.detach(), self.slices[number].rows)
 
-    def bound(self) -> dict[int, tuple[Tensor | None, Tensor | None]]:
+    def bindings(self) -> dict[int, tuple[Tensor | None, Tensor | None]]:
         """By slice on this rank: what updated rows are written into, and the copy that a home updates.
 
         Of divided parameters they stay at home.
         """
-        found: dict[int, tuple[Tensor | None, Tensor | None]] = {}
+        bindings: dict[int, tuple[Tensor | None, Tensor | None]] = {}
         for number, s in enumerate(self.slices):
-            if self.rank in (*s.share.devices, s.share.server):
-                own = self.updated.get(number)
-                updated = None if own is None else own.detach()
-                into = updated if self.sync.zero3 else self._held(s)
-                found[number] = into, None if self.sync.synchronous else updated
-        return found
+            if self.rank in (*s.region.devices, s.region.server):
+                parameter = self.updated.get(number)
+                updated = None if parameter is None else parameter.detach()
+                into = updated if self.sync.zero3 else self._rows_in_slot(s)
+                bindings[number] = into, None if self.sync.synchronous else updated
+        return bindings
 
-    def source(self, number: int) -> SlotSource:
+    def source_of(self, number: int) -> SlotSource:
         """A slice as a box of its parameter."""
         s = self.slices[number]
-        return SlotSource(s.name, "parameter", s.share.box, s.slot)
+        return SlotSource(s.name, "parameter", s.region.box, s.slot)
 
     def items(self) -> list[Item]:
         """All slices, as synchronisers know them."""
         return [self._item(number, s) for number, s in enumerate(self.slices)]
 
     def _item(self, number: int, s: ParameterSlice) -> Item:
-        box = s.share.box
+        box = s.region.box
         rows = slice(box.lo[0], box.hi[0]) if box.shape else None
         return Item(
-            number, slice_name(s.name, rows), s.share.devices, s.share.server, box.volume, s.dtype, s.priority,
+            number, slice_name(s.name, rows), s.region.devices, s.region.server, box.volume, s.dtype, s.priority,
             returned=not self.sync.zero3,
         )  # fmt: skip
 
-    def refresh(self) -> None:
+    def refresh_server_copies(self) -> None:
         """Homes that update copies take what the slots hold now."""
         if not self.sync.synchronous:
             with torch.no_grad():
                 for number, rows in self.updated.items():
-                    rows.copy_(self._held(self.slices[number]))
+                    rows.copy_(self._rows_in_slot(self.slices[number]))

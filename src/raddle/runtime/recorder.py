@@ -26,7 +26,7 @@ from raddle.runtime.actions import (
 from raddle.runtime.trainer import Trainer
 
 
-class Slice(NamedTuple):
+class RecordedInterval(NamedTuple):
     """A stretch of one rank's time, in seconds of its clock."""
 
     kind: str  # run or update; send, wait or sum
@@ -40,7 +40,7 @@ class Slice(NamedTuple):
     peers: tuple[int, ...] = ()  # of a message the other end, of a sum all that take part
     tag: int = -1
 
-    def shift(self, seconds: float) -> Slice:
+    def shift(self, seconds: float) -> RecordedInterval:
         return self._replace(start=self.start + seconds, end=self.end + seconds)
 
 
@@ -49,18 +49,18 @@ class Recorder:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.slices: list[Slice] = []
+        self.intervals: list[RecordedInterval] = []
 
     def start(self) -> None:
         executor = self.trainer.executor
-        update = executor.optimizer_step
+        optimizer_step = executor.optimizer_step
 
-        def timed() -> None:
+        def timed_step() -> None:
             begun = time.perf_counter()
-            update()
+            optimizer_step()
             self._add("update", "parameters", "update", 0, begun, self._now())
 
-        executor.optimizer_step = timed
+        executor.optimizer_step = timed_step
         executor.record = self._record
 
     def _now(self) -> float:
@@ -69,7 +69,7 @@ class Recorder:
         return time.perf_counter()
 
     def _record(self, action: Action, start: float, end: float) -> None:
-        ends: tuple[int, tuple[int, ...], int]  # bytes, who, tag
+        traffic: tuple[int, tuple[int, ...], int]  # bytes, who, tag
         if isinstance(action, Forward | Backward):
             phase = (
                 action.phase
@@ -82,32 +82,36 @@ class Recorder:
             self._add("run", call.label, PHASES[phase], call.key.micro_batch, start, self._now())
         elif isinstance(action, Send):
             nbytes = sum(math.prod(p.shape) for p in action.parts) * action.dtype.itemsize
-            ends = (nbytes, (action.peer,), action.tag)
-            self._add("send", action.label, str(action.kind), -1, start, end, *ends)
+            traffic = (nbytes, (action.peer,), action.tag)
+            self._add("send", action.label, str(action.kind), -1, start, end, *traffic)
         elif isinstance(action, AwaitMessage):
             r = action.receive
-            ends = (r.elements * r.dtype.itemsize, (r.peer,), r.tag)
-            self._add("wait", r.value, str(r.kind), r.key.micro_batch, start, self._now(), *ends)
+            traffic = (r.elements * r.dtype.itemsize, (r.peer,), r.tag)
+            self._add("wait", r.value, str(r.kind), r.key.micro_batch, start, self._now(), *traffic)
         elif isinstance(action, StartAllReduce):
             bucket = self.trainer.executor.rank_actions.buckets[action.bucket]
-            ends = (bucket.elements * bucket.dtype.itemsize, bucket.devices, action.tag)
-            self._add("sum", action.label, "reduce", -1, start, end, *ends)
+            traffic = (bucket.elements * bucket.dtype.itemsize, bucket.devices, action.tag)
+            self._add("sum", action.label, "reduce", -1, start, end, *traffic)
         elif isinstance(action, StartSliceAllReduce):
-            own = self.trainer.executor.rank_actions.slices[action.number]
-            ends = (own.share.box.volume * own.dtype.itemsize, own.share.devices, action.number)
-            if len(own.share.devices) > 1:
-                self._add("sum", action.label, "reduce", -1, start, end, *ends)
+            parameter_slice = self.trainer.executor.rank_actions.slices[action.number]
+            traffic = (
+                parameter_slice.region.box.volume * parameter_slice.dtype.itemsize,
+                parameter_slice.region.devices,
+                action.number,
+            )
+            if len(parameter_slice.region.devices) > 1:
+                self._add("sum", action.label, "reduce", -1, start, end, *traffic)
         elif isinstance(action, UpdateParameters) and self.trainer.executor.rank_actions.buckets:
             self._add("wait", "sums of gradients", "reduce", -1, start, self._update_start(start))
 
-    def _update_start(self, otherwise: float) -> float:
+    def _update_start(self, default: float) -> float:
         """When the update that has just ended began: by then all sums were there."""
-        last = self.slices[-1] if self.slices else None
-        return last.start if last is not None and last.kind == "update" else otherwise
+        last = self.intervals[-1] if self.intervals else None
+        return last.start if last is not None and last.kind == "update" else default
 
     def _add(
         self, kind: str, name: str, phase: str, micro: int, start: float, end: float,
         nbytes: int = 0, peers: tuple[int, ...] = (), tag: int = -1,
     ) -> None:  # fmt: skip
         at = (self.trainer.steps, micro, start, end)
-        self.slices.append(Slice(kind, name, phase, *at, nbytes, peers, tag))
+        self.intervals.append(RecordedInterval(kind, name, phase, *at, nbytes, peers, tag))

@@ -67,8 +67,10 @@ def _copier(
 ) -> AssembleRegion:
     def copy_pieces(*tensors: Tensor) -> Tensor:
         result = tensors[0].new_zeros(shape)
-        for tensor, part, place in zip(tensors, piece_indices, region_indices, strict=True):
-            result[place] = tensor[part]
+        for tensor, piece_index, region_index in zip(
+            tensors, piece_indices, region_indices, strict=True
+        ):
+            result[region_index] = tensor[piece_index]
         return result
 
     return copy_pieces

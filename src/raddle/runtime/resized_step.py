@@ -21,7 +21,7 @@ from raddle.runtime.executor import Executor
 from raddle.runtime.setup import Setup
 
 
-class Resized:
+class ResizedStep:
     """A setup's plan for another number of samples; `training` is the executor of the planned number."""
 
     def __init__(self, setup: Setup, training: Executor, samples: int) -> None:
@@ -33,54 +33,60 @@ class Resized:
                 f"gives {count}: drop it."
             )
         size = -(-samples // count)
-        graph, chosen = resize(plan, setup.graph, setup.graph.for_batch(size))
-        chosen = replace(
-            chosen, microbatches=count, batch=samples, fingerprint=graph.fingerprint(), steps=1
+        graph, resized_plan = resize(plan, setup.graph, setup.graph.for_batch(size))
+        resized_plan = replace(
+            resized_plan,
+            microbatches=count,
+            batch=samples,
+            fingerprint=graph.fingerprint(),
+            steps=1,
         )
-        program = lower(graph, replace(chosen, order=()))
+        program = lower(graph, replace(resized_plan, order=()))
         if program.regions != setup.program.regions:
             raise InputError(
                 f"with {samples} samples some devices have none, and their parameters would not be "
                 "updated: drop this batch, or plan for its size."
             )
-        if chosen.order:  # of the same slices, as shares are the same
-            program = lower(graph, chosen)
+        if resized_plan.order:  # of the same slices, as shares are the same
+            program = lower(graph, resized_plan)
         check(program)
-        self.executor = setup.executor(program, seed=training.input_feeder.seed)
-        self.loan = Loan(training, self.executor)
-        self.batches = BatchCutter(program, self.executor.rank_actions)
+        self.executor = setup.make_executor(program, seed=training.input_feeder.seed)
+        self.shared_state = SharedState(training, self.executor)
+        self.batch_cutter = BatchCutter(program, self.executor.rank_actions)
 
-    def step(self, batch: Sequence[Tensor], step: int) -> Tensor:
-        feed = self.batches.reader([batch], self.setup.rank, self.setup.place)
-        self.loan.lend()
-        loss = self.executor.run(feed, step)
-        self.loan.give_back()
+    def run(self, batch: Sequence[Tensor], step: int) -> Tensor:
+        read_input = self.batch_cutter.reader([batch], self.setup.rank, self.setup.place)
+        self.shared_state.lend_tensors()
+        loss = self.executor.run(read_input, step)
+        self.shared_state.return_buffers()
         return loss
 
 
-class Loan:
+class SharedState:
     """What lasts, lent by one executor to another of the same rank, and how it is updated."""
 
-    def __init__(self, own: Executor, other: Executor) -> None:
-        self.own, self.other = own, other
-        slots = {(s.name, s.box): s.slot for s in own.rank_actions.sources if _lasts(s)}
+    def __init__(self, owner: Executor, borrower: Executor) -> None:
+        self.owner, self.borrower = owner, borrower
+        slots = {(s.name, s.box): s.slot for s in owner.rank_actions.sources if _is_persistent(s)}
         self.pairs = [
-            (s, slots[s.name, s.box]) for s in other.rank_actions.sources if _lasts(s)
+            (s, slots[s.name, s.box]) for s in borrower.rank_actions.sources if _is_persistent(s)
         ]  # fmt: skip
-        other.optimizer_step = lambda: own.optimizer_step()
+        borrower.optimizer_step = lambda: owner.optimizer_step()
         # The slots of parameters are the same, so what keeps them equal is.
-        other.load(lambda s: own.slots[slots[s.name, s.box]], parameter_sync=own.parameter_sync)
+        borrower.load(
+            lambda s: owner.slots[slots[s.name, s.box]], parameter_sync=owner.parameter_sync
+        )
 
-    def lend(self) -> None:
+    def lend_tensors(self) -> None:
         """Parameters are the same objects, so the optimizer's state is theirs; buffers as they are."""
         for source, slot in self.pairs:
-            self.other.slots[source.slot] = self.own.slots[slot]
+            self.borrower.slots[source.slot] = self.owner.slots[slot]
 
-    def give_back(self) -> None:
+    def return_buffers(self) -> None:
         for source, slot in self.pairs:
             if source.role == "buffer":
-                self.own.slots[slot] = self.other.slots[source.slot]
+                self.owner.slots[slot] = self.borrower.slots[source.slot]
 
 
-def _lasts(source: SlotSource) -> bool:
+def _is_persistent(source: SlotSource) -> bool:
     return source.role in ("parameter", "buffer", "frozen")

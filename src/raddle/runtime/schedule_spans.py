@@ -22,16 +22,16 @@ class Span(NamedTuple):
     end: float
 
 
-class Early(NamedTuple):
+class EarlyStart(NamedTuple):
     """An action that started before one that it waits for had ended."""
 
     step: int
-    first: str
-    second: str
+    action: str
+    awaited: str
     seconds: float
 
 
-class Spans:
+class SpanRecorder:
     """Listens to an executor (`executor.record`) for the actions that wait or are awaited."""
 
     def __init__(self, program: Program, step: Callable[[], int]) -> None:
@@ -39,22 +39,22 @@ class Spans:
         self._schedule = schedule_of(plan) if plan.stages else Schedule(())
         self._per_step = plan.microbatches if is_asynchronous(plan) else 0
         self._step = step
-        self._named = {action for wait in self._schedule.waits for action in wait}
-        self.found: list[Span] = []
+        self._recorded_actions = {action for wait in self._schedule.waits for action in wait}
+        self.spans: list[Span] = []
 
     def record(self, action: Action, start: float, end: float) -> None:
-        if not self._named or not isinstance(action, Forward | Backward):
+        if not self._recorded_actions or not isinstance(action, Forward | Backward):
             return
         phase = "R" if isinstance(action, Forward) and action.recomputation else "F"
         phase = action.phase if isinstance(action, Backward) else phase
         key = action.call.key
         micro = key.step * self._per_step + key.micro_batch
-        own = schedules.Action(phase_in(self._schedule, phase), action.call.stage, micro)
-        if own in self._named:
-            self.found.append(Span(self._step(), str(own), start, end))
+        scheduled = schedules.Action(phase_in(self._schedule, phase), action.call.stage, micro)
+        if scheduled in self._recorded_actions:
+            self.spans.append(Span(self._step(), str(scheduled), start, end))
 
 
-def early(schedule: Schedule, spans: Iterable[Span]) -> Iterator[Early]:
+def early_starts(schedule: Schedule, spans: Iterable[Span]) -> Iterator[EarlyStart]:
     """Of all ranks' spans, whose clocks agree, those that contradict the schedule."""
     starts: dict[tuple[int, str], float] = {}
     ends: dict[tuple[int, str], float] = {}
@@ -66,4 +66,4 @@ def early(schedule: Schedule, spans: Iterable[Span]) -> Iterator[Early]:
     for (step, action), start in starts.items():
         for first, second in waits:
             if first == action and ends.get((step, second), start) > start:
-                yield Early(step, first, second, ends[step, second] - start)
+                yield EarlyStart(step, first, second, ends[step, second] - start)

@@ -25,16 +25,16 @@ from raddle.runtime.measured_trace import trace_events
 from raddle.runtime.options import Options, parse
 from raddle.runtime.progress import Progress
 from raddle.runtime.recorder import Recorder
-from raddle.runtime.summary import Told, show, summarise
+from raddle.runtime.summary import RankReport, show, summarise
 from raddle.runtime.trainer import Trainer
 from raddle.transport.base import Transport
 from raddle.transport.exchange import exchange_over
 from raddle.transport.join import join
 
-TRACED = 3  # steps of a trace, the last ones
-LAST_WORDS = 0.5  # seconds
+TRACED_STEPS = 3  # steps of a trace, the last ones
+EXIT_DELAY = 0.5  # seconds
 # A rank that stops so has said all there is to say; anything else is a mistake, and shown in full.
-EXPECTED = (
+EXPECTED_ERRORS = (
     InputError,
     FloatingPointError,
     TimeoutError,
@@ -49,29 +49,31 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = parse(argv)
         place = choose_place(options.device, options.backend)
-        torch.set_num_threads(options.threads or threads_of_a_rank())
+        torch.set_num_threads(options.threads or default_threads())
     except InputError as error:  # the same on all ranks
         if os.environ.get("RANK", "0") == "0":
-            _say(error)
+            _print_error(error)
         return 2
-    with _stdout_for_us() as out:
-        return _rank(options, place, out)
+    with _reserve_stdout() as out:
+        return _run_rank(options, place, out)
 
 
-def _rank(options: Options, place: torch.device, out: TextIO) -> int:
+def _run_rank(options: Options, place: torch.device, out: TextIO) -> int:
     try:
         transport = join(place, options.backend, options.timeout)
     except (InputError, RuntimeError, TimeoutError) as error:
-        _say(f"rank {os.environ.get('RANK', '0')} cannot join: {str(error).splitlines()[0]}")
+        _print_error(
+            f"rank {os.environ.get('RANK', '0')} cannot join: {str(error).splitlines()[0]}"
+        )
         return 2 if isinstance(error, InputError) else 1
     try:
-        job = _agreed(options, transport, place)
+        job = _load_on_all_ranks(options, transport, place)
         if job is None:
             return 2
         _train(job, options, transport, place, out)
     except BaseException as error:
         transport.fail(f"{type(error).__name__}: {error}")
-        _explain(error, transport)
+        _print_failure(error, transport)
         return 1
     finally:
         transport.close()
@@ -99,7 +101,7 @@ def choose_place(device: str | None, backend: str | None = None) -> torch.device
     return place
 
 
-def threads_of_a_rank() -> int:
+def default_threads() -> int:
     """Its share of the cores, as the probe measures; or what the user has set.
 
     torchrun sets OMP_NUM_THREADS to 1 for several ranks if the user has not: a 1 may come from either,
@@ -114,19 +116,19 @@ def threads_of_a_rank() -> int:
     return max(1, cores // ranks)
 
 
-def _agreed(options: Options, transport: Transport, place: torch.device) -> Job | None:
+def _load_on_all_ranks(options: Options, transport: Transport, place: torch.device) -> Job | None:
     """The job, if all ranks can do it; else who cannot says so, rank 0 for all that say the same."""
     job, sentence = None, ""
     try:
         job = _load(options, transport)
     except InputError as error:
         sentence = str(error)
-    said: list[str] = exchange_over(transport, place, sentence)
-    if not any(said):
+    sentences: list[str] = exchange_over(transport, place, sentence)
+    if not any(sentences):
         return job
-    if sentence and (transport.rank == 0 or sentence != said[0]):
+    if sentence and (transport.rank == 0 or sentence != sentences[0]):
         name = "" if transport.rank == 0 else f"rank {transport.rank}: "
-        _say(f"{name}{sentence}")
+        _print_error(f"{name}{sentence}")
     return None
 
 
@@ -165,17 +167,17 @@ def _train(
         check_finite=options.check_finite,
     )
     recorder = Recorder(trainer)
-    losses, seconds = _steps(trainer, job, options, recorder)
+    losses, seconds = _timed_steps(trainer, job, options, recorder)
     trainer.synchronize()
-    told = _told(trainer)
+    reports = _gather_reports(trainer)
     if options.trace is not None:
-        _trace(trainer, recorder, [rank.kind for rank in told], options.trace)
+        _write_trace(trainer, recorder, [rank.kind for rank in reports], options.trace)
     if trainer.rank == 0:
-        result = summarise(job, options, losses, seconds, told)
+        result = summarise(job, options, losses, seconds, reports)
         show(result, out, as_json=options.json)
 
 
-def _steps(
+def _timed_steps(
     trainer: Trainer, job: Job, options: Options, recorder: Recorder
 ) -> tuple[list[float], list[float]]:
     """The loss of each step, and the seconds from the end of the one before to its own."""
@@ -184,13 +186,13 @@ def _steps(
     progress = Progress(options.steps, samples, shown=trainer.rank == 0)
     losses: list[float] = []
     seconds: list[float] = []
-    traced = options.steps - min(TRACED, options.steps - options.uncounted)
+    first_traced = options.steps - min(TRACED_STEPS, options.steps - options.warmup_steps)
     trainer.transport.barrier()
     if is_asynchronous(job.plan):
-        return _overlapped(trainer, batch, options, recorder)
+        return _timed_overlapping_steps(trainer, batch, options, recorder)
     before = time.perf_counter()
     for number in range(options.steps):
-        if options.trace is not None and number == traced:
+        if options.trace is not None and number == first_traced:
             recorder.start()
         losses.append(float(trainer.step(*batch)))
         now = time.perf_counter()
@@ -200,12 +202,12 @@ def _steps(
     return losses, seconds
 
 
-def _overlapped(
+def _timed_overlapping_steps(
     trainer: Trainer, batch: Sequence[torch.Tensor], options: Options, recorder: Recorder
 ) -> tuple[list[float], list[float]]:
     """Where steps overlap, none has a time of its own: each takes its share of all that were timed."""
     losses, seconds = list[float](), list[float]()
-    for count in (options.uncounted, options.steps - options.uncounted):
+    for count in (options.warmup_steps, options.steps - options.warmup_steps):
         if options.trace is not None and losses:
             recorder.start()
         begun = time.perf_counter()
@@ -217,7 +219,7 @@ def _overlapped(
 # -- the end -----------------------------------------------------------------------------------------
 
 
-def _told(trainer: Trainer) -> list[Told]:
+def _gather_reports(trainer: Trainer) -> list[RankReport]:
     transport, place = trainer.transport, trainer.place
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
     counts = (transport.sent_in_all(), dict(transport.reduced))
@@ -225,43 +227,43 @@ def _told(trainer: Trainer) -> list[Told]:
     if trainer.plan.parsed_sync.has_servers and trainer.executor.parameter_sync is not None:
         counters = transport.wire().counters
         slices = counters.messages, counters.overtaken
-    return trainer.setup.exchange(Told(kind, torch.get_num_threads(), *counts, slices))
+    return trainer.setup.exchange(RankReport(kind, torch.get_num_threads(), *counts, slices))
 
 
-def _trace(trainer: Trainer, recorder: Recorder, kinds: Sequence[str], path: str) -> None:
+def _write_trace(trainer: Trainer, recorder: Recorder, kinds: Sequence[str], path: str) -> None:
     seconds = clock_offset(trainer.transport, trainer.setup.exchange)
-    slices = trainer.setup.exchange([s.shift(seconds) for s in recorder.slices])
+    slices = trainer.setup.exchange([s.shift(seconds) for s in recorder.intervals])
     if trainer.rank == 0:
         write_events(trace_events(kinds, slices), path)
 
 
-def _explain(error: BaseException, transport: Transport) -> None:
+def _print_failure(error: BaseException, transport: Transport) -> None:
     """One sentence by the rank that failed, and one on each machine by its first rank."""
     failed, reason = transport.failures.news or (-1, "")
     if failed == transport.rank:
-        if not isinstance(error, EXPECTED):
+        if not isinstance(error, EXPECTED_ERRORS):
             traceback.print_exception(error)
-        _say(f"rank {failed} failed: {reason}")
+        _print_error(f"rank {failed} failed: {reason}")
         return
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        _say(error)
-    time.sleep(LAST_WORDS)  # torchrun takes the first that ends for the cause
+        _print_error(error)
+    time.sleep(EXIT_DELAY)  # torchrun takes the first that ends for the cause
 
 
-def _say(sentence: object) -> None:
+def _print_error(sentence: object) -> None:
     print(f"raddle: {sentence}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def _stdout_for_us() -> Iterator[TextIO]:
+def _reserve_stdout() -> Iterator[TextIO]:
     """What libraries print goes to stderr meanwhile: gloo, for one, tells whom it has met."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved_fd = os.dup(1)
     os.dup2(2, 1)
     try:
-        with os.fdopen(os.dup(kept), "w") as out:
+        with os.fdopen(os.dup(saved_fd), "w") as out:
             yield out
     finally:
         sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved_fd, 1)
+        os.close(saved_fd)

@@ -40,7 +40,7 @@ class Setup:
     def rank(self) -> int:
         return self.transport.rank
 
-    def executor(self, program: Program, *, seed: int = 0) -> Executor:
+    def make_executor(self, program: Program, *, seed: int = 0) -> Executor:
         """Of a program on this rank: the plan's, or one that follows it."""
         return Executor(
             program, self.transport, place=self.place, seed=seed, autocast=self.autocast

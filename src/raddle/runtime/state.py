@@ -24,27 +24,35 @@ from raddle.runtime.checkpoint import (
     options_of,
 )
 from raddle.runtime.executor import Executor
-from raddle.runtime.materialize import take
+from raddle.runtime.materialize import materialize_boxes
 from raddle.runtime.setup import Setup
 
-LASTS = ("parameter", "buffer", "frozen")
+PERSISTENT_ROLES = ("parameter", "buffer", "frozen")
 T = TypeVar("T")
 
 
-def initialise(setup: Setup, executor: Executor, seed: int) -> None:
+def initialise_slots(setup: Setup, executor: Executor, seed: int) -> None:
     """Fills an executor's slots from the module; one on the meta device is initialised layer by layer."""
-    lasting = [s for s in executor.rank_actions.sources if s.role in LASTS]
-    found = dict(_each(lasting, take(setup.model, _boxes(lasting), seed=seed)))
-    executor.load(lambda s: found[s])
+    sources = [s for s in executor.rank_actions.sources if s.role in PERSISTENT_ROLES]
+    tensors = dict(
+        _pair_with_sources(
+            sources, materialize_boxes(setup.model, _boxes_by_name(sources), seed=seed)
+        )
+    )
+    executor.load(lambda s: tensors[s])
 
 
 def owners_of(program: Program) -> dict[tuple[str, Box], int]:
     """The rank that counts a box that several hold: of shares, or of slices where there are some."""
-    every = {**program.regions, **program.slices}
-    return {(name, share.box): share.first_updater for name, own in every.items() for share in own}
+    all_regions = {**program.regions, **program.slices}
+    return {
+        (name, region.box): region.first_updater
+        for name, regions in all_regions.items()
+        for region in regions
+    }
 
 
-class State:
+class TrainingState:
     """One rank's end of all that is saved."""
 
     def __init__(
@@ -52,9 +60,9 @@ class State:
     ) -> None:
         self.setup, self.executor, self.optimizer = setup, executor, optimizer
         self._owners = owners_of(setup.program)
-        self._untrained = self._take_untrained(seed)
+        self._untrained_parameters = self._copy_untrained(seed)
 
-    def _take_untrained(self, seed: int) -> dict[str, Tensor]:
+    def _copy_untrained(self, seed: int) -> dict[str, Tensor]:
         """Parameters that are frozen or not used: rank 0 keeps them for checkpoints."""
         shares = self.setup.program.regions
         boxes = {
@@ -64,28 +72,34 @@ class State:
         }
         if self.setup.rank != 0 or not boxes:
             return {}
-        found = take(self.setup.model, boxes, seed=seed)
-        return {name: tensor for name, (tensor,) in found.items()}
+        pieces = materialize_boxes(self.setup.model, boxes, seed=seed)
+        return {name: tensor for name, (tensor,) in pieces.items()}
 
     # -- the module ------------------------------------------------------------------------------------
 
-    def module(self) -> dict[str, Tensor]:
+    def module_state(self) -> dict[str, Tensor]:
         """Parameters and buffers, whole, under the module's own names, on every rank's CPU."""
         self.executor.synchronize()
         aliases = self.setup.graph.aliases
-        return gather_state(self.setup.exchange, self.pieces(), self._shapes(), aliases)
+        return gather_state(self.setup.exchange, self.owned_pieces(), self._shapes(), aliases)
 
-    def load_module(self, state: Mapping[str, Tensor]) -> None:
+    def load_module_state(self, state: Mapping[str, Tensor]) -> None:
         """Takes parameters and buffers from a state of the module, whoever saved it."""
         executor, setup = self.executor, self.setup
         executor.synchronize()
         shapes = self._shapes()
-        sources = [s for s in executor.rank_actions.sources if s.role in LASTS and s.name in shapes]
-        boxes, aliases = _boxes(sources), setup.graph.aliases
-        found = cut_state(state, boxes, shapes, aliases, device=setup.place)
-        self._untrained = {name: state[name].detach().cpu().clone() for name in self._untrained}
+        sources = [
+            s
+            for s in executor.rank_actions.sources
+            if s.role in PERSISTENT_ROLES and s.name in shapes
+        ]
+        boxes, aliases = _boxes_by_name(sources), setup.graph.aliases
+        pieces = cut_state(state, boxes, shapes, aliases, device=setup.place)
+        self._untrained_parameters = {
+            name: state[name].detach().cpu().clone() for name in self._untrained_parameters
+        }
         with torch.no_grad():
-            for source, tensor in _each(sources, found):
+            for source, tensor in _pair_with_sources(sources, pieces):
                 if source.role == "parameter":
                     executor.slots[source.slot].copy_(tensor)
                 else:  # buffers and frozen parameters are replaced, never written
@@ -94,15 +108,15 @@ class State:
             executor.parameter_sync.refresh()
         executor.synchronize()  # nobody sends gradients to a rank that has not loaded yet
 
-    def pieces(self) -> dict[str, list[tuple[Box, Tensor]]]:
+    def owned_pieces(self) -> dict[str, list[tuple[Box, Tensor]]]:
         """What this rank hands out: of several that hold the same, one does."""
         executor, slices = self.executor, self.setup.program.slices
         pieces: dict[str, list[tuple[Box, Tensor]]] = {}
-        own = [(s, p) for s, p in executor.parameters() if s.name not in slices]
-        for source, parameter in (*own, *(executor.updated_parameters() if slices else ())):
-            if self.speaks_for(source):
+        unsliced = [(s, p) for s, p in executor.parameters() if s.name not in slices]
+        for source, parameter in (*unsliced, *(executor.updated_parameters() if slices else ())):
+            if self.owns(source):
                 pieces.setdefault(source.name, []).append((source.box, parameter.detach()))
-        for name, tensor in self._untrained.items():
+        for name, tensor in self._untrained_parameters.items():
             pieces[name] = [(Box.full(tensor.shape), tensor)]
         for source in executor.rank_actions.sources_with_role("buffer"):
             tensor = executor.slots[source.slot]
@@ -112,23 +126,27 @@ class State:
             pieces[source.name] = [(box, tensor[box.slices_within(source.box)]) for box in fresh]
         return pieces
 
-    def speaks_for(self, source: SlotSource) -> bool:
+    def owns(self, source: SlotSource) -> bool:
         """Of several ranks that hold a box, one hands it out."""
         return self.setup.rank == self._owners[source.name, source.box]
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        kept = self.setup.model.state_dict().keys()  # buffers that are not persistent stay out
+        saved_names = (
+            self.setup.model.state_dict().keys()
+        )  # buffers that are not persistent stay out
         values = self.setup.graph.values.values()
-        return {v.name: v.shape for v in values if v.role in LASTS and v.name in kept}
+        return {
+            v.name: v.shape for v in values if v.role in PERSISTENT_ROLES and v.name in saved_names
+        }
 
     # -- the optimizer ---------------------------------------------------------------------------------
 
-    def of_optimizer(self) -> dict[str, Any]:
+    def optimizer_state(self) -> dict[str, Any]:
         """What it keeps, whole, by the parameter's name, and its options with names of parameters."""
         self.executor.synchronize()
         entries: dict[str, list[tuple[Box, dict[str, Any]]]] = {}
         for source, parameter in self.executor.updated_parameters():
-            if self.speaks_for(source):
+            if self.owns(source):
                 state = dict(self.optimizer.state.get(parameter, {}))
                 entries.setdefault(source.name, []).append((source.box, state))
         return {
@@ -136,27 +154,27 @@ class State:
             "param_groups": gather_groups(self.setup.exchange, self._groups()),
         }
 
-    def load_optimizer(self, state: Mapping[str, Any]) -> None:
+    def load_optimizer_state(self, state: Mapping[str, Any]) -> None:
         """Takes what `of_optimizer` gave, by this plan or another."""
         self.executor.synchronize()
         updated, optimizer = self.executor.updated_parameters(), self.optimizer
         sources = [source for source, _ in updated]
-        of = {(source.name, source.box): p for source, p in updated}
+        parameter_of = {(source.name, source.box): p for source, p in updated}
         shapes, place = self._trained_shapes(), self.setup.place
-        found = cut_optimizer(state["state"], _boxes(sources), shapes, device=place)
+        pieces = cut_optimizer(state["state"], _boxes_by_name(sources), shapes, device=place)
         options = [
             options_of(state["param_groups"], index, names)
             for index, (_, names) in enumerate(self._groups())
         ]
-        if other := next((k for k in optimizer.defaults if k not in options[0]), None):
+        if missing_option := next((k for k in optimizer.defaults if k not in options[0]), None):
             raise InputError(
-                f"the optimizer's state is not of {type(optimizer).__name__}: it has no '{other}'; "
+                f"the optimizer's state is not of {type(optimizer).__name__}: it has no '{missing_option}'; "
                 "use the optimizer that it was saved from."
             )
-        for source, entries in _each(sources, found):
-            optimizer.state[of[source.name, source.box]] = entries
-        for group, own in zip(optimizer.param_groups, options, strict=True):
-            group.update(own)
+        for source, entries in _pair_with_sources(sources, pieces):
+            optimizer.state[parameter_of[source.name, source.box]] = entries
+        for group, group_options in zip(optimizer.param_groups, options, strict=True):
+            group.update(group_options)
         self.executor.synchronize()
 
     def _trained_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -177,7 +195,7 @@ class State:
         ]
 
 
-def _boxes(sources: Iterable[SlotSource]) -> dict[str, list[Box]]:
+def _boxes_by_name(sources: Iterable[SlotSource]) -> dict[str, list[Box]]:
     """What sources hold, by name."""
     boxes: dict[str, list[Box]] = {}
     for source in sources:
@@ -185,9 +203,9 @@ def _boxes(sources: Iterable[SlotSource]) -> dict[str, list[Box]]:
     return boxes
 
 
-def _each(
-    sources: Iterable[SlotSource], found: Mapping[str, Sequence[T]]
+def _pair_with_sources(
+    sources: Iterable[SlotSource], by_name: Mapping[str, Sequence[T]]
 ) -> Iterator[tuple[SlotSource, T]]:
     """Sources with what was found for their boxes, which stand in the same order."""
-    rest = {name: iter(own) for name, own in found.items()}
-    return ((source, next(rest[source.name])) for source in sources)
+    iterators = {name: iter(entries) for name, entries in by_name.items()}
+    return ((source, next(iterators[source.name])) for source in sources)

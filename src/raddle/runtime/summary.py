@@ -12,14 +12,14 @@ from raddle.runtime.job import Job
 from raddle.runtime.options import Options
 
 
-class Told(NamedTuple):
+class RankReport(NamedTuple):
     """What each rank tells at the end."""
 
     kind: str  # of its device
     threads: int
     sent: dict[int, int]  # bytes by target, in all steps
     reduced: dict[tuple[int, ...], int]  # bytes by group
-    slices: tuple[int, int] = (
+    slice_messages: tuple[int, int] = (
         0,
         0,
     )  # messages with slices of parameters, and those that overtook one
@@ -30,12 +30,12 @@ def summarise(
     options: Options,
     losses: Sequence[float],
     seconds: Sequence[float],
-    told: Sequence[Told],
+    reports: Sequence[RankReport],
 ) -> dict[str, Any]:
     """Bytes are those of a step; of an all-reduce, what each of its devices hands over."""
     plan, steps = job.plan, len(losses)
-    counted = seconds[options.uncounted :]
-    step = median(counted)
+    measured = seconds[options.warmup_steps :]
+    step = median(measured)
     batch = plan.batch or sum(job.program.micro_batch_sizes)
     return {
         "plan": options.plan,
@@ -43,15 +43,15 @@ def summarise(
         "method": plan.method,
         "batch": batch,
         "devices": plan.devices,
-        "device": told[0].kind,
-        "threads": told[0].threads,
+        "device": reports[0].kind,
+        "threads": reports[0].threads,
         "dtype": plan.dtype,
         "optimizer": plan.optimizer,
         "steps": steps,
-        "warmup": options.uncounted,
+        "warmup": options.warmup_steps,
         "step_ms": 1e3 * step,
-        "fastest_ms": 1e3 * min(counted),
-        "slowest_ms": 1e3 * max(counted),
+        "fastest_ms": 1e3 * min(measured),
+        "slowest_ms": 1e3 * max(measured),
         "predicted_ms": plan.predicted.get("step_ms"),
         "cluster": plan.cluster["name"] if plan.cluster else None,
         "samples_per_s": batch / step,
@@ -59,19 +59,19 @@ def summarise(
         "loss_last": losses[-1],
         "sent": [
             {"source": source, "target": target, "bytes": nbytes // steps}
-            for source, rank in enumerate(told)
+            for source, rank in enumerate(reports)
             for target, nbytes in sorted(rank.sent.items())
             if nbytes
         ],
         "reduced": [
             {"devices": list(group), "bytes": nbytes // steps}
-            for source, rank in enumerate(told)
+            for source, rank in enumerate(reports)
             for group, nbytes in sorted(rank.reduced.items())
             if nbytes and source == group[0]
         ],
         "sync": plan.sync,
-        "slices": sum(rank.slices[0] for rank in told) // steps,
-        "overtaken": sum(rank.slices[1] for rank in told) // steps,
+        "slices": sum(rank.slice_messages[0] for rank in reports) // steps,
+        "overtaken": sum(rank.slice_messages[1] for rank in reports) // steps,
         "trace": options.trace,
     }
 

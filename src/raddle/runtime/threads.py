@@ -16,11 +16,11 @@ from raddle.plans.pipelining import is_asynchronous
 from raddle.program.program import Key, Program
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.executor import Executor
-from raddle.runtime.schedule_spans import Span, Spans
+from raddle.runtime.schedule_spans import Span, SpanRecorder
 from raddle.transport.thread_transport import Hub
 
 Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
-Batches = Callable[[Key], Mapping[str, Tensor]]  # the inputs of a micro-batch, by name
+MicroBatchInputs = Callable[[Key], Mapping[str, Tensor]]  # the inputs of a micro-batch, by name
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def run_threads(
     program: Program,
     state: Mapping[str, Tensor],
     optimizer: Optimizer,
-    batches: Batches,
+    batches: MicroBatchInputs,
     seed: int = 0,
     spans: list[Span] | None = None,
 ) -> Result:
@@ -74,9 +74,9 @@ def run_threads(
         if nbytes
     }
     if spans is not None:
-        spans += [span for rank in ranks for span in rank.spans.found]
-    gradients = _together(program, [r.gradients for r in ranks])
-    return Result(ranks[0].losses, _state(program, ranks), sent, gradients)
+        spans += [span for rank in ranks for span in rank.spans.spans]
+    gradients = _assemble(program, [r.gradients for r in ranks])
+    return Result(ranks[0].losses, _assemble_state(program, ranks), sent, gradients)
 
 
 class _Rank:
@@ -84,32 +84,32 @@ class _Rank:
 
     def __init__(
         self, program: Program, hub: Hub, number: int, state: Mapping[str, Tensor],
-        optimizer: Optimizer, batches: Batches, seed: int,
+        optimizer: Optimizer, batches: MicroBatchInputs, seed: int,
     ) -> None:  # fmt: skip
         self.program, self.number, self.batches = program, number, batches
         self.executor = Executor(program, hub.transport(number), seed=seed)
-        self.executor.load(lambda s: state[s.name].detach()[_within(program, s)].clone())
+        self.executor.load(lambda s: state[s.name].detach()[_index_of(program, s)].clone())
         updated: list[Tensor] = [p for _, p in self.executor.updated_parameters()]
         self.optimizer = optimizer(updated) if updated else None
         self.executor.optimizer_step = self._update
         self.losses: list[float] = []
         self.gradients: dict[str, Pieces] = {}
-        self.spans = Spans(program, lambda: len(self.losses))
+        self.spans = SpanRecorder(program, lambda: len(self.losses))
         self.executor.record = self.spans.record
         if self.executor.parameter_sync is not None:
-            self.executor.parameter_sync.heard = self._hear
+            self.executor.parameter_sync.on_update = self._keep_gradient
 
-    def _hear(self, source: SlotSource, clock: int, gradient: Tensor) -> None:
+    def _keep_gradient(self, source: SlotSource, clock: int, gradient: Tensor) -> None:
         if clock == self.program.plan.steps:
-            own = self.gradients.setdefault(source.name, [])
-            own.append((source.box, gradient.clone()))
+            pieces = self.gradients.setdefault(source.name, [])
+            pieces.append((source.box, gradient.clone()))
 
     def _update(self) -> None:
         self.gradients = {}
         for source, parameter in self.executor.parameters():
             if parameter.grad is not None:
-                own = self.gradients.setdefault(source.name, [])
-                own.append((source.box, parameter.grad.detach().clone()))
+                pieces = self.gradients.setdefault(source.name, [])
+                pieces.append((source.box, parameter.grad.detach().clone()))
         if self.optimizer is not None:
             self.optimizer.step()
 
@@ -127,41 +127,43 @@ class _Rank:
     def _feed(self, step: int, source: SlotSource) -> Tensor:
         key = source.key
         tensor = self.batches(Key(step + key.step, key.micro_batch))[source.name]
-        return tensor[_within(self.program, source)]
+        return tensor[_index_of(self.program, source)]
 
 
-def _within(program: Program, source: SlotSource) -> tuple[slice, ...]:
+def _index_of(program: Program, source: SlotSource) -> tuple[slice, ...]:
     graph = program.variant(source.key).graph
     return source.box.slices_within(Box.full(graph.values[source.name].shape))
 
 
-def _state(program: Program, ranks: list[_Rank]) -> dict[str, Tensor]:
+def _assemble_state(program: Program, ranks: list[_Rank]) -> dict[str, Tensor]:
     """Parameters and buffers put together from the ranks' pieces."""
-    held: list[dict[str, Pieces]] = []
+    by_rank: list[dict[str, Pieces]] = []
     for rank in ranks:
-        own: dict[str, Pieces] = {}
+        pieces: dict[str, Pieces] = {}
         plan, slots = rank.executor.rank_actions, rank.executor.slots
         for source in plan.sources_with_role("parameter"):
-            own.setdefault(source.name, []).append((source.box, slots[source.slot].detach()))
+            pieces.setdefault(source.name, []).append((source.box, slots[source.slot].detach()))
         for source in plan.sources_with_role("buffer"):
             fresh = plan.current_buffers.get(source.name, [])
             if source.name not in program.graph.updates:
                 fresh = [source.box]
-            own[source.name] = [
+            pieces[source.name] = [
                 (box, slots[source.slot][box.slices_within(source.box)]) for box in fresh
             ]
-        held.append(own)
-    return _together(program, held)
+        by_rank.append(pieces)
+    return _assemble(program, by_rank)
 
 
-def _together(program: Program, held: list[dict[str, Pieces]]) -> dict[str, Tensor]:
+def _assemble(program: Program, by_rank: list[dict[str, Pieces]]) -> dict[str, Tensor]:
     result = {}
     for value in [*program.graph.parameters, *program.graph.buffers]:
-        found: Pieces = []
-        for own in held:
-            found += [
-                p for p in own.get(value.name, []) if not any(p[0] == box for box, _ in found)
+        pieces: Pieces = []
+        for rank_pieces in by_rank:
+            pieces += [
+                p
+                for p in rank_pieces.get(value.name, [])
+                if not any(p[0] == box for box, _ in pieces)
             ]
-        if found:
-            result[value.name] = assemble(found, Box.full(value.shape)).clone()
+        if pieces:
+            result[value.name] = assemble(pieces, Box.full(value.shape)).clone()
     return result

@@ -25,14 +25,14 @@ from raddle.program.lower import lower
 from raddle.program.program import Program
 from raddle.runtime.capture_for_plan import capture_for_plan
 from raddle.runtime.evaluation import Evaluation
-from raddle.runtime.optimizer_step import Optimizer, Updating, make_optimizer
+from raddle.runtime.optimizer_step import Optimizer, OptimizerStep, make_optimizer
 from raddle.runtime.setup import Setup
-from raddle.runtime.state import State, initialise
-from raddle.runtime.step_runner import Stepping
+from raddle.runtime.state import TrainingState, initialise_slots
+from raddle.runtime.step_runner import StepRunner
 from raddle.transport.base import Transport
 from raddle.transport.join import join
 
-FLUSH = 10.0  # seconds for which a trainer that closes waits for what is under way
+FLUSH_SECONDS = 10.0  # seconds for which a trainer that closes waits for what is under way
 
 
 def parallelize(
@@ -88,7 +88,7 @@ def _trainer(
             f"local:{transport.size}, or launch {devices} with torchrun --nproc-per-node {devices}."
         )
     if graph is None:
-        graph = _captured(model, data, loss)
+        graph = _capture(model, data, loss)
     if graph.loss is None:
         raise InputError("the module gives no loss: pass loss=..., as torch's cross_entropy.")
     graph = micro_graph(graph, data)
@@ -106,7 +106,7 @@ def _place(device: torch.device | str | None) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
-def _captured(model: nn.Module, plan: Plan | Mapping[str, Any], loss: Any) -> Graph:
+def _capture(model: nn.Module, plan: Plan | Mapping[str, Any], loss: Any) -> Graph:
     inputs = plan.inputs if isinstance(plan, Plan) else plan["inputs"]
     if not inputs:
         raise InputError("the plan does not say what a step takes: give graph=raddle.capture(...).")
@@ -139,18 +139,18 @@ class Trainer:
         self.setup = setup = Setup(model, program, transport, place, loss, autocast)
         self.model, self.program, self.transport, self.rank = model, program, transport, setup.rank
         self.steps = 0  # taken so far
-        self.executor = setup.executor(program, seed=seed)
-        initialise(setup, self.executor, seed)
+        self.executor = setup.make_executor(program, seed=seed)
+        initialise_slots(setup, self.executor, seed)
         self.optimizer = make_optimizer(setup, self.executor, optimizer)
-        self.stepping = Stepping(setup, self.executor, accumulate=accumulate)
-        updating = Updating(
-            setup, self.executor, self.optimizer, lambda: self.steps, self.stepping.loss,
+        self.step_runner = StepRunner(setup, self.executor, accumulate=accumulate)
+        updating = OptimizerStep(
+            setup, self.executor, self.optimizer, lambda: self.steps, self.step_runner.current_loss,
             clip_norm=clip_norm, check_finite=check_finite,
         )  # fmt: skip
         self.executor.optimizer_step = updating
         if self.executor.parameter_sync is not None:
-            self.executor.parameter_sync.start(self.optimizer, updating.barrier)
-        self.state = State(setup, self.executor, self.optimizer, seed=seed)
+            self.executor.parameter_sync.start(self.optimizer, updating.barrier_reason)
+        self.state = TrainingState(setup, self.executor, self.optimizer, seed=seed)
         self._evaluation: Evaluation | None = None
 
     @property
@@ -178,7 +178,7 @@ class Trainer:
                 f"the schedule '{self.plan.schedule}' overlaps steps: use trainer.train(batches), which "
                 "takes several."
             )
-        loss = self.stepping.one(batch, self.steps)
+        loss = self.step_runner.run_step(batch, self.steps)
         self.steps += 1
         return loss
 
@@ -194,13 +194,13 @@ class Trainer:
         losses: list[Tensor] = []
         for at in range(0, len(given), self.plan.steps):
             chunk = given[at : at + self.plan.steps]
-            losses += self.stepping.overlapped(chunk, self.steps)
+            losses += self.step_runner.run_overlapping(chunk, self.steps)
             self.steps += len(chunk)
         return losses
 
     def part(self, *batch: Tensor) -> list[Tensor]:
         """What this rank needs of a whole batch: a loader that knows it need not read the rest."""
-        return self.stepping.batches.part(batch)
+        return self.step_runner.batch_cutter.part(batch)
 
     # -- evaluation ------------------------------------------------------------------------------------
 
@@ -215,11 +215,11 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers, whole, under the module's own names, on every rank's CPU."""
-        return self.state.module()
+        return self.state.module_state()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes parameters and buffers from a state of the module, whoever saved it."""
-        self.state.load_module(state)
+        self.state.load_module_state(state)
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """All that a run needs besides `state_dict` to go on as if it had not been stopped.
@@ -229,7 +229,7 @@ class Trainer:
         are what masks of dropout are drawn from.
         """
         self._refuse_unfinished(self.steps)
-        saved = self.state.of_optimizer()
+        saved = self.state.optimizer_state()
         return {**saved, "steps": self.steps, "seed": self.executor.input_feeder.seed}
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -241,15 +241,15 @@ class Trainer:
                 "this version's optimizer_state_dict()."
             )
         self._refuse_unfinished(state["steps"])
-        self.state.load_optimizer(state)
+        self.state.load_optimizer_state(state)
         self.steps = state["steps"]
-        self.stepping.seed(state["seed"])
+        self.step_runner.set_seed(state["seed"])
 
     def _refuse_unfinished(self, steps: int) -> None:
         """Gradients that are still to be accumulated are in no state."""
-        if steps % self.stepping.accumulate:
+        if steps % self.step_runner.accumulate:
             raise InputError(
-                f"step {steps} is in the middle of {self.stepping.accumulate} that are accumulated, and "
+                f"step {steps} is in the middle of {self.step_runner.accumulate} that are accumulated, and "
                 "gradients are not saved: save after an update."
             )
 
@@ -261,6 +261,6 @@ class Trainer:
 
     def close(self) -> None:
         if self.executor.parameter_sync is not None:
-            self.executor.parameter_sync.flush(FLUSH)
+            self.executor.parameter_sync.flush(FLUSH_SECONDS)
         self.executor.close()
         self.transport.close()

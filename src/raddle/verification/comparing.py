@@ -16,7 +16,7 @@ from raddle.graph.box import Box
 from raddle.plans.pipelining import is_asynchronous
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.job import Job, optimizer_for
-from raddle.runtime.schedule_spans import Spans
+from raddle.runtime.schedule_spans import SpanRecorder
 from raddle.runtime.trainer import Trainer
 from raddle.transport.base import Transport
 from raddle.verification.plain import Plain, batch_of_step
@@ -65,7 +65,7 @@ def compare(
             seed=seed,
         )
         findings = Findings()
-        spans = Spans(job.program, lambda: trainer.steps)
+        spans = SpanRecorder(job.program, lambda: trainer.steps)
         trainer.executor.record = spans.record
         if is_asynchronous(job.plan):
             _compare_overlapped(job, trainer, findings, steps, seed)
@@ -86,7 +86,7 @@ def compare(
     except BaseException as error:
         transport.fail(f"{type(error).__name__}: {error}")
         raise
-    findings.spans = [*spans.found]
+    findings.spans = [*spans.spans]
     findings.sent = sorted((t, n) for t, n in transport.sent_in_all().items() if n)
     findings.reduced = sorted((list(g), n) for g, n in transport.reduced.items() if n)
     return findings
@@ -96,10 +96,10 @@ def _compare_overlapped(
     job: Job, trainer: Trainer, findings: Findings, steps: int, seed: int
 ) -> None:
     """Where steps overlap: with a serial replay that uses the weights that were used."""
-    trainer.stepping.log = []
+    trainer.step_runner.weight_uses = []
     losses = trainer.train([batch_of_step(job, step) for step in range(steps)])
     pieces = {s.slot: (s.name, s.box) for s, _ in trainer.executor.parameters()}
-    mine = [Line(pieces[u.slot], *u[1:]) for u in trainer.stepping.log]
+    mine = [Line(pieces[u.slot], *u[1:]) for u in trainer.step_runner.weight_uses]
     lines = [line for rank in trainer.setup.exchange(mine) for line in rank]
     found = replay(job, lines, steps, seed)
     for step, (loss, expected) in enumerate(zip(losses, found.losses, strict=True)):
@@ -139,7 +139,7 @@ def _listen(trainer: Trainer, plain: Plain, findings: Findings) -> None:
 
     trainer.executor.optimizer_step = compared
     if trainer.executor.parameter_sync is not None:
-        trainer.executor.parameter_sync.heard = heard
+        trainer.executor.parameter_sync.on_update = heard
 
 
 def _compare_state(trainer: Trainer, plain: Plain, findings: Findings) -> None:

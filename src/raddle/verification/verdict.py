@@ -13,7 +13,7 @@ from raddle.errors import InputError
 from raddle.plans.pipelining import is_asynchronous, schedule_of
 from raddle.program.program import Program
 from raddle.runtime.job import Job
-from raddle.runtime.schedule_spans import Span, early
+from raddle.runtime.schedule_spans import Span, early_starts
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline
 from raddle.verification import starting, traffic
@@ -183,8 +183,8 @@ def _waits(program: Program, found: Sequence[Findings]) -> list[dict[str, Any]]:
     if schedule is None or not schedule.waits:
         return []
     spans = [Span(*span) for rank in found for span in rank.spans]
-    wrong = max(early(schedule, spans), key=lambda e: e.seconds, default=None)
-    where = f"{wrong.first} after {wrong.second}, step {wrong.step}" if wrong else ""
+    wrong = max(early_starts(schedule, spans), key=lambda e: e.seconds, default=None)
+    where = f"{wrong.action} after {wrong.awaited}, step {wrong.step}" if wrong else ""
     seconds = wrong.seconds if wrong else 0.0
     return [{"what": WAITS, "deviation": seconds, "where": where, "holds": wrong is None}]
 

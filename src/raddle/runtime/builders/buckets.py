@@ -27,11 +27,11 @@ class BucketBuilder:
         by_group: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[int, int]]] = {}
         for name, shares in zip(reduce.parameters, reduce.regions, strict=True):
             slots = dict(self.slot_table.persistent.get(name, []))
-            for share in shares:
-                if self.device in share.devices:
+            for region in shares:
+                if self.device in region.devices:
                     dtype = self.program.graph.values[name].dtype
-                    members = by_group.setdefault((share.devices, dtype), [])
-                    members.append((slots[share.box], share.box.volume))
+                    members = by_group.setdefault((region.devices, dtype), [])
+                    members.append((slots[region.box], region.box.volume))
         actions = []
         for (devices, dtype), members in by_group.items():
             elements = sum(volume for _, volume in members)

@@ -7,29 +7,29 @@ from typing import NamedTuple
 from raddle.graph.box import Box, bounding_box
 from raddle.program.program import Program
 from raddle.runtime.builders.slot_table import SlotTable
-from raddle.runtime.zero3 import Whole
+from raddle.runtime.zero3 import GatheredParameter
 
 
 class PersistentSlots(NamedTuple):
     """Slots of parameters that are updated here, and parameters that are there only while they are used."""
 
     updated_slots: list[int]
-    gathered: list[Whole]
+    gathered: list[GatheredParameter]
 
 
 def add_persistent_slots(program: Program, device: int, slot_table: SlotTable) -> PersistentSlots:
     """Gives slots to all that lasts on a device."""
     updated_slots: list[int] = []
-    gathered: list[Whole] = []
+    gathered: list[GatheredParameter] = []
     for name, shares in program.regions.items():
-        for share in shares:
-            if device not in (*share.devices, share.server):
+        for region in shares:
+            if device not in (*region.devices, region.server):
                 continue
             if is_zero3(program) and name in program.slices:
-                gathered += _add_zero3_slots(program, device, slot_table, name, share.box)
+                gathered += _add_zero3_slots(program, device, slot_table, name, region.box)
                 continue
-            slot = slot_table.add_persistent(name, "parameter", share.box)
-            if name in program.active and share.server in (-1, device):
+            slot = slot_table.add_persistent(name, "parameter", region.box)
+            if name in program.active and region.server in (-1, device):
                 updated_slots.append(slot)
     for value in program.graph.values.values():
         full = Box.full(value.shape)
@@ -49,7 +49,7 @@ def is_zero3(program: Program) -> bool:
 
 def _add_zero3_slots(
     program: Program, device: int, slot_table: SlotTable, name: str, box: Box
-) -> list[Whole]:
+) -> list[GatheredParameter]:
     """Rows of which this device is the home last; the rest of the box is there while it is used."""
     shards = [s.box for s in program.slices[name] if s.server == device and box.contains(s.box)]
     assert len(shards) <= 1, f"device {device} is the home of {len(shards)} slices of {box}"
@@ -59,4 +59,8 @@ def _add_zero3_slots(
     slot = slot_table.add_persistent(name, "gathered", box)
     shard_slot = slot_table.add_shard(name, shards[0]) if shards else -1
     shard_index = shards[0].slices_within(box) if shards else ()
-    return [Whole(slot, box.shape, program.graph.values[name].dtype, shard_slot, shard_index)]
+    return [
+        GatheredParameter(
+            slot, box.shape, program.graph.values[name].dtype, shard_slot, shard_index
+        )
+    ]

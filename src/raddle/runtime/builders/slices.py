@@ -51,17 +51,17 @@ class SliceBuilder:
     def _start_all_reduce(self, name: str, i: Instruction) -> list[StartSliceAllReduce]:
         """A slice is summed where the program has it, or, held by one device alone, updated."""
         if isinstance(i, Update):
-            share = i.regions[0]
-            if len(share.devices) > 1:  # comes after its sum
+            region = i.regions[0]
+            if len(region.devices) > 1:  # comes after its sum
                 return []
         else:
             assert isinstance(i, Reduce)
-            share = i.regions[0][0]
-        number = self._numbers[name, share]
+            region = i.regions[0][0]
+        number = self._numbers[name, region]
         self.sum_order.append(number)
         return (
             [StartSliceAllReduce(i.key, number, f"reduce {name}")]
-            if self.device in share.devices
+            if self.device in region.devices
             else []
         )
 
@@ -70,18 +70,18 @@ class SliceBuilder:
         program = self.program
         priority = program.priority if program.plan.parsed_sync.by_priority else {}
         slices = []
-        for name, share in numbered_slices(program.slices):
+        for name, region in numbered_slices(program.slices):
             slot, rows = -1, None
-            if self.device in (*share.devices, share.server):
+            if self.device in (*region.devices, region.server):
                 persistent = self.slot_table.persistent[name]
-                held_box, slot = next((b, s) for b, s in persistent if b.contains(share.box))
-                rows = share.box.slices_within(held_box)[0] if share.box.shape else None
+                held_box, slot = next((b, s) for b, s in persistent if b.contains(region.box))
+                rows = region.box.slices_within(held_box)[0] if region.box.shape else None
             shard_slot = next(
-                (s for b, s in self.slot_table.shards.get(name, []) if b == share.box), -1
+                (s for b, s in self.slot_table.shards.get(name, []) if b == region.box), -1
             )
             dtype = program.graph.values[name].dtype
             slices.append(
-                ParameterSlice(name, share, dtype, priority.get(name, 0), slot, rows, shard_slot)
+                ParameterSlice(name, region, dtype, priority.get(name, 0), slot, rows, shard_slot)
             )
         return slices
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raddle.runtime.actions import Call, Forward, StartAllReduce, UpdateParameters
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
-from raddle.runtime.weight_stash import Used, Weights
+from raddle.runtime.weight_stash import WeightStash, WeightUse
 
 
 class OverlappingParameterUpdater(ParameterUpdater):
@@ -19,32 +19,32 @@ class OverlappingParameterUpdater(ParameterUpdater):
     def __init__(self, *args: Any, latest: bool = False, **more: Any) -> None:
         super().__init__(*args, **more)
         self.latest = latest
-        self.stash = Weights(latest=latest)
+        self.stash = WeightStash(latest=latest)
 
     def load(self) -> None:
         """Sums have memory of their own."""
 
     def begin(self, *, updating: bool) -> None:
-        self.stash = Weights(latest=self.latest)  # versions count from the first step of a run
+        self.stash = WeightStash(latest=self.latest)  # versions count from the first step of a run
 
     def end_step(self, step: int) -> None:
-        self.stash.end(step)
+        self.stash.end_step(step)
 
-    def weight_uses(self) -> list[Used]:
-        return self.stash.log
+    def weight_uses(self) -> list[WeightUse]:
+        return self.stash.uses
 
     def weights_for(self, action: Forward) -> list[Tensor]:
         if action.recomputation:
             return super().weights_for(action)
-        return self.stash.use(self.store.slots, action)
+        return self.stash.weights_for(self.store.slots, action)
 
     def release_weights(self, call: Call, weights: Sequence[Tensor]) -> None:
-        self.stash.used(self.store.slots, call, weights)
+        self.stash.release(self.store.slots, call, weights)
 
     def accumulate(self, call: Call, gradients: Sequence[Tensor | None]) -> None:
         for slot, gradient in zip(call.weights, gradients, strict=False):
             if gradient is not None:
-                self.stash.add(call.key.step, slot, gradient)
+                self.stash.add_gradient(call.key.step, slot, gradient)
 
     def accumulated_gradient(self, call: Call, slot: int) -> Tensor | None:
         return self.stash.grads.get((call.key.step, slot))
@@ -54,7 +54,7 @@ class OverlappingParameterUpdater(ParameterUpdater):
 
     def start_all_reduce(self, action: StartAllReduce) -> None:
         step, slots = action.key.step, self.buckets[action.bucket].slots
-        gradients = [self.stash.take(step, s, self.store.slots[s]) for s in slots]
+        gradients = [self.stash.take_gradient(step, s, self.store.slots[s]) for s in slots]
         flat = torch.cat([t.reshape(-1) for t in gradients])
         pending = self._start_sum(action, flat)
         pieces = torch.split(flat, [t.numel() for t in gradients])
@@ -65,10 +65,10 @@ class OverlappingParameterUpdater(ParameterUpdater):
         """Updates the parameters whose gradients of a step are complete."""
         parameters = [self.store.slots[s] for s in action.slots]
         gradients = [
-            self.stash.take(action.key.step, s, p)
+            self.stash.take_gradient(action.key.step, s, p)
             for s, p in zip(action.slots, parameters, strict=True)
         ]
-        self.stash.make_room(action, parameters)
+        self.stash.stash_before_update(action, parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         self.optimizer_step()

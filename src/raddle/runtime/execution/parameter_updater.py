@@ -21,7 +21,7 @@ from raddle.runtime.actions import (
     UpdateParameters,
 )
 from raddle.runtime.execution.store import Store
-from raddle.runtime.weight_stash import Used
+from raddle.runtime.weight_stash import WeightUse
 from raddle.transport.base import Pending, Transport, Widened
 
 
@@ -65,7 +65,7 @@ class ParameterUpdater:
     def end_step(self, step: int) -> None:
         """Nothing of a step is to come."""
 
-    def weight_uses(self) -> list[Used]:
+    def weight_uses(self) -> list[WeightUse]:
         """Which versions of weights were used, where steps overlap."""
         return []
 

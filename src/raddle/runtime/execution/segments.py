@@ -41,7 +41,7 @@ class Segments:
         if self.autocast is None:
             return nullcontext()
         # What a cache keeps of weights would outlast them where they are divided.
-        use_cache = not self.store.gathered.found
+        use_cache = not self.store.gathered.by_slot
         return torch.autocast(self.store.place.type, dtype=self.autocast, cache_enabled=use_cache)
 
     def forward(self, action: Forward) -> None:
@@ -57,7 +57,7 @@ class Segments:
             arguments = self._forward_arguments.pop(call.number)
             weights, nondifferentiable = arguments[: len(weights)], arguments[len(weights) :]
         arguments = [*weights, *nondifferentiable]
-        gathered_memory = self.store.gathered.memory(call.weights)
+        gathered_memory = self.store.gathered.storage_addresses(call.weights)
         if builds_graph:
             pairs = [make_leaf(value) for value in inputs]
             leaves, inputs = [leaf for leaf, _ in pairs], [value for _, value in pairs]
@@ -86,7 +86,7 @@ class Segments:
                 )
         for slot in action.dead_slots:
             slots[slot] = None
-        self.store.gathered.drop(action.release)
+        self.store.gathered.release(action.release)
 
     def backward(self, action: Backward) -> None:
         if action.call.backward:
@@ -94,7 +94,7 @@ class Segments:
                 self._weight_gradients(action.call)
             else:
                 self._run_backward(action.call)
-        self.store.gathered.drop(action.release)
+        self.store.gathered.release(action.release)
 
     def _cast_results(self, call: Call, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """With autocast, results have whatever type it chose; the program knows another."""
@@ -104,7 +104,7 @@ class Segments:
 
     def _run_backward(self, call: Call) -> None:
         store = self.store
-        store.gathered.memory(call.weights)  # it is there
+        store.gathered.storage_addresses(call.weights)  # it is there
         saved = self.saved[call.number] if call.split_backward else self.saved.pop(call.number)
         leaves, weights, edges, result_slots = saved
         edges, result_gradients = self._take_gradients(edges, result_slots)

@@ -10,7 +10,7 @@ from torch import Tensor
 from raddle.runtime.actions import Forward, StartSliceAllReduce, SubmitGradients, UpdateParameters
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.store import Store
-from raddle.runtime.parameter_sync import Agreeing
+from raddle.runtime.parameter_sync import ParameterSync
 from raddle.transport.base import Transport
 
 
@@ -18,18 +18,18 @@ class SlicedParameterUpdater(ParameterUpdater):
     """`agree` is made when the parameters are in their slots, unless another executor lends its own."""
 
     def __init__(
-        self, store: Store, transport: Transport, make_sync: Callable[[], Agreeing]
+        self, store: Store, transport: Transport, make_sync: Callable[[], ParameterSync]
     ) -> None:
         super().__init__(store, transport)
         self._make_sync = make_sync
-        self.parameter_sync: Agreeing | None = None
+        self.parameter_sync: ParameterSync | None = None
 
     def load(self) -> None:
         self.parameter_sync = self.parameter_sync or self._make_sync()
 
     def begin(self, *, updating: bool) -> None:
         if updating:
-            self._loaded_sync.begin()
+            self._loaded_sync.begin_step()
 
     def weights_for(self, action: Forward) -> list[Tensor]:
         if action.call.weights:
@@ -42,17 +42,17 @@ class SlicedParameterUpdater(ParameterUpdater):
             gradient = self.store.grads[slot]
             if gradient is None:
                 gradient = torch.zeros_like(self.store.slots[slot])
-            self._loaded_sync.give(slot, gradient)
+            self._loaded_sync.submit(slot, gradient)
             self.store.clear_gradient(slot)
 
     def start_slice_all_reduce(self, action: StartSliceAllReduce) -> None:
         """It is a slice's turn to be summed."""
-        self._loaded_sync.leave(action.number)
+        self._loaded_sync.start_slice_all_reduce(action.number)
 
     def update_parameters(self, action: UpdateParameters) -> None:
-        self._loaded_sync.finish(self.optimizer_step)
+        self._loaded_sync.finish_step(self.optimizer_step)
 
     @property
-    def _loaded_sync(self) -> Agreeing:
+    def _loaded_sync(self) -> ParameterSync:
         assert self.parameter_sync is not None, "parameters are not loaded"
         return self.parameter_sync

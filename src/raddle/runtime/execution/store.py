@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raddle.runtime.zero3 import Whole, Wholes
+from raddle.runtime.zero3 import GatheredParameter, GatheredParameters
 
 
 class Store:
@@ -18,14 +18,14 @@ class Store:
         self,
         shapes: Sequence[tuple[int, ...]],
         place: torch.device,
-        gathered: Iterable[Whole] = (),
+        gathered: Iterable[GatheredParameter] = (),
     ) -> None:
         self.shapes, self.place = shapes, place
         self.slots: list[Any] = [None] * len(shapes)
         self.grads: list[Tensor | None] = [None] * len(shapes)
         self.exclusive: set[int] = set()  # gradients that no one else sees
         self.with_gradient: set[int] = set()  # parameters with a gradient in this step
-        self.gathered = Wholes(gathered, self.slots)
+        self.gathered = GatheredParameters(gathered, self.slots)
 
     def add_gradient(self, slot: int, gradient: Tensor) -> None:
         """Adds to the gradient of what a slot holds."""
