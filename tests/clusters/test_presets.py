@@ -105,5 +105,7 @@ def test_presets_need_neither_torch_nor_yaml() -> None:
 
 
 def test_presets_are_listed_in_the_order_in_which_they_are_written_down() -> None:
-    written = [own.name for own in vars(catalogue).values() if isinstance(own, catalogue.Preset)]
+    written = [
+        value.name for value in vars(catalogue).values() if isinstance(value, catalogue.Preset)
+    ]
     assert [row["name"] for row in presets()] == [*written, "local"]

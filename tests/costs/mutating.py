@@ -48,19 +48,19 @@ RULES: dict[str, Rule] = {  # what stands there, and what takes its place
 }
 
 
-def figures() -> dict[str, float]:
+def results() -> dict[str, float]:
     graph, machine = mlp(), machine_of("host_overhead:4")
     plan = planned(graph, TILES, 4, sync="allreduce:bf16")
-    found = build_tables(graph, machine)
+    tables = build_tables(graph, machine)
     return {
         "simulation": int(simulate(lower(graph, plan), machine).end.max()),
         "fast": int(Evaluator(graph, machine, plan).time() or 0),
-        "optcnn compute": float(sum(own.sum() for own in found.compute)),
-        "optcnn sync": float(sum(own.sum() for own in found.sync)),
+        "optcnn compute": float(sum(table.sum() for table in tables.compute)),
+        "optcnn sync": float(sum(seconds.sum() for seconds in tables.sync)),
     }
 
 
-def mutated(rule: Rule) -> dict[str, float]:
+def results_with(rule: Rule) -> dict[str, float]:
     function, old, new = rule
     source, code = textwrap.dedent(inspect.getsource(function)), function.__code__
     assert source.count(old) == 1, (function, old)
@@ -70,12 +70,12 @@ def mutated(rule: Rule) -> dict[str, float]:
     exec("from __future__ import annotations\n" + body, dict(function.__globals__), made)
     function.__code__ = made[function.__name__].__code__
     try:
-        return figures()
+        return results()
     finally:
         function.__code__ = code
 
 
 if __name__ == "__main__":
     sys.stdout.write(
-        json.dumps({"": figures(), **{name: mutated(rule) for name, rule in RULES.items()}})
+        json.dumps({"": results(), **{name: results_with(rule) for name, rule in RULES.items()}})
     )

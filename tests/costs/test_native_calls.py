@@ -51,13 +51,13 @@ def test_the_call_counts_in_place_of_what_it_stands_for(model: str, kind: str) -
     ops = [native.ops[0], native.main]
     profile = measured(graph, [(op, op.space.full) for op in ops])
     assert sum(NATIVE_CALL in key for key in profile.seconds) == 2  # forward and backward
-    own = compute(graph, profile)
+    costs = compute(graph, profile)
     for phase in "FB":
-        wanted = own.grad_operands.get((native.main.name, phase))
+        wanted = costs.grad_operands.get((native.main.name, phase))
         call = profile.find_native_call(native, native.main.space.full, phase, wanted, DEVICE.kind)
         assert call is not None
         assert call > 0
-        assert [own.seconds(op, op.space.full, phase, DEVICE) for op in ops] == [0.0, call]
+        assert [costs.seconds(op, op.space.full, phase, DEVICE) for op in ops] == [0.0, call]
 
 
 def test_a_backward_in_two_parts_takes_as_long_as_one() -> None:
@@ -121,11 +121,13 @@ def test_a_recurrent_layer_counts_as_one_call_and_its_operators_have_parts_of_it
     native = next(n for n in find_native_calls(graph).values() if n.fused.kind == "lstm")
     for tile in (native.main.space.full, half(native.main, "n")):
         profile = measured(graph, [(native.main, tile)])
-        own = compute(graph, profile)
+        costs = compute(graph, profile)
         for phase in "FB":
-            wanted = own.grad_operands.get((native.main.name, phase))
+            wanted = costs.grad_operands.get((native.main.name, phase))
             call = profile.find_native_call(native, tile, phase, wanted, DEVICE.kind)
-            parts = [own.seconds(op, native.op_tile(op, tile), phase, DEVICE) for op in native.ops]
+            parts = [
+                costs.seconds(op, native.op_tile(op, tile), phase, DEVICE) for op in native.ops
+            ]
             assert sum(parts) == pytest.approx(call)
             assert min(parts) > 0
 
@@ -167,9 +169,9 @@ def test_what_is_counted_as_one_call_runs_as_one(model: str, method: str, bn: st
     ).native_calls  # fmt: skip
     for device in range(4):
         ops = [op for op in graph.ops if device in variant.tiles[op.name].devices]
-        own = segments(program, device)
-        natives_here = [run_as_one(variant, device, segment) for segment in own]
-        together = {name for found in natives_here for name in found.replaced}
+        device_segments = segments(program, device)
+        natives_here = [run_as_one(variant, device, segment) for segment in device_segments]
+        together = {name for calls in natives_here for name in calls.replaced}
         for op in ops:
             if op.name in natives:
                 boxes = [t.box for t in variant.tiles[op.name].tiles if t.device == device]

@@ -24,14 +24,14 @@ def tiny() -> Graph:
 
 def test_measured_and_kept(tmp_path: pathlib.Path) -> None:
     graph, pair = tiny(), cluster("local:2")
-    found = profile_methods(graph, pair, methods=["data", "model"])
-    assert found.seconds
-    assert all(seconds > 0 for seconds in found.seconds.values())
-    found.save(tmp_path / "p.json")
+    profile = profile_methods(graph, pair, methods=["data", "model"])
+    assert profile.seconds
+    assert all(seconds > 0 for seconds in profile.seconds.values())
+    profile.save(tmp_path / "p.json")
     again = load_profile(tmp_path / "p.json")
-    assert again.seconds == found.seconds
+    assert again.seconds == profile.seconds
     same = profile_methods(graph, pair, methods=["data", "model"], profile=again)
-    assert same.seconds == found.seconds  # nothing is measured twice
+    assert same.seconds == profile.seconds  # nothing is measured twice
 
 
 def test_what_was_measured_comes_before_the_roofline() -> None:

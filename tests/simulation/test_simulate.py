@@ -70,9 +70,9 @@ def runs(timeline: Timeline, op: str, phase: str = "F") -> dict[int, tuple[int, 
 
 
 def message(timeline: Timeline, value: str, what: str = "activation") -> tuple[int, int]:
-    found = spans(timeline, lambda i: isinstance(i, Move) and (i.value, i.kind) == (value, what))
-    assert len(found) == 1
-    return next(iter(found.values()))
+    times = spans(timeline, lambda i: isinstance(i, Move) and (i.value, i.kind) == (value, what))
+    assert len(times) == 1
+    return next(iter(times.values()))
 
 
 def spans(timeline: Timeline, pick: Callable[[Any], bool]) -> dict[int, tuple[int, int]]:
@@ -424,7 +424,7 @@ def test_the_most_urgent_goes_first(
     count = len(duration)
     urgency = [rng.randint(1, 9) for _ in range(count)]
     start, end, _ = run_graph(duration, held, before, urgency)
-    ready = [max((int(end[b]) for b in own), default=0) for own in before]
+    ready = [max((int(end[b]) for b in predecessors), default=0) for predecessors in before]
     for t, u in itertools.permutations(range(count), 2):
         now = start[t]
         waits = ready[u] <= now < start[u] and urgency[u] < urgency[t]
@@ -432,5 +432,5 @@ def test_the_most_urgent_goes_first(
             others = (o for o in range(count) if o != t and set(held[o]) & set(held[u]))
             assert any(start[o] <= now < end[o] for o in others)
     for r in range(4):  # one at a time
-        own = sorted((int(start[t]), int(end[t])) for t in range(count) if r in held[t])
-        assert all(a[1] <= b[0] for a, b in itertools.pairwise(own))
+        intervals = sorted((int(start[t]), int(end[t])) for t in range(count) if r in held[t])
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(intervals))

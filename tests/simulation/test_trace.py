@@ -97,7 +97,7 @@ def test_arrows(tmp_path: Path) -> None:
 def test_memory(tmp_path: Path) -> None:
     timeline, events = traced(tmp_path / "t.json")
     for d in range(4):
-        own = [e for e in of(events, "C") if e["pid"] == d]
+        counters = [e for e in of(events, "C") if e["pid"] == d]
         times, nbytes = memory_curve(timeline, d)
-        assert [e["args"]["bytes"] for e in own] == nbytes.tolist()
-        assert [e["ts"] for e in own] == pytest.approx(times / 1000)
+        assert [e["args"]["bytes"] for e in counters] == nbytes.tolist()
+        assert [e["ts"] for e in counters] == pytest.approx(times / 1000)

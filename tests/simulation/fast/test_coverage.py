@@ -16,31 +16,33 @@ from raddle.simulation.fast.coverage import DESCRIPTIVE_FIELDS, unsupported
 DOCS = Path(__file__).parents[3] / "docs" / "searching.md"
 
 
-def said() -> dict[str, str]:
+def documented() -> dict[str, str]:
     """By what the rows of the tables name, whether it is timed or refused."""
-    found: dict[str, str] = {}
+    verdicts: dict[str, str] = {}
     for line in DOCS.read_text().splitlines():
         *cells, last = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("|") and last in ("timed", "refused"):
             for name in re.findall("`([^`]*)`", " ".join(cells)):
-                assert name not in found, f"{name} is said twice"
-                found[name] = last
-    return found
+                assert name not in verdicts, f"{name} is said twice"
+                verdicts[name] = last
+    return verdicts
 
 
-def ways() -> dict[str, str]:
+def sync_texts() -> dict[str, str]:
     """Every kind alone and with each of its words, as the docs write it and as a plan does."""
-    words = [(kind, word) for kind, own in KINDS.items() for word in own.option_patterns]
+    words = [
+        (kind, word) for kind, sync_kind in KINDS.items() for word in sync_kind.option_patterns
+    ]
     return {k: k for k in KINDS} | {
         f"{kind}:{word.replace(NUMBER, 'N')}": f"{kind}:{word.replace(NUMBER, '3')}"
         for kind, word in words
     }
 
 
-@pytest.mark.parametrize(("shown", "text"), ways().items())
-def test_every_way_to_synchronise_is_in_the_table(shown: str, text: str) -> None:
+@pytest.mark.parametrize(("shown", "text"), sync_texts().items())
+def test_every_sync_kind_is_in_the_table(shown: str, text: str) -> None:
     is_timed = unsupported(Plan({}, 4, sync=text)) is None
-    assert said()[shown] == ("timed" if is_timed else "refused")
+    assert documented()[shown] == ("timed" if is_timed else "refused")
 
 
 def test_every_field_of_a_plan_is_in_a_table() -> None:
@@ -53,4 +55,6 @@ def test_every_field_of_a_plan_is_in_a_table() -> None:
             other = {int: 2, bool: True, str: "gpipe", tuple: (0,), dict: {"a": 1}}[type(default)]
             assert unsupported(replace(Plan({}, 4), **{field.name: other}))
             expected[field.name] = "refused"
-    assert expected == {name: own for name, own in said().items() if name not in ways()}
+    assert expected == {
+        name: verdict for name, verdict in documented().items() if name not in sync_texts()
+    }

@@ -79,9 +79,9 @@ def test_a_step_takes_as_long_as_in_the_simulation(
         with pytest.raises(InputError):
             Evaluator(graph, machine_of(machine), plan)
         return
-    own = Evaluator(graph, machine_of(machine), plan)
-    assert own.time() == expected
-    assert own.time(fold=False) == expected
+    evaluator = Evaluator(graph, machine_of(machine), plan)
+    assert evaluator.time() == expected
+    assert evaluator.time(fold=False) == expected
 
 
 @given(
@@ -143,20 +143,22 @@ def test_settings_that_cannot_be() -> None:
         Evaluator(graph, cluster("local:4"), plan)
 
 
-def made_up_profile(graph: Graph, plan: Plan, kind: str, seed: int, known: float = 0.8) -> Profile:
+def made_up_profile(
+    graph: Graph, plan: Plan, kind: str, seed: int, fraction: float = 0.8
+) -> Profile:
     """Seconds of some tiles, of operators and of native calls."""
     rng = random.Random(seed)
     compute = ComputeCosts(graph, active_values(graph))
     natives = find_native_calls(graph)
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for op in graph.ops:
         for box in plan.tiles[op.name].boxes:
             for phase, wanted in (("F", None), ("B", compute.grad_operands[op.name, "B"])):
                 names = [profile_key(op, box, phase, wanted, kind)]
                 if op.name in natives and op is natives[op.name].main:
                     names.append(native_call_key(natives[op.name], box, phase, wanted, kind))
-                found |= {name: rng.random() * 1e-3 for name in names if rng.random() < known}
-    return Profile(found)
+                seconds |= {name: rng.random() * 1e-3 for name in names if rng.random() < fraction}
+    return Profile(seconds)
 
 
 @settings(max_examples=10)
@@ -183,27 +185,27 @@ def test_moves_and_limits_change_no_time_and_no_decision(
     graph = small(model)[1]
     plan = drawn(graph, seed, bn="global", sync=sync)
     plan = replace(plan, order=())
-    own = Evaluator(graph, machine_of(machine), plan)
+    evaluator = Evaluator(graph, machine_of(machine), plan)
     rng = random.Random(seed)
     tiles: dict[str, Tiling] = dict(plan.tiles)
-    now = own.time()
+    now = evaluator.time()
     assert now is not None
     for _ in range(50):
         chosen = rng.sample(graph.ops, min(len(graph.ops), rng.randint(1, 3)))
         changes = {op.name: random_tiling(op, 4, rng) for op in chosen}
-        undo = own.move(changes)
-        full = own.time(fold=False)
+        undo = evaluator.move(changes)
+        full = evaluator.time(fold=False)
         assert full is not None
         limit = int(now * rng.uniform(0.8, 1.3))
-        assert own.time(limit) == (full if full <= limit else None)
+        assert evaluator.time(limit) == (full if full <= limit else None)
         if full <= limit:
             tiles.update(changes)
             now = full
         else:
-            own.restore(undo)
-            assert own.time() == now
+            evaluator.restore(undo)
+            assert evaluator.time() == now
     fresh = Plan(tiles, 4, bn="global", sync=sync, bucket=plan.bucket)
-    assert own.time() == simulated(graph, fresh, machine)
+    assert evaluator.time() == simulated(graph, fresh, machine)
 
 
 @pytest.mark.parametrize("model", ["nmt-tiny", "rnnlm-tiny", "resnet110-tiny", "gpt-tiny"])
@@ -212,30 +214,30 @@ def test_composites_fall_apart_and_come_together(model: str) -> None:
     graph, on = small(model)[1], machine_of("local:4")
     plan = replace(plan_for(graph, on, method="data"), bn="global")
     start: dict[str, Tiling] = dict(plan.tiles)
-    profile = made_up_profile(graph, plan, on.devices[0].kind, 1, known=1.0)
-    own = Evaluator(graph, on, plan, profile)
+    profile = made_up_profile(graph, plan, on.devices[0].kind, 1, fraction=1.0)
+    evaluator = Evaluator(graph, on, plan, profile)
     natives, rng = find_native_calls(graph), random.Random(2)
-    first = own.time()
-    assert all(own.composites.fused)
+    first = evaluator.time()
+    assert all(evaluator.composites.fused)
     for name in rng.sample(sorted(natives), 5):
         ops = {name, *natives[name].neighbours[:1]}
         moved = {i: whole_tiling(graph.op(i).space.full.shape, [rng.randrange(4)]) for i in ops}
-        undo = own.move(moved)
-        assert not all(own.composites.fused)
+        undo = evaluator.move(moved)
+        assert not all(evaluator.composites.fused)
         fresh = replace(plan, tiles={**start, **moved})
-        assert own.time() == int(simulate(lower(graph, fresh), on, profile).end.max())
-        own.restore(undo)
-        assert own.time() == first
-        own.move(moved)
-        own.move({i: start[i] for i in ops})
-        assert own.time() == first
+        assert evaluator.time() == int(simulate(lower(graph, fresh), on, profile).end.max())
+        evaluator.restore(undo)
+        assert evaluator.time() == first
+        evaluator.move(moved)
+        evaluator.move({i: start[i] for i in ops})
+        assert evaluator.time() == first
 
 
 @pytest.mark.slow
 def test_forgetting_what_is_old_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = small(MODELS[0])[1]
-    own = Evaluator(graph, machine_of(MACHINES[0]), drawn(graph, 3, bn="global"))
-    before = own.time()
+    evaluator = Evaluator(graph, machine_of(MACHINES[0]), drawn(graph, 3, bn="global"))
+    before = evaluator.time()
     monkeypatch.setattr("raddle.simulation.fast.evaluator.MAX_STORE_BYTES", 0)
-    own.move({})
-    assert own.time() == before
+    evaluator.move({})
+    assert evaluator.time() == before

@@ -76,34 +76,34 @@ def _serve(p, facts, numbers, rows):
 
 
 @cache
-def changed() -> dict[str, Any]:
+def results_by_change() -> dict[str, Any]:
     env = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
     command = [sys.executable, "-c", CODE, json.dumps(CHANGES)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    results: dict[str, Any] = json.loads(done.stdout)
+    return results
 
 
 @pytest.mark.parametrize("way", ["buckets", "slices"])
 @pytest.mark.parametrize("rule", CHANGES)
 def test_lowering_simulation_and_fast_path_follow_one_rule(rule: str, way: str) -> None:
-    own, before = changed()[rule][way], changed()["nothing"][way]
-    assert own["fast"] == own["unfolded"] == own["simulated"]
+    after, before = results_by_change()[rule][way], results_by_change()["nothing"][way]
+    assert after["fast"] == after["unfolded"] == after["simulated"]
     touched = rule != "nothing" and (rule == "slices") == (way == "slices")
-    assert (own["program"] != before["program"]) == touched
-    assert (own["simulated"] != before["simulated"]) == touched
+    assert (after["program"] != before["program"]) == touched
+    assert (after["simulated"] != before["simulated"]) == touched
 
 
 def test_what_the_changes_do() -> None:
     def count(rule: str, way: str, kind: str) -> int:
-        return sum(k == kind for k, _ in changed()[rule][way]["program"])
+        return sum(k == kind for k, _ in results_by_change()[rule][way]["program"])
 
-    parameters = len(changed()["nothing"]["buckets"]["updates"])
+    parameters = len(results_by_change()["nothing"]["buckets"]["updates"])
     assert count("nothing", "buckets", "Reduce") < count("bucket flush", "buckets", "Reduce")
     assert count("bucket flush", "buckets", "Reduce") == parameters
     assert (
-        changed()["order of updates"]["buckets"]["updates"]
-        == changed()["nothing"]["buckets"]["updates"][::-1]
+        results_by_change()["order of updates"]["buckets"]["updates"]
+        == results_by_change()["nothing"]["buckets"]["updates"][::-1]
     )
     assert count("nothing", "slices", "Movepull") > 0 == count("slices", "slices", "Movepull")

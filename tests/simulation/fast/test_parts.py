@@ -37,93 +37,95 @@ def test_rows_stay_where_they_are_while_an_array_grows() -> None:
     assert rows.nbytes == 4 * 700 * 2 * 8
 
 
-def test_what_was_found_is_not_looked_for_again() -> None:
+def test_what_is_in_the_cache_is_not_built_again() -> None:
     store, calls = RowStore(), list[int]()
 
-    def find() -> int:
+    def build() -> int:
         calls.append(1)
         return 7
 
-    assert [store.cached("key", find) for _ in range(3)] == [7, 7, 7]
+    assert [store.cached("key", build) for _ in range(3)] == [7, 7, 7]
     assert calls == [1]
 
 
-def test_pointers_carry_loads_and_are_taken_back() -> None:
-    own, store = index_graph(mlp(), read_sync("allreduce")), RowStore()
-    to = PlanRows(own, devices=2, links=1)
+def test_slots_add_loads_and_are_restored() -> None:
+    index, store = index_graph(mlp(), read_sync("allreduce")), RowStore()
+    plan_rows = PlanRows(index, devices=2, links=1)
     computed = store.computes.add(np.array([[0, 5], [1, 7]]))
     sent = store.messages.add(np.array([[0, 1, 11, 2, -1, 0, 0]]))
     synced = store.sync_units.add(np.array([[*sent, *computed, *sent, -1, 0, 1, 1]]))
     undo = Undo()
-    undo.save(to.load)
-    to.set_slot(undo, store, to.slots.forward, 0, computed, store.computes)
-    assert to.load.tolist() == [5, 7, 0]
-    to.set_slot(undo, store, to.slots.merge, 0, computed, store.computes, times=2)
-    assert to.load.tolist() == [15, 21, 0]
-    to.set_slot(undo, store, to.slots.sync_units, 0, synced, store.sync_units)
-    assert to.load.tolist() == [20, 28, 22]
-    assert to.slots.table[0].tolist() == list(computed)  # a slot is a view of the table
+    undo.save(plan_rows.load)
+    plan_rows.set_slot(undo, store, plan_rows.slots.forward, 0, computed, store.computes)
+    assert plan_rows.load.tolist() == [5, 7, 0]
+    plan_rows.set_slot(undo, store, plan_rows.slots.merge, 0, computed, store.computes, times=2)
+    assert plan_rows.load.tolist() == [15, 21, 0]
+    plan_rows.set_slot(undo, store, plan_rows.slots.sync_units, 0, synced, store.sync_units)
+    assert plan_rows.load.tolist() == [20, 28, 22]
+    assert plan_rows.slots.table[0].tolist() == list(computed)  # a slot is a view of the table
     undo.restore()
-    assert not to.load.any()
-    assert not to.slots.table.any()
-    assert not to.slots.sync_units.any()
+    assert not plan_rows.load.any()
+    assert not plan_rows.slots.table.any()
+    assert not plan_rows.slots.sync_units.any()
 
 
 def test_the_tape_has_what_any_plan_may_have() -> None:
-    own = index_graph(mlp(), read_sync("allreduce"))
-    tape, ops = own.tape, own.graph.ops
+    index = index_graph(mlp(), read_sync("allreduce"))
+    tape, ops = index.tape, index.graph.ops
     merged = sum(bool(op.space.combine) for op in ops)
-    backward = [op for op in ops if has_backward(op, own.active)]
+    backward = [op for op in ops if has_backward(op, index.active)]
     again = sum(bool(op.space.combine) for op in backward)
     assert (tape.kind == COMPUTE).sum() == len(ops) + merged + len(backward) + again
-    assert (tape.kind == EVENT).sum() == len(own.trained) + 2
+    assert (tape.kind == EVENT).sum() == len(index.trained) + 2
     assert (tape.kind == MESSAGES).sum() >= sum(len(op.outputs) for op in ops)
-    assert not own.pulls
+    assert not index.pulls
     assert not tape.urgency.any()
 
 
-def test_divided_parameters_are_pulled_for_both_directions() -> None:
-    own = index_graph(mlp(), read_sync("sharded:parameters"))
-    names = [name for name, _ in own.pulls]
-    assert sorted(names) == sorted([*own.trained, *own.trained])
-    pulled = own.tape.send_after == AFTER_LAST_COMPUTE
+def test_sharded_parameters_are_pulled_for_both_directions() -> None:
+    index = index_graph(mlp(), read_sync("sharded:parameters"))
+    names = [name for name, _ in index.pulls]
+    assert sorted(names) == sorted([*index.trained, *index.trained])
+    pulled = index.tape.send_after == AFTER_LAST_COMPUTE
     assert pulled.sum() == len(names)
-    assert (own.tape.urgency[pulled] == 1).all()
+    assert (index.tape.urgency[pulled] == 1).all()
 
 
 def test_what_is_used_first_is_the_most_urgent() -> None:
-    own = index_graph(mlp(), read_sync("p3"))
-    found = urgencies(own.graph, own.parameter_number, own.trained, read_sync("p3"))
-    order = sorted(own.trained, key=lambda name: found[own.parameter_number[name]])
-    used = dict.fromkeys(n for op in own.graph.ops for n in op.inputs if n in own.trained)
+    index = index_graph(mlp(), read_sync("p3"))
+    urgency = urgencies(index.graph, index.parameter_number, index.trained, read_sync("p3"))
+    order = sorted(index.trained, key=lambda name: urgency[index.parameter_number[name]])
+    used = dict.fromkeys(n for op in index.graph.ops for n in op.inputs if n in index.trained)
     assert order == list(used)
-    assert not urgencies(own.graph, own.parameter_number, own.trained, read_sync("allreduce")).any()
+    assert not urgencies(
+        index.graph, index.parameter_number, index.trained, read_sync("allreduce")
+    ).any()
 
 
 def test_messages_are_listed_in_the_order_of_a_program() -> None:
-    machine = ClusterArrays(cluster("p100:1x4"))
+    arrays = ClusterArrays(cluster("p100:1x4"))
     sent = [(Message(0, 3, ()), 10), (Message(0, 1, ()), 20), (Message(2, 3, ()), 30)]
-    rows = machine.ordered_message_rows(sent)
+    rows = arrays.ordered_message_rows(sent)
     assert rows[:, :2].tolist() == [[0, 1], [2, 3], [0, 3]]
     assert (rows[:, 2] > 0).all()
-    assert machine.ordered_message_rows([]).shape == (0, 7)
+    assert arrays.ordered_message_rows([]).shape == (0, 7)
 
 
 def test_operators_of_one_space_that_are_tiled_alike_share_a_number() -> None:
     graph = mlp()
     tiles = planned(graph, dict.fromkeys((op.name for op in graph.ops), "@0"), 2).tiles
     tilings, op = Tilings("global"), graph.ops[0]
-    assert tilings.of(op, tiles[op.name]) is tilings.of(op, tiles[op.name])
-    assert not tilings.partial(op, tilings.of(op, tiles[op.name]))
+    assert tilings.numbered(op, tiles[op.name]) is tilings.numbered(op, tiles[op.name])
+    assert not tilings.is_partial(op, tilings.numbered(op, tiles[op.name]))
 
 
 def test_slices_are_rows_of_their_own() -> None:
     graph = mlp()
     plan = planned(graph, dict.fromkeys((op.name for op in graph.ops), "@0"), 2, sync="ps")
-    sharing, store = ParameterRows(ClusterArrays(cluster("local:2")), plan), RowStore()
+    parameter_rows, store = ParameterRows(ClusterArrays(cluster("local:2")), plan), RowStore()
     value = graph.parameters[0]
     box = Box.full(value.shape)
-    slot = sharing.slice_rows(
+    slot = parameter_rows.slice_rows(
         store, value, (ParameterRegion(box, (0, 1), 0), ParameterRegion(box, (1,), 1))
     )
     rows = store.sync_units.data[slot[0] : slot[0] + slot[1]]

@@ -26,8 +26,8 @@ def test_what_is_empty_or_over_at_once_is_no_entry() -> None:
 
 
 def test_spans_and_flights_are_those_of_the_tasks() -> None:
-    found = timeline()
-    ledger, instructions = Ledger(found), found.program.instructions
+    result = timeline()
+    ledger, instructions = Ledger(result), result.program.instructions
     run = next(n for n, i in enumerate(instructions) if isinstance(i, Run) and i.op == "relu")
     start, end = ledger.span(run)
     assert start[0] == NEVER
@@ -38,7 +38,7 @@ def test_spans_and_flights_are_those_of_the_tasks() -> None:
     assert (flight.source.tolist(), flight.target.tolist()) == ([0], [1])
     assert flight.end[0] <= start[1]
     assert ledger.departure(flight) is flight.end
-    assert Ledger(found, through_host=True).departure(flight) is not flight.end
+    assert Ledger(result, through_host=True).departure(flight) is not flight.end
     times = MicroBatchTimes(ledger, range(len(instructions)))
     assert times.span("relu", "F").start[1] == start[1]
     assert not times.recomputed("relu")
@@ -46,9 +46,9 @@ def test_spans_and_flights_are_those_of_the_tasks() -> None:
 
 
 def test_a_library_is_there_beside_the_states() -> None:
-    found = timeline()
-    states, lasting = (
-        state_bytes(found.program), persistent_bytes(found.program, found.cluster)
+    result = timeline()
+    states, persistent = (
+        state_bytes(result.program), persistent_bytes(result.program, result.cluster)
     )  # fmt: skip
-    taken = [int(d.workspace["matmul"]) for d in found.cluster.devices]
-    assert (lasting - states).tolist() == taken
+    taken = [int(d.workspace["matmul"]) for d in result.cluster.devices]
+    assert (persistent - states).tolist() == taken

@@ -53,9 +53,9 @@ def level(timeline: Timeline, device: int, op: str, phase: str) -> int:
     (task,) = np.flatnonzero(mine)
     times, nbytes = memory_curve(timeline, device)
     ends = (timeline.start[task], timeline.end[task] - 1)
-    found = {int(nbytes[np.searchsorted(times, t, "right") - 1]) for t in ends}
-    assert len(found) == 1
-    return found.pop()
+    levels = {int(nbytes[np.searchsorted(times, t, "right") - 1]) for t in ends}
+    assert len(levels) == 1
+    return levels.pop()
 
 
 def test_one_device_by_hand() -> None:
@@ -150,8 +150,8 @@ def test_a_stage_keeps_what_its_backward_starts_with() -> None:
     plan = planned(mlp(), tiles, 2)
     staged = dataclasses.replace(plan, stages=(("fc1", "relu"), ("fc2", "sum")), schedule="gpipe")
     levels = [
-        level(simulate(lower(mlp(), own), cluster("p100:1x2")), 0, "fc1", "B")
-        for own in (plan, staged)
+        level(simulate(lower(mlp(), either), cluster("p100:1x2")), 0, "fc1", "B")
+        for either in (plan, staged)
     ]
     assert levels[1] - levels[0] == 64  # of relu's output
 
@@ -383,13 +383,15 @@ class Replay:
         start = self.runs[key, op.name, phase, device][0]
         again = self.runs.get((key, op.name, "R", device))
         for value in op.outputs:
-            size = self.own(op, value, device)
+            size = self.output_bytes(op, value, device)
             self.alive.append((device, size, start, self.last_use(key, value, device)))
             if again is not None and op.name not in self.program.variants[0].merges:
                 self.alive.append((device, size, again[0], self.last_use(key, value, device, 2)))
         extra = saved_for_backward(self.program.graph, self.program.active, op).extra
         if extra:
-            count = self.own(op, op.outputs[0], device) // self.program.element_bytes(op.outputs[0])
+            count = self.output_bytes(op, op.outputs[0], device) // self.program.element_bytes(
+                op.outputs[0]
+            )
             if again is not None:
                 self.alive.append(
                     (device, extra * count, start, self.runs[key, op.name, phase, device][1])
@@ -398,7 +400,7 @@ class Replay:
             end = self.backward_end(key, op.name, device)
             self.alive.append((device, extra * count, start, end))
 
-    def own(self, op: Op, value: str, device: int) -> int:
+    def output_bytes(self, op: Op, value: str, device: int) -> int:
         return sum(b.volume for b in self.boxes(op, value, device)) * self.program.element_bytes(
             value
         )
@@ -426,7 +428,7 @@ class Replay:
         for value in op.outputs:
             if any(value in i.inputs for i in self.graph.ops) and value in self.program.active:
                 begin = self.first_gradient(key, value, device, True)
-                self.alive.append((device, self.own(op, value, device), begin, end))
+                self.alive.append((device, self.output_bytes(op, value, device), begin, end))
 
     def _divided(self, name: str) -> None:
         """Rows of a parameter that are not at home, and its gradients, device by device."""
@@ -510,18 +512,18 @@ def check_against_replay(program: Program, machine: str) -> None:
     replay = Replay(timeline)
     peaks = peak_bytes(timeline)
     for device in range(program.plan.devices):
-        own = [e[1:] for e in replay.alive if e[0] == device and e[2] < e[3]]
+        entries = [e[1:] for e in replay.alive if e[0] == device and e[2] < e[3]]
         always = replay.always(device)
         change: dict[int, int] = {0: 0}
-        for nbytes, begin, end in own:
+        for nbytes, begin, end in entries:
             change[begin] = change.get(begin, 0) + nbytes
             change[end] = change.get(end, 0) - nbytes
         times = sorted(change)
         levels = [always + s for s in itertools.accumulate(change[t] for t in times)]
-        found_times, found = memory_curve(timeline, device)
-        at = np.searchsorted(found_times, times, "right") - 1
-        assert found[at].tolist() == levels
-        assert set(found_times.tolist()) <= set(times)
+        curve_times, curve = memory_curve(timeline, device)
+        at = np.searchsorted(curve_times, times, "right") - 1
+        assert curve[at].tolist() == levels
+        assert set(curve_times.tolist()) <= set(times)
         assert peaks[device] == max(levels)
 
 

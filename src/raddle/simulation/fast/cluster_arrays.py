@@ -50,7 +50,7 @@ class ClusterArrays:
     def memory_pass_rows(self, devices: Sequence[Sequence[int]], nbytes: Sequence[int]) -> Array:
         """Rows of devices that pass over so many bytes of their memory, by sets of devices."""
         flat = np.array([d for group in devices for d in group], np.int64)
-        amount = np.repeat(np.asarray(nbytes, np.float64), [len(own) for own in devices])
+        amount = np.repeat(np.asarray(nbytes, np.float64), [len(members) for members in devices])
         return self.compute_rows(
             flat, memory_pass_seconds(amount, self._bandwidth[flat], self._overhead[flat])
         )

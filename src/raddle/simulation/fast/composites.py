@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from raddle.costs.native_calls import NativeCall
 from raddle.graph.graph import Op
 from raddle.simulation.fast.plan_rows import Undo
-from raddle.simulation.fast.tilings import Tiled, Tilings
+from raddle.simulation.fast.tilings import NumberedTiling, Tilings
 
 
 class Composites:
@@ -25,8 +25,8 @@ class Composites:
         self._composites_by_op: dict[
             int, list[int]
         ] = {}  # by operator, composites that it is in or near
-        for c, own in enumerate(self._compared_ops):
-            for i in own:
+        for c, compared in enumerate(self._compared_ops):
+            for i in compared:
                 self._composites_by_op.setdefault(i, []).append(c)
         self.fused = [False] * len(calls)
 
@@ -34,7 +34,7 @@ class Composites:
         return i in self._composite_of and self.fused[self._composite_of[i]]
 
     def update(
-        self, undo: Undo, changed: Sequence[int], ops: Sequence[Op], tiles: Sequence[Tiled],
+        self, undo: Undo, changed: Sequence[int], ops: Sequence[Op], tiles: Sequence[NumberedTiling],
         tilings: Tilings,
     ) -> set[int]:  # fmt: skip
         """Operators of composites whose tiles now belong together, or do so no longer."""

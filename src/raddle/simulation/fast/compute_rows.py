@@ -15,7 +15,7 @@ from raddle.simulation.fast.cluster_arrays import ClusterArrays
 from raddle.simulation.fast.durations import tile_seconds
 from raddle.simulation.fast.regions import tile_boxes_in
 from raddle.simulation.fast.store import RowStore, Slot
-from raddle.simulation.fast.tilings import Tiled
+from raddle.simulation.fast.tilings import NumberedTiling
 
 Array = np.ndarray
 
@@ -33,18 +33,20 @@ class ComputeRows:
         self._saved = _saved_values(graph, active)
         self._seconds: dict[tuple[Any, ...], list[Array]] = {}
 
-    def run_rows(self, store: RowStore, op: Op, tiled: Tiled, phase: str, fused: bool) -> Slot:
+    def run_rows(
+        self, store: RowStore, op: Op, tiled: NumberedTiling, phase: str, fused: bool
+    ) -> Slot:
         """Rows of what devices compute of an operator, forward or backward."""
         costs = self.fused_costs if fused else self.single_costs
         cost_key = costs.cost_key(op, phase)
 
         def build() -> Slot:
             seconds = self._tile_seconds(costs, op, tiled, phase, cost_key)
-            return store.computes.add(self.cluster.compute_rows(tiled.each, seconds))
+            return store.computes.add(self.cluster.compute_rows(tiled.tile_devices, seconds))
 
         return store.cached(("run", cost_key, tiled.number), build)
 
-    def saved_bytes_rows(self, store: RowStore, op: Op, tiled: Tiled) -> Slot:
+    def saved_bytes_rows(self, store: RowStore, op: Op, tiled: NumberedTiling) -> Slot:
         """Rows of bytes that an operator's outputs keep on devices."""
         counted = tuple(name in self._saved for name in op.outputs)
 
@@ -55,14 +57,19 @@ class ComputeRows:
                     boxes = tile_boxes_in(tiled.tiling, dims)
                     volumes = (boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1)
                     width = self.graph.values[name].dtype.itemsize
-                    np.add.at(total, tiled.each, width * np.repeat(volumes, tiled.copies))
+                    np.add.at(total, tiled.tile_devices, width * np.repeat(volumes, tiled.copies))
             holders = np.flatnonzero(total)
             return store.sizes.add(np.stack([holders, total[holders]], axis=1))
 
         return store.cached(("bytes", counted, op.dtypes, tiled.number), build)
 
     def _tile_seconds(
-        self, costs: ComputeCosts, op: Op, tiled: Tiled, phase: str, cost_key: tuple[Any, ...]
+        self,
+        costs: ComputeCosts,
+        op: Op,
+        tiled: NumberedTiling,
+        phase: str,
+        cost_key: tuple[Any, ...],
     ) -> Array:
         """Of every tile, copies included, on its own device."""
         tiling, cluster = tiled.tiling, self.cluster
@@ -75,7 +82,7 @@ class ComputeRows:
         by_kind = [np.repeat(s, tiled.copies) for s in self._seconds[key]]
         if len(by_kind) == 1:
             return by_kind[0]
-        return np.asarray(np.choose(cluster.kind_of[tiled.each], by_kind))
+        return np.asarray(np.choose(cluster.kind_of[tiled.tile_devices], by_kind))
 
 
 def _saved_values(graph: Graph, active: frozenset[str]) -> frozenset[str]:

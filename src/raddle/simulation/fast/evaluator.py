@@ -37,12 +37,12 @@ from raddle.simulation.fast.parameter_sync import ParameterSync
 from raddle.simulation.fast.plan_rows import PlanRows, Undo
 from raddle.simulation.fast.replicated_loss import ReplicatedLoss
 from raddle.simulation.fast.store import RowStore
-from raddle.simulation.fast.tilings import Reader, Tiled, Tilings
+from raddle.simulation.fast.tilings import NumberedTiling, Reader, Tilings
 from raddle.simulation.fast.timer import NO_LIMIT, Timer
-from raddle.simulation.fast.value_rows import Made, Merged, MergeKey, Values
+from raddle.simulation.fast.value_rows import MergeKey, MergeRows, ValueRows, ValueSource
 
 Array = np.ndarray
-STORE = 512 * 2**20  # bytes of rows, after which all but the current plan's are forgotten
+MAX_STORE_BYTES = 512 * 2**20  # bytes of rows, after which all but the current plan's are forgotten
 
 
 class Evaluator:
@@ -51,28 +51,30 @@ class Evaluator:
     def __init__(
         self, graph: Graph, cluster: Cluster, plan: Plan, profile: Profile | None = None
     ) -> None:
-        _refuse(plan, cluster)
-        machine, links = ClusterArrays(cluster), len(cluster.links)
-        self.outline = index_graph(graph, plan.parsed_sync)
-        self.timer = Timer(self.outline, plan, machine, links)
-        self.to = PlanRows(self.outline, machine.count, links)
-        self.computing = ComputeRows(graph, machine, self.outline.active, plan.bn, profile)
-        self.values = Values(graph, machine, plan.bn)
-        self.syncing = ParameterSync(self.outline, machine, plan, self.to)
-        self.closings = ReplicatedLoss(self.outline, plan)
+        _check_supported(plan, cluster)
+        arrays, links = ClusterArrays(cluster), len(cluster.links)
+        self.index = index_graph(graph, plan.parsed_sync)
+        self.timer = Timer(self.index, plan, arrays, links)
+        self.plan_rows = PlanRows(self.index, arrays.count, links)
+        self.compute_rows = ComputeRows(graph, arrays, self.index.active, plan.bn, profile)
+        self.value_rows = ValueRows(graph, arrays, plan.bn)
+        self.parameter_sync = ParameterSync(self.index, arrays, plan, self.plan_rows)
+        self.replicated_loss = ReplicatedLoss(self.index, plan)
         self.composites = Composites(
-            self.computing.fused_costs.native_calls, self.outline.op_number
+            self.compute_rows.fused_costs.native_calls, self.index.op_number
         )
         self.store, self.tilings = RowStore(), Tilings(plan.bn)
-        self.tiles: list[Tiled] = [None] * len(graph.ops)  # type: ignore[list-item]
+        self.tiles: list[NumberedTiling] = [None] * len(graph.ops)  # type: ignore[list-item]
         # By operator, what its merge depends on, and what is known of that.
-        self.merged: list[tuple[MergeKey | None, Merged]] = [(None, Merged())] * len(graph.ops)
+        self.merges: list[tuple[MergeKey | None, MergeRows]] = [(None, MergeRows())] * len(
+            graph.ops
+        )
         self.move(plan.tiles)
 
     @property
     def load(self) -> Array:
         """By resource, nanoseconds that it is busy at least."""
-        return self.to.load
+        return self.plan_rows.load
 
     @property
     def counts(self) -> Array:
@@ -86,14 +88,14 @@ class Evaluator:
         An estimate for searches: what is alive at the same time, and what was received, is told by
         simulation/memory/peaks.py from a timeline.
         """
-        return self.to.held_bytes
+        return self.plan_rows.held_bytes
 
     # -- moves -----------------------------------------------------------------------------------
 
     def move(self, changes: Mapping[str, Tiling]) -> Undo:
         """Gives operators other tiles; `restore` takes it back. InputError where no plan can be so."""
-        if self.store.nbytes > STORE:
-            self._renew()
+        if self.store.nbytes > MAX_STORE_BYTES:
+            self._rebuild_rows()
         undo = Undo()
         try:
             self._move(changes, undo)
@@ -106,79 +108,100 @@ class Evaluator:
         undo.restore()
 
     def _move(self, changes: Mapping[str, Tiling], undo: Undo) -> None:
-        o, ops, to, store = self.outline, self.outline.graph.ops, self.to, self.store
-        undo.save(to.load)
-        undo.save(to.held_bytes)
+        index, ops, plan_rows, store = self.index, self.index.graph.ops, self.plan_rows, self.store
+        undo.save(plan_rows.load)
+        undo.save(plan_rows.held_bytes)
         changed = []
         for name, tiling in changes.items():
-            i = o.op_number[name]
-            tiled = self.tilings.of(ops[i], tiling)
+            i = index.op_number[name]
+            tiled = self.tilings.numbered(ops[i], tiling)
             if self.tiles[i] is not tiled:
                 undo.set(self.tiles, i, tiled)
                 changed.append(i)
-        merges = {*changed, *self.closings.update(undo, changed, self.tiles, self.tilings)}
-        again = self.composites.update(undo, changed, ops, self.tiles, self.tilings)
-        for i in (*changed, *again):
+        to_merge = {*changed, *self.replicated_loss.update(undo, changed, self.tiles, self.tilings)}
+        regrouped = self.composites.update(undo, changed, ops, self.tiles, self.tilings)
+        for i in (*changed, *regrouped):
             self._compute(undo, i)
         values: set[int] = set()
         for i in changed:
-            kept = self.computing.saved_bytes_rows(store, ops[i], self.tiles[i])
-            to.set_slot(undo, store, to.held_bytes_slots, i, kept, store.sizes)
+            saved = self.compute_rows.saved_bytes_rows(store, ops[i], self.tiles[i])
+            plan_rows.set_slot(undo, store, plan_rows.held_bytes_slots, i, saved, store.sizes)
             for name in ops[i].inputs:
-                source = name if name in o.value_number else o.graph.updates.get(name)
-                if source in o.value_number:
-                    values.add(o.value_number[source])
-                    merges.add(o.producer[o.value_number[source]][0])
-            values.update(o.value_number[out] for out in ops[i].outputs)
-        for i in merges:
+                source = name if name in index.value_number else index.graph.updates.get(name)
+                if source in index.value_number:
+                    values.add(index.value_number[source])
+                    to_merge.add(index.producer[index.value_number[source]][0])
+            values.update(index.value_number[out] for out in ops[i].outputs)
+        for i in to_merge:
             if self._merge(undo, i):
-                values.update(o.value_number[out] for out in ops[i].outputs)
+                values.update(index.value_number[out] for out in ops[i].outputs)
         for v in values:
-            there, back = self.values.value(store, *self._made(v))
-            to.set_slot(undo, store, to.slots.activation, v, there, store.messages)
-            to.set_slot(undo, store, to.slots.gradient, v, back, store.messages)
-        self.syncing.update(undo, store, changed, self.tiles)
+            forward, backward = self.value_rows.transfer_rows(store, *self._source_and_readers(v))
+            plan_rows.set_slot(undo, store, plan_rows.slots.activation, v, forward, store.messages)
+            plan_rows.set_slot(undo, store, plan_rows.slots.gradient, v, backward, store.messages)
+        self.parameter_sync.update(undo, store, changed, self.tiles)
 
     def _compute(self, undo: Undo, i: int) -> None:
-        op, tiled, to, store = self.outline.graph.ops[i], self.tiles[i], self.to, self.store
-        together = self.composites.is_fused(i)
-        run = self.computing.run_rows(store, op, tiled, "F", together)
-        to.set_slot(undo, store, to.slots.forward, i, run, store.computes)
-        if has_backward(op, self.outline.active):
-            run = self.computing.run_rows(store, op, tiled, "B", together)
-            to.set_slot(undo, store, to.slots.backward, i, run, store.computes)
+        op, tiled, plan_rows, store = (
+            self.index.graph.ops[i],
+            self.tiles[i],
+            self.plan_rows,
+            self.store,
+        )
+        fused = self.composites.is_fused(i)
+        slot = self.compute_rows.run_rows(store, op, tiled, "F", fused)
+        plan_rows.set_slot(undo, store, plan_rows.slots.forward, i, slot, store.computes)
+        if has_backward(op, self.index.active):
+            slot = self.compute_rows.run_rows(store, op, tiled, "B", fused)
+            plan_rows.set_slot(undo, store, plan_rows.slots.backward, i, slot, store.computes)
 
     def _merge(self, undo: Undo, i: int) -> bool:
         """Where an operator's results are merged; whether that has changed."""
-        o, to, store, op = self.outline, self.to, self.store, self.outline.graph.ops[i]
+        index, plan_rows, store, op = (
+            self.index,
+            self.plan_rows,
+            self.store,
+            self.index.graph.ops[i],
+        )
         if not op.space.combine:
             return False
-        key = self._merge_key(i) if self.tilings.partial(op, self.tiles[i]) else None
-        if key == self.merged[i][0]:
+        key = self._merge_key(i) if self.tilings.is_partial(op, self.tiles[i]) else None
+        if key == self.merges[i][0]:
             return False
-        found = Merged() if key is None else self.values.merge(store, op, self.tiles[i], key)
-        undo.set(self.merged, i, (key, found))
+        rows = (
+            MergeRows()
+            if key is None
+            else self.value_rows.merge_rows(store, op, self.tiles[i], key)
+        )
+        undo.set(self.merges, i, (key, rows))
         # A merge is computed forward and, where there is a gradient, once more backward.
-        times = 2 if has_backward(op, o.active) else 1
-        to.set_slot(undo, store, to.slots.merge, i, found.rows, store.computes, times)
-        to.set_slot(undo, store, to.slots.partial, i, found.there, store.messages)
-        to.set_slot(undo, store, to.slots.partial_gradient, i, found.back, store.messages)
+        times = 2 if has_backward(op, index.active) else 1
+        plan_rows.set_slot(
+            undo, store, plan_rows.slots.merge, i, rows.compute, store.computes, times
+        )
+        plan_rows.set_slot(undo, store, plan_rows.slots.partial, i, rows.partial, store.messages)
+        plan_rows.set_slot(
+            undo, store, plan_rows.slots.partial_gradient, i, rows.partial_gradient, store.messages
+        )
         return True
 
     def _merge_key(self, i: int) -> MergeKey:
-        o, op = self.outline, self.outline.graph.ops[i]
-        readers = {d for out in op.outputs for j, _, _ in o.readers[o.value_number[out]]
-                   if out in o.graph.ops[j].inputs for d in self.tiles[j].devices}  # fmt: skip
-        width = o.graph.values[op.outputs[0]].dtype.itemsize
-        active, closes = op.outputs[0] in o.active, op.name in self.closings.current[0]
-        return MergeKey(self.tiles[i].number, tuple(sorted(readers)), width, active, closes)
+        index, op = self.index, self.index.graph.ops[i]
+        readers = {d for out in op.outputs for j, _, _ in index.readers[index.value_number[out]]
+                   if out in index.graph.ops[j].inputs for d in self.tiles[j].devices}  # fmt: skip
+        width = index.graph.values[op.outputs[0]].dtype.itemsize
+        active, replicated = (
+            op.outputs[0] in index.active,
+            op.name in self.replicated_loss.current[0],
+        )
+        return MergeKey(self.tiles[i].number, tuple(sorted(readers)), width, active, replicated)
 
-    def _made(self, v: int) -> tuple[Made, Sequence[Reader]]:
+    def _source_and_readers(self, v: int) -> tuple[ValueSource, Sequence[Reader]]:
         """A value as it is made and read now."""
-        i, output = self.outline.producer[v]
-        ops, tiles, (key, merged) = self.outline.graph.ops, self.tiles, self.merged[i]
-        readers = [Reader(ops[j], k, graded, tiles[j]) for j, k, graded in self.outline.readers[v]]
-        return Made(ops[i], output, tiles[i], key, merged.cells), readers
+        i, output = self.index.producer[v]
+        ops, tiles, (key, merged) = self.index.graph.ops, self.tiles, self.merges[i]
+        readers = [Reader(ops[j], k, graded, tiles[j]) for j, k, graded in self.index.readers[v]]
+        return ValueSource(ops[i], output, tiles[i], key, merged.cells), readers
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -188,22 +211,22 @@ class Evaluator:
         if int(self.load.max()) > limit:
             self.counts[:] = 0
             return None
-        return self.timer.time(self.to.slots, self.store, limit, fold=fold)
+        return self.timer.time(self.plan_rows.slots, self.store, limit, fold=fold)
 
-    def _renew(self) -> None:
+    def _rebuild_rows(self) -> None:
         """Forgets all rows but those of the current plan."""
-        ops = self.outline.graph.ops
+        ops = self.index.graph.ops
         tiles = {op.name: self.tiles[i].tiling for i, op in enumerate(ops)}
         self.store, self.tilings = RowStore(), Tilings(self.tilings.bn)
-        self.to.clear()
-        self.syncing.clear()
-        self.closings.clear()
+        self.plan_rows.clear()
+        self.parameter_sync.clear()
+        self.replicated_loss.clear()
         self.tiles = [None] * len(ops)  # type: ignore[list-item]
-        self.merged = [(None, Merged())] * len(ops)
+        self.merges = [(None, MergeRows())] * len(ops)
         self._move(tiles, Undo())
 
 
-def _refuse(plan: Plan, cluster: Cluster) -> None:
+def _check_supported(plan: Plan, cluster: Cluster) -> None:
     validate_settings(plan)
     reason = unsupported(plan)
     if reason is not None:

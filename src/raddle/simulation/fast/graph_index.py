@@ -14,7 +14,7 @@ from raddle.graph.gradients import (
 from raddle.graph.graph import Graph, Op
 from raddle.plans.sync import Sync
 from raddle.simulation.fast.arrays import Tape
-from raddle.simulation.fast.tape import Pull, record
+from raddle.simulation.fast.tape import Pull, record_tape
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def index_graph(graph: Graph, sync: Sync) -> GraphIndex:
     trained = [name for name in gradient_contributors(graph, active) if name in parameter]
     return GraphIndex(
         graph, active, number, value, made_by, _readers(graph, active, value, number), parameter,
-        users, trained, *record(graph, active, parameter, value, sync, trained),
+        users, trained, *record_tape(graph, active, parameter, value, sync, trained),
     )  # fmt: skip
 
 

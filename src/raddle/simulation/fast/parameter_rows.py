@@ -41,7 +41,7 @@ class ParameterRows:
     def placement(
         self, store: RowStore, value: Value, users: Sequence[Reader]
     ) -> ParameterPlacement:
-        used = [(r.tiled.number, r.operand) for r in users]
+        used = [(r.tiling.number, r.operand) for r in users]
         # Steps of a recurrent network read a weight in the same way.
         distinct = dict(zip(used, users, strict=True))
         key = ("held", value.shape, value.dtype.itemsize, *used)
@@ -54,7 +54,7 @@ class ParameterRows:
     ) -> ParameterPlacement:
         by_device: dict[int, dict[Box, None]] = {}
         for r in users:
-            for d, box in zip(r.tiled.tiling.devices, _tile_regions(r), strict=True):
+            for d, box in zip(r.tiling.tiling.devices, _tile_regions(r), strict=True):
                 boxes = by_device.setdefault(d, {})
                 if box is not None:
                     boxes.setdefault(box)
@@ -130,7 +130,7 @@ class ParameterRows:
     ) -> Slot:  # fmt: skip
         """Rows that bring a divided parameter to operators of a block."""
         width, name = value.dtype.itemsize, value.name
-        tiles: Mapping[str, Tiling] = {r.op.name: r.tiled.tiling for r in readers}
+        tiles: Mapping[str, Tiling] = {r.op.name: r.tiling.tiling for r in readers}
         ops: list[Op] = list({r.op.name: r.op for r in readers}.values())
 
         def build() -> Slot:
@@ -138,16 +138,16 @@ class ParameterRows:
             sent = [(m, m.elements * width) for m in messages]
             return store.messages.add(self.cluster.ordered_message_rows(sent, sliced=True))
 
-        used = ((r.tiled.number, r.operand) for r in readers)
+        used = ((r.tiling.number, r.operand) for r in readers)
         return store.cached(("pulls", width, slices, *used), build)
 
 
 def _tile_regions(reader: Reader) -> list[Box | None]:
     """What each tile of a reader needs, copies included."""
-    regions = reader.tiled.regions[reader.operand]
+    regions = reader.tiling.regions[reader.operand]
     lows, highs = regions.boxes[:, :, 0].tolist(), regions.boxes[:, :, 1].tolist()
     return [
         Box(tuple(lo), tuple(hi)) if needed else None
         for lo, hi, needed in zip(lows, highs, regions.needed, strict=True)
-        for _ in range(reader.tiled.copies)
+        for _ in range(reader.tiling.copies)
     ]

@@ -15,7 +15,7 @@ from raddle.simulation.fast.graph_index import GraphIndex
 from raddle.simulation.fast.parameter_rows import ParameterRows
 from raddle.simulation.fast.plan_rows import PlanRows, Undo
 from raddle.simulation.fast.store import RowStore
-from raddle.simulation.fast.tilings import Reader, Tiled
+from raddle.simulation.fast.tilings import NumberedTiling, Reader
 
 
 class ParameterSync:
@@ -35,7 +35,7 @@ class ParameterSync:
                 self.pulls_of.setdefault(op.name, []).append(number)
 
     def update(
-        self, undo: Undo, store: RowStore, changed: Iterable[int], tiles: Sequence[Tiled]
+        self, undo: Undo, store: RowStore, changed: Iterable[int], tiles: Sequence[NumberedTiling]
     ) -> None:
         """Some operators have other tiles."""
         index, ops = self.index, self.index.graph.ops
@@ -59,7 +59,9 @@ class ParameterSync:
     def _value(self, p: int) -> Value:
         return self.index.graph.values[self.names[p]]
 
-    def _update_holders(self, undo: Undo, store: RowStore, p: int, tiles: Sequence[Tiled]) -> None:
+    def _update_holders(
+        self, undo: Undo, store: RowStore, p: int, tiles: Sequence[NumberedTiling]
+    ) -> None:
         index, plan_rows = self.index, self.plan_rows
         users = [Reader(op, k, True, tiles[index.op_number[op.name]]) for op, k in index.users[p]]
         placement = self.parameter_rows.placement(store, self._value(p), users)
@@ -98,7 +100,7 @@ class ParameterSync:
         return moved
 
     def _update_pull(
-        self, undo: Undo, store: RowStore, number: int, tiles: Sequence[Tiled]
+        self, undo: Undo, store: RowStore, number: int, tiles: Sequence[NumberedTiling]
     ) -> None:
         index, plan_rows = self.index, self.plan_rows
         name, ops = index.pulls[number]

@@ -11,20 +11,20 @@ from raddle.plans.plan import Plan
 from raddle.program.replicated_loss import SMALL_RESULT, replicated_loss_ops
 from raddle.simulation.fast.graph_index import GraphIndex
 from raddle.simulation.fast.plan_rows import Undo
-from raddle.simulation.fast.tilings import Tiled, Tilings
+from raddle.simulation.fast.tilings import NumberedTiling, Tilings
 
 
 class ReplicatedLoss:
     """`now[0]` are the merged operators whose gradient starts on every device."""
 
-    def __init__(self, outline: GraphIndex, plan: Plan) -> None:
-        self.outline, self.plan = outline, plan
+    def __init__(self, index: GraphIndex, plan: Plan) -> None:
+        self.index, self.plan = index, plan
         self.current: list[frozenset[str]] = [frozenset()]
-        self._near_loss = _ops_near_loss(outline.graph, outline.active)
+        self._near_loss = _ops_near_loss(index.graph, index.active)
         self._cache: dict[tuple[int, ...], frozenset[str]] = {}
 
     def update(
-        self, undo: Undo, changed: Sequence[int], tiles: Sequence[Tiled], tilings: Tilings
+        self, undo: Undo, changed: Sequence[int], tiles: Sequence[NumberedTiling], tilings: Tilings
     ) -> set[int]:
         """Operators that begin or cease to end the forward so, now that some have other tiles."""
         if not any(i in self._near_loss for i in changed):
@@ -35,17 +35,20 @@ class ReplicatedLoss:
         different = self._cache[key] ^ self.current[0]
         if different:
             undo.set(self.current, 0, self._cache[key])
-        return {self.outline.op_number[name] for name in different}
+        return {self.index.op_number[name] for name in different}
 
     def clear(self) -> None:
         self._cache.clear()
 
-    def _compute_ops(self, tiles: Sequence[Tiled], tilings: Tilings) -> frozenset[str]:
-        graph, number = self.outline.graph, self.outline.op_number
+    def _compute_ops(self, tiles: Sequence[NumberedTiling], tilings: Tilings) -> frozenset[str]:
+        graph, number = self.index.graph, self.index.op_number
         tiling_by_op = {op.name: tiles[i].tiling for i, op in enumerate(graph.ops)}
         plan = Plan(tiling_by_op, self.plan.devices, bn=self.plan.bn)
         return replicated_loss_ops(
-            graph, plan, self.outline.active, lambda op: tilings.partial(op, tiles[number[op.name]])
+            graph,
+            plan,
+            self.index.active,
+            lambda op: tilings.is_partial(op, tiles[number[op.name]]),
         )
 
 

@@ -12,7 +12,7 @@ from raddle.simulation.fast.arrays import SYNC_COLUMNS, Arena
 Array = np.ndarray
 Slot = tuple[int, int]  # first row, number of rows
 NOTHING: Slot = (0, 0)
-Result = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class RowArray:

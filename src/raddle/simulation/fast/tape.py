@@ -29,12 +29,12 @@ from raddle.simulation.fast.arrays import (
     Tape,
 )
 
-SOMETHING = (Message(0, 1, ()),)
+PLACEHOLDER = (Message(0, 1, ()),)
 Pull = tuple[str, list[Op]]  # a parameter, and the operators of a block that read it
 Event = tuple[int, int, int]  # what, the parameter, the row that gave its last contribution
 
 
-def anything(graph: Graph, plan: Plan, active: frozenset[str]) -> LoweredVariant:
+def variant_for_any_plan(graph: Graph, plan: Plan, active: frozenset[str]) -> LoweredVariant:
     """What any plan may have: merges of all that can be partial, messages of all values."""
     values = [name for op in graph.ops for name in op.outputs]
     merged = [op.name for op in graph.ops if op.space.combine]
@@ -46,21 +46,23 @@ def anything(graph: Graph, plan: Plan, active: frozenset[str]) -> LoweredVariant
         stage_of={op.name: 0 for op in graph.ops},
         replicated_loss_ops=frozenset(),
         merges=dict.fromkeys(merged, ()),
-        partial_messages=dict.fromkeys(merged, SOMETHING),
-        partial_gradient_messages=dict.fromkeys(merged, SOMETHING),
-        messages=dict.fromkeys(values, SOMETHING),
-        gradient_portions=dict.fromkeys(values, (GradientPortion(frozenset([0]), SOMETHING),)),
+        partial_messages=dict.fromkeys(merged, PLACEHOLDER),
+        partial_gradient_messages=dict.fromkeys(merged, PLACEHOLDER),
+        messages=dict.fromkeys(values, PLACEHOLDER),
+        gradient_portions=dict.fromkeys(values, (GradientPortion(frozenset([0]), PLACEHOLDER),)),
     )
 
 
 class Recorder:
     """Takes down what a micro-batch writes (micro.Writing)."""
 
-    def __init__(self, settled: LoweredVariant, parameter: Mapping[str, int]) -> None:
-        self.settled, self.parameter = settled, parameter
+    def __init__(self, variant: LoweredVariant, parameter: Mapping[str, int]) -> None:
+        self.variant, self.parameter = variant, parameter
         self.rows: list[Instruction | Event] = []
         self.pending = {
-            name: len(own) for name, own in settled.graders.items() if name in parameter
+            name: len(contributors)
+            for name, contributors in variant.graders.items()
+            if name in parameter
         }
         self.marks: list[tuple[int, int]] = []  # row and parameter of each contribution
         self.pulls: dict[int, Pull] = {}  # by row
@@ -72,17 +74,17 @@ class Recorder:
     def waits_of_read(self, name: str, key: Key, op: Op) -> Iterable[int]:
         return ()
 
-    def pull(self, ops: Sequence[Op], divided: Collection[str]) -> list[int]:
+    def pull(self, ops: Sequence[Op], sharded: Collection[str]) -> list[int]:
         """What brings the parameters that operators of a block read."""
-        found: dict[str, list[Op]] = {}
+        readers: dict[str, list[Op]] = {}
         for op in ops:
             for name in dict.fromkeys(op.inputs):
-                if name in divided:
-                    found.setdefault(name, []).append(op)
+                if name in sharded:
+                    readers.setdefault(name, []).append(op)
         rows = []
-        for own in found.items():
-            rows.append(self.emit(Move(own[0], MessageKind.PULL, Key(), SOMETHING, "", ())))
-            self.pulls[rows[-1]] = own
+        for pull in readers.items():
+            rows.append(self.emit(Move(pull[0], MessageKind.PULL, Key(), PLACEHOLDER, "", ())))
+            self.pulls[rows[-1]] = pull
         return rows
 
     def add_contribution(self, name: str, key: Key, at: int) -> None:
@@ -92,29 +94,29 @@ class Recorder:
             self.rows.append((COMPLETE, self.parameter[name], at))
 
 
-def record(
+def record_tape(
     graph: Graph, active: frozenset[str], parameter: Mapping[str, int], value: Mapping[str, int],
     sync: Sync, trained: Sequence[str],
 ) -> tuple[Tape, list[Pull]]:  # fmt: skip
     """The tape of one step, and what is pulled in it."""
     plan = Plan({}, 1)
-    settled = anything(graph, plan, active)
-    recorder = Recorder(settled, parameter)
-    micro = MicroBatch(settled, Key(), recorder)
+    variant = variant_for_any_plan(graph, plan, active)
+    recorder = Recorder(variant, parameter)
+    micro_batch = MicroBatch(variant, Key(), recorder)
 
-    def pieces(phase: str) -> Iterable[tuple[Sequence[Op], Sequence[int]]]:
+    def blocks_of(phase: str) -> Iterable[tuple[Sequence[Op], Sequence[int]]]:
         if not sync.zero3 or not trained:
             return [(graph.ops, ())]
         blocks = cut_blocks(graph.ops, graph, plan, trained, active, phase)
         return with_prefetch(blocks, lambda at: recorder.pull(blocks[at].ops_to_run, trained))
 
-    for ops, pulls in pieces("F"):
-        micro.forward(ops, pulls)
-    for ops, pulls in pieces("B"):
-        micro.backward(ops, pulls, weights=True)
+    for ops, pulls in blocks_of("F"):
+        micro_batch.forward(ops, pulls)
+    for ops, pulls in blocks_of("B"):
+        micro_batch.backward(ops, pulls, weights=True)
     recorder.rows += [(ACTION_ENDS, -1, -1), (STEP_ENDS, -1, -1)]
     urgency = urgencies(graph, parameter, trained, sync)
-    tape = _arrays(recorder, slot_numbers(graph, value), urgency)
+    tape = _build_tape(recorder, slot_numbers(graph, value), urgency)
     return tape, list(recorder.pulls.values())
 
 
@@ -122,13 +124,13 @@ def urgencies(
     graph: Graph, parameter: Mapping[str, int], trained: Sequence[str], sync: Sync
 ) -> Array:
     """By parameter, the urgency of its messages (0: they queue)."""
-    found = np.zeros(len(parameter), np.int64)
+    urgency = np.zeros(len(parameter), np.int64)
     if sync.sliced:
         used = dict.fromkeys(name for op in graph.ops for name in op.inputs if name in parameter)
         for at, name in enumerate(used):
             if name in trained:
-                found[parameter[name]] = 1 + at if sync.by_priority else 1
-    return found
+                urgency[parameter[name]] = 1 + at if sync.by_priority else 1
+    return urgency
 
 
 def slot_numbers(graph: Graph, value: Mapping[str, int]) -> dict[tuple[object, str], int]:
@@ -139,59 +141,63 @@ def slot_numbers(graph: Graph, value: Mapping[str, int]) -> dict[tuple[object, s
         (MessageKind.PARTIAL_GRADIENT, ops), (MessageKind.ACTIVATION, list(value)),
         (MessageKind.GRADIENT, list(value)),
     ]  # fmt: skip
-    every = [(kind, name) for kind, names in kinds for name in names]
-    return {own: number for number, own in enumerate(every)}
+    keys = [(kind, name) for kind, names in kinds for name in names]
+    return {key: number for number, key in enumerate(keys)}
 
 
-def _arrays(recorder: Recorder, number: Mapping[tuple[object, str], int], urgencies: Array) -> Tape:
-    rows, producer = recorder.rows, recorder.settled.producer
+def _build_tape(
+    recorder: Recorder, slot_of: Mapping[tuple[object, str], int], urgencies: Array
+) -> Tape:
+    rows, producer = recorder.rows, recorder.variant.producer
     partial = (MessageKind.PARTIAL, MessageKind.PARTIAL_GRADIENT)
     kind, slot, since, arrival = (np.full(len(rows), -1) for _ in range(4))
     since[:] = AFTER_ALL
     urgency = np.zeros(len(rows), np.int64)
-    pulled = {r: len(number) + at for at, r in enumerate(recorder.pulls)}
+    pull_slots = {r: len(slot_of) + at for at, r in enumerate(recorder.pulls)}
     waits: list[list[int]] = [[] for _ in rows]
     marks: list[list[tuple[int, int]]] = [[] for _ in rows]
     for at, p in recorder.marks:
         marks[at].append((p, -1))
     events: list[Event] = []
-    computed, arrivals, counted = -1, 0, len(recorder.parameter)
+    last_compute, arrivals, mark_count = -1, 0, len(recorder.parameter)
     for r, row in enumerate(rows):
         if isinstance(row, tuple):
             kind[r], slot[r] = EVENT, len(events)
             events.append(row)
         elif isinstance(row, Run | Merge):
             kind[r] = COMPUTE
-            slot[r] = number["merge" if isinstance(row, Merge) else row.phase, row.op]
+            slot[r] = slot_of["merge" if isinstance(row, Merge) else row.phase, row.op]
             waits[r] = [dep for dep in row.deps if isinstance(rows[dep], Move)]
-            computed = r
+            last_compute = r
         elif isinstance(row, Move):
             kind[r], arrival[r] = MESSAGES, arrivals
             arrivals += 1
-            if r in pulled:
-                slot[r], since[r] = pulled[r], AFTER_LAST_COMPUTE
+            if r in pull_slots:
+                slot[r], since[r] = pull_slots[r], AFTER_LAST_COMPUTE
                 urgency[r] = urgencies[recorder.parameter[row.value]]
                 continue
             name = producer[row.value].name if row.kind in partial else row.value
-            slot[r] = number[row.kind, name]
-            if row.deps != (computed,):
-                since[r] = counted
+            slot[r] = slot_of[row.kind, name]
+            if row.deps != (last_compute,):
+                since[r] = mark_count
                 for dep in row.deps:
-                    marks[dep].append((counted, int(slot[r])))
-                counted += 1
-    wait_at, wait = packed(waits)
-    mark_at, mark = packed([[m for m, _ in own] for own in marks])
-    what, parameters, runs = (np.array(column, np.int64) for column in zip(*events, strict=True))
+                    marks[dep].append((mark_count, int(slot[r])))
+                mark_count += 1
+    wait_at, wait = pack(waits)
+    mark_at, mark = pack([[m for m, _ in row_marks] for row_marks in marks])
+    event_kinds, parameters, runs = (
+        np.array(column, np.int64) for column in zip(*events, strict=True)
+    )
     graded = np.array([name in recorder.pending for name in recorder.parameter], np.int64)
     columns = (
         kind, slot, wait_at, slot[wait], arrival[wait], mark_at, mark,
-        packed([[s for _, s in own] for own in marks])[1], since, arrival,
-        urgency, graded, what, parameters, runs,
+        pack([[s for _, s in mark_list] for mark_list in marks])[1], since, arrival,
+        urgency, graded, event_kinds, parameters, runs,
     )  # fmt: skip
     return Tape(*(column.astype(np.int32) for column in columns))  # it is read at every step
 
 
-def packed(lists: Iterable[Sequence[int]]) -> tuple[Array, Array]:
+def pack(lists: Iterable[Sequence[int]]) -> tuple[Array, Array]:
     rows = list(lists)
     at = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     return at, np.array([x for row in rows for x in row], np.int64)

@@ -17,13 +17,13 @@ Array = np.ndarray
 
 
 @dataclass
-class Tiled:
+class NumberedTiling:
     """A tiling of operators of one space, with what is known of it."""
 
     number: int
     tiling: Tiling
     devices: tuple[int, ...]  # that compute it, sorted
-    each: Array  # device of every tile, copies included
+    tile_devices: Array  # device of every tile, copies included
     copies: int
     regions: tuple[Regions, ...]
 
@@ -33,8 +33,8 @@ class Reader(NamedTuple):
 
     op: Op
     operand: int
-    graded: bool
-    tiled: Tiled
+    sends_gradient: bool
+    tiling: NumberedTiling
 
 
 class Tilings:
@@ -42,30 +42,30 @@ class Tilings:
 
     def __init__(self, bn: str) -> None:
         self.bn = bn
-        self._numbered: dict[tuple[int, Tiling], Tiled] = {}
+        self._numbered: dict[tuple[int, Tiling], NumberedTiling] = {}
         self._partials: dict[tuple[str, int], bool] = {}
         self._signatures: dict[int, object] = {}
 
-    def of(self, op: Op, tiling: Tiling) -> Tiled:
+    def numbered(self, op: Op, tiling: Tiling) -> NumberedTiling:
         # Spaces are shared by operators that are alike, and live as long as the graph.
         key = (id(op.space), tiling)
-        found = self._numbered.get(key)
-        if found is None:
-            found = Tiled(
+        tiled = self._numbered.get(key)
+        if tiled is None:
+            tiled = NumberedTiling(
                 len(self._numbered), tiling, tuple(sorted(set(tiling.devices))),
                 np.array(tiling.devices, np.int64), tiling.copies if isinstance(tiling, Grid) else 1,
                 regions(op.space, tiling),
             )  # fmt: skip
-            self._numbered[key] = found
-        return found
+            self._numbered[key] = tiled
+        return tiled
 
-    def signature(self, op: Op, tiled: Tiled) -> object:
+    def signature(self, op: Op, tiled: NumberedTiling) -> object:
         """What operators of a native call have in common when they are tiled alike."""
         if tiled.number not in self._signatures:
             self._signatures[tiled.number] = tiling_signature(op, tiled.tiling)
         return self._signatures[tiled.number]
 
-    def partial(self, op: Op, tiled: Tiled) -> bool:
+    def is_partial(self, op: Op, tiled: NumberedTiling) -> bool:
         """Whether tiles of an operator give partial results."""
         if not op.space.combine:
             return False

@@ -22,33 +22,35 @@ NO_LIMIT = np.iinfo(np.int64).max // 4
 class Timer:
     """Times steps of one graph; `counts` are nodes, edges and simulated nodes of the last."""
 
-    def __init__(self, outline: GraphIndex, plan: Plan, machine: ClusterArrays, links: int) -> None:
+    def __init__(self, index: GraphIndex, plan: Plan, cluster: ClusterArrays, links: int) -> None:
         sync = plan.parsed_sync
-        self.tape, self.machine, self.links = outline.tape, machine, links
-        urgency = urgencies(outline.graph, outline.parameter_number, outline.trained, sync)
-        self.ways = SyncSettings(rule_of(sync), plan.bucket, not sync.zero3, sync.sliced, urgency)
-        self.parameters = len(outline.users)
+        self.tape, self.cluster, self.links = index.tape, cluster, links
+        urgency = urgencies(index.graph, index.parameter_number, index.trained, sync)
+        self.settings = SyncSettings(
+            rule_of(sync), plan.bucket, not sync.zero3, sync.sliced, urgency
+        )
+        self.parameters = len(index.users)
         self.counts = np.zeros(3, np.int64)
-        self.space = self._room(4096, 16384)
+        self.dag = self._allocate(4096, 16384)
 
     def time(self, slots: Slots, store: RowStore, limit: int, *, fold: bool) -> int | None:
         """Nanoseconds of a step; None if they are more than the limit."""
-        machine = self.machine
+        cluster = self.cluster
         while True:
-            found = step_time(
-                machine.count, self.links, self.ways, self.tape, slots, store.arena(),
-                machine.rings.arrays(), machine.host_overhead, self.space, limit, fold, self.counts,
+            nanoseconds = step_time(
+                cluster.count, self.links, self.settings, self.tape, slots, store.arena(),
+                cluster.rings.arrays(), cluster.host_overhead, self.dag, limit, fold, self.counts,
             )  # fmt: skip
-            if found != TOO_SMALL:
-                return None if found == OVER_LIMIT else int(found)
-            self.space = self._room(2 * len(self.space.nodes), 2 * len(self.space.edges))
+            if nanoseconds != TOO_SMALL:
+                return None if nanoseconds == OVER_LIMIT else int(nanoseconds)
+            self.dag = self._allocate(2 * len(self.dag.nodes), 2 * len(self.dag.edges))
 
-    def _room(self, nodes: int, edges: int) -> StepDag:
+    def _allocate(self, nodes: int, edges: int) -> StepDag:
         arrivals = int(self.tape.arrival.max(initial=-1)) + 1
         marks = max(self.parameters, int(self.tape.mark.max(initial=-1)) + 1)
 
         def table(rows: int, kind: Any) -> Array:
-            return np.zeros((rows, self.machine.count), kind)
+            return np.zeros((rows, self.cluster.count), kind)
 
         return StepDag(
             np.zeros((nodes, 8), np.int64), np.zeros((edges, 3), np.int64),

@@ -18,7 +18,7 @@ from raddle.simulation.fast.cluster_arrays import ClusterArrays
 from raddle.simulation.fast.pair_volumes import message_rows, pair_volumes
 from raddle.simulation.fast.regions import tile_boxes_in
 from raddle.simulation.fast.store import NOTHING, RowStore, Slot
-from raddle.simulation.fast.tilings import Reader, Tiled
+from raddle.simulation.fast.tilings import NumberedTiling, Reader
 
 Array = np.ndarray
 Pieces = tuple[Array, Array, Array]  # boxes, and their holders from one index to the next
@@ -27,132 +27,153 @@ Pieces = tuple[Array, Array, Array]  # boxes, and their holders from one index t
 class MergeKey(NamedTuple):
     """What merging partial results depends on."""
 
-    number: int  # of the tiling
-    readers: tuple[int, ...]  # devices
+    tiling_number: int  # of the tiling
+    reader_devices: tuple[int, ...]  # devices
     width: int  # bytes of an element
-    active: bool  # whether there is a gradient
-    closes: bool  # program/replicated_loss.py
+    has_gradient: bool  # whether there is a gradient
+    replicated: bool  # program/replicated_loss.py
 
 
-class Merged(NamedTuple):
+class MergeRows(NamedTuple):
     """Cells of an operator's results, what merging them takes, and messages there and back."""
 
     cells: tuple[Cell, ...] = ()
-    rows: Slot = NOTHING
-    there: Slot = NOTHING
-    back: Slot = NOTHING
+    compute: Slot = NOTHING
+    partial: Slot = NOTHING
+    partial_gradient: Slot = NOTHING
 
 
-class Made(NamedTuple):
+class ValueSource(NamedTuple):
     """An output of an operator, and how it was merged, if it was."""
 
     op: Op
     output: int
-    tiled: Tiled
-    merged: MergeKey | None
+    tiled: NumberedTiling
+    merge_key: MergeKey | None
     cells: tuple[Cell, ...]
 
 
-class Values:
+class ValueRows:
     """Values of a graph on a machine."""
 
-    def __init__(self, graph: Graph, machine: ClusterArrays, bn: str) -> None:
-        self.graph, self.machine, self.bn = graph, machine, bn
+    def __init__(self, graph: Graph, cluster: ClusterArrays, bn: str) -> None:
+        self.graph, self.cluster, self.bn = graph, cluster, bn
 
-    def merge(self, store: RowStore, op: Op, tiled: Tiled, key: MergeKey) -> Merged:
-        return store.cached(key, lambda: self._merge(store, op, tiled, key))
+    def merge_rows(
+        self, store: RowStore, op: Op, tiled: NumberedTiling, key: MergeKey
+    ) -> MergeRows:
+        return store.cached(key, lambda: self._build_merge(store, op, tiled, key))
 
-    def _merge(self, store: RowStore, op: Op, tiled: Tiled, key: MergeKey) -> Merged:
+    def _build_merge(
+        self, store: RowStore, op: Op, tiled: NumberedTiling, key: MergeKey
+    ) -> MergeRows:
         tiling, width = tiled.tiling, key.width
-        cells, messages = place_merge(op, tiling, key.readers, width, replicated=key.closes)
+        cells, messages = place_merge(
+            op, tiling, key.reader_devices, width, replicated=key.replicated
+        )
         devices, nbytes = [c.devices for c in cells], [merged_bytes(c, width) for c in cells]
-        returned = messages if key.active and not key.closes else ()
+        returned = messages if key.has_gradient and not key.replicated else ()
         back = [Message(m.target, m.source, m.boxes, m.part) for m in returned]
         sent = (
-            [(m, m.elements * width * tensors_per_part(op, tiling.tiles[m.part].box)) for m in way]
-            for way in (messages, back)
+            [
+                (m, m.elements * width * tensors_per_part(op, tiling.tiles[m.part].box))
+                for m in direction
+            ]
+            for direction in (messages, back)
         )
-        ways = [store.messages.add(self.machine.ordered_message_rows(way)) for way in sent]
-        return Merged(
-            cells, store.computes.add(self.machine.memory_pass_rows(devices, nbytes)), *ways
+        slots = [store.messages.add(self.cluster.ordered_message_rows(way)) for way in sent]
+        return MergeRows(
+            cells, store.computes.add(self.cluster.memory_pass_rows(devices, nbytes)), *slots
         )
 
-    def value(self, store: RowStore, made: Made, readers: Sequence[Reader]) -> tuple[Slot, Slot]:
+    def transfer_rows(
+        self, store: RowStore, source: ValueSource, readers: Sequence[Reader]
+    ) -> tuple[Slot, Slot]:
         """Rows that bring a value to its readers, and its gradient back."""
-        op, output, tiled = made.op, made.output, made.tiled
+        op, output, tiled = source.op, source.output, source.tiled
         width = self.graph.values[op.outputs[output]].dtype.itemsize
         key = (
-            "value", tiled.number, output, width, made.merged, is_local_statistics(op, self.bn),
-            *((r.tiled.number, r.operand, r.graded) for r in readers),
+            "value", tiled.number, output, width, source.merge_key, is_local_statistics(op, self.bn),
+            *((r.tiling.number, r.operand, r.sends_gradient) for r in readers),
         )  # fmt: skip
 
-        def find() -> tuple[Slot, Slot]:
+        def build() -> tuple[Slot, Slot]:
             apart = [
                 r for r in readers
-                if made.merged is not None or not always_local(
-                    tiled.tiling, op.space, output, r.tiled.tiling, r.op.space.operands[r.operand]
+                if source.merge_key is not None or not always_local(
+                    tiled.tiling, op.space, output, r.tiling.tiling, r.op.space.operands[r.operand]
                 )
             ]  # fmt: skip
-            return self._fetch(store, made, apart, width) if apart else (NOTHING, NOTHING)
+            return (
+                self._build_transfers(store, source, apart, width) if apart else (NOTHING, NOTHING)
+            )
 
-        return store.cached(key, find)
+        return store.cached(key, build)
 
-    def _fetch(
-        self, store: RowStore, made: Made, readers: Sequence[Reader], width: int
+    def _build_transfers(
+        self, store: RowStore, source: ValueSource, readers: Sequence[Reader], width: int
     ) -> tuple[Slot, Slot]:
         boxes, targets, graded = [], [], []
-        for r in sorted(readers, key=lambda r: not r.graded):
-            own = r.tiled.regions[r.operand]
-            keep = np.repeat(own.needed, r.tiled.copies)
-            boxes.append(np.repeat(own.boxes, r.tiled.copies, axis=0)[keep])
-            targets.append(r.tiled.each[keep])
-            graded.append(np.full(int(keep.sum()), r.graded))
+        for r in sorted(readers, key=lambda r: not r.sends_gradient):
+            regions = r.tiling.regions[r.operand]
+            keep = np.repeat(regions.needed, r.tiling.copies)
+            boxes.append(np.repeat(regions.boxes, r.tiling.copies, axis=0)[keep])
+            targets.append(r.tiling.tile_devices[keep])
+            graded.append(np.full(int(keep.sum()), r.sends_gradient))
         needs, target = np.concatenate(boxes), np.concatenate(targets)
         if not len(needs):
             return NOTHING, NOTHING
-        count, routes = self.machine.count, self.machine.routes
-        there, back = np.zeros((2, count, count), np.int64)
-        pieces, holders, at = self._pieces(store, made)
-        room = pair_volumes(
-            count, pieces, holders, at, needs, target, np.concatenate(graded), there, back
+        count, routes = self.cluster.count, self.cluster.routes
+        forward, backward = np.zeros((2, count, count), np.int64)
+        pieces, holders, holder_at = self._pieces(store, source)
+        fits = pair_volumes(
+            count,
+            pieces,
+            holders,
+            holder_at,
+            needs,
+            target,
+            np.concatenate(graded),
+            forward,
+            backward,
         )
-        assert room, f"'{made.op.name}' is in too many pieces for a search"
+        assert fits, f"'{source.op.name}' is in too many pieces for a search"
         slots = []
-        for volumes in (there, back):
+        for volumes in (forward, backward):
             rows = np.empty((count * (count - 1), 4), np.int64)
             n = message_rows(volumes, width, routes.latency, routes.bandwidth, rows)
-            found = self.machine.message_rows(*rows[:n].T) if n else rows[:0, :0]
+            found = self.cluster.message_rows(*rows[:n].T) if n else rows[:0, :0]
             slots.append(store.messages.add(found))
-        if slots[0][1] and is_local_statistics(made.op, self.bn):
+        if slots[0][1] and is_local_statistics(source.op, self.bn):
             raise InputError(
-                f"with bn: local, '{made.op.name}' is needed where it is not computed."
+                f"with bn: local, '{source.op.name}' is needed where it is not computed."
             )
         return slots[0], slots[1]
 
-    def _pieces(self, store: RowStore, made: Made) -> Pieces:
+    def _pieces(self, store: RowStore, source: ValueSource) -> Pieces:
         """Boxes of a value, and who holds them."""
-        tiling, dims = made.tiled.tiling, made.op.space.outputs[made.output]
-        if made.merged is not None:
-            return _packed([(c.box, c.devices) for c in made.cells], len(dims))
+        tiling, dims = source.tiled.tiling, source.op.space.outputs[source.output]
+        if source.merge_key is not None:
+            return _pack_pieces([(c.box, c.devices) for c in source.cells], len(dims))
 
-        def find() -> Pieces:
-            if isinstance(tiling, Grid) and _shown(tiling, dims):
+        def build() -> Pieces:
+            if isinstance(tiling, Grid) and _boxes_are_tiles(tiling, dims):
                 at = np.arange(0, len(tiling.devices) + tiling.copies, tiling.copies)
-                return tile_boxes_in(tiling, dims), made.tiled.each, at
-            held = output_holders(made.op.space, tiling, made.output)
-            return _packed(held.pieces, len(dims))
+                return tile_boxes_in(tiling, dims), source.tiled.tile_devices, at
+            held = output_holders(source.op.space, tiling, source.output)
+            return _pack_pieces(held.pieces, len(dims))
 
-        return store.cached(("pieces", made.tiled.number, made.output), find)
+        return store.cached(("pieces", source.tiled.number, source.output), build)
 
 
-def _shown(grid: Grid, dims: Sequence[int]) -> bool:
+def _boxes_are_tiles(grid: Grid, dims: Sequence[int]) -> bool:
     """Whether an output has all dimensions that are split, in their order: then its boxes are the tiles."""
     return list(dims) == sorted(dims) and all(
         len(cuts) == 2 or d in dims for d, cuts in enumerate(grid.cuts)
     )
 
 
-def _packed(pieces: Sequence[tuple[Box, tuple[int, ...]]], rank: int) -> Pieces:
+def _pack_pieces(pieces: Sequence[tuple[Box, tuple[int, ...]]], rank: int) -> Pieces:
     boxes = np.zeros((len(pieces), rank, 2), np.int64)
     for k, (box, _) in enumerate(pieces):
         boxes[k, :, 0], boxes[k, :, 1] = box.lo, box.hi
