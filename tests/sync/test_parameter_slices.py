@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from raddle.plans.sync import read_sync
 from raddle.sync.gradient_buckets import Buckets, cut_buckets
-from raddle.sync.parameter_slices import Slices
+from raddle.sync.parameter_slices import ParameterSlices
 from raddle.sync.sliced_optimizer import SlicedOptimizer, absent_like, is_absent
 
 
@@ -23,9 +23,9 @@ class Model(nn.Module):
         self.scale = nn.Parameter(torch.tensor(2.0))
 
 
-def slices_of(model: Model, text: str = "p3:slice=4") -> Slices:
+def slices_of(model: Model, text: str = "p3:slice=4") -> ParameterSlices:
     parameters = [model.weight, model.scale]
-    return Slices(["weight", "scale"], parameters, read_sync(text), 2, [1, 0])
+    return ParameterSlices(["weight", "scale"], parameters, read_sync(text), 2, [1, 0])
 
 
 def test_slices_cover_parameters_once() -> None:
@@ -35,7 +35,7 @@ def test_slices_cover_parameters_once() -> None:
         "weight[0:2]", "weight[2:4]", "weight[4:6]", "scale",
     ]  # fmt: skip
     assert [i.priority for i in slices.items] == [1, 1, 1, 0]
-    assert slices.numbers == {0: [0, 1, 2], 1: [3]}
+    assert slices.item_numbers == {0: [0, 1, 2], 1: [3]}
     assert torch.equal(torch.cat([slices.rows(n) for n in (0, 1, 2)]), model.weight)
     slices.rows(1).zero_()
     assert model.weight[2:4].abs().sum() == 0  # they are the parameter's own memory
@@ -45,8 +45,8 @@ def test_slices_cover_parameters_once() -> None:
 def test_a_recorder_knows_items_by_name() -> None:
     noted: list[tuple[Any, ...]] = []
     slices = slices_of(Model())
-    assert slices.record(None) is None
-    record = slices.record(lambda *line: noted.append(line))
+    assert slices.record_by_item(None) is None
+    record = slices.record_by_item(lambda *line: noted.append(line))
     assert record is not None
     record(1, "sum", 0.0, 1.0)
     assert noted == [("weight[2:4]", "sum", 0.0, 1.0)]
@@ -62,18 +62,18 @@ def test_slices_are_updated_as_the_whole_is(kind: Any) -> None:
     for clock in range(1, 4):
         gradients = [torch.full((6, 2), 0.5 * clock), torch.tensor(float(clock))]
         plain.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] = 0.1 / clock
-        updates.take_settings(clock)
+        updates.snapshot_settings(clock)
         for index, p in enumerate(whole.parameters()):
             p.grad = gradients[index]
-            for number in slices.numbers[index]:
-                updates(number, clock, slices.cut(gradients[index], number))
+            for number in slices.item_numbers[index]:
+                updates(number, clock, slices.select_rows(gradients[index], number))
         plain.step()
         for a, b in zip(whole.parameters(), cut.parameters(), strict=True):
             assert torch.equal(a, b)
-    optimizer.state.update(updates.joined(updates.states()))
+    optimizer.state.update(updates.join_states(updates.states()))
     ours, theirs = optimizer.state_dict()["state"], plain.state_dict()["state"]
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-    updates.scatter()
+    updates.scatter_state()
     assert not optimizer.state
     assert updates.states().keys() == {0, 1, 2, 3}
 
@@ -84,7 +84,7 @@ def test_what_nobody_has_handed_in_is_left_as_it_is() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
     slices = slices_of(model)
     updates = SlicedOptimizer(slices, optimizer, {0: slices.rows(0), 1: slices.rows(1)})
-    updates.take_settings(1)
+    updates.snapshot_settings(1)
     nothing = absent_like(slices.rows(0))
     assert is_absent(nothing + nothing)
     assert not is_absent(nothing + torch.zeros(2, 2))
@@ -98,10 +98,10 @@ def test_a_setting_that_changes_in_a_step_is_named() -> None:
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     updates = SlicedOptimizer(slices_of(model), optimizer, {})
-    updates.take_settings(1)
-    assert updates.changed() == ""
+    updates.snapshot_settings(1)
+    assert updates.changed_setting() == ""
     optimizer.param_groups[0]["lr"] = 0.2
-    assert updates.changed() == "lr"
+    assert updates.changed_setting() == "lr"
 
 
 def test_buckets_are_cut_by_bytes_and_type() -> None:

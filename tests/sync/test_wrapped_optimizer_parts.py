@@ -8,11 +8,11 @@ from torch import nn
 
 from raddle.errors import InputError
 from raddle.sync.mechanism import Arrivals
-from raddle.sync.sync_settings import Settings, find_barrier, read_settings
-from raddle.sync.trained_parameters import Trained
+from raddle.sync.sync_settings import SyncSettings, find_barrier_reason, read_settings
+from raddle.sync.trained_parameters import TrainedParameters
 
 
-def settings(text: str, size: int = 2, passes: int = 1) -> Settings:
+def settings(text: str, size: int = 2, passes: int = 1) -> SyncSettings:
     return read_settings(text, size, backward_passes=passes, bucket=1, debug=False, stall=1.0)
 
 
@@ -23,16 +23,16 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def test_trained_parameters_have_the_models_names() -> None:
     model, stranger = nn.Linear(2, 3), nn.Parameter(torch.zeros(4))
     optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [stranger]}], lr=0.1)
-    trained = Trained(optimizer, model)
+    trained = TrainedParameters(optimizer, model)
     assert trained.names == ["weight", "bias", "parameter 0 of group 1"]
-    assert trained.numbers[id(stranger)] == 2
+    assert trained.index_by_id[id(stranger)] == 2
     assert trained.device == torch.device("cpu")
 
 
 def test_what_was_frozen_may_not_get_a_gradient() -> None:
     model = nn.Linear(2, 3)
     model.bias.requires_grad_(False)
-    trained = Trained(sgd(model), model)
+    trained = TrainedParameters(sgd(model), model)
     trained.check_frozen()
     model.bias.requires_grad_(True)
     model(torch.ones(1, 2)).sum().backward()
@@ -54,15 +54,17 @@ def test_settings_are_checked_before_anything_is_opened(monkeypatch: pytest.Monk
 
 def test_reasons_for_a_barrier() -> None:
     model = nn.Linear(2, 3)
-    trained = Trained(sgd(model), model)
-    assert find_barrier(trained, settings("p3"), asked=False) == ""
-    assert find_barrier(trained, settings("p3"), asked=True) == "barrier=True"
+    trained = TrainedParameters(sgd(model), model)
+    assert find_barrier_reason(trained, settings("p3"), requested=False) == ""
+    assert find_barrier_reason(trained, settings("p3"), requested=True) == "barrier=True"
     with pytest.raises(InputError, match=r"barrier=True, which sync 'ps:async' cannot wait for"):
-        find_barrier(trained, settings("ps:async"), asked=True)
+        find_barrier_reason(trained, settings("ps:async"), requested=True)
     model.weight = nn.Parameter(torch.zeros(2, 3).t())
-    trained = Trained(sgd(model), model)
-    assert "'weight' is not contiguous" in find_barrier(trained, settings("p3"), asked=False)
-    assert find_barrier(trained, settings("allreduce"), asked=False) == ""
+    trained = TrainedParameters(sgd(model), model)
+    assert "'weight' is not contiguous" in find_barrier_reason(
+        trained, settings("p3"), requested=False
+    )
+    assert find_barrier_reason(trained, settings("allreduce"), requested=False) == ""
 
 
 def test_one_gradient_too_many_is_named() -> None:

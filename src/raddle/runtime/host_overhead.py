@@ -18,7 +18,7 @@ from torch import nn
 
 from raddle.sync.item import Item
 from raddle.sync.server_synchroniser import ServerSynchroniser
-from raddle.sync.slice_updater import Applying
+from raddle.sync.slice_updater import SliceUpdater
 from raddle.transport.base import Pending, Transport
 
 REPEATS = 16  # of a kind, one after the other
@@ -143,7 +143,7 @@ class _Slices:
         rows = [nn.Parameter(torch.zeros(SMALL // 4)) for _ in items]
         served = {n: p for n, p in enumerate(rows) if items[n].server == transport.rank}
         optimizer = torch.optim.SGD(rows, lr=0.1, momentum=0.9)
-        self._applying = Applying(optimizer, served)
+        self._applying = SliceUpdater(optimizer, served)
         self._applying.snapshot(1)  # holds for all steps
         self._synchroniser = ServerSynchroniser(
             items, transport.wire(), self._applying, timeout=transport.timeout, fail=transport.fail

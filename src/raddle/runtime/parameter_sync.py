@@ -25,7 +25,7 @@ from raddle.runtime.rank_slices import RankSlices
 from raddle.sync.collective_synchroniser import CollectiveSynchroniser
 from raddle.sync.parameter_server import Apply
 from raddle.sync.server_synchroniser import ServerSynchroniser
-from raddle.sync.slice_updater import Applying, needs_barrier
+from raddle.sync.slice_updater import SliceUpdater, needs_barrier
 from raddle.transport.base import Transport
 from raddle.transport.exchange import exchange_over
 
@@ -54,7 +54,7 @@ class ParameterSync:
             int, Tensor
         ] = {}  # gradients of slots, until all their slices have left
         self._optimizer: Optimizer | None = None
-        self._slice_updater: Applying | None = None
+        self._slice_updater: SliceUpdater | None = None
         self.synchroniser: ServerSynchroniser | CollectiveSynchroniser | None = None
 
     @property
@@ -99,7 +99,7 @@ class ParameterSync:
         transport.on_failure(self.synchroniser.stop)
         if used_optimizer is not None and not self.barrier_reason:
             times = {n: len(rank_slices.slices[n].region.devices) for n in rank_slices.updated}
-            self._slice_updater = Applying(
+            self._slice_updater = SliceUpdater(
                 used_optimizer, rank_slices.updated, times=None if sync.synchronous else times
             )
             self._slice_updater.snapshot(1)

@@ -12,15 +12,15 @@ from raddle.sync.gradient_buckets import Buckets
 from raddle.sync.mechanism import Mechanism
 from raddle.sync.private_torch import BackwardEnd
 from raddle.sync.server_stalls import logger
-from raddle.sync.sync_settings import Settings
-from raddle.sync.trained_parameters import Trained
+from raddle.sync.sync_settings import SyncSettings
+from raddle.sync.trained_parameters import TrainedParameters
 
 
 class Bucketed(Mechanism):
     """`arrived`: parameters whose gradients are in p.grad and not summed yet. All ranks make it."""
 
     def __init__(
-        self, trained: Trained, lines: Channels, settings: Settings, barrier: str,
+        self, trained: TrainedParameters, lines: Channels, settings: SyncSettings, barrier: str,
         arrived: Iterable[int] = (),
     ) -> None:  # fmt: skip
         super().__init__(trained)

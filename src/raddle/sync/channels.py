@@ -21,7 +21,7 @@ class Channels:
 
     def __init__(self, session: Session, device: torch.device, stall: float) -> None:
         self.rank, self.size = session.rank, session.size
-        self.cpu_transport = session.open(CPU)
+        self.cpu_transport = session.open_transport(CPU)
         self.sum_transport = (
             self.cpu_transport
         )  # on GPUs another one, once there is something to sum
@@ -32,7 +32,7 @@ class Channels:
     @property
     def record_span(self) -> RecordSpan | None:
         """Where the timeline is told what took time."""
-        timeline = self._session.timeline
+        timeline = self._session.trace
         return timeline.record if timeline is not None else None
 
     def exchange(self, value: Any) -> list[Any]:
@@ -42,8 +42,8 @@ class Channels:
     def open_sum_transport(self) -> StallInspector:
         """Makes ready for sums, on all ranks; gives what says who keeps them waiting."""
         if self._device.type == "cuda":
-            self.sum_transport = self._session.open(self._device)
-        key_prefix = f"sums {self._session.opened}"
+            self.sum_transport = self._session.open_transport(self._device)
+        key_prefix = f"sums {self._session.opened_transports}"
         self.stall_inspector = StallInspector(
             self.rank, self.size, default_store(), key_prefix, self._stall
         )

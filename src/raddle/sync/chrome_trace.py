@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from raddle.program.chrome_trace import Event, name_event, write_events
 
 LANES = ("wait", "push", "pull", "sum", "update")  # of a rank; what overlaps in a lane is shown so
-MOST = 500_000  # slices that are kept: a long run shows its beginning
+MAX_SPANS = 500_000  # slices that are kept: a long run shows its beginning
 
 
-class Slice(NamedTuple):
+class TraceSpan(NamedTuple):
     """Something that took time."""
 
     lane: str
@@ -22,38 +22,38 @@ class Slice(NamedTuple):
     end: float
 
 
-class Timeline:
+class ChromeTrace:
     """One rank's slices; rank 0 writes those of all."""
 
     def __init__(self, path: str, rank: int) -> None:
         self._path, self._rank = Path(path), rank
-        self._slices: list[Slice] = []
+        self._spans: list[TraceSpan] = []
         self._offset = time.time() - time.perf_counter()
 
     def record(self, name: str, lane: str, start: float, end: float) -> None:
         """Times are of time.perf_counter. Any thread may call it."""
-        if len(self._slices) < MOST:
-            self._slices.append(Slice(lane, name, start + self._offset, end + self._offset))
+        if len(self._spans) < MAX_SPANS:
+            self._spans.append(TraceSpan(lane, name, start + self._offset, end + self._offset))
 
     def write(self, exchange: Callable[[Any], list[Any]] | None) -> None:
         """None: others cannot be asked, so each rank writes a file with its rank in the name."""
-        own = list(self._slices)
+        spans = list(self._spans)
         if exchange is not None:
-            every = exchange(own)
+            spans_by_rank = exchange(spans)
             if self._rank == 0:
-                write_events(_events(every), self._path)
+                write_events(_events(spans_by_rank), self._path)
         else:
             path = self._path.with_suffix(f".rank{self._rank}{self._path.suffix}")
-            write_events(_events([[]] * self._rank + [own]), path)
+            write_events(_events([[]] * self._rank + [spans]), path)
 
 
-def _events(every: Sequence[Sequence[Slice]]) -> Iterator[Event]:
-    origin = min((s.start for own in every for s in own), default=0.0)
-    for rank, own in enumerate(every):
+def _events(spans_by_rank: Sequence[Sequence[TraceSpan]]) -> Iterator[Event]:
+    origin = min((s.start for own in spans_by_rank for s in own), default=0.0)
+    for rank, spans in enumerate(spans_by_rank):
         yield name_event("process_name", rank, 0, f"rank {rank}")
         for lane, name in enumerate(LANES):
             yield name_event("thread_name", rank, lane, name)
-        for s in own:
+        for s in spans:
             yield {
                 "ph": "X", "name": s.name, "cat": s.lane, "pid": rank, "tid": LANES.index(s.lane),
                 "ts": round((s.start - origin) * 1e6, 3), "dur": round((s.end - s.start) * 1e6, 3),

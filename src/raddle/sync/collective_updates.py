@@ -12,69 +12,76 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from raddle.sync.collective_synchroniser import CollectiveSynchroniser
-from raddle.sync.optimizer_state import State
-from raddle.sync.parameter_slices import Note, Slices
+from raddle.sync.optimizer_state import OptimizerState
+from raddle.sync.parameter_slices import ParameterSlices, RecordSpan
 from raddle.sync.sliced_optimizer import SlicedOptimizer
-from raddle.sync.sliced_updates import Exchange, Homing
+from raddle.sync.sliced_updates import Exchange, SlicedUpdates
 from raddle.sync.stall_inspector import StallInspector
 from raddle.sync.sum_order import order_sums
 from raddle.sync.sum_timing import AllReduceCost
 from raddle.transport.base import Transport
 
 
-class Everywhere(Homing):
+class CollectiveUpdates(SlicedUpdates):
     """One rank's slices; `turns` are their numbers as their sums leave, the same on all ranks."""
 
     def __init__(
         self,
-        slices: Slices,
+        slices: ParameterSlices,
         optimizer: Optimizer,
         transport: Transport,
         exchange: Exchange,
         *,
-        turns: Sequence[int],
-        late: StallInspector,
+        order: Sequence[int],
+        stall_inspector: StallInspector,
         debug: bool = False,
-        note: Note | None = None,
+        record_span: RecordSpan | None = None,
     ) -> None:
-        self._lacking: set[int] = set()  # parameters without a gradient on this rank
-        self._fresh: set[int] = set()  # those that were given in the step that has not ended
-        own = {item.number: slices.rows(item.number) for item in slices.items}
-        updates = SlicedOptimizer(
-            slices, optimizer, own, looks=lambda number: slices.places[number][0] in self._lacking
+        self._without_gradient: set[int] = set()  # parameters without a gradient on this rank
+        self._submitted: set[int] = set()  # those that were given in the step that has not ended
+        rows = {item.number: slices.rows(item.number) for item in slices.items}
+        sliced_optimizer = SlicedOptimizer(
+            slices,
+            optimizer,
+            rows,
+            may_be_absent=lambda number: slices.locations[number][0] in self._without_gradient,
         )
-        self.summing = CollectiveSynchroniser(
-            slices.items, turns, transport, updates, exchange,
-            debug=debug, waiting_for=late.waiting_for, record=slices.record(note),
+        self.collective = CollectiveSynchroniser(
+            slices.items, order, transport, sliced_optimizer, exchange,
+            debug=debug, waiting_for=stall_inspector.waiting_for, record=slices.record_by_item(record_span),
         )  # fmt: skip
-        super().__init__(slices, updates, self.summing, transport, exchange)
+        super().__init__(slices, sliced_optimizer, self.collective, transport, exchange)
 
-    def give(self, index: int, gradient: Tensor | None) -> None:
+    def submit(self, index: int, gradient: Tensor | None) -> None:
         self.wait(index)  # of the step before, whose update looks at what was lacking then
-        (self._lacking.discard if gradient is not None else self._lacking.add)(index)
-        super().give(index, gradient)
-        self._due.discard(index)
-        self._fresh.add(index)
+        (self._without_gradient.discard if gradient is not None else self._without_gradient.add)(
+            index
+        )
+        super().submit(index, gradient)
+        self._pending.discard(index)
+        self._submitted.add(index)
 
-    def finish(self) -> None:
+    def finish_step(self) -> None:
         """From now on what was given is waited for: before, a forward reads what the last step left."""
-        self.summing.finish()
-        self._due |= self._fresh
-        self._fresh.clear()
+        self.collective.finish()
+        self._pending |= self._submitted
+        self._submitted.clear()
 
-    def _states(self) -> dict[int, State]:
-        return self.updates.states()
+    def _gather_states(self) -> dict[int, OptimizerState]:
+        return self.sliced_optimizer.states()
 
     @property
     def counters(self) -> dict[str, float]:
-        d = self.summing.issuer
-        return {"bytes": d.nbytes, "messages": d.count, "overtaken": d.overtaken}
+        issuer = self.collective.issuer
+        return {"bytes": issuer.nbytes, "messages": issuer.count, "overtaken": issuer.overtaken}
 
 
-def turns_of(slices: Slices, ready: Sequence[float], rate: AllReduceCost) -> list[int]:
+def order_slices(
+    slices: ParameterSlices, ready_seconds: Sequence[float], cost: AllReduceCost
+) -> list[int]:
     """The order in which slices leave; `ready` are moments, by parameter."""
     return order_sums(
-        [ready[index] for index, _ in slices.places],
-        [rate.seconds(item.elements) for item in slices.items],
+        [ready_seconds[index] for index, _ in slices.locations],
+        [cost.seconds(item.elements) for item in slices.items],
         [item.priority for item in slices.items],
     )

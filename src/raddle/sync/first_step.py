@@ -7,24 +7,28 @@ from torch import Tensor, nn
 
 from raddle.sync.bucketed_mechanism import Bucketed
 from raddle.sync.channels import Channels
-from raddle.sync.collective_updates import Everywhere, turns_of
+from raddle.sync.collective_updates import CollectiveUpdates, order_slices
 from raddle.sync.forward_guards import Guards
 from raddle.sync.mechanism import Arrivals, Mechanism, Phase
-from raddle.sync.parameter_slices import Slices
+from raddle.sync.parameter_slices import ParameterSlices
 from raddle.sync.sliced_mechanism import Sliced
-from raddle.sync.sliced_updates import Homing, with_homes
+from raddle.sync.sliced_updates import SlicedUpdates, make_server_updates
 from raddle.sync.sum_timing import CompletionTimes, measure_all_reduce
-from raddle.sync.sync_settings import Settings
-from raddle.sync.trained_parameters import Trained
+from raddle.sync.sync_settings import SyncSettings
+from raddle.sync.trained_parameters import TrainedParameters
 
 
 def first_phase(
-    trained: Trained, model: nn.Module, lines: Channels, settings: Settings, barrier: str
+    trained: TrainedParameters,
+    model: nn.Module,
+    lines: Channels,
+    settings: SyncSettings,
+    barrier: str,
 ) -> Phase:
     """What an optimizer begins with: where a barrier is sure, gradients are summed from the start."""
     if barrier or settings.sync.bucketed:
         return Bucketed(trained, lines, settings, barrier)
-    guards = Guards(model, trained.numbers) if settings.sync.by_priority else None
+    guards = Guards(model, trained.index_by_id) if settings.sync.by_priority else None
     return Undecided(trained, lines, settings, guards)
 
 
@@ -32,7 +36,11 @@ class Undecided(Phase):
     """Learns what an order of slices is made from, and sees whether somebody changes gradients."""
 
     def __init__(
-        self, trained: Trained, lines: Channels, settings: Settings, guards: Guards | None
+        self,
+        trained: TrainedParameters,
+        lines: Channels,
+        settings: SyncSettings,
+        guards: Guards | None,
     ) -> None:
         super().__init__(trained)
         self._lines, self._settings, self._guards = lines, settings, guards
@@ -65,7 +73,7 @@ class Undecided(Phase):
         barrier = next((r for r, _ in every if r), "")
         if barrier and not self._settings.sync.synchronous:
             raise RuntimeError(
-                f"{barrier}, which sync '{self._settings.text}' cannot wait for: choose ps"
+                f"{barrier}, which sync '{self._settings.sync_text}' cannot wait for: choose ps"
             )
         if barrier:
             self.close()
@@ -89,22 +97,22 @@ class Undecided(Phase):
                     "barrier=True, or use optimizer.clip_grad_norm"
                 )
 
-    def _homing(self, urgent: list[int]) -> Homing:
+    def _homing(self, urgent: list[int]) -> SlicedUpdates:
         """With homes, or with sums in an order that rank 0 makes of its first backward."""
         own, lines, settings = self.trained, self._lines, self._settings
-        slices = Slices(own.names, own.parameters, settings.sync, lines.size, urgent)
+        slices = ParameterSlices(own.names, own.parameters, settings.sync, lines.size, urgent)
         if settings.sync.has_servers:
-            return with_homes(
+            return make_server_updates(
                 slices, own.optimizer, settings.sync.staleness, lines.cpu_transport, lines.exchange,
-                stall=settings.stall, note=lines.record_span,
+                stall=settings.stall, record_span=lines.record_span,
             )  # fmt: skip
         late = lines.open_sum_transport()
         rate = measure_all_reduce(lines.sum_transport, own.device, own.parameters[0].dtype)
         ready = self._moments.since_first(len(own.parameters))
-        turns = lines.exchange(turns_of(slices, ready, rate))[0]
-        return Everywhere(
+        turns = lines.exchange(order_slices(slices, ready, rate))[0]
+        return CollectiveUpdates(
             slices, own.optimizer, lines.sum_transport, lines.exchange,
-            turns=turns, late=late, debug=settings.debug, note=lines.record_span,
+            order=turns, stall_inspector=late, debug=settings.debug, record_span=lines.record_span,
         )  # fmt: skip
 
 

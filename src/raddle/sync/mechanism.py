@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any
 
 from raddle.sync.item import UpdateEvent
-from raddle.sync.trained_parameters import Trained
+from raddle.sync.trained_parameters import TrainedParameters
 
 
 class Phase(ABC):
@@ -20,7 +20,7 @@ class Phase(ABC):
 
     barrier = ""  # why all gradients are summed before any update
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: TrainedParameters) -> None:
         self.trained = trained
 
     @abstractmethod

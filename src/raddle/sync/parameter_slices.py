@@ -11,10 +11,10 @@ from raddle.plans.sync import Sync
 from raddle.sync.item import Item, select_rows, slice_name
 from raddle.sync.parameter_server import RecordItemSpan
 
-Note = Callable[[str, str, float, float], None]  # name, what, start, end
+RecordSpan = Callable[[str, str, float, float], None]  # name, what, start, end
 
 
-class Slices:
+class ParameterSlices:
     """`order` are numbers of parameters, the most urgent first; `size` is the number of ranks."""
 
     def __init__(
@@ -26,35 +26,39 @@ class Slices:
         order: Sequence[int],
     ) -> None:
         self.names, self.parameters = names, parameters
-        self.places: list[tuple[int, slice | None]] = []  # by item: its parameter, and rows of it
-        self.numbers: dict[int, list[int]] = defaultdict(list)  # by parameter, its items
+        self.locations: list[
+            tuple[int, slice | None]
+        ] = []  # by item: its parameter, and rows of it
+        self.item_numbers: dict[int, list[int]] = defaultdict(list)  # by parameter, its items
         elements = []
         for index, p in enumerate(parameters):
             for first, last in sync.row_ranges(p.shape, size):
-                self.numbers[index].append(len(self.places))
-                self.places.append((index, slice(first, last) if p.ndim else None))
+                self.item_numbers[index].append(len(self.locations))
+                self.locations.append((index, slice(first, last) if p.ndim else None))
                 elements.append((last - first) * p[0].numel() if p.ndim else 1)
         everyone = tuple(range(size))
-        homes = sync.assign_servers(elements, [everyone] * len(elements))
+        servers = sync.assign_servers(elements, [everyone] * len(elements))
         urgency = {index: place for place, index in enumerate(order)}
         self.items = [
             Item(
                 number, slice_name(names[index], rows), everyone,
-                homes[number], elements[number], parameters[index].dtype, urgency[index],
+                servers[number], elements[number], parameters[index].dtype, urgency[index],
             )
-            for number, (index, rows) in enumerate(self.places)
+            for number, (index, rows) in enumerate(self.locations)
         ]  # fmt: skip
 
-    def cut(self, whole: Tensor, number: int) -> Tensor:
+    def select_rows(self, whole: Tensor, number: int) -> Tensor:
         """An item's rows of a tensor that has its parameter's shape."""
-        return select_rows(whole, self.places[number][1])
+        return select_rows(whole, self.locations[number][1])
 
     def rows(self, number: int) -> Tensor:
         """An item's rows of its parameter."""
-        return self.cut(self.parameters[self.places[number][0]].detach(), number)
+        return self.select_rows(self.parameters[self.locations[number][0]].detach(), number)
 
-    def record(self, note: Note | None) -> RecordItemSpan | None:
+    def record_by_item(self, record_span: RecordSpan | None) -> RecordItemSpan | None:
         """Notes by the names of items."""
-        if note is None:
+        if record_span is None:
             return None
-        return lambda number, what, start, end: note(self.items[number].name, what, start, end)
+        return lambda number, what, start, end: record_span(
+            self.items[number].name, what, start, end
+        )

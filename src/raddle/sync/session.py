@@ -12,14 +12,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from raddle.sync.chrome_trace import Timeline
+from raddle.sync.chrome_trace import ChromeTrace
 from raddle.transport.exchange import exchange_over
 from raddle.transport.process_transport import Processes
 
 CPU = torch.device("cpu")
 
 
-class Ending(Protocol):
+class SessionOptimizer(Protocol):
     """An optimizer of the session."""
 
     def close(self, failed: str = "") -> None: ...
@@ -32,34 +32,34 @@ class Session:
 
     def __init__(self, backend: str | None, timeout: float, timeline: str) -> None:
         self.timeout = timeout
-        self.optimizers: list[Ending] = []
-        self.opened = 0  # lines that were made: the same on all ranks
+        self.optimizers: list[SessionOptimizer] = []
+        self.opened_transports = 0  # lines that were made: the same on all ranks
         self._backend = backend
         self.transport = Processes(CPU, "gloo", timeout)  # joins, if nobody has
         self.rank, self.size = self.transport.rank, self.transport.size
-        self.timeline = Timeline(timeline, self.rank) if timeline else None
+        self.trace = ChromeTrace(timeline, self.rank) if timeline else None
 
-    def open(self, device: torch.device) -> Processes:
+    def open_transport(self, device: torch.device) -> Processes:
         """Groups, an alarm and, when asked for, a wire that nobody else uses; all ranks call it."""
         backend = "gloo"
         if device.type == "cuda":
             backend = self._backend or "nccl"
         transport = Processes(device, backend, self.timeout)
         atexit.unregister(transport.close)  # at the end of the process, `close` comes first
-        self.opened += 1
+        self.opened_transports += 1
         return transport
 
-    def exchange(self, mine: Any) -> list[Any]:
+    def exchange(self, value: Any) -> list[Any]:
         """Objects of all ranks, which all call it."""
-        return exchange_over(self.transport, CPU, mine)
+        return exchange_over(self.transport, CPU, value)
 
     def close(self, failed: str) -> None:
         """`failed`: why this rank ends before its time; others are told, and not waited for."""
         try:
             for optimizer in list(self.optimizers):
                 optimizer.close(failed)
-            if self.timeline is not None:
-                self.timeline.write(None if failed else self.exchange)
+            if self.trace is not None:
+                self.trace.write(None if failed else self.exchange)
         except BaseException as error:
             failed = failed or str(error)
             raise
@@ -89,7 +89,7 @@ def init(
         raise RuntimeError("raddle.sync is initialised already: call init() once, or close() first")
     path = os.fspath(timeline) or os.environ.get("RADDLE_TIMELINE", "")
     _session = Session(backend, timeout, path)
-    atexit.register(_end)
+    atexit.register(_close_at_exit)
 
 
 def session() -> Session:
@@ -106,19 +106,19 @@ def close() -> None:
     _close(sys.exc_info()[1])
 
 
-def _end() -> None:
+def _close_at_exit() -> None:
     """At the end of the process: an exception that nobody has caught is told to the others."""
     _close(getattr(sys, "last_value", None))
 
 
 def _close(error: BaseException | None) -> None:
     global _session
-    ending, _session = _session, None
-    if ending is None:
+    closing, _session = _session, None
+    if closing is None:
         return
-    atexit.unregister(_end)
+    atexit.unregister(_close_at_exit)
     failed = "" if error is None else f"it has raised {type(error).__name__}: {error}"
-    ending.close(failed)
+    closing.close(failed)
 
 
 def rank() -> int:
@@ -134,11 +134,11 @@ def broadcast(what: nn.Module | Iterable[Tensor], source: int = 0) -> None:
     transport = session().transport
     with torch.no_grad():
         for tensor in _tensors(what):
-            held = tensor.detach().to(CPU).contiguous().clone()
-            if held.numel():  # as bytes: gloo does not know all types
-                transport.broadcast(source, held.view(-1).view(torch.uint8)).wait()
+            cpu_copy = tensor.detach().to(CPU).contiguous().clone()
+            if cpu_copy.numel():  # as bytes: gloo does not know all types
+                transport.broadcast(source, cpu_copy.view(-1).view(torch.uint8)).wait()
                 if transport.rank != source:
-                    tensor.detach().copy_(held)
+                    tensor.detach().copy_(cpu_copy)
 
 
 def _tensors(what: nn.Module | Iterable[Tensor]) -> Iterator[Tensor]:
@@ -151,9 +151,9 @@ def _tensors(what: nn.Module | Iterable[Tensor]) -> Iterator[Tensor]:
 
 def report() -> dict[str, Any]:
     """Counters of this rank: one entry for each optimizer."""
-    own = session()
+    current = session()
     return {
-        "rank": own.rank,
-        "size": own.size,
-        "optimizers": [optimizer.report() for optimizer in own.optimizers],
+        "rank": current.rank,
+        "size": current.size,
+        "optimizers": [optimizer.report() for optimizer in current.optimizers],
     }

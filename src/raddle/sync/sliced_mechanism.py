@@ -10,9 +10,9 @@ from raddle.sync.gradient_buckets import check_dense
 from raddle.sync.item import UpdateEvent
 from raddle.sync.mechanism import Arrivals, Mechanism
 from raddle.sync.server_stalls import logger
-from raddle.sync.sliced_updates import Homing
-from raddle.sync.sync_settings import Settings
-from raddle.sync.trained_parameters import Trained
+from raddle.sync.sliced_updates import SlicedUpdates
+from raddle.sync.sync_settings import SyncSettings
+from raddle.sync.trained_parameters import TrainedParameters
 
 WORST = 5  # parameters that a report names
 
@@ -21,10 +21,10 @@ class Sliced(Mechanism):
     """`guards`: modules wait for their parameters before they compute; None: `step` waits for all."""
 
     def __init__(
-        self, trained: Trained, lines: Channels, settings: Settings, homing: Homing, guards: Guards | None
+        self, trained: TrainedParameters, lines: Channels, settings: SyncSettings, homing: SlicedUpdates, guards: Guards | None
     ) -> None:  # fmt: skip
         super().__init__(trained)
-        self.homing, self._lines, self._text = homing, lines, settings.text
+        self.homing, self._lines, self._text = homing, lines, settings.sync_text
         self._arrivals = Arrivals(lines.rank, trained.names, settings.backward_passes)
         self._handed: set[int] = set()
         self._unguarded: set[int] = set()  # parameters that no module waits for
@@ -35,7 +35,7 @@ class Sliced(Mechanism):
     def arrived(self, index: int) -> None:
         if self._arrivals.add(index):
             guarded = self._guards is not None and index not in self._unguarded
-            if guarded and self.homing.under_way(index):  # read by the forward without waiting
+            if guarded and self.homing.is_pending(index):  # read by the forward without waiting
                 self.unguard({index})
             self._give(index)
 
@@ -45,7 +45,7 @@ class Sliced(Mechanism):
             self._arrivals.counts.clear()
 
     def step(self) -> None:
-        name = self.homing.updates.changed() if self._handed else ""
+        name = self.homing.sliced_optimizer.changed_setting() if self._handed else ""
         if name:
             raise RuntimeError(
                 f"'{name}' was changed between backward and step, and sync '{self._text}' updates during "
@@ -55,7 +55,7 @@ class Sliced(Mechanism):
         for index in everything:
             if index not in self._handed:
                 self._give(index)
-        self.homing.finish()
+        self.homing.finish_step()
         self._handed.clear()
         self._arrivals.counts.clear()
         for index in everything if self._guards is None else sorted(self._unguarded):
@@ -71,20 +71,20 @@ class Sliced(Mechanism):
         self.homing.synchronize()
 
     def settle(self) -> None:
-        self.homing.settle()
+        self.homing.synchronize_ranks()
 
     def state_dict(self) -> dict[str, Any]:
         state = self.trained.optimizer.state
-        state.update(self.homing.collect())
+        state.update(self.homing.gather_state())
         try:
             return super().state_dict()
         finally:
             state.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.homing.settle()
+        self.homing.synchronize_ranks()
         super().load_state_dict(state_dict)
-        self.homing.updates.scatter()
+        self.homing.sliced_optimizer.scatter_state()
         self._lines.cpu_transport.barrier()  # nobody pushes before all homes have it
 
     def report(self) -> dict[str, Any]:
@@ -117,15 +117,15 @@ class Sliced(Mechanism):
     def _give(self, index: int) -> None:
         """The gradient is ours from now on: zero_grad cannot reach what is still to be sent."""
         if not self._handed:
-            self.homing.begin()
+            self.homing.begin_step()
         p = self.trained.parameters[index]
         gradient, p.grad = p.grad, None
         if gradient is not None:
             check_dense(self.trained.names[index], gradient)
         self._handed.add(index)
-        self.homing.give(index, gradient)
+        self.homing.submit(index, gradient)
 
     def _wait(self, index: int) -> None:
-        if self.homing.under_way(index):
+        if self.homing.is_pending(index):
             with self._lines.reporting_failures():
                 self.homing.wait(index)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from raddle.sync.optimizer_state import State, cut, join
-from raddle.sync.parameter_slices import Slices
-from raddle.sync.slice_updater import Applying
+from raddle.sync.optimizer_state import OptimizerState, cut_state, join_states
+from raddle.sync.parameter_slices import ParameterSlices
+from raddle.sync.slice_updater import SliceUpdater
 
 
 class SlicedOptimizer:
@@ -30,88 +30,97 @@ class SlicedOptimizer:
     """
 
     def __init__(
-        self, slices: Slices, optimizer: Optimizer, own: Mapping[int, Tensor], *,
-        times: int = 1, looks: Callable[[int], bool] = lambda number: True,
+        self, slices: ParameterSlices, optimizer: Optimizer, rows_by_item: Mapping[int, Tensor], *,
+        times: int = 1, may_be_absent: Callable[[int], bool] = lambda number: True,
     ) -> None:  # fmt: skip
-        self.own = {number: nn.Parameter(rows) for number, rows in own.items()}
-        self._slices, self._whole, self._looks = slices, optimizer, looks
-        self._home = _of_slices(optimizer, slices, self.own)
-        self._applying: Applying | None = None
-        if own:
-            self._applying = Applying(self._home, self.own, times=dict.fromkeys(own, times))
-        self._begun: list[dict[str, Any]] = []  # settings of the step that has begun
+        self.parameters = {number: nn.Parameter(rows) for number, rows in rows_by_item.items()}
+        self._slices, self._model_optimizer, self._may_be_absent = slices, optimizer, may_be_absent
+        self._slice_optimizer = _copy_for_slices(optimizer, slices, self.parameters)
+        self._updater: SliceUpdater | None = None
+        if rows_by_item:
+            self._updater = SliceUpdater(
+                self._slice_optimizer, self.parameters, times=dict.fromkeys(rows_by_item, times)
+            )
+        self._step_settings: list[dict[str, Any]] = []  # settings of the step that has begun
 
     def __call__(self, number: int, clock: int, gradient: Tensor) -> None:
-        assert self._applying is not None
-        if self._looks(number) and is_absent(gradient):
-            self._applying.skip(clock)
+        assert self._updater is not None
+        if self._may_be_absent(number) and is_absent(gradient):
+            self._updater.skip(clock)
         else:
-            self._applying(number, clock, gradient)
+            self._updater(number, clock, gradient)
 
-    def take_settings(self, clock: int) -> None:
+    def snapshot_settings(self, clock: int) -> None:
         """Updates from a clock on have the settings (lr, momentum...) that the optimizer has now."""
-        groups = self._whole.param_groups
-        self._begun = [copy.deepcopy(settings_of(group)) for group in groups]
-        for own, group in zip(self._home.param_groups, groups, strict=True):
-            own.update(settings_of(group))
-        if self._applying is not None:
-            self._applying.snapshot(clock)
+        groups = self._model_optimizer.param_groups
+        self._step_settings = [copy.deepcopy(settings_of(group)) for group in groups]
+        for target, group in zip(self._slice_optimizer.param_groups, groups, strict=True):
+            target.update(settings_of(group))
+        if self._updater is not None:
+            self._updater.snapshot(clock)
 
-    def changed(self) -> str:
+    def changed_setting(self) -> str:
         """The name of a setting that is not what was taken last; empty if none."""
-        for now, then in zip(self._whole.param_groups, self._begun, strict=True):
+        for now, then in zip(self._model_optimizer.param_groups, self._step_settings, strict=True):
             for name, value in settings_of(now).items():
                 if name not in then or value != then[name]:
                     return name
         return ""
 
-    def scatter(self) -> None:
+    def scatter_state(self) -> None:
         """What the whole optimizer holds goes to the slices, and is forgotten there."""
-        held = self._whole.state
-        self._home.state.clear()
-        for number, rows in self.own.items():
-            index, own = self._slices.places[number]
+        model_state = self._model_optimizer.state
+        self._slice_optimizer.state.clear()
+        for number, rows in self.parameters.items():
+            index, row_range = self._slices.locations[number]
             p = self._slices.parameters[index]
-            if held.get(p):
-                self._home.state[rows] = cut(held[p], p.shape, own)
-            there = self._slices.rows(number)
-            if rows.data_ptr() != there.data_ptr():  # a copy: the model may have been loaded too
+            if model_state.get(p):
+                self._slice_optimizer.state[rows] = cut_state(model_state[p], p.shape, row_range)
+            model_rows = self._slices.rows(number)
+            if (
+                rows.data_ptr() != model_rows.data_ptr()
+            ):  # a copy: the model may have been loaded too
                 with torch.no_grad():
-                    rows.copy_(there)
-        held.clear()
+                    rows.copy_(model_rows)
+        model_state.clear()
 
-    def states(self) -> dict[int, State]:
+    def states(self) -> dict[int, OptimizerState]:
         """By item, its state: a copy, as training may go on."""
         return {
-            number: cut(self._home.state[rows], rows.shape, None)
-            for number, rows in self.own.items()
-            if rows in self._home.state
+            number: cut_state(self._slice_optimizer.state[rows], rows.shape, None)
+            for number, rows in self.parameters.items()
+            if rows in self._slice_optimizer.state
         }
 
-    def joined(self, every: Mapping[int, State]) -> dict[Tensor, State]:
+    def join_states(self, states: Mapping[int, OptimizerState]) -> dict[Tensor, OptimizerState]:
         """The state as the whole optimizer would have it, from those of all items."""
-        whole: dict[Tensor, State] = {}
+        whole: dict[Tensor, OptimizerState] = {}
         for index, p in enumerate(self._slices.parameters):
-            numbers = self._slices.numbers[index]
-            parts = [every.get(n, {}) for n in numbers]
-            state = join(parts, [self._slices.rows(n).shape for n in numbers], p.device)
+            numbers = self._slices.item_numbers[index]
+            parts = [states.get(n, {}) for n in numbers]
+            state = join_states(parts, [self._slices.rows(n).shape for n in numbers], p.device)
             if state:
                 whole[p] = state
         return whole
 
 
-def _of_slices(optimizer: Optimizer, slices: Slices, own: Mapping[int, nn.Parameter]) -> Optimizer:
+def _copy_for_slices(
+    optimizer: Optimizer, slices: ParameterSlices, parameters: Mapping[int, nn.Parameter]
+) -> Optimizer:
     """An optimizer of the same kind and settings, for some slices."""
-    made = copy.copy(optimizer)
-    made.state = defaultdict(dict)
-    by: dict[int, list[nn.Parameter]] = defaultdict(list)  # by id of the parameter
-    for number, rows in own.items():
-        by[id(slices.parameters[slices.places[number][0]])].append(rows)
-    made.param_groups = [
-        {**settings_of(group), "params": [rows for p in group["params"] for rows in by[id(p)]]}
+    copied = copy.copy(optimizer)
+    copied.state = defaultdict(dict)
+    rows_by_parameter: dict[int, list[nn.Parameter]] = defaultdict(list)  # by id of the parameter
+    for number, rows in parameters.items():
+        rows_by_parameter[id(slices.parameters[slices.locations[number][0]])].append(rows)
+    copied.param_groups = [
+        {
+            **settings_of(group),
+            "params": [rows for p in group["params"] for rows in rows_by_parameter[id(p)]],
+        }
         for group in optimizer.param_groups
     ]
-    return made
+    return copied
 
 
 def absent_like(p: Tensor) -> Tensor:

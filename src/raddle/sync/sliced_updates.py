@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from raddle.sync.collective_synchroniser import CollectiveSynchroniser
 from raddle.sync.item import UpdateEvent
-from raddle.sync.optimizer_state import State, gather
-from raddle.sync.parameter_slices import Note, Slices
+from raddle.sync.optimizer_state import OptimizerState, merge_states
+from raddle.sync.parameter_slices import ParameterSlices, RecordSpan
 from raddle.sync.server_synchroniser import ServerSynchroniser
 from raddle.sync.sliced_optimizer import SlicedOptimizer, absent_like
 from raddle.transport.base import Transport
@@ -21,31 +21,33 @@ from raddle.transport.base import Transport
 Exchange = Callable[[Any], list[Any]]
 
 
-def with_homes(
-    slices: Slices,
+def make_server_updates(
+    slices: ParameterSlices,
     optimizer: Optimizer,
     staleness: int | None,
     transport: Transport,
     exchange: Exchange,
     *,
     stall: float = 10.0,
-    note: Note | None = None,
-) -> Homing:
+    record_span: RecordSpan | None = None,
+) -> SlicedUpdates:
     """Slices go to their homes; with staleness these update copies. All ranks call it."""
-    here = [item.number for item in slices.items if item.server == transport.rank]
-    own = {n: slices.rows(n) if staleness == 0 else slices.rows(n).clone() for n in here}
+    served = [item.number for item in slices.items if item.server == transport.rank]
+    rows_by_item = {n: slices.rows(n) if staleness == 0 else slices.rows(n).clone() for n in served}
     times = 1 if staleness == 0 else transport.size
-    updates = SlicedOptimizer(slices, optimizer, own, times=times)
+    sliced_optimizer = SlicedOptimizer(slices, optimizer, rows_by_item, times=times)
     synchroniser = ServerSynchroniser(
-        slices.items, transport.wire(), updates, staleness=staleness, stall=stall,
-        timeout=transport.timeout, fail=transport.fail, record=slices.record(note),
+        slices.items, transport.wire(), sliced_optimizer, staleness=staleness, stall=stall,
+        timeout=transport.timeout, fail=transport.fail, record=slices.record_by_item(record_span),
     )  # fmt: skip
     for number in range(len(slices.items)):
-        synchroniser.bind(number, slices.rows(number), own.get(number))
-    return Homing(slices, updates, synchroniser, transport, exchange, copied=staleness != 0)
+        synchroniser.bind(number, slices.rows(number), rows_by_item.get(number))
+    return SlicedUpdates(
+        slices, sliced_optimizer, synchroniser, transport, exchange, server_copies=staleness != 0
+    )
 
 
-class Homing:
+class SlicedUpdates:
     """One rank's slices. All ranks make it, with a synchroniser whose items are bound.
 
     `copied`: homes update copies, so that parameters may differ between ranks.
@@ -53,33 +55,37 @@ class Homing:
 
     def __init__(
         self,
-        slices: Slices,
-        updates: SlicedOptimizer,
+        slices: ParameterSlices,
+        sliced_optimizer: SlicedOptimizer,
         synchroniser: ServerSynchroniser | CollectiveSynchroniser,
         transport: Transport,
         exchange: Exchange,
         *,
-        copied: bool = False,
+        server_copies: bool = False,
     ) -> None:
         self.clock = 0
         self.waited = dict.fromkeys(slices.names, 0.0)  # seconds, by parameter
-        self.slices, self.updates, self.synchroniser = slices, updates, synchroniser
-        self._transport, self._exchange, self._copied = transport, exchange, copied
-        self._due: set[int] = set()  # parameters that are under way
+        self.slices, self.sliced_optimizer, self.synchroniser = (
+            slices,
+            sliced_optimizer,
+            synchroniser,
+        )
+        self._transport, self._exchange, self._server_copies = transport, exchange, server_copies
+        self._pending: set[int] = set()  # parameters that are under way
         transport.on_failure(synchroniser.stop)
-        updates.scatter()
-        updates.take_settings(1)
+        sliced_optimizer.scatter_state()
+        sliced_optimizer.snapshot_settings(1)
         synchroniser.start()
         transport.barrier()  # nobody pushes before all listen
 
     # -- a step ------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """A step's first gradient is handed in: its updates have the settings of now."""
         self.clock += 1
-        self.updates.take_settings(self.clock)
+        self.sliced_optimizer.snapshot_settings(self.clock)
 
-    def give(self, index: int, gradient: Tensor | None) -> None:
+    def submit(self, index: int, gradient: Tensor | None) -> None:
         """Hands in this rank's share of the average, which is not written any more; None: it has none."""
         with torch.no_grad():
             if gradient is None:
@@ -87,57 +93,62 @@ class Homing:
             else:
                 # In new memory: gradients of two parameters may be views of the same.
                 part = torch.div(gradient, self._transport.size).contiguous()
-            for number in self.slices.numbers[index]:
-                rows = self.slices.cut(part, number)
+            for number in self.slices.item_numbers[index]:
+                rows = self.slices.select_rows(part, number)
                 if gradient is not None:
                     rows.view(-1)[:1].add_(0.0)  # never a negative zero
                 self.synchroniser.submit(number, rows)
-        self._due.add(index)
+        self._pending.add(index)
 
-    def finish(self) -> None:
+    def finish_step(self) -> None:
         """A step ends, all that belongs to it was given."""
 
-    def under_way(self, index: int) -> bool:
-        return index in self._due
+    def is_pending(self, index: int) -> bool:
+        return index in self._pending
 
     def wait(self, index: int) -> None:
         """Until a parameter is up to date."""
-        if index not in self._due:
+        if index not in self._pending:
             return
         begin = time.perf_counter()
-        for number in self.slices.numbers[index]:
+        for number in self.slices.item_numbers[index]:
             self.synchroniser.wait(number)
-        self._due.discard(index)
+        self._pending.discard(index)
         self.waited[self.slices.names[index]] += time.perf_counter() - begin
 
     def synchronize(self) -> None:
-        for index in list(self._due):
+        for index in list(self._pending):
             self.wait(index)
         self.synchroniser.synchronize()
 
     # -- between steps -----------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def synchronize_ranks(self) -> None:
         """Nothing is under way anywhere, and all ranks hold what the homes hold. All ranks call it."""
         self.synchronize()
         self._transport.barrier()
         with torch.no_grad():
-            for item in self.slices.items if self._copied else ():
-                own, rows = self.updates.own.get(item.number), self.slices.rows(item.number)
-                held = (rows if own is None else own.detach()).to("cpu", copy=True)
-                if held.numel():
-                    flat = held.contiguous().view(-1).view(torch.uint8)
+            for item in self.slices.items if self._server_copies else ():
+                server_rows, rows = (
+                    self.sliced_optimizer.parameters.get(item.number),
+                    self.slices.rows(item.number),
+                )
+                payload = (rows if server_rows is None else server_rows.detach()).to(
+                    "cpu", copy=True
+                )
+                if payload.numel():
+                    flat = payload.contiguous().view(-1).view(torch.uint8)
                     self._transport.broadcast(item.server, flat).wait()
                     rows.copy_(flat.view(item.dtype).view(rows.shape))
 
-    def collect(self) -> dict[Tensor, State]:
+    def gather_state(self) -> dict[Tensor, OptimizerState]:
         """The state as the whole optimizer would have it. All ranks call it."""
-        self.settle()
-        return self.updates.joined(self._states())
+        self.synchronize_ranks()
+        return self.sliced_optimizer.join_states(self._gather_states())
 
-    def _states(self) -> dict[int, State]:
+    def _gather_states(self) -> dict[int, OptimizerState]:
         """By item, from its home."""
-        return gather(self._exchange(self.updates.states()))
+        return merge_states(self._exchange(self.sliced_optimizer.states()))
 
     def close(self) -> None:
         self.synchroniser.close()

@@ -9,36 +9,42 @@ from typing import Any
 from raddle.errors import InputError
 from raddle.plans.sync import Sync, check_wire_dtype, read_sync
 from raddle.sync.slice_updater import needs_barrier
-from raddle.sync.trained_parameters import Trained
+from raddle.sync.trained_parameters import TrainedParameters
 
 
 @dataclass(frozen=True)
-class Settings:
+class SyncSettings:
     """What `sync.Optimizer` documents."""
 
-    text: str  # of the way to synchronise
+    sync_text: str  # of the way to synchronise
     sync: Sync
     backward_passes: int
     bucket: int  # bytes
     debug: bool
     stall: float  # seconds
 
-    def described(self, barrier: str) -> dict[str, Any]:
+    def to_compare(self, barrier_reason: str) -> dict[str, Any]:
         """What all ranks must have alike."""
-        return {"sync": self.text, "barrier": barrier, "backward_passes": self.backward_passes,
+        return {"sync": self.sync_text, "barrier": barrier_reason, "backward_passes": self.backward_passes,
                 "bucket": self.bucket, "debug": self.debug}  # fmt: skip
 
 
 def read_settings(
-    text: str, size: int, *, backward_passes: int, bucket: int, debug: bool | None, stall: float
-) -> Settings:
+    sync_text: str,
+    size: int,
+    *,
+    backward_passes: int,
+    bucket: int,
+    debug: bool | None,
+    stall: float,
+) -> SyncSettings:
     """Raises for what nobody can do; without `debug`, the environment says it."""
-    sync = check_sync(read_sync(text), size)
+    sync = check_sync(read_sync(sync_text), size)
     if backward_passes < 1:
         raise ValueError(f"backward_passes is {backward_passes}: a step needs 1 or more")
     if debug is None:
         debug = os.environ.get("RADDLE_SYNC_DEBUG", "") not in ("", "0")
-    return Settings(text, sync, backward_passes, bucket, debug, stall)
+    return SyncSettings(sync_text, sync, backward_passes, bucket, debug, stall)
 
 
 def check_sync(sync: Sync, size: int) -> Sync:
@@ -55,23 +61,26 @@ def check_sync(sync: Sync, size: int) -> Sync:
     return sync
 
 
-def find_barrier(trained: Trained, settings: Settings, *, asked: bool) -> str:
+def find_barrier_reason(
+    trained: TrainedParameters, settings: SyncSettings, *, requested: bool
+) -> str:
     """Why all gradients are needed before anything is updated; empty if nobody knows a reason yet."""
     named = dict(zip(trained.names, trained.parameters, strict=True))
-    check_wire_dtype(settings.text, {name: p.dtype for name, p in named.items()})
-    reason = "barrier=True" if asked else needs_barrier(trained.optimizer) or ""
+    check_wire_dtype(settings.sync_text, {name: p.dtype for name, p in named.items()})
+    reason = "barrier=True" if requested else needs_barrier(trained.optimizer) or ""
     if not reason and not settings.sync.bucketed:
         reason = next(
-            (_uncuttable(name, p) for name, p in named.items() if _uncuttable(name, p)), ""
+            (_why_unsliceable(name, p) for name, p in named.items() if _why_unsliceable(name, p)),
+            "",
         )
     if reason and not settings.sync.synchronous:
         raise InputError(
-            f"{reason.rstrip('.')}, which sync '{settings.text}' cannot wait for: use ps or p3."
+            f"{reason.rstrip('.')}, which sync '{settings.sync_text}' cannot wait for: use ps or p3."
         )
     return reason
 
 
-def _uncuttable(name: str, p: Any) -> str:
+def _why_unsliceable(name: str, p: Any) -> str:
     if p.is_contiguous() and not p.is_complex():
         return ""
     what = "complex" if p.is_complex() else "not contiguous (channels_last?)"

@@ -10,16 +10,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 
-class Trained:
+class TrainedParameters:
     """Parameters of `optimizer` that need gradients, numbered in its order; all are on one device."""
 
     def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
         self.optimizer = optimizer
-        self.parameters, self.names = _trained(optimizer, model)
+        self.parameters, self.names = _collect_trained(optimizer, model)
         self.device = _only_device(self.names, self.parameters)
 
     @cached_property
-    def numbers(self) -> dict[int, int]:
+    def index_by_id(self) -> dict[int, int]:
         """By id of a parameter, its number."""
         return {id(p): index for index, p in enumerate(self.parameters)}
 
@@ -27,21 +27,23 @@ class Trained:
         """Raises where a parameter has a gradient that was frozen when the optimizer was wrapped."""
         for group in self.optimizer.param_groups:
             for p in group["params"]:
-                if p.grad is not None and id(p) not in self.numbers:
+                if p.grad is not None and id(p) not in self.index_by_id:
                     raise RuntimeError(
                         f"a parameter of shape {list(p.shape)} has a gradient and had requires_grad=False "
                         "when the optimizer was wrapped: wrap after it is unfrozen"
                     )
 
 
-def _trained(optimizer: Optimizer, model: nn.Module) -> tuple[list[nn.Parameter], list[str]]:
-    known = {id(p): name for name, p in model.named_parameters()}
+def _collect_trained(
+    optimizer: Optimizer, model: nn.Module
+) -> tuple[list[nn.Parameter], list[str]]:
+    names_by_id = {id(p): name for name, p in model.named_parameters()}
     parameters, names = [], []
     for g, group in enumerate(optimizer.param_groups):
         for number, p in enumerate(group["params"]):
             if p.requires_grad:
                 parameters.append(p)
-                names.append(known.get(id(p), f"parameter {number} of group {g}"))
+                names.append(names_by_id.get(id(p), f"parameter {number} of group {g}"))
     if not parameters:
         raise ValueError("the optimizer has no parameter that needs a gradient: nothing to average")
     return parameters, names

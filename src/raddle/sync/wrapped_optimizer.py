@@ -28,8 +28,8 @@ from raddle.sync.gradient_buckets import BUCKET
 from raddle.sync.gradient_hooks import Hooked
 from raddle.sync.item import UpdateEvent
 from raddle.sync.session import session
-from raddle.sync.sync_settings import find_barrier, read_settings
-from raddle.sync.trained_parameters import Trained
+from raddle.sync.sync_settings import find_barrier_reason, read_settings
+from raddle.sync.trained_parameters import TrainedParameters
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -61,15 +61,15 @@ class Optimizer(torch.optim.Optimizer):
             sync, self._session.size,
             backward_passes=backward_passes, bucket=bucket, debug=debug, stall=stall,
         )  # fmt: skip
-        self._trained = trained = Trained(optimizer, model)
-        reason = find_barrier(trained, settings, asked=barrier)
+        self._trained = trained = TrainedParameters(optimizer, model)
+        reason = find_barrier_reason(trained, settings, requested=barrier)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._wrapped = True
         # The dictionaries of the wrapped one: a scheduler that changes ours changes both.
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self._text, self._steps = sync, 0
         self._lines = lines = Channels(self._session, trained.device, stall)
-        own = describe(trained.names, trained.parameters, optimizer, settings.described(reason))
+        own = describe(trained.names, trained.parameters, optimizer, settings.to_compare(reason))
         try:
             check_same(lines.exchange(own))
         except ValueError:
