@@ -19,7 +19,7 @@ from experiments.thesis.printed import COARSE, FINE, PARTS, RECONSTRUCTED
 from raddle.api.loading import capture_model
 from raddle.searches.hypergraph.counts import imbalance, volume
 from raddle.searches.hypergraph.kahypar_blocks import partition_blocks
-from raddle.searches.hypergraph.partitioner import Asked, Partitioner
+from raddle.searches.hypergraph.partitioner import Partitioner, PartitionRequest
 
 MI = 2**20
 BLOCKS = 32  # a layer, for Mt-KaHyPar
@@ -41,7 +41,7 @@ def kahypar(own: Partitioner, parts: int, epsilon: float) -> dict[str, Any]:
 def ours(
     own: Partitioner, method: str, parts: int, epsilon: float = 0.1, budget: float = 10.0
 ) -> dict[str, Any]:
-    found = own.answer(method, Asked(parts, epsilon=epsilon, budget=budget))
+    found = own.partition(method, PartitionRequest(parts, epsilon=epsilon, budget=budget))
     return {
         "volume": found.volume / MI,
         "bytes": found.volume_bytes,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from experiments.experiment import Asked as Wanted
 from experiments.thesis.partitions import MI, allowed, heaviest
 from experiments.thesis.printed import COARSE_BOUNDED, FINE_BOUNDED, Bounded
-from raddle.api.partitioning import Asked, Partitioner
+from raddle.api.partitioning import Partitioner, PartitionRequest
 from raddle.api.results import Cell, Column, Table
 
 COLUMNS = (
@@ -38,7 +38,7 @@ def tables(own: Partitioner, counts: Sequence[int], budget: float, asked: Wanted
 
 def row(own: Partitioner, method: str, one: Bounded, parts: int, budget: float) -> list[Cell]:
     theirs = one.rows[parts]
-    ours = own.answer(method, Asked(parts, epsilon=allowed(theirs), budget=budget))
+    ours = own.partition(method, PartitionRequest(parts, epsilon=allowed(theirs), budget=budget))
     least = None if ours.lower_bound is None else ours.lower_bound / MI
     return [
         one.tables, one.epsilon, parts, theirs.imbalance, ours.imbalance,

@@ -19,7 +19,7 @@ from experiments.thesis.printed import ALL, DEFAULT, PARTS, RECONSTRUCTED, Print
 from raddle.api.clusters import cluster
 from raddle.api.loading import capture_model
 from raddle.api.models import Graph
-from raddle.api.partitioning import Answer, Asked, Partitioner
+from raddle.api.partitioning import Partitioner, PartitionRequest, PartitionResult
 from raddle.api.planning import Settings, plan_and_predict
 from raddle.api.results import Cell, Column, Table
 
@@ -49,7 +49,7 @@ class Counted(NamedTuple):
 
     nbytes: int  # a step
     imbalance: float | None = None  # largest part's work over the average
-    answer: Answer | None = None
+    answer: PartitionResult | None = None
 
 
 def weighed(graph: Graph, profiled: np.ndarray) -> Weighed:
@@ -65,26 +65,26 @@ def allowed(printed: Printed) -> float:
     return printed.imbalance - 1
 
 
-def as_printed(own: Weighed, parts: int, budget: float) -> dict[str, Answer]:
+def as_printed(own: Weighed, parts: int, budget: float) -> dict[str, PartitionResult]:
     """Ours by the name of the thesis's method, for those that it has at so many parts."""
     found = {}
     for theirs in ALL:
         if parts in theirs.rows:
-            asked = Asked(parts, epsilon=allowed(theirs.rows[parts]), budget=budget)
-            found[theirs.name] = own.thesis.answer(theirs.method, asked)
+            asked = PartitionRequest(parts, epsilon=allowed(theirs.rows[parts]), budget=budget)
+            found[theirs.name] = own.thesis.partition(theirs.method, asked)
     return found
 
 
 def beyond(own: Weighed, parts: int, budget: float, most_plans: int) -> dict[str, Counted]:
     """What the thesis's tables do not have; plans for as many parts as `most_plans`."""
-    asked = Asked(parts, epsilon=DEFAULT, budget=budget)
+    asked = PartitionRequest(parts, epsilon=DEFAULT, budget=budget)
     found = {
-        "coarse-grain, operations": _counted(own.operations.answer("coarse", asked)),
-        "fine-grain, operations": _counted(own.operations.answer("fine", asked)),
-        "coarse-grain, profiled here": _counted(own.profiled.answer("coarse", asked)),
+        "coarse-grain, operations": _counted(own.operations.partition("coarse", asked)),
+        "fine-grain, operations": _counted(own.operations.partition("fine", asked)),
+        "coarse-grain, profiled here": _counted(own.profiled.partition("coarse", asked)),
         "data parallelism": Counted(data_bytes(own.parameters, parts), 1.0),
     }
-    found["mixed, least bytes"] = _counted(own.operations.answer("mixed", asked))
+    found["mixed, least bytes"] = _counted(own.operations.partition("mixed", asked))
     if parts <= most_plans:
         for method in (MIXED, AUTO):
             found[method] = of_plan(own.graph, method, parts, budget)
@@ -103,13 +103,13 @@ def of_plan(graph: Graph, method: str, parts: int, budget: float) -> Counted:
     return Counted(judged.timeline.comm_bytes, judged.timeline.imbalance)
 
 
-def _counted(answer: Answer) -> Counted:
+def _counted(answer: PartitionResult) -> Counted:
     return Counted(answer.volume_bytes, answer.imbalance, answer)
 
 
-def heaviest(answer: Answer) -> float:
+def heaviest(answer: PartitionResult) -> float:
     """Mi elements of the map that most is sent of."""
-    return max(answer.of.values(), default=0) / MI
+    return max(answer.sent_elements.values(), default=0) / MI
 
 
 COLUMNS = (
@@ -130,7 +130,7 @@ NOTE = (
 )
 
 
-def table(parts: int, ours: Mapping[str, Answer], further: Mapping[str, Counted]) -> Table:
+def table(parts: int, ours: Mapping[str, PartitionResult], further: Mapping[str, Counted]) -> Table:
     rows = [
         printed_row(theirs.name, theirs.tables, theirs.rows[parts], ours[theirs.name])
         for theirs in ALL
@@ -142,7 +142,7 @@ def table(parts: int, ours: Mapping[str, Answer], further: Mapping[str, Counted]
     )
 
 
-def printed_row(name: str, tables: str, theirs: Printed, ours: Answer) -> list[Cell]:
+def printed_row(name: str, tables: str, theirs: Printed, ours: PartitionResult) -> list[Cell]:
     return [
         name, tables,
         theirs.most, float(ours.work.max()), theirs.least, float(ours.work.min()),

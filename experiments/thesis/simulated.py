@@ -85,7 +85,7 @@ def threaded(graph: Graph, on: Cluster, row: str, times: Sequence[int]) -> Simul
 def _model_plan(graph: Graph, on: Cluster, row: str) -> Plan:
     if row != COARSE:
         return plan_for(graph, on, KINDS[row].method, sync="allreduce")
-    answer = Partitioner(graph).counted("coarse", _counts(len(on.devices)))
+    answer = Partitioner(graph).result_from_counts("coarse", _counts(len(on.devices)))
     return build_plan(
         graph, on, KINDS[row].method, SearchResult(answer.tiles), Settings(sync="allreduce")
     )

@@ -21,11 +21,11 @@ from experiments.thesis.partitions import (
 )
 from experiments.thesis.printed import COARSE, FINE, LAYERWISE, PARTS, Partitions
 from experiments.thesis.printed_epoch import EPOCH_BATCHES, EPOCH_HYPERGRAPH
-from raddle.api.partitioning import Answer
+from raddle.api.partitioning import PartitionResult
 from raddle.api.results import Chart, Drawing, Line, Section, Table
 
 TITLE = "Work and communication of partitions (Tables 5.1 to 5.12, A.1 to A.12, 5.14)"
-Ours = Mapping[int, Mapping[str, Answer]]
+Ours = Mapping[int, Mapping[str, PartitionResult]]
 Further = Mapping[int, Mapping[str, Counted]]
 
 
@@ -36,7 +36,7 @@ def make(asked: Asked) -> Section:
     asked.say(f"profiling VGG-16 at batch {batch}")
     measured = weights.profiled(batch, repeats)
     own = weighed(vgg16(), measured)
-    ours: dict[int, Mapping[str, Answer]] = {}
+    ours: dict[int, Mapping[str, PartitionResult]] = {}
     further: dict[int, Mapping[str, Counted]] = {}
     for i, parts in enumerate(counts):
         asked.say(f"VGG-16 in {parts} parts", 0.1 + 0.6 * i / len(counts))

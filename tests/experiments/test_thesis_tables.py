@@ -15,7 +15,7 @@ from experiments.thesis.printed_epoch import EPOCH_DATA, EPOCH_HYPERGRAPH
 from experiments.thesis.simulated import SERVERS, crossover
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.searches.hypergraph.partitioner import Asked, Partitioner
+from raddle.searches.hypergraph.partitioner import Partitioner, PartitionRequest
 
 VGG16 = 138_357_544  # parameters, its Table 5.13
 
@@ -47,7 +47,7 @@ def test_the_reconstructed_weights_give_the_layerwise_table() -> None:
 
 def test_a_row_has_the_counts_of_its_partition(chain: Graph) -> None:
     own = Partitioner(chain)
-    ours = own.answer("layerwise", Asked(2))
+    ours = own.partition("layerwise", PartitionRequest(2))
     row = printed_row("layer-wise", "5.1", printed.Printed(3, 1, 2, 10, 5), ours)
     found = {(c.name, c.source): value for c, value in zip(COLUMNS, row, strict=True)}
     # the best cut of 48, 24 and 8 products an image is after the first layer: 6 maps of 4 samples cross
@@ -60,7 +60,9 @@ def test_a_row_has_the_counts_of_its_partition(chain: Graph) -> None:
 @pytest.mark.usefixtures("thread_clock")
 def test_ours_are_at_most_as_uneven_as_the_printed(chain: Graph) -> None:
     theirs = printed.Printed(13, 11, 12, 1, 1)
-    found = Partitioner(chain).answer("coarse", Asked(2, epsilon=allowed(theirs), budget=0.2))
+    found = Partitioner(chain).partition(
+        "coarse", PartitionRequest(2, epsilon=allowed(theirs), budget=0.2)
+    )
     assert found.imbalance <= theirs.imbalance + 1e-9
 
 

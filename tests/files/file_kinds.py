@@ -41,7 +41,7 @@ from raddle.reports.server.shelf import Shelf
 from raddle.reports.server.wanted import read_wanted
 from raddle.searches.hypergraph import explicit, formats
 from raddle.searches.hypergraph.layer_work import layer_work
-from raddle.searches.hypergraph.method import given
+from raddle.searches.hypergraph.method import plan_from_partition
 from raddle.searches.hypergraph.partitioner import Partitioner
 from raddle.searches.predict import predicted_metrics, simulate_steps
 
@@ -256,7 +256,7 @@ def partitions() -> list[str]:
 
 
 def use_partition(path: pathlib.Path) -> object:
-    return given(GRAPH, ON, path)
+    return plan_from_partition(GRAPH, ON, path)
 
 
 def hypergraphs() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raddle.searches.hypergraph.jit_warmup import PARTITIONERS
-from raddle.searches.hypergraph.partitioner import SOLVED
+from raddle.searches.hypergraph.partitioner import SOLVERS
 from raddle.searches.jit_warmup import EVALUATOR, JitFunctions
 from raddle.searches.registry import jit_functions_of
 
@@ -15,6 +15,6 @@ __all__ = ["EVALUATOR", "PARTITIONERS", "JitFunctions", "compiled_for"]
 def compiled_for(methods: Sequence[str]) -> list[JitFunctions]:
     """What methods of plans, or of partitions, need."""
     found = jit_functions_of(methods)
-    if PARTITIONERS not in found and not SOLVED.keys().isdisjoint(methods):
+    if PARTITIONERS not in found and not SOLVERS.keys().isdisjoint(methods):
         found.append(PARTITIONERS)
     return found

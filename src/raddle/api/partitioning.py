@@ -14,7 +14,13 @@ from raddle.searches.hypergraph.coarse import solve as solve_coarse
 from raddle.searches.hypergraph.explicit import Hypergraph
 from raddle.searches.hypergraph.formats import FORMATS, write_hypergraph
 from raddle.searches.hypergraph.layer_work import layer_work
-from raddle.searches.hypergraph.partitioner import METHODS, Answer, Asked, Partitioner, row
+from raddle.searches.hypergraph.partitioner import (
+    METHODS,
+    Partitioner,
+    PartitionRequest,
+    PartitionResult,
+    table_row,
+)
 
 __all__ = [
     "FORMATS", "GRAINS", "METHODS", "Hypergraph", "PartitionRequest", "PartitionResult", "Partitioner", "build_partitioner", "check_export",
@@ -35,15 +41,15 @@ def check_methods(names: Sequence[str]) -> None:
             raise InputError(f"no method '{name}': choose {', '.join(METHODS)}.")
 
 
-def check_export(form: str, grain: str) -> None:
+def check_export(file_format: str, grain: str) -> None:
     """Raises InputError for a format or a grain that does not exist."""
-    if form not in FORMATS:
-        raise InputError(f"no format '{form}': choose {' or '.join(FORMATS)}.")
+    if file_format not in FORMATS:
+        raise InputError(f"no format '{file_format}': choose {' or '.join(FORMATS)}.")
     if grain not in GRAINS:
         raise InputError(f"the grain is '{grain}': choose {' or '.join(GRAINS)}.")
 
 
-def partitioner(
+def build_partitioner(
     graph: Graph,
     weights: str,
     *,
@@ -55,40 +61,40 @@ def partitioner(
 
     Time is that of a cluster's first device, measured where a profile has it.
     """
-    plain = Partitioner(graph, connected_as_one=connected_as_one)
+    by_flops = Partitioner(graph, connected_as_one=connected_as_one)
     if weights == "flops":
-        return plain
+        return by_flops
     device = clusters.cluster(cluster).devices[0]
-    work = layer_work(graph, plain.network, weights, device, load_measured(profile))
+    work = layer_work(graph, by_flops.network, weights, device, load_measured(profile))
     return Partitioner(graph, work, connected_as_one=connected_as_one)
 
 
-def partitions(
-    of: Partitioner,
+def partition_table(
+    partitioner: Partitioner,
     methods: Sequence[str],
     counts: Sequence[int],
     *,
     epsilon: float = 0.1,
     budget: float = 10.0,
     seed: int = 0,
-    heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
+    on_progress: Callable[[Mapping[str, Any]], None] = lambda step: None,
 ) -> list[dict[str, Any]]:
     """A row a method and number of parts; one of several that cannot be has an `error` for figures."""
     cases = [(name, count) for name in methods for count in counts]
     rows = []
     for done, (name, count) in enumerate(cases):
-        heard({"step": f"{name} in {count}", "done": done, "of": len(cases)})
-        asked = Asked(count, epsilon=epsilon, budget=budget, seed=seed)
+        on_progress({"step": f"{name} in {count}", "done": done, "of": len(cases)})
+        request = PartitionRequest(count, epsilon=epsilon, budget=budget, seed=seed)
         try:
-            found = row(of.answer(name, asked), epsilon)
+            columns = table_row(partitioner.partition(name, request), epsilon)
         except InputError as error:
             if len(cases) == 1:
                 raise
-            found = {"method": name, "parts": count, "error": str(error)}
-        rows.append({"batch": of.graph.batch, "epsilon": epsilon, **found})
+            columns = {"method": name, "parts": count, "error": str(error)}
+        rows.append({"batch": partitioner.graph.batch, "epsilon": epsilon, **columns})
     return rows
 
 
-def hypergraph(of: Partitioner, grain: str) -> Hypergraph:
+def hypergraph(partitioner: Partitioner, grain: str) -> Hypergraph:
     """Every vertex and net spelt out, for other partitioners."""
-    return GRAINS[grain](of.network, of.model)
+    return GRAINS[grain](partitioner.network, partitioner.model)

@@ -9,7 +9,7 @@ from raddle.clusters import Cluster
 from raddle.graph.graph import Graph
 from raddle.searches.baselines import BASELINES as BASELINES
 from raddle.searches.comparison import EvaluatedPlan, compare, plan_and_predict, speedup_over_data
-from raddle.searches.hypergraph.method import given
+from raddle.searches.hypergraph.method import plan_from_partition
 from raddle.searches.pins import read_pin
 from raddle.searches.planning import (
     build_plan,
@@ -67,7 +67,7 @@ def predict(
     partition: str | None = None,
 ) -> EvaluatedPlan:
     """The plan of a method, or of another partitioner's file, simulated, beside data parallelism."""
-    found = None if partition is None else given(graph, cluster, partition)
+    found = None if partition is None else plan_from_partition(graph, cluster, partition)
     judged = plan_and_predict(
         graph, cluster, method, model=model, settings=settings, recompute=recompute, result=found
     )

@@ -31,7 +31,7 @@ def export(
     partitioning.check_export(to, grain)
     check_folder(output)
     graph = captured(model, batch)
-    own = partitioning.partitioner(
+    own = partitioning.build_partitioner(
         graph, weights, connected_as_one=connected_as_one, cluster=cluster, profile=profile
     )
     with progress(f"writing {output}"):

@@ -45,13 +45,13 @@ def partition(
     partitioning.check_methods(names)
     counts = _counts(parts)
     graph = captured(model, batch)
-    own = partitioning.partitioner(
+    own = partitioning.build_partitioner(
         graph, weights, connected_as_one=connected_as_one, cluster=cluster, profile=profile
     )
     compile_once(compiled_for(names))
     with progress_bar(f"partitioning {model}") as heard:
-        rows = partitioning.partitions(
-            own, names, counts, epsilon=epsilon, budget=budget, seed=seed, heard=heard
+        rows = partitioning.partition_table(
+            own, names, counts, epsilon=epsilon, budget=budget, seed=seed, on_progress=heard
         )
     show([{"model": model, **row} for row in rows], show_partitions, as_json=as_json)
 

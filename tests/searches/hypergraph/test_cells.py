@@ -37,12 +37,12 @@ def case(name: str) -> tuple[Graph, LayerNetwork]:
     return graph, build_network(graph)
 
 
-def random_cells(found: LayerNetwork, parts: int, seed: int) -> Cells:
+def random_cells(layer_network: LayerNetwork, parts: int, seed: int) -> Cells:
     """Blocks of cells in any parts, and sums in one of those that have a part of them."""
     rng = np.random.default_rng(seed)
     cells, owners = [], []
-    for l, layer in enumerate(found.layers):
-        shape = layer.units, explicit.channel_count(found, l)
+    for l, layer in enumerate(layer_network.layers):
+        shape = layer.units, explicit.channel_count(layer_network, l)
         grid = rng.integers(0, parts, [min(2, n) for n in shape])
         at = [
             np.minimum(np.arange(n) * len(g) // n, len(g) - 1)
@@ -53,59 +53,69 @@ def random_cells(found: LayerNetwork, parts: int, seed: int) -> Cells:
     return Cells(cells, owners)
 
 
-def vector(partition: Cells) -> np.ndarray:
-    return np.concatenate([*(own.ravel() for own in partition.cells), *partition.owners])
+def part_of_vertices(partition: Cells) -> np.ndarray:
+    return np.concatenate(
+        [*(layer_cells.ravel() for layer_cells in partition.cells), *partition.owners]
+    )
 
 
 @given(st.sampled_from(MODELS), st.integers(2, 4), st.integers(0, 10**6))
 def test_cells_are_the_connectivity_of_the_explicit_hypergraph(
     name: str, parts: int, seed: int
 ) -> None:
-    _, found = case(name)
-    partition = random_cells(found, parts, seed)
-    sent = count_traffic(found, partition, parts)
-    m = build_count_model(found)
-    spelt = explicit.fine(found, m)
-    assert explicit.km1(spelt, vector(partition)) == sum(sent.sent.values()) == sent.received.sum()
-    weight = np.bincount(vector(partition), weights=spelt.weight, minlength=parts)
-    assert cell_work(found, m.work, partition, parts) == pytest.approx(weight)
+    _, layer_network = case(name)
+    partition = random_cells(layer_network, parts, seed)
+    sent = count_traffic(layer_network, partition, parts)
+    m = build_count_model(layer_network)
+    spelt = explicit.fine(layer_network, m)
+    assert (
+        explicit.km1(spelt, part_of_vertices(partition))
+        == sum(sent.sent.values())
+        == sent.received.sum()
+    )
+    weight = np.bincount(part_of_vertices(partition), weights=spelt.weight, minlength=parts)
+    assert cell_work(layer_network, m.work, partition, parts) == pytest.approx(weight)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("parts", [2, 3])
 def test_cells_are_the_bytes_of_the_lowered_program(name: str, parts: int) -> None:
     """Maps and sums, forward and backward; what losses and norms sum up stands apart."""
-    graph, found = case(name)
-    partition = random_cells(found, parts, seed=parts)
-    tiles, sums = cell_tiles(graph, found, partition)
+    graph, layer_network = case(name)
+    partition = random_cells(layer_network, parts, seed=parts)
+    tiles, sums = cell_tiles(graph, layer_network, partition)
     program = lower(graph, Plan(tiles, parts, bn="local", sums=sums))
-    maps = {v.name for v in found.maps}
+    maps = {v.name for v in layer_network.maps}
     sums = {
-        o for op in graph.ops for layer in found.layers if op.name in layer.ops for o in op.outputs
+        o
+        for op in graph.ops
+        for layer in layer_network.layers
+        if op.name in layer.ops
+        for o in op.outputs
     }
     sent: Counter[str] = Counter()
     for i in program.instructions:
         if isinstance(i, Move) and i.value in maps | sums:
             sent[i.kind] += sum(message_bytes(program, i, m) for m in i.messages)
-    expected = sum(count_traffic(found, partition, parts).sent.values()) * 8
+    expected = sum(count_traffic(layer_network, partition, parts).sent.values()) * 8
     assert sent["activation"] + sent["partial"] == expected
     assert sent["gradient"] + sent["partial gradient"] == expected
 
 
 def test_channels_in_order_are_a_fine_partition() -> None:
-    _, found = case("lenet-tiny")
-    m = build_count_model(found)
-    partition = naive.channel_incremental(found, m, 3)
-    own = cell_work(found, m.work, partition, 3)
-    assert own.sum() == pytest.approx(m.total_work)
-    assert (own > 0).all()
+    _, layer_network = case("lenet-tiny")
+    m = build_count_model(layer_network)
+    partition = naive.channel_incremental(layer_network, m, 3)
+    work = cell_work(layer_network, m.work, partition, 3)
+    assert work.sum() == pytest.approx(m.total_work)
+    assert (work > 0).all()
 
 
 @pytest.mark.parametrize("form", formats.FORMATS)
 @pytest.mark.parametrize("grain", ["coarse", "fine"])
 def test_hypergraphs_come_back_from_files(tmp_path: pathlib.Path, form: str, grain: str) -> None:
-    _, found = case("lenet-tiny")
-    spelt = getattr(explicit, grain)(found, build_count_model(found))
+    _, layer_network = case("lenet-tiny")
+    spelt = getattr(explicit, grain)(layer_network, build_count_model(layer_network))
     formats.write_hypergraph(spelt, tmp_path / "h", form)
     read = formats.read_hypergraph(tmp_path / "h")
     assert (read.cost == spelt.cost).all()
@@ -126,19 +136,19 @@ def test_the_first_lines_are_those_of_the_formats(tmp_path: pathlib.Path) -> Non
         assert (tmp_path / form).read_text() == text
 
 
-def test_answers_are_of_filters_or_of_channels(tmp_path: pathlib.Path) -> None:
-    _, found = case("lenet-tiny")
-    partition = random_cells(found, 3, 0)
-    formats.write_partition(vector(partition), tmp_path / "partition")
-    back = partition_from_vector(found, formats.read_partition(tmp_path / "partition"))
+def test_partition_files_are_of_filters_or_of_channels(tmp_path: pathlib.Path) -> None:
+    _, layer_network = case("lenet-tiny")
+    partition = random_cells(layer_network, 3, 0)
+    formats.write_partition(part_of_vertices(partition), tmp_path / "partition")
+    back = partition_from_vector(layer_network, formats.read_partition(tmp_path / "partition"))
     assert isinstance(back, Cells)
     assert all((a == b).all() for a, b in zip(back.cells, partition.cells, strict=True))
     filters = partition_from_vector(
-        found, np.zeros(sum(layer.units for layer in found.layers), int)
+        layer_network, np.zeros(sum(layer.units for layer in layer_network.layers), int)
     )
     assert isinstance(filters, list)
-    assert [len(own) for own in filters] == [layer.units for layer in found.layers]
-    assert partition_from_vector(found, np.zeros(3, int)) is None
+    assert [len(owners) for owners in filters] == [layer.units for layer in layer_network.layers]
+    assert partition_from_vector(layer_network, np.zeros(3, int)) is None
 
 
 @pytest.mark.parametrize(
@@ -159,7 +169,7 @@ def test_damaged_hypergraphs(tmp_path: pathlib.Path, text: str, reason: str) -> 
 @pytest.mark.parametrize(
     ("text", "reason"), [("", "no partition"), ("0 -1", "no partition"), ("a", "numbers")]
 )
-def test_damaged_answers(tmp_path: pathlib.Path, text: str, reason: str) -> None:
+def test_damaged_partition_files(tmp_path: pathlib.Path, text: str, reason: str) -> None:
     (tmp_path / "p").write_text(text)
     with pytest.raises(InputError, match=reason):
         formats.read_partition(tmp_path / "p")

@@ -29,21 +29,21 @@ def model_of(units, work, maps):
         at = np.cumsum([0, *(len(row) for row in rows)])
         return at.astype(np.int64), np.array([i for row in rows for i in row], np.int64)
 
-    alike_at, alike_piece = lists([[i for i, _ in v[3]] for v in maps])
+    elementwise_start, elementwise_piece = lists([[i for i, _ in v[3]] for v in maps])
     return CountModel(
         np.array(units, np.int64),
         np.array(work, np.float64),
         np.array([v[0] for v in maps], np.int64),
         *lists([v[1] for v in maps]),
         *lists([v[2] for v in maps]),
-        alike_at,
-        alike_piece,
+        elementwise_start,
+        elementwise_piece,
         np.array([t for v in maps for _, t in v[3]], np.int64),
     )
 
 
 @st.composite
-def models(draw, alike=True):
+def models(draw, elementwise=True):
     """A chain, with a residual add or a concatenation across it."""
     layers = draw(st.integers(3, 4))
     units = draw(st.lists(st.integers(1, 4), min_size=layers, max_size=layers))
@@ -51,7 +51,7 @@ def models(draw, alike=True):
     cost = st.integers(1, 9)
     maps = [(draw(cost), [l], [l + 1], []) for l in range(layers - 1)]
     kind = draw(
-        st.sampled_from(["chain", "cat", "readers", "residual", "twice"][: 5 if alike else 3])
+        st.sampled_from(["chain", "cat", "readers", "residual", "twice"][: 5 if elementwise else 3])
     )
     if kind == "cat":
         maps[-1] = (draw(cost), [0, layers - 2], [layers - 1], [])
@@ -68,8 +68,8 @@ def models(draw, alike=True):
 
 
 @st.composite
-def problems(draw, alike=True):
-    m, parts = draw(models(alike)), draw(st.integers(2, 3))
+def problems(draw, elementwise=True):
+    m, parts = draw(models(elementwise)), draw(st.integers(2, 3))
     shares = draw(st.sampled_from([None, [2, 1, 1][:parts]]))
     return m, coarse.capacities(m, parts, draw(st.sampled_from([0.1, 0.4])), shares)
 
@@ -77,19 +77,19 @@ def problems(draw, alike=True):
 def least(m, capacity):
     """The least volume of all partitions within the capacities, or infinity."""
     spread = [list(shares(int(n), len(capacity))) for n in m.units]
-    known = {}
+    received_by_column = {}
 
     def one(column):
-        if column not in known:
-            known[column] = elements_received(m, np.array(column))
-        return known[column]
+        if column not in received_by_column:
+            received_by_column[column] = elements_received(m, np.array(column))
+        return received_by_column[column]
 
-    found = math.inf
+    least_volume = math.inf
     for rows in itertools.product(*spread):
         columns = list(zip(*rows, strict=True))
         if all(np.dot(m.work, c) <= w * (1 + 1e-9) for c, w in zip(columns, capacity, strict=True)):
-            found = min(found, sum(one(column) for column in columns))
-    return found
+            least_volume = min(least_volume, sum(one(column) for column in columns))
+    return least_volume
 
 
 def shares(n, parts):
@@ -97,8 +97,8 @@ def shares(n, parts):
         yield (n,)
         return
     for k in range(n + 1):
-        for rest in shares(n - k, parts - 1):
-            yield (k, *rest)
+        for other_counts in shares(n - k, parts - 1):
+            yield (k, *other_counts)
 
 
 def annealed(m, capacity, seed, moves=20_000):
@@ -130,10 +130,10 @@ def test_volume_is_kept_up_move_by_move(problem, seed):
 def test_annealing_finds_the_best_of_tiny_networks(problem):
     m, capacity = problem
     best = least(m, capacity)
-    found = min(
+    annealed_volume = min(
         annealed(m, capacity, seed).totals[coarse_annealing.BEST_VOLUME] for seed in range(3)
     )
-    assert found == best
+    assert annealed_volume == best
 
 
 @tiny
@@ -141,13 +141,15 @@ def test_annealing_finds_the_best_of_tiny_networks(problem):
 def test_the_exact_program_finds_the_best(problem):
     m, capacity = problem
     best = least(m, capacity)
-    found = exact.solve(m, capacity * (1 + 1e-9), seconds=20, start=annealed(m, capacity, 0).best.T)
+    result = exact.solve(
+        m, capacity * (1 + 1e-9), seconds=20, start=annealed(m, capacity, 0).best.T
+    )
     if math.isinf(best):
-        assert found.x is None
+        assert result.x is None
     else:
-        assert found.proven
-        assert volume(m, found.x) == best
-        assert found.lower_bound <= best + 1e-6
+        assert result.proven
+        assert volume(m, result.x) == best
+        assert result.lower_bound <= best + 1e-6
 
 
 @settings(tiny, max_examples=60)
@@ -156,10 +158,10 @@ def test_no_bound_is_above_the_best(problem):
     m, capacity = problem
     best = least(m, capacity)
     assume(math.isfinite(best))
-    known = annealed(m, capacity, 0).best
-    found = list(itertools.islice(volume_bounds(m, capacity, known, best), 60))
-    assert found == sorted(found)
-    assert found[-1] <= best + 1e-6
+    columns = annealed(m, capacity, 0).best
+    lower_bounds = list(itertools.islice(volume_bounds(m, capacity, columns, best), 60))
+    assert lower_bounds == sorted(lower_bounds)
+    assert lower_bounds[-1] <= best + 1e-6
 
 
 def test_bounds_are_tight_where_whole_layers_fit():
@@ -209,39 +211,39 @@ def test_equal_seeds_give_equal_partitions():
 @given(models(), st.sampled_from([None, [3, 1], [1, 1, 2]]))
 def test_the_portfolio_is_best_and_says_so(m, shares):
     parts = len(shares or "ab")
-    heard = []
-    found = coarse.solve(
+    steps = []
+    solution = coarse.solve(
         m,
         parts,
         epsilon=0.3,
         budget=0.4,
         shares=shares,
-        on_progress=lambda step: heard.append(step),
+        on_progress=lambda step: steps.append(step),
     )
     capacity = coarse.capacities(m, parts, 0.3, shares)
     best = least(m, capacity)
-    assert (found.x.sum(axis=1) == m.units).all()
-    assert found.volume == volume(m, found.x)
-    assert found.feasible == math.isfinite(best)
-    if found.feasible:
-        assert (m.work @ found.x <= capacity * (1 + 2e-9)).all()
-        assert found.lower_bound <= best == found.volume
-        volumes = [step["volume"] for step in heard]
+    assert (solution.x.sum(axis=1) == m.units).all()
+    assert solution.volume == volume(m, solution.x)
+    assert solution.feasible == math.isfinite(best)
+    if solution.feasible:
+        assert (m.work @ solution.x <= capacity * (1 + 2e-9)).all()
+        assert solution.lower_bound <= best == solution.volume
+        volumes = [step["volume"] for step in steps]
         assert volumes == sorted(volumes, reverse=True)
 
 
 def test_a_start_is_never_made_worse():
     m = model_of([8, 8, 8], [1.0, 1.0, 1.0], [(5, [0], [1], []), (2, [1], [2], [])])
     start = coarse_starts.chain(m, coarse.capacities(m, 4, 0.1, None))
-    found = coarse.solve(m, 4, starts=[start], budget=0.01)
-    assert found.volume <= volume(m, start)
+    solution = coarse.solve(m, 4, starts=[start], budget=0.01)
+    assert solution.volume <= volume(m, start)
 
 
 def test_one_part_has_everything():
     m = model_of([2, 3], [1.0, 1.0], [(5, [0], [1], [])])
-    found = coarse.solve(m, 1)
-    assert found.proven
-    assert found.x.tolist() == [[2], [3]]
+    solution = coarse.solve(m, 1)
+    assert solution.proven
+    assert solution.x.tolist() == [[2], [3]]
 
 
 BEST_KNOWN = {2: 24.5, 4: 63.1, 8: 160.1, 16: 393, 32: 877.3, 64: 1831, 128: 3706}  # Mi elements
@@ -256,10 +258,10 @@ def test_vgg16_is_within_a_hundredth_of_the_best_known(parts):
     from raddle.searches.hypergraph.network import build_network
 
     m = build_count_model(build_network(capture_model("vgg16", 32)))
-    found = coarse.solve(m, parts)
-    assert found.feasible
-    assert found.volume / 2**20 <= 1.01 * BEST_KNOWN[parts]
-    assert found.proven == (parts <= 4)
+    solution = coarse.solve(m, parts)
+    assert solution.feasible
+    assert solution.volume / 2**20 <= 1.01 * BEST_KNOWN[parts]
+    assert solution.proven == (parts <= 4)
     tight = coarse.solve(m, parts, epsilon=0.03, budget=2.0)
     assert tight.feasible
-    assert tight.volume >= found.lower_bound
+    assert tight.volume >= solution.lower_bound

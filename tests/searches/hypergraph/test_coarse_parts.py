@@ -18,23 +18,28 @@ from raddle.searches.hypergraph.counts import volume
 from raddle.searches.hypergraph.partitioner import Partitioner
 
 
-def case(parts: int = 2) -> CoarseProblem:
+def problem(parts: int = 2) -> CoarseProblem:
     return build_coarse_problem(Partitioner(small("vgg16-tiny")[1]).model, parts, 0.1, 0, None)
 
 
 def test_a_record_keeps_the_least_that_is_within_the_capacities() -> None:
-    own, heard = case(), list[Any]()
-    record = SearchRecord(own, heard.append)
-    record.offer("chain", own.chain)
-    record.offer("all on one part", np.stack([own.m.units, 0 * own.m.units], axis=1))
-    assert (record.start, record.best_volume) == ("chain", volume(own.m, own.chain))
-    assert [step["step"] for step in heard] == ["chain"]
+    coarse_problem, steps = problem(), list[Any]()
+    record = SearchRecord(coarse_problem, steps.append)
+    record.offer("chain", coarse_problem.chain)
+    record.offer(
+        "all on one part", np.stack([coarse_problem.m.units, 0 * coarse_problem.m.units], axis=1)
+    )
+    assert (record.start, record.best_volume) == (
+        "chain",
+        volume(coarse_problem.m, coarse_problem.chain),
+    )
+    assert [step["step"] for step in steps] == ["chain"]
     assert record.solution().feasible
     assert not record.proven
 
 
 def test_bounds_rise_to_volumes_that_can_be_and_prove_the_best() -> None:
-    record = SearchRecord(case(), lambda step: None)
+    record = SearchRecord(problem(), lambda step: None)
     record.offer("chain", record.problem.chain)
     record.raise_bound(1.0)
     assert record.bound == record.volume_unit
@@ -50,12 +55,12 @@ def test_bounds_rise_to_volumes_that_can_be_and_prove_the_best() -> None:
 
 def test_annealing_finds_the_same_with_the_same_seed_whatever_else_was_found() -> None:
     def least(given: list[np.ndarray]) -> float:
-        record = SearchRecord(case(), lambda step: None)
+        record = SearchRecord(problem(), lambda step: None)
         for x in given:
             record.offer("other", x)
-        own = AnnealingRuns(record.problem, record)
-        for _ in itertools.islice(own.steps([], blocks_deadline=0.0), 4):
+        runs = AnnealingRuns(record.problem, record)
+        for _ in itertools.islice(runs.steps([], blocks_deadline=0.0), 4):
             pass
-        return own.best_volume
+        return runs.best_volume
 
-    assert least([]) == least([case().chain])
+    assert least([]) == least([problem().chain])

@@ -125,23 +125,25 @@ def case(name: str) -> Case:
     return Case(name)
 
 
-def random_rows(own: LayerNetwork, parts: int, seed: int) -> FineRows:
+def random_rows(layer_network: LayerNetwork, parts: int, seed: int) -> FineRows:
     """Of each layer some parts, in some rows; all channels where it cannot be cut."""
     rng = np.random.default_rng(seed)
-    shape = len(own.layers), parts
-    found = FineRows(np.zeros(shape, int), np.full(shape, -1), np.zeros(shape, int))
-    for l, layer in enumerate(own.layers):
-        every = channel_count(own, l)
-        able = single_input_map(own, l) is not None
+    shape = len(layer_network.layers), parts
+    result = FineRows(np.zeros(shape, int), np.full(shape, -1), np.zeros(shape, int))
+    for l, layer in enumerate(layer_network.layers):
+        channels = channel_count(layer_network, l)
+        splittable = single_input_map(layer_network, l) is not None
         members = rng.permutation(parts)[: rng.integers(1, parts + 1)]
-        rows = rng.integers(0, len(members), len(members)) if able else np.arange(len(members))
+        rows = (
+            rng.integers(0, len(members), len(members)) if splittable else np.arange(len(members))
+        )
         there = np.unique(rows)
         for i, height in zip(there, apportion(layer.units, rng.random(len(there)), 1), strict=True):
             inside = members[rows == i]
-            found.row[l, inside] = i
-            found.width[l, inside] = apportion(every, rng.random(len(inside)), 1)
-            found.owned[l, inside] = apportion(height, rng.random(len(inside)), 0)
-    return found
+            result.row[l, inside] = i
+            result.width[l, inside] = apportion(channels, rng.random(len(inside)), 1)
+            result.owned[l, inside] = apportion(height, rng.random(len(inside)), 0)
+    return result
 
 
 # -- the volume ----------------------------------------------------------------------------------
@@ -163,12 +165,12 @@ SMALL = LayerNetwork(
 )
 
 
-def random_partition(own: LayerNetwork, parts: int, seed: int) -> FinePartition:
+def random_partition(layer_network: LayerNetwork, parts: int, seed: int) -> FinePartition:
     """Pairs and owners anywhere; a part has one block of each filter."""
     rng = np.random.default_rng(seed)
     layers = []
-    for l, layer in enumerate(own.layers):
-        cells = rng.integers(0, parts, (layer.units, channel_count(own, l)))
+    for l, layer in enumerate(layer_network.layers):
+        cells = rng.integers(0, parts, (layer.units, channel_count(layer_network, l)))
         blocks = [
             ComputeBlock(p, ((j, j + 1),), ranges(row == p))
             for j, row in enumerate(cells)
@@ -184,8 +186,8 @@ def random_partition(own: LayerNetwork, parts: int, seed: int) -> FinePartition:
 def test_the_volume_is_the_connectivity_of_nets_that_are_spelt_out(parts: int, seed: int) -> None:
     partition = random_partition(SMALL, parts, seed)
     where = {}  # vertex -> part
-    for l, own in enumerate(partition.layers):
-        for part, filters, read in own.blocks:
+    for l, layer in enumerate(partition.layers):
+        for part, filters, read in layer.blocks:
             for j in (j for a, b in filters for j in range(a, b)):
                 where.update({(l, j, k): part for a, b in read for k in range(a, b)})
         for j, part in enumerate(fine.to_cells(SMALL, partition).owners[l]):
@@ -207,8 +209,8 @@ def test_the_volume_is_the_connectivity_of_nets_that_are_spelt_out(parts: int, s
     work = fine.fine_work(SMALL, partition, [60, 70, 90, 50])
     pairs = Counter(part for vertex, part in where.items() if len(vertex) == 3 and vertex[0] == 0)
     assert work.sum() == pytest.approx(270)
-    alone = fine.fine_work(SMALL, partition, [60, 0, 0, 0])
-    assert alone == pytest.approx([5 * pairs[p] for p in range(parts)])
+    layer_0_work = fine.fine_work(SMALL, partition, [60, 0, 0, 0])
+    assert layer_0_work == pytest.approx([5 * pairs[p] for p in range(parts)])
 
 
 def test_an_aligned_grid() -> None:
@@ -234,16 +236,16 @@ def test_an_aligned_grid() -> None:
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("seed", range(4))
 def test_index_sets_have_the_counts_of_rows(name: str, seed: int) -> None:
-    own = case(name)
-    rows = random_rows(own.network, 4, seed)
-    partition = assign_indices(own.network, rows)
-    assert is_complete(own.network, partition)
+    example = case(name)
+    rows = random_rows(example.network, 4, seed)
+    partition = assign_indices(example.network, rows)
+    assert is_complete(example.network, partition)
     for l, layer in enumerate(partition.layers):
         owners = np.repeat(layer.owners.parts, np.diff(layer.owners.cuts))
         assert (np.bincount(owners, minlength=4) == rows.owned[l]).all()
-    spelt = fine.to_cells(own.network, partition)
-    assert fine.fine_volume(own.network, partition) == sum(
-        count_traffic(own.network, spelt, 4).sent.values()
+    spelt = fine.to_cells(example.network, partition)
+    assert fine.fine_volume(example.network, partition) == sum(
+        count_traffic(example.network, spelt, 4).sent.values()
     )
 
 
@@ -251,10 +253,10 @@ def test_index_sets_have_the_counts_of_rows(name: str, seed: int) -> None:
 def test_as_many_units_as_possible_lie_in_windows(parts: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     units = int(rng.integers(1, 7))
-    own = rng.multinomial(units, rng.dirichlet(np.ones(parts)))
+    counts = rng.multinomial(units, rng.dirichlet(np.ones(parts)))
     begin = rng.integers(0, units, parts)
     end = begin + rng.integers(0, units, parts)
-    owner, left = np.full(units, -1), own.copy()
+    owner, left = np.full(units, -1), counts.copy()
     assign_to_windows(owner, left, begin, end)
 
     @cache
@@ -268,61 +270,67 @@ def test_as_many_units_as_possible_lie_in_windows(parts: int, seed: int) -> None
         ]
         return max([most(unit + 1, left), *taken])
 
-    assert (owner >= 0).sum() == most(0, tuple(own.tolist()))
-    assert (np.bincount(owner[owner >= 0], minlength=parts) + left == own).all()
+    assert (owner >= 0).sum() == most(0, tuple(counts.tolist()))
+    assert (np.bincount(owner[owner >= 0], minlength=parts) + left == counts).all()
 
 
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("seed", range(6))
 def test_coarse_partitions_are_fine_ones(name: str, seed: int) -> None:
-    own, rng = case(name), np.random.default_rng(seed)
-    x = np.stack([rng.multinomial(n, rng.dirichlet(np.ones(3))) for n in own.model.units])
-    rows = rows_of_counts(own.network, x)
-    assert fine.fine_volume(own.network, assign_indices(own.network, rows)) == volume(own.model, x)
-    pb = build_fine_problem(own.network, own.model)
-    w = start_walk(pb, rows, np.full(3, own.model.total_work), 0)
-    assert w.totals[VOLUME] == volume(own.model, x)
+    example, rng = case(name), np.random.default_rng(seed)
+    x = np.stack([rng.multinomial(n, rng.dirichlet(np.ones(3))) for n in example.model.units])
+    rows = rows_of_counts(example.network, x)
+    assert fine.fine_volume(example.network, assign_indices(example.network, rows)) == volume(
+        example.model, x
+    )
+    pb = build_fine_problem(example.network, example.model)
+    w = start_walk(pb, rows, np.full(3, example.model.total_work), 0)
+    assert w.totals[VOLUME] == volume(example.model, x)
 
 
 # -- the program ---------------------------------------------------------------------------------
 
 
-def programmed(own: Case, spelt: Cells, parts: int) -> Program:
-    tiles, sums = cell_tiles(own.graph, own.network, spelt)
-    return lower(own.graph, Plan(tiles, parts, sums=sums, bucket=0))
+def programmed(example: Case, spelt: Cells, parts: int) -> Program:
+    tiles, sums = cell_tiles(example.graph, example.network, spelt)
+    return lower(example.graph, Plan(tiles, parts, sums=sums, bucket=0))
 
 
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_volume_is_what_the_lowered_program_sends(name: str, parts: int, seed: int) -> None:
-    own = case(name)
-    partition = assign_indices(own.network, random_rows(own.network, parts, seed))
-    program = programmed(own, fine.to_cells(own.network, partition), parts)
-    layers = {name for layer in own.network.layers for name in layer.ops}
-    values = {o for op in own.graph.ops if op.name in layers for o in op.outputs}
-    values |= {v.name for v in own.network.maps}  # not what the loss sums up
+    example = case(name)
+    partition = assign_indices(example.network, random_rows(example.network, parts, seed))
+    program = programmed(example, fine.to_cells(example.network, partition), parts)
+    layers = {name for layer in example.network.layers for name in layer.ops}
+    values = {o for op in example.graph.ops if op.name in layers for o in op.outputs}
+    values |= {v.name for v in example.network.maps}  # not what the loss sums up
     sent = Counter[str]()
     for i in program.instructions:
         if isinstance(i, Move) and i.value in values:
             sent[i.kind] += sum(message_bytes(program, i, m) for m in i.messages)
-    assert sent["activation"] + sent["partial"] == 8 * fine.fine_volume(own.network, partition)
+    assert sent["activation"] + sent["partial"] == 8 * fine.fine_volume(example.network, partition)
 
 
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("parts", [2, 3])
 def test_a_fine_partition_trains_as_the_module(name: str, parts: int) -> None:
-    own = case(name)
-    partition = assign_indices(own.network, random_rows(own.network, parts, seed=parts))
-    program = programmed(own, fine.to_cells(own.network, partition), parts)
+    example = case(name)
+    partition = assign_indices(example.network, random_rows(example.network, parts, seed=parts))
+    program = programmed(example, fine.to_cells(example.network, partition), parts)
     check(program)
-    batch = dict(zip(own.graph.inputs, [own.x, own.target], strict=True))
+    batch = dict(zip(example.graph.inputs, [example.x, example.target], strict=True))
 
     def optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=0.05)
 
-    result = run_threads(program, dict(own.module.named_parameters()), optimizer, lambda key: batch)
-    losses, state = train_plain(own.module, own.loss, [[([own.x], [own.target])]], optimizer)
+    result = run_threads(
+        program, dict(example.module.named_parameters()), optimizer, lambda key: batch
+    )
+    losses, state = train_plain(
+        example.module, example.loss, [[([example.x], [example.target])]], optimizer
+    )
     assert result.losses == pytest.approx(losses, rel=1e-9)
     for key, tensor in result.state.items():
         torch.testing.assert_close(tensor, state[key], rtol=1e-9, atol=1e-9)
@@ -337,10 +345,10 @@ def even(m: CountModel, parts: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", NETS)
 def test_the_walk_keeps_its_count(name: str) -> None:
-    own = case(name)
-    pb = build_fine_problem(own.network, own.model)
-    capacity = np.full(4, own.model.total_work / 4 * 1.3)
-    w = start_walk(pb, random_rows(own.network, 4, 1), capacity, 5)
+    example = case(name)
+    pb = build_fine_problem(example.network, example.model)
+    capacity = np.full(4, example.model.total_work / 4 * 1.3)
+    w = start_walk(pb, random_rows(example.network, 4, 1), capacity, 5)
     anneal(pb, w, capacity, 3000, 50.0, 1.0, 1e4)
     kept = w.totals.copy(), w.work.copy(), w.received.copy()
     count_volume(pb, w)
@@ -348,68 +356,79 @@ def test_the_walk_keeps_its_count(name: str) -> None:
     assert w.work == pytest.approx(kept[1])
     assert (w.received == kept[2]).all()
     assert start_walk(pb, w.best, capacity, 0).totals[VOLUME] == w.totals[BEST_VOLUME]
-    assert is_complete(own.network, assign_indices(own.network, w.best))
+    assert is_complete(example.network, assign_indices(example.network, w.best))
 
 
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("parts", [2, 5])
 def test_a_solution_is_within_the_balance_and_no_worse_than_a_start(name: str, parts: int) -> None:
-    own = case(name)
-    heard: list[object] = []
-    start = even(own.model, parts)
-    found = fine.solve(
-        own.network, own.model, parts, epsilon=0.5, iterations=20_000, starts=[start],
-        on_progress=heard.append,
+    example = case(name)
+    steps: list[object] = []
+    start = even(example.model, parts)
+    solution = fine.solve(
+        example.network, example.model, parts, epsilon=0.5, iterations=20_000, starts=[start],
+        on_progress=steps.append,
     )  # fmt: skip
-    assert found.volume == fine.fine_volume(own.network, found.partition)
-    assert found.volume <= volume(own.model, start)
-    assert is_complete(own.network, found.partition)
-    assert found.feasible
-    work = fine.fine_work(own.network, found.partition, own.model.work * own.model.units)
-    assert work.max() <= 1.5 * own.model.total_work / parts * (1 + 1e-9)
-    assert heard
+    assert solution.volume == fine.fine_volume(example.network, solution.partition)
+    assert solution.volume <= volume(example.model, start)
+    assert is_complete(example.network, solution.partition)
+    assert solution.feasible
+    work = fine.fine_work(
+        example.network, solution.partition, example.model.work * example.model.units
+    )
+    assert work.max() <= 1.5 * example.model.total_work / parts * (1 + 1e-9)
+    assert steps
 
 
 def test_a_start_is_kept_where_the_walk_loses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = case("chain")
-    alone = np.zeros((own.model.num_layers, 3), np.int64)
-    alone[:, 0] = own.model.units
-    lost = rows_of_counts(own.network, even(own.model, 3))
-    monkeypatch.setattr(fine, "_anneal_candidate", lambda pb, own, *rest: own._replace(rows=lost))
-    found = fine.solve(own.network, own.model, 3, epsilon=2.0, starts=[alone], iterations=0)
-    assert (found.volume, found.start) == (0, "coarse 0")
+    example = case("chain")
+    single_part = np.zeros((example.model.num_layers, 3), np.int64)
+    single_part[:, 0] = example.model.units
+    lost = rows_of_counts(example.network, even(example.model, 3))
+    monkeypatch.setattr(
+        fine, "_anneal_candidate", lambda pb, candidate, *others: candidate._replace(rows=lost)
+    )
+    solution = fine.solve(
+        example.network, example.model, 3, epsilon=2.0, starts=[single_part], iterations=0
+    )
+    assert (solution.volume, solution.start) == (0, "coarse 0")
 
 
 def test_so_many_moves_give_the_same_again() -> None:
-    own = case("residual")
-    found = [
-        fine.solve(own.network, own.model, 4, iterations=20_000, seed=3).partition for _ in range(2)
+    example = case("residual")
+    partitions = [
+        fine.solve(example.network, example.model, 4, iterations=20_000, seed=3).partition
+        for _ in range(2)
     ]
-    assert found[0] == found[1]
+    assert partitions[0] == partitions[1]
 
 
 def test_shares_of_the_work() -> None:
-    own = case("chain")
-    found = fine.solve(
-        own.network, own.model, 3, epsilon=0.2, iterations=40_000, shares=[2.0, 1.0, 1.0]
+    example = case("chain")
+    solution = fine.solve(
+        example.network, example.model, 3, epsilon=0.2, iterations=40_000, shares=[2.0, 1.0, 1.0]
     )
-    work = fine.fine_work(own.network, found.partition, own.model.work * own.model.units)
-    assert (work <= own.model.total_work * np.array([0.6, 0.3, 0.3]) * (1 + 1e-9)).all()
-    assert found.feasible
+    work = fine.fine_work(
+        example.network, solution.partition, example.model.work * example.model.units
+    )
+    assert (work <= example.model.total_work * np.array([0.6, 0.3, 0.3]) * (1 + 1e-9)).all()
+    assert solution.feasible
 
 
 def test_without_time_a_start_comes_back() -> None:
-    own = case("chain")
-    found = fine.solve(own.network, own.model, 2, budget=0.0, starts=[even(own.model, 2)])
-    assert is_complete(own.network, found.partition)
-    assert found.volume <= volume(own.model, even(own.model, 2))
+    example = case("chain")
+    solution = fine.solve(
+        example.network, example.model, 2, budget=0.0, starts=[even(example.model, 2)]
+    )
+    assert is_complete(example.network, solution.partition)
+    assert solution.volume <= volume(example.model, even(example.model, 2))
 
 
 @settings(max_examples=20)
 @given(st.sampled_from(sorted(NETS)), st.integers(2, 40))
 def test_chains_are_partitions(name: str, parts: int) -> None:
-    own = case(name)
-    pb = build_fine_problem(own.network, own.model)
-    rows = chain_rows(own.network, pb, parts, own.model.total_work / parts * 1.3)
+    example = case(name)
+    pb = build_fine_problem(example.network, example.model)
+    rows = chain_rows(example.network, pb, parts, example.model.total_work / parts * 1.3)
     if rows is not None:
-        assert is_complete(own.network, assign_indices(own.network, rows))
+        assert is_complete(example.network, assign_indices(example.network, rows))

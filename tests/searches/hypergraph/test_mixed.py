@@ -21,7 +21,7 @@ from raddle.program.lower import lower
 from raddle.runtime.threads import run_threads
 from raddle.searches.baselines import BASELINES
 from raddle.searches.hypergraph.mixed import MixedSolution, solve
-from raddle.searches.hypergraph.mixed_step_time import improve
+from raddle.searches.hypergraph.mixed_step_time import improve_step_time
 from raddle.searches.predict import simulate_steps
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.simulation.timeline import simulate
@@ -86,9 +86,9 @@ def test_shares_of_the_work_follow_the_speed_of_devices() -> None:
 
 
 def test_no_start_that_is_given_is_better() -> None:
-    graph, known = graph_of("vgg16-tiny"), solved("vgg16-tiny", 4)
-    again = solve(graph, 4, budget=0.01, seed=5, starts={"known": known.tiles})
-    assert again.volume_bytes <= known.volume_bytes
+    graph, given_solution = graph_of("vgg16-tiny"), solved("vgg16-tiny", 4)
+    again = solve(graph, 4, budget=0.01, seed=5, starts={"known": given_solution.tiles})
+    assert again.volume_bytes <= given_solution.volume_bytes
 
 
 def test_one_part_sends_nothing() -> None:
@@ -141,9 +141,11 @@ def test_a_run_equals_the_plain_module_and_sends_what_was_predicted(parts: int) 
 def test_the_second_stage_is_never_slower(name: str) -> None:
     graph, machine = graph_of(name), cluster("p100:2x2")
     before = simulate_steps(graph, Plan(solved(name, 4).tiles, 4, bn="local"), machine)
-    found = improve(graph, machine, solved(name, 4), budget=4.0)  # a second may go into starts
-    after = simulate_steps(graph, Plan(found.tiles, 4, bn="local"), machine)
-    assert found.before_seconds == before.step_seconds
-    assert found.step_seconds == after.step_seconds <= before.step_seconds
-    assert found.volume_bytes == after.comm_bytes
-    assert found.proposals > 0
+    improved = improve_step_time(
+        graph, machine, solved(name, 4), budget=4.0
+    )  # a second may go into starts
+    after = simulate_steps(graph, Plan(improved.tiles, 4, bn="local"), machine)
+    assert improved.before_seconds == before.step_seconds
+    assert improved.step_seconds == after.step_seconds <= before.step_seconds
+    assert improved.volume_bytes == after.comm_bytes
+    assert improved.proposals > 0

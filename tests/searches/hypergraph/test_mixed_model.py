@@ -20,7 +20,7 @@ from raddle.program.lower import lower
 from raddle.searches.hypergraph.mixed_blocks import MixedBlocks, build_blocks
 from raddle.searches.hypergraph.mixed_model import MixedModel, build_mixed_model
 from raddle.searches.hypergraph.mixed_moves import apportion_units
-from raddle.searches.hypergraph.mixed_states import State, part_work, state_of, tiles_of
+from raddle.searches.hypergraph.mixed_states import MixedState, part_work, state_of_tiles, tiles_of
 from raddle.searches.hypergraph.mixed_volume import volume
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.simulation.fast.evaluator import Evaluator
@@ -57,7 +57,9 @@ def small(name: str) -> tuple[Graph, MixedBlocks, MixedModel]:
     return graph, build_blocks(graph), build_mixed_model(build_blocks(graph))
 
 
-def drawn(blocks: MixedBlocks, m: MixedModel, parts: int, letters: str, seed: int) -> State:
+def random_state(
+    blocks: MixedBlocks, m: MixedModel, parts: int, letters: str, seed: int
+) -> MixedState:
     """Any axes of the given letters, and any shares on any parts."""
     rng = np.random.default_rng(seed)
     axis, x = np.zeros(len(m.work), np.int64), np.zeros((len(m.work), parts), np.int64)
@@ -67,10 +69,10 @@ def drawn(blocks: MixedBlocks, m: MixedModel, parts: int, letters: str, seed: in
         shares = rng.random(parts) * (rng.random(parts) < 0.6)
         shares[rng.integers(parts)] += 0.3
         apportion_units(shares / shares.sum(), block.units[axis[b]], x[b])
-    return State(axis, x)
+    return MixedState(axis, x)
 
 
-def lowered(graph: Graph, tiles: object, parts: int) -> int:
+def program_bytes(graph: Graph, tiles: object, parts: int) -> int:
     return sum(bytes_by_purpose(lower(graph, Plan(tiles, parts, bn="local"))).values())  # type: ignore[arg-type]
 
 
@@ -81,9 +83,9 @@ def lowered(graph: Graph, tiles: object, parts: int) -> int:
 )
 def test_the_model_equals_the_program_on_a_chain(parts: int, letters: str, seed: int) -> None:
     graph, blocks, m = chain()
-    state = drawn(blocks, m, parts, letters, seed)
+    state = random_state(blocks, m, parts, letters, seed)
     tiles = tiles_of(blocks, m, state)
-    assert volume(m, *state) == pytest.approx(lowered(graph, tiles, parts), abs=LOSS)
+    assert volume(m, *state) == pytest.approx(program_bytes(graph, tiles, parts), abs=LOSS)
     assert blocks.work(tiles, parts) == pytest.approx(part_work(m, state))
 
 
@@ -100,9 +102,9 @@ def test_costs_between_two_layers() -> None:
     read = 2 * 4 * 8 * 8 * 8 * 8  # bytes of what conv3 reads, and of its gradient
     gives = 2 * 4 * 8 * 8 * 4 * 4  # and of what it gives, which goes to part 0
     weights = 4 * (8 * 8 * 25 + 8)
-    base = volume(m, axis, _set(whole, {conv2: [6, 2, 0]})) - read * 2 / 8
+    base = volume(m, axis, _with_rows(whole, {conv2: [6, 2, 0]})) - read * 2 / 8
 
-    shares = _set(whole, {conv2: [6, 2, 0], conv3: [5, 2, 1]})
+    shares = _with_rows(whole, {conv2: [6, 2, 0], conv3: [5, 2, 1]})
     by_sample = volume(m, axis, shares) - base
     assert by_sample == read * 1 / 8 + gives * 3 / 8 + 2 * (3 - 1) * weights
     axis[conv3] = blocks.blocks[conv3].axes.index("c")
@@ -110,11 +112,11 @@ def test_costs_between_two_layers() -> None:
     assert by_filter == read * (2 / 8 + 6 / 8 + 1) + gives * 3 / 8
 
 
-def _set(x: np.ndarray, rows: dict[int, list[int]]) -> np.ndarray:
-    found = x.copy()
+def _with_rows(x: np.ndarray, rows: dict[int, list[int]]) -> np.ndarray:
+    changed = x.copy()
     for b, row in rows.items():
-        found[b] = row
-    return found
+        changed[b] = row
+    return changed
 
 
 @pytest.mark.parametrize(
@@ -124,16 +126,16 @@ def _set(x: np.ndarray, rows: dict[int, list[int]]) -> np.ndarray:
 def test_the_model_is_near_the_program_on_any_graph(name: str, within: float) -> None:
     graph, blocks, m = small(name)
     for seed in range(6):
-        state = drawn(blocks, m, 3, "nckhw" if name == "vgg16-tiny" else "nc", seed)
-        found = lowered(graph, tiles_of(blocks, m, state), 3)
-        assert volume(m, *state) == pytest.approx(found, rel=within, abs=LOSS)
+        state = random_state(blocks, m, 3, "nckhw" if name == "vgg16-tiny" else "nc", seed)
+        sent_bytes = program_bytes(graph, tiles_of(blocks, m, state), 3)
+        assert volume(m, *state) == pytest.approx(sent_bytes, rel=within, abs=LOSS)
 
 
 def test_several_ranges_of_a_device_are_timed_as_they_are_simulated() -> None:
     graph, blocks, m = chain()
     machine = cluster("p100:2x2")
     for seed in range(4):
-        tiles = tiles_of(blocks, m, drawn(blocks, m, 4, "nc", seed))
+        tiles = tiles_of(blocks, m, random_state(blocks, m, 4, "nc", seed))
         timeline = simulate(lower(graph, Plan(tiles, 4, bn="local")), machine)
         assert (
             Evaluator(graph, machine, Plan(tiles, len(machine.devices), bn="local")).time()
@@ -144,8 +146,8 @@ def test_several_ranges_of_a_device_are_timed_as_they_are_simulated() -> None:
 def test_a_state_is_read_back_from_its_tiles() -> None:
     _, blocks, m = chain()
     for seed in range(10):
-        state = drawn(blocks, m, 4, "nc", seed)
-        back = state_of(blocks, tiles_of(blocks, m, state), 4)
+        state = random_state(blocks, m, 4, "nc", seed)
+        back = state_of_tiles(blocks, tiles_of(blocks, m, state), 4)
         assert back is not None
         assert volume(m, *back) == volume(m, *state)
         assert (back.x.argmax(axis=1) == state.x.argmax(axis=1)).all()

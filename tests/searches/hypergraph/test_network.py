@@ -49,7 +49,10 @@ def random_counts(m: CountModel, parts: int, seed: int) -> np.ndarray:
 def part_of_filters(case: Case, x: np.ndarray) -> np.ndarray:
     """The part of each vertex of the coarse hypergraph, as the plan has it."""
     return np.concatenate(
-        [np.repeat(own.parts, np.diff(own.cuts)) for own in layouts_of_counts(case.network, x)]
+        [
+            np.repeat(layout.parts, np.diff(layout.cuts))
+            for layout in layouts_of_counts(case.network, x)
+        ]
     )
 
 
@@ -57,44 +60,47 @@ def part_of_filters(case: Case, x: np.ndarray) -> np.ndarray:
 def test_counts_are_the_connectivity_of_the_explicit_hypergraph(
     name: str, parts: int, seed: int
 ) -> None:
-    own = case(name)
-    x = random_counts(own.model, parts, seed)
-    spelt = explicit.coarse(own.network, own.model)
-    assert explicit.km1(spelt, part_of_filters(own, x)) == volume(own.model, x)
-    assert spelt.weight.sum() == pytest.approx(own.model.total_work)
+    example = case(name)
+    x = random_counts(example.model, parts, seed)
+    spelt = explicit.coarse(example.network, example.model)
+    assert explicit.km1(spelt, part_of_filters(example, x)) == volume(example.model, x)
+    assert spelt.weight.sum() == pytest.approx(example.model.total_work)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("parts", [2, 3, 4])
 def test_counts_are_the_bytes_of_the_lowered_program(name: str, parts: int) -> None:
     """Forward and backward; what losses and norms sum up stands apart."""
-    own = case(name)
-    x = random_counts(own.model, parts, seed=parts)
-    tiles = place_operators(own.graph, own.network, layouts_of_counts(own.network, x))
-    program = lower(own.graph, Plan(tiles, parts, bn="local"))
+    example = case(name)
+    x = random_counts(example.model, parts, seed=parts)
+    tiles = place_operators(example.graph, example.network, layouts_of_counts(example.network, x))
+    program = lower(example.graph, Plan(tiles, parts, bn="local"))
     sent: Counter[str] = Counter()
-    maps = {v.name for v in own.network.maps}
+    maps = {v.name for v in example.network.maps}
     for i in program.instructions:
         if isinstance(i, Move) and i.value in maps:
             sent[i.kind] += sum(message_bytes(program, i, m) for m in i.messages)
-    width = own.graph.values[own.network.maps[0].name].dtype.itemsize
-    expected = volume(own.model, x) * width
+    width = example.graph.values[example.network.maps[0].name].dtype.itemsize
+    expected = volume(example.model, x) * width
     assert sent == Counter({"activation": expected, "gradient": expected})
 
 
 @given(st.integers(0, 10**6), st.integers(2, 4))
 def test_a_coarse_partition_is_a_fine_one(seed: int, parts: int) -> None:
     """Whose channels and sums all lie where the filter does."""
-    own = case("resnet110-tiny")
-    x = random_counts(own.model, parts, seed)
-    filters = [np.repeat(lay.parts, np.diff(lay.cuts)) for lay in layouts_of_counts(own.network, x)]
+    example = case("resnet110-tiny")
+    x = random_counts(example.model, parts, seed)
+    filters = [
+        np.repeat(layout.parts, np.diff(layout.cuts))
+        for layout in layouts_of_counts(example.network, x)
+    ]
     cells = [
-        np.repeat(owners, explicit.channel_count(own.network, l))
+        np.repeat(owners, explicit.channel_count(example.network, l))
         for l, owners in enumerate(filters)
     ]
-    spelt = explicit.fine(own.network, own.model)
-    assert explicit.km1(spelt, np.concatenate([*cells, *filters])) == volume(own.model, x)
-    assert spelt.weight.sum() == pytest.approx(own.model.total_work)
+    spelt = explicit.fine(example.network, example.model)
+    assert explicit.km1(spelt, np.concatenate([*cells, *filters])) == volume(example.model, x)
+    assert spelt.weight.sum() == pytest.approx(example.model.total_work)
 
 
 def test_connectivity_by_hand() -> None:
@@ -114,10 +120,10 @@ def test_the_published_cuts_of_vgg16() -> None:
     from raddle import zoo
 
     w = zoo.load("vgg16", batch=32, dtype=torch.float32)
-    found = build_count_model(
+    counts = build_count_model(
         build_network(capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name))
     )
     cut = np.zeros((16, 2), np.int64)
-    cut[:6, 0], cut[6:, 1] = found.units[:6], found.units[6:]
-    assert volume(found, cut) / 2**20 == 24.5
-    assert volume(found, np.diag(found.units)) / 2**20 == pytest.approx(273.58, abs=0.01)
+    cut[:6, 0], cut[6:, 1] = counts.units[:6], counts.units[6:]
+    assert volume(counts, cut) / 2**20 == 24.5
+    assert volume(counts, np.diag(counts.units)) / 2**20 == pytest.approx(273.58, abs=0.01)

@@ -7,13 +7,13 @@ from pathlib import Path
 from raddle.searches.jit_warmup import JitFunctions, tiny_graph
 
 
-def compile_partitioners() -> None:
+def warm_up_partitioners() -> None:
     """Partitions a network of two layers, in every way."""
-    from raddle.searches.hypergraph.partitioner import SOLVED, Asked, Partitioner
+    from raddle.searches.hypergraph.partitioner import SOLVERS, Partitioner, PartitionRequest
 
     partitioner = Partitioner(tiny_graph(layers=2, width=4))
-    for method in SOLVED:
-        partitioner.answer(method, Asked(2, budget=0.2))
+    for method in SOLVERS:
+        partitioner.partition(method, PartitionRequest(2, budget=0.2))
 
 
 PARTITIONERS = JitFunctions(
@@ -21,5 +21,5 @@ PARTITIONERS = JitFunctions(
     50,
     str(Path(__file__).parent),
     ("coarse_annealing._walk-*.nbi", "fine_annealing.anneal-*.nbi", "mixed_annealing.anneal-*.nbi"),
-    compile_partitioners,
+    warm_up_partitioners,
 )

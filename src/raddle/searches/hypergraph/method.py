@@ -9,59 +9,61 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.searches.hypergraph.cells import Cells, partition_from_vector
 from raddle.searches.hypergraph.formats import read_partition
-from raddle.searches.hypergraph.partitioner import Answer, Asked, Partitioner
+from raddle.searches.hypergraph.partitioner import Partitioner, PartitionRequest, PartitionResult
 from raddle.searches.operator_times import device_speeds
 from raddle.searches.settings import Clock, SearchResult, Settings
 
 
 def search(graph: Graph, cluster: Cluster, grain: str, settings: Settings) -> SearchResult:
     """A part a device; parts are as large as their devices are fast."""
-    asked = Asked(
+    request = PartitionRequest(
         len(cluster.devices), epsilon=settings.epsilon, budget=settings.budget, seed=settings.seed,
-        shares=None if cluster.homogeneous else device_speeds(graph, cluster), heard=settings.on_progress,
+        shares=None if cluster.homogeneous else device_speeds(graph, cluster), on_progress=settings.on_progress,
     )  # fmt: skip
     if grain == "mixed":
-        return _mixed(graph, cluster, asked, settings)
-    return _found(Partitioner(graph).answer(grain, asked))
+        return _search_mixed(graph, cluster, request, settings)
+    return _search_result(Partitioner(graph).partition(grain, request))
 
 
-def _mixed(graph: Graph, cluster: Cluster, asked: Asked, settings: Settings) -> SearchResult:
+def _search_mixed(
+    graph: Graph, cluster: Cluster, request: PartitionRequest, settings: Settings
+) -> SearchResult:
     """First few bytes, and from there a short step."""
     from raddle.searches.hypergraph.mixed import solve
-    from raddle.searches.hypergraph.mixed_step_time import improve
+    from raddle.searches.hypergraph.mixed_step_time import improve_step_time
 
     clock = Clock(settings.budget, settings.stopwatch)
-    few = solve(
-        graph, asked.parts, epsilon=asked.epsilon, budget=0.5 * asked.budget, seed=asked.seed,
-        shares=asked.shares, heard=asked.heard,
+    least_volume = solve(
+        graph, request.parts, epsilon=request.epsilon, budget=0.5 * request.budget, seed=request.seed,
+        shares=request.shares, on_progress=request.on_progress,
     )  # fmt: skip
-    left = max(0.0, settings.budget - clock.seconds)
-    found = improve(
-        graph, cluster, few, budget=left, seed=asked.seed, profile=settings.profile,
-        heard=asked.heard, **settings.plan_fields,
+    seconds_left = max(0.0, settings.budget - clock.seconds)
+    improved = improve_step_time(
+        graph, cluster, least_volume, budget=seconds_left, seed=request.seed, profile=settings.profile,
+        on_progress=request.on_progress, **settings.plan_fields,
     )  # fmt: skip
-    return SearchResult(found.tiles)
+    return SearchResult(improved.tiles)
 
 
-def given(graph: Graph, cluster: Cluster, path: str | pathlib.Path) -> SearchResult:
+def plan_from_partition(graph: Graph, cluster: Cluster, path: str | pathlib.Path) -> SearchResult:
     """The plan of another partitioner's answer for a hypergraph that `raddle export` wrote."""
-    part, own = read_partition(path), Partitioner(graph)
+    part, partitioner = read_partition(path), Partitioner(graph)
     parts = int(part.max()) + 1
     if parts > len(cluster.devices):
         raise InputError(
             f"'{path}' has {parts} parts, '{cluster.name}' {len(cluster.devices)} devices: "
             "partition for as many, or name another cluster."
         )
-    found = partition_from_vector(own.network, part)
-    if found is None:
+    partition = partition_from_vector(partitioner.network, part)
+    if partition is None:
         raise InputError(
             f"'{path}' has the parts of {len(part)} vertices, which are neither the filters nor the "
             f"channels of '{graph.name}': take a file that `raddle export` wrote for it."
         )
-    if isinstance(found, Cells):
-        return _found(own.spelt("partition", found, parts))
-    return _found(own.filters("partition", found, parts))
+    if isinstance(partition, Cells):
+        return _search_result(partitioner.result_from_cells("partition", partition, parts))
+    return _search_result(partitioner.result_from_filters("partition", partition, parts))
 
 
-def _found(answer: Answer) -> SearchResult:
-    return SearchResult(answer.tiles, sums=answer.sums)
+def _search_result(result: PartitionResult) -> SearchResult:
+    return SearchResult(result.tiles, sums=result.sums)

@@ -28,13 +28,19 @@ from raddle.searches.grids import Tiles
 from raddle.searches.hypergraph.mixed_annealing import CoolingSchedule, anneal
 from raddle.searches.hypergraph.mixed_blocks import MixedBlocks, build_blocks
 from raddle.searches.hypergraph.mixed_model import Array, MixedModel, build_mixed_model
-from raddle.searches.hypergraph.mixed_rounds import rounds
-from raddle.searches.hypergraph.mixed_states import State, first_starts, settled, state_of, tiles_of
+from raddle.searches.hypergraph.mixed_rounds import annealing_rounds
+from raddle.searches.hypergraph.mixed_states import (
+    MixedState,
+    basic_starts,
+    normalize_state,
+    state_of_tiles,
+    tiles_of,
+)
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.searches.settings import Clock, OnProgress
 
 
-class Choice(NamedTuple):
+class SplitChoice(NamedTuple):
     """How a layer, and what follows it, is split."""
 
     layer: str
@@ -42,10 +48,12 @@ class Choice(NamedTuple):
     shares: tuple[int, ...]  # units by part
 
     def __str__(self) -> str:
-        own = {p: units for p, units in enumerate(self.shares) if units}
-        if len(own) == 1:
-            return f"{self.layer}: @{next(iter(own))}"
-        return f"{self.layer}: {self.axis} " + " ".join(f"{n}@{p}" for p, n in own.items())
+        units_by_part = {p: units for p, units in enumerate(self.shares) if units}
+        if len(units_by_part) == 1:
+            return f"{self.layer}: @{next(iter(units_by_part))}"
+        return f"{self.layer}: {self.axis} " + " ".join(
+            f"{n}@{p}" for p, n in units_by_part.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ class MixedSolution:
     seconds: float
     start: str  # what the search started from, or the plan that was not improved on
     choices: tuple[
-        Choice, ...
+        SplitChoice, ...
     ]  # by layer; none where the plan is a baseline that is no mixed partition
 
 
@@ -73,7 +81,7 @@ def solve(
     seed: int = 0,
     shares: Sequence[float] | None = None,
     starts: Mapping[str, Mapping[str, Tiling]] | None = None,
-    heard: OnProgress = lambda step: None,
+    on_progress: OnProgress = lambda step: None,
 ) -> MixedSolution:
     """The partition of least volume that was found in about `budget` seconds.
 
@@ -82,31 +90,31 @@ def solve(
     """
     if parts < 1:
         raise InputError(f"a graph cannot have {parts} parts: ask for one or more.")
-    own = np.ones(parts) if shares is None else np.asarray(shares, np.float64)
-    if len(own) != parts or not (own > 0).all():
-        raise InputError(f"shares are {list(own)}: give {parts} numbers above 0.")
-    problem = Problem(graph, own / own.sum(), epsilon)
-    problem.compile()
+    part_shares = np.ones(parts) if shares is None else np.asarray(shares, np.float64)
+    if len(part_shares) != parts or not (part_shares > 0).all():
+        raise InputError(f"shares are {list(part_shares)}: give {parts} numbers above 0.")
+    problem = MixedProblem(graph, part_shares / part_shares.sum(), epsilon)
+    problem.jit_compile()
     clock = Clock(budget)
-    found: Candidate | None = None
-    for candidate in problem.candidates(clock, seed, starts or {}, heard):
-        if found is None or candidate.rank < found.rank:
-            found = candidate
-    assert found is not None, "all parts on one device is a plan"
+    best: MixedCandidate | None = None
+    for candidate in problem.candidates(clock, seed, starts or {}, on_progress):
+        if best is None or candidate.rank < best.rank:
+            best = candidate
+    assert best is not None, "all parts on one device is a plan"
     return MixedSolution(
-        found.tiles, found.volume, found.bytes, tuple(found.work), found.imbalance, clock.seconds,
-        found.name, () if found.state is None else choices(problem.blocks, found.state),
+        best.tiles, best.volume, best.bytes, tuple(best.work), best.imbalance, clock.seconds,
+        best.name, () if best.state is None else choices(problem.blocks, best.state),
     )  # fmt: skip
 
 
-def choices(blocks: MixedBlocks, state: State) -> tuple[Choice, ...]:
+def choices(blocks: MixedBlocks, state: MixedState) -> tuple[SplitChoice, ...]:
     return tuple(
-        Choice(block.name, block.axes[a], tuple(int(units) for units in row))
+        SplitChoice(block.name, block.axes[a], tuple(int(units) for units in row))
         for block, a, row in zip(blocks.blocks, state.axis, state.x, strict=True)
     )
 
 
-class Candidate(NamedTuple):
+class MixedCandidate(NamedTuple):
     """A plan, counted."""
 
     rank: tuple[float, int]  # how far it is out of balance, then its bytes
@@ -115,14 +123,14 @@ class Candidate(NamedTuple):
     bytes: Mapping[str, int]
     work: list[int]
     imbalance: float
-    state: State | None
+    state: MixedState | None
 
     @property
     def volume(self) -> int:
         return self.rank[1]
 
 
-class Problem:
+class MixedProblem:
     """A graph, its model, and the balance that is asked for."""
 
     def __init__(self, graph: Graph, shares: Array, epsilon: float) -> None:
@@ -130,46 +138,63 @@ class Problem:
         self.parts = len(shares)
         self.blocks = build_blocks(graph)
         self.model: MixedModel = build_mixed_model(self.blocks)
-        self.most = (1 + epsilon) * float(self.model.work.sum()) * shares
+        self.max_work = (1 + epsilon) * float(self.model.work.sum()) * shares
 
     def candidates(
-        self, clock: Clock, seed: int, given: Mapping[str, Mapping[str, Tiling]], heard: OnProgress
-    ) -> Iterator[Candidate]:
+        self,
+        clock: Clock,
+        seed: int,
+        given_plans: Mapping[str, Mapping[str, Tiling]],
+        on_progress: OnProgress,
+    ) -> Iterator[MixedCandidate]:
         """Baselines, what was given, the search's own starts, and what each round found."""
-        begin = first_starts(self.blocks, self.model, self.shares)
-        for name, state in begin.items():
-            yield from self._counted(name, state)
-        alike = cluster(f"p100:1x{self.parts}")  # the kind of device does not change a tile
-        for name, tiles in {**applicable_baselines(self.graph, alike), **given}.items():
-            near = state_of(self.blocks, tiles, self.parts)
-            if near is not None:
-                begin[name] = near
-            yield from self._judged(name, dict(tiles), None)
+        starts = basic_starts(self.blocks, self.model, self.shares)
+        for name, state in starts.items():
+            yield from self._state_candidate(name, state)
+        equal_devices = cluster(f"p100:1x{self.parts}")  # the kind of device does not change a tile
+        for name, tiles in {
+            **applicable_baselines(self.graph, equal_devices),
+            **given_plans,
+        }.items():
+            nearest_state = state_of_tiles(self.blocks, tiles, self.parts)
+            if nearest_state is not None:
+                starts[name] = nearest_state
+            yield from self._candidate(name, dict(tiles), None)
         if self.parts == 1 or not self.model.work.sum():
             return
-        own = self.blocks, self.model, self.most
-        for name, state in rounds(*own, begin, clock, seed, heard):
-            yield from self._counted(name, settled(self.blocks, state, self.shares))
+        search_inputs = self.blocks, self.model, self.max_work
+        for name, state in annealing_rounds(*search_inputs, starts, clock, seed, on_progress):
+            yield from self._state_candidate(name, normalize_state(self.blocks, state, self.shares))
 
-    def _counted(self, name: str, state: State) -> Iterator[Candidate]:
-        return self._judged(name, tiles_of(self.blocks, self.model, state), state)
+    def _state_candidate(self, name: str, state: MixedState) -> Iterator[MixedCandidate]:
+        return self._candidate(name, tiles_of(self.blocks, self.model, state), state)
 
-    def _judged(self, name: str, tiles: Tiles, state: State | None) -> Iterator[Candidate]:
+    def _candidate(
+        self, name: str, tiles: Tiles, state: MixedState | None
+    ) -> Iterator[MixedCandidate]:
         """A plan with its bytes and its balance; nothing where no program can be so."""
         try:
             program = lower(self.graph, Plan(tiles, self.parts, bn="local"))
         except InputError:
             return
-        found = bytes_by_purpose(program)
+        purpose_bytes = bytes_by_purpose(program)
         work = self.blocks.work(tiles, self.parts)
         total = sum(work) or 1
         imbalance = max(w / (total * s) for w, s in zip(work, self.shares, strict=True))
         excess = max(0.0, imbalance - (1 + self.epsilon) - 1e-9)
-        rank = (excess, sum(found.values()))
-        yield Candidate(rank, name, tiles, found, work, imbalance, state)
+        rank = (excess, sum(purpose_bytes.values()))
+        yield MixedCandidate(rank, name, tiles, purpose_bytes, work, imbalance, state)
 
-    def compile(self) -> None:
+    def jit_compile(self) -> None:
         """A step of the annealing, so that no clock counts the compiler."""
-        own = first_starts(self.blocks, self.model, self.shares)["sample"]
-        every = np.ones(self.model.letter.shape, np.bool_)
-        anneal(self.model, own.axis, own.x, self.most, every, CoolingSchedule(1, 1.0, 1.0, 1.0), 0)
+        start = basic_starts(self.blocks, self.model, self.shares)["sample"]
+        all_axes = np.ones(self.model.letter.shape, np.bool_)
+        anneal(
+            self.model,
+            start.axis,
+            start.x,
+            self.max_work,
+            all_axes,
+            CoolingSchedule(1, 1.0, 1.0, 1.0),
+            0,
+        )

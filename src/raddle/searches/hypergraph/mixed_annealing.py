@@ -18,7 +18,7 @@ from raddle.searches.hypergraph.mixed_model import Array, MixedModel
 from raddle.searches.hypergraph.mixed_moves import propose_exchange, propose_move, random_run
 from raddle.searches.hypergraph.mixed_volume import DIMENSIONS, value_bytes, weight_bytes
 
-EXCHANGES = 0.2  # of the proposals
+EXCHANGE_SHARE = 0.2  # of the proposals
 
 
 class CoolingSchedule(NamedTuple):
@@ -37,7 +37,7 @@ class CostedState(NamedTuple):
     x: Array
     value_costs: Array  # bytes, by value
     weight_costs: Array  # bytes, by block
-    load: Array  # work, by part
+    part_work: Array  # work, by part
 
 
 @njit(cache=True)
@@ -45,7 +45,7 @@ def anneal(
     m: MixedModel,
     axis: Array,
     x: Array,
-    most: Array,
+    max_work: Array,
     allowed: Array,
     schedule: CoolingSchedule,
     seed: int,
@@ -56,83 +56,89 @@ def anneal(
     """
     np.random.seed(seed)
     blocks, parts = x.shape
-    room, seen = np.zeros((parts, DIMENSIONS + 2)), np.full(len(m.nbytes), -1)
+    scratch, seen = np.zeros((parts, DIMENSIONS + 2)), np.full(len(m.nbytes), -1)
     new = CostedState(
         axis.copy(), x.copy(), np.zeros(len(m.nbytes)), np.zeros(blocks), np.zeros(parts)
     )  # fmt: skip
     old = CostedState(
         axis.copy(), np.zeros_like(x), np.zeros(len(m.nbytes)), np.zeros(blocks), np.zeros(parts)
     )
-    _count(m, new, old, 0, blocks, room, seen, -2)
-    _keep(new, old, 0, blocks)
-    now, over = new.value_costs.sum() + new.weight_costs.sum(), _excess(new.load, most)
-    slack = 1e-9 * most.sum()
-    best = now if over <= slack else np.inf
+    _recount(m, new, old, 0, blocks, scratch, seen, -2)
+    _copy_run(new, old, 0, blocks)
+    current, current_overload = (
+        new.value_costs.sum() + new.weight_costs.sum(),
+        _overload(new.part_work, max_work),
+    )
+    slack = 1e-9 * max_work.sum()
+    best = current if current_overload <= slack else np.inf
     for step in range(schedule.steps):
         temperature = schedule.hot * (schedule.cold / schedule.hot) ** (step / schedule.steps)
         lo, hi = random_run(blocks)
-        low = high = 0
-        if np.random.random() < EXCHANGES:
-            low, high = propose_exchange(m, new.axis, new.x, lo, hi)
+        other_lo = other_hi = 0
+        if np.random.random() < EXCHANGE_SHARE:
+            other_lo, other_hi = propose_exchange(m, new.axis, new.x, lo, hi)
         else:
             propose_move(m, new.axis, new.x, lo, hi, allowed)
-        _count(m, new, old, lo, hi, room, seen, step)
-        _count(m, new, old, low, high, room, seen, step)
-        then, then_over = new.value_costs.sum() + new.weight_costs.sum(), _excess(new.load, most)
-        change = then - now + schedule.price * (then_over - over)
+        _recount(m, new, old, lo, hi, scratch, seen, step)
+        _recount(m, new, old, other_lo, other_hi, scratch, seen, step)
+        proposed, proposed_overload = (
+            new.value_costs.sum() + new.weight_costs.sum(),
+            _overload(new.part_work, max_work),
+        )
+        change = proposed - current + schedule.price * (proposed_overload - current_overload)
         if change <= 0 or np.random.random() < math.exp(-change / temperature):
-            now, over = then, then_over
-            _keep(new, old, lo, hi)
-            _keep(new, old, low, high)
-            if now < best and over <= slack:
-                best = now
+            current, current_overload = proposed, proposed_overload
+            _copy_run(new, old, lo, hi)
+            _copy_run(new, old, other_lo, other_hi)
+            if current < best and current_overload <= slack:
+                best = current
                 axis[:], x[:] = new.axis, new.x
         else:
-            _keep(old, new, lo, hi)
-            _keep(old, new, low, high)
+            _copy_run(old, new, lo, hi)
+            _copy_run(old, new, other_lo, other_hi)
     return best
 
 
 @njit(cache=True)
-def _count(
+def _recount(
     m: MixedModel,
     new: CostedState,
     old: CostedState,
     lo: int,
     hi: int,
-    room: Array,
+    scratch: Array,
     seen: Array,
     step: int,
 ) -> None:
     """What a changed run costs; values that were seen in this step are counted already."""
     for b in range(lo, hi):
         new.weight_costs[b] = weight_bytes(m, new.axis, new.x, b)
-        units, before = m.units[b, new.axis[b]], m.units[b, old.axis[b]]
-        for p in range(len(new.load)):
-            new.load[p] += m.work[b] * (new.x[b, p] / units - old.x[b, p] / before)
+        units, old_units = m.units[b, new.axis[b]], m.units[b, old.axis[b]]
+        for p in range(len(new.part_work)):
+            new.part_work[p] += m.work[b] * (new.x[b, p] / units - old.x[b, p] / old_units)
         for i in range(m.touched_start[b], m.touched_start[b + 1]):
             v = m.touched[i]
             if seen[v] != step:
                 seen[v] = step
-                new.value_costs[v] = value_bytes(m, new.axis, new.x, v, room)
+                new.value_costs[v] = value_bytes(m, new.axis, new.x, v, scratch)
 
 
 @njit(cache=True)
-def _keep(source: CostedState, target: CostedState, lo: int, hi: int) -> None:
+def _copy_run(source: CostedState, target: CostedState, lo: int, hi: int) -> None:
     if lo == hi:
         return
-    target.value_costs[:], target.weight_costs[:], target.load[:] = (
+    target.value_costs[:], target.weight_costs[:], target.part_work[:] = (
         source.value_costs,
         source.weight_costs,
-        source.load,
+        source.part_work,
     )
     target.axis[lo:hi], target.x[lo:hi] = source.axis[lo:hi], source.x[lo:hi]
 
 
 @njit(cache=True)
-def _excess(load: Array, most: Array) -> float:
+def _overload(part_work: Array, max_work: Array) -> float:
     """How far parts are above what they may have."""
-    over = 0.0
-    for p in range(len(load)):
-        over += max(0.0, load[p] - most[p])
-    return over
+    total = 0.0
+    for p in range(len(part_work)):
+        total += max(0.0, part_work[p] - max_work[p])
+    return total

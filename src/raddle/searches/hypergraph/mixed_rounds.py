@@ -16,12 +16,12 @@ import numpy as np
 from raddle.searches.hypergraph.mixed_annealing import CoolingSchedule, anneal
 from raddle.searches.hypergraph.mixed_blocks import MixedBlocks
 from raddle.searches.hypergraph.mixed_model import Array, MixedModel
-from raddle.searches.hypergraph.mixed_states import State, part_work
+from raddle.searches.hypergraph.mixed_states import MixedState, part_work
 from raddle.searches.hypergraph.mixed_volume import volume
 from raddle.searches.settings import Clock, OnProgress
 
 ROUNDS = 6  # of a budget
-FIRST, LONGEST = (
+FIRST_STEPS, MAX_STEPS = (
     20_000,
     10_000,
 )  # steps of the first round; of others, by block and root of the parts
@@ -30,38 +30,40 @@ HOT, WARM, COLD = 0.8, 0.16, 0.002  # temperatures
 PRICE = 120.0  # of as much work as there is, beyond the balance
 
 
-def rounds(
+def annealing_rounds(
     blocks: MixedBlocks,
     m: MixedModel,
-    most: Array,
-    starts: Mapping[str, State],
+    max_work: Array,
+    starts: Mapping[str, MixedState],
     clock: Clock,
     seed: int,
-    heard: OnProgress,
-) -> Iterator[tuple[str, State]]:
+    on_progress: OnProgress,
+) -> Iterator[tuple[str, MixedState]]:
     """What each round found, by the name of its start; all are in balance."""
-    axes = [np.ones(m.letter.shape, np.bool_), _axes(blocks, m, "nc")]
+    axes = [np.ones(m.letter.shape, np.bool_), _allowed_axes(blocks, m, "nc")]
     names = list(starts)
-    best, best_volume = names[0], _reference(m, most, starts)
-    known = {name: state.copy() for name, state in starts.items()}
-    best_state = known[best]
-    steps, number = FIRST, 0
+    best_name, best_volume = names[0], _reference_volume(m, max_work, starts)
+    states = {name: state.copy() for name, state in starts.items()}
+    best_state = states[best_name]
+    steps, number = FIRST_STEPS, 0
     while number == 0 or not clock.expired:
-        goes_on = number % 3 == 2
-        name = best if goes_on else names[number % len(names)]
-        state = (best_state if goes_on else known[name]).copy()
-        begun, scale = perf_counter(), best_volume / len(most)
-        hot = WARM if goes_on else HOT
-        schedule = CoolingSchedule(steps, hot * scale, COLD * scale, PRICE * scale / m.work.sum())
-        found = anneal(
-            m, state.axis, state.x, most, axes[number % 2], schedule, seed * 1000 + number
+        from_best = number % 3 == 2
+        name = best_name if from_best else names[number % len(names)]
+        state = (best_state if from_best else states[name]).copy()
+        started_at, part_volume = perf_counter(), best_volume / len(max_work)
+        hot = WARM if from_best else HOT
+        schedule = CoolingSchedule(
+            steps, hot * part_volume, COLD * part_volume, PRICE * part_volume / m.work.sum()
         )
-        rate = steps / max(1e-6, perf_counter() - begun)
-        if found < np.inf:
-            if found < best_volume:
-                best, best_volume, best_state = name, found, state.copy()
+        new_volume = anneal(
+            m, state.axis, state.x, max_work, axes[number % 2], schedule, seed * 1000 + number
+        )
+        steps_per_second = steps / max(1e-6, perf_counter() - started_at)
+        if new_volume < np.inf:
+            if new_volume < best_volume:
+                best_name, best_volume, best_state = name, new_volume, state.copy()
             yield name, state
-        heard(
+        on_progress(
             {
                 "step": f"from {name}, best {best_volume / 2**20:.4g} MiB",
                 "done": min(clock.seconds, clock.budget),
@@ -69,25 +71,30 @@ def rounds(
             }
         )
         number += 1
-        left = max(0.0, clock.budget - clock.seconds)
-        longest = LONGEST * len(blocks.blocks) * len(most) ** 0.5
-        steps = int(min(longest, max(FIRST, rate * min(left, clock.budget / ROUNDS))))
+        seconds_left = max(0.0, clock.budget - clock.seconds)
+        max_steps = MAX_STEPS * len(blocks.blocks) * len(max_work) ** 0.5
+        steps = int(
+            min(
+                max_steps,
+                max(FIRST_STEPS, steps_per_second * min(seconds_left, clock.budget / ROUNDS)),
+            )
+        )
 
 
-def _reference(m: MixedModel, most: Array, starts: Mapping[str, State]) -> float:
+def _reference_volume(m: MixedModel, max_work: Array, starts: Mapping[str, MixedState]) -> float:
     """The least volume of a start that is in balance, or the largest of all."""
     volumes = {name: volume(m, *state) for name, state in starts.items()}
-    fair = [
+    balanced = [
         volumes[name]
         for name, state in starts.items()
-        if bool((np.array(part_work(m, state)) <= most * (1 + 1e-9)).all())
+        if bool((np.array(part_work(m, state)) <= max_work * (1 + 1e-9)).all())
     ]
-    return max(1.0, min(fair) if fair else max(volumes.values()))
+    return max(1.0, min(balanced) if balanced else max(volumes.values()))
 
 
-def _axes(blocks: MixedBlocks, m: MixedModel, letters: str) -> Array:
-    found = np.zeros(m.letter.shape, np.bool_)
+def _allowed_axes(blocks: MixedBlocks, m: MixedModel, letters: str) -> Array:
+    allowed = np.zeros(m.letter.shape, np.bool_)
     for b, block in enumerate(blocks.blocks):
         for a, letter in enumerate(block.axes):
-            found[b, a] = letter in letters
-    return found
+            allowed[b, a] = letter in letters
+    return allowed

@@ -25,12 +25,17 @@ from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
 from raddle.searches.baselines import applicable_baselines
 from raddle.searches.grids import Tiles
-from raddle.searches.hypergraph.mixed import Choice, MixedSolution, choices
+from raddle.searches.hypergraph.mixed import MixedSolution, SplitChoice, choices
 from raddle.searches.hypergraph.mixed_blocks import MixedBlocks, UnitRuns, block_tiles, build_blocks
 from raddle.searches.hypergraph.mixed_layouts import block_ranges
 from raddle.searches.hypergraph.mixed_model import MixedModel, build_mixed_model
 from raddle.searches.hypergraph.mixed_moves import propose_move, random_run, seed_generator
-from raddle.searches.hypergraph.mixed_states import State, first_starts, state_of, tiles_of
+from raddle.searches.hypergraph.mixed_states import (
+    MixedState,
+    basic_starts,
+    state_of_tiles,
+    tiles_of,
+)
 from raddle.searches.predict import simulate_steps
 from raddle.searches.settings import Clock, OnProgress
 from raddle.simulation.fast.evaluator import Evaluator
@@ -38,15 +43,15 @@ from raddle.simulation.memory.check_memory import fits
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline
 
-ROUND = 64  # proposals of a walk before another has its turn, at first
+FIRST_ROUND = 64  # proposals of a walk before another has its turn, at first
 TEMPERATURE = 0.003  # of the time of a step
 # Baselines that are short where volumes are not: stages, and weights that need not be synchronised.
-SHORT = ("owt", "layerwise")
+BASELINE_STARTS = ("owt", "layerwise")
 FINALISTS = 3  # that are simulated for several steps
 
 
 @dataclass(frozen=True)
-class Improved:
+class TimedSolution:
     """A plan's tiles, and what the simulator says of them and of where it began."""
 
     tiles: Tiles
@@ -57,10 +62,12 @@ class Improved:
     start: str
     proposals: int
     seconds: float
-    choices: tuple[Choice, ...]  # none where the partition that was given is the best, and has none
+    choices: tuple[
+        SplitChoice, ...
+    ]  # none where the partition that was given is the best, and has none
 
 
-def improve(
+def improve_step_time(
     graph: Graph,
     cluster: Cluster,
     solution: MixedSolution,
@@ -69,38 +76,38 @@ def improve(
     seed: int = 0,
     starts: Mapping[str, Mapping[str, Tiling]] | None = None,
     profile: Profile | None = None,
-    heard: OnProgress = lambda step: None,
+    on_progress: OnProgress = lambda step: None,
     **settings: str,
-) -> Improved:
+) -> TimedSolution:
     """The fastest plan that was found in about `budget` seconds; never slower than the solution.
 
     If the solution fits the devices' memory, so does the plan. `settings` are bn, sync and optimizer.
     """
     clock, blocks = Clock(budget), build_blocks(graph)
-    judge = Judge(graph, cluster, profile, {"bn": "local", **settings})
+    simulator = PlanSimulator(graph, cluster, profile, {"bn": "local", **settings})
     memory = np.array([device.memory for device in cluster.devices])
-    stepper = Stepper(
-        blocks, Evaluator(graph, cluster, judge.plan(solution.tiles), profile), memory, seed
+    proposer = Proposer(
+        blocks, Evaluator(graph, cluster, simulator.plan(solution.tiles), profile), memory, seed
     )
 
-    def tell(step: str) -> None:
-        heard({"step": step, "done": min(clock.seconds, budget), "of": budget})
+    def report(step: str) -> None:
+        on_progress({"step": step, "done": min(clock.seconds, budget), "of": budget})
 
-    known = {
+    start_tiles = {
         "volume": solution.tiles,
-        **applicable_baselines(graph, cluster, SHORT),
+        **applicable_baselines(graph, cluster, BASELINE_STARTS),
         **(starts or {}),
     }
-    ranked = take_turns(stepper, stepper.walks(known), clock, tell)
-    given = judge.simulated(solution.tiles)
-    best, start, state = given, "volume", None
+    ranked = run_walks(proposer, proposer.start_walks(start_tiles), clock, report)
+    given_timeline = simulator.simulate(solution.tiles)
+    best, start, state = given_timeline, "volume", None
     for walk in ranked[:FINALISTS]:
-        timeline = judge.simulated(walk.best_tiles)
+        timeline = simulator.simulate(walk.best_tiles)
         if _rank(timeline) < _rank(best):
             best, start, state = timeline, walk.name, walk.best
-    return Improved(
-        dict(best.program.plan.tiles), best.step_seconds, given.step_seconds, best.comm_bytes,
-        _fits(best), start, stepper.proposals, clock.seconds,
+    return TimedSolution(
+        dict(best.program.plan.tiles), best.step_seconds, given_timeline.step_seconds, best.comm_bytes,
+        _fits(best), start, proposer.proposals, clock.seconds,
         solution.choices if state is None else choices(blocks, state),
     )  # fmt: skip
 
@@ -114,20 +121,20 @@ def _fits(timeline: Timeline) -> bool:
 
 
 @dataclass
-class Walk:
+class TimedWalk:
     """Where a walk is, and the best that it has seen."""
 
     name: str
-    state: State
+    state: MixedState
     ranges: list[tuple[str, UnitRuns]]
     tiles: Tiles
     time: int  # nanoseconds
-    best: State
+    best: MixedState
     best_tiles: Tiles
     best_time: int
 
 
-class Judge:
+class PlanSimulator:
     """What simulates plans that differ in their tiles alone."""
 
     def __init__(
@@ -138,11 +145,11 @@ class Judge:
     def plan(self, tiles: Mapping[str, Tiling]) -> Plan:
         return Plan(tiles, len(self.cluster.devices), **self.settings)  # type: ignore[arg-type]
 
-    def simulated(self, tiles: Mapping[str, Tiling]) -> Timeline:
+    def simulate(self, tiles: Mapping[str, Tiling]) -> Timeline:
         return simulate_steps(self.graph, self.plan(tiles), self.cluster, self.profile)
 
 
-class Stepper:
+class Proposer:
     """Makes and times the proposals of walks; the evaluator is at the walk that steps."""
 
     def __init__(
@@ -150,7 +157,7 @@ class Stepper:
     ) -> None:
         self.blocks, self.evaluator = blocks, evaluator
         self.model: MixedModel = build_mixed_model(blocks)
-        self.feeding = [
+        self.independent_inputs = [
             blocks.independent_ops.read_by([name for group in block.groups for name in group.ops])
             for block in blocks.blocks
         ]
@@ -160,15 +167,17 @@ class Stepper:
         self.proposals = 0
         seed_generator(seed)
 
-    def walks(self, known: Mapping[str, Mapping[str, Tiling]]) -> list[Walk]:
+    def start_walks(self, start_tiles: Mapping[str, Mapping[str, Tiling]]) -> list[TimedWalk]:
         """A walk from every start that is a state; the others are left to those who judge."""
         parts = len(self.memory)
-        states = {name: state_of(self.blocks, tiles, parts) for name, tiles in known.items()}
-        states |= first_starts(self.blocks, self.model, np.full(parts, 1 / parts))
-        found = (self._walk(name, s) for name, s in states.items() if s is not None)
-        return [walk for walk in found if walk is not None]
+        states = {
+            name: state_of_tiles(self.blocks, tiles, parts) for name, tiles in start_tiles.items()
+        }
+        states |= basic_starts(self.blocks, self.model, np.full(parts, 1 / parts))
+        walks = (self._start_walk(name, s) for name, s in states.items() if s is not None)
+        return [walk for walk in walks if walk is not None]
 
-    def _walk(self, name: str, state: State) -> Walk | None:
+    def _start_walk(self, name: str, state: MixedState) -> TimedWalk | None:
         tiles = tiles_of(self.blocks, self.model, state)
         try:
             self.evaluator.move(tiles)
@@ -177,24 +186,24 @@ class Stepper:
         time = self.evaluator.time()
         assert time is not None
         ranges = block_ranges(self.blocks, self.model, *state)
-        return Walk(name, state, ranges, tiles, time, state.copy(), dict(tiles), time)
+        return TimedWalk(name, state, ranges, tiles, time, state.copy(), dict(tiles), time)
 
-    def step(self, walk: Walk) -> None:
+    def try_proposal(self, walk: TimedWalk) -> None:
         """One proposal, accepted with probability min(1, exp((old - new) / temperature))."""
         self.proposals += 1
         new = walk.state.copy()
         lo, hi = random_run(len(new.axis))
         propose_move(self.model, new.axis, new.x, lo, hi, self.allowed)
         ranges = block_ranges(self.blocks, self.model, *new)
-        changes = self._changes(walk, ranges)
+        changes = self._changed_tiles(walk, ranges)
         if not changes:
             return
         try:
             undo = self.evaluator.move(changes)
         except InputError:
             return  # no plan can be so
-        more = -math.log(max(self.rng.random(), 1e-300)) * TEMPERATURE * walk.best_time
-        time = self.evaluator.time(walk.time + int(more))
+        tolerance = -math.log(max(self.rng.random(), 1e-300)) * TEMPERATURE * walk.best_time
+        time = self.evaluator.time(walk.time + int(tolerance))
         if time is None or bool((self.evaluator.memory > self.memory).any()):
             self.evaluator.restore(undo)
             return
@@ -203,37 +212,37 @@ class Stepper:
         if time < walk.best_time:
             walk.best, walk.best_tiles, walk.best_time = new.copy(), dict(walk.tiles), time
 
-    def _changes(self, walk: Walk, ranges: list[tuple[str, UnitRuns]]) -> Tiles:
+    def _changed_tiles(self, walk: TimedWalk, ranges: list[tuple[str, UnitRuns]]) -> Tiles:
         """The tiles that differ: of blocks whose ranges do, and of what feeds them."""
-        found: Tiles = {}
-        feeding: dict[str, Any] = {}
+        changed: Tiles = {}
+        inputs: dict[str, Any] = {}
         for b, (old, new) in enumerate(zip(walk.ranges, ranges, strict=True)):
             if old != new:
-                found.update(block_tiles(self.blocks.blocks[b], *new))
-                feeding.update((op.name, op) for op in self.feeding[b])
-        ordered = [op for op in reversed(self.blocks.graph.ops) if op.name in feeding]
-        found.update(self.blocks.independent_ops.place(ordered, {**walk.tiles, **found}))
-        return found
+                changed.update(block_tiles(self.blocks.blocks[b], *new))
+                inputs.update((op.name, op) for op in self.independent_inputs[b])
+        ordered = [op for op in reversed(self.blocks.graph.ops) if op.name in inputs]
+        changed.update(self.blocks.independent_ops.place(ordered, {**walk.tiles, **changed}))
+        return changed
 
 
-def take_turns(
-    stepper: Stepper, walks: list[Walk], clock: Clock, heard: Callable[[str], None]
-) -> list[Walk]:
+def run_walks(
+    proposer: Proposer, walks: list[TimedWalk], clock: Clock, report: Callable[[str], None]
+) -> list[TimedWalk]:
     """Rounds, each twice as long, after which the slower half is given up; all walks, the fastest first."""
-    length, given_up = ROUND, list[Walk]()
+    proposals, dropped = FIRST_ROUND, list[TimedWalk]()
     while walks and not clock.expired:
         for walk in walks:
-            stepper.evaluator.move(walk.tiles)
-            for _ in range(length):
+            proposer.evaluator.move(walk.tiles)
+            for _ in range(proposals):
                 if clock.expired:
                     break
-                stepper.step(walk)
+                proposer.try_proposal(walk)
             best = min(w.best_time for w in walks)
-            heard(f"from {walk.name}, best {best / 1e6:.4g} ms")
+            report(f"from {walk.name}, best {best / 1e6:.4g} ms")
         if len(walks) > 1:
             walks.sort(key=lambda walk: walk.best_time)
-            keep = (len(walks) + 1) // 2
-            given_up += walks[keep:]
-            walks = walks[:keep]
-            length *= 2
-    return sorted([*walks, *given_up], key=lambda walk: walk.best_time)
+            kept_count = (len(walks) + 1) // 2
+            dropped += walks[kept_count:]
+            walks = walks[:kept_count]
+            proposals *= 2
+    return sorted([*walks, *dropped], key=lambda walk: walk.best_time)

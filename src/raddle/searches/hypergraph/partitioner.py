@@ -33,7 +33,7 @@ from raddle.searches.settings import OnProgress
 
 Array = np.ndarray
 
-COUNTED = {
+NAIVE_METHODS = {
     "layerwise": naive.layerwise,
     "filter-horizontal": naive.horizontal,
     "filter-incremental": naive.incremental,
@@ -41,7 +41,7 @@ COUNTED = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class PartitionRequest:
     """What a partition is asked for."""
 
     parts: int
@@ -49,19 +49,19 @@ class Asked:
     budget: float = 10.0
     seed: int = 0
     shares: Sequence[float] | None = None  # of parts, where they are not equal
-    heard: OnProgress = field(default=lambda step: None, repr=False)
+    on_progress: OnProgress = field(default=lambda step: None, repr=False)
 
 
 @dataclass(frozen=True)
-class Answer:
+class PartitionResult:
     """A partition, its work by part, and what crosses parts, in elements of a forward."""
 
     method: str
     parts: int
     tiles: Tiles
     work: Array
-    of: Mapping[str, int]  # by what is sent
-    received: Array  # by part
+    sent_elements: Mapping[str, int]  # by what is sent
+    received_elements: Array  # by part
     volume_bytes: int  # forward, backward and parameters' sums
     sums: Tiles = field(default_factory=dict)
     lower_bound: float | None = None
@@ -69,7 +69,7 @@ class Answer:
 
     @property
     def volume(self) -> int:
-        return sum(self.of.values())
+        return sum(self.sent_elements.values())
 
     @property
     def imbalance(self) -> float:
@@ -81,31 +81,35 @@ class Partitioner:
 
     def __init__(self, graph: Graph, work: Any = None, *, connected_as_one: bool = False) -> None:
         self.graph = graph
-        found = build_network(graph)
-        if not found.layers or not found.maps:
+        layer_network = build_network(graph)
+        if not layer_network.layers or not layer_network.maps:
             raise InputError(f"'{graph.name}' has no layers of filters that read each other.")
         self.network: LayerNetwork = (
-            merge_layers(found, fully_connected(graph)) if connected_as_one else found
+            merge_layers(layer_network, fully_connected(graph))
+            if connected_as_one
+            else layer_network
         )
         self.model: CountModel = build_count_model(self.network, work)
 
-    def answer(self, method: str, asked: Asked) -> Answer:
+    def partition(self, method: str, request: PartitionRequest) -> PartitionResult:
         """The partition of a method; the solvers are imported with the first that needs them."""
-        begun = perf_counter()
-        if asked.parts < 1:
-            raise InputError(f"{asked.parts} parts cannot be made: ask for at least one.")
-        if method in COUNTED:
-            found = self.counted(method, COUNTED[method](self.model, asked.parts))
-        elif method in SOLVED:
-            found = SOLVED[method](self, asked)
+        started_at = perf_counter()
+        if request.parts < 1:
+            raise InputError(f"{request.parts} parts cannot be made: ask for at least one.")
+        if method in NAIVE_METHODS:
+            result = self.result_from_counts(
+                method, NAIVE_METHODS[method](self.model, request.parts)
+            )
+        elif method in SOLVERS:
+            result = SOLVERS[method](self, request)
         else:
-            cells = naive.channel_incremental(self.network, self.model, asked.parts)
-            found = self.spelt(method, cells, asked.parts)
-        return replace(found, seconds=perf_counter() - begun)
+            cells = naive.channel_incremental(self.network, self.model, request.parts)
+            result = self.result_from_cells(method, cells, request.parts)
+        return replace(result, seconds=perf_counter() - started_at)
 
     # -- what a partition costs --------------------------------------------------------------------
 
-    def counted(self, method: str, x: Array) -> Answer:
+    def result_from_counts(self, method: str, x: Array) -> PartitionResult:
         """Of counts x[l, p]."""
         m, parts = self.model, x.shape[1]
         units = np.array(
@@ -115,18 +119,22 @@ class Partitioner:
             ]
         )
         sent = units * m.cost[:, None]
-        of = {v.name: int(n) for v, n in zip(self.network.maps, sent.sum(axis=1), strict=True) if n}
-        return Answer(
+        sent_elements = {
+            v.name: int(n) for v, n in zip(self.network.maps, sent.sum(axis=1), strict=True) if n
+        }
+        return PartitionResult(
             method, parts,
             place_operators(self.graph, self.network, layouts_of_counts(self.network, x)),
-            part_work(m, x), of, sent.sum(axis=0), self._both_ways(of),
+            part_work(m, x), sent_elements, sent.sum(axis=0), self._bytes_both_ways(sent_elements),
         )  # fmt: skip
 
-    def filters(self, method: str, owners: Sequence[Array], parts: int) -> Answer:
+    def result_from_filters(
+        self, method: str, owners: Sequence[Array], parts: int
+    ) -> PartitionResult:
         """Of the part of every filter, by layer: as cells that all lie where their filter does."""
         cells = [
-            np.repeat(own[:, None], size, axis=1)
-            for own, size in zip(owners, self._sizes(), strict=True)
+            np.repeat(filter_owners[:, None], size, axis=1)
+            for filter_owners, size in zip(owners, self._channel_counts(), strict=True)
         ]
         sent = count_traffic(self.network, Cells(cells, owners), parts)
         work = sum(
@@ -137,109 +145,124 @@ class Partitioner:
             np.zeros(parts),
         )
         tiles = place_operators(self.graph, self.network, [layout_of_owners(own) for own in owners])
-        return Answer(
-            method, parts, tiles, work, sent.sent, sent.received, self._both_ways(sent.sent)
+        return PartitionResult(
+            method, parts, tiles, work, sent.sent, sent.received, self._bytes_both_ways(sent.sent)
         )
 
-    def spelt(self, method: str, cells: Cells, parts: int) -> Answer:
+    def result_from_cells(self, method: str, cells: Cells, parts: int) -> PartitionResult:
         """Of cells."""
         sent = count_traffic(self.network, cells, parts)
         tiles, sums = cell_tiles(self.graph, self.network, cells)
         work = cell_work(self.network, self.model.work, cells, parts)
-        return Answer(
-            method, parts, tiles, work, sent.sent, sent.received, self._both_ways(sent.sent), sums
+        return PartitionResult(
+            method,
+            parts,
+            tiles,
+            work,
+            sent.sent,
+            sent.received,
+            self._bytes_both_ways(sent.sent),
+            sums,
         )
 
-    def _sizes(self) -> list[int]:
+    def _channel_counts(self) -> list[int]:
         from raddle.searches.hypergraph.explicit import channel_count
 
         return [channel_count(self.network, l) for l in range(len(self.network.layers))]
 
-    def _both_ways(self, of: Mapping[str, int]) -> int:
+    def _bytes_both_ways(self, sent_elements: Mapping[str, int]) -> int:
         """Every map and every sum has a gradient, which goes back; parameters lie in one part."""
-        width = self.graph.values[self.network.maps[0].name].dtype.itemsize
-        return 2 * width * sum(of.values())
+        itemsize = self.graph.values[self.network.maps[0].name].dtype.itemsize
+        return 2 * itemsize * sum(sent_elements.values())
 
     # -- solvers -----------------------------------------------------------------------------------
 
-    def coarse(self, asked: Asked) -> Answer:
+    def coarse(self, request: PartitionRequest) -> PartitionResult:
         from raddle.searches.hypergraph import coarse
 
-        found = coarse.solve(
-            self.model, asked.parts, epsilon=asked.epsilon, budget=asked.budget, seed=asked.seed,
-            shares=asked.shares, on_progress=asked.heard,
+        solution = coarse.solve(
+            self.model, request.parts, epsilon=request.epsilon, budget=request.budget, seed=request.seed,
+            shares=request.shares, on_progress=request.on_progress,
         )  # fmt: skip
-        return replace(self.counted("coarse", found.x), lower_bound=found.lower_bound)
+        return replace(
+            self.result_from_counts("coarse", solution.x), lower_bound=solution.lower_bound
+        )
 
-    def fine(self, asked: Asked) -> Answer:
+    def fine(self, request: PartitionRequest) -> PartitionResult:
         """Starts from a coarse partition, which is a fine one, too."""
         from raddle.searches.hypergraph import coarse, fine
 
-        begun = perf_counter()
+        started_at = perf_counter()
         start = coarse.solve(
-            self.model, asked.parts, epsilon=asked.epsilon, budget=0.4 * asked.budget,
-            seed=asked.seed, shares=asked.shares, on_progress=asked.heard,
+            self.model, request.parts, epsilon=request.epsilon, budget=0.4 * request.budget,
+            seed=request.seed, shares=request.shares, on_progress=request.on_progress,
         )  # fmt: skip
-        left = max(0.1, asked.budget - (perf_counter() - begun))
-        found = fine.solve(
-            self.network, self.model, asked.parts, epsilon=asked.epsilon, budget=left,
-            seed=asked.seed, starts=[start.x], shares=asked.shares, on_progress=asked.heard,
+        seconds_left = max(0.1, request.budget - (perf_counter() - started_at))
+        solution = fine.solve(
+            self.network, self.model, request.parts, epsilon=request.epsilon, budget=seconds_left,
+            seed=request.seed, starts=[start.x], shares=request.shares, on_progress=request.on_progress,
         )  # fmt: skip
-        return self.spelt("fine", fine.to_cells(self.network, found.partition), asked.parts)
+        return self.result_from_cells(
+            "fine", fine.to_cells(self.network, solution.partition), request.parts
+        )
 
-    def mixed(self, asked: Asked) -> Answer:
+    def mixed(self, request: PartitionRequest) -> PartitionResult:
         from raddle.searches.hypergraph import mixed
 
-        found = mixed.solve(
-            self.graph, asked.parts, epsilon=asked.epsilon, budget=asked.budget, seed=asked.seed,
-            shares=asked.shares, heard=asked.heard,
+        solution = mixed.solve(
+            self.graph, request.parts, epsilon=request.epsilon, budget=request.budget, seed=request.seed,
+            shares=request.shares, on_progress=request.on_progress,
         )  # fmt: skip
-        return self.tiled("mixed", found.tiles, np.asarray(found.work), asked.parts)
+        return self.result_from_tiles(
+            "mixed", solution.tiles, np.asarray(solution.work), request.parts
+        )
 
-    def tiled(self, method: str, tiles: Tiles, work: Array, parts: int) -> Answer:
+    def result_from_tiles(
+        self, method: str, tiles: Tiles, work: Array, parts: int
+    ) -> PartitionResult:
         """Of any tiles: what their lowered program sends; losses' and norms' sums are left out."""
         program = lower(self.graph, Plan(tiles, parts, bn="local"))
-        of: dict[str, int] = {}
+        sent_elements: dict[str, int] = {}
         received = np.zeros(parts, np.int64)
         for i in program.instructions:
             if isinstance(i, Move) and i.kind.is_forward:
                 for message in i.messages:
                     elements = message_bytes(program, i, message) // program.element_bytes(i.value)
-                    of[i.value] = of.get(i.value, 0) + elements
+                    sent_elements[i.value] = sent_elements.get(i.value, 0) + elements
                     received[message.target] += elements
         volume = sum(bytes_by_purpose(program).values())
-        return Answer(method, parts, tiles, work, of, received, volume)
+        return PartitionResult(method, parts, tiles, work, sent_elements, received, volume)
 
 
-SOLVED: dict[str, Callable[[Partitioner, Asked], Answer]] = {
+SOLVERS: dict[str, Callable[[Partitioner, PartitionRequest], PartitionResult]] = {
     "coarse": Partitioner.coarse,
     "fine": Partitioner.fine,
     "mixed": Partitioner.mixed,
 }  # by what is compiled
-METHODS = (*COUNTED, "channel-incremental", *SOLVED)
+METHODS = (*NAIVE_METHODS, "channel-incremental", *SOLVERS)
 
 
-def row(found: Answer, epsilon: float) -> dict[str, Any]:
+def table_row(result: PartitionResult, epsilon: float) -> dict[str, Any]:
     """A line of a table as the thesis has them; the heaviest is the map that most is sent of."""
-    heaviest = max(found.of, key=lambda name: found.of[name], default=None)
-    average = found.volume / found.parts
-    work = found.work
+    heaviest = max(result.sent_elements, key=lambda name: result.sent_elements[name], default=None)
+    average = result.volume / result.parts
+    work = result.work
     return {
-        "method": found.method,
-        "parts": found.parts,
+        "method": result.method,
+        "parts": result.parts,
         "work_max": float(work.max()),
         "work_min": float(work.min()),
         "work_avg": float(work.mean()),
         "max_over_min": float(work.max() / work.min()) if work.min() > 0 else None,
-        "imbalance": found.imbalance,
-        "balanced": found.imbalance <= 1 + epsilon + 1e-9,
-        "volume_elements": found.volume,
-        "volume_bytes": found.volume_bytes,
+        "imbalance": result.imbalance,
+        "balanced": result.imbalance <= 1 + epsilon + 1e-9,
+        "volume_elements": result.volume,
+        "volume_bytes": result.volume_bytes,
         "heaviest": heaviest,
-        "heaviest_elements": found.of[heaviest] if heaviest else 0,
+        "heaviest_elements": result.sent_elements[heaviest] if heaviest else 0,
         "average_elements": average,
-        "heaviest_over_average": found.of[heaviest] / average if heaviest else None,
-        "received_elements": found.received.tolist(),
-        "lower_bound_elements": found.lower_bound,
-        "seconds": found.seconds,
+        "heaviest_over_average": result.sent_elements[heaviest] / average if heaviest else None,
+        "received_elements": result.received_elements.tolist(),
+        "lower_bound_elements": result.lower_bound,
+        "seconds": result.seconds,
     }
