@@ -140,7 +140,7 @@ def side_by_side(schedule: str, stages: int, microbatches: int, pipelines: int) 
 
 
 def _later(action: Action, micros: int) -> Action:
-    return action._replace(micro=action.micro_batch + micros)
+    return action._replace(micro_batch=action.micro_batch + micros)
 
 
 def _plan(own: Method, graph: Graph, cluster: Cluster, stages: Stages) -> Plan:

@@ -20,7 +20,7 @@ from experiments.timing_rank import Graphs, Step, ddp_step, step_of
 from raddle.api.clusters import cores
 from raddle.api.costs import distinct_tiles, measure
 from raddle.api.models import Workload, load_workload
-from raddle.api.plans import OVERLAPPED, is_asynchronous
+from raddle.api.plans import OVERLAPPED_STEPS, is_asynchronous
 from raddle.api.programs import active_values
 from raddle.api.running import Trainer
 from raddle.api.transports import end_with_parent
@@ -89,7 +89,7 @@ def _block(step: Step, trainer: Trainer | None, count: int) -> float:
 def _overlapped(work: Workload, trainer: Trainer) -> float:
     """Seconds of a step, where as many follow each other as a trainer has under way without a pause."""
     part = trainer.part(*work.inputs, *work.targets)
-    return _slowest(partial(trainer.train, [part] * OVERLAPPED)) / OVERLAPPED
+    return _slowest(partial(trainer.train, [part] * OVERLAPPED_STEPS)) / OVERLAPPED_STEPS
 
 
 def _slowest(work: Callable[[], Any]) -> float:

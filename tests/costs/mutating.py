@@ -10,14 +10,14 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from random_plans import machine_of
-from small_models import mlp, planned
+from random_plans import cluster_named
+from small_models import make_plan, mlp
 
 from raddle.costs.collectives import fastest_seconds
 from raddle.costs.compute import memory_pass_seconds, roofline
 from raddle.costs.host_overhead import all_reduce_bytes_per_member, host_seconds
 from raddle.costs.links import transfer_seconds
-from raddle.plans.optimizers import optimizer_costs
+from raddle.plans.optimizers import optimizer_info
 from raddle.program.lower import lower
 from raddle.program.merges import merged_bytes
 from raddle.program.program import reduced_element_bytes
@@ -40,7 +40,7 @@ RULES: dict[str, Rule] = {  # what stands there, and what takes its place
     "merge": (merged_bytes, "+ 1", "+ 1_000_000"),
     "compressed sum": (reduced_element_bytes, "return 2", "return 2_000_000"),
     "optimizer": (
-        optimizer_costs,
+        optimizer_info,
         'OPTIMIZERS["adam"])',
         'OPTIMIZERS["adam"])._replace(passes=10**6)',
     ),
@@ -49,8 +49,8 @@ RULES: dict[str, Rule] = {  # what stands there, and what takes its place
 
 
 def results() -> dict[str, float]:
-    graph, machine = mlp(), machine_of("host_overhead:4")
-    plan = planned(graph, TILES, 4, sync="allreduce:bf16")
+    graph, machine = mlp(), cluster_named("host_overhead:4")
+    plan = make_plan(graph, TILES, 4, sync="allreduce:bf16")
     tables = build_tables(graph, machine)
     return {
         "simulation": int(simulate(lower(graph, plan), machine).end.max()),

@@ -75,8 +75,8 @@ def files_of(patch: str) -> list[str]:
 def without_each(patch: str) -> list[str]:
     """The patch without one of its hunks, for each of them."""
     hunks: list[tuple[str, str]] = []  # the file's two lines, and the hunk
-    for own in re.split(r"^(?=--- )", patch, flags=re.MULTILINE)[1:]:
-        head, *changes = re.split(r"^(?=@@ )", own, flags=re.MULTILINE)
+    for file_patch in re.split(r"^(?=--- )", patch, flags=re.MULTILINE)[1:]:
+        head, *changes = re.split(r"^(?=@@ )", file_patch, flags=re.MULTILINE)
         hunks += [(head, change) for change in changes]
     return ["".join(_joined(hunks[:i] + hunks[i + 1 :])) for i in range(len(hunks))]
 

@@ -121,7 +121,7 @@ def test_the_files_of_a_patch_are_those_of_the_table(name: str) -> None:
     guide = (HERE.parents[1] / "CONTRIBUTING.md").read_text()
     row = re.search(rf"^\| {name}[^|]* \| (\d) \| ([^|]+) \|$", guide, re.MULTILINE)
     assert row is not None
-    files, known = files_of(read(name)), re.findall(r"`([^`]+)`", row[2])
-    assert len(files) == int(row[1]) == len(known)
+    files, patterns = files_of(read(name)), re.findall(r"`([^`]+)`", row[2])
+    assert len(files) == int(row[1]) == len(patterns)
     for file in files:
-        assert any(fnmatch(file, pattern) for pattern in known), file
+        assert any(fnmatch(file, pattern) for pattern in patterns), file

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 from random_plans import random_plan
-from small_models import planned
+from small_models import make_plan
 from torch import Tensor, nn
 
 from raddle import zoo
@@ -18,7 +18,7 @@ from raddle.graph.box import Box, subtract
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.adapt import adapt
-from raddle.plans.match_ops import counterparts
+from raddle.plans.match_ops import match_ops
 from raddle.plans.notation import write_tiling
 from raddle.plans.plan import Plan
 from raddle.program.checks.check import check
@@ -44,18 +44,18 @@ def evaluated(name: str, batch: int | None = None) -> Graph:
     return capture(work.model.eval(), work.inputs, targets=work.targets, loss=loss, name=name)
 
 
-def moved(program: Program, *what: str) -> int:
-    moves = (i for i in program.instructions if isinstance(i, Move) and i.kind in what)
+def moved(program: Program, *kinds: str) -> int:
+    moves = (i for i in program.instructions if isinstance(i, Move) and i.kind in kinds)
     return sum(message_bytes(program, move, m) for move in moves for m in move.messages)
 
 
 def assert_held(program: Program, training: Program) -> None:
     """Box by box: what a device reads of a parameter is among its shares in training."""
     held: dict[tuple[str, int], list[Box]] = {}
-    for name, shares in training.regions.items():
-        for share in shares:
-            for device in share.devices:
-                held.setdefault((name, device), []).append(share.box)
+    for name, regions_of_parameter in training.regions.items():
+        for parameter_region in regions_of_parameter:
+            for device in parameter_region.devices:
+                held.setdefault((name, device), []).append(parameter_region.box)
     for op in program.graph.ops:
         weights = [
             i for i, n in enumerate(op.inputs) if program.graph.values[n].role == "parameter"
@@ -74,8 +74,8 @@ def adapted(plan: Plan, graph: Graph, other: Graph, *, scale: float = 1.0, extra
     program = lower(other, result)
     check(program)
     assert_held(program, training)
-    for what in (["activation"], ["activation", "partial"]):
-        assert moved(program, *what) <= scale * moved(training, *what) + extra, what
+    for kinds in (["activation"], ["activation", "partial"]):
+        assert moved(program, *kinds) <= scale * moved(training, *kinds) + extra, kinds
     return result
 
 
@@ -160,9 +160,9 @@ def shifting(batch: int = 8, new_batch: int = 8) -> tuple[Graph, Graph]:
     return both(Shifting(), lambda n: torch.zeros(n, 6), batch, new_batch)
 
 
-def test_counterparts_are_not_found_by_name() -> None:
-    found = counterparts(*shifting())
-    assert {name: op.name for name, op in found.items()} == {
+def test_operators_are_not_matched_by_name() -> None:
+    matches = match_ops(*shifting())
+    assert {name: op.name for name, op in matches.items()} == {
         "a": "a",
         "relu": "relu",  # training: relu_1 follows
         "norm": "norm",  # by running statistics, instead of those of the batch
@@ -208,7 +208,7 @@ def test_local_statistics_stay_local(batch: int) -> None:
 def test_tiles_of_another_batch(batch: int, before: str, after: str) -> None:
     model = nn.Linear(6, 4)
     graph, other = both(model, lambda n: torch.zeros(n, 6), 8, batch)
-    plan = planned(graph, {"linear": before}, 4)
+    plan = make_plan(graph, {"linear": before}, 4)
     result = adapted(plan, graph, other, scale=2, extra=1024)
     assert write_tiling(other.op("linear"), result.tiles["linear"]) == after
 
@@ -231,7 +231,7 @@ def test_samples_that_are_joined_with_tokens_are_cut_between_samples() -> None:
 )
 def test_what_is_new_stands_where_its_operand_is(tiles: str) -> None:
     graph, other = shifting()
-    result = adapted(planned(graph, {"relu_2": tiles}, 4), graph, other)
+    result = adapted(make_plan(graph, {"relu_2": tiles}, 4), graph, other)
     assert write_tiling(other.op("clamp"), result.tiles["clamp"]) == tiles
 
 
@@ -259,7 +259,7 @@ class Otherwise(nn.Module):
 )
 def test_what_is_new_finds_its_parameters(a: str, b: str, after: dict[str, str]) -> None:
     graph, other = both(Otherwise(), lambda n: torch.zeros(n, 6), 8, 8)
-    plan = planned(graph, {"a": a, "b": b, "square": b if b == "@0" else "n/2 @0-1"}, 2)
+    plan = make_plan(graph, {"a": a, "b": b, "square": b if b == "@0" else "n/2 @0-1"}, 2)
     tiles = adapted(plan, graph, other, extra=1024).tiles
     assert {op: write_tiling(other.op(op), tiles[op]) for op in after} == after
 
@@ -287,7 +287,7 @@ def test_rows_stay_where_they_are_held(length: int, after: str) -> None:
     model = Positions()
     graph = capture(model.train(), [torch.zeros(2, 6, 4)], loss=lambda y: y.square().mean())
     other = capture(model.eval(), [torch.zeros(2, length, 4)], loss=lambda y: y.square().mean())
-    plan = planned(graph, {"slice": "t/2 @0-1"}, 2)
+    plan = make_plan(graph, {"slice": "t/2 @0-1"}, 2)
     tiles = adapted(plan, graph, other, scale=2, extra=64).tiles
     assert write_tiling(other.op("slice"), tiles["slice"]) == after
 
@@ -305,11 +305,11 @@ class Inverse(nn.Module):
 
 def test_a_parameter_that_no_device_holds_is_refused() -> None:
     graph, other = both(Inverse(), lambda n: torch.zeros(n, 4), 8, 8)
-    adapted(planned(graph, {"a": "n/2 @0-1"}, 2), graph, other, extra=1024)
+    adapted(make_plan(graph, {"a": "n/2 @0-1"}, 2), graph, other, extra=1024)
     with pytest.raises(
         InputError, match=r"'linalg_inv' .* more of 'a.weight' than any device holds"
     ):
-        adapt(planned(graph, {"a": "c/2 @0-1"}, 2), graph, other)
+        adapt(make_plan(graph, {"a": "c/2 @0-1"}, 2), graph, other)
 
 
 class Tied(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from random_plans import random_plan
-from small_models import MODELS, mlp, planned, small
+from small_models import MODELS, make_plan, mlp, small
 
 from raddle.errors import InputError
 from raddle.plans.plan_file import from_dict, read, save, to_dict
@@ -47,9 +47,9 @@ def test_round_trips(
 ) -> None:
     graph = small(model)[1]
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    known = {"model": model, "fingerprint": graph.fingerprint(), "batch": graph.batch}
+    identity = {"model": model, "fingerprint": graph.fingerprint(), "batch": graph.batch}
     try:
-        plan = random_plan(graph, devices, seed, **known, cluster={"name": "mine"}, **more)
+        plan = random_plan(graph, devices, seed, **identity, cluster={"name": "mine"}, **more)
     except InputError:  # local statistics of random tiles, where their program gives the order
         reject()
     save(plan, graph, path)
@@ -58,7 +58,7 @@ def test_round_trips(
 
 
 def damaged(**change: Any) -> str:
-    plan = planned(mlp(), {}, 2, fingerprint=mlp().fingerprint(), model="mlp")
+    plan = make_plan(mlp(), {}, 2, fingerprint=mlp().fingerprint(), model="mlp")
     data = {**to_dict(plan, mlp()), **change}
     return json.dumps({k: v for k, v in data.items() if v is not ...})
 

@@ -13,8 +13,8 @@ def test_regions_of_operands_are_those_of_the_tiles(text: str) -> None:
     op = next(op for op in mlp().ops if op.name == "fc1")
     tiling = read_tiling(op, text)
     for operand in range(len(op.inputs)):
-        found = {(t.device, op.space.regions(t.box)[operand]) for t in tiling.tiles}
-        assert set(operand_regions(op, operand, tiling)) == found
+        expected = {(t.device, op.space.regions(t.box)[operand]) for t in tiling.tiles}
+        assert set(operand_regions(op, operand, tiling)) == expected
 
 
 def test_boxes_are_added_once_and_what_nobody_reads_to_the_first() -> None:

@@ -38,7 +38,7 @@ VGG19 = [
     ("text", "sync"),
     [
         ("allreduce", AllReduce()),
-        ("allreduce:bf16", AllReduce(compressed="bfloat16")),
+        ("allreduce:bf16", AllReduce(wire_dtype="bfloat16")),
         ("sharded", Sharded()),
         ("sharded:parameters", Zero3()),
         ("ps", Servers()),
@@ -102,7 +102,7 @@ def test_refuses(text: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["one", "2", "distributed", "round-robin", "greedy", "async"])
-def test_what_has_no_homes_has_nothing_to_say_about_them(word: str) -> None:
+def test_options_of_servers_are_refused_where_there_are_none(word: str) -> None:
     for text in (f"p3:collective,{word}", f"p3:{word},slice=7,collective"):
         with pytest.raises(InputError, match=f"which has '{word}': choose as in"):
             read_sync(text)
@@ -120,7 +120,7 @@ def test_rows_cover_a_tensor_once(shape: list[int], size: int, text: str, holder
 
 
 @given(st.data())
-def test_every_home_is_a_holder(data: st.DataObject) -> None:
+def test_every_server_is_a_holder(data: st.DataObject) -> None:
     groups = data.draw(
         st.lists(st.sets(st.integers(0, 4), min_size=1).map(sorted), min_size=1, max_size=9)
     )
@@ -132,7 +132,7 @@ def test_every_home_is_a_holder(data: st.DataObject) -> None:
         )
 
 
-def test_there_may_be_no_home() -> None:
+def test_there_may_be_no_server() -> None:
     sync = read_sync("p3:collective")
     assert sync.assign_servers([3, 4], [[0, 1], [1]]) == [-1, -1]
     assert sync.sliced
@@ -146,6 +146,8 @@ def test_loads_of_vgg19_on_eight_servers(text: str, worst: float) -> None:
     sync = read_sync(text)
     sizes = [b - a for n in VGG19 for a, b in sync.row_ranges([n], 8)]
     loads: Counter[int] = Counter()
-    for size, home in zip(sizes, sync.assign_servers(sizes, [range(8)] * len(sizes)), strict=True):
-        loads[home] += size
+    for size, server in zip(
+        sizes, sync.assign_servers(sizes, [range(8)] * len(sizes)), strict=True
+    ):
+        loads[server] += size
     assert 8 * max(loads.values()) / loads.total() == pytest.approx(worst, rel=0.03)

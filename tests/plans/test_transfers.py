@@ -38,22 +38,22 @@ class Elements:
 
     def __init__(self, program: Program, value: str) -> None:
         shape = program.graph.values[value].shape
-        self.on = np.zeros((program.plan.devices, *shape), int)
+        self.count = np.zeros((program.plan.devices, *shape), int)
 
     def add(self, device: int, boxes: Iterable[Box]) -> None:
-        mark(self.on[device, ...], boxes)
+        mark(self.count[device, ...], boxes)
 
 
 def held(program: Program, op: Op, output: int) -> Elements:
-    found = Elements(program, op.outputs[output])
+    elements = Elements(program, op.outputs[output])
     for cell in program.variants[0].merges.get(op.name, ()):
         for device in cell.devices:
-            found.add(device, [cell.box])
+            elements.add(device, [cell.box])
     for tile in (
         program.plan.tiles[op.name].tiles if op.name not in program.variants[0].merges else ()
     ):
-        found.add(tile.device, [op.space.output_boxes(tile.box)[output]])
-    return found
+        elements.add(tile.device, [op.space.output_boxes(tile.box)[output]])
+    return elements
 
 
 def reads(graph: Graph, value: str) -> Iterator[tuple[Op, int]]:
@@ -63,19 +63,19 @@ def reads(graph: Graph, value: str) -> Iterator[tuple[Op, int]]:
         yield from ((op, i) for i, name in enumerate(op.inputs) if name in names)
 
 
-def needed(program: Program, value: str, *, graded: bool) -> Elements:
+def needed(program: Program, value: str, *, with_gradient: bool) -> Elements:
     """What operators read: all of them, or only those that give a gradient."""
-    found = Elements(program, value)
+    elements = Elements(program, value)
     for op, operand in reads(program.graph, value):
         gives = op.inputs[operand] in program.active & {value} and any(
             o in program.active for o in op.outputs
         )
-        if graded and not gives:
+        if with_gradient and not gives:
             continue
         for tile in program.plan.tiles[op.name].tiles:
             region = op.space.regions(tile.box)[operand]
-            found.add(tile.device, [] if region is None else [region])
-    return found
+            elements.add(tile.device, [] if region is None else [region])
+    return elements
 
 
 class Messages:
@@ -88,7 +88,7 @@ class Messages:
                 assert (i.value, i.kind) not in self.moves
                 self.moves[i.value, i.kind] = i.messages
 
-    def of(self, value: str, what: str) -> tuple[Message, ...]:
+    def messages_of(self, value: str, what: str) -> tuple[Message, ...]:
         return self.moves.get((value, what), ())
 
 
@@ -99,15 +99,18 @@ def test_values_go_where_they_are_needed_and_not_held(**plan: Any) -> None:
     messages = Messages(program)
     for op in program.graph.ops:
         for k, value in enumerate(op.outputs):
-            there, wanted = held(program, op, k), needed(program, value, graded=False)
+            held_elements, wanted = (
+                held(program, op, k),
+                needed(program, value, with_gradient=False),
+            )
             arrived = Elements(program, value)
-            for m in messages.of(value, "activation"):
+            for m in messages.messages_of(value, "activation"):
                 arrived.add(m.target, m.boxes)
-                sent = np.zeros(there.on.shape[1:], int)
+                sent = np.zeros(held_elements.count.shape[1:], int)
                 mark(sent, m.boxes)
-                assert (there.on[m.source][sent > 0] > 0).all()
+                assert (held_elements.count[m.source][sent > 0] > 0).all()
             # Every element once where it is missing, and nowhere else.
-            assert (arrived.on == ((wanted.on > 0) & (there.on == 0))).all(), value
+            assert (arrived.count == ((wanted.count > 0) & (held_elements.count == 0))).all(), value
 
 
 @settings(max_examples=40)
@@ -117,19 +120,21 @@ def test_gradients_come_back_from_where_they_are_given(**plan: Any) -> None:
     messages = Messages(program)
     for op in program.graph.ops:
         for k, value in enumerate(op.outputs):
-            there, wanted = held(program, op, k), needed(program, value, graded=True)
+            there, wanted = held(program, op, k), needed(program, value, with_gradient=True)
             if value not in program.active:
-                assert not messages.of(value, "gradient")
+                assert not messages.messages_of(value, "gradient")
                 continue
-            came = {(m.source, m.target): m.boxes for m in messages.of(value, "activation")}
+            came = {
+                (m.source, m.target): m.boxes for m in messages.messages_of(value, "activation")
+            }
             back = Elements(program, value)
-            for m in messages.of(value, "gradient"):
+            for m in messages.messages_of(value, "gradient"):
                 back.add(m.source, m.boxes)
-                there_and_back = np.zeros((2, *there.on.shape[1:]), int)
+                there_and_back = np.zeros((2, *there.count.shape[1:]), int)
                 mark(there_and_back[0, ...], came[m.target, m.source])
                 mark(there_and_back[1, ...], m.boxes)
                 assert (there_and_back[1] <= there_and_back[0]).all()
-            assert (back.on == ((wanted.on > 0) & (there.on == 0))).all(), value
+            assert (back.count == ((wanted.count > 0) & (there.count == 0))).all(), value
 
 
 @settings(max_examples=40)
@@ -141,7 +146,7 @@ def test_every_part_arrives_once_where_it_is_merged(**plan: Any) -> None:
         op = program.graph.op(name)
         value, tiles = op.outputs[0], program.plan.tiles[name].tiles
         arrived = [Elements(program, value) for _ in tiles]
-        there = messages.of(value, "partial")
+        there = messages.messages_of(value, "partial")
         for m in there:
             assert tiles[m.part].device == m.source
             arrived[m.part].add(m.target, m.boxes)
@@ -151,7 +156,7 @@ def test_every_part_arrives_once_where_it_is_merged(**plan: Any) -> None:
                 for device in set(cell.devices) - {tiles[part].device}:
                     wanted[part].add(device, [cell.box])
         for a, b in zip(arrived, wanted, strict=True):
-            assert (a.on == b.on).all()
+            assert (a.count == b.count).all()
         # Every box of the iteration space counts once in every element of the output.
         counts = np.zeros(program.graph.values[value].shape, int)
         for cell in cells:
@@ -163,7 +168,7 @@ def test_every_part_arrives_once_where_it_is_merged(**plan: Any) -> None:
             assert points == op.space.full.volume // op.space.output_boxes(op.space.full)[0].volume
         assert (counts == 1).all()
         if value in program.active:
-            back = messages.of(value, "partial gradient")
+            back = messages.messages_of(value, "partial gradient")
             if (
                 name in program.variants[0].replicated_loss_ops
             ):  # every device starts the gradient of its own part

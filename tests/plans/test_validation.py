@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from random_plans import random_plan
-from small_models import MODELS, mlp, planned, small
+from small_models import MODELS, make_plan, mlp, small
 from torch import nn
 
 from raddle.errors import InputError
@@ -81,14 +81,14 @@ def test_refuses_to_split_what_is_whole(text: str) -> None:
     ],
 )
 def test_refuses_a_plan(change: dict[str, Any], reason: str) -> None:
-    plan = planned(mlp(), {}, 1)
+    plan = make_plan(mlp(), {}, 1)
     validate(plan, mlp())
     with pytest.raises(InputError, match=reason):
         validate(dataclasses.replace(plan, **change), mlp())
 
 
 def test_refuses_operators_that_are_not_there() -> None:
-    plan = planned(mlp(), {}, 1)
+    plan = make_plan(mlp(), {}, 1)
     with pytest.raises(InputError, match="the plan has no tiles for 'relu'"):
         validate(Plan({k: v for k, v in plan.tiles.items() if k != "relu"}, 1), mlp())
     with pytest.raises(InputError, match="the plan has tiles for 'conv9', which"):

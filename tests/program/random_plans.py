@@ -31,7 +31,7 @@ SYNCS = [
 ]  # fmt: skip
 
 
-def machine_of(name: str) -> Cluster:
+def cluster_named(name: str) -> Cluster:
     """`host_overhead:4`: devices that have to communicate themselves, each in its own time."""
     if name != "host_overhead:4":
         return cluster(name)
@@ -43,8 +43,8 @@ def machine_of(name: str) -> Cluster:
         {},
     ]
     devices = [
-        replace(plain.devices[0], kind=f"cpu {n}", host_overhead=own)
-        for n, own in enumerate(figures)
+        replace(plain.devices[0], kind=f"cpu {n}", host_overhead=overheads)
+        for n, overheads in enumerate(figures)
     ]
     return build_cluster(name, [(devices, plain.node_links[0], None)])
 
@@ -62,8 +62,8 @@ def random_tiling(op: Op, devices: int, rng: random.Random) -> Tiling:
     if kind == "irregular":
         return Irregular(tuple(Tile(b, rng.randrange(devices)) for b in _pieces(op, rng)))
     cuts = list(full)
-    able = [d for d, dim in enumerate(op.space.dims) if not dim.unsplittable and dim.size > 1]
-    for d in rng.sample(able, min(len(able), rng.randint(1, 2))):
+    splittable = [d for d, dim in enumerate(op.space.dims) if not dim.unsplittable and dim.size > 1]
+    for d in rng.sample(splittable, min(len(splittable), rng.randint(1, 2))):
         if kind == "even":
             cuts[d] = even_cuts(shape[d], rng.randint(2, min(3, shape[d])))
         else:
@@ -80,11 +80,11 @@ def _pieces(op: Op, rng: random.Random) -> list[Box]:
     for _ in range(3):
         i = rng.randrange(len(boxes))
         box = boxes[i]
-        able = [
+        splittable = [
             d for d, dim in enumerate(op.space.dims) if not dim.unsplittable and box.shape[d] > 1
         ]
-        if able:
-            d = rng.choice(able)
+        if splittable:
+            d = rng.choice(splittable)
             at = rng.randrange(box.lo[d] + 1, box.hi[d])
             boxes[i : i + 1] = [
                 Box(box.lo, (*box.hi[:d], at, *box.hi[d + 1 :])),
@@ -93,21 +93,21 @@ def _pieces(op: Op, rng: random.Random) -> list[Box]:
     return boxes
 
 
-def some_sync(devices: int, rng: random.Random) -> str:
+def random_sync(devices: int, rng: random.Random) -> str:
     """A way to synchronise that computes the same; all-reduce, which is common, more often."""
-    own = rng.randrange(devices)
+    device = rng.randrange(devices)
     return rng.choice(
-        ["allreduce", "allreduce", "server", f"server:{own}", "sharded", "sharded:parameters",
-         "p3:slice=20", f"ps:{own},sliced", "ps:greedy,slice=50", "p3:collective,slice=20"]
+        ["allreduce", "allreduce", "server", f"server:{device}", "sharded", "sharded:parameters",
+         "p3:slice=20", f"ps:{device},sliced", "ps:greedy,slice=50", "p3:collective,slice=20"]
     )  # fmt: skip
 
 
-def each_sync() -> list[str]:
+def every_sync() -> list[str]:
     """Every kind alone and with each of its words."""
     words = [
         (kind, word.replace(NUMBER, "1"))
-        for kind, own in KINDS.items()
-        for word in own.option_patterns
+        for kind, sync_kind in KINDS.items()
+        for word in sync_kind.option_patterns
     ]
     return [*KINDS, *(f"{kind}:{word}".replace("slice=1", "slice=99") for kind, word in words)]
 
@@ -115,18 +115,18 @@ def each_sync() -> list[str]:
 def sync_texts(devices: int) -> st.SearchStrategy[str]:
     """Any way to synchronise that can be written: every kind, with any of its words."""
     return st.sampled_from(sorted(KINDS)).flatmap(
-        lambda kind: st.lists(_words(kind, devices), max_size=2).map(
+        lambda kind: st.lists(_options(kind, devices), max_size=2).map(
             lambda words: f"{kind}:{','.join(words)}".removesuffix(":")
         )
     ).filter(_is_sync)  # fmt: skip
 
 
-def _words(kind: str, devices: int) -> st.SearchStrategy[str]:
-    def written(word: str) -> st.SearchStrategy[str]:
+def _options(kind: str, devices: int) -> st.SearchStrategy[str]:
+    def text_of(word: str) -> st.SearchStrategy[str]:
         least, most = {NUMBER: (0, devices - 1), f"ssp={NUMBER}": (0, 3)}.get(word, (50, 999))
         return st.integers(least, most).map(lambda number: word.replace(NUMBER, str(number)))
 
-    return st.sampled_from(KINDS[kind].option_patterns).flatmap(written)
+    return st.sampled_from(KINDS[kind].option_patterns).flatmap(text_of)
 
 
 def _is_sync(text: str) -> bool:
@@ -143,8 +143,8 @@ def random_plan(graph: Graph, devices: int, seed: int, **more: Any) -> Plan:
     if more.get("microbatches", 1) > 1:
         more.setdefault("bn", "microbatch")
     more.setdefault("bucket", rng.choice([0, 1000, 10**6]))
-    apart = rng.random() < 0.3
-    more.setdefault("split_backward", apart and more.get("sync") != "sharded:parameters")
+    split = rng.random() < 0.3
+    more.setdefault("split_backward", split and more.get("sync") != "sharded:parameters")
     if rng.random() < 0.4:
         more.setdefault("recompute", random_blocks(graph, rng))
     if rng.random() < 0.5:
@@ -165,20 +165,22 @@ def random_sums(
     graph: Graph, tiles: dict[str, Tiling], devices: int, rng: random.Random
 ) -> dict[str, Tiling]:
     """For some operators with partial results, any devices that sum them."""
-    found: dict[str, Tiling] = {}
+    sums: dict[str, Tiling] = {}
     for op in graph.ops:
         partial = op.space.combine and any(op.space.is_partial(b) for b in tiles[op.name].boxes)
         if not partial or rng.random() < 0.4:
             continue
         cuts = [(0, dim.size) for dim in op.space.dims]
-        kept = [d for d in range(len(cuts)) if d not in op.space.reduced_dims]
-        able = [d for d in kept if not op.space.dims[d].unsplittable and op.space.dims[d].size > 1]
-        if able:
-            d = rng.choice(able)
+        unsummed = [d for d in range(len(cuts)) if d not in op.space.reduced_dims]
+        splittable = [
+            d for d in unsummed if not op.space.dims[d].unsplittable and op.space.dims[d].size > 1
+        ]
+        if splittable:
+            d = rng.choice(splittable)
             cuts[d] = even_cuts(op.space.dims[d].size, 2)
-        count = 2 if able else 1
-        found[op.name] = Grid(tuple(cuts), tuple(rng.randrange(devices) for _ in range(count)))
-    return found
+        count = 2 if splittable else 1
+        sums[op.name] = Grid(tuple(cuts), tuple(rng.randrange(devices) for _ in range(count)))
+    return sums
 
 
 def random_blocks(graph: Graph, rng: random.Random) -> tuple[tuple[str, ...], ...]:

@@ -47,9 +47,9 @@ def mlp() -> Graph:
     return capture(Mlp(), [torch.zeros(2, 4)], loss=lambda y: y.sum())
 
 
-def planned(graph: Graph, tiles: Mapping[str, str], devices: int, **more: object) -> Plan:
+def make_plan(graph: Graph, tiles: Mapping[str, str], devices: int, **more: object) -> Plan:
     """A plan from text; operators that are not named are whole, on device 0. One bucket a parameter."""
-    written = {op.name: read_tiling(op, tiles.get(op.name, "@0")) for op in graph.ops}
-    assert tiles.keys() <= written.keys(), f"operators are {list(written)}"
+    tilings = {op.name: read_tiling(op, tiles.get(op.name, "@0")) for op in graph.ops}
+    assert tiles.keys() <= tilings.keys(), f"operators are {list(tilings)}"
     bn = "microbatch" if more.get("microbatches", 1) != 1 else "global"
-    return Plan(written, devices, **{"bucket": 0, "bn": bn, **more})  # type: ignore[arg-type]
+    return Plan(tilings, devices, **{"bucket": 0, "bn": bn, **more})  # type: ignore[arg-type]

@@ -8,23 +8,23 @@ from raddle.program.message_kind import MessageKind, Subject, check_all_kinds_se
 
 TRAITS = (
     "between_operators",
-    "forward",
-    "backward",
-    "activates",
-    "of_parameters",
-    "pushes",
-    "pulls",
+    "is_forward",
+    "is_backward",
+    "is_activation",
+    "is_of_parameter",
+    "is_push",
+    "is_pull",
 )
 
 
 def test_what_each_kind_is() -> None:
     assert {str(k): " ".join(t for t in TRAITS if getattr(k, t)) for k in MessageKind} == {
-        "activation": "between_operators forward activates",
-        "partial": "between_operators forward",
-        "gradient": "between_operators backward",
-        "partial gradient": "between_operators backward",
-        "push": "of_parameters pushes",
-        "pull": "of_parameters pulls",
+        "activation": "between_operators is_forward is_activation",
+        "partial": "between_operators is_forward",
+        "gradient": "between_operators is_backward",
+        "partial gradient": "between_operators is_backward",
+        "push": "is_of_parameter is_push",
+        "pull": "is_of_parameter is_pull",
         "signal": "",
     }
 

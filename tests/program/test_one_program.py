@@ -14,7 +14,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from random_plans import random_plan, train_plain
-from small_models import planned, small
+from small_models import make_plan, small
 from torch import Tensor, nn
 
 from raddle.clusters import cluster
@@ -130,7 +130,7 @@ def test_one_program_is_checked_simulated_and_run() -> None:
     net = case("net")
     tiles = {op.name: "@2" for op in net.graph.ops} | TILES
     program = lower(
-        net.graph, planned(net.graph, tiles, 4, microbatches=2, steps=2, bn="microbatch")
+        net.graph, make_plan(net.graph, tiles, 4, microbatches=2, steps=2, bn="microbatch")
     )
     assert "norm.moments" in program.variants[0].merges
     assert "fc1" in program.variants[0].merges
@@ -152,7 +152,7 @@ def test_it_fails_when_the_program_is_another() -> None:
     net = case("net")
     local = {"norm": "h/(4,3,2) @0-2", "norm.running": "@0"}  # with the statistics
     tiles = {op.name: "@2" for op in net.graph.ops} | TILES | local
-    program = lower(net.graph, planned(net.graph, tiles, 4, microbatches=2, steps=2, bn="local"))
+    program = lower(net.graph, make_plan(net.graph, tiles, 4, microbatches=2, steps=2, bn="local"))
     with pytest.raises(AssertionError):
         assert_same(net.graph, net.run(program), *net.plain(2, 2))
 

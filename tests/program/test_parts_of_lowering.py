@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from small_models import mlp, planned
+from small_models import make_plan, mlp
 
 from raddle.graph.gradients import active_values
 from raddle.program.gradient_sync import GradientSync, rule_of
@@ -19,25 +19,35 @@ TILES = dict.fromkeys(("fc1", "relu", "fc2", "sum"), "n/2 @0,1")
 
 
 def variants(**more: object) -> Variants:
-    plan = planned(mlp(), TILES, 2, **more)
+    plan = make_plan(mlp(), TILES, 2, **more)
     return Variants(mlp(), plan, active_values(mlp()))
 
 
 def test_micro_batches_of_one_size_are_one_variant() -> None:
-    own = variants(microbatches=2, steps=3, bn="microbatch")
-    assert [[key.micro_batch for key, _ in step] for step in own.actions] == [[0, 0, 1, 1]] * 3
-    assert ["".join(a.phase for _, a in step) for step in own.actions] == ["FBFB"] * 3
-    assert len({key.variant for step in own.actions for key, _ in step}) == len(own.lowered)
+    lowered_variants = variants(microbatches=2, steps=3, bn="microbatch")
+    assert [[key.micro_batch for key, _ in step] for step in lowered_variants.actions] == [
+        [0, 0, 1, 1]
+    ] * 3
+    assert ["".join(a.phase for _, a in step) for step in lowered_variants.actions] == ["FBFB"] * 3
+    assert len({key.variant for step in lowered_variants.actions for key, _ in step}) == len(
+        lowered_variants.lowered
+    )
 
 
 def test_parameters_are_shared_by_those_that_read_them() -> None:
-    own = variants()
-    known = ParameterLayout(own.graph, own.plan, own.lowered)
-    assert {s.devices for name in known.trainable for s in known.synced_regions(name)} == {(0, 1)}
-    assert set(known.groups.values()) == {((0, 1),)}
-    assert known.slices == {}
-    sliced = replace(own.plan, sync="sharded")
-    assert set(ParameterLayout(own.graph, sliced, own.lowered).slices) == set(known.trainable)
+    lowered_variants = variants()
+    parameters = ParameterLayout(
+        lowered_variants.graph, lowered_variants.plan, lowered_variants.lowered
+    )
+    assert {
+        s.devices for name in parameters.trainable for s in parameters.synced_regions(name)
+    } == {(0, 1)}
+    assert set(parameters.groups.values()) == {((0, 1),)}
+    assert parameters.slices == {}
+    sliced = replace(lowered_variants.plan, sync="sharded")
+    assert set(
+        ParameterLayout(lowered_variants.graph, sliced, lowered_variants.lowered).slices
+    ) == set(parameters.trainable)
 
 
 def test_the_writer_numbers_instructions_and_knows_who_computed_last() -> None:
@@ -51,11 +61,14 @@ def test_the_writer_numbers_instructions_and_knows_who_computed_last() -> None:
 
 
 def test_gradients_are_summed_when_complete_and_then_parameters_are_updated() -> None:
-    own = variants(bucket=0)
-    known, writer = ParameterLayout(own.graph, own.plan, own.lowered), InstructionWriter(2)
-    gradients = GradientSync(known, writer, overlap=False)
+    lowered_variants = variants(bucket=0)
+    parameters, writer = (
+        ParameterLayout(lowered_variants.graph, lowered_variants.plan, lowered_variants.lowered),
+        InstructionWriter(2),
+    )
+    gradients = GradientSync(parameters, writer, overlap=False)
     run = writer.emit(Run("fc2", "B", Key(), (0, 1), ()))
-    name = known.trainable[-1]
+    name = parameters.trainable[-1]
     gradients.contribute(name, Key(), run)
     assert isinstance(writer.instructions[-1], Reduce)
     assert writer.instructions[-1].deps == (run,)
@@ -66,7 +79,7 @@ def test_gradients_are_summed_when_complete_and_then_parameters_are_updated() ->
     assert gradients.last_writers == {name: [len(writer.instructions) - 1]}
 
 
-def test_every_way_to_synchronise_has_rules() -> None:
+def test_every_sync_kind_has_a_rule() -> None:
     texts = {"allreduce": BUCKETS, "server": SERVER, "ps": SLICES, "sharded": SLICES,
              "p3": SLICES, "p3:collective": SLICE_SUMS}  # fmt: skip
     assert {

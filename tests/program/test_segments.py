@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_plans import SYNCS, random_plan
-from small_models import MODELS, mlp, planned, small
+from small_models import MODELS, make_plan, mlp, small
 
 from raddle.clusters import cluster
 from raddle.program.lower import lower
@@ -24,26 +24,26 @@ def names(program: Program, device: int) -> list[str]:
 
 def test_data_parallel_is_one_segment() -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1", "sum": "n/2 @0,1"}
-    program = lower(mlp(), planned(mlp(), tiles, 2, bucket=10**6))
+    program = lower(mlp(), make_plan(mlp(), tiles, 2, bucket=10**6))
     assert names(program, 0) == names(program, 1) == ["fc1 relu fc2 sum"]
 
 
 def test_a_bucket_ends_a_segment() -> None:
     """So that it is summed while the rest of the backward is computed."""
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1", "sum": "n/2 @0,1"}
-    program = lower(mlp(), planned(mlp(), tiles, 2, bucket=16))
+    program = lower(mlp(), make_plan(mlp(), tiles, 2, bucket=16))
     assert names(program, 0) == ["fc1 relu", "fc2 sum"]
 
 
 def test_layers_apart_are_a_segment_a_device() -> None:
-    program = lower(mlp(), planned(mlp(), {"fc2": "@1", "sum": "@1"}, 2))
+    program = lower(mlp(), make_plan(mlp(), {"fc2": "@1", "sum": "@1"}, 2))
     assert (names(program, 0), names(program, 1)) == (["fc1 relu"], ["fc2 sum"])
 
 
 def test_the_plan_cuts() -> None:
-    program = lower(mlp(), planned(mlp(), {}, 1, recompute=(("fc1", "relu"),)))
+    program = lower(mlp(), make_plan(mlp(), {}, 1, recompute=(("fc1", "relu"),)))
     assert names(program, 0) == ["fc1 relu", "fc2 sum"]
-    program = lower(mlp(), planned(mlp(), {}, 1, split_backward=True))
+    program = lower(mlp(), make_plan(mlp(), {}, 1, split_backward=True))
     assert names(program, 0) == ["fc1", "relu", "fc2", "sum"]
 
 
@@ -67,12 +67,12 @@ def test_random_plans(model: str, devices: int, seed: int) -> None:
     graph = small(model)[1]
     program = lower(graph, random_plan(graph, devices, seed, recompute=(), split_backward=False))
     for device in range(devices):
-        found = segments(program, device)
-        own = [op for op in graph.ops if device in program.plan.tiles[op.name].devices]
-        assert [op for ops in found for op in ops] == own
-        number = {op.name: n for n, ops in enumerate(found) for op in ops}
+        cut = segments(program, device)
+        device_ops = [op for op in graph.ops if device in program.plan.tiles[op.name].devices]
+        assert [op for ops in cut for op in ops] == device_ops
+        number = {op.name: n for n, ops in enumerate(cut) for op in ops}
         borders = communicates_between(program, device)
-        for before, after in pairwise(own):
+        for before, after in pairwise(device_ops):
             together = number[before.name] == number[after.name]
             assert together == ((before.name, after.name) not in borders)
 
@@ -82,27 +82,31 @@ def communicates_between(program: Program, device: int) -> set[tuple[str, str]]:
 
     Gradients are handed in only where a composite has ended.
     """
-    own = [op.name for op in program.graph.ops if device in program.plan.tiles[op.name].devices]
+    device_ops = [
+        op.name for op in program.graph.ops if device in program.plan.tiles[op.name].devices
+    ]
     composite = {name: n for n, f in enumerate(program.graph.fused_calls) for name in f.ops}
     key = Key(0, program.plan.microbatches - 1)
-    apart = set()
+    borders = set()
     for phase in "FB":
-        last, talked, handed, arrived = None, False, False, set()
+        last, communicated, handed, arrived = None, False, False, set()
         for number, i in enumerate(program.instructions):
             if i.key != key or device not in i.devices:
                 continue
             if isinstance(i, Run) and i.phase == phase:
                 ended = last is None or composite.get(last, -1) != composite.get(i.op, -2)
-                if last is not None and (talked or (handed and ended) or arrived & set(i.deps)):
+                if last is not None and (
+                    communicated or (handed and ended) or arrived & set(i.deps)
+                ):
                     later = i.op if phase == "F" else last
-                    apart.add((own[own.index(later) - 1], later))
+                    borders.add((device_ops[device_ops.index(later) - 1], later))
                 arrived -= set(i.deps)
-                last, talked, handed = i.op, False, handed and not ended
+                last, communicated, handed = i.op, False, handed and not ended
             elif isinstance(i, Move):
                 arrived.add(number)
-                talked |= any(m.source == device for m in i.messages)
+                communicated |= any(m.source == device for m in i.messages)
             elif isinstance(i, Merge):
-                talked = True
+                communicated = True
             elif isinstance(i, Reduce):
                 handed = True
-    return apart
+    return borders

@@ -28,24 +28,24 @@ from raddle.program.step_script import (
 Event = tuple[int, int, int]
 
 
-def facts(way: int, count: int, **more: Any) -> SyncFacts:
+def facts(rule: int, count: int, **more: Any) -> SyncFacts:
     """So many parameters of one group and 10 bytes, each with one slice that travels."""
     plain = SyncFacts(
-        way, 25, False, True, False, [0] * count, [10] * count, list(range(count)), [1] * count,
+        rule, 25, False, True, False, [0] * count, [10] * count, list(range(count)), [1] * count,
         [1] * count, list(range(count)),
     )  # fmt: skip
     return plain._replace(**more)
 
 
-def picture(own: SyncFacts, events: Sequence[Event]) -> str:
+def picture(sync_facts: SyncFacts, events: Sequence[Event]) -> str:
     """Rows of each event: S sum (with its parameters), > push, U update, < pull; * waits for a gradient."""
-    count, rows = len(own.group_of), [0] * 1000
-    left = [sum(own.group_of[p] == g for p in range(count)) for g in range(count)]
+    count, rows = len(sync_facts.group_of), [0] * 1000
+    left = [sum(sync_facts.group_of[p] == g for p in range(count)) for g in range(count)]
     state = ScriptState(
         [0] * 8, left, *([0] * count, [-1] * count, *([0] * count for _ in range(7))), rows
     )
     at = [0] * (len(events) + 1)
-    step_script.write_rows(*([e[k] for e in events] for k in range(3)), own, state, at)
+    step_script.write_rows(*([e[k] for e in events] for k in range(3)), sync_facts, state, at)
     assert at[-1] == state.counters[ROWS]
     words = []
     for n in range(at[-1]):
@@ -65,8 +65,8 @@ ENDS = [(ACTION_ENDS, -1, -1), (STEP_ENDS, -1, -1)]
 
 
 def test_a_bucket_is_summed_when_it_is_full_or_nothing_more_is_coming() -> None:
-    found = picture(facts(BUCKETS, 4), [*complete(0, 1, 2, 3), *ENDS])
-    assert found == " |  | S0+1+2 |  | S3 | U0* U1* U2* U3*"
+    drawn = picture(facts(BUCKETS, 4), [*complete(0, 1, 2, 3), *ENDS])
+    assert drawn == " |  | S0+1+2 |  | S3 | U0* U1* U2* U3*"
 
 
 def test_a_bucket_waits_while_more_is_coming_for_its_group() -> None:
@@ -75,52 +75,52 @@ def test_a_bucket_waits_while_more_is_coming_for_its_group() -> None:
 
 
 def test_groups_have_buckets_of_their_own() -> None:
-    found = picture(facts(BUCKETS, 4, group=[0, 1, 0, 1]), [*complete(0, 1, 2, 3), *ENDS])
-    assert found == " |  |  |  | S0+2 S1+3 | U0* U2* U1* U3*"
+    drawn = picture(facts(BUCKETS, 4, group_of=[0, 1, 0, 1]), [*complete(0, 1, 2, 3), *ENDS])
+    assert drawn == " |  |  |  | S0+2 S1+3 | U0* U2* U1* U3*"
 
 
 def test_updates_are_in_the_order_in_which_gradients_are_complete() -> None:
     """Parameter 1 is not shared: it is complete before the others are summed."""
-    found = picture(facts(BUCKETS, 3, group=[0, -1, 0]), [*complete(2, 1, 0), *ENDS])
-    assert found == " |  |  | S2+0 | U1* U0* U2*"
+    drawn = picture(facts(BUCKETS, 3, group_of=[0, -1, 0]), [*complete(2, 1, 0), *ENDS])
+    assert drawn == " |  |  | S2+0 | U1* U0* U2*"
 
 
 def test_parameters_that_one_operator_completes_are_updated_as_they_began() -> None:
-    own = facts(BUCKETS, 3, group=[-1] * 3, rank=[2, 0, 1])
-    assert picture(own, [(COMPLETE, p, 5) for p in (0, 1, 2)] + ENDS).endswith("U1* U2* U0*")
+    grouped = facts(BUCKETS, 3, group_of=[-1] * 3, contribution_order=[2, 0, 1])
+    assert picture(grouped, [(COMPLETE, p, 5) for p in (0, 1, 2)] + ENDS).endswith("U1* U2* U0*")
 
 
 def test_a_server_is_sent_a_gradient_at_once_and_sends_the_parameter_after_the_step() -> None:
-    found = picture(facts(SERVER, 3, group=[0, -1, 0]), [*complete(0, 1, 2), *ENDS])
-    assert found == ">0* |  | >2* |  | U0* <0 U1* U2* <2"
+    drawn = picture(facts(SERVER, 3, group_of=[0, -1, 0]), [*complete(0, 1, 2), *ENDS])
+    assert drawn == ">0* |  | >2* |  | U0* <0 U1* U2* <2"
 
 
 def test_where_steps_overlap_a_parameter_is_updated_at_once() -> None:
-    own = facts(BUCKETS, 2, limit=0, at_once=True)
-    assert picture(own, [*complete(1, 0)]) == "S1 U1* | S0 U0*"
+    overlapping = facts(BUCKETS, 2, bucket_bytes=0, update_at_once=True)
+    assert picture(overlapping, [*complete(1, 0)]) == "S1 U1* | S0 U0*"
 
 
 def test_slices_are_served_one_by_one() -> None:
-    own = facts(SLICES, 2, first=[0, 2], slices=[2, 1], travels=[1, 0, 1])
-    assert picture(own, [*complete(1, 0), *ENDS]) == ">2* U2* <2 | >0* U0* <0 U1* |  | "
-    own = own._replace(returned=False)
-    assert picture(own, complete(1, 0)) == ">2* U2* | >0* U0* U1*"
+    sliced = facts(SLICES, 2, first_slice=[0, 2], slice_count=[2, 1], needs_sync=[1, 0, 1])
+    assert picture(sliced, [*complete(1, 0), *ENDS]) == ">2* U2* <2 | >0* U0* <0 U1* |  | "
+    sliced = sliced._replace(pull_at_once=False)
+    assert picture(sliced, complete(1, 0)) == ">2* U2* | >0* U0* U1*"
 
 
 def test_slices_are_summed_one_by_one_or_when_it_is_their_turn() -> None:
-    own = facts(SLICE_SUMS, 2, first=[0, 2], slices=[2, 1], travels=[1, 0, 1])
-    assert picture(own, complete(1, 0)) == "S2* U2 | U1* S0* U0"
+    sliced = facts(SLICE_SUMS, 2, first_slice=[0, 2], slice_count=[2, 1], needs_sync=[1, 0, 1])
+    assert picture(sliced, complete(1, 0)) == "S2* U2 | U1* S0* U0"
     events = [*complete(0, 1), (TURN, 2, 1), (TURN, 0, 0)]
-    assert picture(own._replace(ordered=True), events) == "U1* |  | S2* U2 | S0* U0"
+    assert picture(sliced._replace(ordered_sums=True), events) == "U1* |  | S2* U2 | S0* U0"
 
 
 @given(st.data())
 def test_every_parameter_is_summed_and_updated_once(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 8))
     group = [data.draw(st.integers(-1, count - 1)) for _ in range(count)]
-    own = facts(BUCKETS, count, group=group, limit=data.draw(st.integers(0, 50)))
+    grouped = facts(BUCKETS, count, group_of=group, bucket_bytes=data.draw(st.integers(0, 50)))
     coming = data.draw(st.permutations(range(count)))
-    words = picture(own, [*complete(*coming), *ENDS]).replace("|", " ").split()
+    words = picture(grouped, [*complete(*coming), *ENDS]).replace("|", " ").split()
     updated = [int(w[1:-1]) for w in words if w[0] == "U"]
     summed = [int(p) for w in words if w[0] == "S" for p in w[1:].split("+")]
     assert sorted(updated) == list(range(count))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_models import mlp, planned
+from small_models import make_plan, mlp
 
 from raddle.errors import InputError
 from raddle.program.checks.check import check
@@ -22,13 +22,13 @@ from raddle.program.turns import Turns
 def test_all_leave_in_their_order_as_early_as_they_may(data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(data.draw(st.integers(1, 8)))))
     coming = data.draw(st.permutations(order))
-    turns, left, here = Turns(order), list[int](), set[int]()
+    turns, left, complete = Turns(order), list[int](), set[int]()
     for number in coming:
-        here.add(number)
+        complete.add(number)
         left += turns.complete([number])
         assert left == order[: len(left)]
-        assert len(left) == len(order) or order[len(left)] not in here
-        assert set(turns.waiting) == here - set(left)
+        assert len(left) == len(order) or order[len(left)] not in complete
+        assert set(turns.waiting) == complete - set(left)
     assert left == list(order)
 
 
@@ -41,24 +41,24 @@ def test_without_an_order_they_leave_as_they_come() -> None:
 def data_parallel(**more: Any) -> Program:
     """Slices 0 and 1 are fc1's weight, 2 its bias, 3 fc2's weight, 4 its bias."""
     tiles = dict.fromkeys(("fc1", "relu", "fc2", "sum"), "n/2 @0,1")
-    return lower(mlp(), planned(mlp(), tiles, 2, sync="p3:collective,slice=16", **more))
+    return lower(mlp(), make_plan(mlp(), tiles, 2, sync="p3:collective,slice=16", **more))
 
 
 def picture(program: Program) -> str:
     """B2 is the backward of fc2; numbers are slices whose sums leave."""
-    number = {own: n for n, own in enumerate(numbered_slices(program.slices))}
-    found = []
+    number = {numbered_slice: n for n, numbered_slice in enumerate(numbered_slices(program.slices))}
+    words = []
     for i in program.instructions:
         if isinstance(i, Run) and i.phase == "B" and i.op.startswith("fc"):
-            found.append(f"B{i.op[-1]}")
+            words.append(f"B{i.op[-1]}")
         elif isinstance(i, Reduce):
-            found.append(str(number[i.parameters[0], i.regions[0][0]]))
-    return " ".join(found)
+            words.append(str(number[i.parameters[0], i.regions[0][0]]))
+    return " ".join(words)
 
 
 def test_slices_are_numbered_by_parameter() -> None:
-    found = [(name, share.box.lo[:1]) for name, share in numbered_slices(data_parallel().slices)]
-    assert found == [
+    starts = [(name, slice_.box.lo[:1]) for name, slice_ in numbered_slices(data_parallel().slices)]
+    assert starts == [
         ("fc1.weight", (0,)), ("fc1.weight", (4,)), ("fc1.bias", (0,)), ("fc2.weight", (0,)),
         ("fc2.bias", (0,)),
     ]  # fmt: skip
@@ -98,7 +98,7 @@ def test_a_forward_waits_for_its_own_parameters_alone() -> None:
 
 def test_slices_of_one_device_wait_for_nobody() -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "@1", "sum": "@1"}
-    plan = planned(mlp(), tiles, 2, sync="p3:collective,slice=16", order=(0, 1, 2, 3, 4))
+    plan = make_plan(mlp(), tiles, 2, sync="p3:collective,slice=16", order=(0, 1, 2, 3, 4))
     program = lower(mlp(), plan)
     assert picture(program) == "B2 B1 0 1 2"
     at = [n for n, i in enumerate(program.instructions) if isinstance(i, Update)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import mlp, planned, small
+from small_models import make_plan, mlp, small
 from torch import nn
 
 from raddle.clusters import cluster
@@ -24,7 +24,7 @@ from raddle.program.zero3_blocks import op_blocks
 from raddle.searches.planning import plan_for
 from raddle.simulation.timeline import simulate
 
-DIVIDED = "sharded:parameters"
+ZERO3 = "sharded:parameters"
 
 
 @cache
@@ -35,7 +35,7 @@ def deep(layers: int = 16) -> Graph:
 
 
 def data_parallel(graph: Graph, devices: int = 2, **more: Any) -> Program:
-    plan = plan_for(graph, cluster(f"local:{devices}"), "data", sync=DIVIDED)
+    plan = plan_for(graph, cluster(f"local:{devices}"), "data", sync=ZERO3)
     return lower(graph, dataclasses.replace(plan, **more))
 
 
@@ -45,16 +45,16 @@ def picture(program: Program, phase: str) -> str:
     cut = op_blocks(graph.ops, graph, program.plan, program.slices)
     block = {op.name: k for k, ops in enumerate(cut) for op in ops}
     first = {n: block[op.name] for op in reversed(graph.ops) for n in op.inputs}
-    ways = {"F": "F", "B": "B", "R": "B"}
-    way = "F"
+    directions = {"F": "F", "B": "B", "R": "B"}
+    direction = "F"
     for i in program.instructions:
-        way = ways.get(getattr(i, "phase", ""), way)
-        if isinstance(i, Run) and way == phase:
+        direction = directions.get(getattr(i, "phase", ""), direction)
+        if isinstance(i, Run) and direction == phase:
             words.append(f"{block[i.op]}")
         elif isinstance(i, Move) and i.kind == "pull":
             words.append(f"p{first[i.value]}")
-    found = [w for w, before in zip(words, ["", *words], strict=False) if w != before]
-    return " ".join(found)
+    distinct = [w for w, before in zip(words, ["", *words], strict=False) if w != before]
+    return " ".join(distinct)
 
 
 def test_pulls_leave_when_the_block_before_begins() -> None:
@@ -90,12 +90,12 @@ def test_blocks_are_deterministic_and_leave_composites_whole(name: str) -> None:
     names = {p.name for p in graph.parameters}
     recomputed = tuple(op.name for op in graph.ops[3:9])
     plan = dataclasses.replace(plan, recompute=(recomputed,))
-    found = op_blocks(graph.ops, graph, plan, names)
-    assert [op for block in found for op in block] == list(graph.ops)
-    assert 2 <= len(found) <= 8
+    blocks = op_blocks(graph.ops, graph, plan, names)
+    assert [op for block in blocks for op in block] == list(graph.ops)
+    assert 2 <= len(blocks) <= 8
     for piece in (recomputed, *(fused.ops for fused in graph.fused_calls)):
-        assert sum(any(op.name in piece for op in block) for block in found) == 1
-    for block in found[:-1]:
+        assert sum(any(op.name in piece for op in block) for block in blocks) == 1
+    for block in blocks[:-1]:
         read = {n for op in block for n in op.inputs if n in names}
         total = sum(p.nbytes for p in graph.parameters)
         assert sum(graph.values[n].nbytes for n in read) * 8 >= total
@@ -129,9 +129,9 @@ def test_bytes(devices: int, microbatches: int) -> None:
 
 
 def changed(program: Program, number: int, **more: Any) -> Program:
-    own = list(program.instructions)
-    own[number] = dataclasses.replace(own[number], **more)
-    return dataclasses.replace(program, instructions=tuple(own))
+    instructions = list(program.instructions)
+    instructions[number] = dataclasses.replace(instructions[number], **more)
+    return dataclasses.replace(program, instructions=tuple(instructions))
 
 
 def first(program: Program, kind: type, **wanted: Any) -> int:
@@ -155,7 +155,7 @@ def test_refuses_a_use_without_its_rows(phase: str) -> None:
         check(changed(program, number, deps=left))
 
 
-def test_refuses_rows_that_are_not_updated_or_not_at_home() -> None:
+def test_refuses_rows_that_are_not_updated_or_not_from_their_server() -> None:
     program = data_parallel(deep(4), steps=2)
     check(program)
     number = max(
@@ -177,8 +177,8 @@ def test_refuses_rows_that_are_not_updated_or_not_at_home() -> None:
 def test_refuses_what_drops_too_early() -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
     with pytest.raises(InputError, match="gives their gradients later: use sharded"):
-        lower(mlp(), planned(mlp(), tiles, 2, sync=DIVIDED, split_backward=True))
-    plan = planned(mlp(), {"fc2": "@1", "sum": "@1"}, 2, sync=DIVIDED, recompute=(("relu", "fc2"),))
+        lower(mlp(), make_plan(mlp(), tiles, 2, sync=ZERO3, split_backward=True))
+    plan = make_plan(mlp(), {"fc2": "@1", "sum": "@1"}, 2, sync=ZERO3, recompute=(("relu", "fc2"),))
     staged = dataclasses.replace(plan, stages=(("fc1", "relu"), ("fc2", "sum")), schedule="gpipe")
     assert len(set(stage_of(staged).values())) == 2
     with pytest.raises(InputError, match="is in several stages: use sharded"):

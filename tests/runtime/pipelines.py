@@ -31,7 +31,7 @@ from raddle import zoo
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph, Op
-from raddle.plans.pipelining import places, schedule_of, stage_of
+from raddle.plans.pipelining import schedule_of, stage_of, workers_of_micro_batch
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid, Tiling, even_cuts, whole_tiling
 from raddle.program.checks.check import check
@@ -183,7 +183,7 @@ def updates_of(plan: Plan, graph: Graph) -> Updates:
     if not plan.stages:
         return ()
     schedule, of = schedule_of(plan), stage_of(plan)
-    at = [places(plan, schedule, m) for m in range(plan.microbatches)]
+    at = [workers_of_micro_batch(plan, schedule, m) for m in range(plan.microbatches)]
     made = {o: of[op.name] for op in graph.ops for o in op.outputs}
     found: dict[tuple[int, ...], list[str]] = {}
     for buffer, value in graph.updates.items():

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import mlp, planned
+from small_models import make_plan, mlp
 from torch import Tensor
 
 from raddle.graph.box import Box
@@ -279,7 +279,7 @@ def test_a_buffer_is_replaced_and_never_written() -> None:
 
 
 def test_a_rank_that_has_the_loss_tells_it() -> None:
-    program = lower(mlp(), planned(mlp(), {}, 2))  # all of it is on device 0
+    program = lower(mlp(), make_plan(mlp(), {}, 2))  # all of it is on device 0
     hub, found = Hub(2), []
     for rank in (1, 0):
         own = store(())

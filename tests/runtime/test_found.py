@@ -8,7 +8,7 @@ import pytest
 import torch
 from equality import Task
 from ranks import on_threads
-from small_models import planned
+from small_models import make_plan
 from torch import Tensor, nn
 
 
@@ -35,20 +35,20 @@ def test_a_server_that_reads_nothing() -> None:
     """The checker refused a named server that holds no tile of the parameter."""
     plain = task(torch.tanh, 2, 4)
     for tiles in ({}, {"mul": "n/2 @0-1"}):
-        plain.verify(planned(plain.graph, tiles, 3, sync="server:2", steps=2))
+        plain.verify(make_plan(plain.graph, tiles, 3, sync="server:2", steps=2))
 
 
 def test_a_variance_whose_mean_nobody_reads() -> None:
     """No gradient went back through the merge of its parts: only the first output was looked at."""
     plain = task(lambda x: x.std(1), 2, 5)
-    plain.verify(planned(plain.graph, {"moments": "c/2 @0-1"}, 2, steps=2))
+    plain.verify(make_plan(plain.graph, {"moments": "c/2 @0-1"}, 2, steps=2))
 
 
 def test_the_deviation_of_equal_numbers_has_no_gradient() -> None:
     """It was not a number: the square root's at zero, where torch's own has none."""
     plain = task(lambda x: 0 * x[:, :1] + (0 * x + 1).std(1, keepdim=True) + x, 2, 4)
-    plain.verify(planned(plain.graph, {}, 2, steps=2))
-    plain.verify(planned(plain.graph, {"moments": "n/2 @0-1"}, 2, steps=2))
+    plain.verify(make_plan(plain.graph, {}, 2, steps=2))
+    plain.verify(make_plan(plain.graph, {"moments": "n/2 @0-1"}, 2, steps=2))
 
 
 def test_a_window_that_is_padded_and_takes_a_whole_piece() -> None:
@@ -57,7 +57,7 @@ def test_a_window_that_is_padded_and_takes_a_whole_piece() -> None:
     x = torch.randn(1, 1, 2, 3).double()
     conv = nn.Sequential(nn.Conv2d(1, 1, (2, 1), stride=2, padding=(1, 0)).double())
     plain = Task(conv, [x], loss=lambda y: y.square().sum())
-    plain.verify(planned(plain.graph, {"0": "h/2 @0,0", "square": "@1"}, 2))
+    plain.verify(make_plan(plain.graph, {"0": "h/2 @0,0", "square": "@1"}, 2))
 
 
 def test_what_is_recomputed_reads_buffers_as_they_were() -> None:
@@ -76,7 +76,7 @@ def test_what_is_recomputed_reads_buffers_as_they_were() -> None:
     plain = Task(Fading(), [x], loss=lambda y: y.square().sum(), steps=2, microbatches=2)
     every = tuple(op.name for op in plain.graph.ops)
     for tiles in ({}, {"mul_2": "n/2 @0-1"}):
-        plan = planned(plain.graph, tiles, 2, steps=2, microbatches=2, recompute=(every,))
+        plan = make_plan(plain.graph, tiles, 2, steps=2, microbatches=2, recompute=(every,))
         plain.verify(plan)
 
 
@@ -100,7 +100,7 @@ class Partly(nn.Module):
 def test_a_trainers_state_has_the_modules_names(more: str) -> None:
     model, x = Partly(more).double(), torch.randn(2, 4).double()
     plain = Task(model, [x], loss=lambda y: y.square().sum())
-    made = planned(plain.graph, {"fc": "c/2 @0-1"}, 2)
+    made = make_plan(plain.graph, {"fc": "c/2 @0-1"}, 2)
     for state in on_threads(
         2,
         lambda t: t.state_dict(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from small_models import planned, small
+from small_models import make_plan, small
 
 from raddle.graph.box import Box
 from raddle.program.lower import lower
@@ -59,7 +59,7 @@ def test_what_is_read_in_parts_is_split_at_once() -> None:
 
 def test_a_composite_whose_tiles_are_one_box_is_one_call() -> None:
     graph = small("gpt-tiny")[1]
-    program = lower(graph, planned(graph, {}, 1))
+    program = lower(graph, make_plan(graph, {}, 1))
     variant = program.variants[0]
     (segment, *_) = segments(program, 0)
     natives = run_as_one(variant, 0, segment)

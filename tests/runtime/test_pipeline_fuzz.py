@@ -17,12 +17,12 @@ from hypothesis import Phase, event, given, note, reject, settings
 from hypothesis import strategies as st
 from modules import random_case
 from pipelines import Piped, updates_of
-from random_plans import random_blocks, random_sums, random_tiling, some_sync
+from random_plans import random_blocks, random_sums, random_sync, random_tiling
 from test_random_graphs import scattered_blocks, written
 
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.plans.pipelining import _moved, stage_of
+from raddle.plans.pipelining import _move_tiling, stage_of
 from raddle.plans.plan import Plan
 from raddle.plans.schedule import Action, Schedule, schedule_to_text
 from raddle.plans.schedules import ASYNCHRONOUS, MAKERS
@@ -120,13 +120,13 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
         own = workers[home[s]]
         for name in names:
             tiling = random_tiling(graph.op(name), len(own), rng)
-            tiles[name] = _moved(tiling, dict(enumerate(own)))
+            tiles[name] = _move_tiling(tiling, dict(enumerate(own)))
     sums: dict[str, Tiling] = {}
     if rng.random() < 0.3:
         for s, names in enumerate(stages):
             own = workers[home[s]]
             found = random_sums(graph, tiles, len(own), rng)
-            sums |= {n: _moved(found[n], dict(enumerate(own))) for n in names if n in found}
+            sums |= {n: _move_tiling(found[n], dict(enumerate(own))) for n in names if n in found}
     recompute: Any = ()
     if rng.random() < 0.5:
         makers = (random_blocks, scattered_blocks, lambda *_: tuple(rng.sample(stages, 1)))
@@ -136,7 +136,7 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
         tiles,
         devices,
         bn="microbatch" if microbatches > 1 else "global",
-        sync=some_sync(devices, rng),
+        sync=random_sync(devices, rng),
         bucket=rng.choice([0, 1000, 10**6]),
         microbatches=microbatches,
         recompute=recompute,

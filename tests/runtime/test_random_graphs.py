@@ -15,7 +15,7 @@ from equality import Different, Task
 from hypothesis import Phase, given, note, reject, settings
 from hypothesis import strategies as st
 from modules import random_case
-from random_plans import random_plan, random_tiling, some_sync, with_any_order
+from random_plans import random_plan, random_sync, random_tiling, with_any_order
 
 from raddle.clusters import cluster
 from raddle.errors import InputError
@@ -33,7 +33,7 @@ SHARDS = 5  # of as many examples as the profile says; processes of pytest-xdist
 def some_plan(graph: Graph, rng: random.Random) -> Plan:
     devices = rng.randint(2, 4)
     more: dict[str, Any] = {
-        "sync": some_sync(devices, rng),
+        "sync": random_sync(devices, rng),
         "microbatches": rng.randint(1, 2),
         "steps": STEPS,
     }

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_models import mlp, planned
+from small_models import make_plan, mlp
 
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
@@ -42,7 +42,7 @@ SPLIT = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1"}  # fc2 and the sum are on device
 
 
 def program(sync: str = "allreduce", tiles: dict[str, str] = SPLIT, **more: object) -> Program:
-    return lower(mlp(), planned(mlp(), tiles, 2, sync=sync, **more))
+    return lower(mlp(), make_plan(mlp(), tiles, 2, sync=sync, **more))
 
 
 def pieces_of(found: Program, device: int) -> SlotTable:
@@ -191,7 +191,7 @@ def test_pulls_of_rows_are_messages_of_the_program() -> None:
 def test_buffers_take_what_is_there() -> None:
     model = torch.nn.BatchNorm1d(4)
     graph = capture(model, [torch.zeros(6, 4)], loss=lambda y: y.sum())
-    found = lower(graph, planned(graph, {}, 1))
+    found = lower(graph, make_plan(graph, {}, 1))
     pieces = pieces_of(found, 0)
     add_persistent_slots(found, 0, pieces)
     buffers = BufferUpdateBuilder(found, 0, pieces)

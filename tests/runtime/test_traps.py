@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_plans import SYNCS, random_plan, train_plain
-from small_models import MODELS, planned, small
+from small_models import MODELS, make_plan, small
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -42,7 +42,7 @@ def assert_trains(
     model = model.double().train()
     graph = capture(model, inputs, targets=targets, loss=loss)
     program = lower(
-        graph, planned(graph, tiles, devices, steps=2, microbatches=microbatches, **more)
+        graph, make_plan(graph, tiles, devices, steps=2, microbatches=microbatches, **more)
     )
     check(program)
     batches = [[(inputs, targets)] * microbatches] * 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from random_plans import each_sync
+from random_plans import every_sync
 from small_models import small
 
 from raddle.clusters import cluster
@@ -22,10 +22,10 @@ from raddle.simulation.fast.coverage import unsupported
 from raddle.simulation.timeline import simulate
 
 ON = "p100:1x4"
-SLICED = [sync for sync in each_sync() if Plan({}, 4, sync=sync).parsed_sync.sliced]
+SLICED = [sync for sync in every_sync() if Plan({}, 4, sync=sync).parsed_sync.sliced]
 
 
-@pytest.mark.parametrize("sync", each_sync())
+@pytest.mark.parametrize("sync", every_sync())
 def test_chains_time_what_the_evaluator_times(sync: str) -> None:
     plan = Plan({}, 4, sync=sync)
     assert unsupported(plan) is None
@@ -33,7 +33,7 @@ def test_chains_time_what_the_evaluator_times(sync: str) -> None:
 
 def test_a_simulated_step_is_that_of_the_program() -> None:
     graph, on = small("mlp-tiny")[1], cluster(ON)
-    for sync in each_sync():
+    for sync in every_sync():
         plan = plan_for(graph, on, "owt", sync=sync)
         timeline = simulate(lower(graph, plan), on)
         step = simulate_single_step(graph, plan, on)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from random_plans import random_plan
-from small_models import mlp, planned, small
+from small_models import make_plan, mlp, small
 
 from raddle.clusters import Cluster, Device, Link, cluster
 from raddle.plans.plan import Plan
@@ -31,7 +31,7 @@ def toy(nanoseconds: float) -> Cluster:
 def plan(**more: Any) -> Plan:
     """Slices 0 to 3 are fc1's weight, 4 its bias, 5 and 6 fc2's weight, 7 its bias."""
     tiles = dict.fromkeys(("fc1", "relu", "fc2", "sum"), "n/2 @0,1")
-    return planned(mlp(), tiles, 2, sync="p3:collective,slice=8", **more)
+    return make_plan(mlp(), tiles, 2, sync="p3:collective,slice=8", **more)
 
 
 def slices_by_start(timeline: Timeline) -> list[int]:

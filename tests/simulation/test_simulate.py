@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_plans import machine_of, random_plan
-from small_models import MODELS, mlp, planned, small
+from random_plans import cluster_named, random_plan
+from small_models import MODELS, make_plan, mlp, small
 from torch import Tensor, nn
 
 from raddle.clusters import Cluster, Device, Link
@@ -85,7 +85,7 @@ def spans(timeline: Timeline, pick: Callable[[Any], bool]) -> dict[int, tuple[in
 
 
 def test_a_device_does_one_thing_after_the_other() -> None:
-    timeline = simulate(lower(mlp(), planned(mlp(), {}, 1)), toy(1000))
+    timeline = simulate(lower(mlp(), make_plan(mlp(), {}, 1)), toy(1000))
     #        fc1  relu fc2  sum  | sum  fc2  relu fc1 | 4 updates
     # fc2 has three gradients (input, weight, bias), fc1 two: its input needs none.
     assert timeline.start.tolist() == [
@@ -97,7 +97,7 @@ def test_a_device_does_one_thing_after_the_other() -> None:
 
 def test_a_transfer_waits_for_its_link() -> None:
     graph = pair(lambda a, b: a + b)
-    timeline = simulate(lower(graph, planned(graph, {"add": "@1"}, 2)), toy(1000, 1000))
+    timeline = simulate(lower(graph, make_plan(graph, {"add": "@1"}, 2)), toy(1000, 1000))
     assert runs(timeline, "a") == {0: (0, 1000)}
     assert runs(timeline, "b") == {0: (1000, 2000)}
     assert message(timeline, "a") == (1000, 11064)
@@ -112,7 +112,7 @@ def test_a_transfer_waits_for_its_link() -> None:
 def test_duplex_links_carry_both_ways_at_once(duplex: bool, shared: bool, second: int) -> None:
     graph = pair(lambda a, b: a * b + (a + b))
     tiles = {"b": "@1", "mul": "@0", "add": "@1", "add_1": "@0"}
-    program = lower(graph, planned(graph, tiles, 2))
+    program = lower(graph, make_plan(graph, tiles, 2))
     timeline = simulate(program, toy(1000, 1000, duplex=duplex, shared=shared))
     assert runs(timeline, "a") == {0: (0, 1000)}
     assert runs(timeline, "b") == {1: (0, 1000)}
@@ -122,7 +122,7 @@ def test_duplex_links_carry_both_ways_at_once(duplex: bool, shared: bool, second
 
 def test_an_all_reduce_starts_with_its_last_participant() -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
-    timeline = simulate(lower(mlp(), planned(mlp(), tiles, 2)), toy(1000, 3000))
+    timeline = simulate(lower(mlp(), make_plan(mlp(), tiles, 2)), toy(1000, 3000))
     reduce = spans(timeline, lambda i: isinstance(i, Reduce) and "fc2.weight" in i.parameters)
     backward = runs(timeline, "fc2", "B")
     assert backward[0][1] < backward[1][1]
@@ -137,7 +137,7 @@ def test_an_all_reduce_starts_with_its_last_participant() -> None:
 def test_computing_overlaps_communication() -> None:
     graph = pair(lambda a, b: a.relu() + b.tanh().exp().sin())
     timeline = simulate(
-        lower(graph, planned(graph, {"relu": "@1", "add": "@1"}, 2)), toy(1000, 1000)
+        lower(graph, make_plan(graph, {"relu": "@1", "add": "@1"}, 2)), toy(1000, 1000)
     )
     assert message(timeline, "a") == (1000, 11064)
     assert [runs(timeline, op)[0] for op in ("b", "tanh", "exp", "sin")] == [
@@ -148,7 +148,7 @@ def test_computing_overlaps_communication() -> None:
 
 def test_a_device_that_handles_messages_sends_between_what_it_computes() -> None:
     graph = pair(lambda a, b: a + b)
-    program = lower(graph, planned(graph, {"add": "@1"}, 2))
+    program = lower(graph, make_plan(graph, {"add": "@1"}, 2))
     timeline = simulate(program, toy(1000, 1000, host_overhead={"message": 200, "byte": 0.5}))
     # 200 + 64 / 2 at each end of a message
     assert runs(timeline, "a") == {0: (0, 1000)}
@@ -166,13 +166,13 @@ def test_a_device_that_handles_messages_sends_between_what_it_computes() -> None
 
 def test_a_sum_takes_time_from_those_that_take_part() -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
-    program = lower(mlp(), planned(mlp(), tiles, 2, bucket=10**9))
+    program = lower(mlp(), make_plan(mlp(), tiles, 2, bucket=10**9))
     plain, taking = (
         simulate(program, toy(1000, 1000, host_overhead={"sum": ns})) for ns in (0, 5000)
     )
     # Only the updates come after it, and they wait for the sum, which is longer.
     assert taking.end.max() == plain.end.max()
-    program = lower(mlp(), planned(mlp(), tiles, 2, bucket=0))
+    program = lower(mlp(), make_plan(mlp(), tiles, 2, bucket=0))
     plain, taking = (
         simulate(program, toy(1000, 1000, host_overhead={"sum": ns})) for ns in (0, 5000)
     )
@@ -183,7 +183,7 @@ def test_a_sum_takes_time_from_those_that_take_part() -> None:
 @pytest.mark.parametrize("sync", ["ps:slice=4", "p3:slice=4"])
 def test_slices_are_handled_beside_what_is_computed(sync: str) -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
-    program = lower(mlp(), planned(mlp(), tiles, 2, sync=sync))
+    program = lower(mlp(), make_plan(mlp(), tiles, 2, sync=sync))
     moves = [i for i in program.instructions if isinstance(i, Move) and i.kind == "push"]
     assert moves
     plain = simulate(program, toy(1000, 1000))
@@ -198,7 +198,7 @@ def test_slices_are_handled_beside_what_is_computed(sync: str) -> None:
 
 
 def test_a_plan_needs_its_devices() -> None:
-    program = lower(mlp(), planned(mlp(), {}, 3))
+    program = lower(mlp(), make_plan(mlp(), {}, 3))
     with pytest.raises(InputError, match="the plan needs 3 devices, 'toy' has 2"):
         simulate(program, toy(1000, 1000))
 
@@ -227,7 +227,7 @@ plans = given(
 
 def simulated(model: str, machine: str, seed: int, **more: Any) -> Timeline:
     graph = small(model)[1]
-    return simulate(lower(graph, random_plan(graph, 4, seed, **more)), machine_of(machine))
+    return simulate(lower(graph, random_plan(graph, 4, seed, **more)), cluster_named(machine))
 
 
 def engine(timeline: Timeline, duration: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

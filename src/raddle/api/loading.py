@@ -74,12 +74,12 @@ def load_plans(
 ) -> LoadedPlans:
     """The plans of files; the first one's model and cluster are those of all."""
     from raddle.plans import plan_file
-    from raddle.plans.pipelining import micro_graph
+    from raddle.plans.pipelining import micro_batch_graph
 
     micro, first, on = load_plan(paths[0], cluster=cluster, model=model)
     graph = micro.for_batch(first.batch) if first.batch else micro
     others = [plan_file.read(path) for path in paths[1:]]
-    plans = [first, *(plan_file.from_dict(data, micro_graph(graph, data)) for data in others)]
+    plans = [first, *(plan_file.from_dict(data, micro_batch_graph(graph, data)) for data in others)]
     return LoadedPlans(graph, plans, on)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raddle.plans.notation import write_tiles, write_tiling
-from raddle.plans.pipelining import OVERLAPPED, is_asynchronous
+from raddle.plans.pipelining import OVERLAPPED_STEPS, is_asynchronous
 from raddle.plans.plan import DEFAULT_BUCKET, Plan, describe_inputs, parameter_shapes
 from raddle.plans.plan_file import from_dict as plan_from_dict
 from raddle.plans.plan_file import read as read_plan

@@ -18,15 +18,20 @@ from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
 from raddle.graph.graph import Graph, Op
 from raddle.graph.index import Term
-from raddle.plans.derive_tiling import carried, paired_dims, scaled, tiling_of
-from raddle.plans.match_ops import WEIGHTS, counterparts, reads
+from raddle.plans.derive_tiling import (
+    paired_dims,
+    projected_tiling,
+    scaled_tiling,
+    tiling_from_boxes,
+)
+from raddle.plans.match_ops import WEIGHTS, inputs_with_role, match_ops
 from raddle.plans.plan import Plan
 from raddle.plans.regions import add_read_boxes, add_unread_boxes
 from raddle.plans.tiling import Grid, Tiling, whole_tiling
 from raddle.plans.validation import validate, validate_tiling
 
 
-def adapt(plan: Plan, graph: Graph, other: Graph) -> Plan:
+def adapt(plan: Plan, graph: Graph, evaluation: Graph) -> Plan:
     """The plan of `graph` for `other`, the same module in evaluation, perhaps with another batch.
 
     No device reads more of a parameter than it holds in the training program. Raises InputError where
@@ -35,7 +40,7 @@ def adapt(plan: Plan, graph: Graph, other: Graph) -> Plan:
     validate(plan, graph)
     adapted = replace(
         plan,
-        tiles=_Adapting(plan, graph, other).tiles(),
+        tiles=_Adapter(plan, graph, evaluation).tiles(),
         microbatches=1,
         steps=1,
         recompute=(),
@@ -44,35 +49,39 @@ def adapt(plan: Plan, graph: Graph, other: Graph) -> Plan:
         stages=(),
         schedule="",
         workers=(),
-        fingerprint=other.fingerprint(),
-        batch=other.batch,
+        fingerprint=evaluation.fingerprint(),
+        batch=evaluation.batch,
         predicted={},
     )
-    validate(adapted, other)
+    validate(adapted, evaluation)
     return adapted
 
 
-def resize(plan: Plan, graph: Graph, other: Graph) -> tuple[Graph, Plan]:
+def resize(plan: Plan, graph: Graph, smaller: Graph) -> tuple[Graph, Plan]:
     """The plan of `graph` for `other`, the same graph with fewer samples: tiles keep their proportions."""
-    if [op.name for op in graph.ops] != [op.name for op in other.ops]:
+    if [op.name for op in graph.ops] != [op.name for op in smaller.ops]:
         raise InputError(
-            f"'{graph.name}' has other operators for {other.batch} samples than for {graph.batch}: "
+            f"'{graph.name}' has other operators for {smaller.batch} samples than for {graph.batch}: "
             "use a batch that all micro-batches share evenly."
         )
 
     def resized(tilings: Mapping[str, Tiling]) -> dict[str, Tiling]:
-        pairs = ((a, b) for a, b in zip(graph.ops, other.ops, strict=True) if a.name in tilings)
-        return {b.name: _resized(b, a, tilings[a.name], plan, graph, other) for a, b in pairs}
+        pairs = ((a, b) for a, b in zip(graph.ops, smaller.ops, strict=True) if a.name in tilings)
+        return {
+            b.name: _resized_tiling(b, a, tilings[a.name], plan, graph, smaller) for a, b in pairs
+        }
 
-    return other, replace(plan, tiles=resized(plan.tiles), sums=resized(plan.sums))
+    return smaller, replace(plan, tiles=resized(plan.tiles), sums=resized(plan.sums))
 
 
-def _resized(op: Op, trained: Op, tiling: Tiling, plan: Plan, graph: Graph, other: Graph) -> Tiling:
-    if op.space == trained.space:
+def _resized_tiling(
+    op: Op, original: Op, tiling: Tiling, plan: Plan, graph: Graph, smaller: Graph
+) -> Tiling:
+    if op.space == original.space:
         return tiling
     for candidate in (
-        scaled(op, trained, tiling, graph.batch, other.batch),
-        carried(op, tiling, {d: d for d in range(len(op.space.dims))}),
+        scaled_tiling(op, original, tiling, graph.batch, smaller.batch),
+        projected_tiling(op, tiling, {d: d for d in range(len(op.space.dims))}),
     ):
         try:
             validate_tiling(op, candidate, plan.devices)
@@ -80,52 +89,56 @@ def _resized(op: Op, trained: Op, tiling: Tiling, plan: Plan, graph: Graph, othe
             continue
         return candidate
     raise InputError(
-        f"the tiles of '{op.name}' cannot be those of {other.batch} samples: "
+        f"the tiles of '{op.name}' cannot be those of {smaller.batch} samples: "
         "use a batch that all micro-batches share evenly."
     )
 
 
-class _Adapting:
-    def __init__(self, plan: Plan, graph: Graph, other: Graph) -> None:
-        self.plan, self.graph, self.other = plan, graph, other
-        self.held = _Held(plan, graph)
-        self.placed: dict[str, Tiling] = {}
-        self.producer = {o: (op, k) for op in other.ops for k, o in enumerate(op.outputs)}
-        self.consumers = _readers(other)
+class _Adapter:
+    def __init__(self, plan: Plan, graph: Graph, evaluation: Graph) -> None:
+        self.plan, self.graph, self.evaluation = plan, graph, evaluation
+        self.parameter_boxes = _TrainingBoxes(plan, graph)
+        self.tilings: dict[str, Tiling] = {}
+        self.producer = {o: (op, k) for op in evaluation.ops for k, o in enumerate(op.outputs)}
+        self.consumers = _readers(evaluation)
 
     def tiles(self) -> dict[str, Tiling]:
         """Counterparts first; then, along the edges of the graph, what stands next to what is placed."""
-        matched = counterparts(self.graph, self.other)
-        for op in self.other.ops:
-            if op.name in matched and self._is_same(op, matched[op.name]):
-                self.placed[op.name] = self.plan.tiles[matched[op.name].name]
-            elif op.name in matched:
-                self._place(op, self._as_trained(op, matched[op.name]))
-        for op in self.other.ops:
-            self._place(op, self._as_producers(op))
-        for op in reversed(self.other.ops):
-            self._place(op, self._as_consumers(op))
-        for op in self.other.ops:
-            self._place(op, chain(self._as_producers(op), self._where_held(op)))
-            if op.name not in self.placed:
-                names = ", ".join(f"'{n}'" for n in reads(self.other, op, WEIGHTS))
+        matches = match_ops(self.graph, self.evaluation)
+        for op in self.evaluation.ops:
+            if op.name in matches and self._can_keep_tiles(op, matches[op.name]):
+                self.tilings[op.name] = self.plan.tiles[matches[op.name].name]
+            elif op.name in matches:
+                self._place_first_legal(op, self._as_in_training(op, matches[op.name]))
+        for op in self.evaluation.ops:
+            self._place_first_legal(op, self._as_producers(op))
+        for op in reversed(self.evaluation.ops):
+            self._place_first_legal(op, self._as_consumers(op))
+        for op in self.evaluation.ops:
+            self._place_first_legal(
+                op, chain(self._as_producers(op), self._where_parameters_are(op))
+            )
+            if op.name not in self.tilings:
+                names = ", ".join(f"'{n}'" for n in inputs_with_role(self.evaluation, op, WEIGHTS))
                 raise InputError(
                     f"'{op.name}' of the evaluation graph reads more of {names} than any device holds "
                     "in training: evaluate the module on one device, or plan without splitting them."
                 )
-        return {op.name: self.placed[op.name] for op in self.other.ops}
+        return {op.name: self.tilings[op.name] for op in self.evaluation.ops}
 
-    def _is_same(self, op: Op, trained: Op) -> bool:
+    def _can_keep_tiles(self, op: Op, trained: Op) -> bool:
         """Whether tiles of the one fit the other, and find there the parameters that it reads."""
-        weights = self._weights(op)
+        weights = self._parameter_operands(op)
         return op.space == trained.space and all(op.inputs[i] == trained.inputs[i] for i in weights)
 
-    def _place(self, op: Op, candidates: Iterator[Tiling]) -> None:
+    def _place_first_legal(self, op: Op, candidates: Iterator[Tiling]) -> None:
         """Gives an operator the first tiles that are legal and find their parameters."""
-        if op.name not in self.placed:
-            fitting = (t for t in candidates if self._is_legal(op, t) and self._is_held(op, t))
+        if op.name not in self.tilings:
+            fitting = (
+                t for t in candidates if self._is_legal(op, t) and self._has_parameters(op, t)
+            )
             if (tiling := next(fitting, None)) is not None:
-                self.placed[op.name] = tiling
+                self.tilings[op.name] = tiling
 
     def _is_legal(self, op: Op, tiling: Tiling) -> bool:
         try:
@@ -134,54 +147,63 @@ class _Adapting:
             return False
         return True
 
-    def _is_held(self, op: Op, tiling: Tiling) -> bool:
-        weights = self._weights(op)
-        return all(self.held.by(device, op, box, weights) for box, device in tiling.tiles)
+    def _has_parameters(self, op: Op, tiling: Tiling) -> bool:
+        weights = self._parameter_operands(op)
+        return all(
+            self.parameter_boxes.holds(device, op, box, weights) for box, device in tiling.tiles
+        )
 
-    def _weights(self, op: Op) -> list[int]:
+    def _parameter_operands(self, op: Op) -> list[int]:
         """The operands that are parameters."""
-        return [i for i, name in enumerate(op.inputs) if self.other.values[name].role in WEIGHTS]
+        return [
+            i for i, name in enumerate(op.inputs) if self.evaluation.values[name].role in WEIGHTS
+        ]
 
     # -- candidates --------------------------------------------------------------------------------
 
-    def _as_trained(self, op: Op, trained: Op) -> Iterator[Tiling]:
+    def _as_in_training(self, op: Op, trained: Op) -> Iterator[Tiling]:
         tiling = self.plan.tiles[trained.name]
         if [dim.size for dim in op.space.dims] == [dim.size for dim in trained.space.dims]:
             yield tiling
         else:
-            yield scaled(op, trained, tiling, self.graph.batch, self.other.batch)
+            yield scaled_tiling(op, trained, tiling, self.graph.batch, self.evaluation.batch)
             # Where rows of a parameter are cut (positions), cut points stay: others do not hold them.
-            yield carried(op, tiling, {d: d for d in range(len(op.space.dims))})
+            yield projected_tiling(op, tiling, {d: d for d in range(len(op.space.dims))})
 
     def _as_producers(self, op: Op) -> Iterator[Tiling]:
         for operand, (source, k) in self._sources(op):
-            if source.name in self.placed:
+            if source.name in self.tilings:
                 pairs = paired_dims(op, operand, source.space.outputs[k])
-                yield carried(op, self.placed[source.name], pairs)
+                yield projected_tiling(op, self.tilings[source.name], pairs)
 
     def _as_consumers(self, op: Op) -> Iterator[Tiling]:
         for k, name in enumerate(op.outputs):
             for reader, operand in self.consumers.get(name, []):
-                if reader.name in self.placed:
+                if reader.name in self.tilings:
                     pairs = {
                         d: r for r, d in paired_dims(reader, operand, op.space.outputs[k]).items()
                     }
-                    yield carried(op, self.placed[reader.name], pairs, spread=True)
+                    yield projected_tiling(op, self.tilings[reader.name], pairs, spread=True)
 
-    def _where_held(self, op: Op) -> Iterator[Tiling]:
+    def _where_parameters_are(self, op: Op) -> Iterator[Tiling]:
         """Whole on a device, near what it reads if possible; else cut as its parameters are."""
-        near = [d for _, (source, _) in self._sources(op) for d in self.placed[source.name].devices]
+        near = [
+            d for _, (source, _) in self._sources(op) for d in self.tilings[source.name].devices
+        ]
         devices = list(dict.fromkeys([*near, *range(self.plan.devices)]))
         for device in devices:
             yield whole_tiling([dim.size for dim in op.space.dims], [device])
-        weights = self._weights(op)
-        cuts = tuple(self.held.cuts(op, d, weights) for d in range(len(op.space.dims)))
+        weights = self._parameter_operands(op)
+        cuts = tuple(
+            self.parameter_boxes.cut_points(op, d, weights) for d in range(len(op.space.dims))
+        )
         boxes = Grid(cuts, (0,) * math.prod(len(c) - 1 for c in cuts)).boxes
         holders = {
-            box: [d for d in devices if self.held.by(d, op, box, weights)][:1] for box in boxes
+            box: [d for d in devices if self.parameter_boxes.holds(d, op, box, weights)][:1]
+            for box in boxes
         }
         if all(holders.values()):
-            yield tiling_of({box: tuple(found) for box, found in holders.items()})
+            yield tiling_from_boxes({box: tuple(holder) for box, holder in holders.items()})
 
     def _sources(self, op: Op) -> Iterator[tuple[int, tuple[Op, int]]]:
         """The operands that operators give, with those operators."""
@@ -190,40 +212,40 @@ class _Adapting:
                 yield operand, self.producer[name]
 
 
-class _Held:
+class _TrainingBoxes:
     """Which boxes of parameters the devices hold in training: those that they read, as `lower` has it."""
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self.plan, self.graph, self.readers = plan, graph, _readers(graph)
-        self.found: dict[str, dict[int, list[Box]]] = {}
+        self.boxes: dict[str, dict[int, list[Box]]] = {}
 
-    def of(self, name: str) -> dict[int, list[Box]]:
+    def boxes_by_device(self, name: str) -> dict[int, list[Box]]:
         """By device. Nothing if training never reads the parameter: it stays as anybody loads it."""
-        if name not in self.found:
-            held = self.found.setdefault(name, {})
+        if name not in self.boxes:
+            held = self.boxes.setdefault(name, {})
             for op, operand in self.readers.get(name, []):
                 add_read_boxes(held, op, operand, self.plan.tiles[op.name])
             if held:
                 add_unread_boxes(held, self.graph.values[name].shape)
-        return self.found[name]
+        return self.boxes[name]
 
-    def by(self, device: int, op: Op, box: Box, operands: Sequence[int]) -> bool:
+    def holds(self, device: int, op: Op, box: Box, operands: Sequence[int]) -> bool:
         """Whether a device holds what a box reads of these operands."""
         regions = op.space.regions(box) if operands else ()
         for i in operands:
-            region, held = regions[i], self.of(op.inputs[i])
+            region, held = regions[i], self.boxes_by_device(op.inputs[i])
             if region is not None and held:
                 boxes = held.get(device, ())
                 if region not in boxes and subtract(region, boxes):
                     return False
         return True
 
-    def cuts(self, op: Op, d: int, operands: Sequence[int]) -> tuple[int, ...]:
+    def cut_points(self, op: Op, d: int, operands: Sequence[int]) -> tuple[int, ...]:
         """Where a dimension meets the edge of a box of these operands that some device holds."""
         dim = op.space.dims[d]
         points = {0, dim.size}
         for i in operands if not dim.unsplittable else ():
-            boxes = [box for held in self.of(op.inputs[i]).values() for box in held]
+            boxes = [box for held in self.boxes_by_device(op.inputs[i]).values() for box in held]
             for at, index in enumerate(op.space.operands[i].indices):
                 if index.terms == (Term(d),) and index.den == 1 and not index.table:
                     points |= {e[at] - index.offset for box in boxes for e in (box.lo, box.hi)}

@@ -9,57 +9,57 @@ from raddle.graph.graph import Graph, Op
 WEIGHTS = ("parameter", "frozen")
 
 
-def counterparts(graph: Graph, other: Graph) -> dict[str, Op]:
+def match_ops(graph: Graph, other: Graph) -> dict[str, Op]:
     """By operator of `other`, the one of `graph` that does the same: of its kind, with as many dimensions.
 
     Names do not tell, since numbers shift where operators are missing. Operators that read the same
     parameters match first, then those that read the same buffers, then those of the same module.
     """
-    found: dict[str, Op] = {}
-    taken: set[str] = set()
-    undropped = _undropped(graph), _undropped(other)
+    matches: dict[str, Op] = {}
+    used: set[str] = set()
+    dropout_inputs = _dropout_inputs(graph), _dropout_inputs(other)
     same = {name: name for name, value in other.values.items() if value.role != "op"}
     for key in (_by_weights, _by_buffers, _by_module):
         pools: dict[Hashable, list[Op]] = {}
         for op in graph.ops:
-            if op.name not in taken and (k := key(graph, op)):
+            if op.name not in used and (k := key(graph, op)):
                 pools.setdefault(k, []).append(op)
         for op in other.ops:
             k = key(other, op)
-            if op.name in found or not k or not pools.get(k):
+            if op.name in matches or not k or not pools.get(k):
                 continue
-            match = _closest(op, pools[k], same, *undropped)
+            match = _best_match(op, pools[k], same, *dropout_inputs)
             pools[k].remove(match)
-            taken.add(match.name)
-            found[op.name] = match
+            used.add(match.name)
+            matches[op.name] = match
             same.update(zip(op.outputs, match.outputs, strict=False))
-    return found
+    return matches
 
 
-def _what(op: Op) -> Hashable:
+def _signature(op: Op) -> Hashable:
     # Not the letters of its dimensions: in a batch of one, the samples may have lost their `n`.
     return op.kind, op.label, tuple(dim.unsplittable for dim in op.space.dims)
 
 
-def reads(graph: Graph, op: Op, roles: Sequence[str]) -> list[str]:
+def inputs_with_role(graph: Graph, op: Op, roles: Sequence[str]) -> list[str]:
     return [i for i in op.inputs if graph.values[i].role in roles]
 
 
 def _by_weights(graph: Graph, op: Op) -> Hashable:
-    names = reads(graph, op, WEIGHTS)
-    return (_what(op), *names) if names else None
+    names = inputs_with_role(graph, op, WEIGHTS)
+    return (_signature(op), *names) if names else None
 
 
 def _by_buffers(graph: Graph, op: Op) -> Hashable:
-    names = reads(graph, op, ["buffer"])
-    return (_what(op), *names) if names else None
+    names = inputs_with_role(graph, op, ["buffer"])
+    return (_signature(op), *names) if names else None
 
 
 def _by_module(graph: Graph, op: Op) -> Hashable:
-    return _what(op), op.module
+    return _signature(op), op.module
 
 
-def _undropped(graph: Graph) -> dict[str, str]:
+def _dropout_inputs(graph: Graph) -> dict[str, str]:
     """By result of a dropout, what went in: evaluation reads that instead."""
     origin: dict[str, str] = {}
     for op in graph.ops:
@@ -68,27 +68,27 @@ def _undropped(graph: Graph) -> dict[str, str]:
     return origin
 
 
-def _closest(
+def _best_match(
     op: Op,
     pool: Sequence[Op],
     same: Mapping[str, str],
-    theirs: Mapping[str, str],
-    own: Mapping[str, str],
+    candidate_dropout_inputs: Mapping[str, str],
+    dropout_inputs: Mapping[str, str],
 ) -> Op:
     """Of the candidates, the first that reads what corresponds to most of the operands.
 
     Where nothing tells them apart, this is the order of appearance.
     """
-    operands = [same.get(own.get(i, i)) for i in op.inputs]
-    best, most = pool[0], (-1, False, 0, False)
+    operands = [same.get(dropout_inputs.get(i, i)) for i in op.inputs]
+    best, best_score = pool[0], (-1, False, 0, False)
     for candidate in pool:
-        given = [theirs.get(i, i) for i in candidate.inputs]
-        shared = sum(a == b for a, b in zip(operands, given, strict=False))
+        inputs = [candidate_dropout_inputs.get(i, i) for i in candidate.inputs]
+        shared = sum(a == b for a, b in zip(operands, inputs, strict=False))
         line = op.notation == candidate.notation
         sizes = sum(a == b for a, b in zip(op.space.dims, candidate.space.dims, strict=True))
         score = shared, line, sizes, op.layer == candidate.layer
-        if score > most:
-            best, most = candidate, score
+        if score > best_score:
+            best, best_score = candidate, score
         if line and shared == len(operands):
             break
     return best

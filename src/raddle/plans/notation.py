@@ -20,7 +20,7 @@ from raddle.plans.tiling import Grid, Irregular, Tile, Tiling, even_cuts, uneven
 
 _BOX = re.compile(r"\[((?:\d{1,18}:\d{1,18} ?)*)\]@(\d{1,18})")
 _SPLIT = re.compile(r"([A-Za-z])/(?:(\d{1,18})|\((\d{1,18}(?:,\d{1,18})*)\))")
-MOST_DEVICES = 65_536
+MAX_DEVICES = 65_536
 
 
 def write_tiling(op: Op, tiling: Tiling) -> str:
@@ -51,15 +51,15 @@ def read_tiling(op: Op, text: str) -> Tiling:
         if re.fullmatch(r"x\d{1,18}", word):
             copies = int(word[1:])
             continue
-        found = _SPLIT.fullmatch(word)
-        if not found:
+        match = _SPLIT.fullmatch(word)
+        if not match:
             raise InputError(
                 f"{quote(word)} in the tiles of '{op.name}' is no split: write n/2 or c/(5,3)."
             )
-        name, parts, sizes = found.groups()
+        name, parts, sizes = match.groups()
         if name not in cuts:
-            known = " ".join(dim.name for dim in op.space.dims)
-            raise InputError(f"'{op.name}' has no dimension {name}: its dimensions are {known}.")
+            names = " ".join(dim.name for dim in op.space.dims)
+            raise InputError(f"'{op.name}' has no dimension {name}: its dimensions are {names}.")
         size = cuts[name][-1]
         if parts:
             if not 0 < int(parts) <= size:
@@ -98,14 +98,14 @@ def write_devices(devices: Sequence[int]) -> str:
 def read_devices(text: str) -> tuple[int, ...]:
     devices: list[int] = []
     for run in text.strip().split(","):
-        found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", run)
-        if not found:
+        match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", run)
+        if not match:
             raise InputError(f"{quote('@' + text.strip())} is no list of devices: write @0-3,7.")
-        first = int(found[1])
-        run_of = range(first, int(found[2] or first) + 1)
-        if len(devices) + len(run_of) > MOST_DEVICES:
-            raise InputError(f"{quote('@' + text.strip())} are more than {MOST_DEVICES} devices.")
-        devices += run_of
+        first = int(match[1])
+        device_range = range(first, int(match[2] or first) + 1)
+        if len(devices) + len(device_range) > MAX_DEVICES:
+            raise InputError(f"{quote('@' + text.strip())} are more than {MAX_DEVICES} devices.")
+        devices += device_range
     return tuple(devices)
 
 
@@ -118,10 +118,10 @@ def read_tiles(graph: Graph, text: str) -> dict[str, Tiling]:
     ops = {op.name: op for op in graph.ops}
     tiles: dict[str, Tiling] = {}
     for line in text.splitlines():
-        name, colon, rest = line.partition(": ")
+        name, colon, tiling_text = line.partition(": ")
         if not line.strip() or line.startswith("#"):
             continue
         if not colon or name not in ops:
             raise InputError(f"{quote(line)} names no operator of '{graph.name}'.")
-        tiles[name] = read_tiling(ops[name], rest)
+        tiles[name] = read_tiling(ops[name], tiling_text)
     return tiles

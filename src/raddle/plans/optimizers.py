@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Optimizer(NamedTuple):
+class OptimizerInfo(NamedTuple):
     make: Callable[..., torch.optim.Optimizer]  # of parameters and `lr`
-    rate: float  # what a step moves, if nobody says
-    state: int  # what it keeps for each element, in elements
+    default_lr: float  # what a step moves, if nobody says
+    state_elements: int  # what it keeps for each element, in elements
     passes: int  # how often it reads and writes an element: parameter, gradient, and what it keeps
 
     @property
-    def held(self) -> int:
+    def memory_elements(self) -> int:
         """Elements that are there for each one of a parameter: itself, its gradient, and the state."""
-        return 2 + self.state
+        return 2 + self.state_elements
 
 
 def _momentum(parameters: Iterable[Any], lr: float) -> torch.optim.Optimizer:
@@ -28,12 +28,12 @@ def _momentum(parameters: Iterable[Any], lr: float) -> torch.optim.Optimizer:
 
 
 OPTIMIZERS = {
-    "sgd": Optimizer(torch.optim.SGD, rate=0.01, state=0, passes=3),
-    "momentum": Optimizer(_momentum, rate=0.01, state=1, passes=5),
-    "adam": Optimizer(torch.optim.Adam, rate=0.001, state=2, passes=7),
+    "sgd": OptimizerInfo(torch.optim.SGD, default_lr=0.01, state_elements=0, passes=3),
+    "momentum": OptimizerInfo(_momentum, default_lr=0.01, state_elements=1, passes=5),
+    "adam": OptimizerInfo(torch.optim.Adam, default_lr=0.001, state_elements=2, passes=7),
 }
 
 
-def optimizer_costs(name: str) -> Optimizer:
+def optimizer_info(name: str) -> OptimizerInfo:
     """What an optimizer costs; one that nobody has entered counts as Adam, which keeps most."""
     return OPTIMIZERS.get(name, OPTIMIZERS["adam"])

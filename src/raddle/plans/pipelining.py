@@ -25,10 +25,10 @@ from raddle.plans.tiling import Grid, Irregular, Tile, Tiling
 
 THREADED = "threaded"
 SEQUENTIAL = "sequential"  # without a schedule, micro-batches follow each other
-OVERLAPPED = 32  # steps that follow each other without a pause, where they overlap
+OVERLAPPED_STEPS = 32  # steps that follow each other without a pause, where they overlap
 
 
-def micro_sizes(plan: Plan, graph: Graph) -> list[int]:
+def micro_batch_sizes(plan: Plan, graph: Graph) -> list[int]:
     """Samples of each micro-batch. The graph is of the largest; the last ones may have one less."""
     lacking = graph.batch * plan.microbatches - plan.batch
     short = lacking if 0 < lacking < plan.microbatches else 0
@@ -36,7 +36,7 @@ def micro_sizes(plan: Plan, graph: Graph) -> list[int]:
     return [graph.batch] * full + [graph.batch - 1] * short
 
 
-def micro_graph(graph: Graph, plan: Plan | Mapping[str, Any]) -> Graph:
+def micro_batch_graph(graph: Graph, plan: Plan | Mapping[str, Any]) -> Graph:
     """The graph that a plan, or what a file says of it, is for: that of its largest micro-batch.
 
     `graph` is that one already, or the graph of the plan's whole batch.
@@ -52,7 +52,7 @@ def is_asynchronous(plan: Plan) -> bool:
     return plan.schedule in ASYNCHRONOUS or is_threaded(plan)
 
 
-def flat(plan: Plan) -> Plan:
+def without_pipeline(plan: Plan) -> Plan:
     """The same tiles without stages: micro-batches follow each other."""
     bn = "global" if plan.bn == "microbatch" else plan.bn
     return replace(plan, stages=(), schedule="", workers=(), bn=bn)
@@ -68,23 +68,23 @@ def is_schedule(text: str) -> bool:
         return False
 
 
-def schedule_splits(schedule: str) -> bool:
+def schedule_splits_backward(schedule: str) -> bool:
     """Whether a schedule has the gradients of parameters apart."""
     if schedule in NAMES:
         return SCHEDULES[schedule].splits_backward
     return bool(schedule) and schedule_from_text(schedule).split
 
 
-def for_running(plan: Plan) -> Plan:
+def plan_for_running(plan: Plan) -> Plan:
     """The plan whose program is run again and again: of one step, or of those that overlap."""
-    return replace(plan, steps=max(plan.steps, OVERLAPPED) if is_asynchronous(plan) else 1)
+    return replace(plan, steps=max(plan.steps, OVERLAPPED_STEPS) if is_asynchronous(plan) else 1)
 
 
 def is_threaded(plan: Plan) -> bool:
     return plan.schedule.split(":")[0] == THREADED
 
 
-def threads_of(plan: Plan) -> int:
+def steps_in_flight(plan: Plan) -> int:
     """How many steps a threaded plan has under way at once."""
     words = plan.schedule.split(":")
     return int(words[1]) if len(words) > 1 and words[1].isdigit() else 2
@@ -94,8 +94,8 @@ def workers_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
     """The devices of each row; unless the plan says so, those of the stages, in their order."""
     if plan.workers:
         return plan.workers
-    found = [stage_devices(plan, s) for s in range(len(plan.stages))]
-    return tuple(dict.fromkeys(found))
+    devices = [stage_devices(plan, s) for s in range(len(plan.stages))]
+    return tuple(dict.fromkeys(devices))
 
 
 def stage_devices(plan: Plan, s: int) -> tuple[int, ...]:
@@ -110,14 +110,14 @@ def schedule_of(plan: Plan) -> Schedule:
         return named_schedule(plan.schedule, stages, rows, count * plan.steps, per_step=count)
     if plan.schedule in NAMES or not plan.schedule:
         return named_schedule(plan.schedule or SEQUENTIAL, stages, rows, count)
-    found = schedule_from_text(plan.schedule)
-    if len(found.rows) != rows or found.stages != stages or found.microbatches != count:
+    schedule = schedule_from_text(plan.schedule)
+    if len(schedule.rows) != rows or schedule.stages != stages or schedule.microbatches != count:
         raise InputError(
-            f"the schedule has {len(found.rows)} rows for {found.stages} stages of "
-            f"{found.microbatches} micro-batches, but the plan has {rows} workers, {stages} stages and "
+            f"the schedule has {len(schedule.rows)} rows for {schedule.stages} stages of "
+            f"{schedule.microbatches} micro-batches, but the plan has {rows} workers, {stages} stages and "
             f"{count} micro-batches."
         )
-    return found
+    return schedule
 
 
 def stage_of(plan: Plan) -> dict[str, int]:
@@ -137,60 +137,62 @@ def validate_stages(plan: Plan, graph: Graph) -> None:
         _validate_threaded(plan)
         return
     if plan.schedule and not plan.stages:
-        raise InputError(f"the schedule is '{_first(plan.schedule)}', but the plan has no stages.")
-    of = stage_of(plan)
-    known = {op.name for op in graph.ops}
-    for name in of:
-        if name not in known:
+        raise InputError(
+            f"the schedule is '{_first_line(plan.schedule)}', but the plan has no stages."
+        )
+    stages = stage_of(plan)
+    names = {op.name for op in graph.ops}
+    for name in stages:
+        if name not in names:
             raise InputError(f"a stage has {quote(name)}, which '{graph.name}' does not have.")
-    if sum(map(len, plan.stages)) > len(of):
+    if sum(map(len, plan.stages)) > len(stages):
         raise InputError("an operator is in two stages: leave it in one.")
-    made = {o: op.name for op in graph.ops for o in op.outputs}
+    producers = {o: op.name for op in graph.ops for o in op.outputs}
     for op in graph.ops:
-        if op.name not in of:
+        if op.name not in stages:
             raise InputError(f"'{op.name}' is in no stage.")
         for name in op.inputs:
-            if name in made and of[made[name]] > of[op.name]:
+            if name in producers and stages[producers[name]] > stages[op.name]:
                 raise InputError(
-                    f"'{op.name}' of stage {of[op.name]} reads '{name}', which stage "
-                    f"{of[made[name]]} gives: stages follow the graph."
+                    f"'{op.name}' of stage {stages[op.name]} reads '{name}', which stage "
+                    f"{stages[producers[name]]} gives: stages follow the graph."
                 )
     _validate_workers(plan)
-    _validate_sums(plan, of)
-    _validate_buffers(plan, graph, of)
+    _validate_sums_of_stages(plan, stages)
+    _validate_buffers(plan, graph, stages)
 
 
-def _validate_sums(plan: Plan, of: Mapping[str, int]) -> None:
+def _validate_sums_of_stages(plan: Plan, stages: Mapping[str, int]) -> None:
     """Replicas move a stage device by device: its sums are on the same ones."""
     workers = workers_of(plan)
     for name, tiling in plan.sums.items():
-        own = workers[home_of(plan, of[name])]
-        if not set(tiling.devices) <= set(own):
+        worker = workers[planned_worker(plan, stages[name])]
+        if not set(tiling.devices) <= set(worker):
             raise InputError(
-                f"'{name}' of stage {of[name]} is summed on devices {sorted(set(tiling.devices))}, but "
-                f"its worker has {list(own)}."
+                f"'{name}' of stage {stages[name]} is summed on devices {sorted(set(tiling.devices))}, but "
+                f"its worker has {list(worker)}."
             )
 
 
-def _validate_buffers(plan: Plan, graph: Graph, of: Mapping[str, int]) -> None:
+def _validate_buffers(plan: Plan, graph: Graph, stages: Mapping[str, int]) -> None:
     """A micro-batch finds what the one before has written, unless another stage writes it too late."""
     if plan.microbatches == 1 and not is_asynchronous(plan):
         return
-    made = {o: op.name for op in graph.ops for o in op.outputs}
+    producers = {o: op.name for op in graph.ops for o in op.outputs}
     schedule = schedule_of(plan)
-    named = SCHEDULES.get(plan.schedule or SEQUENTIAL)
-    in_turn = named is not None and named.serial
+    named_schedule = SCHEDULES.get(plan.schedule or SEQUENTIAL)
+    serial = named_schedule is not None and named_schedule.serial
     counts = range(min(schedule.microbatches, plan.microbatches))
-    replicas = len({places(plan, schedule, m) for m in counts}) > 1
+    replicas = len({workers_of_micro_batch(plan, schedule, m) for m in counts}) > 1
     for buffer, value in graph.updates.items():
         for op in graph.readers.get(buffer, ()):
-            late = of[op.name] != of[made[value]] and not in_turn
-            apart = replicas and value not in op.outputs
-            if late or apart:
+            too_late = stages[op.name] != stages[producers[value]] and not serial
+            elsewhere = replicas and value not in op.outputs
+            if too_late or elsewhere:
                 raise InputError(
-                    f"'{op.name}' of stage {of[op.name]} reads buffer '{buffer}', which stage "
-                    f"{of[made[value]]} writes for the next micro-batch"
-                    f"{', on other devices' if apart else ''}: put both into one stage, or use "
+                    f"'{op.name}' of stage {stages[op.name]} reads buffer '{buffer}', which stage "
+                    f"{stages[producers[value]]} writes for the next micro-batch"
+                    f"{', on other devices' if elsewhere else ''}: put both into one stage, or use "
                     "--schedule sequential."
                 )
 
@@ -198,7 +200,7 @@ def _validate_buffers(plan: Plan, graph: Graph, of: Mapping[str, int]) -> None:
 def _validate_threaded(plan: Plan) -> None:
     if plan.stages or not re.fullmatch(rf"{THREADED}(:[1-9]\d{{0,3}})?(:greedy)?", plan.schedule):
         raise InputError(
-            f"the schedule is '{_first(plan.schedule)}': write threaded:4 for four steps under way at once "
+            f"the schedule is '{_first_line(plan.schedule)}': write threaded:4 for four steps under way at once "
             "(threaded:4:greedy to let each device choose what is next), without stages."
         )
 
@@ -208,11 +210,11 @@ def is_greedy(plan: Plan) -> bool:
     return is_threaded(plan) and plan.schedule.endswith(":greedy")
 
 
-def steps_to_simulate(plan: Plan, otherwise: int) -> int:
+def steps_to_simulate(plan: Plan, default: int) -> int:
     """Where steps overlap, enough for a steady state between filling and draining."""
     if not is_asynchronous(plan):
-        return otherwise
-    return 6 * max(threads_of(plan) if is_threaded(plan) else len(plan.stages), 1)
+        return default
+    return 6 * max(steps_in_flight(plan) if is_threaded(plan) else len(plan.stages), 1)
 
 
 def _validate_workers(plan: Plan) -> None:
@@ -230,55 +232,61 @@ def _validate_workers(plan: Plan) -> None:
                     "devices share a worker; give all of its devices to each."
                 )
     for s in range(len(plan.stages)):
-        home_of(plan, s)
+        planned_worker(plan, s)
     schedule = schedule_of(plan)
     if schedule.split and not plan.split_backward:
         raise InputError(
-            f"the schedule '{_first(plan.schedule)}' splits the backward: set split_backward."
+            f"the schedule '{_first_line(plan.schedule)}' splits the backward: set split_backward."
         )
     for m in range(min(schedule.microbatches, plan.microbatches)):
-        places(plan, schedule, m)
+        workers_of_micro_batch(plan, schedule, m)
 
 
-def home_of(plan: Plan, s: int) -> int:
+def planned_worker(plan: Plan, s: int) -> int:
     """The worker whose devices a stage's tiles are on."""
     devices = set(stage_devices(plan, s))
-    for w, own in enumerate(workers_of(plan)):
-        if devices <= set(own):
+    for w, worker_devices in enumerate(workers_of(plan)):
+        if devices <= set(worker_devices):
             return w
     raise InputError(f"stage {s} is on devices {sorted(devices)}, which no worker has together.")
 
 
-def places(plan: Plan, schedule: Schedule, m: int) -> tuple[int, ...]:
+def workers_of_micro_batch(plan: Plan, schedule: Schedule, m: int) -> tuple[int, ...]:
     """By stage, the worker that runs a micro-batch."""
-    found = tuple(schedule.worker(s, m) for s in range(len(plan.stages)))
+    stage_workers = tuple(schedule.worker(s, m) for s in range(len(plan.stages)))
     workers = workers_of(plan)
-    for s, w in enumerate(found):
-        own = workers[home_of(plan, s)]
-        if len(workers[w]) != len(own):
+    for s, w in enumerate(stage_workers):
+        planned_devices = workers[planned_worker(plan, s)]
+        if len(workers[w]) != len(planned_devices):
             raise InputError(
-                f"stage {s} has {len(own)} devices, but worker {w}, which runs micro-batch {m} of it, "
+                f"stage {s} has {len(planned_devices)} devices, but worker {w}, which runs micro-batch {m} of it, "
                 f"has {len(workers[w])}."
             )
-    return found
+    return stage_workers
 
 
-def placed(plan: Plan, at: Sequence[int], tiles: Mapping[str, Tiling]) -> dict[str, Tiling]:
+def move_tiles(
+    plan: Plan, stage_workers: Sequence[int], tiles: Mapping[str, Tiling]
+) -> dict[str, Tiling]:
     """Tiles where the workers have them that run the stages: the same, device by device."""
-    workers, of = workers_of(plan), stage_of(plan)
-    to = []
-    for s, w in enumerate(at):
-        own = workers[home_of(plan, s)]
-        to.append({} if workers[w] == own else dict(zip(own, workers[w], strict=True)))
-    return {name: _moved(tiling, to[of[name]]) for name, tiling in tiles.items()}
+    workers, stages = workers_of(plan), stage_of(plan)
+    moves = []
+    for s, w in enumerate(stage_workers):
+        planned_devices = workers[planned_worker(plan, s)]
+        moves.append(
+            {}
+            if workers[w] == planned_devices
+            else dict(zip(planned_devices, workers[w], strict=True))
+        )
+    return {name: _move_tiling(tiling, moves[stages[name]]) for name, tiling in tiles.items()}
 
 
-def _moved(tiling: Tiling, to: Mapping[int, int]) -> Tiling:
-    if not to:
+def _move_tiling(tiling: Tiling, new_device: Mapping[int, int]) -> Tiling:
+    if not new_device:
         return tiling
     if isinstance(tiling, Grid):
-        return replace(tiling, devices=tuple(to[d] for d in tiling.devices))
-    return Irregular(tuple(Tile(t.box, to[t.device]) for t in tiling.tiles))
+        return replace(tiling, devices=tuple(new_device[d] for d in tiling.devices))
+    return Irregular(tuple(Tile(t.box, new_device[t.device]) for t in tiling.tiles))
 
 
 def cut_stages(graph: Graph, ends: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -291,5 +299,5 @@ def cut_stages(graph: Graph, ends: Sequence[str]) -> tuple[tuple[str, ...], ...]
     return tuple(tuple(names[a:b]) for a, b in pairwise(points) if a < b)
 
 
-def _first(text: str) -> str:
+def _first_line(text: str) -> str:
     return shorten(text.splitlines()[0]) if text.strip() else text

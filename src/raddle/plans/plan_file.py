@@ -20,17 +20,17 @@ from raddle.plans.tiling import Tiling
 from raddle.plans.validation import validate
 
 VERSION = 1
-_PLAIN = (
+_PLAIN_KEYS = (
     "devices", "bn", "sync", "bucket", "microbatches", "recompute", "split_backward", "steps", "model",
     "fingerprint", "batch", "dtype", "optimizer", "cluster", "method", "inputs",
     "parameters", "predicted",
 )  # fmt: skip
-_LATER = {"stages": (), "schedule": "", "workers": (), "order": ()}  # that older files lack
+_OPTIONAL_KEYS = {"stages": (), "schedule": "", "workers": (), "order": ()}  # that older files lack
 
 # Counts, with the most that can be lowered in a reasonable time.
-_NUMBERS = {"devices": 65_536, "microbatches": 4096, "steps": 4096, "batch": 2**31}
-MOST_ELEMENTS = 2**48  # of an input
-_TEXTS = ("bn", "sync", "model", "fingerprint", "dtype", "optimizer", "method")
+_COUNT_LIMITS = {"devices": 65_536, "microbatches": 4096, "steps": 4096, "batch": 2**31}
+MAX_ELEMENTS = 2**48  # of an input
+_TEXT_KEYS = ("bn", "sync", "model", "fingerprint", "dtype", "optimizer", "method")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -41,7 +41,7 @@ def save(plan: Plan, graph: Graph, path: str | pathlib.Path) -> None:
 def to_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
     return {
         "raddle": VERSION,
-        **{name: getattr(plan, name) for name in _PLAIN},
+        **{name: getattr(plan, name) for name in _PLAIN_KEYS},
         "recompute": [list(block) for block in plan.recompute],
         "inputs": list(plan.inputs),
         "stages": [list(stage) for stage in plan.stages],
@@ -67,33 +67,33 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
             f"{quote(path)} has version {short(data['raddle'])}, this raddle reads version {VERSION}: "
             "plan again, or install the raddle that wrote it."
         )
-    missing = [name for name in (*_PLAIN, "tiles") if name not in data]
+    missing = [name for name in (*_PLAIN_KEYS, "tiles") if name not in data]
     if missing:
         raise InputError(f"{quote(path)} is damaged: it lacks {', '.join(missing)}.")
-    wrong = next(_wrong(data), None)
-    if wrong:
-        raise InputError(f"{quote(path)} is damaged: {wrong}.")
+    defect = next(_defects(data), None)
+    if defect:
+        raise InputError(f"{quote(path)} is damaged: {defect}.")
     return data
 
 
-def _wrong(data: dict[str, Any]) -> Iterator[str]:
+def _defects(data: dict[str, Any]) -> Iterator[str]:
     """What cannot be in a plan file."""
-    for name, most in _NUMBERS.items():
-        least = int(name != "batch")
-        if type(data[name]) is not int or not least <= data[name] <= most:
-            yield f"{name} is {short(data[name])}, not a count from {least} to {most}"
+    for name, largest in _COUNT_LIMITS.items():
+        smallest = int(name != "batch")
+        if type(data[name]) is not int or not smallest <= data[name] <= largest:
+            yield f"{name} is {short(data[name])}, not a count from {smallest} to {largest}"
     if type(data["bucket"]) is not int or type(data["split_backward"]) is not bool:
         yield "bucket is no number of bytes, or split_backward neither true nor false"
     for name in ("recompute", "stages"):
-        if not _are_lists(data.get(name, []), str):
+        if not _is_list_of_lists(data.get(name, []), str):
             yield f"{name} is {short(data[name])}, not a list of lists of operators"
-    if not _are_lists(data.get("workers", []), int):
+    if not _is_list_of_lists(data.get("workers", []), int):
         yield f"workers is {short(data['workers'])}, not a list of lists of devices"
-    if not _are_lists([data.get("order", [])], int):
+    if not _is_list_of_lists([data.get("order", [])], int):
         yield f"order is {short(data['order'])}, not a list of numbers of slices"
     if not isinstance(data.get("schedule", ""), str):
         yield f"schedule is {short(data['schedule'])}, not a text"
-    for name in _TEXTS:
+    for name in _TEXT_KEYS:
         if not isinstance(data[name], str):
             yield f"{name} is {short(data[name])}, not a text"
     if data["dtype"] not in DTYPES:
@@ -107,15 +107,15 @@ def _wrong(data: dict[str, Any]) -> Iterator[str]:
             yield f"{name} is {short(data[name])}, not an object"
     if not isinstance(data.get("sums", {}), dict):
         yield f"sums is {short(data['sums'])}, not an object"
-    if not _are_lists(list(data["parameters"].values()), int):
+    if not _is_list_of_lists(list(data["parameters"].values()), int):
         yield "parameters is no object of names and shapes"
-    yield from _wrong_figures(data["predicted"])
+    yield from _prediction_defects(data["predicted"])
     for name, text in (*data["tiles"].items(), *data.get("sums", {}).items()):
         if not isinstance(text, str):
             yield f"the tiles of {quote(name)} are {short(text)}, not a text"
 
 
-def _wrong_figures(predicted: dict[str, Any]) -> Iterator[str]:
+def _prediction_defects(predicted: dict[str, Any]) -> Iterator[str]:
     """Of what was predicted, the figures that others are compared with."""
     for name in ("step_ms", "search_s", "lower_bound_ms"):
         value = predicted.get(name)
@@ -131,51 +131,51 @@ def _wrong_figures(predicted: dict[str, Any]) -> Iterator[str]:
         yield f"the predicted history is {short(history)}, not a list of seconds, proposals and times"
 
 
-def _are_lists(given: Any, kind: type) -> bool:
-    return isinstance(given, list) and all(
-        isinstance(own, list) and all(type(item) is kind for item in own) for own in given
+def _is_list_of_lists(data: Any, kind: type) -> bool:
+    return isinstance(data, list) and all(
+        isinstance(row, list) and all(type(item) is kind for item in row) for row in data
     )
 
 
-def _is_input(given: Any) -> bool:
-    if not isinstance(given, dict):
+def _is_input(data: Any) -> bool:
+    if not isinstance(data, dict):
         return False
-    shape = given.get("shape")
+    shape = data.get("shape")
     return (
-        all(isinstance(given.get(key), str) for key in ("name", "dtype", "letters"))
-        and all(type(given.get(key)) is bool for key in ("target", "keyword"))
+        all(isinstance(data.get(key), str) for key in ("name", "dtype", "letters"))
+        and all(type(data.get(key)) is bool for key in ("target", "keyword"))
         and isinstance(shape, list)
         and all(type(extent) is int and extent > 0 for extent in shape)
-        and math.prod(shape) <= MOST_ELEMENTS
-        and isinstance(getattr(torch, given["dtype"], None), torch.dtype)
+        and math.prod(shape) <= MAX_ELEMENTS
+        and isinstance(getattr(torch, data["dtype"], None), torch.dtype)
     )
 
 
 def _read_tilings(texts: dict[str, str], ops: dict[str, Op], model: str) -> dict[str, Tiling]:
-    found = {}
+    tilings = {}
     for name, text in texts.items():
         if name not in ops:
             raise InputError(
                 f"the plan has tiles for {quote(name)}, which '{model}' does not have."
             )
-        found[name] = read_tiling(ops[name], text)
-    return found
+        tilings[name] = read_tiling(ops[name], text)
+    return tilings
 
 
 def from_dict(data: dict[str, Any], graph: Graph) -> Plan:
     """The plan for a captured graph, validated."""
     ops = {op.name: op for op in graph.ops}
-    plain = {name: data[name] for name in _PLAIN}
-    plain["recompute"] = tuple(tuple(block) for block in data["recompute"])
-    plain["inputs"] = tuple(data["inputs"])
-    later = {name: data.get(name, default) for name, default in _LATER.items()}
+    fields = {name: data[name] for name in _PLAIN_KEYS}
+    fields["recompute"] = tuple(tuple(block) for block in data["recompute"])
+    fields["inputs"] = tuple(data["inputs"])
+    optional = {name: data.get(name, default) for name, default in _OPTIONAL_KEYS.items()}
     for name in ("stages", "workers"):
-        plain[name] = tuple(tuple(own) for own in later[name])
-    plain["schedule"], plain["order"] = later["schedule"], tuple(later["order"])
-    plan = Plan(tiles={}, **plain)
+        fields[name] = tuple(tuple(devices) for devices in optional[name])
+    fields["schedule"], fields["order"] = optional["schedule"], tuple(optional["order"])
+    plan = Plan(tiles={}, **fields)
     if plan.fingerprint and plan.fingerprint != graph.fingerprint():
         validate(plan, graph)  # says so before a tile does that the other graph cannot have
-    given = [_read_tilings(data.get(key, {}), ops, graph.name) for key in ("tiles", "sums")]
-    plan = replace(plan, tiles=given[0], sums=given[1])
+    tilings = [_read_tilings(data.get(key, {}), ops, graph.name) for key in ("tiles", "sums")]
+    plan = replace(plan, tiles=tilings[0], sums=tilings[1])
     validate(plan, graph)
     return plan

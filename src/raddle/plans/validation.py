@@ -35,10 +35,10 @@ def validate(plan: Plan, graph: Graph) -> None:
             f"bn is 'global', but the {plan.microbatches} micro-batches are normalised one by one: "
             "use bn: microbatch, or one micro-batch."
         )
-    known = {op.name for op in graph.ops}
-    _validate_recompute(plan, known, graph.name)
+    names = {op.name for op in graph.ops}
+    _validate_recompute(plan, names, graph.name)
     for name in plan.tiles:
-        if name not in known:
+        if name not in names:
             raise InputError(
                 f"the plan has tiles for {quote(name)}, which '{graph.name}' does not have."
             )
@@ -49,7 +49,7 @@ def validate(plan: Plan, graph: Graph) -> None:
     _validate_sums(plan, graph)
     validate_stages(plan, graph)
     if plan.parsed_sync.zero3:
-        _validate_divided(plan)
+        _validate_zero3(plan)
 
 
 def validate_settings(plan: Plan) -> None:
@@ -73,14 +73,16 @@ def _difference(plan: Plan, graph: Graph) -> str:
     """The first parameter in which a model differs from the one that was planned."""
     if not plan.parameters:
         return ""
-    own = parameter_shapes(graph)
-    for name, shape in own.items():
+    shapes = parameter_shapes(graph)
+    for name, shape in shapes.items():
         if name not in plan.parameters:
             return f"; parameter '{name}' is new"
         if list(plan.parameters[name]) != shape:
             return f"; parameter '{name}' is {shape}, not {short(list(plan.parameters[name]))}"
-    gone = next((name for name in plan.parameters if name not in own), None)
-    return "; the parameters agree" if gone is None else f"; parameter {quote(gone)} is missing"
+    missing = next((name for name in plan.parameters if name not in shapes), None)
+    return (
+        "; the parameters agree" if missing is None else f"; parameter {quote(missing)} is missing"
+    )
 
 
 def _validate_order(plan: Plan) -> None:
@@ -97,26 +99,26 @@ def _validate_order(plan: Plan) -> None:
         )
 
 
-def _validate_recompute(plan: Plan, known: set[str], model: str) -> None:
+def _validate_recompute(plan: Plan, names: set[str], model: str) -> None:
     seen: set[str] = set()
     for name in (name for block in plan.recompute for name in block):
-        if name not in known:
+        if name not in names:
             raise InputError(f"the plan recomputes {quote(name)}, which '{model}' does not have.")
         if name in seen:
             raise InputError(f"the plan recomputes {quote(name)} in two blocks: leave it in one.")
         seen.add(name)
 
 
-def _validate_divided(plan: Plan) -> None:
+def _validate_zero3(plan: Plan) -> None:
     """Parameters are there while a block of a stage runs, so all of a block runs together."""
     if plan.split_backward:
         raise InputError(
             f"sync is {quote(plan.sync)}, which drops parameters after their backward, and the plan gives "
             "their gradients later: use sharded, or do not split the backward."
         )
-    of = stage_of(plan)
+    stages = stage_of(plan)
     for block in plan.recompute:
-        if len({of.get(name) for name in block}) > 1:
+        if len({stages.get(name) for name in block}) > 1:
             raise InputError(
                 f"sync is {quote(plan.sync)}, and the block of '{block[0]}', which is computed again, is "
                 "in several stages: use sharded, or cut it at the border of the stages."
@@ -152,9 +154,9 @@ def validate_tiling(op: Op, tiling: Tiling, devices: int) -> None:
 def _validate_grid(op: Op, grid: Grid, sizes: Sequence[int]) -> None:
     if len(grid.cuts) != len(sizes):
         raise InputError(f"'{op.name}' has {len(sizes)} dimensions, its tiles {len(grid.cuts)}.")
-    count = 1
+    box_count = 1
     for dim, cuts in zip(op.space.dims, grid.cuts, strict=True):
-        count *= len(cuts) - 1
+        box_count *= len(cuts) - 1
         if cuts[0] != 0 or cuts[-1] != dim.size:
             raise InputError(
                 f"tiles of '{op.name}' cover {dim.name} from {cuts[0]} to {cuts[-1]}, not 0 to {dim.size}."
@@ -166,14 +168,14 @@ def _validate_grid(op: Op, grid: Grid, sizes: Sequence[int]) -> None:
             )
         if dim.unsplittable and len(cuts) > 2:
             raise InputError(f"'{op.name}' cannot be split along {dim.name}: it is taken whole.")
-    if count * grid.copies != len(grid.devices):
+    if box_count * grid.copies != len(grid.devices):
         raise InputError(
-            f"'{op.name}' has {count} tiles in {grid.copies} copies, but {len(grid.devices)} devices."
+            f"'{op.name}' has {box_count} tiles in {grid.copies} copies, but {len(grid.devices)} devices."
         )
     if grid.copies > 1:
-        for i in range(count):
-            own = grid.devices[i * grid.copies : (i + 1) * grid.copies]
-            if len(set(own)) < len(own):
+        for i in range(box_count):
+            copies = grid.devices[i * grid.copies : (i + 1) * grid.copies]
+            if len(set(copies)) < len(copies):
                 raise InputError(f"'{op.name}' has two copies of a tile on one device.")
 
 

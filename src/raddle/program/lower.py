@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from raddle.errors import InputError
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph, Op
-from raddle.plans.pipelining import is_asynchronous, is_greedy, is_threaded, threads_of
+from raddle.plans.pipelining import is_asynchronous, is_greedy, is_threaded, steps_in_flight
 from raddle.plans.plan import Plan
 from raddle.plans.schedule import Action
 from raddle.plans.validation import validate
@@ -45,7 +45,7 @@ def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
     if is_greedy(plan):
         _refuse_shared_parameters(parameters)
     if is_threaded(plan):
-        instructions = reorder(instructions, graph, plan, threads_of(plan))
+        instructions = reorder(instructions, graph, plan, steps_in_flight(plan))
     if lowering.overlap:
         instructions = with_versions(instructions, graph, plan)
     variants = tuple(s.variant for s in parameters.lowered)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
-from raddle.plans.pipelining import micro_sizes
+from raddle.plans.pipelining import micro_batch_sizes
 from raddle.plans.plan import Plan
 from raddle.plans.sync import Sync
 from raddle.plans.tiling import Tiling
@@ -202,7 +202,7 @@ class Program:
     @cached_property
     def micro_batch_sizes(self) -> list[int]:
         """Samples of each micro-batch."""
-        return micro_sizes(self.plan, self.graph)
+        return micro_batch_sizes(self.plan, self.graph)
 
     def instructions_of(self, device: int) -> list[Instruction]:
         """What one device does, in order."""

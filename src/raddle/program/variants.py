@@ -7,7 +7,13 @@ from functools import cached_property
 
 from raddle.graph.graph import Graph
 from raddle.plans.adapt import resize
-from raddle.plans.pipelining import is_asynchronous, micro_sizes, placed, places, schedule_of
+from raddle.plans.pipelining import (
+    is_asynchronous,
+    micro_batch_sizes,
+    move_tiles,
+    schedule_of,
+    workers_of_micro_batch,
+)
 from raddle.plans.plan import Plan
 from raddle.plans.schedule import Action, Schedule, all_actions_in_order
 from raddle.program.lower_variant import LoweredVariant, lower_variant
@@ -19,7 +25,7 @@ class Variants:
 
     def __init__(self, graph: Graph, plan: Plan, active: frozenset[str]) -> None:
         self.graph, self.plan, self.active = graph, plan, active
-        self.sizes = micro_sizes(plan, graph)
+        self.sizes = micro_batch_sizes(plan, graph)
         self.lowered: list[LoweredVariant] = []
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}  # by samples and workers
         self._variant_number(0, 0)
@@ -35,15 +41,17 @@ class Variants:
         """The variant of a micro-batch, which is so many micro-batches after the first of all steps."""
         graph, plan, size = self.graph, self.plan, self.sizes[micro_batch]
         stage_workers = (
-            places(plan, self.schedule, run_micro_batch) if self.schedule is not None else ()
+            workers_of_micro_batch(plan, self.schedule, run_micro_batch)
+            if self.schedule is not None
+            else ()
         )
         if (size, stage_workers) not in self._numbers:
             if size != graph.batch:
                 graph, plan = resize(plan, graph, graph.for_batch(size))
             if stage_workers:
                 tiles, sums = (
-                    placed(self.plan, stage_workers, plan.tiles),
-                    placed(self.plan, stage_workers, plan.sums),
+                    move_tiles(self.plan, stage_workers, plan.tiles),
+                    move_tiles(self.plan, stage_workers, plan.sums),
                 )
                 plan = replace(plan, tiles=tiles, sums=sums)
             self._numbers[size, stage_workers] = len(self.lowered)

@@ -111,19 +111,19 @@ def pull_messages(
         for operand, name in enumerate(op.inputs):
             if name not in slices:
                 continue
-            devices_by_region = readers.setdefault(name, {})
+            reading_devices = readers.setdefault(name, {})
             for device, region in operand_regions(op, operand, tiles[op.name]):
                 for parameter_region in regions[name]:
                     if region is not None and not (region & parameter_region.box).empty:
-                        devices_by_region.setdefault(parameter_region.box.lo, set()).add(device)
+                        reading_devices.setdefault(parameter_region.box.lo, set()).add(device)
     pulls = {}
-    for name, devices_by_corner in readers.items():
+    for name, devices_by_start in readers.items():
         messages = [
             Message(s.server, d, (s.box,))
-            for share in regions[name]
+            for holder_region in regions[name]
             for s in slices[name]
-            if share.box.contains(s.box)
-            for d in sorted(devices_by_corner.get(share.box.lo, set()) - {s.server})
+            if holder_region.box.contains(s.box)
+            for d in sorted(devices_by_start.get(holder_region.box.lo, set()) - {s.server})
         ]
         if messages:
             pulls[name] = join_messages(messages)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from raddle.errors import InputError
-from raddle.plans.pipelining import is_asynchronous, is_greedy, threads_of
+from raddle.plans.pipelining import is_asynchronous, is_greedy, steps_in_flight
 from raddle.program.program import Program
 from raddle.runtime.actions import (
     Action,
@@ -214,7 +214,7 @@ class Executor:
                 "NCCL does not: use --backend gloo, or a schedule in a fixed order."
             )
         steps = [actions for _, actions in sorted(self.rank_actions.by_step().items())]
-        run_greedily(steps, threads_of(self.program.plan), run_in_order, self.transport.fail)
+        run_greedily(steps, steps_in_flight(self.program.plan), run_in_order, self.transport.fail)
 
     def _run_in_order(
         self, handlers: Mapping[type, Callable[[Any], None]], actions: Sequence[Action]

@@ -16,7 +16,7 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans import plan_file
 from raddle.plans.optimizers import OPTIMIZERS
-from raddle.plans.pipelining import for_running
+from raddle.plans.pipelining import plan_for_running
 from raddle.plans.plan import Plan, describe_inputs
 from raddle.plans.validation import validate
 from raddle.program.checks.check import check
@@ -63,7 +63,7 @@ def load_job(
     """
     workload, graph, plan = load_workload(path, model=model, dtype=dtype, seed=seed, device=device)
     plan = replace(plan, bn=bn or plan.bn)
-    program = lower(graph, for_running(plan))
+    program = lower(graph, plan_for_running(plan))
     check(program)
     return Job(workload, plan, program)
 
@@ -94,7 +94,7 @@ def optimizer_for(name: str, rate: float | None = None) -> Optimizer:
     if name not in OPTIMIZERS:
         raise InputError(f"the plan's optimizer is '{name}': choose {', '.join(OPTIMIZERS)}.")
     chosen = OPTIMIZERS[name]
-    return partial(chosen.make, lr=chosen.rate if rate is None else rate)
+    return partial(chosen.make, lr=chosen.default_lr if rate is None else rate)
 
 
 def _load_at_batch(name: str, data: dict[str, Any], dtype: str, device: str, seed: int) -> Workload:

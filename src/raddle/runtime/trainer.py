@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plans import plan_file
-from raddle.plans.pipelining import for_running, is_asynchronous, micro_graph
+from raddle.plans.pipelining import is_asynchronous, micro_batch_graph, plan_for_running
 from raddle.plans.plan import Plan
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
@@ -91,9 +91,9 @@ def _trainer(
         graph = _capture(model, data, loss)
     if graph.loss is None:
         raise InputError("the module gives no loss: pass loss=..., as torch's cross_entropy.")
-    graph = micro_graph(graph, data)
+    graph = micro_batch_graph(graph, data)
     chosen = data if isinstance(data, Plan) else plan_file.from_dict(dict(data), graph)
-    program = lower(graph, for_running(chosen))
+    program = lower(graph, plan_for_running(chosen))
     check(program)
     return Trainer(model, program, optimizer, transport, place, loss=loss, **settings)
 

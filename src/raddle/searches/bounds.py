@@ -24,7 +24,7 @@ from raddle.graph.gradients import active_values, has_backward, operands_with_gr
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
 from raddle.graph.space import Access, Space
-from raddle.plans.optimizers import optimizer_costs
+from raddle.plans.optimizers import optimizer_info
 from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.plan import Plan
 
@@ -96,7 +96,7 @@ def _least_seconds(
                 for i in operands_with_gradient(op, active)
             ]
         seconds.append(math.fsum(parts))
-    passes, memory = optimizer_costs(optimizer).passes, effective_bandwidth(device)
+    passes, memory = optimizer_info(optimizer).passes, effective_bandwidth(device)
     for value in graph.parameters:
         if value.name in active:
             seconds.append(memory_pass_seconds(passes * value.nbytes, memory, device.overhead))

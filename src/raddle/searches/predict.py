@@ -10,7 +10,7 @@ import numpy as np
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
-from raddle.plans.pipelining import flat, is_threaded, steps_to_simulate
+from raddle.plans.pipelining import is_threaded, steps_to_simulate, without_pipeline
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.program import Move, Reduce
@@ -67,7 +67,7 @@ def simulate_data_parallel(
         plan = replace(plan, schedule="")
     if plan.stages and plan.batch:
         graph = graph.for_batch(plan.batch)
-        plan = replace(flat(plan), microbatches=1, recompute=(), split_backward=False)
+        plan = replace(without_pipeline(plan), microbatches=1, recompute=(), split_backward=False)
         plan = replace(plan, fingerprint="")
     data_tiles = data(graph, cluster)
     if data_tiles == dict(plan.tiles):

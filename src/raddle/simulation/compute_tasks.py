@@ -11,7 +11,7 @@ from raddle.costs.compute import ComputeCosts, effective_bandwidth, memory_pass_
 from raddle.costs.native_calls import applicable_native_calls
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Op
-from raddle.plans.optimizers import optimizer_costs
+from raddle.plans.optimizers import optimizer_info
 from raddle.plans.tiling import Grid
 from raddle.program.merges import merged_bytes
 from raddle.program.program import Merge, Program, Run, Update
@@ -50,7 +50,7 @@ class ComputeTasks:
 
     def add_update(self, number: int, update: Update) -> None:
         """Slices are updated as they come, between or beside what a device computes."""
-        bytes_per_element = optimizer_costs(self.program.plan.optimizer).passes
+        bytes_per_element = optimizer_info(self.program.plan.optimizer).passes
         bytes_per_element *= self.program.element_bytes(update.parameter)
         memory_passes = [
             (share.updaters, bytes_per_element * share.box.volume) for share in update.regions

@@ -20,7 +20,7 @@ from torch import nn
 from raddle.errors import InputError
 from raddle.graph.graph import FusedCall, Graph, Op, Value
 from raddle.graph.recapture import CAPTURE_LOCK
-from raddle.plans.pipelining import for_running
+from raddle.plans.pipelining import plan_for_running
 from raddle.plans.plan import describe_inputs
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
@@ -52,7 +52,7 @@ def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twi
         fingerprint=twin.fingerprint(),
         inputs=describe_inputs(twin),
     )
-    program = lower(twin, for_running(plan))
+    program = lower(twin, plan_for_running(plan))
     check(program)
     return Twin(Job(wide, plan, program), _casts(graph))
 

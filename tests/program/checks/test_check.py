@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_plans import random_plan
-from small_models import MODELS, mlp, planned, small
+from small_models import MODELS, make_plan, mlp, small
 from torch import Tensor, nn
 
 from raddle.clusters import Cluster, cluster
@@ -67,7 +67,7 @@ def sample(**more: Any) -> Program:
     fc1 by samples, relu by channels (so boxes cross), fc2 by its sum (so results are partial).
     """
     tiles = {"fc1": "n/2 @0,1", "relu": "c/2 @0,1", "fc2": "k/2 @0,1", "sum": "@2"}
-    return lower(mlp(), planned(mlp(), tiles, 3, **{"steps": 2, **more}))
+    return lower(mlp(), make_plan(mlp(), tiles, 3, **{"steps": 2, **more}))
 
 
 def varied(program: Program, **more: Any) -> Program:
@@ -75,7 +75,7 @@ def varied(program: Program, **more: Any) -> Program:
     return dataclasses.replace(program, variants=(dataclasses.replace(variant, **more),))
 
 
-def served() -> Program:
+def on_server() -> Program:
     return sample(sync="server")
 
 
@@ -83,23 +83,23 @@ def sliced(**more: Any) -> Program:
     return sample(**{"sync": "p3:slice=5", **more})
 
 
-def summed(**more: Any) -> Program:
+def collective_sums(**more: Any) -> Program:
     return sample(**{"sync": "p3:collective,slice=5", **more})
 
 
 def count() -> int:
-    return len(numbered_slices(summed().slices))
+    return len(numbered_slices(collective_sums().slices))
 
 
 def ordered_sums() -> Program:
     """The last slice first."""
-    return summed(order=tuple(reversed(range(count()))))
+    return collective_sums(order=tuple(reversed(range(count()))))
 
 
-def closed() -> Program:
+def replicated_loss() -> Program:
     """Data parallel on two devices: each merges the loss, and starts the gradient of its own part."""
     tiles = dict.fromkeys(("fc1", "relu", "fc2", "sum"), "n/2 @0,1")
-    return lower(mlp(), planned(mlp(), tiles, 2, steps=2))
+    return lower(mlp(), make_plan(mlp(), tiles, 2, steps=2))
 
 
 Pick = Callable[[Instruction], bool]
@@ -113,15 +113,15 @@ def merged(op: str, phase: str) -> Pick:
     return lambda i: isinstance(i, Merge) and (i.op, i.phase) == (op, phase)
 
 
-def move(value: str, what: str) -> Pick:
-    return lambda i: isinstance(i, Move) and (i.value, i.kind) == (value, what)
+def move(value: str, kind: str) -> Pick:
+    return lambda i: isinstance(i, Move) and (i.value, i.kind) == (value, kind)
 
 
 def reduction(parameter: str) -> Pick:
     return lambda i: isinstance(i, Reduce) and parameter in i.parameters
 
 
-def updating(parameter: str, step: int = 0) -> Pick:
+def update(parameter: str, step: int = 0) -> Pick:
     return lambda i: isinstance(i, Update) and i.parameter == parameter and i.key.step == step
 
 
@@ -154,11 +154,11 @@ def without(program: Program, pick: Pick) -> Program:
     return ordered(program, [n for n in range(len(program.instructions)) if n != at])
 
 
-def late(program: Program, pick: Pick, after: Pick) -> Program:
+def moved_behind(program: Program, pick: Pick, after: Pick) -> Program:
     at, then = find(program, pick), find(program, after)
-    rest = [n for n in range(len(program.instructions)) if n != at]
-    rest.insert(rest.index(then) + 1, at)
-    return ordered(program, rest)
+    order = [n for n in range(len(program.instructions)) if n != at]
+    order.insert(order.index(then) + 1, at)
+    return ordered(program, order)
 
 
 def swapped(program: Program, a: int, b: int) -> Program:
@@ -168,7 +168,7 @@ def swapped(program: Program, a: int, b: int) -> Program:
     return dataclasses.replace(program, instructions=tuple(instructions))
 
 
-def first(**fields: Any) -> Callable[[Move], Any]:
+def first_message(**fields: Any) -> Callable[[Move], Any]:
     """The messages of a move, with other fields in the first."""
     return lambda i: (i.messages[0]._replace(**fields), *i.messages[1:])
 
@@ -181,11 +181,11 @@ def cells(**fields: Callable[[Any], Any]) -> Callable[[Merge], Any]:
     )
 
 
-def shares(*devices: int) -> Callable[[Any], Any]:
+def regions_on(*devices: int) -> Callable[[Any], Any]:
     def other(i: Reduce | Update) -> Any:
         if isinstance(i, Update):
             return tuple(s._replace(devices=devices) for s in i.regions)
-        return tuple(tuple(s._replace(devices=devices) for s in own) for own in i.regions)
+        return tuple(tuple(s._replace(devices=devices) for s in regions) for regions in i.regions)
 
     return other
 
@@ -204,11 +204,11 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         r"'fc1' forward.* names device 9, but the plan has devices 0 to 2",
     ),
     "message to nowhere": (
-        lambda: changed(sample(), move("fc1", "activation"), messages=first(target=3)),
+        lambda: changed(sample(), move("fc1", "activation"), messages=first_message(target=3)),
         "names device 3",
     ),
     "message to itself": (
-        lambda: changed(sample(), move("fc1", "activation"), messages=first(target=0)),
+        lambda: changed(sample(), move("fc1", "activation"), messages=first_message(target=0)),
         "from a device to itself",
     ),
     "step out of range": (
@@ -244,7 +244,7 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         r"device 0 has no \[1:2 0:4\] of 'fc1'",
     ),
     "move too late": (
-        lambda: late(sample(), move("fc1", "activation"), run("relu", "F")),
+        lambda: moved_behind(sample(), move("fc1", "activation"), run("relu", "F")),
         r"device 0 has no \[1:2 0:4\] of 'fc1'",
     ),
     "move too early": (
@@ -252,7 +252,7 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         r"activation of 'fc1'.*: it comes before what it sends",
     ),
     "sent by another": (
-        lambda: changed(sample(), move("fc1", "activation"), messages=first(source=2)),
+        lambda: changed(sample(), move("fc1", "activation"), messages=first_message(source=2)),
         r"device 2 sends \[0:1 4:8\], which it does not hold",
     ),
     "sent twice": (
@@ -278,7 +278,7 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         r"does not wait for instruction 0 \('fc1' forward",
     ),
     "strange message": (
-        lambda: changed(sample(), move("fc1", "activation"), what=lambda i: "letter"),
+        lambda: changed(sample(), move("fc1", "activation"), kind=lambda i: "letter"),
         "'letter' is no kind of message",
     ),
     # -- gradients
@@ -291,11 +291,11 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         r"the gradient of \[1:2 0:4\] of 'fc1' on device 0 is lost",
     ),
     "gradient too late": (
-        lambda: late(sample(), move("fc1", "gradient"), run("fc1", "B")),
+        lambda: moved_behind(sample(), move("fc1", "gradient"), run("fc1", "B")),
         "the gradient of .* of 'fc1' on device 0 is lost",
     ),
     "gradient too early": (
-        lambda: late(sample(), run("relu", "B"), move("fc1", "gradient")),
+        lambda: moved_behind(sample(), run("relu", "B"), move("fc1", "gradient")),
         "comes before the backward of 'relu', which adds to it",
     ),
     "gradient from elsewhere": (
@@ -330,7 +330,7 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         r"device 2 lacks part \d of \[0:2 0:2\]",
     ),
     "part of another": (
-        lambda: changed(sample(), move("fc2", "partial"), messages=first(part=0)),
+        lambda: changed(sample(), move("fc2", "partial"), messages=first_message(part=0)),
         "device 1 sends part 0, which it does not hold",
     ),
     "cell missing": (
@@ -369,7 +369,7 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         "values were not kept and have not been computed again",
     ),
     "computed again too late": (
-        lambda: late(sample(recompute=(("fc1", "relu"),)), run("fc1", "R"), run("fc1", "B")),
+        lambda: moved_behind(sample(recompute=(("fc1", "relu"),)), run("fc1", "R"), run("fc1", "B")),
         "values were not kept and have not been computed again",
     ),
     "computed again for nothing": (
@@ -381,7 +381,7 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         "'fc2' is never run backward to parameters",
     ),
     "weights after their sum": (
-        lambda: late(sample(split_backward=True), run("fc1", "W"), reduction("fc1.weight")),
+        lambda: moved_behind(sample(split_backward=True), run("fc1", "W"), reduction("fc1.weight")),
         "reduce of 'fc1.weight'.*does not wait for",
     ),
     "weights where there are none": (
@@ -390,15 +390,15 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
     ),
     # -- the end of the forward
     "starts twice": (
-        lambda: varied(closed(), closing=frozenset()),
+        lambda: varied(replicated_loss(), replicated_loss_ops=frozenset()),
         "some would count twice, or not at all",
     ),
     "comes back as well": (
-        lambda: late(
+        lambda: moved_behind(
             changed(
-                closed(),
+                replicated_loss(),
                 move("sum", "partial"),
-                what=lambda i: MessageKind.PARTIAL_GRADIENT,
+                kind=lambda i: MessageKind.PARTIAL_GRADIENT,
             ),
             move("sum", "partial gradient"),
             merged("sum", "B"),
@@ -411,37 +411,37 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         r"update of 'fc1.weight'.*before its gradients are summed over all holders",
     ),
     "reduce too late": (
-        lambda: late(sample(), reduction("fc1.weight"), updating("fc1.weight")),
+        lambda: moved_behind(sample(), reduction("fc1.weight"), update("fc1.weight")),
         "before its gradients are summed",
     ),
     "reduce not waited for": (
-        lambda: changed(sample(), updating("fc1.weight"), deps=lambda i: ()),
+        lambda: changed(sample(), update("fc1.weight"), deps=lambda i: ()),
         "before its gradients are summed",
     ),
     "reduce too early": (
-        lambda: late(sample(), run("fc1", "B"), reduction("fc1.weight")),
+        lambda: moved_behind(sample(), run("fc1", "B"), reduction("fc1.weight")),
         "reduce of 'fc1.weight'.*does not wait for",
     ),
     "reduced elsewhere": (
-        lambda: changed(sample(), reduction("fc1.weight"), shares=shares(0, 1, 2)),
+        lambda: changed(sample(), reduction("fc1.weight"), regions=regions_on(0, 1, 2)),
         "the holders of parameter 'fc1.weight' disagree in step 0",
     ),
     "updated elsewhere": (
-        lambda: changed(sample(), updating("fc1.weight", 1), shares=shares(0)),
+        lambda: changed(sample(), update("fc1.weight", 1), regions=regions_on(0)),
         "the holders of parameter 'fc1.weight' disagree in step 1",
     ),
     "share missing": (
         lambda: changed(
-            sample(), updating("fc2.weight"), shares=lambda i: i.shares[:1], devices=lambda i: (0,)
+            sample(), update("fc2.weight"), regions=lambda i: i.shares[:1], devices=lambda i: (0,)
         ),
         r"shares of parameter 'fc2.weight' do not cover \[0:2 0:8\] once",
     ),
     "no update": (
-        lambda: without(sample(), updating("fc2.bias")),
+        lambda: without(sample(), update("fc2.bias")),
         "'fc2.bias' is updated 0 times in step 0",
     ),
     "update too early": (
-        lambda: late(sample(), run("fc2", "B"), updating("fc2.weight")),
+        lambda: moved_behind(sample(), run("fc2", "B"), update("fc2.weight")),
         "before 'fc2' has run backward",
     ),
     "next step too early": (
@@ -451,15 +451,15 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         "does not wait for the update of 'fc1.weight' in the step before",
     ),
     "not pushed": (
-        lambda: changed(served(), move("fc1.weight", "push"), messages=lambda i: ()),
+        lambda: changed(on_server(), move("fc1.weight", "push"), messages=lambda i: ()),
         "the holders of parameter 'fc1.weight' disagree",
     ),
     "not pulled": (
-        lambda: without(served(), move("fc1.weight", "pull")),
+        lambda: without(on_server(), move("fc1.weight", "pull")),
         "not sent to the other holders",
     ),
     "half pulled": (
-        lambda: changed(served(), move("fc1.weight", "pull"), messages=first(target=2)),
+        lambda: changed(on_server(), move("fc1.weight", "pull"), messages=first_message(target=2)),
         "the holders of parameter 'fc1.weight' disagree",
     ),
     # -- slices
@@ -468,21 +468,21 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         r"of parameter 'fc1.weight' has its push by \[\(\d, \d\)\] 0 times in step 0",
     ),
     "slice not updated": (
-        lambda: without(sliced(), updating("fc1.weight", 1)),
+        lambda: without(sliced(), update("fc1.weight", 1)),
         "of parameter 'fc1.weight' has its update for .* 0 times in step 1",
     ),
     "slice updated twice": (
         lambda: changed(
-            sliced(), updating("fc1.bias", 1), key=lambda i: i.key._replace(step=0)
+            sliced(), update("fc1.bias", 1), key=lambda i: i.key._replace(step=0)
         ),
         "of parameter 'fc1.bias' has its update for .* 2 times in step 0",
     ),
     "slice updated elsewhere": (
-        lambda: changed(sliced(), updating("fc1.weight"), devices=lambda i: (2,)),
+        lambda: changed(sliced(), update("fc1.weight"), devices=lambda i: (2,)),
         "of parameter 'fc1.weight' has its update for .* 0 times in step 0",
     ),
     "slice updated before its push": (
-        lambda: changed(sliced(), updating("fc1.weight"), deps=lambda i: i.deps[:1]),
+        lambda: changed(sliced(), update("fc1.weight"), deps=lambda i: i.deps[:1]),
         "it does not wait for",
     ),
     "slice pushed too early": (
@@ -507,24 +507,24 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         "has its pull by",
     ),
     "slice summed too early": (
-        lambda: changed(summed(), reduction("fc1.weight"), deps=lambda i: ()),
+        lambda: changed(collective_sums(), reduction("fc1.weight"), deps=lambda i: ()),
         "it does not wait for .*'fc1' backward",
     ),
     "slice updated before its sum": (
-        lambda: changed(summed(), updating("fc1.weight"), deps=lambda i: ()),
+        lambda: changed(collective_sums(), update("fc1.weight"), deps=lambda i: ()),
         r"update.*does not wait for instruction \d+ \(reduce",
     ),
     "slice not summed": (
-        lambda: without(summed(), reduction("fc1.weight")),
+        lambda: without(collective_sums(), reduction("fc1.weight")),
         "has its sum over .* 0 times in step 0",
     ),
     "slice summed by some": (
-        lambda: changed(summed(), reduction("fc1.weight"), devices=lambda i: i.devices[:1]),
+        lambda: changed(collective_sums(), reduction("fc1.weight"), devices=lambda i: i.devices[:1]),
         "has its sum over .* 0 times in step 0",
     ),
     "sum not waited for": (
         lambda: changed(
-            summed(), lambda i: run("fc1", "F")(i) and i.key.step == 1, deps=lambda i: ()
+            collective_sums(), lambda i: run("fc1", "F")(i) and i.key.step == 1, deps=lambda i: ()
         ),
         r"does not wait for instruction \d+ \(update of 'fc1.weight'",
     ),
@@ -575,10 +575,10 @@ def test_refuses_ambiguous_local_statistics() -> None:
     for devices, bn in (("0,1", "local"), ("0,0", "global"), ("0,0", "local")):
         tiles = dict.fromkeys(("1.moments", "1"), f"n/2 @{devices}")
         if (devices, bn) != ("0,0", "local"):
-            check(lower(graph, planned(graph, tiles, 2, bn=bn)))
+            check(lower(graph, make_plan(graph, tiles, 2, bn=bn)))
             continue
         with pytest.raises(InputError, match="one tile of the samples a device"):
-            lower(graph, planned(graph, tiles, 2, bn=bn))
+            lower(graph, make_plan(graph, tiles, 2, bn=bn))
 
 
 class Centred(nn.Module):
@@ -598,7 +598,7 @@ class Centred(nn.Module):
 def test_refuses_a_stale_buffer() -> None:
     graph = capture(Centred(), [torch.zeros(2, 4)], loss=lambda y: y.sum())
     reader = next(op.name for op in graph.ops if op.label == "sub")
-    program = lower(graph, planned(graph, {reader: "@1"}, 2, steps=2))
+    program = lower(graph, make_plan(graph, {reader: "@1"}, 2, steps=2))
     check(program)
     damaged = without(program, move(graph.updates["mean"], "activation"))
     with pytest.raises(InputError, match=r"device 1 has no \[0:4\] of buffer 'mean' as it was"):

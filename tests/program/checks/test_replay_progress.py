@@ -1,7 +1,7 @@
 """The parts of the checks, alone: what is done, who waits, and boxes that are held and sent."""
 
 import pytest
-from small_models import mlp, planned
+from small_models import make_plan, mlp
 
 from raddle.errors import InputError
 from raddle.graph.box import Box
@@ -14,36 +14,36 @@ from raddle.program.program import Message, Move, ParameterRegion, Program
 
 
 def program(**more: object) -> Program:
-    return lower(mlp(), planned(mlp(), {"relu": "@1", "fc2": "@1", "sum": "@1"}, 2, **more))
+    return lower(mlp(), make_plan(mlp(), {"relu": "@1", "fc2": "@1", "sum": "@1"}, 2, **more))
 
 
 def test_an_instruction_is_done_once_and_comes_after_what_it_uses() -> None:
-    own = program()
-    progress = ReplayProgress(own, range(len(own.instructions)))
+    lowered = program()
+    progress = ReplayProgress(lowered, range(len(lowered.instructions)))
     with pytest.raises(InputError, match="too early"):
         progress.require_done("fc1", "F", "too early")
     progress.mark_done("fc1", "F")
-    progress.position = next(n for n, i in enumerate(own.instructions) if isinstance(i, Move))
+    progress.position = next(n for n, i in enumerate(lowered.instructions) if isinstance(i, Move))
     progress.require_done("fc1", "F", "too early")  # it waits for it
     with pytest.raises(InputError, match="it is there twice"):
         progress.mark_done("fc1", "F")
 
 
 def test_who_does_not_wait_is_refused_with_what_it_should_wait_for() -> None:
-    own = program()
-    move = next(n for n, i in enumerate(own.instructions) if isinstance(i, Move))
-    check_waits_for(own, move, own.instructions[move].deps)
+    lowered = program()
+    move = next(n for n, i in enumerate(lowered.instructions) if isinstance(i, Move))
+    check_waits_for(lowered, move, lowered.instructions[move].deps)
     with pytest.raises(InputError, match="it does not wait for"):
-        check_waits_for(own, move, [len(own.instructions) - 1])
+        check_waits_for(lowered, move, [len(lowered.instructions) - 1])
 
 
 @pytest.mark.parametrize(
     ("split", "phases"), [(False, ["FB"] * 4), (True, ["FW", "FB", "FBW", "FB"])]
 )
 def test_phases_follow_from_what_has_a_gradient(split: bool, phases: list[str]) -> None:
-    own = program(split_backward=split)
-    facts = VariantFacts(own, {}, own.variants[0])
-    assert [facts.phases(op) for op in own.graph.ops] == phases
+    lowered = program(split_backward=split)
+    facts = VariantFacts(lowered, {}, lowered.variants[0])
+    assert [facts.phases(op) for op in lowered.graph.ops] == phases
 
 
 def test_boxes() -> None:

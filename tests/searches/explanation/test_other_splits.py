@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from random_plans import each_sync
+from random_plans import every_sync
 from small_models import small
 
 from raddle import zoo
@@ -16,7 +16,7 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.notation import write_tiling
-from raddle.plans.pipelining import THREADED, cut_stages, is_asynchronous, schedule_splits
+from raddle.plans.pipelining import THREADED, cut_stages, is_asynchronous, schedule_splits_backward
 from raddle.plans.plan import Plan
 from raddle.plans.schedules import NAMES
 from raddle.plans.tiling import Grid, Tiling, even_cuts
@@ -89,7 +89,7 @@ def explained_as_simulated(graph: Graph, plan: Plan, on: Cluster) -> dict[str, A
     return found
 
 
-@pytest.mark.parametrize("sync", each_sync())
+@pytest.mark.parametrize("sync", every_sync())
 def test_every_way_to_synchronise(graph: Graph, on: Cluster, sync: str) -> None:
     plan = plan_for(graph, on, "data", sync=sync)
     found = explained_as_simulated(graph, plan, on)
@@ -97,7 +97,7 @@ def test_every_way_to_synchronise(graph: Graph, on: Cluster, sync: str) -> None:
     assert bool(found["simulated"]) == any("simulated" in note for note in found["notes"])
 
 
-@pytest.mark.parametrize("sync", each_sync())
+@pytest.mark.parametrize("sync", every_sync())
 def test_the_page_says_the_same(graph: Graph, on: Cluster, sync: str) -> None:
     plan = plan_for(graph, on, "data", sync=sync)
     timeline = simulate_steps(graph, plan, on)
@@ -142,7 +142,7 @@ def staged(graph: Graph, plan: Plan, schedule: str) -> Plan:
             tiles[name] = Grid(cuts, (2 * s, 2 * s + 1), 1 if able else 2)
     return replace(
         plan, tiles=tiles, stages=stages, schedule=schedule, microbatches=4, bn="microbatch",
-        batch=4 * graph.batch, split_backward=schedule_splits(schedule),
+        batch=4 * graph.batch, split_backward=schedule_splits_backward(schedule),
     )  # fmt: skip
 
 

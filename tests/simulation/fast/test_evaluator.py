@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_plans import each_sync, machine_of, random_plan, random_tiling, sync_texts
+from random_plans import cluster_named, every_sync, random_plan, random_tiling, sync_texts
 from small_models import small
 
 from raddle.clusters import cluster
@@ -48,7 +48,7 @@ plans = given(
 
 
 def simulated(graph: Graph, plan: Plan, machine: str) -> int:
-    return int(simulate(lower(graph, plan), machine_of(machine)).end.max())
+    return int(simulate(lower(graph, plan), cluster_named(machine)).end.max())
 
 
 def drawn(graph: Graph, seed: int, **more: Any) -> Plan:
@@ -77,9 +77,9 @@ def test_a_step_takes_as_long_as_in_the_simulation(
         expected = simulated(graph, plan, machine)
     except InputError:
         with pytest.raises(InputError):
-            Evaluator(graph, machine_of(machine), plan)
+            Evaluator(graph, cluster_named(machine), plan)
         return
-    evaluator = Evaluator(graph, machine_of(machine), plan)
+    evaluator = Evaluator(graph, cluster_named(machine), plan)
     assert evaluator.time() == expected
     assert evaluator.time(fold=False) == expected
 
@@ -101,12 +101,12 @@ def test_options_are_timed_or_refused(
     stages = cut_stages(graph, cuts) if cuts else ()
     plan = replace(plan, stages=stages, schedule=schedule)
     if unsupported(plan) is None:
-        assert Evaluator(graph, machine_of("local:4"), plan).time() == simulated(
+        assert Evaluator(graph, cluster_named("local:4"), plan).time() == simulated(
             graph, plan, "local:4"
         )
         return
     with pytest.raises(InputError, match=r"does not time|is '|orders"):
-        Evaluator(graph, machine_of("local:4"), plan)
+        Evaluator(graph, cluster_named("local:4"), plan)
 
 
 @pytest.mark.parametrize("field", fields(Plan), ids=lambda field: field.name)
@@ -124,7 +124,7 @@ def test_every_field_of_a_plan_is_timed_described_or_refused(field: Field[Any]) 
         Evaluator(graph, on, replace(plan, **{field.name: other}))
 
 
-@pytest.mark.parametrize("sync", each_sync())
+@pytest.mark.parametrize("sync", every_sync())
 @pytest.mark.parametrize("bn", BN_SCOPES)
 def test_what_is_exact_is_not_refused(sync: str, bn: str) -> None:
     for optimizer in OPTIMIZERS:
@@ -167,7 +167,7 @@ def test_it_does_with_measured_operators_and_native_calls(
     model: str, machine: str, seed: int, bn: str, sync: str
 ) -> None:
     graph = small(model)[1]
-    plan, on = drawn(graph, seed, bn="global", sync=sync), machine_of(machine)
+    plan, on = drawn(graph, seed, bn="global", sync=sync), cluster_named(machine)
     plan = replace(plan, bn=bn, order=())
     profile = made_up_profile(graph, plan, on.devices[0].kind, seed)
     try:
@@ -185,7 +185,7 @@ def test_moves_and_limits_change_no_time_and_no_decision(
     graph = small(model)[1]
     plan = drawn(graph, seed, bn="global", sync=sync)
     plan = replace(plan, order=())
-    evaluator = Evaluator(graph, machine_of(machine), plan)
+    evaluator = Evaluator(graph, cluster_named(machine), plan)
     rng = random.Random(seed)
     tiles: dict[str, Tiling] = dict(plan.tiles)
     now = evaluator.time()
@@ -211,7 +211,7 @@ def test_moves_and_limits_change_no_time_and_no_decision(
 @pytest.mark.parametrize("model", ["nmt-tiny", "rnnlm-tiny", "resnet110-tiny", "gpt-tiny"])
 def test_composites_fall_apart_and_come_together(model: str) -> None:
     """From data parallelism, where all are native calls, and back again."""
-    graph, on = small(model)[1], machine_of("local:4")
+    graph, on = small(model)[1], cluster_named("local:4")
     plan = replace(plan_for(graph, on, method="data"), bn="global")
     start: dict[str, Tiling] = dict(plan.tiles)
     profile = made_up_profile(graph, plan, on.devices[0].kind, 1, fraction=1.0)
@@ -236,7 +236,7 @@ def test_composites_fall_apart_and_come_together(model: str) -> None:
 @pytest.mark.slow
 def test_forgetting_what_is_old_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = small(MODELS[0])[1]
-    evaluator = Evaluator(graph, machine_of(MACHINES[0]), drawn(graph, 3, bn="global"))
+    evaluator = Evaluator(graph, cluster_named(MACHINES[0]), drawn(graph, 3, bn="global"))
     before = evaluator.time()
     monkeypatch.setattr("raddle.simulation.fast.evaluator.MAX_STORE_BYTES", 0)
     evaluator.move({})

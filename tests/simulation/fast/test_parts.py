@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from small_models import mlp, planned
+from small_models import make_plan, mlp
 
 from raddle.clusters import cluster
 from raddle.graph.box import Box
@@ -113,7 +113,7 @@ def test_messages_are_listed_in_the_order_of_a_program() -> None:
 
 def test_operators_of_one_space_that_are_tiled_alike_share_a_number() -> None:
     graph = mlp()
-    tiles = planned(graph, dict.fromkeys((op.name for op in graph.ops), "@0"), 2).tiles
+    tiles = make_plan(graph, dict.fromkeys((op.name for op in graph.ops), "@0"), 2).tiles
     tilings, op = Tilings("global"), graph.ops[0]
     assert tilings.numbered(op, tiles[op.name]) is tilings.numbered(op, tiles[op.name])
     assert not tilings.is_partial(op, tilings.numbered(op, tiles[op.name]))
@@ -121,7 +121,7 @@ def test_operators_of_one_space_that_are_tiled_alike_share_a_number() -> None:
 
 def test_slices_are_rows_of_their_own() -> None:
     graph = mlp()
-    plan = planned(graph, dict.fromkeys((op.name for op in graph.ops), "@0"), 2, sync="ps")
+    plan = make_plan(graph, dict.fromkeys((op.name for op in graph.ops), "@0"), 2, sync="ps")
     parameter_rows, store = ParameterRows(ClusterArrays(cluster("local:2")), plan), RowStore()
     value = graph.parameters[0]
     box = Box.full(value.shape)

@@ -1,7 +1,7 @@
 """Entries of a ledger, and when a timeline's instructions run and its messages travel."""
 
 import numpy as np
-from small_models import mlp, planned
+from small_models import make_plan, mlp
 
 from raddle.clusters import cluster
 from raddle.program.lower import lower
@@ -13,7 +13,7 @@ from raddle.simulation.timeline import Timeline, simulate
 
 
 def timeline() -> Timeline:
-    plan = planned(mlp(), {"fc1": "@0", "relu": "@1", "fc2": "@1", "sum": "@1"}, 2)
+    plan = make_plan(mlp(), {"fc1": "@0", "relu": "@1", "fc2": "@1", "sum": "@1"}, 2)
     return simulate(lower(mlp(), plan), cluster("p100:1x2"))
 
 

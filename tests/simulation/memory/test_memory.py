@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_plans import SYNCS, machine_of, random_plan
-from small_models import MODELS, mlp, planned, small
+from random_plans import SYNCS, cluster_named, random_plan
+from small_models import MODELS, make_plan, mlp, small
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -59,7 +59,7 @@ def level(timeline: Timeline, device: int, op: str, phase: str) -> int:
 
 
 def test_one_device_by_hand() -> None:
-    timeline = simulate(lower(mlp(), planned(mlp(), {}, 1)), cluster("p100:1x1"))
+    timeline = simulate(lower(mlp(), make_plan(mlp(), {}, 1)), cluster("p100:1x1"))
     always = 464
     forward = [(op, "F") for op in ("fc1", "relu", "fc2", "sum")]
     runs = [*forward, *((op, "B") for op, _ in reversed(forward))]
@@ -80,7 +80,7 @@ def test_one_device_by_hand() -> None:
 
 def test_two_devices_by_hand() -> None:
     tiles = {"fc2": "@1", "sum": "@1"}
-    timeline = simulate(lower(mlp(), planned(mlp(), tiles, 2)), cluster("p100:1x2"))
+    timeline = simulate(lower(mlp(), make_plan(mlp(), tiles, 2)), cluster("p100:1x2"))
     assert level(timeline, 0, "relu", "F") == 320 + 32 + 64 + 64
     assert level(timeline, 1, "fc2", "F") == 144 + 64 + 16  # relu's output as it was received
     assert level(timeline, 1, "fc2", "B") == 144 + 64 + 16 + 64  # and its gradient, to be sent
@@ -99,7 +99,7 @@ def test_two_devices_by_hand() -> None:
 @pytest.mark.parametrize("sync", SYNCS)
 def test_parameters_by_hand(optimizer: str, state: int, sync: str) -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
-    program = lower(mlp(), planned(mlp(), tiles, 2, optimizer=optimizer, sync=sync))
+    program = lower(mlp(), make_plan(mlp(), tiles, 2, optimizer=optimizer, sync=sync))
     timeline = simulate(program, cluster("p100:1x2"))
     last = [int(memory_curve(timeline, d)[1][-1]) for d in (0, 1)]
     everywhere = ("allreduce", "p3:collective")
@@ -128,7 +128,7 @@ class Convolved(nn.Module):
 def test_workspaces_by_hand() -> None:
     """A library lays a convolution's input and output out anew, and keeps some memory for products."""
     graph = capture(Convolved(), [torch.zeros(2, 3, 4, 4)])
-    program = lower(graph, planned(graph, {}, 1))
+    program = lower(graph, make_plan(graph, {}, 1))
     plain = cluster("p100:1x1")
     taken = dataclasses.replace(plain.devices[0], workspace={"conv": 1.0, "matmul": 1000.0})
     with_it = dataclasses.replace(plain, devices=(taken,))
@@ -147,7 +147,7 @@ def test_workspaces_by_hand() -> None:
 def test_a_stage_keeps_what_its_backward_starts_with() -> None:
     """The gradient that a stage receives stays until the stage is done, not only its last operator."""
     tiles = {"fc2": "@1", "sum": "@1"}
-    plan = planned(mlp(), tiles, 2)
+    plan = make_plan(mlp(), tiles, 2)
     staged = dataclasses.replace(plan, stages=(("fc1", "relu"), ("fc2", "sum")), schedule="gpipe")
     levels = [
         level(simulate(lower(mlp(), either), cluster("p100:1x2")), 0, "fc1", "B")
@@ -171,7 +171,7 @@ class Early(nn.Module):
 def test_messages_through_the_host_take_no_room_before_they_are_used() -> None:
     graph = capture(Early(), [torch.zeros(2, 8), torch.zeros(2, 4)])
     late = {op.name: "@1" for op in graph.ops if op.name != "here"}
-    timeline = simulate(lower(graph, planned(graph, late, 2)), cluster("p100:1x2"))
+    timeline = simulate(lower(graph, make_plan(graph, late, 2)), cluster("p100:1x2"))
     direct, hosted = peak_bytes(timeline), peak_bytes(timeline, through_host=True)
     assert direct[1] - hosted[1] == 2 * 8 * 4  # what `here` gives, beside the chain
     assert direct[0] - hosted[0] == 2 * 8 * 4  # its gradient, which is not there twice
@@ -508,7 +508,7 @@ class Replay:
 
 
 def check_against_replay(program: Program, machine: str) -> None:
-    timeline = simulate(program, machine_of(machine))
+    timeline = simulate(program, cluster_named(machine))
     replay = Replay(timeline)
     peaks = peak_bytes(timeline)
     for device in range(program.plan.devices):
@@ -596,7 +596,7 @@ def test_keeps_what_pytorch_keeps(label: str) -> None:
 
     x = torch.rand(2, 4, 6, 6)
     graph = capture(Model(), [x], loss=lambda y: y.sum())
-    program = lower(graph, planned(graph, {}, 1))
+    program = lower(graph, make_plan(graph, {}, 1))
     op = next(op for op in graph.ops if label in (op.label, op.kind) and "mul" in op.inputs[0])
     rule = saved_for_backward(program.graph, program.active, op)
 
@@ -618,7 +618,7 @@ def test_activations_are_what_pytorch_keeps(name: str) -> None:
     work = zoo.load(name, batch=16, device="cpu")
     model = work.model.train()
     graph = capture(model, work.inputs, targets=work.targets, loss=work.loss)
-    timeline = simulate(lower(graph, planned(graph, {}, 1)), cluster("p100:1x1"))
+    timeline = simulate(lower(graph, make_plan(graph, {}, 1)), cluster("p100:1x1"))
     last = next(op.name for op in reversed(graph.ops) if graph.loss in op.outputs)
     predicted = level(timeline, 0, last, "B") - memory_curve(timeline, 0)[1][-1]
 

@@ -22,7 +22,7 @@ def _collect_schedules() -> dict[str, NamedSchedule]:
     schedules = [
         schedule for file in files for schedule in import_module(f"{__name__}.{file}").NAMED
     ]
-    schedules.sort(key=lambda own: own.several is not None)
+    schedules.sort(key=lambda schedule_: schedule_.several is not None)
     if len({own.name for own in schedules}) < len(schedules):
         raise ImportError(f"two of the schedules have one name: {[own.name for own in schedules]}")
     return {own.name: own for own in schedules}

@@ -27,7 +27,7 @@ class AllReduce(Sync):
 
 
 def _parse(options: Sequence[str]) -> Sync:
-    return AllReduce(compressed=WIRE_DTYPES[options[-1]] if options else "")
+    return AllReduce(wire_dtype=WIRE_DTYPES[options[-1]] if options else "")
 
 
 KIND = SyncKind("allreduce", tuple(WIRE_DTYPES), ("allreduce", "allreduce:bf16"), _parse)

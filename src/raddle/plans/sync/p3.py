@@ -42,9 +42,9 @@ def _parse(options: Sequence[str]) -> Sync:
         fields: dict[str, Any] = {"slice": DEFAULT_SLICE, "spread": greedy}
         return P3(**fields | parse_options(options))
     sizes = [option for option in options if option != COLLECTIVE]
-    for word in sizes:
-        if not word.startswith("slice="):  # all others say where homes are
-            raise UnreadableOption(word)
+    for other in sizes:
+        if not other.startswith("slice="):  # all others say where homes are
+            raise UnreadableOption(other)
     return CollectiveSlices(**parse_options(sizes))
 
 

@@ -200,8 +200,8 @@ def _messages_bring(
                 wanted.setdefault(pair, []).append(region.box)
     sent = {path[:2]: boxes for path, boxes in boxes_by_path(messages).items()}
     return wanted.keys() == sent.keys() and all(
-        disjoint(sent[way])
-        and not subtract_all(boxes, sent[way])
-        and not subtract_all(sent[way], boxes)
-        for way, boxes in wanted.items()
+        disjoint(sent[link])
+        and not subtract_all(boxes, sent[link])
+        and not subtract_all(sent[link], boxes)
+        for link, boxes in wanted.items()
     )

@@ -11,7 +11,7 @@ from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.files import write_atomically
 from raddle.graph.graph import Graph
-from raddle.plans.pipelining import micro_graph
+from raddle.plans.pipelining import micro_batch_graph
 from raddle.plans.plan import Plan
 from raddle.reports.page.data import Entry, PageData, collect
 from raddle.reports.page.html import page
@@ -105,7 +105,7 @@ def _entries(
 def _judged(
     graph: Graph, cluster: Cluster, given: Given, label: str, profile: Profile | None
 ) -> Entry:
-    own = micro_graph(graph, given.plan)
+    own = micro_batch_graph(graph, given.plan)
     timeline = simulate_steps(own, given.plan, used(given.plan, cluster), profile)
     known = ("search_s", "lower_bound_ms")
     row = predicted_metrics(timeline) | {k: given.plan.predicted.get(k) for k in known}

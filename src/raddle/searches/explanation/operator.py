@@ -14,7 +14,7 @@ from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph, Op
 from raddle.plans.notation import write_tiling
-from raddle.plans.pipelining import flat
+from raddle.plans.pipelining import without_pipeline
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid, Tiling
 from raddle.searches.configurations import tiles
@@ -87,7 +87,11 @@ def space_of(
 ) -> PlanSpace:
     """Where a plan's alternatives lie."""
     settings = Settings(
-        bn=flat(plan).bn, sync=plan.sync, optimizer=plan.optimizer, profile=profile, reduction=True
+        bn=without_pipeline(plan).bn,
+        sync=plan.sync,
+        optimizer=plan.optimizer,
+        profile=profile,
+        reduction=True,
     )
     return PlanSpace(graph, cluster, settings)
 

@@ -20,8 +20,8 @@ from raddle.costs.compute import ComputeCosts
 from raddle.errors import InputError
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
-from raddle.plans.optimizers import optimizer_costs
-from raddle.plans.pipelining import schedule_splits, steps_to_simulate
+from raddle.plans.optimizers import optimizer_info
+from raddle.plans.pipelining import schedule_splits_backward, steps_to_simulate
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid, Irregular, Tile, Tiling
 from raddle.program.lower import lower
@@ -114,7 +114,7 @@ class _PipelineSearch:
             self.layer_graph, cluster, ComputeCosts(graph, active, settings.profile, bn="local")
         )
         self.device_chain = build_device_chain(cluster)
-        self.state_factor = float(optimizer_costs(settings.optimizer).held)
+        self.state_factor = float(optimizer_info(settings.optimizer).memory_elements)
         self.simulated: list[Candidate] = []
         self.memory_is_short = (
             False  # whether some numbers of micro-batches need more memory than there is
@@ -283,7 +283,7 @@ class _PipelineSearch:
                 for op_names, s in zip(stages, partition.stages, strict=True)
                 if s.recompute
             ),
-            schedule_splits(schedule),
+            schedule_splits_backward(schedule),
             "microbatch" if bn == "global" and m > 1 else bn,
             workers,
         )

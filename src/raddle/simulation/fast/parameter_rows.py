@@ -11,7 +11,7 @@ import numpy as np
 
 from raddle.graph.box import Box
 from raddle.graph.graph import Op, Value
-from raddle.plans.optimizers import optimizer_costs
+from raddle.plans.optimizers import optimizer_info
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
 from raddle.program.parameter_regions import parameter_regions
@@ -36,7 +36,7 @@ class ParameterRows:
 
     def __init__(self, cluster: ClusterArrays, plan: Plan) -> None:
         self.cluster, self.plan, self.sync = cluster, plan, plan.parsed_sync
-        self.optimizer = optimizer_costs(plan.optimizer)
+        self.optimizer = optimizer_info(plan.optimizer)
 
     def placement(
         self, store: RowStore, value: Value, users: Sequence[Reader]
@@ -63,7 +63,9 @@ class ParameterRows:
         )
         sizes = np.zeros(self.cluster.count, np.int64)
         for s in regions:
-            sizes[list(s.devices)] += self.optimizer.held * s.box.volume * value.dtype.itemsize
+            sizes[list(s.devices)] += (
+                self.optimizer.memory_elements * s.box.volume * value.dtype.itemsize
+            )
         some = np.flatnonzero(sizes)
         size = store.sizes.add(np.stack([some, sizes[some]], axis=1))
         if self.sync.sliced:

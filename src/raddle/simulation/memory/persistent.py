@@ -6,7 +6,7 @@ import numpy as np
 
 from raddle.clusters import Cluster
 from raddle.costs.compute import family
-from raddle.plans.optimizers import optimizer_costs
+from raddle.plans.optimizers import optimizer_info
 from raddle.program.program import Program, Update
 from raddle.simulation.memory.layout import read_bytes
 
@@ -31,7 +31,7 @@ def persistent_bytes(program: Program, cluster: Cluster) -> Array:
 def state_bytes(program: Program) -> Array:
     """By device: parameters, gradients, what the optimizer keeps, buffers and constants."""
     total, seen = np.zeros(program.plan.devices, np.int64), set()
-    optimizer_copies = optimizer_costs(program.plan.optimizer).state
+    optimizer_copies = optimizer_info(program.plan.optimizer).state_elements
     for i in program.instructions:
         if isinstance(i, Update) and i.parameter not in seen:
             seen.add(i.parameter)
