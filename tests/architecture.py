@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-LINES, METHODS, ATTRIBUTES = 400, 15, 12  # the most that a file and a class may have
+MAX_LINES, MAX_METHODS, MAX_ATTRIBUTES = 400, 15, 12  # the most that a file and a class may have
 # Modules beside the packages, which everybody may import.
 COMMON = ("errors", "files", "version", "yaml_files")
 # The files that may use private names of PyTorch: each says why, and has a test for every version.
@@ -34,22 +34,22 @@ class Import(NamedTuple):
 
 def modules(folder: Path, package: str = "raddle") -> dict[str, Path]:
     """Every module of a package, by its dotted name."""
-    found = {}
+    paths = {}
     for path in sorted((folder / package).rglob("*.py")):
         parts = path.relative_to(folder).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
-def imports(known: Mapping[str, Path]) -> Iterator[Import]:
+def imports(paths: Mapping[str, Path]) -> Iterator[Import]:
     """What modules import of each other; `from raddle.a import b` is raddle.a.b where that is a module."""
-    tops = {name.partition(".")[0] for name in known}
-    for module, path in known.items():
+    tops = {name.partition(".")[0] for name in paths}
+    for module, path in paths.items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
                 source = node.module or ""
                 names = [f"{source}.{alias.name}" for alias in node.names]
-                targets = [name if name in known else source for name in names]
+                targets = [name if name in paths else source for name in names]
             elif isinstance(node, ast.Import):
                 targets = [alias.name for alias in node.names]
             else:
@@ -67,28 +67,28 @@ def package_of(module: str) -> str:
     return parts[1] if len(parts) > 1 else "raddle"
 
 
-def against(folder: Path, table: Mapping[str, str]) -> list[str]:
+def forbidden_imports(folder: Path, table: Mapping[str, str]) -> list[str]:
     """Imports that the table does not have."""
-    found = []
+    violations = []
     for edge in imports(modules(folder)):
         source, target = package_of(edge.module), package_of(edge.target)
         if source in ("raddle", "__main__") or target in (source, *COMMON):
             continue
         if target not in table.get(source, "").split():
-            found.append(f"{edge.module} imports {edge.target}")
-    return sorted(set(found))
+            violations.append(f"{edge.module} imports {edge.target}")
+    return sorted(set(violations))
 
 
-def outside(folder: Path, root: Path, package: str = "experiments") -> list[str]:
+def private_imports(folder: Path, root: Path, package: str = "experiments") -> list[str]:
     """What a package beside raddle imports of it that is neither public nor of `raddle.api`."""
-    found = []
+    violations = []
     for edge in imports({**modules(folder), **modules(root, package)}):
         if package_of(edge.module) != package or package_of(edge.target) == package:
             continue
         if edge.target in PUBLIC or package_of(edge.target) in ("api", *COMMON):
             continue
-        found.append(f"{edge.module} imports {edge.target}")
-    return sorted(set(found))
+        violations.append(f"{edge.module} imports {edge.target}")
+    return sorted(set(violations))
 
 
 def cycles(folder: Path) -> list[str]:
@@ -120,13 +120,13 @@ def cycles(folder: Path) -> list[str]:
     return sorted(rings)
 
 
-def taken(folder: Path, names: Collection[str]) -> list[str]:
+def shadowed_public_names(folder: Path, names: Collection[str]) -> list[str]:
     """Modules that have a public name: to import one would put it in the name's place."""
-    known = modules(folder)
-    return sorted(f"raddle.{name}" for name in names if f"raddle.{name}" in known)
+    existing = modules(folder)
+    return sorted(f"raddle.{name}" for name in names if f"raddle.{name}" in existing)
 
 
-_NAMES = """
+_NAMES_SCRIPT = """
 import importlib, json, random, sys
 import raddle
 
@@ -151,22 +151,22 @@ def public_names(
 
     With `first` they are looked up before, too, and must be the same objects after.
     """
-    asked = json.dumps([sorted(wanted), seed, first])
-    line = [sys.executable, "-c", _NAMES, asked]
+    request = json.dumps([sorted(wanted), seed, first])
+    command = [sys.executable, "-c", _NAMES_SCRIPT, request]
     env = {**os.environ, "PYTHONPATH": str(folder)}
-    told = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True, env=env).stdout
-    found: dict[str, Any] = json.loads(told.splitlines()[-1])
-    return found
+    output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env).stdout
+    names: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return names
 
 
 def private_torch(folder: Path) -> list[str]:
     """Names with an underscore that are read from torch or imported from one of its modules."""
-    found = []
+    violations = []
     for module, path in modules(folder).items():
         if module in ADAPTERS:
             continue
         tree = ast.parse(path.read_text())
-        known = _torch_names(tree)
+        torch_names = _torch_names(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
                 names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
@@ -175,12 +175,12 @@ def private_torch(folder: Path) -> list[str]:
                     p for a in node.names if a.name.startswith("torch") for p in a.name.split(".")
                 ]
             elif isinstance(node, ast.Attribute):
-                names = _dotted(node) if _dotted(node)[0] in known else []
+                names = _dotted(node) if _dotted(node)[0] in torch_names else []
             else:
                 continue
             private = [n for n in names if n.startswith("_") and not n.startswith("__")]
-            found += [f"{module} uses torch's {name}" for name in private]
-    return sorted(set(found))
+            violations += [f"{module} uses torch's {name}" for name in private]
+    return sorted(set(violations))
 
 
 def _torch_names(tree: ast.AST) -> set[str]:
@@ -202,19 +202,19 @@ def _dotted(node: ast.expr) -> list[str]:
 
 def too_large(folder: Path) -> list[str]:
     """Files and classes over the limits. Fields of a record (a dataclass, a NamedTuple) do not count."""
-    found = []
+    violations = []
     for module, path in modules(folder).items():
         text = path.read_text()
-        if text.count("\n") > LINES:
-            found.append(f"{module}: lines")
+        if text.count("\n") > MAX_LINES:
+            violations.append(f"{module}: lines")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ClassDef):
                 methods, attributes = size(node)
-                if methods > METHODS:
-                    found.append(f"{module}.{node.name}: methods")
-                if attributes > ATTRIBUTES:
-                    found.append(f"{module}.{node.name}: attributes")
-    return sorted(found)
+                if methods > MAX_METHODS:
+                    violations.append(f"{module}.{node.name}: methods")
+                if attributes > MAX_ATTRIBUTES:
+                    violations.append(f"{module}.{node.name}: attributes")
+    return sorted(violations)
 
 
 def size(node: ast.ClassDef) -> tuple[int, int]:

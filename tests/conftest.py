@@ -17,11 +17,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 # Nothing depends on the clock: an example may take any time, and so may drawing it.
-UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", UNTIMED, derandomize=True, max_examples=50, print_blob=True)
-settings.register_profile("fuzz", UNTIMED, derandomize=False, max_examples=3000, print_blob=True)
+NO_DEADLINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", NO_DEADLINE, derandomize=True, max_examples=50, print_blob=True)
+settings.register_profile(
+    "fuzz", NO_DEADLINE, derandomize=False, max_examples=3000, print_blob=True
+)
 settings.register_profile(  # while working: quick, and it stops at the first failure as found
-    "dev", UNTIMED, derandomize=True, max_examples=20, phases=[Phase.generate]
+    "dev", NO_DEADLINE, derandomize=True, max_examples=20, phases=[Phase.generate]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

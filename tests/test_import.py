@@ -19,30 +19,34 @@ PACKAGES = (
     "transport",
     "zoo",
 )  # all that a rank needs to run a plan
-RUNTIME = [
+RUNTIME_FILES = [
     SRC / "raddle/errors.py",
     SRC / "raddle/files.py",
     *sorted(path for name in PACKAGES for path in (SRC / "raddle" / name).rglob("*.py")),
 ]
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a fresh interpreter; what it prints is the test's evidence."""
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
 
 
-def packages(script: str) -> set[str]:
+def imported_packages(script: str) -> set[str]:
     """Name the packages, beyond the standard library, that a script imports.
 
     They are what a start takes; `bench/start` has its seconds.
     """
-    told = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
-    names = {name.partition(".")[0] for name in python("-c", told + script).stderr.split()}
+    print_modules = (
+        "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+    )
+    names = {
+        name.partition(".")[0] for name in run_python("-c", print_modules + script).stderr.split()
+    }
     return names - sys.stdlib_module_names
 
 
 def test_importing_raddle_imports_no_other_package():
-    assert packages("import raddle") - packages("") == {"raddle"}
+    assert imported_packages("import raddle") - imported_packages("") == {"raddle"}
 
 
 def test_help_imports_what_reads_a_command_line_alone():
@@ -50,7 +54,7 @@ def test_help_imports_what_reads_a_command_line_alone():
     script = "sys.argv = ['raddle', '--help']; from raddle.cli.main import main; main()"
     needed = {"raddle", "typer"}
     with_it = {"shellingham", "annotated_doc", "click", "rich"}  # as versions of typer have it
-    assert needed <= packages(script) - packages("") <= needed | with_it
+    assert needed <= imported_packages(script) - imported_packages("") <= needed | with_it
 
 
 def test_public_names_are_all_there():
@@ -63,7 +67,7 @@ def test_public_names_are_all_there():
         raddle.loom  # noqa: B018
 
 
-@pytest.mark.parametrize("path", RUNTIME, ids=lambda path: str(path.relative_to(SRC)))
+@pytest.mark.parametrize("path", RUNTIME_FILES, ids=lambda path: str(path.relative_to(SRC)))
 def test_runtime_imports_torch_and_the_standard_library_alone(path):
     foreign = [name for name in imports(path) if not allowed(name)]
     assert foreign == []
@@ -77,7 +81,7 @@ def test_a_rank_needs_no_solver() -> None:
         "print(sorted(m for m in sys.modules if m.split('.')[0] in ('numba', 'yaml', 'rich', 'typer') "
         "or m.startswith(('raddle.clusters', 'raddle.costs', 'raddle.simulation'))))"
     )
-    assert python("-c", script).stdout.strip() == "[]"
+    assert run_python("-c", script).stdout.strip() == "[]"
 
 
 def allowed(name: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parent
 CLOCKS = {
     "perf_counter",
     "monotonic",
@@ -18,14 +18,16 @@ CLOCKS = {
     "perf_counter_ns",
     "time_ns",
 }
-LIMITS = HERE / "timeouts.py"  # whose one assertion ends hangs
+TIMEOUTS_FILE = TESTS / "timeouts.py"  # whose one assertion ends hangs
 
 
 def test_no_assertion_reads_a_clock() -> None:
     """Count what happens instead, or wait for it: `timeouts.py`. `bench/` is for durations."""
-    paths = sorted({*HERE.rglob("*.py")} - {LIMITS})
-    found = {str(p.relative_to(HERE)): [*assertions_of_durations(p.read_text())] for p in paths}
-    assert {path: lines for path, lines in found.items() if lines} == {}
+    paths = sorted({*TESTS.rglob("*.py")} - {TIMEOUTS_FILE})
+    lines_by_file = {
+        str(p.relative_to(TESTS)): [*assertions_of_durations(p.read_text())] for p in paths
+    }
+    assert {path: lines for path, lines in lines_by_file.items() if lines} == {}
 
 
 def test_an_assertion_that_reads_a_clock_is_seen() -> None:
@@ -52,11 +54,11 @@ def assertions_of_durations(text: str) -> Iterator[int]:
         if isinstance(node, ast.ImportFrom) and node.module == "time":
             names |= {a.asname or a.name for a in node.names if a.name in CLOCKS}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assert) and any(_reads(n, names) for n in ast.walk(node)):
+        if isinstance(node, ast.Assert) and any(_calls_clock(n, names) for n in ast.walk(node)):
             yield node.lineno
 
 
-def _reads(node: ast.AST, names: set[str]) -> bool:
+def _calls_clock(node: ast.AST, names: set[str]) -> bool:
     match node:
         case ast.Call(func=ast.Attribute(value=ast.Name(id="time"), attr=attr)):
             return attr in CLOCKS

@@ -9,23 +9,23 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-OURS = ("raddle", "experiments")
+OUR_PACKAGES = ("raddle", "experiments")
 SCRIPTS = sorted([*(ROOT / "bench").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_are_there(path: pathlib.Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OURS:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OUR_PACKAGES:
             for alias in node.names:
-                assert found(node.module or "", alias.name), f"{node.module}.{alias.name}"
+                assert is_importable(node.module or "", alias.name), f"{node.module}.{alias.name}"
         elif isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name.split(".")[0] in OURS:
+                if alias.name.split(".")[0] in OUR_PACKAGES:
                     importlib.import_module(alias.name)
 
 
-def found(module: str, name: str) -> bool:
+def is_importable(module: str, name: str) -> bool:
     """A name of a module, or a module of a package."""
     if hasattr(importlib.import_module(module), name):
         return True

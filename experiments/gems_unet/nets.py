@@ -12,7 +12,7 @@ from types import MappingProxyType
 from torch import nn
 
 from raddle.api.models import Workload
-from raddle.api.networks import CifarResNet, Maker, UNet, class_loss, images, masked_images
+from raddle.api.networks import BatchMaker, CifarResNet, UNet, class_loss, images, masked_images
 
 SPEC = re.compile(r"(unet|resnet110|resnet1001)_(\d+)_(\d+)")  # net, divisor of its widths, side
 DEPTHS: Mapping[str, int] = MappingProxyType({"resnet110": 12, "resnet1001": 111})
@@ -44,5 +44,5 @@ def build(net: str, narrow: int) -> nn.Module:
     return CifarResNet(DEPTHS[net], width=16 // narrow)
 
 
-def _examples(net: str, side: int) -> Maker:
+def _examples(net: str, side: int) -> BatchMaker:
     return masked_images(3, side, classes=2) if net == "unet" else images(3, side, classes=10)

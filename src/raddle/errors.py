@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-MOST_QUOTED = 200  # characters of a user's text in a sentence
-MOST_SAID = 1000  # characters of a sentence
-_LONG = re.compile(
-    rf"'[^']{{{MOST_QUOTED + 1},}}'|\"[^\"]{{{MOST_QUOTED + 1},}}\"|\S{{{MOST_QUOTED + 3},}}"
+MAX_QUOTED = 200  # characters of a user's text in a sentence
+MAX_SENTENCE = 1000  # characters of a sentence
+_LONG_TEXT = re.compile(
+    rf"'[^']{{{MAX_QUOTED + 1},}}'|\"[^\"]{{{MAX_QUOTED + 1},}}\"|\S{{{MAX_QUOTED + 3},}}"
 )
 
 
@@ -23,7 +23,7 @@ class InputError(ValueError):
         super().__init__(_one_line(str(sentence)))
 
 
-def shorten(text: str, limit: int = MOST_QUOTED) -> str:
+def shorten(text: str, limit: int = MAX_QUOTED) -> str:
     """The beginning and the end of a text that is too long to be quoted in full."""
     if len(text) <= limit:
         return text
@@ -31,27 +31,27 @@ def shorten(text: str, limit: int = MOST_QUOTED) -> str:
     return f"{text[: limit - tail - 1]}…{text[-tail:]}"
 
 
-def quote(value: object, limit: int = MOST_QUOTED) -> str:
+def quote(value: object, limit: int = MAX_QUOTED) -> str:
     """A name or a text from outside, as a sentence quotes it."""
     return f"'{shorten(str(value), limit)}'"
 
 
 def _one_line(text: str) -> str:
     """Long quotations and words shortened, and what cannot be printed written as an escape."""
-    text = _LONG.sub(lambda found: _shortened(found[0]), text)
-    text = shorten(text, MOST_SAID)
+    text = _LONG_TEXT.sub(lambda match: _shortened(match[0]), text)
+    text = shorten(text, MAX_SENTENCE)
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _shortened(found: str) -> str:
-    if found[0] in "'\"" and found[-1] == found[0]:
-        return f"{found[0]}{shorten(found[1:-1])}{found[0]}"
-    return shorten(found)
+def _shortened(text: str) -> str:
+    if text[0] in "'\"" and text[-1] == text[0]:
+        return f"{text[0]}{shorten(text[1:-1])}{text[0]}"
+    return shorten(text)
 
 
-def never(value: NoReturn) -> NoReturn:
+def unreachable(value: NoReturn) -> NoReturn:
     """Ends a list of cases that is complete: a type checker complains where it is not."""
     raise AssertionError(f"{value!r} is a case that nobody has thought of")
 

@@ -25,75 +25,79 @@ from raddle.errors import InputError, quote
 
 Path: TypeAlias = str | os.PathLike[str]
 
-MOST_BYTES = 128 * 2**20  # of a file, after it is unpacked
-MOST_VALUES = 4_000_000  # of JSON: a value takes about 100 bytes of memory
-MOST_DEPTH = 64  # of lists and objects within each other
-LARGEST = 2**63 - 1  # of a whole number
+MAX_BYTES = 128 * 2**20  # of a file, after it is unpacked
+MAX_VALUES = 4_000_000  # of JSON: a value takes about 100 bytes of memory
+MAX_DEPTH = 64  # of lists and objects within each other
+MAX_INT = 2**63 - 1  # of a whole number
 
 
 # -- reading -----------------------------------------------------------------------------------------
 
 
-def read_bytes(path: Path, what: str, *, missing: str = "", most: int = MOST_BYTES) -> bytes:
+def read_bytes(
+    path: Path, file_type: str, *, missing_hint: str = "", max_bytes: int = MAX_BYTES
+) -> bytes:
     """What a file holds, unpacked where its name ends in .gz; `missing` says how to get the file."""
-    advice = f": {missing}" if missing else ""
+    advice = f": {missing_hint}" if missing_hint else ""
     try:
         with open(path, "rb") as file:
             packed = os.fspath(path).endswith(".gz")
-            content = _read(gzip.GzipFile(fileobj=file) if packed else file, most)
+            content = _read_up_to(gzip.GzipFile(fileobj=file) if packed else file, max_bytes)
     except FileNotFoundError:
-        raise InputError(f"there is no {what} {quote(path)}{advice}.") from None
+        raise InputError(f"there is no {file_type} {quote(path)}{advice}.") from None
     except OSError as error:
         reason = error.strerror or str(error)
-        raise InputError(f"{quote(path)} cannot be read ({reason}): name a {what}.") from None
+        raise InputError(f"{quote(path)} cannot be read ({reason}): name a {file_type}.") from None
     except (EOFError, zlib.error, ValueError) as error:  # ValueError: a name with a zero in it
-        raise InputError(f"{quote(path)} cannot be read ({error}): name a {what}.") from None
-    if len(content) > most:
-        raise InputError(f"{quote(path)} is no {what}: it has more than {most:,} bytes.")
+        raise InputError(f"{quote(path)} cannot be read ({error}): name a {file_type}.") from None
+    if len(content) > max_bytes:
+        raise InputError(f"{quote(path)} is no {file_type}: it has more than {max_bytes:,} bytes.")
     return content
 
 
-def _read(file: BinaryIO | gzip.GzipFile, most: int) -> bytes:
+def _read_up_to(file: BinaryIO | gzip.GzipFile, max_bytes: int) -> bytes:
     """All of a file, or a little more than `most`; memory is taken as there is something to hold."""
-    found = bytearray()
-    while len(found) <= most and (piece := file.read(2**20)):
-        found += piece
-    return bytes(found)
+    content = bytearray()
+    while len(content) <= max_bytes and (piece := file.read(2**20)):
+        content += piece
+    return bytes(content)
 
 
-def read_text(path: Path, what: str, *, missing: str = "", most: int = MOST_BYTES) -> str:
+def read_text(
+    path: Path, file_type: str, *, missing_hint: str = "", max_bytes: int = MAX_BYTES
+) -> str:
     """A file of text in UTF-8, with lines that end in newlines."""
-    content = read_bytes(path, what, missing=missing, most=most)
+    content = read_bytes(path, file_type, missing_hint=missing_hint, max_bytes=max_bytes)
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{quote(path)} is no {what}: it is no text in UTF-8 (byte {error.start})."
+            f"{quote(path)} is no {file_type}: it is no text in UTF-8 (byte {error.start})."
         ) from None
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def read_json(path: Path, what: str, *, missing: str = "") -> Any:
+def read_json(path: Path, file_type: str, *, missing_hint: str = "") -> Any:
     """The data of a JSON file, in which every number is finite and every key of an object stands once."""
-    text = read_text(path, what, missing=missing)
+    text = read_text(path, file_type, missing_hint=missing_hint)
     try:
         return parse_json(text)
     except ValueError as error:
-        raise InputError(f"{quote(path)} is no {what}: {error}.") from None
+        raise InputError(f"{quote(path)} is no {file_type}: {error}.") from None
 
 
 def parse_json(text: str | bytes) -> Any:
     """As `json.loads`, but strict and within limits; a ValueError says what is wrong in half a sentence."""
     text = text if isinstance(text, str) else text.decode("utf-8")
-    if sum(map(text.count, ",[{")) > MOST_VALUES:
-        raise ValueError(f"it has more than {MOST_VALUES:,} values")
+    if sum(map(text.count, ",[{")) > MAX_VALUES:
+        raise ValueError(f"it has more than {MAX_VALUES:,} values")
     try:
         data = json.loads(
             text,
-            parse_int=_whole,
-            parse_float=_finite,
+            parse_int=_parse_int,
+            parse_float=_parse_float,
             parse_constant=_refuse_constant,
-            object_pairs_hook=_object,
+            object_pairs_hook=_parse_object,
         )
     except RecursionError:
         raise ValueError(_too_deep()) from None
@@ -106,14 +110,14 @@ def parse_json(text: str | bytes) -> Any:
     return data
 
 
-def _whole(digits: str) -> int:
+def _parse_int(digits: str) -> int:
     # Python refuses more than 4,300 digits with an error of its own.
-    if len(digits) > 20 or not -LARGEST <= (value := int(digits)) <= LARGEST:
+    if len(digits) > 20 or not -MAX_INT <= (value := int(digits)) <= MAX_INT:
         raise ValueError(f"the number {digits[:20]}… is too large")
     return value
 
 
-def _finite(digits: str) -> float:
+def _parse_float(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError(f"the number {digits[:20]} is too large")
@@ -124,18 +128,18 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"it has {name}, which is no number of JSON")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"the key {quote(twice)} stands there twice")
-    return found
+    return data
 
 
 def _check_depth(data: Any) -> None:
     level = [data]
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         level = [child for item in level for child in _children(item) if child]
         if not level:
             return
@@ -148,7 +152,7 @@ def _children(item: Any) -> list[Any]:
 
 
 def _too_deep() -> str:
-    return f"it has more than {MOST_DEPTH} lists and objects within each other"
+    return f"it has more than {MAX_DEPTH} lists and objects within each other"
 
 
 # -- fields ------------------------------------------------------------------------------------------
@@ -159,57 +163,57 @@ class Fields:
     """An object of a file, whose fields are read by name and kind; `where` is its place in sentences."""
 
     data: Mapping[str, Any]
-    where: str
+    location: str
 
     @staticmethod
-    def of(data: object, where: str, keys: Sequence[str] = ()) -> Fields:
+    def from_data(data: object, location: str, keys: Sequence[str] = ()) -> Fields:
         if not isinstance(data, dict):
-            raise InputError(f"{where} is damaged: it is {short(data)}, not an object.")
+            raise InputError(f"{location} is damaged: it is {short(data)}, not an object.")
         missing = [key for key in keys if key not in data]
         if missing:
-            raise InputError(f"{where} is damaged: it lacks {', '.join(missing)}.")
-        return Fields(data, where)
+            raise InputError(f"{location} is damaged: it lacks {', '.join(missing)}.")
+        return Fields(data, location)
 
     def number(self, key: str, at_least: float = 0, at_most: float = math.inf) -> float:
         value: Any = self.data.get(key)
         if type(value) not in (int, float) or not at_least <= value <= at_most:
-            raise self.wrong(key, f"a number{_between(at_least, at_most)}")
+            raise self.error(key, f"a number{_range_text(at_least, at_most)}")
         return float(value)
 
-    def count(self, key: str, at_least: int = 0, at_most: int = LARGEST) -> int:
+    def count(self, key: str, at_least: int = 0, at_most: int = MAX_INT) -> int:
         value = self.data.get(key)
         if type(value) is not int or not at_least <= value <= at_most:
-            raise self.wrong(key, f"a whole number{_between(at_least, at_most)}")
+            raise self.error(key, f"a whole number{_range_text(at_least, at_most)}")
         return int(value)
 
     def text(self, key: str) -> str:
         value = self.data.get(key)
         if not isinstance(value, str):
-            raise self.wrong(key, "a text")
+            raise self.error(key, "a text")
         return value
 
     def list(self, key: str) -> list[Any]:
         value = self.data.get(key)
         if not isinstance(value, list):
-            raise self.wrong(key, "a list")
+            raise self.error(key, "a list")
         return value
 
     def object(self, key: str) -> Fields:
         if not isinstance(self.data.get(key), dict):
-            raise self.wrong(key, "an object")
-        return Fields(self.data[key], f"{self.where}, {key},")
+            raise self.error(key, "an object")
+        return Fields(self.data[key], f"{self.location}, {key},")
 
-    def wrong(self, key: str, wanted: str) -> InputError:
+    def error(self, key: str, expected: str) -> InputError:
         if key not in self.data:
-            return InputError(f"{self.where} is damaged: it has no {key}, which is {wanted}.")
+            return InputError(f"{self.location} is damaged: it has no {key}, which is {expected}.")
         value = short(self.data[key])
-        return InputError(f"{self.where} is damaged: {quote(key)} is {value}, not {wanted}.")
+        return InputError(f"{self.location} is damaged: {quote(key)} is {value}, not {expected}.")
 
 
-def _between(least: float, most: float) -> str:
-    if most in (math.inf, LARGEST):
-        return f" from {least} on" if least > -math.inf else ""
-    return f" from {least} to {most}"
+def _range_text(at_least: float, at_most: float) -> str:
+    if at_most in (math.inf, MAX_INT):
+        return f" from {at_least} on" if at_least > -math.inf else ""
+    return f" from {at_least} to {at_most}"
 
 
 # -- writing -----------------------------------------------------------------------------------------
@@ -217,7 +221,7 @@ def _between(least: float, most: float) -> str:
 
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Write a whole file: whoever reads it sees the old content or the new one, and no part of either."""
-    with replacing(path, durable=durable) as file:
+    with replace_atomically(path, durable=durable) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
@@ -227,7 +231,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 @contextmanager
-def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+def replace_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """A file to write, which takes the place of the one at `path` when the body ends without an error.
 
     Links are followed, and permissions stay. What is no plain file (a pipe, /dev/stdout) is written at
@@ -238,7 +242,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
             with open(path, "wb") as file:
                 yield file
         else:
-            with _beside(os.path.realpath(path), durable) as file:
+            with _temporary_file(os.path.realpath(path), durable) as file:
                 yield file
     except OSError as error:
         reason = error.strerror or str(error)
@@ -255,26 +259,26 @@ def _is_stream(path: Path) -> bool:
 
 
 @contextmanager
-def _beside(target: str, durable: bool) -> Iterator[BinaryIO]:
-    before = _status(target)
-    draft = os.path.join(os.path.dirname(target), f".raddle-{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+def _temporary_file(target: str, durable: bool) -> Iterator[BinaryIO]:
+    before = _existing_status(target)
+    temporary = os.path.join(os.path.dirname(target), f".raddle-{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
             if before is not None:
-                _keep_owner(descriptor, before)
+                _copy_owner_and_mode(descriptor, before)
             yield file
             file.flush()
             if durable:
                 os.fsync(descriptor)
-        os.replace(draft, target)
+        os.replace(temporary, target)
     except BaseException:
         with suppress(OSError):
-            os.unlink(draft)
+            os.unlink(temporary)
         raise
 
 
-def _status(target: str) -> os.stat_result | None:
+def _existing_status(target: str) -> os.stat_result | None:
     """Of the file that is to be replaced, which has to be one that may be written."""
     if os.path.isdir(target):
         raise IsADirectoryError(21, "Is a directory")
@@ -285,7 +289,7 @@ def _status(target: str) -> os.stat_result | None:
     return os.stat(target)
 
 
-def _keep_owner(descriptor: int, before: os.stat_result) -> None:
+def _copy_owner_and_mode(descriptor: int, before: os.stat_result) -> None:
     now = os.fstat(descriptor)
     if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
         with suppress(OSError):  # only root can give files away

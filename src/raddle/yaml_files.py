@@ -9,34 +9,34 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from raddle.errors import InputError, shorten
-from raddle.files import LARGEST, MOST_DEPTH, Path, read_text
+from raddle.files import MAX_DEPTH, MAX_INT, Path, read_text
 
-MOST_BYTES = 256 * 2**10  # PyYAML reads about 100 KiB a second
-MOST_NODES = 50_000  # what aliases stand for counts each time
+MAX_BYTES = 256 * 2**10  # PyYAML reads about 100 KiB a second
+MAX_NODES = 50_000  # what aliases stand for counts each time
 
 
-def read_yaml(path: Path, what: str, *, missing: str = "") -> Any:
+def read_yaml(path: Path, file_type: str, *, missing_hint: str = "") -> Any:
     """The data of a YAML file, in which every key of a mapping stands once."""
-    text = read_text(path, what, missing=missing, most=MOST_BYTES)
+    text = read_text(path, file_type, missing_hint=missing_hint, max_bytes=MAX_BYTES)
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise InputError(
-            f"{shorten(str(path))}{_line(error)} is no YAML ({_problem(error)}): mend it."
+            f"{shorten(str(path))}{_line_text(error)} is no YAML ({_problem_text(error)}): mend it."
         ) from None
     except RecursionError:
         raise InputError(f"{shorten(str(path))} is no YAML ({_TOO_DEEP}): mend it.") from None
 
 
-_TOO_DEEP = f"more than {MOST_DEPTH} lists and mappings are within each other"
+_TOO_DEEP = f"more than {MAX_DEPTH} lists and mappings are within each other"
 
 
-def _line(error: yaml.YAMLError) -> str:
+def _line_text(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     return f", line {mark.line + 1}," if mark is not None else ""
 
 
-def _problem(error: yaml.YAMLError) -> str:
+def _problem_text(error: yaml.YAMLError) -> str:
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     return shorten(" ".join(str(problem).split()))
 
@@ -46,8 +46,8 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
-        self.nodes = 0
-        self.sizes: dict[int, int] = {}  # of nodes that have an anchor, by their identity
+        self.node_count = 0
+        self.anchor_sizes: dict[int, int] = {}  # of nodes that have an anchor, by their identity
 
     # The scanner looks at all open brackets for each token, so depth is limited where they are opened.
 
@@ -60,24 +60,24 @@ class _Loader(yaml.SafeLoader):
         return bool(super().add_indent(column))
 
     def _check_depth(self) -> None:
-        if self.flow_level + len(self.indents) >= MOST_DEPTH:
+        if self.flow_level + len(self.indents) >= MAX_DEPTH:
             raise yaml.scanner.ScannerError(None, None, _TOO_DEEP, self.get_mark())
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()  # type: ignore[no-untyped-call]
-        mark, anchor, before = event.start_mark, event.anchor, self.nodes
+        mark, anchor, before = event.start_mark, event.anchor, self.node_count
         alias = isinstance(event, yaml.AliasEvent)
         node = super().compose_node(parent, index)
-        if alias and id(node) not in self.sizes:
+        if alias and id(node) not in self.anchor_sizes:
             raise yaml.composer.ComposerError(None, None, f"*{anchor} stands within itself", mark)
-        self.nodes += self.sizes[id(node)] if alias else 1
+        self.node_count += self.anchor_sizes[id(node)] if alias else 1
         if anchor is not None and not alias:
-            self.sizes[id(node)] = self.nodes - before
-        if self.nodes > MOST_NODES:
+            self.anchor_sizes[id(node)] = self.node_count - before
+        if self.node_count > MAX_NODES:
             raise yaml.composer.ComposerError(
                 None,
                 None,
-                f"it has more than {MOST_NODES:,} values, with what aliases stand for",
+                f"it has more than {MAX_NODES:,} values, with what aliases stand for",
                 mark,
             )
         return node
@@ -94,7 +94,7 @@ class _Loader(yaml.SafeLoader):
             raise ConstructorError(
                 None, None, f"{shorten(node.value, 40)!r} is no {kind}", node.start_mark
             ) from None
-        if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
             shown = shorten(node.value, 40)
             raise ConstructorError(None, None, f"{shown} is too large", node.start_mark)
         return value

@@ -45,10 +45,10 @@ from raddle.searches.hypergraph.method import plan_from_partition
 from raddle.searches.hypergraph.partitioner import Partitioner
 from raddle.searches.predict import predicted_metrics, simulate_steps
 
-FEW = 64  # micro-batches or devices up to which a plan is simulated, not just read
+SIMULATED_LIMIT = 64  # micro-batches or devices up to which a plan is simulated, not just read
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """How a file is called, its form (json, yaml or text), good ones, and what is done with it.
 
     `read` returns something, raises InputError, or returns None where a damaged file counts as no file.
@@ -71,12 +71,12 @@ class Small(nn.Module):
         return self.out(self.two(self.one(x).relu()).relu().flatten(1))
 
 
-def captured() -> Graph:
+def capture_small() -> Graph:
     return capture(Small(), [torch.zeros(4, 1, 6, 6)], loss=lambda y: y.sum(), name="small")
 
 
-GRAPH = captured()
-ON = cluster("local:2")
+GRAPH = capture_small()
+CLUSTER = cluster("local:2")
 
 
 # -- plans -------------------------------------------------------------------------------------------
@@ -84,10 +84,10 @@ ON = cluster("local:2")
 
 def plans() -> list[Plan]:
     """One of each kind of thing that a plan file can hold."""
-    halves = {op.name: read_tiling(op, _halved(op)) for op in GRAPH.ops}
+    halves = {op.name: read_tiling(op, _halved_tiling(op)) for op in GRAPH.ops}
     ends = {"one": "@0", "relu": "@0"}
     plain = Plan(
-        halves, 2, model="small", fingerprint=GRAPH.fingerprint(), batch=4, cluster=ON.to_dict(),
+        halves, 2, model="small", fingerprint=GRAPH.fingerprint(), batch=4, cluster=CLUSTER.to_dict(),
         method="data", inputs=describe_inputs(GRAPH), parameters=parameter_shapes(GRAPH),
         predicted={"step_ms": 1.5},
     )  # fmt: skip
@@ -111,24 +111,30 @@ def plans() -> list[Plan]:
     ]
 
 
-def _halved(op: Any) -> str:
+def _halved_tiling(op: Any) -> str:
     letters = [dim.name for dim in op.space.dims if dim.size == 4 and dim.name == "n"]
     return "n/2 @0-1" if letters else "x2 @0-1"
 
 
 def _boxes(op: Any) -> str:
     shape = [dim.size for dim in op.space.dims]
-    rest = " ".join(f"0:{size}" for size in shape[1:])
-    return f"[0:1 {rest}]@0 [1:4 {rest}]@1"
+    full_ranges = " ".join(f"0:{size}" for size in shape[1:])
+    return f"[0:1 {full_ranges}]@0 [1:4 {full_ranges}]@1"
 
 
 def use_plan(path: pathlib.Path) -> object:
     data = plan_file.read(path)
-    on = ON if data["cluster"] is None else Cluster.from_dict(data["cluster"], str(path))
+    plan_cluster = (
+        CLUSTER if data["cluster"] is None else Cluster.from_dict(data["cluster"], str(path))
+    )
     plan = plan_file.from_dict(data, GRAPH)
-    few = plan.microbatches <= FEW and plan.devices <= FEW
+    few = plan.microbatches <= SIMULATED_LIMIT and plan.devices <= SIMULATED_LIMIT
     threads = sum(int(word) for word in plan.schedule.split(":") if word.isdecimal())
-    return predicted_metrics(simulate_steps(GRAPH, plan, on)) if few and threads <= FEW else plan
+    return (
+        predicted_metrics(simulate_steps(GRAPH, plan, plan_cluster))
+        if few and threads <= SIMULATED_LIMIT
+        else plan
+    )
 
 
 # -- machines ----------------------------------------------------------------------------------------
@@ -138,33 +144,33 @@ def clusters() -> list[str]:
     blocks = (description.__doc__ or "").split("\n\n")
     shown = ["\n".join(line[4:] for line in b.split("\n")) for b in blocks if "    nodes:" in b]
     presets = [cluster(name).to_dict() for name in ("p100:2x2", "local:3")]
-    return [*shown, *(yaml.safe_dump(own, sort_keys=False) for own in presets)]
+    return [*shown, *(yaml.safe_dump(preset, sort_keys=False) for preset in presets)]
 
 
 def use_cluster(path: pathlib.Path) -> object:
-    found = cluster(path)
-    if len(found.devices) <= FEW:
-        summarise(found)
+    loaded = cluster(path)
+    if len(loaded.devices) <= SIMULATED_LIMIT:
+        summarise(loaded)
     return (
-        predicted_metrics(simulate_steps(GRAPH, PLAN, found))
-        if 2 <= len(found.devices) <= FEW
-        else found
+        predicted_metrics(simulate_steps(GRAPH, PLAN, loaded))
+        if 2 <= len(loaded.devices) <= SIMULATED_LIMIT
+        else loaded
     )
 
 
 def profiles() -> list[str]:
-    kind, active = ON.devices[0].kind, active_values(GRAPH)
+    kind, active = CLUSTER.devices[0].kind, active_values(GRAPH)
     seconds = {}
     for number, op in enumerate(GRAPH.ops):
         for box in PLAN.tiles[op.name].boxes:
             seconds[profile_key(op, box, "F", None, kind)] = 1e-4 * (1 + number)
             back = tuple(k for k, name in enumerate(op.inputs) if name in active)
             seconds[profile_key(op, box, "B", back, kind)] = 2e-4 * (1 + number)
-    return [_saved(Profile(seconds).save), _saved(Profile().save)]
+    return [_saved_text(Profile(seconds).save), _saved_text(Profile().save)]
 
 
 def use_profile(path: pathlib.Path) -> object:
-    return predicted_metrics(simulate_steps(GRAPH, PLAN, ON, load_profile(path)))
+    return predicted_metrics(simulate_steps(GRAPH, PLAN, CLUSTER, load_profile(path)))
 
 
 def use_cache(path: pathlib.Path) -> object:
@@ -172,9 +178,9 @@ def use_cache(path: pathlib.Path) -> object:
     os.environ["XDG_CACHE_HOME"] = str(path.parent)
     (path.parent / "raddle").mkdir(exist_ok=True)
     os.replace(path, cache.path())
-    found = cache.recall("key")
-    assert found in (None, MEASURED)
-    return found
+    recalled = cache.recall("key")
+    assert recalled in (None, MEASURED)
+    return recalled
 
 
 MEASURED = {"ranks": 2, "flops": {"matmul float32": 1.5e9}, "idle": None, "torch": "2.6"}
@@ -210,14 +216,14 @@ def use_run(path: pathlib.Path) -> object:
 def events() -> list[dict[str, Any]]:
     named_lanes = [("process_name", 0, 0, "device 0 (cpu)"), ("thread_name", 0, 0, "compute"),
                    ("process_name", 1, 0, "links"), ("thread_name", 1, 0, "0 -> 1")]  # fmt: skip
-    found: list[dict[str, Any]] = [
+    trace: list[dict[str, Any]] = [
         {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
         for what, pid, tid, name in named_lanes
     ]
     for step in range(3):
         args = {"phase": "forward", "step": step, "micro-batch": 0, "bytes": 0}
         for pid, cat in ((0, "run"), (1, "move")):
-            found.append(
+            trace.append(
                 {
                     "ph": "X",
                     "cat": cat,
@@ -229,8 +235,8 @@ def events() -> list[dict[str, Any]]:
                     "args": args,
                 }
             )
-    found.append({"ph": "s", "name": "one", "cat": "x", "id": 1, "pid": 0, "tid": 0, "ts": 1.0})
-    return found
+    trace.append({"ph": "s", "name": "one", "cat": "x", "id": 1, "pid": 0, "tid": 0, "ts": 1.0})
+    return trace
 
 
 def use_trace(path: pathlib.Path) -> object:
@@ -252,18 +258,21 @@ def partitions() -> list[str]:
     units = [layer.units for layer in PARTITIONER.network.layers]
     fine = explicit.fine(PARTITIONER.network, PARTITIONER.model)
     numbers = [np.arange(sum(units)) % 2, np.arange(len(fine.weight)) // 7 % 2]
-    return ["".join(f"{n}\n" for n in own.tolist()) for own in numbers]
+    return ["".join(f"{n}\n" for n in assignment.tolist()) for assignment in numbers]
 
 
 def use_partition(path: pathlib.Path) -> object:
-    return plan_from_partition(GRAPH, ON, path)
+    return plan_from_partition(GRAPH, CLUSTER, path)
 
 
 def hypergraphs() -> list[str]:
-    own = PARTITIONER
+    partitioner = PARTITIONER
     return [
-        _saved(lambda path, h=h, form=form: formats.write_hypergraph(h, path, form))
-        for h in (explicit.coarse(own.network, own.model), explicit.fine(own.network, own.model))
+        _saved_text(lambda path, h=h, form=form: formats.write_hypergraph(h, path, form))
+        for h in (
+            explicit.coarse(partitioner.network, partitioner.model),
+            explicit.fine(partitioner.network, partitioner.model),
+        )
         for form in formats.FORMATS
     ]
 
@@ -279,7 +288,7 @@ def weights() -> list[str]:
 
 
 def use_weights(path: pathlib.Path) -> object:
-    work = layer_work(GRAPH, PARTITIONER.network, str(path), ON.devices[0])
+    work = layer_work(GRAPH, PARTITIONER.network, str(path), CLUSTER.devices[0])
     return Partitioner(GRAPH, work)
 
 
@@ -288,16 +297,16 @@ def use_weights(path: pathlib.Path) -> object:
 
 def written_schedules() -> list[str]:
     """By hand, and all named ones that can have two stages on two workers."""
-    found = [
+    texts = [
         "F0 F1 B0 B1\nF0 B0 F1 B1\nF1.0 after F0.1\n",
         "0  F0 .. B0  # a remark\n1  .. F0 B0\n",
     ]
     for name in NAMES:
         try:
-            found.append(schedules.schedule_to_text(named_schedule(name, 2, 2, 4)) + "\n")
+            texts.append(schedules.schedule_to_text(named_schedule(name, 2, 2, 4)) + "\n")
         except InputError:
             continue
-    return found
+    return texts
 
 
 def use_schedule(path: pathlib.Path) -> object:
@@ -340,7 +349,7 @@ def use_request(path: pathlib.Path) -> object:
     return read_wanted(data, ["data", "owt"], ["optcnn"])
 
 
-def _saved(save: Callable[[Any], object]) -> str:
+def _saved_text(save: Callable[[Any], object]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         save(pathlib.Path(folder, "x"))
         return pathlib.Path(folder, "x").read_text()
@@ -350,31 +359,35 @@ PLAN = plans()[0]
 PARTITIONER = Partitioner(GRAPH)
 
 
-def _kind(name: str, form: str, seeds: list[str], read: Callable[[pathlib.Path], object]) -> Kind:
-    return Kind(name, form, tuple(text.encode() for text in seeds), read)
+def _file_kind(
+    name: str, form: str, seeds: list[str], read: Callable[[pathlib.Path], object]
+) -> FileKind:
+    return FileKind(name, form, tuple(text.encode() for text in seeds), read)
 
 
 def _plan_texts() -> list[str]:
-    return [_saved(lambda path, plan=plan: plan_file.save(plan, GRAPH, path)) for plan in plans()]
+    return [
+        _saved_text(lambda path, plan=plan: plan_file.save(plan, GRAPH, path)) for plan in plans()
+    ]
 
 
 TRACE = json.dumps({"displayTimeUnit": "ms", "traceEvents": events()})
-KINDS = {
+FILE_KINDS = {
     kind.name: kind
     for kind in (
-        _kind("plan.json", "json", _plan_texts(), use_plan),
-        _kind("cluster.yaml", "yaml", clusters(), use_cluster),
-        _kind("profile.json", "json", profiles(), use_profile),
-        _kind("run.json", "json", [json.dumps(RUN)], use_run),
-        _kind("trace.json", "json", [TRACE], use_trace),
-        _kind("packed.json", "json", [TRACE], use_packed_trace),
-        _kind("partition", "text", partitions(), use_partition),
-        _kind("hypergraph", "text", hypergraphs(), use_hypergraph),
-        _kind("weights.json", "json", weights(), use_weights),
-        _kind("schedule", "text", written_schedules(), use_schedule),
-        _kind("cache.json", "json", caches(), use_cache),
-        _kind("summary.json", "json", [json.dumps(SUMMARY)], use_summary),
-        _kind("page.html", "text", pages(), lambda path: read_page(path)),
-        _kind("request.json", "json", [json.dumps(request())], use_request),
+        _file_kind("plan.json", "json", _plan_texts(), use_plan),
+        _file_kind("cluster.yaml", "yaml", clusters(), use_cluster),
+        _file_kind("profile.json", "json", profiles(), use_profile),
+        _file_kind("run.json", "json", [json.dumps(RUN)], use_run),
+        _file_kind("trace.json", "json", [TRACE], use_trace),
+        _file_kind("packed.json", "json", [TRACE], use_packed_trace),
+        _file_kind("partition", "text", partitions(), use_partition),
+        _file_kind("hypergraph", "text", hypergraphs(), use_hypergraph),
+        _file_kind("weights.json", "json", weights(), use_weights),
+        _file_kind("schedule", "text", written_schedules(), use_schedule),
+        _file_kind("cache.json", "json", caches(), use_cache),
+        _file_kind("summary.json", "json", [json.dumps(SUMMARY)], use_summary),
+        _file_kind("page.html", "text", pages(), lambda path: read_page(path)),
+        _file_kind("request.json", "json", [json.dumps(request())], use_request),
     )
 }

@@ -29,72 +29,72 @@ Place = tuple[Any, Any]  # a list or an object, and an index or a key of it
 
 def places(data: Any) -> list[Place]:
     """Every value of some data but the whole."""
-    found: list[Place] = []
+    all_places: list[Place] = []
     todo = [data]
     while todo:
-        held = todo.pop()
-        keys = list(held) if isinstance(held, dict) else range(len(held))
+        container = todo.pop()
+        keys = list(container) if isinstance(container, dict) else range(len(container))
         for key in keys:
-            found.append((held, key))
-            if isinstance(held[key], dict | list):
-                todo.append(held[key])
-    return found
+            all_places.append((container, key))
+            if isinstance(container[key], dict | list):
+                todo.append(container[key])
+    return all_places
 
 
 def damage_data(data: Any, rng: random.Random) -> Any:
     """One to three changes of the data."""
     data = copy.deepcopy(data)
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        found = places(data) if isinstance(data, dict | list) else []
-        if not found or rng.random() < 0.01:
+        all_places = places(data) if isinstance(data, dict | list) else []
+        if not all_places or rng.random() < 0.01:
             return copy.deepcopy(rng.choice(STRANGE))
-        held, key = rng.choice(found)
-        rng.choice(CHANGES)(held, key, rng, found)
+        container, key = rng.choice(all_places)
+        rng.choice(CHANGES)(container, key, rng, all_places)
     return data
 
 
-def _replace(held: Any, key: Any, rng: random.Random, found: list[Place]) -> None:
-    held[key] = copy.deepcopy(rng.choice(STRANGE))
+def _replace(container: Any, key: Any, rng: random.Random, all_places: list[Place]) -> None:
+    container[key] = copy.deepcopy(rng.choice(STRANGE))
 
 
-def _delete(held: Any, key: Any, rng: random.Random, found: list[Place]) -> None:
-    del held[key]
+def _delete(container: Any, key: Any, rng: random.Random, all_places: list[Place]) -> None:
+    del container[key]
 
 
-def _repeat(held: Any, key: Any, rng: random.Random, found: list[Place]) -> None:
-    if isinstance(held, list):
-        held.insert(rng.randint(0, len(held)), copy.deepcopy(held[key]))
+def _repeat(container: Any, key: Any, rng: random.Random, all_places: list[Place]) -> None:
+    if isinstance(container, list):
+        container.insert(rng.randint(0, len(container)), copy.deepcopy(container[key]))
     else:
-        held[f"{key} again"] = copy.deepcopy(held[key])
+        container[f"{key} again"] = copy.deepcopy(container[key])
 
 
-def _rename(held: Any, key: Any, rng: random.Random, found: list[Place]) -> None:
-    if isinstance(held, dict):
+def _rename(container: Any, key: Any, rng: random.Random, all_places: list[Place]) -> None:
+    if isinstance(container, dict):
         strange = [s for s in STRANGE if isinstance(s, str)]
-        held[rng.choice([*strange, f"{key}x", str(key)[:-1]])] = held.pop(key)
+        container[rng.choice([*strange, f"{key}x", str(key)[:-1]])] = container.pop(key)
 
 
-def _copy(held: Any, key: Any, rng: random.Random, found: list[Place]) -> None:
-    other, place = rng.choice(found)
-    held[key] = copy.deepcopy(other[place])
+def _copy(container: Any, key: Any, rng: random.Random, all_places: list[Place]) -> None:
+    other, place = rng.choice(all_places)
+    container[key] = copy.deepcopy(other[place])
 
 
-def _wrap(held: Any, key: Any, rng: random.Random, found: list[Place]) -> None:
-    held[key] = rng.choice([[held[key]], {"x": held[key]}, str(held[key])])
+def _wrap(container: Any, key: Any, rng: random.Random, all_places: list[Place]) -> None:
+    container[key] = rng.choice([[container[key]], {"x": container[key]}, str(container[key])])
 
 
-def _nudge(held: Any, key: Any, rng: random.Random, found: list[Place]) -> None:
+def _nudge(container: Any, key: Any, rng: random.Random, all_places: list[Place]) -> None:
     """A number a little or much larger, or of another kind; a text with other characters."""
-    value = held[key]
+    value = container[key]
     if isinstance(value, str):
-        held[key] = damage_text(value, rng)
+        container[key] = damage_text(value, rng)
     elif isinstance(value, int | float):
         if abs(value) >= 1e300:  # arithmetic would overflow, and not be a number
-            held[key] = rng.choice([-value, str(value)])
+            container[key] = rng.choice([-value, str(value)])
             return
         third = value // 3 if isinstance(value, int) else value / 3
         near = [value + 1, value - 1, value + 0.5]
-        held[key] = rng.choice([*near, -value, value * 2, value * 10**6, third, str(value)])
+        container[key] = rng.choice([*near, -value, value * 2, value * 10**6, third, str(value)])
 
 
 CHANGES: list[Callable[[Any, Any, random.Random, list[Place]], None]] = [
@@ -165,7 +165,7 @@ def damage_bytes(content: bytes, other: bytes, rng: random.Random) -> bytes:
     return content
 
 
-def damaged(content: bytes, form: str, other: bytes, rng: random.Random) -> bytes:
+def damage_file(content: bytes, form: str, other: bytes, rng: random.Random) -> bytes:
     """A file of the form `json`, `yaml` or `text` with some changes."""
     if form == "text":
         if rng.random() < 0.6:

@@ -29,18 +29,18 @@ import yaml
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from file_kinds import KINDS, Kind
-from file_mutations import damaged
+from file_kinds import FILE_KINDS, FileKind
+from file_mutations import damage_file
 
-from raddle.errors import MOST_QUOTED, MOST_SAID, InputError
+from raddle.errors import MAX_QUOTED, MAX_SENTENCE, InputError
 
 SECONDS = 2.0  # of CPU
-GROWTH = 500 * 2**20  # bytes of memory
-BATCH = 1000  # files that a worker reads
+MEMORY_GROWTH = 500 * 2**20  # bytes of memory
+FILES_PER_WORKER = 1000  # files that a worker reads
 OUTCOMES = ("valid", "refused", "ignored", "failed")
 
 
-class Read(NamedTuple):
+class ReadResult(NamedTuple):
     """What became of a file; `parsed` says whether it is JSON or YAML at all."""
 
     number: int
@@ -50,26 +50,28 @@ class Read(NamedTuple):
     reason: str = ""
 
 
-class Slow(BaseException):
+class TooSlow(BaseException):
     """More than two seconds of CPU."""
 
 
-def content_of(number: int, seed: int, kinds: list[Kind]) -> tuple[Kind, bytes]:
+def damaged_content(number: int, seed: int, kinds: list[FileKind]) -> tuple[FileKind, bytes]:
     rng = random.Random(f"{seed} {number}")
     kind, other = kinds[number % len(kinds)], rng.choice(kinds)
     good = rng.choice(kind.seeds)
-    return kind, damaged(good, kind.form, rng.choice(other.seeds), rng)
+    return kind, damage_file(good, kind.form, rng.choice(other.seeds), rng)
 
 
-def read_one(number: int, seed: int, kinds: list[Kind], folder: pathlib.Path) -> Read:
-    kind, content = content_of(number, seed, kinds)
+def read_damaged_file(
+    number: int, seed: int, kinds: list[FileKind], folder: pathlib.Path
+) -> ReadResult:
+    kind, content = damaged_content(number, seed, kinds)
     path = folder / kind.name
     path.write_bytes(content)
-    outcome, reason = outcome_of(kind, path, content)
-    return Read(number, kind.name, outcome, parses(kind, content), reason)
+    outcome, reason = check_file(kind, path, content)
+    return ReadResult(number, kind.name, outcome, is_parsable(kind, content), reason)
 
 
-def outcome_of(kind: Kind, path: pathlib.Path, content: bytes) -> tuple[str, str]:
+def check_file(kind: FileKind, path: pathlib.Path, content: bytes) -> tuple[str, str]:
     used = resource.getrusage(resource.RUSAGE_SELF)
     cpu = int(used.ru_utime + used.ru_stime)
     # The timer raises in Python; what hangs in C is ended by the limit, and the worker with it.
@@ -79,12 +81,12 @@ def outcome_of(kind: Kind, path: pathlib.Path, content: bytes) -> tuple[str, str
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # an overflow is a wrong number
-            found = kind.read(path)
-        return ("ignored" if found is None else "valid"), ""
+            result = kind.read(path)
+        return ("ignored" if result is None else "valid"), ""
     except InputError as error:
-        wrong = is_no_sentence(str(error), content)
+        wrong = sentence_problem(str(error), content)
         return ("failed", f"{wrong}: {error}") if wrong else ("refused", "")
-    except (Exception, Slow):
+    except (Exception, TooSlow):
         lines = [line[:300] for line in traceback.format_exc().splitlines()]
         return "failed", "\n".join(lines[-7:])
     finally:
@@ -92,18 +94,18 @@ def outcome_of(kind: Kind, path: pathlib.Path, content: bytes) -> tuple[str, str
         resource.setrlimit(resource.RLIMIT_CPU, before)  # tests go on in this process
 
 
-def is_no_sentence(text: str, content: bytes) -> str:
+def sentence_problem(text: str, content: bytes) -> str:
     """Why a message is not one sentence that quotes little."""
-    if not text.isprintable() or not text.endswith((".", "?")) or len(text) > MOST_SAID:
+    if not text.isprintable() or not text.endswith((".", "?")) or len(text) > MAX_SENTENCE:
         return "no sentence"
     given = content.decode("utf-8", "replace")
-    cuts = range(len(text) - MOST_QUOTED)
-    if any(text[at : at + MOST_QUOTED + 1] in given for at in cuts):
-        return f"more than {MOST_QUOTED} characters are quoted"
+    cuts = range(len(text) - MAX_QUOTED)
+    if any(text[at : at + MAX_QUOTED + 1] in given for at in cuts):
+        return f"more than {MAX_QUOTED} characters are quoted"
     return ""
 
 
-def parses(kind: Kind, content: bytes) -> bool:
+def is_parsable(kind: FileKind, content: bytes) -> bool:
     """As JSON or YAML, by the libraries' own readers; YAML that takes long does not count."""
     if kind.form == "text" or len(content) > 4000:
         return False
@@ -118,54 +120,54 @@ def parses(kind: Kind, content: bytes) -> bool:
 # -- workers -----------------------------------------------------------------------------------------
 
 
-def work(numbers: range, seed: int, kinds: list[Kind], out: int) -> None:
+def run_worker(numbers: range, seed: int, kinds: list[FileKind], results_fd: int) -> None:
     """Reads files in a process of its own, and writes what became of each."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + GROWTH
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    max_memory = pages * resource.getpagesize() + MEMORY_GROWTH
+    resource.setrlimit(resource.RLIMIT_AS, (max_memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
     signal.signal(signal.SIGPROF, _raise_slow)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="raddle-fuzz-"))
-    with os.fdopen(out, "wb") as told:
+    with os.fdopen(results_fd, "wb") as results:
         for number in numbers:
-            told.write(pickle.dumps(read_one(number, seed, kinds, folder)))
-            told.flush()
+            results.write(pickle.dumps(read_damaged_file(number, seed, kinds, folder)))
+            results.flush()
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _raise_slow(*_: Any) -> None:
-    raise Slow(f"more than {SECONDS} s of CPU")
+    raise TooSlow(f"more than {SECONDS} s of CPU")
 
 
-def read_files(numbers: range, seed: int, kinds: list[Kind]) -> Iterator[Read]:
+def read_files(numbers: range, seed: int, kinds: list[FileKind]) -> Iterator[ReadResult]:
     """All files, by one worker after the other."""
     begin = numbers.start
     while begin < numbers.stop:
-        own = range(begin, min(begin + BATCH, numbers.stop))
-        for read in _by_worker(own, seed, kinds):
+        worker_numbers = range(begin, min(begin + FILES_PER_WORKER, numbers.stop))
+        for read in _read_in_worker(worker_numbers, seed, kinds):
             yield read
             begin = read.number + 1
 
 
-def _by_worker(numbers: range, seed: int, kinds: list[Kind]) -> Iterator[Read]:
-    out, told = os.pipe()
+def _read_in_worker(numbers: range, seed: int, kinds: list[FileKind]) -> Iterator[ReadResult]:
+    read_end, write_end = os.pipe()
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        os.close(out)
+        os.close(read_end)
         try:
-            work(numbers, seed, kinds, told)
+            run_worker(numbers, seed, kinds, write_end)
             os._exit(0)
         except BaseException:  # a mistake of this script
             traceback.print_exc()
         finally:
             os._exit(1)
-    os.close(told)
+    os.close(write_end)
     last = numbers.start - 1
-    with os.fdopen(out, "rb") as file:
+    with os.fdopen(read_end, "rb") as file:
         while True:
             try:
-                read: Read = pickle.load(file)
+                read: ReadResult = pickle.load(file)
             except EOFError:
                 break
             last = read.number
@@ -173,7 +175,9 @@ def _by_worker(numbers: range, seed: int, kinds: list[Kind]) -> Iterator[Read]:
     _, status = os.waitpid(child, 0)
     if last + 1 < numbers.stop:
         kind = kinds[(last + 1) % len(kinds)]
-        yield Read(last + 1, kind.name, "failed", False, f"the worker ended with status {status}")
+        yield ReadResult(
+            last + 1, kind.name, "failed", False, f"the worker ended with status {status}"
+        )
 
 
 # -- the table ---------------------------------------------------------------------------------------
@@ -184,9 +188,9 @@ def table(counts: Counter[tuple[str, str]], parsed: Counter[str]) -> str:
     lines = [f"{'kind':14}" + "".join(f"{name:>9}" for name in columns)]
     kinds = list(dict.fromkeys(kind for kind, _ in counts))
     for name in [*kinds, "all"]:
-        own = kinds if name == "all" else [name]
-        numbers = [sum(counts[kind, outcome] for kind in own) for outcome in OUTCOMES]
-        row = [sum(numbers), *numbers, sum(parsed[kind] for kind in own)]
+        shown_kinds = kinds if name == "all" else [name]
+        numbers = [sum(counts[kind, outcome] for kind in shown_kinds) for outcome in OUTCOMES]
+        row = [sum(numbers), *numbers, sum(parsed[kind] for kind in shown_kinds)]
         lines.append(f"{name:14}" + "".join(f"{number:9,}" for number in row))
     return "\n".join(lines)
 
@@ -195,7 +199,7 @@ def fuzz(
     files: int, seed: int, names: Sequence[str] = (), shown: int = 20, first: int = 0
 ) -> tuple[int, int, int]:
     """Prints counts by kind and outcome, and failures. How many failed, how many parse, and all."""
-    kinds = [kind for kind in KINDS.values() if not names or kind.name in names]
+    kinds = [kind for kind in FILE_KINDS.values() if not names or kind.name in names]
     counts: Counter[tuple[str, str]] = Counter()
     parsed: Counter[str] = Counter()
     seen: Counter[tuple[str, str]] = Counter()  # failures that look alike are shown once
@@ -221,7 +225,7 @@ def main() -> int:
     parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--first", type=int, default=0, help="number of the first file")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kind", action="append", default=[], choices=list(KINDS))
+    parser.add_argument("--kind", action="append", default=[], choices=list(FILE_KINDS))
     parser.add_argument("--shown", type=int, default=20, help="failures that are shown")
     given = parser.parse_args()
     failed, parsed, files = fuzz(given.files, given.seed, given.kind, given.shown, given.first)

@@ -11,14 +11,14 @@ ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "raddle"
 
 # Calls that read, write or run something, by the last two words of what is called.
-OPENING = {"open", "os.open", "io.open", "gzip.open", "os.fdopen"}
-ATTRIBUTES = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}  # of paths
-PARSING = {
+OPEN_CALLS = {"open", "os.open", "io.open", "gzip.open", "os.fdopen"}
+PATH_METHODS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}  # of paths
+PARSE_CALLS = {
     "json.load", "json.loads", "yaml.load", "yaml.safe_load", "torch.load", "torch.save", "pickle.load",
     "pickle.loads", "pickle.dump", "np.load", "np.save", "np.loadtxt", "np.savetxt", "os.replace",
     "os.rename",
 }  # fmt: skip
-RUNNING = {"exec", "eval", "compile", "__import__"}
+RUN_CALLS = {"exec", "eval", "compile", "__import__"}
 
 # What is allowed elsewhere, with the reason.
 ALLOWED = {
@@ -50,7 +50,7 @@ ALLOWED = {
 
 
 @cache
-def found() -> dict[str, list[tuple[int, str]]]:
+def calls_by_file() -> dict[str, list[tuple[int, str]]]:
     paths = {str(path.relative_to(SRC)): path for path in sorted(SRC.rglob("*.py"))}
     paths |= {str(p.relative_to(ROOT)): p for p in sorted((ROOT / "experiments").rglob("*.py"))}
     return {name: list(calls(path)) for name, path in paths.items()}
@@ -63,11 +63,11 @@ def calls(path: Path) -> Iterator[tuple[int, str]]:
             continue
         words = ast.unparse(node.func).split(".")
         name, two = words[-1], ".".join(words[-2:])
-        if len(words) == 1 and name in OPENING | RUNNING:
+        if len(words) == 1 and name in OPEN_CALLS | RUN_CALLS:
             yield node.lineno, name
-        elif two in OPENING | PARSING:
+        elif two in OPEN_CALLS | PARSE_CALLS:
             yield node.lineno, two
-        elif len(words) > 1 and name in ATTRIBUTES and _is_path(node, name):
+        elif len(words) > 1 and name in PATH_METHODS and _is_path(node, name):
             yield node.lineno, f".{name}"
 
 
@@ -80,10 +80,20 @@ def _is_path(call: ast.Call, name: str) -> bool:
 
 
 def test_files_are_opened_in_one_module() -> None:
-    assert {name: own for name, own in found().items() if own and name not in ALLOWED} == {}
-    assert [name for name in ALLOWED if not found().get(name)] == []  # else take it from the list
+    assert {
+        name: file_calls
+        for name, file_calls in calls_by_file().items()
+        if file_calls and name not in ALLOWED
+    } == {}
+    assert [
+        name for name in ALLOWED if not calls_by_file().get(name)
+    ] == []  # else take it from the list
 
 
 def test_code_is_made_in_one_module() -> None:
-    made = [name for name, own in found().items() if any(call in RUNNING for _, call in own)]
-    assert made == ["runtime/function_writer.py"]
+    running = [
+        name
+        for name, file_calls in calls_by_file().items()
+        if any(call in RUN_CALLS for _, call in file_calls)
+    ]
+    assert running == ["runtime/function_writer.py"]

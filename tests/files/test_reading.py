@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from file_kinds import KINDS, Kind
+from file_kinds import FILE_KINDS, FileKind
 from file_mutations import BOMB, MERGES, places
-from fuzz_files import _raise_slow, fuzz, is_no_sentence, outcome_of, table
+from fuzz_files import _raise_slow, check_file, fuzz, sentence_problem, table
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raddle.costs.profile import load_profile
-from raddle.errors import MOST_QUOTED, InputError, quote, shorten
-from raddle.files import MOST_DEPTH, read_json
+from raddle.errors import MAX_QUOTED, InputError, quote, shorten
+from raddle.files import MAX_DEPTH, read_json
 
 # Where a damaged file counts as none: what it would save is only time.
-IGNORED = ("cache.json", "summary.json")
-READ = [kind for kind in KINDS.values() if kind.name not in IGNORED]
+IGNORED_IF_DAMAGED = ("cache.json", "summary.json")
+CHECKED_KINDS = [kind for kind in FILE_KINDS.values() if kind.name not in IGNORED_IF_DAMAGED]
 BAD_NUMBERS = [
     -1,
     -1e-9,
@@ -46,44 +46,44 @@ def cpu_limit() -> Iterator[None]:
     signal.signal(signal.SIGPROF, before)
 
 
-def refusal(kind: Kind, path: pathlib.Path) -> str:
+def read_error(kind: FileKind, path: pathlib.Path) -> str:
     with pytest.raises(InputError) as caught:
         kind.read(path)
     text = str(caught.value)
     content = path.read_bytes() if path.is_file() else b""
-    assert not is_no_sentence(text, content), text
+    assert not sentence_problem(text, content), text
     return text
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
-def test_good_files_are_read(kind: Kind, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("kind", FILE_KINDS.values(), ids=lambda kind: kind.name)
+def test_good_files_are_read(kind: FileKind, tmp_path: pathlib.Path) -> None:
     for content in kind.seeds:
         (tmp_path / kind.name).write_bytes(content)
         assert kind.read(tmp_path / kind.name) is not None
 
 
-@pytest.mark.parametrize("kind", READ, ids=lambda kind: kind.name)
-def test_no_file_a_folder_and_no_text(kind: Kind, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("kind", CHECKED_KINDS, ids=lambda kind: kind.name)
+def test_no_file_a_folder_and_no_text(kind: FileKind, tmp_path: pathlib.Path) -> None:
     path = tmp_path / kind.name
     if kind.name != "packed.json":  # which packs the file that is there
-        assert "there is no " in refusal(kind, path)
+        assert "there is no " in read_error(kind, path)
         path.mkdir()
-        assert "cannot be read (Is a directory)" in refusal(kind, path)
+        assert "cannot be read (Is a directory)" in read_error(kind, path)
         path.rmdir()
     path.write_bytes(b"\xff\xfe\xfa\xfb\xfc")
-    refusal(kind, path)
+    read_error(kind, path)
     path.write_bytes(b"")
-    refusal(kind, path)
+    read_error(kind, path)
 
 
 @pytest.mark.parametrize("name", ["nul\0.json", "x" * 5000, "it's " * 300])
 def test_names_that_no_file_can_have(name: str) -> None:
     with pytest.raises(InputError) as caught:
         read_json(name, "plan file")
-    assert not is_no_sentence(str(caught.value), name.encode())
+    assert not sentence_problem(str(caught.value), name.encode())
 
 
-@pytest.mark.parametrize("kind", READ, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", CHECKED_KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize(
     "content",
     [b"[" * 5000, b"{" * 5000, b'{"a":' * 5000, b"- " * 5000, b"? " * 5000, b"[{" * 40 + b"}]" * 40,
@@ -91,10 +91,10 @@ def test_names_that_no_file_can_have(name: str) -> None:
     ids=lambda content: content[:4],
 )  # fmt: skip
 @pytest.mark.usefixtures("cpu_limit")
-def test_bombs(kind: Kind, content: bytes, tmp_path: pathlib.Path) -> None:
+def test_bombs(kind: FileKind, content: bytes, tmp_path: pathlib.Path) -> None:
     path = tmp_path / kind.name
     path.write_bytes(content)
-    assert outcome_of(kind, path, content) == ("refused", "")
+    assert check_file(kind, path, content) == ("refused", "")
 
 
 def test_a_file_that_unpacks_to_much(tmp_path: pathlib.Path) -> None:
@@ -110,12 +110,12 @@ def test_a_file_that_unpacks_to_much(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("bad", BAD_NUMBERS, ids=str)
 def test_every_time_of_a_profile_is_one(bad: Any, tmp_path: pathlib.Path) -> None:
-    kind = KINDS["profile.json"]
+    kind = FILE_KINDS["profile.json"]
     data = json.loads(kind.seeds[0])
     for name in data["seconds"]:
         path = tmp_path / "profile.json"
         path.write_text(json.dumps({**data, "seconds": {**data["seconds"], name: bad}}))
-        refusal(kind, path)
+        read_error(kind, path)
 
 
 @pytest.mark.parametrize(
@@ -130,23 +130,23 @@ def test_no_profiles(text: str, tmp_path: pathlib.Path) -> None:
 
 
 # Numbers that the page or a comparison uses; what else a run tells is for people and scripts.
-USED = {
+CHECKED_NUMBERS = {
     "run.json": {"step_ms", "fastest_ms", "slowest_ms", "samples_per_s", "steps", "warmup", "threads"},
     "trace.json": {"ts", "dur", "pid", "tid", "step", "micro-batch", "bytes"},
     "plan.json": {"devices", "microbatches", "steps", "batch", "raddle", "step_ms"},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", USED)
+@pytest.mark.parametrize("name", CHECKED_NUMBERS)
 @given(data=st.data())
 def test_every_number_that_is_used_is_checked(
     tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
 ) -> None:
-    kind = KINDS[name]
+    kind = FILE_KINDS[name]
     content = json.loads(data.draw(st.sampled_from(kind.seeds)))
     used = [
         (held, key) for held, key in places(content)
-        if isinstance(held, dict) and key in USED[name] and held.get("ph") not in ("s", "f")
+        if isinstance(held, dict) and key in CHECKED_NUMBERS[name] and held.get("ph") not in ("s", "f")
     ]  # fmt: skip
     held, key = data.draw(st.sampled_from(used))
     held[key] = data.draw(
@@ -154,7 +154,7 @@ def test_every_number_that_is_used_is_checked(
     )
     path = tmp_path_factory.mktemp("x") / kind.name
     path.write_text(json.dumps(content))
-    refusal(kind, path)
+    read_error(kind, path)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_every_number_that_is_used_is_checked(
         ("[1e400]", "the number 1e400 is too large"),
         (f"[{2**63}]", "is too large"),
         ('"\\ud800"', "half of a character"),
-        ("[" * (MOST_DEPTH + 1) + "1" + "]" * (MOST_DEPTH + 1), "more than 64 lists and objects"),
+        ("[" * (MAX_DEPTH + 1) + "1" + "]" * (MAX_DEPTH + 1), "more than 64 lists and objects"),
         ("[" + ",".join(["1"] * 4_000_002) + "]", "more than 4,000,000 values"),
     ],
     ids=lambda text: text[:12],
@@ -189,9 +189,9 @@ def test_messages_are_one_short_line(text: str) -> None:
     assert said.isprintable()
     assert said.startswith("there is no '")
     assert said.endswith("name another.")
-    assert len(shorten(text)) <= MOST_QUOTED
+    assert len(shorten(text)) <= MAX_QUOTED
     if text.isprintable():
-        assert not is_no_sentence(said, text.encode("utf-8", "replace"))
+        assert not sentence_problem(said, text.encode("utf-8", "replace"))
 
 
 def test_a_sample_of_damaged_files(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from file_kinds import GRAPH, ON, PARTITIONER, PLAN, events
+from file_kinds import CLUSTER, GRAPH, PARTITIONER, PLAN, events
 
 from raddle.clusters.file import save_cluster as save_cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
-from raddle.files import replacing, write_atomically, write_json
+from raddle.files import replace_atomically, write_atomically, write_json
 from raddle.plans import plan_file
 from raddle.probe import cache
 from raddle.program.chrome_trace import write_events
@@ -37,11 +37,11 @@ Save = Callable[[pathlib.Path], object]
 # export -o, and the answers of partitioners.
 WRITERS: dict[str, Save] = {
     "plan.json": lambda path: plan_file.save(PLAN, GRAPH, path),
-    "cluster.yaml": lambda path: save_cluster(ON.to_dict(), path, comments=["a test"]),
+    "cluster.yaml": lambda path: save_cluster(CLUSTER.to_dict(), path, comments=["a test"]),
     "profile.json": lambda path: Profile(dict.fromkeys(map(str, range(99)), 0.5)).save(path),
-    "report.html": lambda path: report(GRAPH, [PLAN], path, cluster=ON, alternatives=0.0),
-    "trace.json": lambda path: write_trace(simulate_steps(GRAPH, PLAN, ON), path),
-    "trace.json.gz": lambda path: write_trace(simulate_steps(GRAPH, PLAN, ON), path),
+    "report.html": lambda path: report(GRAPH, [PLAN], path, cluster=CLUSTER, alternatives=0.0),
+    "trace.json": lambda path: write_trace(simulate_steps(GRAPH, PLAN, CLUSTER), path),
+    "trace.json.gz": lambda path: write_trace(simulate_steps(GRAPH, PLAN, CLUSTER), path),
     "run.json.gz": lambda path: write_events(events() * 50, path),
     "coarse.hgr": lambda path: formats.write_hypergraph(
         explicit.fine(PARTITIONER.network, PARTITIONER.model), path, "hmetis"
@@ -94,7 +94,7 @@ def test_what_fails_half_way_leaves_nothing(
 ) -> None:
     path = tmp_path / "x"
     path.write_text("old")
-    with pytest.raises(error), replacing(path) as out:  # noqa: PT012, the error comes after a write
+    with pytest.raises(error), replace_atomically(path) as out:  # noqa: PT012, the error comes after a write
         out.write(b"new")
         raise error
     assert path.read_text() == "old"
@@ -185,18 +185,18 @@ def test_a_pipe_and_stdout(tmp_path: pathlib.Path) -> None:
         subprocess.run([sys.executable, "-c", script, "/dev/stdout"], stdout=out, check=True)
         out.write(b"after\n")
     assert (tmp_path / "file").read_text() == "é\nafter\n"
-    told = [
+    outputs = [
         subprocess.run(
             [sys.executable, "-c", script, "/dev/stdout"], capture_output=True, check=True
         ).stdout
     ]
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    thread = threading.Thread(target=lambda: told.append(pipe.read_bytes()))
+    thread = threading.Thread(target=lambda: outputs.append(pipe.read_bytes()))
     thread.start()
     write_atomically(pipe, "é\n")
     thread.join()
-    assert told == ["é\n".encode()] * 2
+    assert outputs == ["é\n".encode()] * 2
     assert pipe.is_fifo()
 
 
@@ -208,9 +208,9 @@ def test_the_same_trace_is_the_same_file(tmp_path: pathlib.Path) -> None:
     assert gzip.decompress(paths[0].read_bytes()) == paths[2].read_bytes()
 
 
-PLANNED = ["plan", "lenet-tiny", "--cluster", "local:2", "--batch", "8", "--method", "data"]
+PLAN_COMMAND = ["plan", "lenet-tiny", "--cluster", "local:2", "--batch", "8", "--method", "data"]
 VERBS = {
-    "plan -o": [*PLANNED, "-o", "{}"],
+    "plan -o": [*PLAN_COMMAND, "-o", "{}"],
     "report -o": ["report", "lenet-tiny", "--cluster", "local:2", "--methods", "data", "-o", "{}"],
     "export -o": ["export", "lenet-tiny", "--to", "patoh", "-o", "{}"],
     "simulate --trace": ["simulate", "plan.json", "--trace", "{}"],
@@ -223,7 +223,10 @@ def test_verbs_on_a_full_disk(verb: str, tmp_path: pathlib.Path) -> None:
     raddle = [sys.executable, "-m", "raddle"]
     if verb.startswith("simulate"):
         subprocess.run(
-            [*raddle, *PLANNED, "-o", "plan.json"], cwd=tmp_path, check=True, capture_output=True
+            [*raddle, *PLAN_COMMAND, "-o", "plan.json"],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
         )
     words = [word.format("out") for word in VERBS[verb]]
     subprocess.run([*raddle, *words], cwd=tmp_path, check=True, capture_output=True)

@@ -67,7 +67,7 @@ def dim_of(draw: Any, shape: tuple[int, ...]) -> int:
     return int(draw(st.integers(-rank, rank - 1)))
 
 
-def either(draw: Any, *options: Any) -> Any:
+def choose(draw: Any, *options: Any) -> Any:
     return draw(st.sampled_from(options))
 
 
@@ -76,8 +76,8 @@ def either(draw: Any, *options: Any) -> Any:
 
 @call
 def conv(draw: Any) -> Call:
-    rank = either(draw, 1, 2, 2, 3)
-    groups = either(draw, 1, 1, 2, 3)
+    rank = choose(draw, 1, 2, 2, 3)
+    groups = choose(draw, 1, 1, 2, 3)
     cg, kg = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     kernel = [draw(st.integers(1, 3)) for _ in range(rank)]
     stride = [draw(st.integers(1, 3)) for _ in range(rank)]
@@ -98,8 +98,8 @@ def conv(draw: Any) -> Call:
 
 @call
 def conv_transpose(draw: Any) -> Call:
-    rank = either(draw, 1, 2, 2, 3)
-    groups = either(draw, 1, 1, 2, 3)
+    rank = choose(draw, 1, 2, 2, 3)
+    groups = choose(draw, 1, 1, 2, 3)
     cg, kg = draw(st.integers(1, 3)), draw(st.integers(1, 2))
     kernel = [draw(st.integers(1, 3)) for _ in range(rank)]
     stride = [draw(st.integers(1, 3)) for _ in range(rank)]
@@ -120,7 +120,7 @@ def conv_transpose(draw: Any) -> Call:
 
 
 def _pool(draw: Any, dilated: bool) -> tuple[Any, ...]:
-    rank = either(draw, 1, 2, 2, 3)
+    rank = choose(draw, 1, 2, 2, 3)
     kernel = [draw(st.integers(1, 3)) for _ in range(rank)]
     stride = [draw(st.integers(1, 3)) for _ in range(rank)]
     padding = [draw(st.integers(0, k // 2)) for k in kernel]
@@ -146,13 +146,13 @@ def avg_pool(draw: Any) -> Call:
     target = (A.avg_pool1d.default, A.avg_pool2d.default, A.avg_pool3d.default)[rank - 1]
     args = [x, kernel, stride, padding, draw(st.booleans()), draw(st.booleans())]
     if rank > 1:
-        args.append(either(draw, None, None, 2, 7))
+        args.append(choose(draw, None, None, 2, 7))
     return Call(target, tuple(args))
 
 
 @call
 def adaptive_pool(draw: Any) -> Call:
-    rank = either(draw, 1, 2, 2, 3)
+    rank = choose(draw, 1, 2, 2, 3)
     x = T(
         (
             draw(st.integers(1, 2)),
@@ -172,8 +172,8 @@ def adaptive_pool(draw: Any) -> Call:
 
 @call
 def interpolate(draw: Any) -> Call:
-    mode = either(draw, "nearest", "exact", "linear", "linear", "cubic")
-    rank = 2 if mode == "cubic" else either(draw, 1, 2, 3)
+    mode = choose(draw, "nearest", "exact", "linear", "linear", "cubic")
+    rank = 2 if mode == "cubic" else choose(draw, 1, 2, 3)
     x = T(
         (
             draw(st.integers(1, 2)),
@@ -184,7 +184,7 @@ def interpolate(draw: Any) -> Call:
     corners = [draw(st.booleans())] if mode in ("linear", "cubic") else []
     by_scale = draw(st.booleans())
     # 1.1 and 2.1 give sizes (the same, doubled) for which torch leaves its own formula
-    scales = [either(draw, 0.5, 1.1, 1.5, 2.0, 2.1, 2.7, 3.0) for _ in range(rank)]
+    scales = [choose(draw, 0.5, 1.1, 1.5, 2.0, 2.1, 2.7, 3.0) for _ in range(rank)]
     if by_scale and all(math.floor(s * f) > 0 for s, f in zip(x.shape[2:], scales, strict=True)):
         output, factors = None, scales
     else:
@@ -212,16 +212,16 @@ def matmul(draw: Any) -> Call:
     m, k, c = draw(sizes), draw(sizes), draw(sizes)
     batch = shape_of(draw, 0, 2, 3)
     left = tuple(1 if draw(st.booleans()) else s for s in batch)[draw(st.integers(0, len(batch))) :]
-    x = either(draw, (k,), (m, k), (*batch, m, k), (*left, m, k))
-    w = either(draw, (k,), (k, c), (*batch, k, c), (*left, k, c))
+    x = choose(draw, (k,), (m, k), (*batch, m, k), (*left, m, k))
+    w = choose(draw, (k,), (k, c), (*batch, k, c), (*left, k, c))
     return Call(A.matmul.default, (T(x), T(w)))
 
 
 @call
 def addmm(draw: Any) -> Call:
     m, k, c = draw(sizes), draw(sizes), draw(sizes)
-    bias = either(draw, (c,), (1, c), (m, c), (m, 1))
-    scale = {"beta": either(draw, 1, 0.5, 0), "alpha": either(draw, 1, 2.0)}
+    bias = choose(draw, (c,), (1, c), (m, c), (m, 1))
+    scale = {"beta": choose(draw, 1, 0.5, 0), "alpha": choose(draw, 1, 2.0)}
     return Call(A.addmm.default, (P(*bias), T((m, k)), P(k, c)), scale)
 
 
@@ -229,13 +229,13 @@ def addmm(draw: Any) -> Call:
 def baddbmm(draw: Any) -> Call:
     n, m, k, c = (draw(sizes) for _ in range(4))
     return Call(
-        A.baddbmm.default, (T(either(draw, (n, m, c), (1, 1, c))), T((n, m, k)), T((n, k, c)))
+        A.baddbmm.default, (T(choose(draw, (n, m, c), (1, 1, c))), T((n, m, k)), T((n, k, c)))
     )
 
 
 @call
 def einsum(draw: Any) -> Call:
-    equation = either(
+    equation = choose(
         draw, "ntc,nsc->nts", "ij,jk", "bhid,bhjd->bhij", "i,j->ij", "nc,c->n", "ab,bc,cd->ad", "abc->ca",
         "...ij,...jk->...ik", "ijk->j", "bld,hd->blh",
     )  # fmt: skip
@@ -251,8 +251,8 @@ def attention(draw: Any) -> Call:
     causal = draw(st.booleans())
     mask = None
     if not causal:
-        mask = either(draw, None, T((t, s)), T((n, 1, t, s)), T((n, h, t, s)), T((1, h, 1, s)))
-    scale = either(draw, None, 0.3)
+        mask = choose(draw, None, T((t, s)), T((n, 1, t, s)), T((n, h, t, s)), T((1, h, 1, s)))
+    scale = choose(draw, None, 0.3)
     args = (T((n, h, t, k)), T((n, h, s, k)), T((n, h, s, c)), mask, 0.0, causal)
     return Call(A.scaled_dot_product_attention.default, args, {"scale": scale})
 
@@ -277,7 +277,7 @@ def layer_norm(draw: Any) -> Call:
     lead, tail = shape_of(draw, 0, 2), shape_of(draw, 1, 2)
     affine = [P(*tail) if draw(st.booleans()) else None for _ in range(2)]
     if draw(st.booleans()):
-        eps = either(draw, 1e-3, None)
+        eps = choose(draw, 1e-3, None)
         return Call(A.rms_norm.default, (T((*lead, *tail)), tail, affine[0], eps))
     return Call(A.layer_norm.default, (T((*lead, *tail)), tail, *affine, 1e-3))
 
@@ -296,7 +296,7 @@ def group_norm(draw: Any) -> Call:
 @call
 def softmax(draw: Any) -> Call:
     shape = shape_of(draw, 0)
-    target = either(draw, A.softmax.int, A.log_softmax.int)
+    target = choose(draw, A.softmax.int, A.log_softmax.int)
     return Call(target, (T(shape), dim_of(draw, shape)))
 
 
@@ -312,21 +312,21 @@ def logsumexp(draw: Any) -> Call:
 
 @call
 def cross_entropy(draw: Any) -> Call:
-    n, c, rest = draw(sizes), draw(st.integers(2, 5)), shape_of(draw, 0, 2, 3)
+    n, c, spatial = draw(sizes), draw(st.integers(2, 5)), shape_of(draw, 0, 2, 3)
     weight = T((c,), positive=True) if draw(st.booleans()) else None
     reduction = draw(st.integers(0, 2))
     if draw(st.integers(0, 4)) == 0:
-        soft = T((n, c, *rest), positive=True)
+        soft = T((n, c, *spatial), positive=True)
         return Call(
             A.cross_entropy_loss.default,
-            (T((n, c, *rest)), soft, None, reduction, -100, either(draw, 0.0, 0.2)),
+            (T((n, c, *spatial)), soft, None, reduction, -100, choose(draw, 0.0, 0.2)),
         )
-    ignore = either(draw, -100, 1)
-    target = T((n, *rest), below=c, low=0)
+    ignore = choose(draw, -100, 1)
+    target = T((n, *spatial), below=c, low=0)
     if reduction == 1 and ignore == 1:
         n = max(n, 3)
-    args = (T((n, c, *rest)), target._replace(shape=(n, *rest)), weight, reduction, ignore)
-    return Call(A.cross_entropy_loss.default, (*args, either(draw, 0.0, 0.2)))
+    args = (T((n, c, *spatial)), target._replace(shape=(n, *spatial)), weight, reduction, ignore)
+    return Call(A.cross_entropy_loss.default, (*args, choose(draw, 0.0, 0.2)))
 
 
 @call
@@ -342,9 +342,9 @@ def elementwise_loss(draw: Any) -> Call:
     shape, reduction = shape_of(draw), draw(st.integers(0, 2))
     losses = A.mse_loss, A.l1_loss, A.smooth_l1_loss, A.huber_loss
     x, y, t = T(shape), T(shape), T(shape, positive=True)
-    return either(
+    return choose(
         draw,
-        Call(either(draw, *losses).default, (x, y, reduction)),
+        Call(choose(draw, *losses).default, (x, y, reduction)),
         Call(A.binary_cross_entropy.default, (t, t, None, reduction)),
         Call(A.binary_cross_entropy_with_logits.default, (x, t, None, None, reduction)),
         Call(A.soft_margin_loss.default, (x, T(shape, below=3, low=1), reduction)),
@@ -366,11 +366,11 @@ def pointwise(draw: Any) -> Call:
         draw(st.integers(0, len(shape))) :
     ]
     if draw(st.booleans()):
-        target = either(
+        target = choose(
             draw, A.gelu, A.silu, A.tanh, A.exp, A.sin, A.elu, A.softplus, A.mish, A.hardswish
         ).default
         return Call(target, (T(shape),))
-    target = either(
+    target = choose(
         draw, A.add.Tensor, A.mul.Tensor, A.sub.Tensor, A.logaddexp.default, A.maximum.default
     )
     return Call(target, (T(shape), T(other)) if draw(st.booleans()) else (T(other), T(shape)))
@@ -380,7 +380,7 @@ def pointwise(draw: Any) -> Call:
 def masks(draw: Any) -> Call:
     shape = shape_of(draw)
     mask = T(tuple(1 if draw(st.booleans()) else s for s in shape), boolean=True)
-    return either(
+    return choose(
         draw,
         Call(A.where.self, (mask, T(shape), T(shape))),
         Call(A.where.ScalarOther, (mask, T(shape), 0.5)),
@@ -394,20 +394,20 @@ def masks(draw: Any) -> Call:
 @call
 def prelu(draw: Any) -> Call:
     shape = shape_of(draw, 2)
-    return Call(A.prelu.default, (T(shape), P(either(draw, 1, shape[1]))))
+    return Call(A.prelu.default, (T(shape), P(choose(draw, 1, shape[1]))))
 
 
 @call
 def triangle(draw: Any) -> Call:
     shape = shape_of(draw, 2)
-    return Call(either(draw, A.tril, A.triu).default, (T(shape), draw(st.integers(-3, 3))))
+    return Call(choose(draw, A.tril, A.triu).default, (T(shape), draw(st.integers(-3, 3))))
 
 
 @call
 def created(draw: Any) -> Call:
     shape = list(shape_of(draw))
     f = {"dtype": torch.float64}
-    return either(
+    return choose(
         draw,
         Call(A.zeros.default, (shape,), f),
         Call(A.ones.default, (shape,), f),
@@ -424,7 +424,7 @@ def dropout(draw: Any) -> Call:
     shape = shape_of(draw, 2)
     if draw(st.booleans()):
         return Call(A.feature_dropout.default, (T(shape), 0.4, True))
-    return Call(A.dropout.default, (T(shape), either(draw, 0.1, 0.5, 1.0), True))
+    return Call(A.dropout.default, (T(shape), choose(draw, 0.1, 0.5, 1.0), True))
 
 
 # -- movement --------------------------------------------------------------------------
@@ -435,7 +435,7 @@ def permute(draw: Any) -> Call:
     shape = shape_of(draw)
     dims = draw(st.permutations(range(len(shape))))
     d0, d1 = (draw(st.integers(-len(shape), len(shape) - 1)) for _ in range(2))
-    return either(
+    return choose(
         draw,
         Call(A.permute.default, (T(shape), dims)),
         Call(A.transpose.int, (T(shape), d0, d1)),
@@ -447,11 +447,11 @@ def permute(draw: Any) -> Call:
 @call
 def transposed_matrices(draw: Any) -> Call:
     shape = shape_of(draw, 2)
-    x = T(shape, dtype=either(draw, torch.float64, torch.complex128))
-    return either(
+    x = T(shape, dtype=choose(draw, torch.float64, torch.complex128))
+    return choose(
         draw,
-        Call(either(draw, A.mT, A.mH, A.adjoint).default, (x,)),
-        Call(either(draw, A.t, A.matrix_H).default, (x._replace(shape=shape[:2]),)),
+        Call(choose(draw, A.mT, A.mH, A.adjoint).default, (x,)),
+        Call(choose(draw, A.t, A.matrix_H).default, (x._replace(shape=shape[:2]),)),
     )
 
 
@@ -474,7 +474,7 @@ def reshape(draw: Any) -> Call:
 @call
 def reshape_mixed(draw: Any) -> Call:
     """Shapes without common factors."""
-    source, target = either(
+    source, target = choose(
         draw, ((4, 6), (3, 8)), ((2, 4, 6), (2, 8, 3)), ((6, 4, 2), (4, 6, 2)), ((12,), (3, 4))
     )
     return Call(A.view.default, (T(source), list(target)))
@@ -484,7 +484,7 @@ def reshape_mixed(draw: Any) -> Call:
 def squeezes(draw: Any) -> Call:
     shape = shape_of(draw, 1, 4, 2)
     dim = draw(st.integers(-len(shape), len(shape) - 1))
-    return either(
+    return choose(
         draw,
         Call(A.squeeze.default, (T(shape),)),
         Call(A.squeeze.dim, (T(shape), dim)),
@@ -497,7 +497,7 @@ def squeezes(draw: Any) -> Call:
 @call
 def pixels(draw: Any) -> Call:
     r, c, h, w = (draw(st.integers(1, 3)) for _ in range(4))
-    return either(
+    return choose(
         draw,
         Call(A.pixel_shuffle.default, (T((2, c * r * r, h, w)), r)),
         Call(A.pixel_unshuffle.default, (T((2, c, h * r, w * r)), r)),
@@ -510,7 +510,7 @@ def expand(draw: Any) -> Call:
     source = tuple(1 if draw(st.booleans()) else s for s in shape)[
         draw(st.integers(0, len(shape) - 1)) :
     ]
-    return either(
+    return choose(
         draw,
         Call(A.expand.default, (T(source), list(shape))),
         Call(A.broadcast_tensors.default, ([T(source), T(shape)],)),
@@ -525,7 +525,7 @@ def slices(draw: Any) -> Call:
     dim = draw(st.integers(0, len(shape) - 1))
     start = draw(st.integers(0, shape[dim] - 1))
     end = draw(st.integers(start + 1, shape[dim]))
-    return either(
+    return choose(
         draw,
         Call(A.slice.Tensor, (T(shape), dim, start, end, draw(st.integers(1, 3)))),
         Call(A.select.int, (T(shape), dim, start)),
@@ -542,7 +542,7 @@ def cat(draw: Any) -> Call:
     dim = draw(st.integers(0, len(shape) - 1))
     lengths = [draw(sizes), *draw(st.lists(st.integers(0, 5), max_size=2))]
     parts = [T((*shape[:dim], length, *shape[dim + 1 :])) for length in lengths]
-    return either(
+    return choose(
         draw,
         Call(A.cat.default, (parts, dim)),
         Call(A.stack.default, ([T(shape), T(shape)], dim)),
@@ -556,7 +556,7 @@ def scatter(draw: Any) -> Call:
     start = draw(st.integers(0, shape[dim] - 1))
     end = draw(st.integers(start + 1, shape[dim]))
     part = (*shape[:dim], end - start, *shape[dim + 1 :])
-    return either(
+    return choose(
         draw,
         Call(A.slice_scatter.default, (T(shape), T(part), dim, start, end)),
         Call(
@@ -568,7 +568,7 @@ def scatter(draw: Any) -> Call:
 @call
 def pad(draw: Any) -> Call:
     n, c, h, w = 2, draw(sizes), draw(st.integers(3, 6)), draw(st.integers(3, 6))
-    mode = either(draw, "constant", "constant", "reflect", "replicate", "circular")
+    mode = choose(draw, "constant", "constant", "reflect", "replicate", "circular")
     pads = [draw(st.integers(-1, 2)) for _ in range(4)]
     value = [1.5] if mode == "constant" else []
     return Call(A.pad.default, (T((n, c, h, w)), pads, mode, *value))
@@ -578,7 +578,7 @@ def pad(draw: Any) -> Call:
 def rotations(draw: Any) -> Call:
     shape = shape_of(draw)
     dims = draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, unique=True))
-    return either(
+    return choose(
         draw,
         Call(A.flip.default, (T(shape), dims)),
         Call(A.roll.default, (T(shape), [draw(st.integers(-6, 6)) for _ in dims], dims)),
@@ -592,7 +592,7 @@ def rotations(draw: Any) -> Call:
 @call
 def embedding(draw: Any) -> Call:
     v, c = draw(st.integers(2, 6)), draw(sizes)
-    padding = either(draw, -1, 0, v - 1)
+    padding = choose(draw, -1, 0, v - 1)
     return Call(A.embedding.default, (P(v, c), T(shape_of(draw, 1, 3), below=v), padding))
 
 
@@ -606,7 +606,7 @@ def indexed(draw: Any) -> Call:
         if len(shape) == 2
         else [T((2,), below=shape[0])]
     )
-    return either(
+    return choose(
         draw,
         Call(A.gather.default, (T(()), 0, T((), below=1))),
         Call(A.index_select.default, (T(()), 0, T((1,), below=1))),
@@ -629,9 +629,9 @@ def reduction(draw: Any) -> Call:
         )
     )
     keep = draw(st.booleans())
-    target = either(draw, A.sum.dim_IntList, A.mean.dim)
+    target = choose(draw, A.sum.dim_IntList, A.mean.dim)
     if draw(st.booleans()):
-        return Call(either(draw, A.sum, A.mean).default, (T(shape),))
+        return Call(choose(draw, A.sum, A.mean).default, (T(shape),))
     return Call(target, (T(shape), dims, keep))
 
 
@@ -639,9 +639,9 @@ def reduction(draw: Any) -> Call:
 def variance(draw: Any) -> Call:
     shape = shape_of(draw, 0, 3)
     dims = draw(st.lists(st.integers(0, max(0, len(shape) - 1)), min_size=1, unique=True))
-    target = either(draw, A.var.correction, A.std.correction)
+    target = choose(draw, A.var.correction, A.std.correction)
     return Call(
-        target, (T(shape), dims), {"correction": either(draw, 0, 1), "keepdim": draw(st.booleans())}
+        target, (T(shape), dims), {"correction": choose(draw, 0, 1), "keepdim": draw(st.booleans())}
     )
 
 
@@ -651,17 +651,17 @@ def extremes(draw: Any) -> Call:
     dim, keep = dim_of(draw, shape), draw(st.booleans())
     several = [dim, *(d for d in range(len(shape)) if d != dim % len(shape))][: draw(sizes)]
     x, holds = T(shape), T(shape, boolean=True)
-    return either(
+    return choose(
         draw,
         Call(A.amax.default, (x, several, keep)),
         Call(A.amax.default, (x,)),
         Call(A.amin.default, (x, [], keep)),
-        Call(either(draw, A.max, A.min).dim, (x, dim, keep)),
-        Call(either(draw, A.max, A.min).default, (x,)),
-        Call(either(draw, A.max, A.min).other, (x, x)),
+        Call(choose(draw, A.max, A.min).dim, (x, dim, keep)),
+        Call(choose(draw, A.max, A.min).default, (x,)),
+        Call(choose(draw, A.max, A.min).other, (x, x)),
         Call(A.any.default, (holds,)),
         Call(A.all.dim, (holds, dim, keep)),
-        Call(either(draw, A.any, A.all).dims, (holds, either(draw, several, None, []), keep)),
+        Call(choose(draw, A.any, A.all).dims, (holds, choose(draw, several, None, []), keep)),
         Call(A.argmax.default, (x, dim, keep)),
         Call(A.argmin.default, (x, None, keep)),
         Call(A.argmax.default, (x,), {"keepdim": keep}),
@@ -673,9 +673,9 @@ def whole(draw: Any) -> Call:
     shape = shape_of(draw, 0)
     dim, keep = dim_of(draw, shape), draw(st.booleans())
     x = T(shape)
-    return either(
+    return choose(
         draw,
-        Call(either(draw, A.cumsum, A.cumprod).default, (x, dim)),
+        Call(choose(draw, A.cumsum, A.cumprod).default, (x, dim)),
         Call(A.cumsum.default, (x,), {"dim": dim, "dtype": torch.float64}),
         Call(A.sort.default, (x, dim, keep)),
         Call(A.sort.stable, (x,), {"stable": True, "dim": dim, "descending": keep}),
@@ -693,7 +693,7 @@ def whole(draw: Any) -> Call:
 
 @call
 def recurrent(draw: Any) -> Call:
-    kind = either(draw, "lstm", "gru", "rnn_tanh", "rnn_relu")
+    kind = choose(draw, "lstm", "gru", "rnn_tanh", "rnn_relu")
     gates = {"lstm": 4, "gru": 3}.get(kind, 1)
     n, t, k, c = (draw(st.integers(1, 3)) for _ in range(4))
     layers, both = draw(st.integers(1, 2)), draw(st.booleans())
@@ -713,7 +713,7 @@ def recurrent(draw: Any) -> Call:
 
 @call
 def opaque(draw: Any) -> Call:
-    return either(
+    return choose(
         draw,
         Call(A.cdist.default, (T((3, 4)), T((5, 4)))),
         Call(A.logcumsumexp.default, (T((4, 3)), 0)),

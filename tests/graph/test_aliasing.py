@@ -77,9 +77,9 @@ def assert_reads_right(graph: Graph, model: nn.Module, inputs: list[Tensor]) -> 
     expected = loss_of(model(*inputs[:2]), *inputs[2:])
     (gradient,) = torch.autograd.grad(expected, [model.weight])
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    found = interpret(graph, {**state, **dict(zip(graph.inputs, inputs, strict=True))})[graph.loss]
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(torch.autograd.grad(found, [model.weight])[0], gradient)
+    loss = interpret(graph, {**state, **dict(zip(graph.inputs, inputs, strict=True))})[graph.loss]
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(torch.autograd.grad(loss, [model.weight])[0], gradient)
 
 
 @settings(max_examples=30)

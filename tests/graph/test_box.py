@@ -24,47 +24,47 @@ def boxes(draw: Any, rank: int) -> Box:
 
 
 @st.composite
-def some(draw: Any, least: int, most: int) -> list[Box]:
+def lists_of_boxes(draw: Any, least: int, most: int) -> list[Box]:
     rank = draw(st.integers(0, 3))
     return [draw(boxes(rank)) for _ in range(draw(st.integers(least, most)))]
 
 
-@given(some(2, 2))
+@given(lists_of_boxes(2, 2))
 def test_pair(pair: list[Box]) -> None:
     a, b = pair
     assert points(a & b) == points(a) & points(b)
-    rest = a - b
-    assert disjoint(rest)
-    assert set().union(*map(points, rest)) == points(a) - points(b)
+    pieces = a - b
+    assert disjoint(pieces)
+    assert set().union(*map(points, pieces)) == points(a) - points(b)
     assert a.contains(b) == (points(b) <= points(a))
     assert a.volume == len(points(a))
     assert a.empty == (not points(a))
 
 
-@given(some(1, 5))
-def test_many(found: list[Box]) -> None:
-    first, *others = found
+@given(lists_of_boxes(1, 5))
+def test_many(some_boxes: list[Box]) -> None:
+    first, *others = some_boxes
     union: Points = set().union(*map(points, others))
     assert set().union(*map(points, subtract(first, others))) == points(first) - union
     assert covers(others, first) == (points(first) <= union)
-    assert disjoint(found) == (sum(b.volume for b in found) == len(union | points(first)))
-    assert all(bounding_box(found).contains(b) for b in found)
+    assert disjoint(some_boxes) == (sum(b.volume for b in some_boxes) == len(union | points(first)))
+    assert all(bounding_box(some_boxes).contains(b) for b in some_boxes)
 
 
-@given(some(1, 5))
-def test_cells(found: list[Box]) -> None:
+@given(lists_of_boxes(1, 5))
+def test_cells(some_boxes: list[Box]) -> None:
     owners: dict[tuple[int, ...], tuple[int, ...]] = {}
-    for i, box in enumerate(found):
+    for i, box in enumerate(some_boxes):
         for p in points(box):
             owners[p] = (*owners.get(p, ()), i)
-    ours = {p: who for cell, who in cells(found) for p in points(cell)}
+    ours = {p: who for cell, who in cells(some_boxes) for p in points(cell)}
     assert ours == owners
-    assert disjoint([cell for cell, _ in cells(found)])
+    assert disjoint([cell for cell, _ in cells(some_boxes)])
 
 
-@given(some(1, 4))
-def test_merge(found: list[Box]) -> None:
-    pieces = [cell for cell, _ in cells(found)]
+@given(lists_of_boxes(1, 4))
+def test_merge(some_boxes: list[Box]) -> None:
+    pieces = [cell for cell, _ in cells(some_boxes)]
     merged = merge_boxes(pieces)
     assert len(merged) <= len(pieces)
     assert disjoint(merged)
@@ -86,7 +86,7 @@ def test_grid(pairs: list[tuple[int, int]]) -> None:
         assert max(extents) - min(extents) <= 1
 
 
-@given(some(2, 2), st.lists(st.integers(-3, 3), min_size=3, max_size=3))
+@given(lists_of_boxes(2, 2), st.lists(st.integers(-3, 3), min_size=3, max_size=3))
 def test_shift_and_slices(pair: list[Box], by: list[int]) -> None:
     a, _ = pair
     assert a.shift(by[: len(a.lo)]).shape == a.shape

@@ -23,7 +23,7 @@ from raddle.graph.interpret import interpret
 FINGERPRINTS = pathlib.Path(__file__).with_name("fingerprints.json")
 
 
-def same(
+def capture_and_compare(
     model: nn.Module, inputs: Sequence[Tensor], loss: Callable[..., Tensor] | None = None
 ) -> Graph:
     """Captures and compares loss, gradients and buffers with the module, whole and under tilings."""
@@ -57,8 +57,8 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def module(forward: Callable[..., Any], **children: Any) -> nn.Module:
-    class Given(nn.Module):
+def make_module(forward: Callable[..., Any], **children: Any) -> nn.Module:
+    class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             for name, child in children.items():
@@ -70,7 +70,7 @@ def module(forward: Callable[..., Any], **children: Any) -> nn.Module:
         def forward(self, *args: Any) -> Any:
             return forward(self, *args)
 
-    return Given()
+    return Model()
 
 
 # -- names ----------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def module(forward: Callable[..., Any], **children: Any) -> nn.Module:
 
 def test_operators_carry_the_names_of_modules() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
-    graph = same(model, [randn(2, 3, 5, 5)])
+    graph = capture_and_compare(model, [randn(2, 3, 5, 5)])
     assert [op.name for op in graph.ops][:5] == ["0", "1.add", "1.moments", "1.running", "1"]
     assert {p.name for p in graph.parameters} == {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert set(graph.updates) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
@@ -88,35 +88,37 @@ def test_operators_carry_the_names_of_modules() -> None:
 def test_shared_parameters_have_one_name() -> None:
     embedding, output = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
     output.weight = embedding.weight
-    model = module(lambda m, x: m.output(m.embedding(x)), embedding=embedding, output=output)
-    graph = same(model, [torch.randint(7, (3, 2))])
+    model = make_module(lambda m, x: m.output(m.embedding(x)), embedding=embedding, output=output)
+    graph = capture_and_compare(model, [torch.randint(7, (3, 2))])
     assert graph.aliases == {"output.weight": "embedding.weight"}
     assert [p.name for p in graph.parameters] == ["embedding.weight"]
     assert sum("embedding.weight" in op.inputs for op in graph.ops) == 2
 
 
 def test_a_module_called_twice() -> None:
-    model = module(lambda m, x: m.bn(m.bn(m.fc(x)) * 2), fc=nn.Linear(3, 3), bn=nn.BatchNorm1d(3))
-    graph = same(model, [randn(5, 3)])
+    model = make_module(
+        lambda m, x: m.bn(m.bn(m.fc(x)) * 2), fc=nn.Linear(3, 3), bn=nn.BatchNorm1d(3)
+    )
+    graph = capture_and_compare(model, [randn(5, 3)])
     assert {"bn", "bn_1"} <= {op.name for op in graph.ops}
 
 
 def test_frozen_and_unused_parameters() -> None:
     model = nn.ModuleDict({"a": nn.Linear(3, 3), "unused": nn.Linear(2, 2)})
     model["a"].bias.requires_grad_(False)
-    graph = same(module(lambda m, x: m.d["a"](x), d=model), [randn(2, 3)])
+    graph = capture_and_compare(make_module(lambda m, x: m.d["a"](x), d=model), [randn(2, 3)])
     assert graph.values["d.a.bias"].role == "frozen"
     assert graph.values["d.unused.weight"].role == "parameter"
     assert "d.a.bias" not in graph.differentiable()
 
 
 def test_names_do_not_collide() -> None:
-    model = module(
+    model = make_module(
         lambda m, seed: m.model(seed) + m.loss,
         model=nn.Linear(3, 3),
         loss=nn.Parameter(torch.ones(3)),
     )
-    graph = same(model, [randn(2, 3)])
+    graph = capture_and_compare(model, [randn(2, 3)])
     assert {p.name for p in graph.parameters} == {"model.weight", "model.bias", "loss"}
 
 
@@ -143,7 +145,9 @@ def test_several_inputs_and_outputs() -> None:
 
 
 def test_a_scalar_output_is_the_loss() -> None:
-    graph = capture(module(lambda m, x: m.fc(x).mean(), fc=nn.Linear(3, 1)), [torch.randn(2, 3)])
+    graph = capture(
+        make_module(lambda m, x: m.fc(x).mean(), fc=nn.Linear(3, 1)), [torch.randn(2, 3)]
+    )
     assert graph.loss == "mean"
 
 
@@ -209,7 +213,7 @@ def _blocks(m: Any, x: Tensor) -> Tensor:
 )
 def test_writes_in_place(forward: Callable[..., Tensor]) -> None:
     buffers = {"mean": torch.zeros(4), "count": torch.tensor(0), "window": torch.zeros(3)}
-    same(module(forward, fc=nn.Linear(4, 4), **buffers), [randn(3, 4)])
+    capture_and_compare(make_module(forward, fc=nn.Linear(4, 4), **buffers), [randn(3, 4)])
 
 
 def test_the_module_is_not_changed() -> None:
@@ -224,7 +228,9 @@ def test_the_module_is_not_changed() -> None:
 
 
 def test_an_unknown_operator_is_opaque_and_correct() -> None:
-    graph = same(module(lambda m, x: torch.linalg.inv(m.fc(x)), fc=nn.Linear(3, 3)), [randn(3, 3)])
+    graph = capture_and_compare(
+        make_module(lambda m, x: torch.linalg.inv(m.fc(x)), fc=nn.Linear(3, 3)), [randn(3, 3)]
+    )
     assert [op.label for op in graph.opaque_ops] == ["linalg_inv"]
     assert set(graph.dim_kinds(graph.opaque_ops[0])) == {"-"}
 
@@ -236,7 +242,7 @@ def test_control_flow_on_values_is_refused_with_its_place() -> None:
         return -x
 
     with pytest.raises(InputError) as error:
-        capture(module(forward), [torch.randn(3)])
+        capture(make_module(forward), [torch.randn(3)])
     message = str(error.value)
     assert f"{pathlib.Path(__file__).name}:" in message
     assert "if x.sum() > 0" in message
@@ -254,7 +260,7 @@ def test_shapes_that_depend_on_data_are_refused_with_their_place(
     forward: Callable[..., Tensor], reason: str
 ) -> None:
     with pytest.raises(InputError, match=reason) as error:
-        capture(module(forward), [torch.rand(3)])
+        capture(make_module(forward), [torch.rand(3)])
     assert f"{pathlib.Path(__file__).name}:" in str(error.value)
 
 
@@ -264,7 +270,7 @@ def test_autocast_inside_forward_is_refused() -> None:
             return x @ x.t()
 
     with pytest.raises(InputError, match="autocast"):
-        capture(module(forward), [torch.rand(3, 3)])
+        capture(make_module(forward), [torch.rand(3, 3)])
 
 
 def test_wrong_inputs_are_refused() -> None:
@@ -287,17 +293,17 @@ def test_fingerprints_are_those_recorded(name: str) -> None:
 
 
 def test_fingerprints_tell_models_apart() -> None:
-    def of(model: nn.Module, *shape: int) -> str:
+    def fingerprint_of(model: nn.Module, *shape: int) -> str:
         return capture(model, [torch.randn(*shape)]).fingerprint()
 
     every = {
-        of(nn.Sequential(nn.Linear(3, 3)), 2, 3),
-        of(nn.Sequential(nn.Linear(3, 3)), 4, 3),
-        of(nn.Sequential(nn.Linear(3, 4)), 2, 3),
-        of(nn.Sequential(nn.Linear(3, 3, bias=False)), 2, 3),
-        of(nn.ModuleDict({"a": nn.Linear(3, 3)})["a"], 2, 3),
-        of(nn.Sequential(nn.LeakyReLU(0.1)), 2, 3),
-        of(nn.Sequential(nn.LeakyReLU(0.2)), 2, 3),
+        fingerprint_of(nn.Sequential(nn.Linear(3, 3)), 2, 3),
+        fingerprint_of(nn.Sequential(nn.Linear(3, 3)), 4, 3),
+        fingerprint_of(nn.Sequential(nn.Linear(3, 4)), 2, 3),
+        fingerprint_of(nn.Sequential(nn.Linear(3, 3, bias=False)), 2, 3),
+        fingerprint_of(nn.ModuleDict({"a": nn.Linear(3, 3)})["a"], 2, 3),
+        fingerprint_of(nn.Sequential(nn.LeakyReLU(0.1)), 2, 3),
+        fingerprint_of(nn.Sequential(nn.LeakyReLU(0.2)), 2, 3),
     }
     assert len(every) == 7
 
@@ -375,7 +381,7 @@ def _constants(m: Any, x: Tensor) -> Tensor:
 )
 def test_states(forward: Callable[..., Tensor]) -> None:
     buffers = {"mean": torch.zeros(4), "other": torch.ones(4), "both": torch.ones(2, 4)}
-    same(module(forward, fc=nn.Linear(4, 4), **buffers), [randn(3, 4)])
+    capture_and_compare(make_module(forward, fc=nn.Linear(4, 4), **buffers), [randn(3, 4)])
 
 
 def test_a_frozen_teacher_is_updated() -> None:
@@ -385,7 +391,7 @@ def test_a_frozen_teacher_is_updated() -> None:
         return m.fc(x) * m.teacher.sum()
 
     teacher = nn.Parameter(torch.ones(4, 4), requires_grad=False)
-    graph = capture(module(forward, fc=nn.Linear(4, 4), teacher=teacher), [torch.randn(3, 4)])
+    graph = capture(make_module(forward, fc=nn.Linear(4, 4), teacher=teacher), [torch.randn(3, 4)])
     assert set(graph.updates) == {"teacher"}
 
 
@@ -433,7 +439,7 @@ def _list_write(m: Any, x: Tensor) -> Tensor:
     ],
 )
 def test_what_would_be_lost_is_refused(forward: Callable[..., Tensor], reason: str) -> None:
-    model = module(forward, fc=nn.Linear(4, 4), mean=torch.zeros(4))
+    model = make_module(forward, fc=nn.Linear(4, 4), mean=torch.zeros(4))
     with pytest.raises(InputError, match=reason):
         capture(model, [torch.randn(3, 4)], loss=lambda y: y.sum())
     assert torch.autograd.Function.apply.__func__.__name__ == "apply"  # put back
@@ -450,7 +456,7 @@ def test_written_buffers_that_share_memory_are_refused() -> None:
         return x * m.table.sum()
 
     table = torch.zeros(2, 4)
-    model = module(forward, table=table, row=table[0])
+    model = make_module(forward, table=table, row=table[0])
     with pytest.raises(InputError, match="'row', which shares memory with 'table'"):
         capture(model, [torch.randn(3, 4)])
 
@@ -461,7 +467,7 @@ def test_a_checkpoint_without_reentry() -> None:
             lambda z: m.fc(z).sin(), m.fc(x), use_reentrant=False
         )
 
-    same(module(forward, fc=nn.Linear(4, 4)), [randn(3, 4)])
+    capture_and_compare(make_module(forward, fc=nn.Linear(4, 4)), [randn(3, 4)])
 
 
 def test_attributes_that_are_no_buffers() -> None:
@@ -496,10 +502,10 @@ def test_a_loss_is_one_scalar(loss: Callable[..., Any], reason: str) -> None:
 
 
 def test_a_loss_module_keeps_its_weights_to_itself() -> None:
-    model = module(lambda m, x: m.loss(x), loss=nn.Linear(4, 5))
+    model = make_module(lambda m, x: m.loss(x), loss=nn.Linear(4, 5))
     weights = torch.arange(1.0, 6).double()
     target = torch.tensor([0, 1, 2])
-    same(model, [randn(3, 4)], lambda y: nn.CrossEntropyLoss(weights)(y, target))
+    capture_and_compare(model, [randn(3, 4)], lambda y: nn.CrossEntropyLoss(weights)(y, target))
     graph = capture(model, [randn(3, 4)], targets=[target], loss=nn.CrossEntropyLoss(weights))
     assert {p.name for p in graph.parameters} == {"loss.weight", "loss.bias"}
 
@@ -523,6 +529,6 @@ def test_wrong_letters() -> None:
 
 
 def test_lists_and_mappings_as_inputs() -> None:
-    model = module(lambda m, x, y: m.fc(x[0]) * x[1] + y["z"], fc=nn.Linear(2, 2))
+    model = make_module(lambda m, x, y: m.fc(x[0]) * x[1] + y["z"], fc=nn.Linear(2, 2))
     graph = capture(model, [[torch.ones(3, 2), torch.ones(3, 1)], {"z": torch.ones(2)}])
     assert len(graph.inputs) == 3

@@ -19,7 +19,7 @@ def ranges(draw: Any) -> list[tuple[int, int]]:
     return [(lo, lo + draw(st.integers(1, 6))) for lo in los]
 
 
-def brute(
+def brute_force(
     expression: str, box: list[tuple[int, int]], extent: int, den: int = 1
 ) -> tuple[int, int]:
     values = []
@@ -33,27 +33,27 @@ def brute(
 @given(ranges(), st.integers(1, 4), st.integers(1, 4), st.integers(0, 12), st.integers(1, 30))
 def test_window(box: Any, stride: int, dilation: int, padding: int, extent: int) -> None:
     text = f"a*{stride}+b*{dilation}-{padding}"
-    assert parse_index(text, DIMS, extent, {}, {}).range(box) == brute(text, box, extent)
+    assert parse_index(text, DIMS, extent, {}, {}).range(box) == brute_force(text, box, extent)
 
 
 @given(ranges(), st.integers(1, 4), st.integers(1, 4), st.integers(0, 12), st.integers(1, 30))
 def test_exact_division(box: Any, stride: int, dilation: int, padding: int, extent: int) -> None:
     inner = f"a-b*{dilation}+{padding}"
-    found = parse_index(f"({inner})/{stride}", DIMS, extent, {}, {}).range(box)
-    assert found == brute(inner, box, extent, stride)
+    computed = parse_index(f"({inner})/{stride}", DIMS, extent, {}, {}).range(box)
+    assert computed == brute_force(inner, box, extent, stride)
 
 
 @given(ranges(), st.integers(1, 5), st.integers(1, 5), st.integers(1, 4))
 def test_digits(box: Any, div: int, mod: int, coef: int) -> None:
     text = f"a//{div}%{mod}*{coef}+b"
-    assert parse_index(text, DIMS, 999, {}, {}).range(box) == brute(text, box, 999)
+    assert parse_index(text, DIMS, 999, {}, {}).range(box) == brute_force(text, box, 999)
 
 
 @given(ranges(), st.integers(1, 5), st.integers(1, 5))
 def test_groups(box: Any, filters: int, channels: int) -> None:
     text = f"a//{filters}*{channels}+b"
     names = {"cg": filters, "kg": channels}
-    assert parse_index("a//cg*kg+b", DIMS, 999, names, {}).range(box) == brute(text, box, 999)
+    assert parse_index("a//cg*kg+b", DIMS, 999, names, {}).range(box) == brute_force(text, box, 999)
 
 
 @given(ranges(), st.integers(0, 20))
@@ -67,5 +67,5 @@ def test_table(box: Any, starts: list[int]) -> None:
     table = tuple((s, s + 1 + i % 3) for i, s in enumerate(starts))
     lo, hi = box[0]
     part = table[lo:hi]
-    found = parse_index("taps(a)", DIMS, 40, {}, {"taps": table}).range(box)
-    assert found == (min(s for s, _ in part), max(e for _, e in part))
+    computed = parse_index("taps(a)", DIMS, 40, {}, {"taps": table}).range(box)
+    assert computed == (min(s for s, _ in part), max(e for _, e in part))

@@ -35,5 +35,5 @@ def test_what_nothing_changes_stays_itself() -> None:
     op = next(op for op in mlp().ops if op.name == "fc1")
     present = np.ones(3, bool)
     assert all(
-        own is present for own in needed_operands(op.space.operands, [present] * len(op.inputs))
+        need is present for need in needed_operands(op.space.operands, [present] * len(op.inputs))
     )

@@ -75,10 +75,10 @@ def build(call: Call, seed: int) -> tuple[Graph, dict[str, torch.Tensor], list[A
 
     arguments = map_arguments((call.args, call.kwargs), T, value)
     result = b.call(call.target, *arguments[0], **arguments[1])
-    found = [
+    outputs = [
         v for v in (result if isinstance(result, (list, tuple)) else [result]) if v is not None
     ]
-    names = tuple(v.name for v in found)
+    names = tuple(v.name for v in outputs)
     updates = {before.name: after.name for before, after in b.hidden_writes}
     graph = Graph(
         "call",
@@ -241,8 +241,8 @@ def _boxes_equal_whole(op: Op, operands: list[torch.Tensor], boxes: list[Box]) -
     if not total.requires_grad:
         assert all((g == 0).all() for g in expected)
         return
-    found = torch.autograd.grad(total, ours, allow_unused=True, materialize_grads=True)
-    for a, b in zip(found, expected, strict=True):
+    gradients = torch.autograd.grad(total, ours, allow_unused=True, materialize_grads=True)
+    for a, b in zip(gradients, expected, strict=True):
         close(a, b)
 
 

@@ -25,7 +25,7 @@ RUNNING = T((9,), role="buffer"), T((9,), role="buffer", positive=True)
 FEWER = max(5, settings.default.max_examples // 4)
 
 
-def lowered(call: Call, dtype: torch.dtype, state: torch.dtype | None = None) -> Call:
+def in_dtype(call: Call, dtype: torch.dtype, state: torch.dtype | None = None) -> Call:
     """The same call on inputs of another type; parameters and buffers may have one of their own."""
 
     def cast(t: T) -> T:
@@ -49,18 +49,18 @@ def compare(call: Call, seed: int, cut: Any) -> None:
     precise = {k: v.double() if v.is_floating_point() else v for k, v in tensors.items()}
     truth = run_torch(call, precise, graph.updates)
     tiles = {op.name: cut(op) for op in graph.ops[:20]}
-    _types_are_declared(graph, tensors, tiles)
+    _check_declared_types(graph, tensors, tiles)
     names = [*graph.outputs, *graph.updates.values()]
-    for some, fuse in [({}, True), ({}, False), (tiles, False)]:
-        found = interpret(graph, tensors, tiles=some, fuse=fuse)
-        for name, a, b, c in zip(names, map(found.get, names), theirs, truth, strict=False):
+    for used_tiles, fuse in [({}, True), ({}, False), (tiles, False)]:
+        results = interpret(graph, tensors, tiles=used_tiles, fuse=fuse)
+        for name, a, b, c in zip(names, map(results.get, names), theirs, truth, strict=False):
             assert a.dtype == b.dtype == graph.values[name].dtype
             # Partial products have the type of the result; they may be larger than their sum.
             scale = 4.0 if any(op.space.is_product for op in graph.ops) else 0.0
-            _as_close_as_torch(a, b, c, scale)
+            _check_as_close_as_torch(a, b, c, scale)
 
 
-def _types_are_declared(
+def _check_declared_types(
     graph: Graph, tensors: Mapping[str, Tensor], tiles: Mapping[str, Sequence[Box]]
 ) -> None:
     values = {**tensors}
@@ -73,7 +73,7 @@ def _types_are_declared(
         values.update(zip(op.outputs, results, strict=True))
 
 
-def _as_close_as_torch(ours: Tensor, theirs: Tensor, truth: Tensor, scale: float) -> None:
+def _check_as_close_as_torch(ours: Tensor, theirs: Tensor, truth: Tensor, scale: float) -> None:
     """A few roundings of the result apart from the truth, or not much farther than torch is."""
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())
     if same.all():
@@ -90,7 +90,7 @@ def test_half_precision(name: str) -> None:
     @settings(max_examples=FEWER)
     @given(st.data(), st.integers(0, 99), st.sampled_from(HALF))
     def check(data: st.DataObject, seed: int, dtype: torch.dtype) -> None:
-        call = lowered(data.draw(CALLS[name]), dtype)
+        call = in_dtype(data.draw(CALLS[name]), dtype)
         compare(call, seed, lambda op: data.draw(partition(op)))
 
     check()
@@ -100,7 +100,7 @@ def test_half_precision(name: str) -> None:
 def test_statistics_and_weights_of_float32(name: str) -> None:
     @given(st.data(), st.integers(0, 99), st.sampled_from(HALF))
     def check(data: st.DataObject, seed: int, dtype: torch.dtype) -> None:
-        call = lowered(data.draw(CALLS[name]), dtype, torch.float32)
+        call = in_dtype(data.draw(CALLS[name]), dtype, torch.float32)
         compare(call, seed, lambda op: data.draw(partition(op)))
 
     check()
@@ -150,7 +150,7 @@ def halves(op: Op) -> list[Box]:
     ids=lambda call: str(call.target),
 )
 def test_long_sums(call: Call, dtype: torch.dtype) -> None:
-    compare(lowered(call, dtype), 0, halves)
+    compare(in_dtype(call, dtype), 0, halves)
 
 
 @pytest.mark.parametrize("dtype", HALF)

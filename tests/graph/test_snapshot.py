@@ -23,14 +23,14 @@ from raddle.graph.capture import capture
 
 HOOKS = [n for n in dir(nn.Module) if n.startswith("register_") and n.endswith("_hook")]
 
-Touch = Callable[[Any, Tensor, random.Random], Any]
+Change = Callable[[Any, Tensor, random.Random], Any]
 
 
 def ignore(*_: Any, **__: Any) -> None:
     """A hook that changes nothing."""
 
 
-def hook(name: str) -> Touch:
+def hook(name: str) -> Change:
     """Registers one kind of hook with any of its flags, on any module."""
 
     def touch(m: Any, v: Tensor, rng: random.Random) -> None:
@@ -41,7 +41,7 @@ def hook(name: str) -> Touch:
     return touch
 
 
-def assign(name: str, value: Callable[[Any, Tensor], Any]) -> Touch:
+def assign(name: str, value: Callable[[Any, Tensor], Any]) -> Change:
     return lambda m, v, rng: setattr(rng.choice([m, m.fc, m.norm]), name, value(m, v))
 
 
@@ -65,7 +65,7 @@ def doubling(m: Any, v: Tensor, rng: random.Random) -> None:
         m.fc.register_forward_hook(lambda module, inputs, output: output * 2)
 
 
-TOUCHES: dict[str, Touch] = {
+CHANGES: dict[str, Change] = {
     **{name: hook(name) for name in HOOKS},
     "doubling": doubling,
     "counts": assign("count", lambda m, v: m.count + 1),
@@ -104,14 +104,14 @@ TOUCHES: dict[str, Touch] = {
 }
 
 
-class Notes:
+class PlainObject:
     """Something that a module holds and that is no module."""
 
     def __init__(self) -> None:
         self.list: list[Any] = []
 
 
-class Touching(nn.Module):
+class ChangingModule(nn.Module):
     """A forward that does the named things to its module."""
 
     def __init__(self, touches: list[str], seed: int) -> None:
@@ -123,7 +123,7 @@ class Touching(nn.Module):
         self.plain, self.spare, self.count, self.installed = torch.ones(3), 1, 0, False
         self.fc.count = self.norm.count = 0
         self.list, self.dict, self.set = [torch.ones(2)], {"a": 1, "inner": []}, {"one"}
-        self.queue, self.object = deque([1, 2]), Notes()
+        self.queue, self.object = deque([1, 2]), PlainObject()
         self.logger = logging.getLogger("raddle.tests")
         self.fc.register_forward_hook(ignore)
         self.random, self.numpy = random.Random(0), np.random.default_rng(0)
@@ -132,11 +132,11 @@ class Touching(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rng = random.Random(self.seed)
         for name in self.touches:
-            TOUCHES[name](self, x, rng)
+            CHANGES[name](self, x, rng)
         return (self.norm(self.fc(x)) * self.buffer.exp()).square().mean()
 
 
-def portrait(value: Any, seen: set[int]) -> Any:
+def describe_object(value: Any, seen: set[int]) -> Any:
     """What something is made of, down to the identity and the numbers of every tensor."""
     if isinstance(value, Tensor):
         gradient = None if value.grad is None else id(value.grad)
@@ -146,17 +146,17 @@ def portrait(value: Any, seen: set[int]) -> Any:
         return id(value), value if isinstance(value, (int, float, str)) else None
     seen.add(id(value))
     if isinstance(value, dict):
-        return [(k, portrait(v, seen)) for k, v in value.items()]
+        return [(k, describe_object(v, seen)) for k, v in value.items()]
     if isinstance(value, (list, tuple, deque, set)):
-        return [portrait(v, seen) for v in value]
-    if isinstance(value, (nn.Module, Notes)):
-        return id(value), type(value), portrait(vars(value), seen)
+        return [describe_object(v, seen) for v in value]
+    if isinstance(value, (nn.Module, PlainObject)):
+        return id(value), type(value), describe_object(vars(value), seen)
     if isinstance(value, random.Random):
         return value.getstate()
     return str(value.bit_generator.state) if isinstance(value, np.random.Generator) else id(value)
 
 
-def surroundings() -> Any:
+def process_state() -> Any:
     registered = {
         k: dict(v) for k, v in vars(nn.modules.module).items() if isinstance(v, OrderedDict)
     }
@@ -167,7 +167,7 @@ def surroundings() -> Any:
 
 
 @contextlib.contextmanager
-def put_back() -> Any:
+def restore_globals() -> Any:
     """For the test's own sake: what it finds changed must not change others."""
     before = torch.get_default_dtype(), dict(nn.modules.module._global_forward_hooks)
     try:
@@ -179,27 +179,27 @@ def put_back() -> Any:
 
 
 @settings(max_examples=40)
-@given(st.lists(st.sampled_from(sorted(TOUCHES)), max_size=5), st.integers(0, 99), st.booleans())
+@given(st.lists(st.sampled_from(sorted(CHANGES)), max_size=5), st.integers(0, 99), st.booleans())
 def test_capture_changes_nothing(touches: list[str], seed: int, training: bool) -> None:
-    model, x = Touching(touches, seed).train(training), torch.randn(4, 3)
+    model, x = ChangingModule(touches, seed).train(training), torch.randn(4, 3)
     if seed % 2:
         model.fc.weight.grad = torch.ones(3, 3)
-    with put_back():
-        before = portrait(model, set()), surroundings()
+    with restore_globals():
+        before = describe_object(model, set()), process_state()
         with contextlib.suppress(InputError):
             capture(model, [x])
-        after = portrait(model, set()), surroundings()
+        after = describe_object(model, set()), process_state()
     assert after == before
 
 
-@pytest.mark.parametrize("name", TOUCHES)
+@pytest.mark.parametrize("name", CHANGES)
 def test_each_way_to_change_a_module_is_undone(name: str) -> None:
     test_capture_changes_nothing.hypothesis.inner_test([name], 3, True)
 
 
 def test_lists_stay_the_same_objects() -> None:
     """Others may hold them too; torch.export replaces them by copies."""
-    model = Touching(["appends", "nested", "an object's list"], 0)
+    model = ChangingModule(["appends", "nested", "an object's list"], 0)
     held = model.list, model.dict, model.dict["inner"], model.queue, model.object.list
     capture(model, [torch.randn(4, 3)])
     now = model.list, model.dict, model.dict["inner"], model.queue, model.object.list
@@ -218,16 +218,16 @@ def hooking(m: Any, v: Tensor, rng: random.Random) -> None:
     ("touch", "reason"), [(freezing, "requires_grad of 'fc.bias'"), (hooking, "hook on a gradient")]
 )
 def test_what_would_be_lost_is_refused(
-    touch: Touch, reason: str, monkeypatch: pytest.MonkeyPatch
+    touch: Change, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(TOUCHES, "given", touch)
+    monkeypatch.setitem(CHANGES, "given", touch)
     with pytest.raises(InputError, match=reason):
-        capture(Touching(["given"], 0), [torch.randn(4, 3)])
+        capture(ChangingModule(["given"], 0), [torch.randn(4, 3)])
 
 
 def test_hooks_of_the_first_call_are_installed_once() -> None:
     torch.manual_seed(0)
-    model, x = Touching(["doubling"], 0), torch.randn(4, 3)
+    model, x = ChangingModule(["doubling"], 0), torch.randn(4, 3)
     expected = copy.deepcopy(model)(x).item()
     capture(model, [x])
     assert model(x).item() == expected
@@ -243,8 +243,8 @@ def test_segformer_runs_after_it_was_captured() -> None:
     model = hf.SegformerForSemanticSegmentation(config).eval()
     given = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.randint(3, (2, 16, 16))}
     expected = copy.deepcopy(model)(**given).loss.item()
-    before = portrait(model, set())
+    before = describe_object(model, set())
     graph = capture(model, given, loss=lambda out: out.loss)
-    assert portrait(model, set()) == before
+    assert describe_object(model, set()) == before
     assert model(**given).loss.item() == expected
     assert graph.loss is not None

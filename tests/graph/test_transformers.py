@@ -21,8 +21,8 @@ from raddle.graph.interpret import interpret
 hf = pytest.importorskip("transformers")
 
 # n: sequences or images, t: tokens, s: tokens of the source
-N, T, S, WORDS, CLASSES = 3, 9, 7, 61, 7
-IDS = {"vocab_size": WORDS, "bos_token_id": 0, "eos_token_id": 1}
+N, T, S, VOCABULARY, CLASSES = 3, 9, 7, 61, 7
+IDS = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1}
 TEXT = {
     **IDS, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 40, "max_position_embeddings": 16,
@@ -57,17 +57,17 @@ SWIN = {
 }  # fmt: skip
 
 
-def words(*shape: int) -> Tensor:
-    return torch.randint(2, WORDS, shape)
+def token_ids(*shape: int) -> Tensor:
+    return torch.randint(2, VOCABULARY, shape)
 
 
 def labels(*shape: int) -> Tensor:
     """Words to predict; the first of each sequence do not count."""
-    return words(*shape).index_fill(1, torch.tensor([0, 1]), -100)
+    return token_ids(*shape).index_fill(1, torch.tensor([0, 1]), -100)
 
 
 def text() -> dict[str, Tensor]:
-    return {"input_ids": words(N, T), "labels": labels(N, T)}
+    return {"input_ids": token_ids(N, T), "labels": labels(N, T)}
 
 
 def padded() -> dict[str, Tensor]:
@@ -77,7 +77,7 @@ def padded() -> dict[str, Tensor]:
 
 
 def translation() -> dict[str, Tensor]:
-    return {"input_ids": words(N, S), "labels": labels(N, T)}
+    return {"input_ids": token_ids(N, S), "labels": labels(N, T)}
 
 
 def images(size: int) -> Callable[[], dict[str, Tensor]]:
@@ -109,17 +109,17 @@ CASES = {
 }
 
 
-class Double(TorchFunctionMode):
+class Float32AsFloat64(TorchFunctionMode):
     """float32 means float64: some models compute norms, rotations and losses in float32, whatever
     their own dtype is."""
 
     def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         function = torch.Tensor.double if function is torch.Tensor.float else function
-        named = {k: _wide(a) for k, a in (kwargs or {}).items()}
-        return function(*map(_wide, args), **named)
+        named = {k: _raise_dtype(a) for k, a in (kwargs or {}).items()}
+        return function(*map(_raise_dtype, args), **named)
 
 
-def _wide(argument: Any) -> Any:
+def _raise_dtype(argument: Any) -> Any:
     return torch.float64 if argument is torch.float32 else argument
 
 
@@ -137,7 +137,7 @@ def build(case: Case) -> tuple[nn.Module, dict[str, Tensor]]:
     return made(made.config_class(**case.config)).double().train(), case.inputs()
 
 
-def of_module(model: nn.Module, inputs: dict[str, Tensor]) -> Result:
+def step_of_module(model: nn.Module, inputs: dict[str, Tensor]) -> Result:
     before, model = dict(model.named_buffers()), copy.deepcopy(model)
     loss = model(**inputs).loss
     after = dict(model.named_buffers())
@@ -145,7 +145,7 @@ def of_module(model: nn.Module, inputs: dict[str, Tensor]) -> Result:
     return Result(loss.detach(), gradients(loss, model), changed)
 
 
-def of_graph(graph: Graph, model: nn.Module, inputs: dict[str, Tensor], **how: Any) -> Result:
+def step_of_graph(graph: Graph, model: nn.Module, inputs: dict[str, Tensor], **how: Any) -> Result:
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     values = interpret(graph, {**state, **inputs}, **how)
     loss = values[graph.loss]
@@ -155,21 +155,21 @@ def of_graph(graph: Graph, model: nn.Module, inputs: dict[str, Tensor], **how: A
 
 def gradients(loss: Tensor, model: nn.Module) -> dict[str, Tensor]:
     names, parameters = zip(*model.named_parameters(), strict=True)
-    found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-    return dict(zip(names, found, strict=True))
+    grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    return dict(zip(names, grads, strict=True))
 
 
-def assert_same(found: Result, expected: Result, tolerance: float, how: str) -> None:
+def assert_same(actual: Result, expected: Result, tolerance: float, how: str) -> None:
     """Gradients are compared in units of the global norm, so that none hides behind a large one."""
-    assert found.loss.item() == pytest.approx(expected.loss.item(), rel=tolerance), how
+    assert actual.loss.item() == pytest.approx(expected.loss.item(), rel=tolerance), how
     scale = torch.stack([g.norm() for g in expected.gradients.values()]).norm()
     assert scale > 0
     for name, gradient in expected.gradients.items():
-        assert (found.gradients[name] - gradient).norm() <= tolerance * scale, (how, name)
-    assert found.buffers.keys() == expected.buffers.keys()
+        assert (actual.gradients[name] - gradient).norm() <= tolerance * scale, (how, name)
+    assert actual.buffers.keys() == expected.buffers.keys()
     for name, buffer in expected.buffers.items():
         torch.testing.assert_close(
-            found.buffers[name], buffer, rtol=tolerance, atol=tolerance, msg=f"{how}: {name}"
+            actual.buffers[name], buffer, rtol=tolerance, atol=tolerance, msg=f"{how}: {name}"
         )
 
 
@@ -180,15 +180,15 @@ def check(
     for seed in range(3):
         ways[f"tiles of seed {seed}"] = {"tiles": random_tiles(graph, seed)}
     for how, options in ways.items():
-        assert_same(of_graph(graph, model, inputs, **options), expected, tolerance, how)
+        assert_same(step_of_graph(graph, model, inputs, **options), expected, tolerance, how)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_step(name: str) -> None:
     model, inputs = build(CASES[name])
-    with Double():
+    with Float32AsFloat64():
         graph = capture(model, inputs, loss=lambda out: out.loss)
-        expected = of_module(model, inputs)
+        expected = step_of_module(model, inputs)
     assert [op.attrs["call"] for op in graph.opaque_ops] == []
     check(model, inputs, graph, expected, 1e-9)
 
@@ -199,4 +199,4 @@ def test_step_with_parts_in_float32(name: str) -> None:
     model, inputs = build(CASES[name])
     graph = capture(model, inputs, loss=lambda out: out.loss)
     assert torch.float32 in {value.dtype for value in graph.values.values()}
-    check(model, inputs, graph, of_module(model, inputs), 1e-6)
+    check(model, inputs, graph, step_of_module(model, inputs), 1e-6)

@@ -28,7 +28,7 @@ from raddle.runtime.clipping import clip
 from raddle.searches.planning import plan_for
 from raddle.transport.thread_transport import Hub
 from raddle.zoo.losses import output_loss
-from raddle.zoo.move import place
+from raddle.zoo.move import move_workload
 from raddle.zoo.workload import Workload
 
 DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
@@ -289,6 +289,6 @@ def test_a_plan_of_a_complex_model_can_be_read_back() -> None:
 def test_another_precision_keeps_imaginary_parts() -> None:
     model = Complex()
     before, x = model.weight.detach().clone(), torch.ones(2, 3, dtype=torch.complex64)
-    work = place(Workload("own", model, (x,), (), output_loss), "cpu", torch.float64)
+    work = move_workload(Workload("own", model, (x,), (), output_loss), "cpu", torch.float64)
     assert work.inputs[0].dtype == model.weight.dtype == torch.complex128
     torch.testing.assert_close(model.weight.detach(), before.to(torch.complex128))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raddle.zoo.alexnet import AlexNet
-from raddle.zoo.examples import Maker, images, masked_images, text
+from raddle.zoo.examples import BatchMaker, images, masked_images, text
 from raddle.zoo.inception import Inception3
 from raddle.zoo.losses import class_loss, class_loss_with_auxiliary, token_loss
 from raddle.zoo.recurrent import LanguageModel
@@ -14,6 +14,6 @@ from raddle.zoo.vgg import VGG, VGG16, VGG19
 
 __all__ = [
     "RESNET50", "VGG", "VGG16", "VGG19", "AlexNet", "CifarResNet", "Inception3", "LanguageModel",
-    "Maker", "ResNet", "UNet", "class_loss", "class_loss_with_auxiliary", "images", "masked_images",
+    "BatchMaker", "ResNet", "UNet", "class_loss", "class_loss_with_auxiliary", "images", "masked_images",
     "text", "token_loss",
 ]  # fmt: skip

@@ -29,4 +29,4 @@ def read_schedule(given: str | None) -> str:
     advice = (
         f"choose {', '.join(NAMES)}, threaded:4, or a file with a row of actions for each worker"
     )
-    return read_text(given, "schedule", missing=advice)
+    return read_text(given, "schedule", missing_hint=advice)

@@ -18,7 +18,7 @@ def load_cluster(path: str | Path) -> Cluster:
     """Read the cluster that a file describes."""
     file = Path(path)
     advice = f"check the path, or write one with raddle probe -o {file}"
-    data = read_yaml(file, "cluster in YAML", missing=advice)
+    data = read_yaml(file, "cluster in YAML", missing_hint=advice)
     return Cluster.from_dict(data, shorten(str(file)), name=file.stem)
 
 

@@ -61,11 +61,11 @@ class Profile:
 
 def load_profile(path: str | pathlib.Path) -> Profile:
     """A profile that `Profile.save` wrote; every time in it is one that an operator can take."""
-    data = read_json(path, "profile", missing="write one with raddle probe")
+    data = read_json(path, "profile", missing_hint="write one with raddle probe")
     version = data.get("raddle-profile") if isinstance(data, dict) else None
     if type(version) is not int or version != VERSION:
         raise InputError(f"{quote(path)} is no profile of version {VERSION}: measure again.")
-    seconds = Fields.of(data, quote(path), ["seconds"]).object("seconds")
+    seconds = Fields.from_data(data, quote(path), ["seconds"]).object("seconds")
     return Profile({name: seconds.number(name, 0, MAX_SECONDS) for name in seconds.data})
 
 

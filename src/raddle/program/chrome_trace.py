@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from raddle.files import replacing
+from raddle.files import replace_atomically
 
 Event = dict[str, Any]
 COMPUTE = 0  # the lane of a device
@@ -22,7 +22,7 @@ COMPUTE = 0  # the lane of a device
 
 def write_events(events: Iterable[Event], path: str | pathlib.Path) -> None:
     """Gzipped where the path ends in .gz."""
-    with replacing(path) as file:
+    with replace_atomically(path) as file:
         if pathlib.PurePath(path).suffix != ".gz":
             file.writelines(_lines(events))
             return

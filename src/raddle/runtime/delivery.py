@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from raddle.errors import never
+from raddle.errors import unreachable
 from raddle.graph.box import Box
 from raddle.program.message_kind import Content, MessageKind, Subject
 from raddle.program.program import Key
@@ -155,7 +155,7 @@ def delivery_of(kind: MessageKind, *, zero3: bool = False) -> Delivery:
         case Subject.ACTION:
             return Delivery()
         case _:
-            return never(kind.subject)
+            return unreachable(kind.subject)
 
 
 def _overlap_part(box_slots: BoxSlots, box: Box) -> MessagePart:

@@ -23,8 +23,8 @@ from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Program
 from raddle.runtime.optimizer_step import Optimizer
-from raddle.zoo.move import place
-from raddle.zoo.user_file import find, names_file
+from raddle.zoo.move import move_workload
+from raddle.zoo.user_file import find_function, is_file_spec
 from raddle.zoo.workload import Workload
 
 
@@ -86,7 +86,10 @@ def load_workload(
 
 def takes_batch(name: str) -> bool:
     """Whether a model can be asked for with any batch: a user's function may have its own."""
-    return not names_file(name) or "batch" in inspect.signature(find(name).function).parameters
+    return (
+        not is_file_spec(name)
+        or "batch" in inspect.signature(find_function(name).function).parameters
+    )
 
 
 def optimizer_for(name: str, rate: float | None = None) -> Optimizer:
@@ -111,7 +114,7 @@ def _load_at_batch(name: str, data: dict[str, Any], dtype: str, device: str, see
         )
         workload = replace(workload, inputs=inputs, targets=targets)
     if dtype != data["dtype"]:
-        workload = place(
+        workload = move_workload(
             workload, device, chosen
         )  # also what a user's function has made in a fixed type
     return workload

@@ -18,7 +18,7 @@ import torch
 
 from raddle.clusters.catalogue import cores
 from raddle.errors import InputError
-from raddle.files import read_scratch, replacing, write_scratch
+from raddle.files import read_scratch, replace_atomically, write_scratch
 from raddle.runtime.job import Job
 from raddle.transport.orphans import marked
 from raddle.transport.thread_transport import Hub
@@ -69,7 +69,7 @@ def on_processes(
         folder = pathlib.Path(name)
         told = {**settings, "threads": threads, "timeout": timeout}
         write_scratch(folder / "settings.json", told)
-        with replacing(folder / "plain.pt", durable=False) as file:
+        with replace_atomically(folder / "plain.pt", durable=False) as file:
             torch.save(plain, file)
         seconds = STARTING + timeout * (1 + settings["steps"])
         with _torchrun(folder, devices, threads) as process:

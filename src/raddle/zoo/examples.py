@@ -12,24 +12,24 @@ import torch
 from torch import Tensor
 
 Batch = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
-Maker = Callable[[int], Batch]
+BatchMaker = Callable[[int], Batch]
 
 
-def vectors(width: int, classes: int) -> Maker:
+def vectors(width: int, classes: int) -> BatchMaker:
     def make(n: int) -> Batch:
         return (torch.randn(n, width),), (torch.randint(classes, (n,)),)
 
     return make
 
 
-def images(channels: int, side: int, classes: int) -> Maker:
+def images(channels: int, side: int, classes: int) -> BatchMaker:
     def make(n: int) -> Batch:
         return (torch.randn(n, channels, side, side),), (torch.randint(classes, (n,)),)
 
     return make
 
 
-def masked_images(channels: int, side: int, classes: int) -> Maker:
+def masked_images(channels: int, side: int, classes: int) -> BatchMaker:
     """Images with one label for each pixel."""
 
     def make(n: int) -> Batch:
@@ -38,34 +38,34 @@ def masked_images(channels: int, side: int, classes: int) -> Maker:
     return make
 
 
-def labelled_text(vocabulary: int, steps: int, classes: int) -> Maker:
+def labelled_text(vocabulary: int, steps: int, classes: int) -> BatchMaker:
     def make(n: int) -> Batch:
         return (torch.randint(vocabulary, (n, steps)),), (torch.randint(classes, (n,)),)
 
     return make
 
 
-def text(vocabulary: int, steps: int) -> Maker:
+def text(vocabulary: int, steps: int) -> BatchMaker:
     """Sentences whose target at step t is the token at step t + 1."""
 
     def make(n: int) -> Batch:
-        before, after = _shifted(torch.randint(vocabulary, (n, steps + 1)))
+        before, after = _shift_by_one(torch.randint(vocabulary, (n, steps + 1)))
         return (before,), (after,)
 
     return make
 
 
-def translations(vocabulary: int, steps: int) -> Maker:
+def translations(vocabulary: int, steps: int) -> BatchMaker:
     """Pairs of sentences; the decoder reads the second one and predicts it one step ahead."""
 
     def make(n: int) -> Batch:
         source = torch.randint(vocabulary, (n, steps))
-        before, after = _shifted(torch.randint(vocabulary, (n, steps + 1)))
+        before, after = _shift_by_one(torch.randint(vocabulary, (n, steps + 1)))
         return (source, before), (after,)
 
     return make
 
 
-def _shifted(tokens: Tensor) -> tuple[Tensor, Tensor]:
+def _shift_by_one(tokens: Tensor) -> tuple[Tensor, Tensor]:
     # Contiguous, because slices that share memory would turn the strides into part of the example.
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

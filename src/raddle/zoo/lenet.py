@@ -26,10 +26,10 @@ class LeNet(nn.Module):
             nn.Tanh(),
             nn.AvgPool2d(2),
         )
-        left = (side // 2 - 4) // 2  # pixels a side after the second pooling
+        side_left = (side // 2 - 4) // 2  # pixels a side after the second pooling
         c, d = hidden
         self.classifier = nn.Sequential(
-            nn.Linear(b * left * left, c),
+            nn.Linear(b * side_left * side_left, c),
             nn.Tanh(),
             nn.Linear(c, d),
             nn.Tanh(),

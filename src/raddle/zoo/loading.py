@@ -7,9 +7,9 @@ from difflib import get_close_matches
 import torch
 
 from raddle.errors import InputError
-from raddle.zoo.move import place
+from raddle.zoo.move import move_workload
 from raddle.zoo.registry import ZOO, names
-from raddle.zoo.user_file import call, find, names_file
+from raddle.zoo.user_file import call_function, find_function, is_file_spec
 from raddle.zoo.workload import Workload
 
 
@@ -34,15 +34,15 @@ def load(
     if not dtype.is_floating_point:
         raise InputError(f"the weights cannot be {dtype}: ask for a float type, as torch.float32.")
     with _seeded(seed):
-        if names_file(spec):
+        if is_file_spec(spec):
             # Its imports run outside of torch.device: a library's constants must stay real.
-            function = find(spec)
+            function = find_function(spec)
             with _default_device(device), default_dtype(dtype):
-                workload = call(function, batch)
-            return place(workload, device)
+                workload = call_function(function, batch)
+            return move_workload(workload, device)
         with _default_device(device):
             workload = _from_zoo(spec, batch)
-        return place(workload, device, dtype)
+        return move_workload(workload, device, dtype)
 
 
 def _from_zoo(name: str, batch: int | None) -> Workload:

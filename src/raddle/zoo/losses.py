@@ -34,21 +34,21 @@ def output_loss(output: object) -> Tensor:
     """
     if isinstance(output, Tensor) and output.ndim == 0:
         return output
-    squares = [_size(tensor).square().mean() for tensor in _graded_tensors(output)]
+    squares = [_magnitude(tensor).square().mean() for tensor in _differentiable_tensors(output)]
     if not squares:
         raise ValueError("the model returned no float tensor: return a loss next to the model.")
     return torch.stack(squares).sum()
 
 
-def _size(tensor: Tensor) -> Tensor:
+def _magnitude(tensor: Tensor) -> Tensor:
     return tensor.abs() if tensor.is_complex() else tensor
 
 
-def _graded_tensors(output: object) -> list[Tensor]:
+def _differentiable_tensors(output: object) -> list[Tensor]:
     if isinstance(output, Tensor):
         return [output] if carries_gradient(output.dtype) else []
     if isinstance(output, Mapping):
         output = list(output.values())
     if isinstance(output, Iterable) and not isinstance(output, str):
-        return [tensor for item in output for tensor in _graded_tensors(item)]
+        return [tensor for item in output for tensor in _differentiable_tensors(item)]
     return []

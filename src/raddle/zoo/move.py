@@ -9,47 +9,47 @@ from raddle.graph.dtypes import carries_gradient
 from raddle.zoo.workload import Workload
 
 
-def place(workload: Workload, device: str, dtype: torch.dtype | None = None) -> Workload:
+def move_workload(workload: Workload, device: str, dtype: torch.dtype | None = None) -> Workload:
     """Move all tensors to `device`, and floats to `dtype` where one is given, complex ones to its pairs."""
 
-    def move(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(t.to(device=device, dtype=_type(t, dtype)) for t in tensors)
+    def move_tensors(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(t.to(device=device, dtype=_target_dtype(t, dtype)) for t in tensors)
 
     if device == "meta":
-        _forget_weights(workload.model)
+        _move_parameters_to_meta(workload.model)
     loss = workload.loss
     if isinstance(loss, nn.Module):  # it may hold weights of the classes
-        loss = _moved(loss, device, dtype)
+        loss = _move_module(loss, device, dtype)
     return replace(
         workload,
-        model=_moved(workload.model, device, dtype),
-        inputs=move(workload.inputs),
-        targets=move(workload.targets),
+        model=_move_module(workload.model, device, dtype),
+        inputs=move_tensors(workload.inputs),
+        targets=move_tensors(workload.targets),
         loss=loss,
     )
 
 
-def _type(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+def _target_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     if dtype is None or not carries_gradient(tensor.dtype):
         return tensor.dtype
     return torch.promote_types(dtype, torch.complex32) if tensor.is_complex() else dtype
 
 
-def _moved(module: nn.Module, device: str, dtype: torch.dtype | None) -> nn.Module:
+def _move_module(module: nn.Module, device: str, dtype: torch.dtype | None) -> nn.Module:
     """As Module.to, which would make complex weights real, and so drop their imaginary parts."""
     states = [*module.parameters(), *module.buffers()]
     if dtype is None or not any(t.is_complex() for t in states):
         return module.to(device=device, dtype=dtype)
     module.to(device=device)
     for tensor in (*module.parameters(), *module.buffers()):
-        tensor.data = tensor.data.to(_type(tensor, dtype))
+        tensor.data = tensor.data.to(_target_dtype(tensor, dtype))
     return module
 
 
-def _forget_weights(model: nn.Module) -> None:
+def _move_parameters_to_meta(model: nn.Module) -> None:
     # Module.to("meta") would give each name of a tied parameter a tensor of its own.
-    empty = {p: nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
+    meta_parameters = {p: nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
     for module in model.modules():
         for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if not p.is_meta:
-                setattr(module, name, empty[p])
+                setattr(module, name, meta_parameters[p])

@@ -62,5 +62,5 @@ class Bottleneck(nn.Module):
 
 
 def _stage(depth: int, channels: int, width: int, *, stride: int) -> nn.Sequential:
-    rest = [Bottleneck(4 * width, width, stride=1) for _ in range(depth - 1)]
-    return nn.Sequential(Bottleneck(channels, width, stride), *rest)
+    later_blocks = [Bottleneck(4 * width, width, stride=1) for _ in range(depth - 1)]
+    return nn.Sequential(Bottleneck(channels, width, stride), *later_blocks)

@@ -25,12 +25,12 @@ class UserFunction:
     function: Callable[..., Any]
 
 
-def names_file(spec: str) -> bool:
+def is_file_spec(spec: str) -> bool:
     """Whether `spec` means a file, and not a model of the zoo."""
     return spec.endswith(".py") or ".py:" in spec
 
 
-def find(spec: str) -> UserFunction:
+def find_function(spec: str) -> UserFunction:
     """Run the file, and look the function up in it."""
     file, _, name = spec.rpartition(":")
     if not file.endswith(".py") or not name:
@@ -38,24 +38,24 @@ def find(spec: str) -> UserFunction:
     path = Path(file)
     if not path.is_file():
         raise InputError(f"no file {file} in {Path.cwd()}: check the path.")
-    module = _run(path)
+    module = _import_file(path)
     function = getattr(module, name, None)
     if not callable(function):
         raise InputError(f"{file} has no function {name!r}: {_advice(module, name)}")
     return UserFunction(spec, path.parent, function)
 
 
-def call(user: UserFunction, batch: int | None) -> Workload:
+def call_function(user: UserFunction, batch: int | None) -> Workload:
     """Call the function, with `batch=` if it takes one, and check what it returns."""
     arguments = _arguments(user, batch)
-    with _on_path(user.folder), _blaming(user.spec):
+    with _import_folder(user.folder), _report_errors(user.spec):
         result = user.function(**arguments)
     if isinstance(result, Workload):
         return result
-    workload = _workload(user.spec, result)
+    workload = _to_workload(user.spec, result)
     if workload is None:
         raise InputError(
-            f"{user.spec} returned {_kind(result)}: "
+            f"{user.spec} returned {_type_names(result)}: "
             "return (module, inputs), (module, inputs, targets, loss) or a raddle.zoo.Workload."
         )
     return workload
@@ -73,7 +73,7 @@ def _arguments(user: UserFunction, batch: int | None) -> dict[str, int]:
     return {} if batch is None else {"batch": batch}
 
 
-def _workload(name: str, result: object) -> Workload | None:
+def _to_workload(name: str, result: object) -> Workload | None:
     """Sort the parts of a tuple, or give up with None."""
     match result:
         case (nn.Module() as model, inputs):
@@ -82,23 +82,23 @@ def _workload(name: str, result: object) -> Workload | None:
             pass
         case _:
             return None
-    inputs, targets = (_tuple(x) for x in (inputs, targets))
+    inputs, targets = (_as_tuple(x) for x in (inputs, targets))
     if not inputs or not all(isinstance(x, Tensor) for x in inputs + targets):
         return None
     return Workload(name, model, inputs, targets, loss)
 
 
-def _tuple(x: object) -> tuple[Any, ...]:
+def _as_tuple(x: object) -> tuple[Any, ...]:
     return tuple(x) if isinstance(x, tuple | list) else (x,)
 
 
-def _kind(x: object) -> str:
+def _type_names(x: object) -> str:
     if isinstance(x, tuple | list):
-        return f"({', '.join(_kind(item) for item in x)})"
+        return f"({', '.join(_type_names(item) for item in x)})"
     return type(x).__name__
 
 
-def _run(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     # A name of its own: the user's `torch.py` must not replace the one that others import.
     name = f"raddle_user_file_{path.stem}"
     spec = spec_from_file_location(name, path)
@@ -106,7 +106,7 @@ def _run(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up here
-    with _on_path(path.parent), _blaming(str(path)):
+    with _import_folder(path.parent), _report_errors(str(path)):
         spec.loader.exec_module(module)
     return module
 
@@ -122,7 +122,7 @@ def _advice(module: ModuleType, name: str) -> str:
 
 
 @contextmanager
-def _on_path(folder: Path) -> Iterator[None]:
+def _import_folder(folder: Path) -> Iterator[None]:
     """Let the file import its neighbours, as it can when Python runs it."""
     sys.path.insert(0, str(folder.resolve()))
     try:
@@ -132,11 +132,11 @@ def _on_path(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _blaming(what: str) -> Iterator[None]:
+def _report_errors(source: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
         reason = (str(error).splitlines() or ["no message"])[0]
         raise InputError(
-            f"{what} raised {type(error).__name__} ({reason}): mend it and load it again."
+            f"{source} raised {type(error).__name__} ({reason}): mend it and load it again."
         ) from error

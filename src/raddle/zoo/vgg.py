@@ -5,10 +5,10 @@ Parameter names are torchvision's, so that its weights load.
 
 from torch import Tensor, nn
 
-Maps = tuple[int, int, int, int, int]
-WIDTHS: Maps = (64, 128, 256, 512, 512)
-VGG16: Maps = (2, 2, 3, 3, 3)  # convolutions in each stage
-VGG19: Maps = (2, 2, 4, 4, 4)
+PerStage = tuple[int, int, int, int, int]
+WIDTHS: PerStage = (64, 128, 256, 512, 512)
+VGG16: PerStage = (2, 2, 3, 3, 3)  # convolutions in each stage
+VGG19: PerStage = (2, 2, 4, 4, 4)
 
 
 class VGG(nn.Module):
@@ -16,9 +16,9 @@ class VGG(nn.Module):
 
     def __init__(
         self,
-        depths: Maps,
+        depths: PerStage,
         *,
-        widths: Maps = WIDTHS,
+        widths: PerStage = WIDTHS,
         hidden: int = 4096,
         classes: int = 1000,
         pool: int = 7,  # pixels a side that the classifier sees

@@ -76,17 +76,17 @@ def describe_run(
 def read_trace(path: str | pathlib.Path) -> list[Event]:
     """The events of a trace that `raddle run --trace` wrote."""
     where = f"the trace {quote(path)}"
-    events = Fields.of(read_json(path, "trace of a run", missing="run it again"), where)
+    events = Fields.from_data(read_json(path, "trace of a run", missing_hint="run it again"), where)
     found = events.list("traceEvents")
     lanes = set()
     for number, event in enumerate(found):
-        own = Fields.of(event, f"{where}, event {number},")
+        own = Fields.from_data(event, f"{where}, event {number},")
         if own.text("ph") == "M":
             lane = own.count("pid", 0, MOST), own.count("tid", 0, MOST)
             own.object("args").text("name")
             if own.text("name") == "thread_name":
                 if lane in lanes:
-                    raise own.wrong("tid", "a lane that has one name alone")
+                    raise own.error("tid", "a lane that has one name alone")
                 lanes.add(lane)
     for number, event in enumerate(found):
         if event["ph"] == "X":
@@ -97,7 +97,7 @@ def read_trace(path: str | pathlib.Path) -> list[Event]:
 def _check_slice(slice: Fields, lanes: set[tuple[int, int]]) -> None:
     """InputError unless a slice has all that the page shows, in a lane that has a name."""
     if (slice.count("pid", 0, MOST), slice.count("tid", 0, MOST)) not in lanes:
-        raise slice.wrong("tid", "a lane that has a name")
+        raise slice.error("tid", "a lane that has a name")
     for key in ("ts", "dur"):
         slice.number(key, 0, LONGEST)
     for key in ("cat", "name"):

@@ -9,7 +9,7 @@ import zlib
 from typing import Any
 
 from raddle.errors import InputError, quote
-from raddle.files import MOST_BYTES, Path, parse_json, read_text
+from raddle.files import MAX_BYTES, Path, parse_json, read_text
 
 OPEN = '<script type="application/octet-stream" id="data">'
 CLOSE = "</script>"
@@ -23,7 +23,7 @@ def read_page(path: Path) -> dict[str, Any]:
         packed = base64.b64decode(text[start : text.index(CLOSE, start)])
         with gzip.GzipFile(fileobj=io.BytesIO(packed)) as block:
             length = int.from_bytes(block.read(4), "little")
-            data = parse_json(block.read(min(length, MOST_BYTES)))
+            data = parse_json(block.read(min(length, MAX_BYTES)))
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise InputError(f"{quote(path)} is no page of raddle: {error}.") from None
     if not isinstance(data, dict) or not isinstance(data.get("methods"), list):

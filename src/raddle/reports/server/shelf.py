@@ -94,8 +94,8 @@ class Shelf:
         """What the list shows; None for a file that is not a summary."""
         path = self._paths(name)[1]
         try:
-            summary = Fields.of(read_json(path, "summary"), quote(path))
-            rows = [Fields.of(row, quote(path)) for row in summary.list("methods")]
+            summary = Fields.from_data(read_json(path, "summary"), quote(path))
+            rows = [Fields.from_data(row, quote(path)) for row in summary.list("methods")]
             best = next(row for row in rows if row.data.get("label") == summary.text("best"))
             return {
                 "name": name,

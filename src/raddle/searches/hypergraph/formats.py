@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from raddle.errors import InputError, quote
-from raddle.files import read_text, replacing, write_atomically
+from raddle.files import read_text, replace_atomically, write_atomically
 from raddle.searches.hypergraph.explicit import Hypergraph
 
 Array = np.ndarray
@@ -28,7 +28,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 def write_hypergraph(h: Hypergraph, path: str | pathlib.Path, file_format: str) -> None:
-    with replacing(path) as file:
+    with replace_atomically(path) as file:
         file.writelines(f"{line}\n".encode() for line in _lines(h, file_format))
 
 
@@ -105,7 +105,7 @@ def write_partition(parts: Array, path: str | pathlib.Path) -> None:
 
 def _read_integers(path: str | pathlib.Path) -> list[list[int]]:
     """The numbers of every line; lines that begin with % are comments."""
-    text = read_text(path, "file of numbers", most=MAX_BYTES)
+    text = read_text(path, "file of numbers", max_bytes=MAX_BYTES)
     return [
         [_parse_integer(word, path) for word in line.split()]
         for line in text.splitlines()

@@ -49,7 +49,7 @@ def layer_work(
 def _read_work(network: LayerNetwork, path: str) -> Array:
     """A list of numbers in the order of layers, or numbers by their names."""
     data: Any = read_json(
-        path, "file of weights", missing=f"give {', '.join(KINDS)}, or a file of JSON"
+        path, "file of weights", missing_hint=f"give {', '.join(KINDS)}, or a file of JSON"
     )
     names = [layer.name for layer in network.layers]
     if isinstance(data, dict):
