@@ -81,7 +81,7 @@ class ValueRows:
             ]
             for direction in (messages, back)
         )
-        slots = [store.messages.add(self.cluster.ordered_message_rows(way)) for way in sent]
+        slots = [store.messages.add(self.cluster.ordered_message_rows(listed)) for listed in sent]
         return MergeRows(
             cells, store.computes.add(self.cluster.memory_pass_rows(devices, nbytes)), *slots
         )
@@ -98,14 +98,16 @@ class ValueRows:
         )  # fmt: skip
 
         def build() -> tuple[Slot, Slot]:
-            apart = [
+            remote = [
                 r for r in readers
                 if source.merge_key is not None or not always_local(
                     tiled.tiling, op.space, output, r.tiling.tiling, r.op.space.operands[r.operand]
                 )
             ]  # fmt: skip
             return (
-                self._build_transfers(store, source, apart, width) if apart else (NOTHING, NOTHING)
+                self._build_transfers(store, source, remote, width)
+                if remote
+                else (NOTHING, NOTHING)
             )
 
         return store.cached(key, build)
@@ -142,8 +144,8 @@ class ValueRows:
         for volumes in (forward, backward):
             rows = np.empty((count * (count - 1), 4), np.int64)
             n = message_rows(volumes, width, routes.latency, routes.bandwidth, rows)
-            found = self.cluster.message_rows(*rows[:n].T) if n else rows[:0, :0]
-            slots.append(store.messages.add(found))
+            columns = self.cluster.message_rows(*rows[:n].T) if n else rows[:0, :0]
+            slots.append(store.messages.add(columns))
         if slots[0][1] and is_local_statistics(source.op, self.bn):
             raise InputError(
                 f"with bn: local, '{source.op.name}' is needed where it is not computed."
@@ -160,8 +162,8 @@ class ValueRows:
             if isinstance(tiling, Grid) and _boxes_are_tiles(tiling, dims):
                 at = np.arange(0, len(tiling.devices) + tiling.copies, tiling.copies)
                 return tile_boxes_in(tiling, dims), source.tiled.tile_devices, at
-            held = output_holders(source.op.space, tiling, source.output)
-            return _pack_pieces(held.pieces, len(dims))
+            holders = output_holders(source.op.space, tiling, source.output)
+            return _pack_pieces(holders.pieces, len(dims))
 
         return store.cached(("pieces", source.tiled.number, source.output), build)
 
