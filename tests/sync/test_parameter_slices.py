@@ -109,10 +109,10 @@ def test_buckets_are_cut_by_bytes_and_type() -> None:
         (10, torch.float32), (10, torch.float64), (10, torch.float32), (30, torch.float32),
     )]  # fmt: skip
     names = list("abcd")
-    buckets = cut_buckets([2, 0], names, parameters, nbytes=100, compressed=None)
+    buckets = cut_buckets([2, 0], names, parameters, nbytes=100, compressed_dtype=None)
     assert [list(b.members) for b in buckets] == [[2, 0], [1], [3]]
     assert buckets[0].name == "the gradients of 'c' to 'a'"
-    narrow = cut_buckets([0, 1], names, parameters, nbytes=1000, compressed=torch.bfloat16)
+    narrow = cut_buckets([0, 1], names, parameters, nbytes=1000, compressed_dtype=torch.bfloat16)
     assert [list(b.members) for b in narrow] == [[0, 1, 2, 3]]
     assert narrow[0].flat.dtype == torch.bfloat16
 
@@ -149,9 +149,9 @@ def test_averages_are_put_into_gradients_and_what_nobody_has_is_left() -> None:
     for step in range(2):
         for index in (2, 0):
             parameters[index].grad = torch.full((2,), 3.0 + step)
-            buckets.give(index)
+            buckets.submit(index)
         buckets.finish([2, 0])
         assert [p.grad is None for p in parameters] == [False, True, False]
         assert parameters[0].grad.tolist() == [3.0 + step] * 2  # type: ignore[union-attr]
     assert transport.names[:3] == [f"the gradients of '{name}'" for name in "cab"]
-    assert buckets.sums == 6
+    assert buckets.sum_count == 6

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from raddle.errors import InputError
-from raddle.sync.mechanism import Arrivals
+from raddle.sync.mechanism import GradientCounter
 from raddle.sync.sync_settings import SyncSettings, find_barrier_reason, read_settings
 from raddle.sync.trained_parameters import TrainedParameters
 
@@ -68,7 +68,7 @@ def test_reasons_for_a_barrier() -> None:
 
 
 def test_one_gradient_too_many_is_named() -> None:
-    arrivals = Arrivals(3, ["a", "b"], passes=2)
+    arrivals = GradientCounter(3, ["a", "b"], backward_passes=2)
     assert [arrivals.add(1), arrivals.add(0), arrivals.add(1)] == [False, False, True]
     with pytest.raises(RuntimeError, match="rank 3 got another gradient of 'b' before"):
         arrivals.add(1)

@@ -564,7 +564,7 @@ def other_order_of_sums(rank: int, size: int) -> None:
     optimizer = sync.Optimizer(sgd(model.parameters()), model, "allreduce", bucket=1, debug=True)
     train(model, model, optimizer, rank, steps=range(1))
     if rank == size - 1:
-        optimizer._gradients.phase.buckets.buckets.reverse()
+        optimizer._hooks.handler.buckets.buckets.reverse()
     words = f"sum 0 is 'scale' [] on rank 0, and on rank {size - 1} sum 0 is 'conv.weight'"
     expect(words, lambda: train(model, model, optimizer, rank, steps=range(1)))
 
@@ -574,7 +574,7 @@ def other_order_of_slices(rank: int, size: int) -> None:
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, "p3:collective", debug=True)
     train(model, model, optimizer, rank, steps=range(2))
-    summing = optimizer._gradients.phase.homing.summing
+    summing = optimizer._hooks.handler.homing.summing
     first = summing._items[summing._order[0]].name
     if rank == size - 1:
         summing.departures.order.reverse()
@@ -603,7 +603,7 @@ def static_order(rank: int, size: int) -> None:
     optimizer = sync.Optimizer(sgd(model.parameters()), model, COLLECTIVE)
     train(model, model, optimizer, rank, steps=range(1))
     ready, left = list[int](), list[int]()
-    homing, sums = optimizer._gradients.phase.homing, optimizer._lines.sum_transport
+    homing, sums = optimizer._hooks.handler.homing, optimizer._channels.sum_transport
     give, all_reduce = homing.give, sums.all_reduce
 
     def giving(index: int, gradient: Tensor | None) -> None:
@@ -886,7 +886,7 @@ def garbage(rank: int, size: int) -> None:
     train(model, model, optimizer, rank, steps=range(2))
     settled(optimizer)
     if rank == 1:
-        optimizer._lines.cpu_transport.wire()._wire._lines[0].sendall(b"GET / HTTP/1.1\r\n" * 9)
+        optimizer._channels.cpu_transport.wire()._wire._lines[0].sendall(b"GET / HTTP/1.1\r\n" * 9)
     words = "that are no frame" if rank == 0 else "rank 1 stops: rank 0 failed: rank 0 got"
     expect(words, lambda: train(model, model, optimizer, rank, steps=range(100)))
 

@@ -16,36 +16,40 @@ from raddle.sync.sync_settings import SyncSettings
 from raddle.sync.trained_parameters import TrainedParameters
 
 
-class Bucketed(Mechanism):
+class BucketedMechanism(Mechanism):
     """`arrived`: parameters whose gradients are in p.grad and not summed yet. All ranks make it."""
 
     def __init__(
-        self, trained: TrainedParameters, lines: Channels, settings: SyncSettings, barrier: str,
-        arrived: Iterable[int] = (),
+        self, trained: TrainedParameters, channels: Channels, settings: SyncSettings, barrier_reason: str,
+        unsummed: Iterable[int] = (),
     ) -> None:  # fmt: skip
         super().__init__(trained)
-        if barrier:
-            logger.info("gradients are summed before the update, on all ranks: %s", barrier)
-        self.barrier, self._lines, self._each = barrier, lines, settings.backward_passes
-        self._arrived = dict.fromkeys(arrived)  # since the last sums, in their order
-        self._passes = 0  # backward calls that have ended since then
-        self._end = BackwardEnd(self._ended)
-        late, narrow = lines.open_sum_transport(), settings.sync.wire_dtype
+        if barrier_reason:
+            logger.info("gradients are summed before the update, on all ranks: %s", barrier_reason)
+        self.barrier_reason, self._channels, self._backward_passes = (
+            barrier_reason,
+            channels,
+            settings.backward_passes,
+        )
+        self._unsummed = dict.fromkeys(unsummed)  # since the last sums, in their order
+        self._passes_done = 0  # backward calls that have ended since then
+        self._backward_end = BackwardEnd(self._on_backward_end)
+        stall_inspector, dtype_name = channels.open_sum_transport(), settings.sync.wire_dtype
         self.buckets = Buckets(
-            trained.names, trained.parameters, lines.sum_transport, lines.exchange, late,
-            nbytes=settings.bucket, compressed=getattr(torch, narrow) if narrow else None,
-            debug=settings.debug, note=lines.record_span,
+            trained.names, trained.parameters, channels.sum_transport, channels.exchange, stall_inspector,
+            nbytes=settings.bucket, compressed_dtype=getattr(torch, dtype_name) if dtype_name else None,
+            debug=settings.debug, record_span=channels.record_span,
         )  # fmt: skip
 
-    def arrived(self, index: int) -> None:
-        self._end.watch()
-        self._arrived[index] = None
-        if self._passes >= self._each - 1:
-            self.buckets.give(index)
+    def on_gradient(self, index: int) -> None:
+        self._backward_end.watch()
+        self._unsummed[index] = None
+        if self._passes_done >= self._backward_passes - 1:
+            self.buckets.submit(index)
 
-    def zeroed(self) -> None:
-        self._passes = 0
-        self._arrived.clear()
+    def on_zero_grad(self) -> None:
+        self._passes_done = 0
+        self._unsummed.clear()
 
     def step(self) -> None:
         self._sum()
@@ -56,20 +60,20 @@ class Bucketed(Mechanism):
 
     def report(self) -> dict[str, Any]:
         return {
-            "bytes": sum(self._lines.sum_transport.reduced.values()),
-            "messages": self.buckets.sums,
+            "bytes": sum(self._channels.sum_transport.reduced.values()),
+            "messages": self.buckets.sum_count,
             "waited": {"sums": self.buckets.waited},
         }
 
-    def _ended(self) -> None:
+    def _on_backward_end(self) -> None:
         """A backward has ended."""
-        self._passes += 1
-        if self._passes >= self._each:
-            with self._lines.reporting_failures():
+        self._passes_done += 1
+        if self._passes_done >= self._backward_passes:
+            with self._channels.reporting_failures():
                 self._sum()
 
     def _sum(self) -> None:
         """All that has come since the last time is summed, if anything has."""
-        if self._arrived:
-            self.buckets.finish(list(self._arrived))
-            self.zeroed()
+        if self._unsummed:
+            self.buckets.finish(list(self._unsummed))
+            self.on_zero_grad()

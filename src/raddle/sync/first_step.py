@@ -5,120 +5,134 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from raddle.sync.bucketed_mechanism import Bucketed
+from raddle.sync.bucketed_mechanism import BucketedMechanism
 from raddle.sync.channels import Channels
 from raddle.sync.collective_updates import CollectiveUpdates, order_slices
-from raddle.sync.forward_guards import Guards
-from raddle.sync.mechanism import Arrivals, Mechanism, Phase
+from raddle.sync.forward_guards import ForwardGuards
+from raddle.sync.mechanism import GradientCounter, GradientHandler, Mechanism
 from raddle.sync.parameter_slices import ParameterSlices
-from raddle.sync.sliced_mechanism import Sliced
+from raddle.sync.sliced_mechanism import SlicedMechanism
 from raddle.sync.sliced_updates import SlicedUpdates, make_server_updates
 from raddle.sync.sum_timing import CompletionTimes, measure_all_reduce
 from raddle.sync.sync_settings import SyncSettings
 from raddle.sync.trained_parameters import TrainedParameters
 
 
-def first_phase(
+def make_first_handler(
     trained: TrainedParameters,
     model: nn.Module,
-    lines: Channels,
+    channels: Channels,
     settings: SyncSettings,
-    barrier: str,
-) -> Phase:
+    barrier_reason: str,
+) -> GradientHandler:
     """What an optimizer begins with: where a barrier is sure, gradients are summed from the start."""
-    if barrier or settings.sync.bucketed:
-        return Bucketed(trained, lines, settings, barrier)
-    guards = Guards(model, trained.index_by_id) if settings.sync.by_priority else None
-    return Undecided(trained, lines, settings, guards)
+    if barrier_reason or settings.sync.bucketed:
+        return BucketedMechanism(trained, channels, settings, barrier_reason)
+    guards = ForwardGuards(model, trained.index_by_id) if settings.sync.by_priority else None
+    return FirstStep(trained, channels, settings, guards)
 
 
-class Undecided(Phase):
+class FirstStep(GradientHandler):
     """Learns what an order of slices is made from, and sees whether somebody changes gradients."""
 
     def __init__(
         self,
         trained: TrainedParameters,
-        lines: Channels,
+        channels: Channels,
         settings: SyncSettings,
-        guards: Guards | None,
+        guards: ForwardGuards | None,
     ) -> None:
         super().__init__(trained)
-        self._lines, self._settings, self._guards = lines, settings, guards
-        self._arrivals = Arrivals(lines.rank, trained.names, settings.backward_passes)
-        self._moments = CompletionTimes(trained.device)
-        self._bits: dict[int, int] = {}  # by parameter, of its gradient
+        self._channels, self._settings, self._guards = channels, settings, guards
+        self._gradient_counts = GradientCounter(
+            channels.rank, trained.names, settings.backward_passes
+        )
+        self._completion_times = CompletionTimes(trained.device)
+        self._checksums: dict[int, int] = {}  # by parameter, of its gradient
 
-    def arrived(self, index: int) -> None:
-        self._arrivals.add(index)
+    def on_gradient(self, index: int) -> None:
+        self._gradient_counts.add(index)
         gradient = self.trained.parameters[index].grad
         assert gradient is not None
         if self._settings.sync.collective:
-            self._moments.record(index)
-        with self._moments.excluded():
-            self._bits[index] = _bits(gradient)
+            self._completion_times.record(index)
+        with self._completion_times.excluded():
+            self._checksums[index] = _checksum(gradient)
 
-    def zeroed(self) -> None:
-        self._arrivals.counts.clear()
-        self._bits.clear()
+    def on_zero_grad(self) -> None:
+        self._gradient_counts.counts.clear()
+        self._checksums.clear()
 
     def close(self) -> None:
         if self._guards is not None:
             self._guards.close()
 
-    def decide(self, reason: str) -> Mechanism:
+    def choose_mechanism(self, reason: str) -> Mechanism:
         """The last moment to find out that something needs a barrier: `reason`, or another rank's."""
         self._check_unchanged()
-        order = list(self._guards.order) if self._guards is not None else []
-        every = self._lines.exchange((reason, order))
-        barrier = next((r for r, _ in every if r), "")
-        if barrier and not self._settings.sync.synchronous:
+        order = list(self._guards.use_order) if self._guards is not None else []
+        replies = self._channels.exchange((reason, order))
+        barrier_reason = next((r for r, _ in replies if r), "")
+        if barrier_reason and not self._settings.sync.synchronous:
             raise RuntimeError(
-                f"{barrier}, which sync '{self._settings.sync_text}' cannot wait for: choose ps"
+                f"{barrier_reason}, which sync '{self._settings.sync_text}' cannot wait for: choose ps"
             )
-        if barrier:
+        if barrier_reason:
             self.close()
-            arrived = self._arrivals.counts
-            return Bucketed(self.trained, self._lines, self._settings, barrier, arrived)
-        urgent = [*dict.fromkeys([*every[0][1], *range(len(self.trained.parameters))])]
-        homing = self._homing(urgent)
-        sliced = Sliced(self.trained, self._lines, self._settings, homing, self._guards)
-        unguarded = self._guards.learned(self._arrivals.counts) if self._guards is not None else ()
+            unsummed = self._gradient_counts.counts
+            return BucketedMechanism(
+                self.trained, self._channels, self._settings, barrier_reason, unsummed
+            )
+        use_order = [*dict.fromkeys([*replies[0][1], *range(len(self.trained.parameters))])]
+        updates = self._make_updates(use_order)
+        sliced = SlicedMechanism(
+            self.trained, self._channels, self._settings, updates, self._guards
+        )
+        unguarded = (
+            self._guards.finish_first_step(self._gradient_counts.counts)
+            if self._guards is not None
+            else ()
+        )
         if unguarded:
             sliced.unguard(set(unguarded))
         return sliced
 
     def _check_unchanged(self) -> None:
-        for index, bits in self._bits.items():
+        for index, checksum in self._checksums.items():
             gradient = self.trained.parameters[index].grad
-            if gradient is not None and _bits(gradient) != bits:
+            if gradient is not None and _checksum(gradient) != checksum:
                 raise RuntimeError(
-                    f"rank {self._lines.rank} finds the gradient of '{self.trained.names[index]}' changed "
+                    f"rank {self._channels.rank} finds the gradient of '{self.trained.names[index]}' changed "
                     "after backward, before it was summed (unscale_, clip_grad_norm_?): wrap with "
                     "barrier=True, or use optimizer.clip_grad_norm"
                 )
 
-    def _homing(self, urgent: list[int]) -> SlicedUpdates:
+    def _make_updates(self, use_order: list[int]) -> SlicedUpdates:
         """With homes, or with sums in an order that rank 0 makes of its first backward."""
-        own, lines, settings = self.trained, self._lines, self._settings
-        slices = ParameterSlices(own.names, own.parameters, settings.sync, lines.size, urgent)
+        trained, channels, settings = self.trained, self._channels, self._settings
+        slices = ParameterSlices(
+            trained.names, trained.parameters, settings.sync, channels.size, use_order
+        )
         if settings.sync.has_servers:
             return make_server_updates(
-                slices, own.optimizer, settings.sync.staleness, lines.cpu_transport, lines.exchange,
-                stall=settings.stall, record_span=lines.record_span,
+                slices, trained.optimizer, settings.sync.staleness, channels.cpu_transport, channels.exchange,
+                stall=settings.stall, record_span=channels.record_span,
             )  # fmt: skip
-        late = lines.open_sum_transport()
-        rate = measure_all_reduce(lines.sum_transport, own.device, own.parameters[0].dtype)
-        ready = self._moments.since_first(len(own.parameters))
-        turns = lines.exchange(order_slices(slices, ready, rate))[0]
+        stall_inspector = channels.open_sum_transport()
+        cost = measure_all_reduce(
+            channels.sum_transport, trained.device, trained.parameters[0].dtype
+        )
+        ready_seconds = self._completion_times.since_first(len(trained.parameters))
+        order = channels.exchange(order_slices(slices, ready_seconds, cost))[0]
         return CollectiveUpdates(
-            slices, own.optimizer, lines.sum_transport, lines.exchange,
-            order=turns, stall_inspector=late, debug=settings.debug, record_span=lines.record_span,
+            slices, trained.optimizer, channels.sum_transport, channels.exchange,
+            order=order, stall_inspector=stall_inspector, debug=settings.debug, record_span=channels.record_span,
         )  # fmt: skip
 
 
-def _bits(gradient: Tensor) -> int:
+def _checksum(gradient: Tensor) -> int:
     """A sum over the bits of a gradient: it changes when somebody scales it, whatever is in it."""
     if gradient.layout != torch.strided or not gradient.numel():
         return 0
-    held = gradient.detach().contiguous().view(-1)
-    return int(held.view(torch.uint8).sum(dtype=torch.int64))
+    flat = gradient.detach().contiguous().view(-1)
+    return int(flat.view(torch.uint8).sum(dtype=torch.int64))

@@ -16,78 +16,80 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 
-class Guards:
+class ForwardGuards:
     """`numbers` are, by id of a parameter, what `wait` is called with, once somebody has set it."""
 
-    def __init__(self, model: nn.Module, numbers: Mapping[int, int]) -> None:
+    def __init__(self, model: nn.Module, index_by_id: Mapping[int, int]) -> None:
         self.wait: Callable[[int], None] | None = None
-        self.order: dict[int, None] = {}  # of first use in the forward
+        self.use_order: dict[int, None] = {}  # of first use in the forward
         self.unguarded: set[int] = set()
-        self._numbers = numbers
-        self._reading: _Reading | None = None
-        self._handles: list[RemovableHandle] = []
+        self._index_by_id = index_by_id
+        self._read_tracker: _ReadTracker | None = None
+        self._module_hooks: list[RemovableHandle] = []
         # The model's own comes first, and before a user's hooks, which may read parameters.
-        self._root = (
+        self._root_hooks = (
             model.register_forward_pre_hook(self._enter, prepend=True),
             model.register_forward_hook(self._leave, always_call=True),
         )
         for module in model.modules():
-            own = [numbers[id(p)] for p in module.parameters(recurse=False) if id(p) in numbers]
-            if own:
-                hook = _Guard(self, own)
-                self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
+            indices = [
+                index_by_id[id(p)] for p in module.parameters(recurse=False) if id(p) in index_by_id
+            ]
+            if indices:
+                hook = _ModuleGuard(self, indices)
+                self._module_hooks.append(module.register_forward_pre_hook(hook, prepend=True))
 
-    def learned(self, used: Mapping[int, Any]) -> set[int]:
+    def finish_first_step(self, used: Mapping[int, Any]) -> set[int]:
         """Ends the first step: of what was `used`, what nobody has waited for, or not early enough."""
-        for handle in self._root:
+        for handle in self._root_hooks:
             handle.remove()
-        self.unguarded |= {number for number in used if number not in self.order}
+        self.unguarded |= {index for index in used if index not in self.use_order}
         return self.unguarded
 
     def close(self) -> None:
-        for handle in (*self._root, *self._handles):
+        for handle in (*self._root_hooks, *self._module_hooks):
             handle.remove()
 
-    def guard(self, numbers: list[int]) -> None:
-        for number in numbers:
-            self.order.setdefault(number)
+    def wait_for(self, indices: list[int]) -> None:
+        for index in indices:
+            self.use_order.setdefault(index)
             if self.wait is not None:
-                self.wait(number)
+                self.wait(index)
 
-    def read(self, tensor: Tensor) -> None:
+    def note_read(self, tensor: Tensor) -> None:
         """In the first step: something computes with a tensor."""
-        number = self._numbers.get(id(tensor))
-        if number is not None and number not in self.order:
-            self.unguarded.add(number)
+        index = self._index_by_id.get(id(tensor))
+        if index is not None and index not in self.use_order:
+            self.unguarded.add(index)
 
     def _enter(self, *_: Any) -> None:
-        if self._reading is None and not torch.compiler.is_compiling():
-            self._reading = _Reading(self)
-            self._reading.__enter__()  # type: ignore[no-untyped-call]
+        if self._read_tracker is None and not torch.compiler.is_compiling():
+            self._read_tracker = _ReadTracker(self)
+            self._read_tracker.__enter__()  # type: ignore[no-untyped-call]
 
     def _leave(self, *_: Any) -> None:
-        if self._reading is not None:
-            self._reading.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self._reading = None
+        if self._read_tracker is not None:
+            self._read_tracker.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._read_tracker = None
 
 
-class _Guard:
+class _ModuleGuard:
     """A hook of one module."""
 
-    def __init__(self, guards: Guards, numbers: list[int]) -> None:
-        self._guards, self._numbers = guards, numbers
+    def __init__(self, guards: ForwardGuards, indices: list[int]) -> None:
+        self._guards, self._indices = guards, indices
 
     def __call__(self, *_: Any) -> None:
         if (
             not torch.compiler.is_compiling()
         ):  # else it would become a part of the graph, or break it
-            self._guards.guard(self._numbers)
+            self._guards.wait_for(self._indices)
 
 
-class _Reading(TorchFunctionMode):
+class _ReadTracker(TorchFunctionMode):
     """Sees what is computed with."""
 
-    def __init__(self, guards: Guards) -> None:
+    def __init__(self, guards: ForwardGuards) -> None:
         super().__init__()
         self._guards = guards
 
@@ -96,5 +98,5 @@ class _Reading(TorchFunctionMode):
             for value in (*args, *(kwargs or {}).values()):
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
                     if isinstance(tensor, nn.Parameter):
-                        self._guards.read(tensor)
+                        self._guards.note_read(tensor)
         return func(*args, **(kwargs or {}))

@@ -24,8 +24,8 @@ from raddle.sync.consistency import check_same
 from raddle.sync.stall_inspector import StallInspector
 from raddle.transport.base import Pending, Transport
 
-BUCKET = 25 * 2**20  # bytes
-Note = Callable[[str, str, float, float], None]  # name, lane, start, end
+BUCKET_BYTES = 25 * 2**20  # bytes
+RecordSpan = Callable[[str, str, float, float], None]  # name, lane, start, end
 
 
 class Bucket:
@@ -48,7 +48,7 @@ class Bucket:
         self.name = f"the gradients of '{names[members[0]]}'{last}"
         self.filled: set[int] = set()
         self.pending: Pending | None = None
-        self.left = 0.0  # when
+        self.start_time = 0.0  # when
 
     def fill(self, index: int, size: int) -> None:
         """Takes this rank's share of an average over `size` ranks from p.grad, if there is one."""
@@ -69,12 +69,12 @@ class Bucket:
             if i not in self.filled:
                 self.views[i].zero_()
                 self.counts[i].zero_()
-        self.left = time.perf_counter()
+        self.start_time = time.perf_counter()
         flat = torch.view_as_real(self.flat) if self.flat.is_complex() else self.flat
         everyone = tuple(range(transport.size))
         self.pending = transport.all_reduce(everyone, number, flat, self.name)
 
-    def empty(self) -> None:
+    def write_averages(self) -> None:
         """Puts the averages into p.grad, but for what no rank has a gradient of."""
         for index, p in self.members.items():
             if index not in self.filled and not bool(self.counts[index].abs() > 0):
@@ -91,21 +91,24 @@ def cut_buckets(
     names: Sequence[str],
     parameters: Sequence[Tensor],
     nbytes: int,
-    compressed: torch.dtype | None,
+    compressed_dtype: torch.dtype | None,
 ) -> list[Bucket]:
     """Buckets of at most so many bytes, of one type each, in an order; what it lacks comes last."""
     buckets: list[Bucket] = []
-    filling: dict[torch.dtype, list[int]] = {}
-    filled: dict[torch.dtype, int] = {}  # bytes
+    open_members: dict[torch.dtype, list[int]] = {}
+    open_bytes: dict[torch.dtype, int] = {}  # bytes
     for index in dict.fromkeys([*order, *range(len(parameters))]):
         p = parameters[index]
-        dtype = compressed or p.dtype
-        own = p.numel() * dtype.itemsize
-        if dtype in filling and filled[dtype] + own > nbytes:
-            buckets.append(Bucket(filling.pop(dtype), names, parameters, dtype))
-        filling.setdefault(dtype, []).append(index)
-        filled[dtype] = own + (filled[dtype] if len(filling[dtype]) > 1 else 0)
-    return [*buckets, *(Bucket(own, names, parameters, dtype) for dtype, own in filling.items())]
+        dtype = compressed_dtype or p.dtype
+        size_bytes = p.numel() * dtype.itemsize
+        if dtype in open_members and open_bytes[dtype] + size_bytes > nbytes:
+            buckets.append(Bucket(open_members.pop(dtype), names, parameters, dtype))
+        open_members.setdefault(dtype, []).append(index)
+        open_bytes[dtype] = size_bytes + (open_bytes[dtype] if len(open_members[dtype]) > 1 else 0)
+    return [
+        *buckets,
+        *(Bucket(members, names, parameters, dtype) for dtype, members in open_members.items()),
+    ]
 
 
 class Buckets:
@@ -117,51 +120,55 @@ class Buckets:
         parameters: Sequence[nn.Parameter],
         transport: Transport,
         exchange: Callable[[Any], list[Any]],
-        late: StallInspector,
+        stall_inspector: StallInspector,
         *,
-        nbytes: int = BUCKET,
-        compressed: torch.dtype | None = None,
+        nbytes: int = BUCKET_BYTES,
+        compressed_dtype: torch.dtype | None = None,
         debug: bool = False,
-        note: Note | None = None,
+        record_span: RecordSpan | None = None,
     ) -> None:
         self.buckets: list[Bucket] = []
-        self.sums = 0  # that have left
+        self.sum_count = 0  # that have left
         self.waited = 0.0  # seconds
         self._names, self._transport, self._exchange = names, transport, exchange
-        self._late, self._note, self._debug = late, note, debug
-        self._cut = partial(
-            cut_buckets, names=names, parameters=parameters, nbytes=nbytes, compressed=compressed
+        self._stall_inspector, self._record_span, self._debug = stall_inspector, record_span, debug
+        self._make_buckets = partial(
+            cut_buckets,
+            names=names,
+            parameters=parameters,
+            nbytes=nbytes,
+            compressed_dtype=compressed_dtype,
         )
-        self._first: list[int] = []  # the order of the first backward
-        self._next = 0  # bucket to leave
+        self._first_order: list[int] = []  # the order of the first backward
+        self._next_bucket = 0  # bucket to leave
 
     @torch.no_grad()
-    def give(self, index: int) -> None:
+    def submit(self, index: int) -> None:
         """The gradient in p.grad is complete."""
         if not self.buckets:
-            self._first.append(index)
+            self._first_order.append(index)
             return
         self._fill(index)
-        while not self._debug and self._next < len(self.buckets):
-            bucket = self.buckets[self._next]
+        while not self._debug and self._next_bucket < len(self.buckets):
+            bucket = self.buckets[self._next_bucket]
             if len(bucket.filled) < len(bucket.members):
                 break
             self._start(bucket)
 
     @torch.no_grad()
-    def finish(self, given: Sequence[int]) -> None:
+    def finish(self, with_gradient: Sequence[int]) -> None:
         """Puts averages into p.grad; `given` are all parameters that have a gradient on this rank."""
         if not self.buckets:  # rank 0's order
-            self.buckets = self._cut(self._exchange(self._first or given)[0])
-        for index in given:
+            self.buckets = self._make_buckets(self._exchange(self._first_order or with_gradient)[0])
+        for index in with_gradient:
             self._fill(index)
         if self._debug:
-            check_same(self._exchange(self._described()))
-        for bucket in self.buckets[self._next :]:
+            check_same(self._exchange(self._describe()))
+        for bucket in self.buckets[self._next_bucket :]:
             self._start(bucket)
         for bucket in self.buckets:
-            self._end(bucket)
-        self._next = 0
+            self._wait_for(bucket)
+        self._next_bucket = 0
 
     def _fill(self, index: int) -> None:
         bucket = next(b for b in self.buckets if index in b.members)
@@ -171,22 +178,22 @@ class Buckets:
         bucket.fill(index, self._transport.size)
 
     def _start(self, bucket: Bucket) -> None:
-        bucket.start(self._transport, self._next)
-        self._next += 1
-        self.sums += 1
+        bucket.start(self._transport, self._next_bucket)
+        self._next_bucket += 1
+        self.sum_count += 1
 
-    def _end(self, bucket: Bucket) -> None:
+    def _wait_for(self, bucket: Bucket) -> None:
         assert bucket.pending is not None
         begin = time.perf_counter()
-        with self._late.waiting_for(f"to sum {bucket.name}"):
+        with self._stall_inspector.waiting_for(f"to sum {bucket.name}"):
             bucket.pending.wait()
         end = time.perf_counter()
         self.waited += end - begin
-        if self._note is not None:
-            self._note(bucket.name, "sum", bucket.left, end)
-        bucket.empty()
+        if self._record_span is not None:
+            self._record_span(bucket.name, "sum", bucket.start_time, end)
+        bucket.write_averages()
 
-    def _described(self) -> list[tuple[str, str]]:
+    def _describe(self) -> list[tuple[str, str]]:
         return [
             (f"sum {number}", ", ".join(f"'{self._names[i]}' {list(b.views[i].shape)}" for i in b.members))
             for number, b in enumerate(self.buckets)

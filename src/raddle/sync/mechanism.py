@@ -15,26 +15,26 @@ from raddle.sync.item import UpdateEvent
 from raddle.sync.trained_parameters import TrainedParameters
 
 
-class Phase(ABC):
+class GradientHandler(ABC):
     """What becomes of gradients and of the optimizer's state; by itself, both stay as they are."""
 
-    barrier = ""  # why all gradients are summed before any update
+    barrier_reason = ""  # why all gradients are summed before any update
 
     def __init__(self, trained: TrainedParameters) -> None:
         self.trained = trained
 
     @abstractmethod
-    def arrived(self, index: int) -> None:
+    def on_gradient(self, index: int) -> None:
         """A backward has completed a gradient, in p.grad; called on autograd's thread."""
 
     @abstractmethod
-    def zeroed(self) -> None:
+    def on_zero_grad(self) -> None:
         """Gradients in p.grad have been dropped."""
 
     def synchronize(self) -> None:  # noqa: B027, most have nothing to do
         """Parameters are up to date, and nothing of this rank is under way."""
 
-    def settle(self) -> None:  # noqa: B027, most have nothing to do
+    def synchronize_ranks(self) -> None:  # noqa: B027, most have nothing to do
         """Nothing is under way anywhere. All ranks call it."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Phase(ABC):
         """Ends hooks and threads."""
 
 
-class Mechanism(Phase):
+class Mechanism(GradientHandler):
     """A way that has been chosen."""
 
     @abstractmethod
@@ -70,20 +70,20 @@ class Mechanism(Phase):
         """Puts the averages into p.grad, or raises where `reason` asks for them too late."""
 
 
-class Arrivals:
+class GradientCounter:
     """How many gradients of each parameter a step has seen: `passes` at most."""
 
-    def __init__(self, rank: int, names: list[str], passes: int) -> None:
+    def __init__(self, rank: int, names: list[str], backward_passes: int) -> None:
         self.counts: Counter[int] = Counter()
-        self._rank, self._names, self._passes = rank, names, passes
+        self._rank, self._names, self._backward_passes = rank, names, backward_passes
 
     def add(self, index: int) -> bool:
         """Whether it was the last one of this parameter; raises for one too many."""
         self.counts[index] += 1
-        if self.counts[index] > self._passes:
+        if self.counts[index] > self._backward_passes:
             raise RuntimeError(
                 f"rank {self._rank} got another gradient of '{self._names[index]}' before "
-                f"step(), and backward_passes is {self._passes}: set it to the number of backward calls "
+                f"step(), and backward_passes is {self._backward_passes}: set it to the number of backward calls "
                 "in a step, and call step() after each; with checkpoints, use_reentrant=False"
             )
-        return self.counts[index] == self._passes
+        return self.counts[index] == self._backward_passes

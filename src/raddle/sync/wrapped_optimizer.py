@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from raddle.sync.channels import Channels
 from raddle.sync.consistency import check_same, describe
-from raddle.sync.first_step import first_phase
-from raddle.sync.gradient_buckets import BUCKET
-from raddle.sync.gradient_hooks import Hooked
+from raddle.sync.first_step import make_first_handler
+from raddle.sync.gradient_buckets import BUCKET_BYTES
+from raddle.sync.gradient_hooks import GradientHooks
 from raddle.sync.item import UpdateEvent
 from raddle.sync.session import session
 from raddle.sync.sync_settings import find_barrier_reason, read_settings
@@ -52,7 +52,7 @@ class Optimizer(torch.optim.Optimizer):
         *,
         barrier: bool = False,
         backward_passes: int = 1,
-        bucket: int = BUCKET,
+        bucket: int = BUCKET_BYTES,
         debug: bool | None = None,
         stall: float = 10.0,
     ) -> None:
@@ -62,43 +62,45 @@ class Optimizer(torch.optim.Optimizer):
             backward_passes=backward_passes, bucket=bucket, debug=debug, stall=stall,
         )  # fmt: skip
         self._trained = trained = TrainedParameters(optimizer, model)
-        reason = find_barrier_reason(trained, settings, requested=barrier)
+        barrier_reason = find_barrier_reason(trained, settings, requested=barrier)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._wrapped = True
         # The dictionaries of the wrapped one: a scheduler that changes ours changes both.
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
-        self._text, self._steps = sync, 0
-        self._lines = lines = Channels(self._session, trained.device, stall)
-        own = describe(trained.names, trained.parameters, optimizer, settings.to_compare(reason))
+        self._sync_text, self._steps = sync, 0
+        self._channels = channels = Channels(self._session, trained.device, stall)
+        description = describe(
+            trained.names, trained.parameters, optimizer, settings.to_compare(barrier_reason)
+        )
         try:
-            check_same(lines.exchange(own))
+            check_same(channels.exchange(description))
         except ValueError:
-            lines.close()
+            channels.close()
             raise
-        first = first_phase(trained, model, lines, settings, reason)
-        self._gradients = Hooked(first, model, lines)
+        handler = make_first_handler(trained, model, channels, settings, barrier_reason)
+        self._hooks = GradientHooks(handler, model, channels)
         self._session.optimizers.append(self)
 
     # -- as every optimizer ------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates, by the average over all ranks. All ranks take the same number of steps."""
-        with self._lines.reporting_failures():
+        with self._channels.reporting_failures():
             self._steps += 1
             inner, loss = self._trained.optimizer, None
             if isinstance(inner, torch.optim.LBFGS) and closure is not None:
-                return inner.step(partial(_averaged, closure, self._lines))  # type: ignore[no-untyped-call]
+                return inner.step(partial(_average_loss, closure, self._channels))  # type: ignore[no-untyped-call]
             if closure is not None:
                 with torch.enable_grad():
                     loss = closure()
             self._trained.check_frozen()
-            self._gradients.decided().step()
+            self._hooks.choose_mechanism().step()
             return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """What has been handed in is not touched: it is not in p.grad any more."""
         self._trained.optimizer.zero_grad(set_to_none)
-        self._gradients.phase.zeroed()
+        self._hooks.handler.on_zero_grad()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self._wrapped:
@@ -109,13 +111,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As the plain optimizer would have it, gathered from the homes: all ranks call it."""
-        with self._lines.reporting_failures():
-            return self._gradients.phase.state_dict()
+        with self._channels.reporting_failures():
+            return self._hooks.handler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what `state_dict` of this or of a plain optimizer gave. All ranks call it."""
-        with self._lines.reporting_failures():
-            self._gradients.phase.load_state_dict(state_dict)
+        with self._channels.reporting_failures():
+            self._hooks.handler.load_state_dict(state_dict)
             inner = self._trained.optimizer
             self.param_groups, self.state = inner.param_groups, inner.state
 
@@ -123,17 +125,17 @@ class Optimizer(torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """Parameters are up to date, and nothing of this rank is under way: they may be read or written."""
-        self._gradients.synchronize()
+        self._hooks.synchronize()
 
     def synchronize_gradients(self) -> None:
         """Averages over all ranks are in p.grad: call it between backward and step, on all ranks."""
-        self._gradients.average("somebody looks at gradients between backward and step")
+        self._hooks.average("somebody looks at gradients between backward and step")
 
     def clip_grad_norm(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
     ) -> Tensor:
         """torch.nn.utils.clip_grad_norm_ of the averages; gives the norm. All ranks call it."""
-        self._gradients.average("clipping needs the norm of all gradients")
+        self._hooks.average("clipping needs the norm of all gradients")
         return nn.utils.clip_grad_norm_(
             self._trained.parameters, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite
         )
@@ -141,50 +143,50 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def barrier(self) -> str:
         """Why gradients are summed before the update; empty if they need not be."""
-        return self._gradients.phase.barrier
+        return self._hooks.handler.barrier_reason
 
     @property
     def log(self) -> list[UpdateEvent]:
         """Updates at this rank's homes, in their order."""
-        return self._gradients.phase.log
+        return self._hooks.handler.log
 
     def report(self) -> dict[str, Any]:
         """What has been sent and waited for on this rank, and why there is a barrier."""
         return {
-            "sync": self._text, "barrier": self.barrier, "steps": self._steps,
+            "sync": self._sync_text, "barrier": self.barrier, "steps": self._steps,
             "bytes": 0, "messages": 0, "overtaken": 0, "waited": {}, "unguarded": [],
-            **self._gradients.phase.report(),
+            **self._hooks.handler.report(),
         }  # fmt: skip
 
     def close(self, failed: str = "") -> None:
         """Ends when nothing is under way on any rank. All ranks call it, unless one has `failed`."""
-        if self._lines.closed:
+        if self._channels.closed:
             return
-        self._lines.closed = True
+        self._channels.closed = True
         try:
             if not failed:
-                self._gradients.phase.settle()
-                self._lines.cpu_transport.barrier()  # homes stay while others need them
+                self._hooks.handler.synchronize_ranks()
+                self._channels.cpu_transport.barrier()  # homes stay while others need them
         except Exception as error:
             failed = str(error)
             raise
         finally:
             if failed:
-                self._lines.fail(failed)
-            self._gradients.close()
-            self._lines.close()
+                self._channels.fail(failed)
+            self._hooks.close()
+            self._channels.close()
             self._session.optimizers.remove(self)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """A GradScaler asks this before it looks at all gradients: it shows that there is one."""
-        self._gradients.average("a GradScaler looks at gradients between backward and step")
+        self._hooks.average("a GradScaler looks at gradients between backward and step")
         return False
 
 
-def _averaged(closure: Callable[[], Any], lines: Channels) -> Any:
+def _average_loss(closure: Callable[[], Any], channels: Channels) -> Any:
     """LBFGS compares losses: ranks that saw different ones would go different ways."""
     with torch.enable_grad():
         loss = closure()
-    every = lines.exchange(float(torch.as_tensor(loss).detach()))
-    return sum(every) / len(every)
+    losses = channels.exchange(float(torch.as_tensor(loss).detach()))
+    return sum(losses) / len(losses)
