@@ -19,7 +19,7 @@ from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.segments import segments
-from raddle.runtime.native_calls import run_as_one
+from raddle.runtime.native_calls import native_calls_in_segment
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.planning import plan_for
 from raddle.searches.settings import Settings
@@ -170,7 +170,9 @@ def test_what_is_counted_as_one_call_runs_as_one(model: str, method: str, bn: st
     for device in range(4):
         ops = [op for op in graph.ops if device in variant.tiles[op.name].devices]
         device_segments = segments(program, device)
-        natives_here = [run_as_one(variant, device, segment) for segment in device_segments]
+        natives_here = [
+            native_calls_in_segment(variant, device, segment) for segment in device_segments
+        ]
         together = {name for calls in natives_here for name in calls.replaced}
         for op in ops:
             if op.name in natives:

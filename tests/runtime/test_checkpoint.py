@@ -190,8 +190,8 @@ def test_a_tied_weight_has_all_its_names_and_is_one_tensor() -> None:
 @pytest.mark.parametrize("dropped", ["lm_head.weight", "wte.weight"])
 def test_one_name_of_a_tied_weight_will_do(dropped: str) -> None:
     state, shapes, aliases = saved("gpt-tiny")
-    rest = {n: t for n, t in state.items() if n != dropped}
-    (full,) = gathered(random_layout(shapes, 1, 0), rest, shapes, aliases)
+    remaining = {n: t for n, t in state.items() if n != dropped}
+    (full,) = gathered(random_layout(shapes, 1, 0), remaining, shapes, aliases)
     assert_same(full, state)
 
 
@@ -365,8 +365,8 @@ def process(rank: int, store: str, out: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     place = torch.device("cpu")
     transport = Processes(place)
-    found = exchanged(rank, lambda mine: exchange_over(transport, place, mine))
-    torch.save(found, f"{out}/{rank}")
+    result = exchanged(rank, lambda mine: exchange_over(transport, place, mine))
+    torch.save(result, f"{out}/{rank}")
     transport.close()
     dist.destroy_process_group()
 

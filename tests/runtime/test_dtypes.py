@@ -34,7 +34,7 @@ from raddle.zoo.workload import Workload
 DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
 
 
-def graded(dtype: torch.dtype) -> bool:
+def gets_gradient(dtype: torch.dtype) -> bool:
     """Whether autograd takes leaves of a type."""
     try:
         with warnings.catch_warnings():
@@ -45,12 +45,12 @@ def graded(dtype: torch.dtype) -> bool:
     return True
 
 
-GRADED = [d for d in DTYPES if graded(d)]
+GRADED = [d for d in DTYPES if gets_gradient(d)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_autograd_and_the_graph_agree_on_what_carries_a_gradient(dtype: torch.dtype) -> None:
-    assert carries_gradient(dtype) == graded(dtype)
+    assert carries_gradient(dtype) == gets_gradient(dtype)
 
 
 # -- random chains of operators --------------------------------------------------------------------
@@ -130,9 +130,11 @@ def runs(model: Chain, x: Tensor) -> bool:
         torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9).step()
     except RuntimeError:
         return False
-    found = [p.grad for p in model.parameters() if p.grad is not None]
-    norm = sum(float(in_double(g).norm()) for g in found)
-    return len(found) == len(model.weights) and 0.01 < norm < 100 and found[0].numel() < 10**4
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = sum(float(in_double(g).norm()) for g in gradients)
+    return (
+        len(gradients) == len(model.weights) and 0.01 < norm < 100 and gradients[0].numel() < 10**4
+    )
 
 
 STARTS = [dtype for dtype in GRADED if computes(dtype)]
@@ -245,13 +247,13 @@ def test_compressed_gradients_are_refused_for_complex_parameters() -> None:
 
 
 def test_the_norm_that_clips_counts_imaginary_parts() -> None:
-    own = nn.Parameter(torch.zeros(2, dtype=torch.complex128))
-    own.grad = torch.tensor([3 + 4j, 12j], dtype=torch.complex128)
-    theirs = nn.Parameter(own.detach().clone())
-    theirs.grad = own.grad.clone()
-    norm = clip(Hub(1).transport(0), torch.device("cpu"), [(own, True)], 1.0)
+    parameter = nn.Parameter(torch.zeros(2, dtype=torch.complex128))
+    parameter.grad = torch.tensor([3 + 4j, 12j], dtype=torch.complex128)
+    theirs = nn.Parameter(parameter.detach().clone())
+    theirs.grad = parameter.grad.clone()
+    norm = clip(Hub(1).transport(0), torch.device("cpu"), [(parameter, True)], 1.0)
     assert norm == pytest.approx(float(nn.utils.clip_grad_norm_([theirs], 1.0)))
-    torch.testing.assert_close(own.grad, theirs.grad)
+    torch.testing.assert_close(parameter.grad, theirs.grad)
 
 
 class Loss(nn.Module):

@@ -15,8 +15,8 @@ from typing import Any
 from equality import Different
 from hypothesis import Phase, event, given, note, reject, settings
 from hypothesis import strategies as st
-from modules import random_case
-from pipelines import Piped, updates_of
+from pipeline_plans import Piped, updates_of
+from random_modules import random_case
 from random_plans import random_blocks, random_sums, random_sync, random_tiling
 from test_random_graphs import scattered_blocks, written
 
@@ -38,7 +38,7 @@ Stages = tuple[tuple[str, ...], ...]
 def random_stages(graph: Graph, count: int, rng: random.Random) -> Stages:
     """At most so many; an operator is in no earlier stage than what it reads."""
     made: dict[str, int] = {}
-    found: list[list[str]] = [[] for _ in range(count)]
+    stages: list[list[str]] = [[] for _ in range(count)]
     contiguous = rng.random() < 0.5
     last = 0
     for i, op in enumerate(graph.ops):
@@ -48,9 +48,9 @@ def random_stages(graph: Graph, count: int, rng: random.Random) -> Stages:
             s = last
         else:
             s = low if rng.random() < 0.7 else rng.randint(low, count - 1)
-        found[s].append(op.name)
+        stages[s].append(op.name)
         made.update((o, s) for o in op.outputs)
-    return tuple(tuple(names) for names in found if names)
+    return tuple(tuple(names) for names in stages if names)
 
 
 def random_schedule(
@@ -64,7 +64,7 @@ def random_schedule(
         for s in range(stages)
         for m in range(microbatches)
     }
-    count = 1 + max(w for own in able for w in own)
+    count = 1 + max(w for workers in able for w in workers)
     rows: list[list[Action]] = [[] for _ in range(count)]
     done: list[Action] = []
     left = [Action(p, s, m) for p in phases for s in range(stages) for m in range(microbatches)]
@@ -102,10 +102,10 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
         widths = [rng.choice([1, 1, 2, 3]) for _ in range(rows)]
     starts = [sum(widths[:w]) for w in range(rows)]
     workers = [tuple(range(a, a + k)) for a, k in zip(starts, widths, strict=True)]
-    home = [s % rows if kind != "text" else rng.randrange(rows) for s in range(count)]
+    worker_of = [s % rows if kind != "text" else rng.randrange(rows) for s in range(count)]
     if kind == "text":
         able = [
-            [home[s]] + [w for w in range(rows) if widths[w] == widths[home[s]]]
+            [worker_of[s]] + [w for w in range(rows) if widths[w] == widths[worker_of[s]]]
             for s in range(count)
         ]
         made = random_schedule(count, microbatches, able, rng)
@@ -117,16 +117,20 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
     devices = sum(map(len, workers))
     tiles: dict[str, Tiling] = {}
     for s, names in enumerate(stages):
-        own = workers[home[s]]
+        own = workers[worker_of[s]]
         for name in names:
             tiling = random_tiling(graph.op(name), len(own), rng)
             tiles[name] = _move_tiling(tiling, dict(enumerate(own)))
     sums: dict[str, Tiling] = {}
     if rng.random() < 0.3:
         for s, names in enumerate(stages):
-            own = workers[home[s]]
-            found = random_sums(graph, tiles, len(own), rng)
-            sums |= {n: _move_tiling(found[n], dict(enumerate(own))) for n in names if n in found}
+            own = workers[worker_of[s]]
+            chosen_sums = random_sums(graph, tiles, len(own), rng)
+            sums |= {
+                n: _move_tiling(chosen_sums[n], dict(enumerate(own)))
+                for n in names
+                if n in chosen_sums
+            }
     recompute: Any = ()
     if rng.random() < 0.5:
         makers = (random_blocks, scattered_blocks, lambda *_: tuple(rng.sample(stages, 1)))

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from pipelines import Piped, cut_evenly, pipeline, planned, staged, tiny, updates_of
+from pipeline_plans import Piped, cut_evenly, pipeline, planned, staged, tiny, updates_of
 from ranks import on_threads
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -82,10 +82,10 @@ def test_trains_as_the_plain_module_does(schedule: str, model: str, record_prope
 def test_the_choice_covers_the_matrix() -> None:
     ran = {(s, m): chosen(s, m) for s, m in product(SCHEDULES, MODELS)}
     for one in (*SCHEDULES, *MODELS):
-        own = [case for key, found in ran.items() if one in key for case in found]
+        own = [case for key, group in ran.items() if one in key for case in group]
         assert {m for _, m in own} == set(MICROBATCHES), one
         assert {p for p, _ in own} == {p for p, _ in cases(one)}, one
-    assert {case for found in ran.values() for case in found} == set(cases("1f1b"))
+    assert {case for case_group in ran.values() for case in case_group} == set(cases("1f1b"))
 
 
 @pytest.mark.slow
@@ -471,8 +471,8 @@ def plainly(plan: Plan, given: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[fl
     for x, y in given:
         count = min(plan.microbatches, len(x))
         micros = list(zip(x.tensor_split(count), y.tensor_split(count), strict=True))
-        own = replace(plan, microbatches=count)  # of so few samples
-        buffers = net()._buffers(model, micros, updates_of(own, net().graph))
+        batch_plan = replace(plan, microbatches=count)  # of so few samples
+        buffers = net()._buffers(model, micros, updates_of(batch_plan, net().graph))
         optimizer.zero_grad()
         parts = [F.cross_entropy(model(a), b) * len(a) / len(x) for a, b in micros]
         sum(parts).backward()
@@ -546,9 +546,9 @@ def test_a_trainer_takes_any_batch_and_evaluates(name: str) -> None:
         outputs = model.eval()(x)
         torch.testing.assert_close(output, outputs.detach(), rtol=1e-9, atol=1e-9)
         assert loss == pytest.approx(F.cross_entropy(outputs, y).item(), rel=1e-9)
-        for n, found in zip((full, 1, full + 1), between, strict=True):
+        for n, evaluated in zip((full, 1, full + 1), between, strict=True):
             expected = F.cross_entropy(early.eval()(x[:n]), y[:n]).item()
-            assert found == pytest.approx(expected, rel=1e-9)
+            assert evaluated == pytest.approx(expected, rel=1e-9)
 
 
 def data() -> Plan:
@@ -575,13 +575,13 @@ def test_a_batch_as_large_as_a_ranks_part_is_refused_or_trained_on(name: str, sa
         return float(trainer.step(*given[0])), trainer.state_dict()
 
     try:
-        found = on_threads(
+        results = on_threads(
             plan.devices, work, net().model, plan, sgd, loss=F.cross_entropy, graph=net().graph
         )
     except InputError:  # "is as large as rank 0's part of a planned one"
         return
     (wanted,), model = plainly(plan, given)
-    for loss, state in found:
+    for loss, state in results:
         assert loss == pytest.approx(wanted, rel=1e-9)
         assert_equal(state, model)
 
@@ -616,9 +616,9 @@ def test_a_plan_in_microbatches_takes_the_graph_of_the_whole_batch() -> None:
     plan = replace(TRAINED["1f1b, uneven"](), steps=1, fingerprint=net().graph.fingerprint())
     assert plan.microbatches > 1
     given = batches(plan.batch)
-    found = on_threads(
+    losses = on_threads(
         plan.devices, lambda trainer: float(trainer.step(*given[0])), net().model, plan, sgd,
         loss=F.cross_entropy, graph=net().graph.for_batch(plan.batch),
     )  # fmt: skip
     (wanted,), _ = plainly(plan, given)
-    assert found == pytest.approx([wanted] * plan.devices, rel=1e-9)
+    assert losses == pytest.approx([wanted] * plan.devices, rel=1e-9)

@@ -14,7 +14,7 @@ import pytest
 from equality import Different, Task
 from hypothesis import Phase, given, note, reject, settings
 from hypothesis import strategies as st
-from modules import random_case
+from random_modules import random_case
 from random_plans import random_plan, random_sync, random_tiling, with_any_order
 
 from raddle.clusters import cluster

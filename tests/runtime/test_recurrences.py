@@ -16,7 +16,7 @@ from raddle.plans.tiling import Grid, even_cuts
 from raddle.program.lower import lower
 from raddle.program.program import Program
 from raddle.program.segments import segments
-from raddle.runtime.native_calls import run_as_one
+from raddle.runtime.native_calls import native_calls_in_segment
 from raddle.runtime.threads import run_threads
 
 KINDS = [nn.LSTM, nn.GRU, nn.RNN]
@@ -71,8 +71,10 @@ def planned(graph: Graph, how: str) -> Plan:
 def native_calls(program: Program) -> int:
     variant, count = program.variants[0], 0
     for device in (0, 1):
-        own = segments(program, device)
-        count += sum(len(run_as_one(variant, device, ops).by_last_op) for ops in own)
+        device_segments = segments(program, device)
+        count += sum(
+            len(native_calls_in_segment(variant, device, ops).by_last_op) for ops in device_segments
+        )
     return count
 
 

@@ -60,18 +60,18 @@ class Case:
 
         def made(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
             biases = [p for p in parameters if p.ndim == 1]
-            rest = [p for p in parameters if p.ndim != 1]
-            return kind([{"params": rest}, {"params": biases, "lr": rate / 2}], lr=rate, **more)
+            weights = [p for p in parameters if p.ndim != 1]
+            return kind([{"params": weights}, {"params": biases, "lr": rate / 2}], lr=rate, **more)
 
         return made
 
     def run(self, work: Any, *, rate: float = 0.05, seed: int = 3) -> Any:
-        found = on_threads(
+        results = on_threads(
             self.plan.devices, work, self.model, self.plan, self.make(rate), graph=self.graph, seed=seed
         )  # fmt: skip
-        for other in found[1:]:
-            assert_same(other, found[0])
-        return found[0]
+        for other in results[1:]:
+            assert_same(other, results[0])
+        return results[0]
 
 
 @cache
@@ -113,31 +113,31 @@ def load(trainer: Trainer, saved: Any) -> None:
     trainer.load_optimizer_state_dict(saved["optimizer"])
 
 
-def assert_same(found: Any, expected: Any, where: str = "") -> None:
+def assert_same(actual: Any, expected: Any, where: str = "") -> None:
     if isinstance(expected, dict):
-        assert found.keys() == expected.keys(), where
+        assert actual.keys() == expected.keys(), where
         for key, value in expected.items():
-            assert_same(found[key], value, f"{where}/{key}")
+            assert_same(actual[key], value, f"{where}/{key}")
     elif isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected), where
+        assert len(actual) == len(expected), where
         for i, value in enumerate(expected):
-            assert_same(found[i], value, f"{where}/{i}")
+            assert_same(actual[i], value, f"{where}/{i}")
     elif isinstance(expected, Tensor):
-        assert torch.equal(found, expected), (where, found, expected)
+        assert torch.equal(actual, expected), (where, actual, expected)
     else:
-        assert found == expected, (where, found, expected)
+        assert actual == expected, (where, actual, expected)
 
 
-def resumed(own: Case, before: int, after: int) -> None:
-    whole = own.run(lambda t: (train(t, 0, before + after)[before:], state(t)))
-    saved = own.run(lambda t: (train(t, 0, before), state(t))[1])
+def resumed(case: Case, before: int, after: int) -> None:
+    whole = case.run(lambda t: (train(t, 0, before + after)[before:], state(t)))
+    saved = case.run(lambda t: (train(t, 0, before), state(t))[1])
 
     def go_on(trainer: Trainer) -> Any:
         load(trainer, saved)
         assert_same(state(trainer), saved)  # whoever loads it saves the same
         return train(trainer, before, before + after), state(trainer)
 
-    assert_same(own.run(go_on, rate=7.0, seed=8), whole)
+    assert_same(case.run(go_on, rate=7.0, seed=8), whole)
     assert saved["optimizer"]["steps"] == before
 
 
@@ -168,22 +168,24 @@ def test_a_resumed_pipeline_is_the_undisturbed_one(schedule: str) -> None:
     model, graph = captured((0.5, 0.2))
     chosen = Settings(schedule=schedule, stages=2, microbatches=2, budget=0.1, bn="global")
     on = cluster("local:2")
-    found = run_method(graph, on, "pipeline", chosen)
-    assert found.pipeline is not None
-    plan = build_plan(graph, on, "pipeline", found, chosen)
-    own = Case(model, found.pipeline.graph, plan, "Adam")
+    result = run_method(graph, on, "pipeline", chosen)
+    assert result.pipeline is not None
+    plan = build_plan(graph, on, "pipeline", result, chosen)
+    pipeline_case = Case(model, result.pipeline.graph, plan, "Adam")
     given = [[batch(step)] for step in range(5)]
-    whole = own.run(lambda t: (t.train(given[:3]), t.train(given[3:]), state(t))[1:])
-    saved = own.run(lambda t: (t.train(given[:3]), state(t))[1])
-    again = own.run(lambda t: (load(t, saved), t.train(given[3:]), state(t))[1:], rate=7.0, seed=8)
+    whole = pipeline_case.run(lambda t: (t.train(given[:3]), t.train(given[3:]), state(t))[1:])
+    saved = pipeline_case.run(lambda t: (t.train(given[:3]), state(t))[1])
+    again = pipeline_case.run(
+        lambda t: (load(t, saved), t.train(given[3:]), state(t))[1:], rate=7.0, seed=8
+    )
     assert_same(again, whole)
 
 
 @pytest.mark.parametrize("sync", [sync for sync in SYNCS if sync not in SAME])
 def test_what_asynchronous_servers_save_is_what_they_load(sync: str) -> None:
-    own = case([0.5], "Adam", sync)
-    saved = own.run(lambda t: (train(t, 0, 2), state(t))[1])
-    assert_same(own.run(lambda t: (load(t, saved), state(t))[1], rate=7.0, seed=8), saved)
+    server_case = case([0.5], "Adam", sync)
+    saved = server_case.run(lambda t: (train(t, 0, 2), state(t))[1])
+    assert_same(server_case.run(lambda t: (load(t, saved), state(t))[1], rate=7.0, seed=8), saved)
 
 
 @pytest.mark.parametrize("sync", [sync for sync in SYNCS if sync not in SAME])
@@ -209,19 +211,19 @@ def test_a_rank_that_saves_waits_for_gradients_of_those_behind(sync: str) -> Non
 
 @pytest.mark.parametrize(("ranks", "method"), [(1, "data"), (3, "data"), (2, "model")])
 def test_another_plan_draws_the_same_masks_at_the_same_rates(ranks: int, method: str) -> None:
-    own, other = (
+    p3_case, other = (
         case([0.5, 0.2], "Adam", "p3"),
         case([0.5, 0.2], "Adam", "allreduce", ranks, method),
     )
-    losses, whole = own.run(lambda t: (train(t, 0, 4)[2:], state(t)))
-    saved = own.run(lambda t: (train(t, 0, 2), state(t))[1])
+    losses, whole = p3_case.run(lambda t: (train(t, 0, 4)[2:], state(t)))
+    saved = p3_case.run(lambda t: (train(t, 0, 2), state(t))[1])
 
     def go_on(trainer: Trainer) -> Any:
         load(trainer, saved)
         return train(trainer, 2, 4), state(trainer)
 
-    found, after = other.run(go_on, rate=7.0, seed=8)
-    torch.testing.assert_close(found, losses, rtol=1e-9, atol=1e-9)
+    resumed_losses, after = other.run(go_on, rate=7.0, seed=8)
+    torch.testing.assert_close(resumed_losses, losses, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(after["model"], whole["model"], rtol=1e-9, atol=1e-9)
     rates = [
         {name: group["lr"] for group in s["optimizer"]["param_groups"] for name in group["params"]}
@@ -231,8 +233,8 @@ def test_another_plan_draws_the_same_masks_at_the_same_rates(ranks: int, method:
 
 
 def test_what_cannot_be_resumed_is_refused() -> None:
-    own = case([0.5], "Adam", "allreduce", 1)
-    saved = own.run(lambda t: (train(t, 0, 1), state(t))[1])
+    saved_case = case([0.5], "Adam", "allreduce", 1)
+    saved = saved_case.run(lambda t: (train(t, 0, 1), state(t))[1])
 
     def refused(trainer: Trainer) -> None:
         for changed, sentence in (
@@ -242,13 +244,13 @@ def test_what_cannot_be_resumed_is_refused() -> None:
             with pytest.raises(InputError, match=sentence):
                 trainer.load_optimizer_state_dict(changed)
 
-    own.run(refused)
+    saved_case.run(refused)
 
     def other_kind(trainer: Trainer) -> None:
         with pytest.raises(InputError, match="is not of SGD: it has no 'momentum'"):
             trainer.load_optimizer_state_dict(saved["optimizer"])
 
-    replace(own, optimizer="SGD").run(other_kind)
+    replace(saved_case, optimizer="SGD").run(other_kind)
 
     def unfinished(trainer: Trainer) -> None:
         trainer.step(batch(0))
@@ -257,4 +259,12 @@ def test_what_cannot_be_resumed_is_refused() -> None:
         with pytest.raises(InputError, match="step 1 is in the middle of 2 that are accumulated"):
             trainer.load_optimizer_state_dict(saved["optimizer"])
 
-    on_threads(1, unfinished, own.model, own.plan, own.make(0.1), graph=own.graph, accumulate=2)
+    on_threads(
+        1,
+        unfinished,
+        saved_case.model,
+        saved_case.plan,
+        saved_case.make(0.1),
+        graph=saved_case.graph,
+        accumulate=2,
+    )

@@ -54,8 +54,8 @@ class Ended(NamedTuple):
 
 def rank(number: int, size: int, port: int, folder: pathlib.Path, argv: list[str]) -> None:
     """One process, as torchrun would start it."""
-    own = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    os.environ.update({k: str(v) for k, v in own.items()}, MASTER_PORT=str(port))
+    variables = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ.update({k: str(v) for k, v in variables.items()}, MASTER_PORT=str(port))
     os.environ["MASTER_ADDR"] = "localhost"
     for descriptor, name in ((1, "out"), (2, "error")):
         os.dup2(os.open(folder / f"{name}{number}", os.O_CREAT | os.O_WRONLY), descriptor)
@@ -119,22 +119,23 @@ KEYS = {
     ("model", "method", "devices"),
     [("mlp-tiny", "data", 1), ("gpt-tiny", "owt", 2), ("mlp-tiny", "model", 3)],
 )
-def test_ranks_train_and_rank_0_tells(
+def test_ranks_train_and_rank_0_reports(
     launch: Any, plan: Any, model: str, method: str, devices: int
 ) -> None:
     path = plan(model, method, devices)
     first, *others = launch(devices, [path, "--steps", 6, "--lr", 0.1, "--json"])
     assert [e.code for e in (first, *others)] == [0] * devices, first.error
     assert [(e.out, e.error) for e in others] == [("", "")] * (devices - 1)
-    told = json.loads(first.out)
-    assert set(told) == KEYS
-    assert told["loss_last"] < told["loss_first"]
+    summary = json.loads(first.out)
+    assert set(summary) == KEYS
+    assert summary["loss_last"] < summary["loss_first"]
     assert (
-        told["predicted_ms"] == json.loads(pathlib.Path(path).read_text())["predicted"]["step_ms"]
+        summary["predicted_ms"]
+        == json.loads(pathlib.Path(path).read_text())["predicted"]["step_ms"]
     )
-    assert told["fastest_ms"] <= told["step_ms"] <= told["slowest_ms"]
-    assert {(r["source"], r["target"]): r["bytes"] for r in told["sent"]} == bytes_by_pair(path)
-    assert (told["steps"], told["warmup"]) == (6, 3)
+    assert summary["fastest_ms"] <= summary["step_ms"] <= summary["slowest_ms"]
+    assert {(r["source"], r["target"]): r["bytes"] for r in summary["sent"]} == bytes_by_pair(path)
+    assert (summary["steps"], summary["warmup"]) == (6, 3)
     assert [line.split()[:2] for line in first.error.splitlines()] == [
         ["step", f"{k}/6"] for k in range(1, 7)
     ]

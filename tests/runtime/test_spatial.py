@@ -11,7 +11,7 @@ from math import prod
 
 import pytest
 import torch
-from pipelines import Piped, cut_evenly, planned, staged
+from pipeline_plans import Piped, cut_evenly, planned, staged
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -102,10 +102,10 @@ def assert_equal(state: dict[str, Tensor], model: nn.Module) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_trains_as_plain_pytorch_does(method: str, ranks: int) -> None:
     losses, model, _ = plainly(3)
-    for found, state in on_threads(
+    for rank_losses, state in on_threads(
         ranks, lambda t: train(t, 3), net(), plan(method, ranks), sgd, loss=F.cross_entropy, graph=graph()
     ):  # fmt: skip
-        assert found == pytest.approx(losses, rel=1e-9)  # on every rank
+        assert rank_losses == pytest.approx(losses, rel=1e-9)  # on every rank
         assert_equal(state, model)
 
 
@@ -120,10 +120,10 @@ def test_trains_as_plain_pytorch_does(method: str, ranks: int) -> None:
 )
 def test_any_elementwise_optimizer(make: Any) -> None:
     losses, model, _ = plainly(3, make)
-    (found, state), *_ = on_threads(
+    (rank_losses, state), *_ = on_threads(
         2, lambda t: train(t, 3), net(), plan("owt", 2), make, graph=graph()
     )
-    assert found == pytest.approx(losses, rel=1e-9)
+    assert rank_losses == pytest.approx(losses, rel=1e-9)
     assert_equal(state, model)
 
 
@@ -136,10 +136,10 @@ def test_optimizers_of_whole_tensors_are_refused() -> None:
 @pytest.mark.parametrize("limit", [0.1, 1e6])
 def test_clips_by_the_global_norm(method: str, limit: float) -> None:
     losses, model, _ = plainly(3, clip=limit)
-    for found, state in on_threads(
+    for rank_losses, state in on_threads(
         3, lambda t: train(t, 3), net(), plan(method, 3), sgd, graph=graph(), clip_norm=limit
     ):
-        assert found == pytest.approx(losses, rel=1e-7)
+        assert rank_losses == pytest.approx(losses, rel=1e-7)
         for name, tensor in state.items():
             torch.testing.assert_close(tensor, model.state_dict()[name], rtol=1e-6, atol=1e-8)
 
@@ -275,9 +275,9 @@ def test_initialises_a_model_on_meta_tile_by_tile() -> None:
         held = sum(p.numel() for _, p in trainer.executor.parameters())
         return trainer.state_dict(), held
 
-    found = on_threads(3, work, empty, plan("model", 3), sgd, graph=graph(), seed=3)
+    results = on_threads(3, work, empty, plan("model", 3), sgd, graph=graph(), seed=3)
     total = sum(p.numel() for p in whole.parameters())
-    for state, held in found:
+    for state, held in results:
         assert_equal(state, whole)
         assert held < total / 2
 
@@ -295,9 +295,11 @@ def test_bfloat16_is_close() -> None:
 
     for method in ("data", "owt"):
         made = plan_for(single, cluster("local:2"), method, bn="global")
-        for found in on_threads(2, work, float32, made, sgd, graph=single, autocast=torch.bfloat16):
-            assert found == pytest.approx(losses, rel=0.05)
-            assert found != pytest.approx(losses, rel=1e-6)
+        for rank_losses in on_threads(
+            2, work, float32, made, sgd, graph=single, autocast=torch.bfloat16
+        ):
+            assert rank_losses == pytest.approx(losses, rel=0.05)
+            assert rank_losses != pytest.approx(losses, rel=1e-6)
 
 
 class Partly(nn.Module):
@@ -317,8 +319,8 @@ class Partly(nn.Module):
 def test_what_is_not_trained_is_kept(method: str) -> None:
     model = Partly()
     x, k = torch.randn(4, 6), torch.tensor(2.0)
-    own = capture(model, [x, k], loss=lambda y: y.square().mean())
-    made = plan_for(own, cluster("local:2"), method)
+    model_graph = capture(model, [x, k], loss=lambda y: y.square().mean())
+    made = plan_for(model_graph, cluster("local:2"), method)
 
     def work(trainer: Trainer) -> Any:
         trainer.step(*trainer.part(x, k))
@@ -326,7 +328,7 @@ def test_what_is_not_trained_is_kept(method: str) -> None:
         trainer.load_state_dict({**state, "frozen.bias": state["frozen.bias"] + 1})
         return state, trainer.state_dict()
 
-    for state, again in on_threads(2, work, model, made, sgd, graph=own):
+    for state, again in on_threads(2, work, model, made, sgd, graph=model_graph):
         assert state.keys() == model.state_dict().keys()
         for name in ("unused.weight", "frozen.weight"):
             torch.testing.assert_close(state[name], model.state_dict()[name])
@@ -375,14 +377,14 @@ def test_nothing_stays_alive_that_nobody_keeps() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.b(torch.relu(self.a(x)))
 
-    own = capture(Watched(), [torch.randn(4, 4)], loss=lambda y: y.sum())
-    made = plan_for(own, cluster("local:1"), "data")
+    watched_graph = capture(Watched(), [torch.randn(4, 4)], loss=lambda y: y.sum())
+    made = plan_for(watched_graph, cluster("local:1"), "data")
 
     def work(trainer: Trainer) -> None:
         call = next(a for a in trainer.executor.rank_actions.actions if isinstance(a, Forward)).call
         alive.append(call.code.source)
 
-    on_threads(1, work, Watched(), made, sgd, graph=own)
+    on_threads(1, work, Watched(), made, sgd, graph=watched_graph)
     lines = [line.strip() for line in alive[0].splitlines()]
     first = lines[1].partition(",")[0]  # the result of the first layer
     assert lines[2].endswith(f"({first})"), "the activation reads it"
@@ -461,6 +463,6 @@ def test_a_rank_that_fails_stops_all() -> None:
             return str(error)
         return "no error"
 
-    found = on_threads(3, work, net(), plan("owt", 3), sgd, graph=graph())
-    assert "division" in found[1]
-    assert all("rank 1 failed" in text for text in (found[0], found[2]))
+    errors = on_threads(3, work, net(), plan("owt", 3), sgd, graph=graph())
+    assert "division" in errors[1]
+    assert all("rank 1 failed" in text for text in (errors[0], errors[2]))

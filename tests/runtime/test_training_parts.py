@@ -43,47 +43,51 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def test_a_setup_makes_executors_and_exchanges() -> None:
-    own = setup()
-    assert own.exchange({"a": 1}) == [{"a": 1}]
-    assert own.make_executor(own.program, seed=3).input_feeder.seed == 3
-    assert (own.rank, own.plan, own.graph) == (0, own.program.plan, own.program.graph)
+    rank_setup = setup()
+    assert rank_setup.exchange({"a": 1}) == [{"a": 1}]
+    assert rank_setup.make_executor(rank_setup.program, seed=3).input_feeder.seed == 3
+    assert (rank_setup.rank, rank_setup.plan, rank_setup.graph) == (
+        0,
+        rank_setup.program.plan,
+        rank_setup.program.graph,
+    )
 
 
 def test_a_module_is_captured_again_from_what_the_plan_says() -> None:
-    own = setup()
-    again = capture_for_plan(own.model, own.plan.inputs, mean)
-    assert again.fingerprint() == own.graph.fingerprint()
-    evaluated = capture_for_evaluation(own.model, own.plan.inputs, mean)
+    rank_setup = setup()
+    again = capture_for_plan(rank_setup.model, rank_setup.plan.inputs, mean)
+    assert again.fingerprint() == rank_setup.graph.fingerprint()
+    evaluated = capture_for_evaluation(rank_setup.model, rank_setup.plan.inputs, mean)
     assert not evaluated.updates
-    assert own.model.training
+    assert rank_setup.model.training
 
 
 def test_a_state_goes_out_and_comes_back() -> None:
-    own = setup()
-    executor = own.make_executor(own.program)
-    initialise_slots(own, executor, 0)
-    optimizer = make_optimizer(own, executor, sgd)
-    state = TrainingState(own, executor, optimizer)
-    saved, expected = state.module_state(), own.model.state_dict()
+    rank_setup = setup()
+    executor = rank_setup.make_executor(rank_setup.program)
+    initialise_slots(rank_setup, executor, 0)
+    optimizer = make_optimizer(rank_setup, executor, sgd)
+    state = TrainingState(rank_setup, executor, optimizer)
+    saved, expected = state.module_state(), rank_setup.model.state_dict()
     assert all(torch.equal(saved[name], tensor) for name, tensor in expected.items())
     assert saved.keys() == expected.keys()
     state.load_module_state({name: tensor + 1 for name, tensor in saved.items()})
     assert all(
         torch.equal(state.module_state()[name], tensor + 1) for name, tensor in saved.items()
     )
-    found = state.optimizer_state()
-    found["param_groups"][0]["lr"] = 7.0
-    state.load_optimizer_state(found)
+    optimizer_state = state.optimizer_state()
+    optimizer_state["param_groups"][0]["lr"] = 7.0
+    state.load_optimizer_state(optimizer_state)
     assert optimizer.param_groups[0]["lr"] == 7.0
-    assert set(owners_of(own.program).values()) == {0}
+    assert set(owners_of(rank_setup.program).values()) == {0}
 
 
 def test_steps_of_any_size_train_the_same_parameters() -> None:
-    own = setup()
-    executor = own.make_executor(own.program)
-    initialise_slots(own, executor, 0)
-    executor.optimizer_step = make_optimizer(own, executor, sgd).step  # type: ignore[assignment]
-    stepping = StepRunner(own, executor)
+    rank_setup = setup()
+    executor = rank_setup.make_executor(rank_setup.program)
+    initialise_slots(rank_setup, executor, 0)
+    executor.optimizer_step = make_optimizer(rank_setup, executor, sgd).step  # type: ignore[assignment]
+    stepping = StepRunner(rank_setup, executor)
     before = [p.detach().clone() for _, p in executor.parameters()]
     for step, size in enumerate((4, 2)):
         assert torch.isfinite(stepping.run_step([X[:size], Y[:size]], step))
@@ -95,12 +99,12 @@ def test_steps_of_any_size_train_the_same_parameters() -> None:
 
 
 def test_a_resized_plan_lends_and_returns() -> None:
-    own = setup()
-    executor = own.make_executor(own.program)
-    initialise_slots(own, executor, 0)
+    rank_setup = setup()
+    executor = rank_setup.make_executor(rank_setup.program)
+    initialise_slots(rank_setup, executor, 0)
     updates = []
     executor.optimizer_step = lambda: updates.append(1)
-    resized = ResizedStep(own, executor, 3)
+    resized = ResizedStep(rank_setup, executor, 3)
     resized.run([X[:3], Y[:3]], 0)
     assert updates == [1]
     for source in resized.executor.rank_actions.sources_with_role("buffer"):
@@ -111,27 +115,27 @@ def test_a_resized_plan_lends_and_returns() -> None:
 
 
 def test_an_evaluation_reads_what_training_has() -> None:
-    own = setup()
-    executor = own.make_executor(own.program)
-    initialise_slots(own, executor, 0)
-    state = TrainingState(own, executor, make_optimizer(own, executor, sgd))
-    evaluation = Evaluation(own, executor, state, [X, Y])
+    rank_setup = setup()
+    executor = rank_setup.make_executor(rank_setup.program)
+    initialise_slots(rank_setup, executor, 0)
+    state = TrainingState(rank_setup, executor, make_optimizer(rank_setup, executor, sgd))
+    evaluation = Evaluation(rank_setup, executor, state, [X, Y])
     assert evaluation.fits([X, Y])
     assert not evaluation.fits([X[:2], Y[:2]])
     loss, (output,) = evaluation.run([X, Y], 0, outputs=True)
-    expected = own.model.eval()(X)
+    expected = rank_setup.model.eval()(X)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(loss, mean(expected, Y))
 
 
 def test_an_update_refuses_and_clips() -> None:
-    own = setup()
-    executor = own.make_executor(own.program)
-    initialise_slots(own, executor, 0)
-    optimizer = make_optimizer(own, executor, sgd)
-    stepping = StepRunner(own, executor)
+    rank_setup = setup()
+    executor = rank_setup.make_executor(rank_setup.program)
+    initialise_slots(rank_setup, executor, 0)
+    optimizer = make_optimizer(rank_setup, executor, sgd)
+    stepping = StepRunner(rank_setup, executor)
     updating = OptimizerStep(
-        own, executor, optimizer, lambda: 5, stepping.current_loss, clip_norm=0.5
+        rank_setup, executor, optimizer, lambda: 5, stepping.current_loss, clip_norm=0.5
     )
     assert "norm" in updating.barrier_reason
     parameters = [p for _, p in executor.parameters()]
@@ -141,7 +145,7 @@ def test_an_update_refuses_and_clips() -> None:
     norm = torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm()
     assert float(norm) == pytest.approx(0.5, rel=1e-4)
     executor.optimizer_step = OptimizerStep(
-        own, executor, optimizer, lambda: 5, stepping.current_loss, check_finite=True
+        rank_setup, executor, optimizer, lambda: 5, stepping.current_loss, check_finite=True
     )
     stepping.run_step([X, Y], 0)
     for size in (4, 2):  # the planned one, and another
@@ -151,11 +155,11 @@ def test_an_update_refuses_and_clips() -> None:
 
 
 def test_an_optimizer_of_whole_tensors_is_refused_where_they_are_split() -> None:
-    own = setup()
-    op = next(op for op in own.graph.ops if op.kind == "linear")
-    tiles = {**own.plan.tiles, op.name: read_tiling(op, "c/2 @0,1")}
-    program = lower(own.graph, Plan(tiles, 2))
-    split = Setup(own.model, program, Hub(2).transport(0), CPU, loss=mean)
+    rank_setup = setup()
+    op = next(op for op in rank_setup.graph.ops if op.kind == "linear")
+    tiles = {**rank_setup.plan.tiles, op.name: read_tiling(op, "c/2 @0,1")}
+    program = lower(rank_setup.graph, Plan(tiles, 2))
+    split = Setup(rank_setup.model, program, Hub(2).transport(0), CPU, loss=mean)
     executor = split.make_executor(program)
     initialise_slots(split, executor, 0)
     with pytest.raises(InputError, match="LBFGS looks at whole tensors, but the plan splits"):

@@ -137,8 +137,8 @@ def test_the_mean_divides_by_all_valid_targets(smoothing: float) -> None:
     for parts in ("n/2 @0,1", "n/(3,5) @1,0"):
         tiles = {op.name: parts for op in graph.ops if any(d.name == "n" for d in op.space.dims)}
         for last in ("@0", "x2 @0,1"):
-            rest = {op.name: last for op in graph.ops if op.name not in tiles}
-            assert_trains(model, loss, [numbers(8, 5)], [targets], tiles | rest)
+            other_tiles = {op.name: last for op in graph.ops if op.name not in tiles}
+            assert_trains(model, loss, [numbers(8, 5)], [targets], tiles | other_tiles)
 
 
 def test_a_split_sum_adds_its_bias_once() -> None:

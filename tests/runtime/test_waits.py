@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import Phase, event, given, note, settings
 from hypothesis import strategies as st
-from pipelines import Piped, cut_evenly, pipeline, staged
+from pipeline_plans import Piped, cut_evenly, pipeline, staged
 from test_pipeline_fuzz import some_plan
 from test_random_graphs import written
 from torch import Tensor, nn
@@ -100,8 +100,8 @@ def hold(program: Program, spans: list[Span], schedule: Schedule | None = None) 
         for i in program.instructions
         if isinstance(i, Run | Merge)
     }
-    found = {(span.step, span.action) for span in spans if span.action in named}
-    assert found == {(step, action) for step, action in expected if action in named}
+    recorded_actions = {(span.step, span.action) for span in spans if span.action in named}
+    assert recorded_actions == {(step, action) for step, action in expected if action in named}
     assert list(early_starts(schedule, spans)) == []
 
 

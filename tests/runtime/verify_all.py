@@ -113,10 +113,10 @@ def plan_of(case: Case) -> Plan:
             graph, on, case.method, run_method(graph, on, case.method, asked), asked
         )
     space = PlanSpace(graph, on, asked)
-    found = flexflow(
+    result = flexflow(
         graph, on, asked, {"random": random_start(space, case.ranks)}, random_too=False
     )
-    return planning.build_plan(graph, on, "flexflow", found, asked)
+    return planning.build_plan(graph, on, "flexflow", result, asked)
 
 
 def _start(size: int, planned: Sequence[tuple[Case, Plan]]) -> Iterator[Outcome]:
@@ -179,10 +179,10 @@ def verify(task: Task, plan: Plan) -> None:
         timeout=PATIENCE,
     )  # fmt: skip
     try:
-        gradients = _watched(trainer)
+        gradients = _record_gradients(trainer)
         losses = [float(trainer.step(*micros[0])) for micros in task.batches[:STEPS]]
         trainer.synchronize()
-        found = trainer.setup.exchange(trainer.transport.sent_in_all())
+        sent_by_rank = trainer.setup.exchange(trainer.transport.sent_in_all())
         shapes = {n: trainer.graph.values[n].shape for n in trainer.program.regions}
         shapes = {n: s for n, s in shapes.items() if n in trainer.program.active}
         state = trainer.state_dict()
@@ -193,31 +193,36 @@ def verify(task: Task, plan: Plan) -> None:
         plain = task.plain(STEPS, 1)
         compare(task.graph, plain, losses, state)
         compare_gradients(plain, whole)
-        total = {(r, t): n for r, own in enumerate(found) for t, n in own.items() if n}
+        total = {
+            (r, t): n
+            for r, sent_bytes in enumerate(sent_by_rank)
+            for t, n in sent_bytes.items()
+            if n
+        }
         said = {way: STEPS * nbytes for way, nbytes in sent(trainer.program).items()}
         assert total == said, f"sent {total}, the program says {said}"
 
 
-def _watched(trainer: Trainer) -> dict[str, list[tuple[Box, Tensor]]]:
+def _record_gradients(trainer: Trainer) -> dict[str, list[tuple[Box, Tensor]]]:
     """Takes a copy of this rank's gradients before every update."""
     gradients: dict[str, list[tuple[Box, Tensor]]] = {}
-    update = trainer.executor.optimizer_step
+    optimizer_step = trainer.executor.optimizer_step
 
     def watch() -> None:
         gradients.clear()
         for source, parameter in trainer.executor.parameters():
             if parameter.grad is not None and trainer.state.owns(source):
-                own = gradients.setdefault(source.name, [])
-                own.append((source.box, parameter.grad.clone()))
-        update()
+                pieces = gradients.setdefault(source.name, [])
+                pieces.append((source.box, parameter.grad.clone()))
+        optimizer_step()
 
-    def heard(source: SlotSource, clock: int, gradient: Tensor) -> None:
+    def on_update(source: SlotSource, clock: int, gradient: Tensor) -> None:
         if clock == STEPS:
             gradients.setdefault(source.name, []).append((source.box, gradient.clone()))
 
     trainer.executor.optimizer_step = watch
     if trainer.executor.parameter_sync is not None:
-        trainer.executor.parameter_sync.on_update = heard
+        trainer.executor.parameter_sync.on_update = on_update
     return gradients
 
 

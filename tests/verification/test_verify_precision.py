@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
-from casting import TYPES, usable
+from casting_modules import TYPES, usable_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +27,7 @@ from raddle.searches.planning import plan_for
 from raddle.verification.precision import Raising
 from raddle.verification.verdict import TOLERANCE, verify
 
-USABLE = usable()
+USABLE = usable_blocks()
 accumulate = ParameterUpdater.accumulate
 
 

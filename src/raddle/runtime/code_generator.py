@@ -14,7 +14,7 @@ from raddle.graph.ops import make_kernel, merge_partials
 from raddle.graph.ops.fused import FUSED_KERNELS
 from raddle.program.program import Cell, Program, Variant, tensors_per_part
 from raddle.runtime.function_writer import FunctionWriter, GeneratedCode, Piece, TensorId
-from raddle.runtime.native_calls import native_call_boxes, run_as_one
+from raddle.runtime.native_calls import native_call_boxes, native_calls_in_segment
 
 
 class CodeGenerator:
@@ -42,7 +42,7 @@ class CodeGenerator:
                 if tile.device == self.device:
                     regions = op.space.regions(tile.box)
                     self.writer.announce_reads(zip(op.inputs, regions, strict=True))
-        native = run_as_one(self.variant, self.device, ops)
+        native = native_calls_in_segment(self.variant, self.device, ops)
         for op in ops:
             if op.name in native.by_last_op:
                 self._write_fused(native.by_last_op[op.name], in_place=not recomputed)

@@ -261,13 +261,15 @@ def _restored_afterwards(model: nn.Module) -> Iterator[None]:
         torch.random.fork_rng(devices=[]),
     ):
         try:
-            for held, before in registries:
-                held.update({key: _meta_copy(t) for key, t in before.items() if t is not None})
+            for saved_registry, before in registries:
+                saved_registry.update(
+                    {key: _meta_copy(t) for key, t in before.items() if t is not None}
+                )
             yield
         finally:
-            for held, before in registries:
-                held.clear()
-                held.update(before)
+            for saved_registry, before in registries:
+                saved_registry.clear()
+                saved_registry.update(before)
 
 
 def _meta_copy(value: Tensor) -> Tensor:

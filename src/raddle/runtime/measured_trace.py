@@ -37,7 +37,7 @@ class _Transfer(NamedTuple):
 def trace_events(kinds: Sequence[str], intervals: Intervals) -> Iterator[Event]:
     """Events of all ranks' slices, whose clocks agree; `kinds` says what each device is."""
     origin = min((s.start for rank_intervals in intervals for s in rank_intervals), default=0.0)
-    intervals = [[s.shift(-origin) for s in own] for own in intervals]
+    intervals = [[s.shift(-origin) for s in intervals_of_rank] for intervals_of_rank in intervals]
     transfers = [*_messages(intervals), *_sums(intervals)]
     lanes = list(dict.fromkeys(t.lane for t in transfers))
     yield from lane_names(kinds, lanes)
@@ -80,8 +80,8 @@ def _messages(intervals: Intervals) -> list[_Transfer]:
         if s.kind == "wait" and s.peers
     }
     transfers = []
-    for d, own in enumerate(intervals):
-        for s in own:
+    for d, intervals_of_rank in enumerate(intervals):
+        for s in intervals_of_rank:
             wait = waits.get((d, s.peers[0], s.tag, s.step)) if s.kind == "send" else None
             if wait is not None:
                 target = s.peers[0]

@@ -25,16 +25,16 @@ class NativeCallBoxes(NamedTuple):
     outputs: dict[str, Box]
 
 
-def run_as_one(variant: Variant, device: int, ops: Sequence[Op]) -> NativeCalls:
+def native_calls_in_segment(variant: Variant, device: int, ops: Sequence[Op]) -> NativeCalls:
     """Which composites a device runs as one call in a segment."""
-    own = {op.name: op for op in ops}
-    found = NativeCalls({}, set())
+    segment_ops = {op.name: op for op in ops}
+    native_calls = NativeCalls({}, set())
     for fused in variant.graph.fused_calls:
-        if _is_one_box(variant, device, fused, own):
-            present = [name for name in fused.ops if name in own]
-            found.by_last_op[present[-1]] = fused
-            found.replaced.update(present)
-    return found
+        if _is_one_box(variant, device, fused, segment_ops):
+            present = [name for name in fused.ops if name in segment_ops]
+            native_calls.by_last_op[present[-1]] = fused
+            native_calls.replaced.update(present)
+    return native_calls
 
 
 def native_call_boxes(variant: Variant, device: int, fused: FusedCall) -> NativeCallBoxes:

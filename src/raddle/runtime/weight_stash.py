@@ -74,7 +74,7 @@ class WeightStash:
 
     def end_step(self, step: int) -> None:
         """Nothing of a step is to come."""
-        for key in [own for own in self.first_used if own[0] == step]:
+        for key in [first_key for first_key in self.first_used if first_key[0] == step]:
             del self.first_used[key]
 
     def add_gradient(self, step: int, slot: int, gradient: Tensor) -> None:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipeline_plans import Piped, pipeline
 from pipeline_reference import ideals
-from pipelines import Piped, pipeline
 from torch import Tensor, nn
 
 from raddle.graph.capture import capture

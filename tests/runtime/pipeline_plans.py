@@ -124,15 +124,15 @@ class Piped:
         self, model: nn.Module, micros: Sequence[Batch], updates: Updates
     ) -> dict[str, Tensor]:
         """Buffers after a step in which others than all micro-batches in their order update them."""
-        found: dict[str, Tensor] = {}
+        buffers: dict[str, Tensor] = {}
         for sequence, names in updates:
             if sequence != tuple(range(len(micros))):
                 other = copy.deepcopy(model)
                 with torch.no_grad():
                     for m in sequence:
                         other(*micros[m][: self.inputs])
-                found.update((name, other.get_buffer(name)) for name in names)
-        return found
+                buffers.update((name, other.get_buffer(name)) for name in names)
+        return buffers
 
     def is_fragile(self, plan: Plan) -> bool:
         """Whether rounding alone changes the result: a kink exactly at zero, a constant normalised."""
@@ -185,13 +185,13 @@ def updates_of(plan: Plan, graph: Graph) -> Updates:
     schedule, of = schedule_of(plan), stage_of(plan)
     at = [workers_of_micro_batch(plan, schedule, m) for m in range(plan.microbatches)]
     made = {o: of[op.name] for op in graph.ops for o in op.outputs}
-    found: dict[tuple[int, ...], list[str]] = {}
+    updates: dict[tuple[int, ...], list[str]] = {}
     for buffer, value in graph.updates.items():
         s = made[value]
         row = schedule.rows[at[0][s]]
         sequence = tuple(a.micro_batch for a in row if (a.phase, a.stage) == ("F", s))
-        found.setdefault(sequence, []).append(buffer)
-    return tuple((sequence, tuple(names)) for sequence, names in found.items())
+        updates.setdefault(sequence, []).append(buffer)
+    return tuple((sequence, tuple(names)) for sequence, names in updates.items())
 
 
 # -- plans ---------------------------------------------------------------------------------------------
@@ -225,12 +225,16 @@ def staged(
 ) -> dict[str, Tiling]:
     """Tiles of stages, each on its devices and split along its letters."""
     tiles: dict[str, Tiling] = {}
-    for s, (names, own) in enumerate(zip(stages, devices, strict=True)):
+    for s, (names, stage_devices) in enumerate(zip(stages, devices, strict=True)):
         letters = splits[s] if splits else {}
         for name in names:
             op = graph.op(name)
             shape = [d.size for d in op.space.dims]
-            tiles[name] = split(op, letters, own) if len(own) > 1 else whole_tiling(shape, own)
+            tiles[name] = (
+                split(op, letters, stage_devices)
+                if len(stage_devices) > 1
+                else whole_tiling(shape, stage_devices)
+            )
     return tiles
 
 

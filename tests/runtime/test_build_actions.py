@@ -45,12 +45,12 @@ def program(sync: str = "allreduce", tiles: dict[str, str] = SPLIT, **more: obje
     return lower(mlp(), make_plan(mlp(), tiles, 2, sync=sync, **more))
 
 
-def pieces_of(found: Program, device: int) -> SlotTable:
-    return SlotTable(found.graph, [read_hulls(v, device) for v in found.variants])
+def slot_table_of(program: Program, device: int) -> SlotTable:
+    return SlotTable(program.graph, [read_hulls(v, device) for v in program.variants])
 
 
 def test_a_slot_for_every_piece() -> None:
-    pieces = pieces_of(program(), 0)
+    pieces = slot_table_of(program(), 0)
     made = pieces.add_computed(KEY, "fc1", FIRST)
     came = pieces.add_received(KEY, "fc1", Box((1, 0), (2, 8)))
     assert pieces.box_slots(KEY, "fc1") == [(FIRST, made), (Box((1, 0), (2, 8)), came)]
@@ -64,35 +64,38 @@ def test_a_slot_for_every_piece() -> None:
 
 
 def test_parameters_are_kept_where_they_are_used() -> None:
-    found = program()
-    on = [pieces_of(found, device) for device in (0, 1)]
+    lowered = program()
+    on = [slot_table_of(lowered, device) for device in (0, 1)]
     updated = [
-        add_persistent_slots(found, device, own).updated_slots for device, own in enumerate(on)
+        add_persistent_slots(lowered, device, table).updated_slots
+        for device, table in enumerate(on)
     ]
     assert sorted(on[0].persistent) == ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"]
     assert sorted(on[1].persistent) == ["fc1.bias", "fc1.weight"]
-    assert [len(own) for own in updated] == [4, 2]
+    assert [len(slots) for slots in updated] == [4, 2]
 
 
-def test_divided_parameters_keep_rows_and_lend_the_rest() -> None:
-    found = program("sharded:parameters")
-    pieces = pieces_of(found, 1)
-    lasting = add_persistent_slots(found, 1, pieces)
-    ((rows, slot),) = pieces.shards["fc1.weight"]
+def test_zero3_parameters_keep_a_shard_and_gather_the_others() -> None:
+    lowered = program("sharded:parameters")
+    slot_table = slot_table_of(lowered, 1)
+    persistent = add_persistent_slots(lowered, 1, slot_table)
+    ((rows, slot),) = slot_table.shards["fc1.weight"]
     assert rows == Box((4, 0), (8, 4))
-    weight = next(w for w in lasting.gathered if w.shape == (8, 4))
+    weight = next(w for w in persistent.gathered if w.shape == (8, 4))
     assert (weight.shard_slot, weight.shard_index[0]) == (slot, slice(4, 8))
-    assert not lasting.updated_slots  # slices are
+    assert not persistent.updated_slots  # slices are
 
 
 def test_a_segment_is_a_call_on_slots() -> None:
-    found = program()
-    pieces = pieces_of(found, 1)
-    add_persistent_slots(found, 1, pieces)
-    calls = CallBuilder(found, 1, CPU, pieces)
+    lowered = program()
+    slot_table = slot_table_of(lowered, 1)
+    add_persistent_slots(lowered, 1, slot_table)
+    calls = CallBuilder(lowered, 1, CPU, slot_table)
     call = calls.segment(0, KEY)
     assert call is calls.segment(0, KEY)
-    weights = [slot for name in ("fc1.weight", "fc1.bias") for _, slot in pieces.persistent[name]]
+    weights = [
+        slot for name in ("fc1.weight", "fc1.bias") for _, slot in slot_table.persistent[name]
+    ]
     assert (sorted(call.weights), call.backward, call.recompute) == (weights, True, False)
     (feed,) = calls.feeds(call)
     assert call.nondifferentiable == [feed.source.slot]
@@ -103,9 +106,9 @@ def test_a_segment_is_a_call_on_slots() -> None:
 
 
 def test_a_segment_waits_at_its_first_instruction() -> None:
-    found = program()
-    calls = CallBuilder(found, 1, CPU, pieces_of(found, 1), found.instructions)
-    runs = [i for i in found.instructions if isinstance(i, Run) and 1 in i.devices]
+    lowered = program()
+    calls = CallBuilder(lowered, 1, CPU, slot_table_of(lowered, 1), lowered.instructions)
+    runs = [i for i in lowered.instructions if isinstance(i, Run) and 1 in i.devices]
     waits = [(run.op, run.phase, calls.dependencies_at_first(run)) for run in runs]
     assert [deps is not None for _, _, deps in waits] == [True, False, True, False]
     assert [(op, phase) for op, phase, _ in waits] == [
@@ -114,18 +117,18 @@ def test_a_segment_waits_at_its_first_instruction() -> None:
 
 
 def test_messages_are_sent_posted_and_awaited_once() -> None:
-    found = program()
+    lowered = program()
     number, move = next(
         (n, i)
-        for n, i in enumerate(found.instructions)
+        for n, i in enumerate(lowered.instructions)
         if isinstance(i, Move) and i.kind == MessageKind.ACTIVATION
     )
     ends = {}
     for device in (0, 1):
-        pieces = pieces_of(found, device)
+        pieces = slot_table_of(lowered, device)
         if device == 1:
             pieces.add_computed(KEY, move.value, move.messages[0].boxes[0])
-        messages = MessageBuilder(found, device, pieces)
+        messages = MessageBuilder(lowered, device, pieces)
         (ends[device],) = messages.build_transfers(number, move, range(1))
         assert messages.not_awaited() == ([number] if device == 0 else [])
         assert len(messages.build_awaits(number)) == (device == 0)
@@ -139,7 +142,7 @@ def test_messages_are_sent_posted_and_awaited_once() -> None:
 
 @pytest.mark.parametrize("kind", MessageKind)
 def test_every_kind_of_message_lands_somewhere(kind: MessageKind) -> None:
-    pieces = pieces_of(program(), 0)
+    pieces = slot_table_of(program(), 0)
     box = Box((0, 0), (8, 4))
     pieces.add_computed(KEY, "fc1.weight", box)  # whatever it is: each kind finds its own
     pieces.add_persistent("fc1.weight", "parameter", box)
@@ -148,28 +151,30 @@ def test_every_kind_of_message_lands_somewhere(kind: MessageKind) -> None:
     assert part.slots == slots.get(kind.value, (0,))
     within = () if kind.value not in ("push", "pull", "gradient", "partial gradient") else (2, 4)
     assert within == tuple(
-        end for own, _ in part.index_pairs for end in (own[0].start, own[0].stop)
+        end
+        for slot_index, _ in part.index_pairs
+        for end in (slot_index[0].start, slot_index[0].stop)
     )
 
 
 def test_a_bucket_for_each_group_and_type() -> None:
-    found = program(bucket=10**6)
-    pieces = pieces_of(found, 1)
-    add_persistent_slots(found, 1, pieces)
-    sums = BucketBuilder(found, 1, pieces)
-    (reduce,) = (i for i in found.instructions if isinstance(i, Reduce))
+    lowered = program(bucket=10**6)
+    slot_table = slot_table_of(lowered, 1)
+    add_persistent_slots(lowered, 1, slot_table)
+    sums = BucketBuilder(lowered, 1, slot_table)
+    (reduce,) = (i for i in lowered.instructions if isinstance(i, Reduce))
     sums.add_groups(reduce)
     (action,) = sums.build(reduce, 7)
     assert (action.bucket, action.tag, sums.groups) == (0, 7, [(0, 1)])
     assert [b.elements for b in sums.buckets] == [8 * 4 + 8]
 
 
-def test_slices_are_handed_in_once_and_leave_one_by_one() -> None:
-    found = program("p3:collective,slice=8")
-    pieces = pieces_of(found, 1)
-    add_persistent_slots(found, 1, pieces)
-    slices = SliceBuilder(found, 1, pieces)
-    given = [a for i in found.instructions if slices.handles(i) for a in slices.build(i)]
+def test_slices_are_submitted_once_and_summed_one_by_one() -> None:
+    lowered = program("p3:collective,slice=8")
+    slot_table = slot_table_of(lowered, 1)
+    add_persistent_slots(lowered, 1, slot_table)
+    slices = SliceBuilder(lowered, 1, slot_table)
+    given = [a for i in lowered.instructions if slices.handles(i) for a in slices.build(i)]
     assert sum(isinstance(a, SubmitGradients) for a in given) == 2  # the weight and the bias of fc1
     left = [a.number for a in given if isinstance(a, StartSliceAllReduce)]
     held = {n for n, s in enumerate(slices.all_slices()) if 1 in s.region.devices}
@@ -177,12 +182,12 @@ def test_slices_are_handed_in_once_and_leave_one_by_one() -> None:
     assert len(slices.sum_order) == len(slices.all_slices())
 
 
-def test_pulls_of_rows_are_messages_of_the_program() -> None:
+def test_pulls_of_shards_are_messages_of_the_program() -> None:
     for sync, inline in (("sharded:parameters", True), ("sharded", False)):
-        found = program(sync)
-        slices = SliceBuilder(found, 0, pieces_of(found, 0))
+        lowered = program(sync)
+        slices = SliceBuilder(lowered, 0, slot_table_of(lowered, 0))
         pulls = [
-            i for i in found.instructions if isinstance(i, Move) and i.kind == MessageKind.PULL
+            i for i in lowered.instructions if isinstance(i, Move) and i.kind == MessageKind.PULL
         ]
         assert pulls
         assert all(slices.handles(i) is not inline for i in pulls)
@@ -191,35 +196,38 @@ def test_pulls_of_rows_are_messages_of_the_program() -> None:
 def test_buffers_take_what_is_there() -> None:
     model = torch.nn.BatchNorm1d(4)
     graph = capture(model, [torch.zeros(6, 4)], loss=lambda y: y.sum())
-    found = lower(graph, make_plan(graph, {}, 1))
-    pieces = pieces_of(found, 0)
-    add_persistent_slots(found, 0, pieces)
-    buffers = BufferUpdateBuilder(found, 0, pieces)
+    lowered = lower(graph, make_plan(graph, {}, 1))
+    slot_table = slot_table_of(lowered, 0)
+    add_persistent_slots(lowered, 0, slot_table)
+    buffers = BufferUpdateBuilder(lowered, 0, slot_table)
     value = graph.updates["running_mean"]
     assert not buffers.build([value], KEY)  # nothing of it is here yet
-    half = pieces.add_computed(KEY, value, Box((0,), (2,)))
-    ((_, slot),) = pieces.persistent["running_mean"]
+    half = slot_table.add_computed(KEY, value, Box((0,), (2,)))
+    ((_, slot),) = slot_table.persistent["running_mean"]
     (keep,) = buffers.build([value], KEY)
     assert keep.partial_updates == [(slot, [(Box((0,), (2,)), half)])]
     assert buffers.current_boxes == {"running_mean": [Box((0,), (2,))]}
 
 
-def call(number: int, *, weights: list[int], results: list[int], graded: list[int]) -> Call:
+def call(number: int, *, weights: list[int], results: list[int], differentiable: list[int]) -> Call:
     code = GeneratedCode(make_kernel, (), tuple(Piece("w", FIRST) for _ in weights), (), (), "")
-    return Call(number, "", code, KEY, graded, weights, results=results)
+    return Call(number, "", code, KEY, differentiable, weights, results=results)
 
 
 def test_versions_are_the_programs() -> None:
-    found = program()
+    lowered = program()
     run = Run("fc1", "F", KEY, (0,), (), versions=(3, 3))
-    versions = VersionBuilder(found, 0, [run, replace(run, devices=(1,), versions=(4, 4))])
+    versions = VersionBuilder(lowered, 0, [run, replace(run, devices=(1,), versions=(4, 4))])
     pieces = (Piece("fc1.bias", FIRST), Piece("fc1.weight", FIRST))
     made = Call(0, "", GeneratedCode(make_kernel, (), pieces, (), (), ""), KEY)
-    assert versions.versions_for(made, [op for op in found.graph.ops if op.name == "fc1"]) == (3, 3)
+    assert versions.versions_for(made, [op for op in lowered.graph.ops if op.name == "fc1"]) == (
+        3,
+        3,
+    )
 
 
 def test_an_old_weight_is_kept_until_its_last_use() -> None:
-    one = call(0, weights=[5], results=[], graded=[])
+    one = call(0, weights=[5], results=[], differentiable=[])
     first, second = Forward(one, versions=(0,)), Forward(one, versions=(0,))
     step = UpdateParameters(KEY, (5,))
     mark_stashed_versions([first, step, second])
@@ -227,14 +235,14 @@ def test_an_old_weight_is_kept_until_its_last_use() -> None:
 
 
 def test_a_slot_is_emptied_after_its_last_use() -> None:
-    first = Forward(call(0, weights=[], results=[1, 2], graded=[0]))
-    second = Forward(call(1, weights=[], results=[3], graded=[1]))
+    first = Forward(call(0, weights=[], results=[1, 2], differentiable=[0]))
+    second = Forward(call(1, weights=[], results=[3], differentiable=[1]))
     mark_dead_slots([first, second], live=[3])
     assert (sorted(first.dead_slots), second.dead_slots) == ([0, 2], [1])
 
 
 def test_gathered_parameters_are_released_before_they_come_again() -> None:
-    uses = [Forward(call(n, weights=[4], results=[], graded=[])) for n in range(3)]
+    uses = [Forward(call(n, weights=[4], results=[], differentiable=[])) for n in range(3)]
     kind, box = MessageKind.PULL, Box((0, 0), (8, 4))
     pieces = SlotTable(mlp())
     for _ in range(5):
@@ -248,6 +256,6 @@ def test_gathered_parameters_are_released_before_they_come_again() -> None:
 
 
 def test_updates_are_no_actions_of_slices_where_there_are_none() -> None:
-    found = program()
-    slices = SliceBuilder(found, 0, pieces_of(found, 0))
-    assert not any(slices.handles(i) for i in found.instructions if isinstance(i, Update))
+    lowered = program()
+    slices = SliceBuilder(lowered, 0, slot_table_of(lowered, 0))
+    assert not any(slices.handles(i) for i in lowered.instructions if isinstance(i, Update))

@@ -46,7 +46,7 @@ from raddle.transport.thread_transport import Hub, Threads
 CPU, KEY, DOUBLE = torch.device("cpu"), Key(), torch.float64
 
 
-def alone() -> Threads:
+def single_rank() -> Threads:
     return Hub(1).transport(0)
 
 
@@ -62,23 +62,23 @@ def ones(*shape: int) -> Tensor:
 
 
 def test_a_gradient_that_others_see_is_copied_before_it_is_changed() -> None:
-    own, first = store((2,)), ones(2)
-    own.add_gradient(0, first)
-    own.add_gradient(0, ones(2))
-    own.add_gradient(0, ones(2))
+    gradients, first = store((2,)), ones(2)
+    gradients.add_gradient(0, first)
+    gradients.add_gradient(0, ones(2))
+    gradients.add_gradient(0, ones(2))
     assert torch.equal(first, ones(2))
-    assert torch.equal(own.gradient_or_zeros(0, DOUBLE), 3 * ones(2))
-    assert own.take_gradient(0) is not None
-    assert torch.equal(own.gradient_or_zeros(0, DOUBLE), 0 * ones(2))  # nobody gave one
+    assert torch.equal(gradients.gradient_or_zeros(0, DOUBLE), 3 * ones(2))
+    assert gradients.take_gradient(0) is not None
+    assert torch.equal(gradients.gradient_or_zeros(0, DOUBLE), 0 * ones(2))  # nobody gave one
 
 
 def test_boxes_of_gradients_add_up() -> None:
-    own = store((4,))
-    own.add_gradient_box(0, (slice(0, 2),), ones(2))
-    own.add_gradient_box(0, (slice(1, 4),), ones(3))
-    assert own.gradient_or_zeros(0, DOUBLE).tolist() == [1, 2, 1, 1]
-    own.clear_gradient(0)
-    assert own.grads == [None]
+    gradients = store((4,))
+    gradients.add_gradient_box(0, (slice(0, 2),), ones(2))
+    gradients.add_gradient_box(0, (slice(1, 4),), ones(3))
+    assert gradients.gradient_or_zeros(0, DOUBLE).tolist() == [1, 2, 1, 1]
+    gradients.clear_gradient(0)
+    assert gradients.grads == [None]
 
 
 # -- messages ------------------------------------------------------------------------------------------
@@ -153,30 +153,32 @@ def product(*, split: bool = False, recompute: bool = False) -> Call:
 
 
 def filled() -> Store:
-    own = store((2,), (2,), (2,))
-    own.slots[0], own.slots[1] = 2 * ones(2), torch.nn.Parameter(3 * ones(2))
-    return own
+    filled_store = store((2,), (2,), (2,))
+    filled_store.slots[0], filled_store.slots[1] = 2 * ones(2), torch.nn.Parameter(3 * ones(2))
+    return filled_store
 
 
 @pytest.mark.parametrize("adds_once", [True, False])
 @pytest.mark.parametrize("phases", ["B", "BW"])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_gradients_come_back_slot_by_slot(adds_once: bool, phases: str, recompute: bool) -> None:
-    own = filled()
-    parameters = ParameterUpdater(own, alone(), updated_slots=[1])
-    segments = Segments(own, parameters, single_microbatch=adds_once)
+def test_gradients_come_back_slot_by_slot(
+    single_microbatch: bool, phases: str, recompute: bool
+) -> None:
+    slot_store = filled()
+    parameters = ParameterUpdater(slot_store, single_rank(), updated_slots=[1])
+    segments = Segments(slot_store, parameters, single_microbatch=single_microbatch)
     call = product(split=phases == "BW", recompute=recompute)
     segments.forward(Forward(call))
-    assert torch.equal(own.slots[2], 6 * ones(2))
+    assert torch.equal(slot_store.slots[2], 6 * ones(2))
     if recompute:
         assert not segments.saved
         segments.forward(Forward(call, recomputation=True))
-    own.grads[2] = ones(2)
+    slot_store.grads[2] = ones(2)
     for phase in phases:
         segments.backward(Backward(call, phase))
-    assert torch.equal(own.gradient_or_zeros(0, DOUBLE), 3 * ones(2))
-    assert torch.equal(own.gradient_or_zeros(1, DOUBLE), 2 * ones(2))
-    assert own.with_gradient == {1}
+    assert torch.equal(slot_store.gradient_or_zeros(0, DOUBLE), 3 * ones(2))
+    assert torch.equal(slot_store.gradient_or_zeros(1, DOUBLE), 2 * ones(2))
+    assert slot_store.with_gradient == {1}
     assert not segments.saved
 
 
@@ -184,10 +186,10 @@ def test_gradients_come_back_slot_by_slot(adds_once: bool, phases: str, recomput
 
 
 def test_gradients_are_summed_in_a_bucket_and_the_optimizer_sees_them() -> None:
-    own = filled()
+    slot_store = filled()
     seen = []
-    parameters = ParameterUpdater(own, alone(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
-    parameters.optimizer_step = lambda: seen.append(own.slots[1].grad.clone())
+    parameters = ParameterUpdater(slot_store, single_rank(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
+    parameters.optimizer_step = lambda: seen.append(slot_store.slots[1].grad.clone())
     parameters.load()
     for _ in range(2):  # steps, of two micro-batches
         parameters.accumulate(product(), [ones(2)])
@@ -195,13 +197,13 @@ def test_gradients_are_summed_in_a_bucket_and_the_optimizer_sees_them() -> None:
         parameters.start_all_reduce(StartAllReduce(0, 0, "", KEY))
         parameters.update_parameters(UpdateParameters(KEY))
     assert [g.tolist() for g in seen] == [[2, 2], [2, 2]]
-    assert own.slots[1].grad is None
-    assert not own.with_gradient
+    assert slot_store.slots[1].grad is None
+    assert not slot_store.with_gradient
 
 
 def test_autograd_adds_to_what_is_there_so_far() -> None:
-    own = filled()
-    parameters = ParameterUpdater(own, alone(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
+    slot_store = filled()
+    parameters = ParameterUpdater(slot_store, single_rank(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
     parameters.load()
     parameters.bucket_buffers[0].fill_(7)  # of a step before
     place = parameters.accumulated_gradient(product(), 1)
@@ -213,19 +215,19 @@ def test_autograd_adds_to_what_is_there_so_far() -> None:
 
 
 def test_an_update_leaves_the_weights_of_those_under_way() -> None:
-    own = filled()
-    parameters = OverlappingParameterUpdater(own, alone(), [1])
-    parameters.optimizer_step = lambda: own.slots[1].data.add_(own.slots[1].grad)
+    slot_store = filled()
+    parameters = OverlappingParameterUpdater(slot_store, single_rank(), [1])
+    parameters.optimizer_step = lambda: slot_store.slots[1].data.add_(slot_store.slots[1].grad)
     parameters.begin(updating=True)
     (used,) = parameters.weights_for(Forward(product(), versions=(0,)))
     parameters.accumulate(product(), [ones(2)])
     parameters.update_parameters(UpdateParameters(KEY, (1,)))
-    assert (used.tolist(), own.slots[1].tolist()) == ([3, 3], [4, 4])
+    assert (used.tolist(), slot_store.slots[1].tolist()) == ([3, 3], [4, 4])
     parameters.release_weights(product(), [used])
     assert [(line.phase, line.version) for line in parameters.weight_uses()] == [("F", 0), ("U", 1)]
 
 
-class Noted:
+class RecordedCalls:
     """Stands for what keeps slices equal, and writes down what it is asked for."""
 
     def __init__(self) -> None:
@@ -235,59 +237,63 @@ class Noted:
         return lambda *args: self.calls.append((name, *args))
 
 
-def test_slices_are_handed_in_and_waited_for() -> None:
-    own, noted = filled(), Noted()
-    parameters = SlicedParameterUpdater(own, alone(), lambda: noted)  # type: ignore[arg-type, return-value]
+def test_slices_are_submitted_and_waited_for() -> None:
+    slot_store, noted = filled(), RecordedCalls()
+    parameters = SlicedParameterUpdater(slot_store, single_rank(), lambda: noted)  # type: ignore[arg-type, return-value]
     parameters.load()
     parameters.begin(updating=False)
     assert noted.calls == []
     parameters.begin(updating=True)
     parameters.weights_for(Forward(product()))
-    own.add_gradient(1, ones(2))
-    own.with_gradient.add(1)
+    slot_store.add_gradient(1, ones(2))
+    slot_store.with_gradient.add(1)
     parameters.submit_gradients(SubmitGradients(KEY, (1,)))
     parameters.start_slice_all_reduce(StartSliceAllReduce(KEY, 5, ""))
     parameters.update_parameters(UpdateParameters(KEY))
     assert [name for name, *_ in noted.calls] == ["begin", "wait", "give", "leave", "finish"]
-    assert not own.with_gradient
+    assert not slot_store.with_gradient
 
 
 # -- the ends of a step ------------------------------------------------------------------------------------
 
 
 def test_inputs_and_seeds_are_fed() -> None:
-    own = store((2,), ())
+    slot_store = store((2,), ())
     first = SlotSource("x", "input", Box((0,), (2,)), 0, Key(0, 1))
     second = SlotSource("seed", "seed", Box((), ()), 1, Key(2, 1))
-    feeding = InputFeeder([Feed(first, first.key), Feed(second, second.key)], own, seed=5)
+    feeding = InputFeeder([Feed(first, first.key), Feed(second, second.key)], slot_store, seed=5)
     feeding.begin(lambda source: ones(2), step=3)
-    assert torch.equal(own.slots[0], ones(2))
-    assert int(own.slots[1]) == 5 + 1_000_003 * (3 + 2) + 1
+    assert torch.equal(slot_store.slots[0], ones(2))
+    assert int(slot_store.slots[1]) == 5 + 1_000_003 * (3 + 2) + 1
 
 
 def test_a_buffer_is_replaced_and_never_written() -> None:
-    own = store((4,), (2,), (4,), (4,))
-    before = own.slots[0] = ones(4)
-    own.slots[1], own.slots[2], own.slots[3] = 2 * ones(2), ones(4), 5 * ones(4)
-    update_buffers(
-        own, UpdateBuffers(KEY, [(2, 3)], [(0, [(Box((1,), (3,)), 1)])], dead_slots=[1, 3])
+    slot_store = store((4,), (2,), (4,), (4,))
+    before = slot_store.slots[0] = ones(4)
+    slot_store.slots[1], slot_store.slots[2], slot_store.slots[3] = (
+        2 * ones(2),
+        ones(4),
+        5 * ones(4),
     )
-    assert own.slots[0].tolist() == [1, 2, 2, 1]
+    update_buffers(
+        slot_store, UpdateBuffers(KEY, [(2, 3)], [(0, [(Box((1,), (3,)), 1)])], dead_slots=[1, 3])
+    )
+    assert slot_store.slots[0].tolist() == [1, 2, 2, 1]
     assert before.tolist() == [1, 1, 1, 1]
-    assert own.slots[2].tolist() == [5, 5, 5, 5]
-    assert own.slots[1] is own.slots[3] is None
+    assert slot_store.slots[2].tolist() == [5, 5, 5, 5]
+    assert slot_store.slots[1] is slot_store.slots[3] is None
 
 
-def test_a_rank_that_has_the_loss_tells_it() -> None:
+def test_a_rank_that_has_the_loss_broadcasts_it() -> None:
     program = lower(mlp(), make_plan(mlp(), {}, 2))  # all of it is on device 0
-    hub, found = Hub(2), []
+    hub, results = Hub(2), []
     for rank in (1, 0):
-        own = store(())
-        losses = Losses(program, hub.transport(rank), own)
+        slot_store = store(())
+        losses = Losses(program, hub.transport(rank), slot_store)
         losses.begin(0.5)
-        found.append(losses)
+        results.append(losses)
         if rank == 0:
-            own.slots[0] = torch.tensor(8.0)
+            slot_store.slots[0] = torch.tensor(8.0)
             losses.record(RecordLoss(0, starts_backward=True, reports=True, key=KEY))
-            assert own.gradient_or_zeros(0, torch.float32).item() == 0.5
-    assert [losses.all().tolist() for losses in found] == [[4.0], [4.0]]
+            assert slot_store.gradient_or_zeros(0, torch.float32).item() == 0.5
+    assert [losses.all().tolist() for losses in results] == [[4.0], [4.0]]

@@ -9,7 +9,7 @@ from raddle.graph.box import Box
 from raddle.program.lower import lower
 from raddle.program.segments import segments
 from raddle.runtime.function_writer import FunctionWriter, Piece, TensorId
-from raddle.runtime.native_calls import native_call_boxes, run_as_one
+from raddle.runtime.native_calls import native_call_boxes, native_calls_in_segment
 
 LEFT, RIGHT, ALL = Box((0,), (2,)), Box((2,), (4,)), Box((0,), (4,))
 
@@ -62,7 +62,7 @@ def test_a_composite_whose_tiles_are_one_box_is_one_call() -> None:
     program = lower(graph, make_plan(graph, {}, 1))
     variant = program.variants[0]
     (segment, *_) = segments(program, 0)
-    natives = run_as_one(variant, 0, segment)
+    natives = native_calls_in_segment(variant, 0, segment)
     assert natives.by_last_op
     for name, fused in natives.by_last_op.items():
         assert name in natives.replaced

@@ -32,26 +32,26 @@ class Casting(nn.Module):
         return x.square().mean()
 
 
-def _round(own: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
+def _round(module: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype.is_complex:  # of a buffer, so that no gradient goes through complex values
-        return x * own.fine.to(dtype).abs().to(x.dtype)
+        return x * module.fine.to(dtype).abs().to(x.dtype)
     return x.to(dtype)
 
 
-def _literal(own: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
+def _literal(module: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
     return x * torch.tensor(0.1, dtype=dtype).abs().to(x.dtype) + x.new_tensor(0.3)
 
 
-def _limits(own: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
-    kept = torch.where(own.mask, x, torch.finfo(x.dtype).min).softmax(-1)
-    return kept + x / (x.norm() + torch.finfo(x.dtype).eps) * own.attribute.to(dtype).to(x.dtype)
+def _limits(module: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
+    kept = torch.where(module.mask, x, torch.finfo(x.dtype).min).softmax(-1)
+    return kept + x / (x.norm() + torch.finfo(x.dtype).eps) * module.attribute.to(dtype).to(x.dtype)
 
 
-def _norm(own: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
-    return F.rms_norm(_round(own, x, dtype), (WIDTH,)) * 0.1 * own.attribute
+def _norm(module: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return F.rms_norm(_round(module, x, dtype), (WIDTH,)) * 0.1 * module.attribute
 
 
-def _positions(own: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
+def _positions(module: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
     angles = torch.arange(0, WIDTH) / WIDTH  # of the default type
     return (
         x
@@ -60,7 +60,7 @@ def _positions(own: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
     )
 
 
-def _method(own: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
+def _method(module: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
     named = {
         torch.float16: Tensor.half,
         torch.bfloat16: Tensor.bfloat16,
@@ -71,10 +71,10 @@ def _method(own: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 WAYS: dict[str, Callable[[Casting, Tensor, torch.dtype], Tensor]] = {
     "round": _round,
-    "twice": lambda own, x, dtype: x * _round(own, x, dtype),
-    "together": lambda own, x, dtype: torch.cat([x[:, :3], _round(own, x, dtype)[:, 3:]], 1),
+    "twice": lambda module, x, dtype: x * _round(module, x, dtype),
+    "together": lambda module, x, dtype: torch.cat([x[:, :3], _round(module, x, dtype)[:, 3:]], 1),
     "literal": _literal,
-    "softmax": lambda own, x, dtype: x.softmax(-1, dtype=dtype),
+    "softmax": lambda module, x, dtype: x.softmax(-1, dtype=dtype),
     "limits": _limits,
     "norm": _norm,
     "positions": _positions,
@@ -82,9 +82,9 @@ WAYS: dict[str, Callable[[Casting, Tensor, torch.dtype], Tensor]] = {
 }
 
 
-def usable() -> list[tuple[str, str]]:
+def usable_blocks() -> list[tuple[str, str]]:
     """Every way with every type that torch itself can compute it in."""
-    found = []
+    blocks = []
     for way in WAYS:
         for dtype in TYPES:
             name = str(dtype).removeprefix("torch.")
@@ -94,8 +94,8 @@ def usable() -> list[tuple[str, str]]:
                     Casting([(way, name)])(torch.ones(2, WIDTH)).backward()
             except (RuntimeError, NotImplementedError, KeyError, TypeError):
                 continue
-            found.append((way, name))
-    return found
+            blocks.append((way, name))
+    return blocks
 
 
 def build(blocks: Sequence[tuple[str, str]]) -> Any:

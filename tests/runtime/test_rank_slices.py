@@ -18,16 +18,18 @@ from raddle.transport.thread_transport import Hub
 CPU = torch.device("cpu")
 
 
-def sliced(*, homes: tuple[int, ...] = (0, 1), own: int = -1) -> list[ParameterSlice]:
+def sliced(*, servers: tuple[int, ...] = (0, 1), shard_slot: int = -1) -> list[ParameterSlice]:
     """A parameter of four rows in two slices, in slot 0; whoever divides it has its rows in slot `own`."""
-    found = []
-    for at, home in enumerate(homes):
-        share = ParameterRegion(Box((2 * at, 0), (2 * at + 2, 3)), (0, 1), home)
+    slices = []
+    for at, server in enumerate(servers):
+        region = ParameterRegion(Box((2 * at, 0), (2 * at + 2, 3)), (0, 1), server)
         rows = slice(2 * at, 2 * at + 2)
-        found.append(
-            ParameterSlice("w", share, torch.float32, 0, 0, rows, own if home == 1 else -1)
+        slices.append(
+            ParameterSlice(
+                "w", region, torch.float32, 0, 0, rows, shard_slot if server == 1 else -1
+            )
         )
-    return found
+    return slices
 
 
 def slots() -> list[torch.nn.Parameter]:
@@ -47,8 +49,8 @@ def test_a_rank_gives_all_and_updates_its_own() -> None:
     assert all(into is not None and copied is None for into, copied in rows.bindings().values())
 
 
-def test_without_homes_every_holder_updates_all() -> None:
-    rows = RankSlices(sliced(homes=(-1, -1)), slots(), read_sync("p3:collective"), 1)
+def test_without_servers_every_holder_updates_all() -> None:
+    rows = RankSlices(sliced(servers=(-1, -1)), slots(), read_sync("p3:collective"), 1)
     assert list(rows.updated) == [0, 1]
 
 
@@ -66,9 +68,9 @@ def test_where_others_do_not_wait_a_copy_is_updated() -> None:
     assert into.data_ptr() != copied.data_ptr()
 
 
-def test_divided_rows_stay_at_home() -> None:
+def test_zero3_shards_stay_on_their_servers() -> None:
     held = slots()
-    rows = RankSlices(sliced(own=1), held, read_sync("sharded:parameters"), 1)
+    rows = RankSlices(sliced(shard_slot=1), held, read_sync("sharded:parameters"), 1)
     assert rows.updated[1] is held[1]
     assert rows.bindings()[0] == (None, None)
     assert not any(item.returned for item in rows.items())
@@ -78,18 +80,18 @@ def test_divided_rows_stay_at_home() -> None:
 def test_schedulers_see_that_steps_are_taken(make: type[torch.optim.Optimizer]) -> None:
     """The optimizer's own `step` is called, and leaves parameters alone."""
     held = [torch.nn.Parameter(torch.zeros(2, 3))]
-    share = ParameterRegion(Box((0, 0), (2, 3)), (0,), 0)
-    own = [ParameterSlice("w", share, torch.float32, 0, 0, slice(0, 2))]
-    agreeing = ParameterSync(own, held, Hub(1).transport(0), read_sync("ps"), CPU)
-    optimizer = make([p for _, p in agreeing.updated], lr=1.0)  # type: ignore[call-arg]
-    agreeing.start(optimizer)
+    region = ParameterRegion(Box((0, 0), (2, 3)), (0,), 0)
+    slices = [ParameterSlice("w", region, torch.float32, 0, 0, slice(0, 2))]
+    parameter_sync = ParameterSync(slices, held, Hub(1).transport(0), read_sync("ps"), CPU)
+    optimizer = make([p for _, p in parameter_sync.updated], lr=1.0)  # type: ignore[call-arg]
+    parameter_sync.start(optimizer)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
-    agreeing.begin_step()
+    parameter_sync.begin_step()
     assert held[0].sum() == 0
-    agreeing.submit(0, torch.ones(2, 3))
-    agreeing.finish_step(lambda: None)
+    parameter_sync.submit(0, torch.ones(2, 3))
+    parameter_sync.finish_step(lambda: None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         schedule.step()
     torch.testing.assert_close(held[0].detach(), torch.full((2, 3), -1.0))
-    agreeing.close()
+    parameter_sync.close()

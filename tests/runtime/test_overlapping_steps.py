@@ -19,7 +19,7 @@ from raddle.verification.verdict import verify
 STEPS = 20
 
 
-def saved(
+def save_plan(
     path: Path, name: str, method: str, schedule: str, devices: int, batch: int = 4, micro: int = 1
 ) -> str:
     work = zoo.load(name, batch=batch)
@@ -28,10 +28,10 @@ def saved(
     settings = Settings(schedule=schedule, budget=0.4)
     if method == "pipeline":
         settings = replace(settings, stages=devices, microbatches=micro)
-    found = run_method(graph, on, method, settings)
-    plan = build_plan(graph, on, method, found, settings, model=name)
+    result = run_method(graph, on, method, settings)
+    plan = build_plan(graph, on, method, result, settings, model=name)
     plan_file.save(
-        plan, found.pipeline.graph if found.pipeline is not None else graph, path / "plan.json"
+        plan, result.pipeline.graph if result.pipeline is not None else graph, path / "plan.json"
     )
     return str(path / "plan.json")
 
@@ -58,7 +58,7 @@ def saved(
 def test_equals_a_serial_replay(
     name: str, method: str, schedule: str, devices: int, micro: int, tmp_path: Path
 ) -> None:
-    path = saved(tmp_path, name, method, schedule, devices, 4, micro)
+    path = save_plan(tmp_path, name, method, schedule, devices, 4, micro)
     result = verify(path, threads=True, steps=STEPS)
     assert result["failure"] is None
     assert result["holds"], [check for check in result["checks"] if not check["holds"]]
@@ -67,17 +67,17 @@ def test_equals_a_serial_replay(
 
 
 def test_staleness_of_pipedream_falls_from_stage_to_stage(tmp_path: Path) -> None:
-    path = saved(tmp_path, "vgg16-tiny", "pipeline", "pipedream", 4)
+    path = save_plan(tmp_path, "vgg16-tiny", "pipeline", "pipedream", 4)
     stale = verify(path, threads=True, steps=STEPS)["staleness"]
     first, last = next(iter(stale.values())), list(stale.values())[-1]
     assert (first[1], last[1]) == (3, 0)
 
 
 def test_on_processes(tmp_path: Path) -> None:
-    path = saved(tmp_path, "vgg16-tiny", "hypergraph-coarse", "threaded:3:greedy", 2)
+    path = save_plan(tmp_path, "vgg16-tiny", "hypergraph-coarse", "threaded:3:greedy", 2)
     assert verify(path, steps=STEPS)["holds"]
 
 
 def test_greedy_needs_parameters_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is on several devices"):
-        verify(saved(tmp_path, "vgg16-tiny", "data", "threaded:2:greedy", 2), threads=True)
+        verify(save_plan(tmp_path, "vgg16-tiny", "data", "threaded:2:greedy", 2), threads=True)

@@ -42,10 +42,10 @@ SYNCS = (
 @pytest.mark.parametrize("method", ["data", "owt", "layerwise", "filter-horizontal"])
 def test_trains_as_plain_pytorch_does(method: str, sync: str) -> None:
     losses, model, _ = plainly(4)
-    for found, state in on_threads(
+    for rank_losses, state in on_threads(
         3, lambda t: train(t, 4), net(), plan(method, 3, sync=sync), sgd, graph=graph()
     ):
-        assert found == pytest.approx(losses, rel=1e-9)
+        assert rank_losses == pytest.approx(losses, rel=1e-9)
         assert_equal(state, model)
 
 
@@ -63,8 +63,8 @@ def test_adam_with_pipelines_and_microbatches(sync: str) -> None:
     model = torch.nn.Sequential(
         torch.nn.Linear(12, 9), torch.nn.ReLU(), torch.nn.Linear(9, 4)
     ).double()
-    own = capture_of(model, inputs)
-    made = plan_for(own, cluster("local:2"), "data", sync=sync)
+    model_graph = capture_of(model, inputs)
+    made = plan_for(model_graph, cluster("local:2"), "data", sync=sync)
     made = type(made)(**{**vars(made), "microbatches": 2, "batch": 8})
     generator = torch.Generator().manual_seed(1)
     given = [torch.randn(8, 12, generator=generator).double() for _ in range(5)]
@@ -80,7 +80,7 @@ def test_adam_with_pipelines_and_microbatches(sync: str) -> None:
             trainer.step(x)
         return trainer.state_dict()
 
-    for state in on_threads(2, work, model, made, adam, loss=square, graph=own):
+    for state in on_threads(2, work, model, made, adam, loss=square, graph=model_graph):
         for name, tensor in state.items():
             torch.testing.assert_close(tensor, plain.state_dict()[name], rtol=1e-9, atol=1e-9)
 
@@ -103,7 +103,7 @@ def test_clipping_waits_for_all_gradients_and_says_so(
 ) -> None:
     losses, model, _ = plainly(3, clip=0.1)
     caplog.set_level(logging.INFO, logger="raddle.sync")
-    for found, state in on_threads(
+    for rank_losses, state in on_threads(
         2,
         lambda t: train(t, 3),
         net(),
@@ -112,7 +112,7 @@ def test_clipping_waits_for_all_gradients_and_says_so(
         graph=graph(),
         clip_norm=0.1,
     ):
-        assert found == pytest.approx(losses, rel=1e-7)
+        assert rank_losses == pytest.approx(losses, rel=1e-7)
         for name, tensor in state.items():
             torch.testing.assert_close(tensor, model.state_dict()[name], rtol=1e-6, atol=1e-8)
     assert (
@@ -243,10 +243,10 @@ def test_a_smaller_batch_and_an_evaluation_in_between(sync: str) -> None:
             seen.append(float(trainer.evaluate(*batches(1)[0])))
         return own, seen
 
-    for own, seen in on_threads(
+    for rank_losses, seen in on_threads(
         2, work, net(), plan("data", 2, sync=sync), sgd, graph=graph(), loss=F.cross_entropy
     ):
-        assert own == pytest.approx(losses, rel=1e-9)
+        assert rank_losses == pytest.approx(losses, rel=1e-9)
         assert seen == pytest.approx(between, rel=1e-9)
 
 
@@ -297,10 +297,10 @@ def test_all_sums_are_under_way_at_the_end_of_a_step(clip: float | None) -> None
     made = ordered(plan("data", 2, sync="p3:collective,slice=7"))
     for left, waited in on_threads(2, work, net(), made, sgd, graph=graph(), clip_norm=clip):
         assert left == (len(made.order) if clip is None else 0)
-        found = [names for names in waited if names]
-        assert (len(found) > 1) == (clip is None)
-        assert clip is not None or found[0][0].startswith("conv")
-        assert clip is not None or not any("fc" in name for name in found[0])
+        awaited = [names for names in waited if names]
+        assert (len(awaited) > 1) == (clip is None)
+        assert clip is not None or awaited[0][0].startswith("conv")
+        assert clip is not None or not any("fc" in name for name in awaited[0])
 
 
 def ordered(made: Plan, by: int = 1) -> Plan:
@@ -318,7 +318,7 @@ def test_sums_leave_in_the_plans_order(debug: str, monkeypatch: pytest.MonkeyPat
     summed: list[list[int]] = [[], [], []]
 
     def work(trainer: Trainer) -> tuple[list[float], dict[str, Tensor]]:
-        all_reduce, own = trainer.transport.all_reduce, []
+        all_reduce, labels = trainer.transport.all_reduce, []
 
         def listen(ranks: Any, tag: int, buffer: Tensor, what: str = "") -> Any:
             summed[trainer.rank].append(tag)
@@ -327,11 +327,11 @@ def test_sums_leave_in_the_plans_order(debug: str, monkeypatch: pytest.MonkeyPat
         trainer.transport.all_reduce = listen  # type: ignore[method-assign]
         for batch in batches(3):
             time.sleep(0.01 * trainer.rank)
-            own.append(float(trainer.step(*batch)))
-        return own, trainer.state_dict()
+            labels.append(float(trainer.step(*batch)))
+        return labels, trainer.state_dict()
 
-    for found, state in on_threads(3, work, net(), made, sgd, graph=graph()):
-        assert found == pytest.approx(losses, rel=1e-9)
+    for rank_losses, state in on_threads(3, work, net(), made, sgd, graph=graph()):
+        assert rank_losses == pytest.approx(losses, rel=1e-9)
         assert_equal(state, model)
     slices = numbered_slices(lower(graph(), made).slices)
     for rank, tags in enumerate(summed):
@@ -340,16 +340,16 @@ def test_sums_leave_in_the_plans_order(debug: str, monkeypatch: pytest.MonkeyPat
         assert tags
 
 
-def test_ranks_with_other_orders_are_told_before_the_first_step() -> None:
+def test_ranks_with_other_orders_are_refused_before_the_first_step() -> None:
     made = plan("data", 2, sync="p3:collective,slice=30")
     hub = Hub(2, timeout=HANG)
     errors: list[BaseException] = []
 
     def rank(number: int) -> None:
-        own = ordered(made, 1 - 2 * number)
+        rank_plan = ordered(made, 1 - 2 * number)
         try:
             parallelize(
-                net(), own, sgd, graph=graph(), transport=hub.transport(number), device="cpu"
+                net(), rank_plan, sgd, graph=graph(), transport=hub.transport(number), device="cpu"
             )
         except ValueError as error:
             errors.append(error)

@@ -38,10 +38,10 @@ class Case:
 
 
 def random_case(seed: int) -> Case:
-    return _Writer(seed).case()
+    return _ModuleWriter(seed).case()
 
 
-class _Writer:
+class _ModuleWriter:
     def __init__(self, seed: int) -> None:
         self.seed, self.rng = seed, random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed % 2**63)
@@ -68,7 +68,7 @@ class _Writer:
         terms = [self._term(v) for v in list(self.unread)[-3:]]
         if not any(p.requires_grad for p in self.net.parameters()) or not self._learns(terms):
             self.seed += 10**9  # nothing to train: another one
-            return _Writer(self.seed).case()
+            return _ModuleWriter(self.seed).case()
         return Case(self._source(terms), self.seed, self.inputs, self.targets)
 
     def _learns(self, terms: list[str]) -> bool:
@@ -208,9 +208,9 @@ class _Writer:
 
     def _layer(self, text: str) -> tuple[str, str]:
         """A new layer, or one that is there if it has the same text: then parameters are shared."""
-        known = [line for line in self.init if line.endswith(f"= {text}")]
-        if known and self.rng.random() < 0.7:
-            return "", known[0].split(" ")[0]
+        same_layers = [line for line in self.init if line.endswith(f"= {text}")]
+        if same_layers and self.rng.random() < 0.7:
+            return "", same_layers[0].split(" ")[0]
         name = f"self.m{self._number()}"
         return f"{name} = {text}", name
 
@@ -280,15 +280,15 @@ FUNCTIONS = (
 )  # fmt: skip
 
 
-def function(w: _Writer, x: str, *_: int) -> tuple[str, ...]:
+def function(w: _ModuleWriter, x: str, *_: int) -> tuple[str, ...]:
     return (w.rng.choice(FUNCTIONS).format(x=x),)
 
 
-def scale(w: _Writer, x: str, c: int, *rest: int) -> tuple[str, ...]:
+def scale(w: _ModuleWriter, x: str, c: int, *sizes: int) -> tuple[str, ...]:
     """A parameter or buffer of the module itself."""
-    shape = [c, *(1 for _ in rest)]
-    if rest and w.rng.random() < 0.5:
-        shape = [1] * len(rest) + [rest[-1]]
+    shape = [c, *(1 for _ in sizes)]
+    if sizes and w.rng.random() < 0.5:
+        shape = [1] * len(sizes) + [sizes[-1]]
     name = f"self.m{w._number()}"
     if w.rng.random() < 0.2:
         buffer = f"self.register_buffer('{name[5:]}', torch.rand({shape}) + 0.5)"
@@ -297,16 +297,16 @@ def scale(w: _Writer, x: str, c: int, *rest: int) -> tuple[str, ...]:
     return f"{name} = nn.Parameter(torch.rand({shape}) + 0.5)", f"{x} {sign} {name}"
 
 
-def dropped(w: _Writer, x: str, *_: int) -> tuple[str, ...]:
+def dropped(w: _ModuleWriter, x: str, *_: int) -> tuple[str, ...]:
     """Half of the features gate the others."""
     return (f"{x}.chunk(2, 1)[0] * {x}.chunk(2, 1)[1].sigmoid()",)
 
 
-def prelu(w: _Writer, x: str, c: int, *_: int) -> tuple[str, ...]:
+def prelu(w: _ModuleWriter, x: str, c: int, *_: int) -> tuple[str, ...]:
     return w.call(f"nn.PReLU({w.rng.choice([1, c])})", x=x)
 
 
-def counted(w: _Writer, x: str, *_: int) -> tuple[str, ...]:
+def counted(w: _ModuleWriter, x: str, *_: int) -> tuple[str, ...]:
     """A buffer that the forward writes."""
     name = f"self.m{w._number()}"
     buffer = f"self.register_buffer('{name[5:]}', torch.ones(()))"
@@ -320,18 +320,18 @@ ANY: list[Maker] = [function] * 5 + [scale, dropped, prelu, counted]
 # -- [n d] -----------------------------------------------------------------------------------------------
 
 
-def linear(w: _Writer, x: str, *shape: int) -> tuple[str, ...]:
+def linear(w: _ModuleWriter, x: str, *shape: int) -> tuple[str, ...]:
     d, wide = shape[-1], w._int(2, 8)
-    known = [m for m in w.init if f"nn.Linear({d}, " in m or f"nn.Embedding({wide}, {d}" in m]
-    embeddings = [m for m in known if "Embedding" in m]
+    same_shape = [m for m in w.init if f"nn.Linear({d}, " in m or f"nn.Embedding({wide}, {d}" in m]
+    embeddings = [m for m in same_shape if "Embedding" in m]
     if embeddings:
         return (f"F.linear({x}, {embeddings[0].split(' ')[0]}.weight)",)
-    if known and w.rng.random() < 0.5:
-        name = w.rng.choice(known).split(" ")[0]
+    if same_shape and w.rng.random() < 0.5:
+        name = w.rng.choice(same_shape).split(" ")[0]
         if name.endswith(".bias.requires_grad_(False)"):
             return (f"{x} + 1",)
         if w.rng.random() < 0.3:  # tied: a second name of one parameter
-            line = next(m for m in known if m.startswith(name + " "))
+            line = next(m for m in same_shape if m.startswith(name + " "))
             other = f"self.m{w._number()}"
             tie = f"{other}.weight = {name}.weight"
             return f"{other} = {line.split(' = ')[1]}", tie, f"{other}({x})"
@@ -339,46 +339,46 @@ def linear(w: _Writer, x: str, *shape: int) -> tuple[str, ...]:
     return w.call(f"nn.Linear({d}, {wide}{w.rng.choice(['', '', ', bias=False'])})", x=x)
 
 
-def square_linear(w: _Writer, x: str, *shape: int) -> tuple[str, ...]:
+def square_linear(w: _ModuleWriter, x: str, *shape: int) -> tuple[str, ...]:
     form = w.rng.choice(["{x} + {m}({x})", "{m}(torch.tanh({m}({x})))", "{m}({x}) * {x}"])
     return w.call(f"nn.Linear({shape[-1]}, {shape[-1]})", form, x=x)
 
 
-def layer_norm(w: _Writer, x: str, *shape: int) -> tuple[str, ...]:
+def layer_norm(w: _ModuleWriter, x: str, *shape: int) -> tuple[str, ...]:
     last = list(shape[-w._int(1, len(shape)) :])
     return w.call(f"nn.LayerNorm({last}{w.rng.choice(['', ', elementwise_affine=False'])})", x=x)
 
 
-def positions(w: _Writer, x: str, s: int, d: int) -> tuple[str, ...]:
+def positions(w: _ModuleWriter, x: str, s: int, d: int) -> tuple[str, ...]:
     return w.call(
         f"nn.Embedding({s + w._int(0, 2)}, {d})", f"{{x}} + {{m}}(torch.arange({s}))", x=x
     )
 
 
-def masked(w: _Writer, x: str, s: int, d: int) -> tuple[str, ...]:
+def masked(w: _ModuleWriter, x: str, s: int, d: int) -> tuple[str, ...]:
     mask = f"torch.ones({s}, {s}).tril() == 0"
     form = f"({{x}} @ {{m}}({{x}}).mT).masked_fill({mask}, float('-inf')).softmax(-1) @ {{x}}"
     return w.call(f"nn.Linear({d}, {d})", form, x=x)
 
 
-def rms_norm(w: _Writer, x: str, *shape: int) -> tuple[str, ...]:
+def rms_norm(w: _ModuleWriter, x: str, *shape: int) -> tuple[str, ...]:
     return w.call(f"nn.RMSNorm({shape[-1]})", x=x)
 
 
-def batch_norm(w: _Writer, x: str, c: int, *rest: int) -> tuple[str, ...]:
+def batch_norm(w: _ModuleWriter, x: str, c: int, *sizes: int) -> tuple[str, ...]:
     more = w.rng.choice(
         ["", "", "", ", affine=False", ", momentum=0.4", ", track_running_stats=False"]
     )
-    return w.call(f"nn.BatchNorm{max(1, len(rest))}d({c}{more})", x=x)
+    return w.call(f"nn.BatchNorm{max(1, len(sizes))}d({c}{more})", x=x)
 
 
-def outer(w: _Writer, x: str, d: int) -> tuple[str, ...]:
+def outer(w: _ModuleWriter, x: str, d: int) -> tuple[str, ...]:
     form = ["{x}.unsqueeze(2) * {x}.unsqueeze(1)", "{x} @ {x}.t()", "{x}.unsqueeze(1)",
             "torch.einsum('nc,nd->ncd', {x}, {x})", "torch.outer({x}[:, 0], {x}[0])"]  # fmt: skip
     return (w.rng.choice(form).format(x=x),)
 
 
-def parts(w: _Writer, x: str, d: int) -> tuple[str, ...] | None:
+def parts(w: _ModuleWriter, x: str, d: int) -> tuple[str, ...] | None:
     sizes = [a for a in range(1, d + 1) if d % a == 0]
     return (f"{x}.view(-1, {(a := w.rng.choice(sizes))}, {d // a})",)
 
@@ -399,7 +399,7 @@ FLAT: list[Maker] = [
 # -- [n s d] ---------------------------------------------------------------------------------------------
 
 
-def attention(w: _Writer, x: str, s: int, d: int) -> tuple[str, ...]:
+def attention(w: _ModuleWriter, x: str, s: int, d: int) -> tuple[str, ...]:
     form = w.rng.choice(
         [
             "(({m}({x}) @ {x}.transpose(1, 2)) / 2).softmax(-1) @ {x}",
@@ -411,7 +411,7 @@ def attention(w: _Writer, x: str, s: int, d: int) -> tuple[str, ...]:
     return w.call(f"nn.Linear({d}, {d}, bias=False)", form, x=x)
 
 
-def heads(w: _Writer, x: str, s: int, d: int) -> tuple[str, ...] | None:
+def heads(w: _ModuleWriter, x: str, s: int, d: int) -> tuple[str, ...] | None:
     sizes = [a for a in range(1, d + 1) if d % a == 0]
     h = w.rng.choice(sizes)
     cut = f".view(-1, {s}, {h}, {d // h}).transpose(1, 2)"
@@ -422,19 +422,19 @@ def heads(w: _Writer, x: str, s: int, d: int) -> tuple[str, ...] | None:
     return w.call(f"nn.Linear({d}, {d})", form, x=x)
 
 
-def recurrent(w: _Writer, x: str, s: int, d: int) -> tuple[str, ...]:
+def recurrent(w: _ModuleWriter, x: str, s: int, d: int) -> tuple[str, ...]:
     kind = w.rng.choice(["LSTM", "GRU", "RNN"])
     more = w.rng.choice(["", "", ", bidirectional=True", ", num_layers=2"])
     return w.call(f"nn.{kind}({d}, {w._int(2, 4)}, batch_first=True{more})", "{m}({x})[0]", x=x)
 
 
-def convolution1(w: _Writer, x: str, c: int, l: int) -> tuple[str, ...]:
+def convolution1(w: _ModuleWriter, x: str, c: int, l: int) -> tuple[str, ...]:
     k = w._int(1, 3)
     more = f"stride={w._int(1, 2)}, padding={w._int(0, k // 2)}, dilation={w._int(1, 2)}"
     return w.call(f"nn.Conv1d({c}, {w._int(1, 5)}, {k}, {more})", x=x)
 
 
-def flat(w: _Writer, x: str, *shape: int) -> tuple[str, ...]:
+def flat(w: _ModuleWriter, x: str, *shape: int) -> tuple[str, ...]:
     forms = [
         "{x}.flatten(1)", "{x}.mean(1)", "{x}[:, -1]", "{x}.amax(1)", "{x}.sum(-1)",
         "{x}.transpose(1, 2)", "{x}.unsqueeze(1)", "{x}.logsumexp(-1)", "{x}.prod(1)",
@@ -443,7 +443,7 @@ def flat(w: _Writer, x: str, *shape: int) -> tuple[str, ...]:
     return (w.rng.choice(forms).format(x=x),)
 
 
-def pool1(w: _Writer, x: str, c: int, l: int) -> tuple[str, ...]:
+def pool1(w: _ModuleWriter, x: str, c: int, l: int) -> tuple[str, ...]:
     k = w._int(1, 3)
     return (
         f"F.{w.rng.choice(['max', 'avg'])}_pool1d({x}, {k}, {w._int(1, 2)}, {w._int(0, k // 2)})",
@@ -459,7 +459,7 @@ SERIES: list[Maker] = [
 # -- [n c h w] -------------------------------------------------------------------------------------------
 
 
-def convolution(w: _Writer, x: str, c: int, height: int, width: int) -> tuple[str, ...]:
+def convolution(w: _ModuleWriter, x: str, c: int, height: int, width: int) -> tuple[str, ...]:
     k = [w._int(1, 3), w._int(1, 3)]
     groups = w.rng.choice([g for g in range(1, c + 1) if c % g == 0]) if w.rng.random() < 0.3 else 1
     more = [
@@ -472,25 +472,25 @@ def convolution(w: _Writer, x: str, c: int, height: int, width: int) -> tuple[st
     return w.call(f"nn.Conv2d({c}, {groups * w._int(1, 3)}, {k}, {', '.join(more)})", x=x)
 
 
-def residual(w: _Writer, x: str, c: int, *_: int) -> tuple[str, ...]:
+def residual(w: _ModuleWriter, x: str, c: int, *_: int) -> tuple[str, ...]:
     form = w.rng.choice(
         ["{x} + {m}({x})", "torch.cat([{x}, {m}({x})], 1)", "{m}(torch.relu({m}({x})))"]
     )
     return w.call(f"nn.Conv2d({c}, {c}, 3, padding=1)", form, x=x)
 
 
-def transposed(w: _Writer, x: str, c: int, *_: int) -> tuple[str, ...]:
+def transposed(w: _ModuleWriter, x: str, c: int, *_: int) -> tuple[str, ...]:
     s = w._int(1, 2)
     more = f"stride={s}, padding={w._int(0, 1)}, output_padding={w._int(0, s - 1)}"
     return w.call(f"nn.ConvTranspose2d({c}, {w._int(1, 4)}, {w._int(2, 3)}, {more})", x=x)
 
 
-def group_norm(w: _Writer, x: str, c: int, *_: int) -> tuple[str, ...]:
+def group_norm(w: _ModuleWriter, x: str, c: int, *_: int) -> tuple[str, ...]:
     groups = w.rng.choice([g for g in range(1, c + 1) if c % g == 0])
     return w.call(w.rng.choice([f"nn.GroupNorm({groups}, {c})", f"nn.InstanceNorm2d({c})"]), x=x)
 
 
-def pool(w: _Writer, x: str, *_: int) -> tuple[str, ...]:
+def pool(w: _ModuleWriter, x: str, *_: int) -> tuple[str, ...]:
     k = w._int(2, 3)
     s, p, ceil = w._int(1, 3), w._int(0, k // 2), w.rng.random() < 0.3
     both = f"{x}, {k}, {s}, {p}, ceil_mode={ceil}"
@@ -503,7 +503,7 @@ def pool(w: _Writer, x: str, *_: int) -> tuple[str, ...]:
     return (w.rng.choice(forms),)
 
 
-def resample(w: _Writer, x: str, c: int, height: int, width: int) -> tuple[str, ...]:
+def resample(w: _ModuleWriter, x: str, c: int, height: int, width: int) -> tuple[str, ...]:
     forms = [
         "F.interpolate({x}, scale_factor=2)",
         "F.interpolate({x}, scale_factor=2, mode='bilinear', align_corners=False)",
@@ -515,7 +515,7 @@ def resample(w: _Writer, x: str, c: int, height: int, width: int) -> tuple[str, 
     return (w.rng.choice(forms).format(x=x),)
 
 
-def smaller(w: _Writer, x: str, *_: int) -> tuple[str, ...]:
+def smaller(w: _ModuleWriter, x: str, *_: int) -> tuple[str, ...]:
     forms = ["{x}.flatten(1)", "{x}.mean((2, 3))", "{x}.flatten(2).transpose(1, 2)", "{x}.flatten(2)",
              "{x}.amax((2, 3))", "{x}.sum(1)", "{x}.permute(0, 2, 3, 1).flatten(1, 2)"]  # fmt: skip
     return (w.rng.choice(forms).format(x=x),)

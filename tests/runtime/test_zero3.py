@@ -52,8 +52,8 @@ def trained(task: Task, plan: Plan) -> tuple[list[float], dict[str, Tensor]]:
         return [float(trainer.step(*batch)) for batch in given], trainer.state_dict()
 
     more = {"loss": task.loss, "graph": task.graph}
-    found = on_threads(plan.devices, work, task.model, plan, task.optimizer, **more)
-    first: tuple[list[float], dict[str, Tensor]] = found[0]
+    results = on_threads(plan.devices, work, task.model, plan, task.optimizer, **more)
+    first: tuple[list[float], dict[str, Tensor]] = results[0]
     return first
 
 
@@ -101,7 +101,7 @@ def held(trainer: Trainer, *more: Any) -> int:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_rank_keeps_its_share_and_has_two_blocks_whole(ranks: int) -> None:
+def test_a_rank_keeps_its_shard_and_gathers_two_blocks(ranks: int) -> None:
     model, x = wide(), torch.randn(8, 64)
     graph = capture(model, [x], loss=square)
     total = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -126,8 +126,8 @@ def test_a_rank_keeps_its_share_and_has_two_blocks_whole(ranks: int) -> None:
                      if s.role in ("parameter", "gathered")]  # fmt: skip
             return peak, sum(t.untyped_storage().nbytes() for t in slots)
 
-        found = on_threads(ranks, work, model, plan, adam, loss=square, graph=graph)
-        peaks[kind], rows[kind] = max(p for p, _ in found), [r for _, r in found]
+        results = on_threads(ranks, work, model, plan, adam, loss=square, graph=graph)
+        peaks[kind], rows[kind] = max(p for p, _ in results), [r for _, r in results]
     assert rows["sharded"] == [total] * ranks
     assert sum(rows["sharded:parameters"]) == total
     assert max(rows["sharded:parameters"]) <= 1.05 * total / ranks
