@@ -11,7 +11,7 @@ from raddle.errors import InputError
 from raddle.searches import baselines
 from raddle.searches.auto import Auto
 from raddle.searches.flexflow import FlexFlow
-from raddle.searches.hypergraph import Partition
+from raddle.searches.hypergraph import HypergraphSearch
 from raddle.searches.jit_warmup import JitFunctions
 from raddle.searches.method import Method, Search
 from raddle.searches.optcnn import OptCNN
@@ -23,9 +23,9 @@ METHODS: Mapping[str, Method] = {
         *map(baselines.Baseline, baselines.BASELINES),
         OptCNN("optcnn"),
         FlexFlow("flexflow"),
-        Partition("hypergraph-coarse", "coarse"),
-        Partition("hypergraph-fine", "fine"),
-        Partition("hypergraph-mixed", "mixed"),
+        HypergraphSearch("hypergraph-coarse", "coarse"),
+        HypergraphSearch("hypergraph-fine", "fine"),
+        HypergraphSearch("hypergraph-mixed", "mixed"),
         Pipelines("pipeline"),
         Auto("auto"),
     )

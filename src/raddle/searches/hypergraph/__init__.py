@@ -19,7 +19,7 @@ from raddle.searches.settings import SearchResult, Settings
 
 
 @dataclass(frozen=True)
-class Partition(Search):
+class HypergraphSearch(Search):
     """Parts of filters, of their channels, or of any letters layer by layer (mixed); a part a device."""
 
     grain: Literal["coarse", "fine", "mixed"]

@@ -41,69 +41,71 @@ class PartTraffic(NamedTuple):
 
 def count_traffic(network: LayerNetwork, partition: Cells, parts: int) -> PartTraffic:
     """What crosses parts; partial sums are received by the owner."""
-    of: dict[str, int] = {}
+    sent: dict[str, int] = {}
     received = np.zeros(parts, np.int64)
-    for v, read in enumerate(network.maps):
-        has = _owned_mask(read, partition.owners, parts)
-        needs = np.zeros_like(has)
-        for t in read.dense_readers:
+    for v, feature_map in enumerate(network.maps):
+        owned = _owned_mask(feature_map, partition.owners, parts)
+        needed = np.zeros_like(owned)
+        for t in feature_map.dense_readers:
             start = channel_start(network, t, v)
-            needs |= _used_mask(partition.cells[t][:, start : start + read.units], parts)
-        for form in read.elementwise_readers:
-            needs |= _owned_mask(read, partition.owners, parts, form)
-        amount = (needs & ~has).sum(axis=1) * read.unit_elements
-        of[read.name] = int(amount.sum())
+            needed |= _used_mask(partition.cells[t][:, start : start + feature_map.units], parts)
+        for reader in feature_map.elementwise_readers:
+            needed |= _owned_mask(feature_map, partition.owners, parts, reader)
+        amount = (needed & ~owned).sum(axis=1) * feature_map.unit_elements
+        sent[feature_map.name] = int(amount.sum())
         received += amount
     for l, layer in enumerate(network.layers):
-        made = _used_mask(partition.cells[l].T, parts)
+        computed = _used_mask(partition.cells[l].T, parts)
         owner = np.asarray(partition.owners[l])
-        made[owner, np.arange(layer.units)] = False
-        amount = made.sum(axis=0) * layer.unit_elements
-        of[f"{layer.name}, sums"] = int(amount.sum())
+        computed[owner, np.arange(layer.units)] = False
+        amount = computed.sum(axis=0) * layer.unit_elements
+        sent[f"{layer.name}, sums"] = int(amount.sum())
         received += np.bincount(owner, weights=amount, minlength=parts).astype(np.int64)
-    return PartTraffic({name: n for name, n in of.items() if n}, received)
+    return PartTraffic({name: n for name, n in sent.items() if n}, received)
 
 
 def _owned_mask(
-    read: FeatureMap, owners: Sequence[Array], parts: int, form: object = None
+    feature_map: FeatureMap, owners: Sequence[Array], parts: int, pieces_read: object = None
 ) -> Array:
     """By part and unit, whether it is there."""
-    pieces = read.pieces if form is None else form
-    own = np.concatenate([owners[piece.layer] for piece in pieces])  # type: ignore[attr-defined]
-    found = np.zeros((parts, len(own)), bool)
-    found[own, np.arange(len(own))] = True
-    return found
+    pieces = feature_map.pieces if pieces_read is None else pieces_read
+    owner_of_unit = np.concatenate([owners[piece.layer] for piece in pieces])  # type: ignore[attr-defined]
+    mask = np.zeros((parts, len(owner_of_unit)), bool)
+    mask[owner_of_unit, np.arange(len(owner_of_unit))] = True
+    return mask
 
 
 def _used_mask(cells: Array, parts: int) -> Array:
     """By part and column, whether the part has a cell of it."""
     columns = cells.shape[1]
-    found = np.zeros(parts * columns, bool)
-    found[(cells.astype(np.int64) * columns + np.arange(columns)).ravel()] = True
-    return found.reshape(parts, columns)
+    mask = np.zeros(parts * columns, bool)
+    mask[(cells.astype(np.int64) * columns + np.arange(columns)).ravel()] = True
+    return mask.reshape(parts, columns)
 
 
 def cell_work(network: LayerNetwork, work: Array, partition: Cells, parts: int) -> Array:
     """Work by part; `work` is that of one filter, by layer."""
-    found = np.zeros(parts)
-    for l, own in enumerate(partition.cells):
-        found += np.bincount(own.ravel(), minlength=parts) * work[l] / own.shape[1]
-    return found
+    part_work = np.zeros(parts)
+    for l, layer_cells in enumerate(partition.cells):
+        part_work += (
+            np.bincount(layer_cells.ravel(), minlength=parts) * work[l] / layer_cells.shape[1]
+        )
+    return part_work
 
 
 def cell_tiles(graph: Graph, network: LayerNetwork, partition: Cells) -> tuple[Tiles, Tiles]:
     """The tiles of a plan that computes a fine partition, and where it sums."""
-    own: dict[str, Tiling] = {}
+    given_tiles: dict[str, Tiling] = {}
     sums: Tiles = {}
-    parts = [layout_of_owners(np.asarray(owners)) for owners in partition.owners]
+    layouts = [layout_of_owners(np.asarray(owners)) for owners in partition.owners]
     ops = {op.name: op for op in graph.ops}
     for l, layer in enumerate(network.layers):
-        apart = _rectangles(partition.cells[l])
+        rectangles = _rectangles(partition.cells[l])
         for name in layer.ops:
             if layer.parameters and _can_split_channels(ops[name], partition.cells[l]):
-                own[name] = _tiling(ops[name], apart, partition.cells[l].shape)
-                sums[name] = channel_tiles(ops[name], network.op_pieces[name], parts)
-    return place_operators(graph, network, parts, own), sums
+                given_tiles[name] = _tiling(ops[name], rectangles, partition.cells[l].shape)
+                sums[name] = channel_tiles(ops[name], network.op_pieces[name], layouts)
+    return place_operators(graph, network, layouts, given_tiles), sums
 
 
 def _can_split_channels(op: Op, cells: Array) -> bool:
@@ -122,25 +124,25 @@ class Rectangle(NamedTuple):
 def _rectangles(cells: Array) -> list[Rectangle]:
     """Runs of equal rows, cut where the part changes."""
     rows = [0, *(np.flatnonzero((cells[1:] != cells[:-1]).any(axis=1)) + 1).tolist(), len(cells)]
-    found = []
+    rectangles = []
     for a, b in pairwise(rows):
         layout = layout_of_owners(cells[a])
         for (lo, hi), part in zip(pairwise(layout.cuts), layout.parts, strict=True):
-            found.append(Rectangle((a, b), (lo, hi), part))
-    return found
+            rectangles.append(Rectangle((a, b), (lo, hi), part))
+    return rectangles
 
 
-def _tiling(op: Op, apart: Sequence[Rectangle], shape: tuple[int, ...]) -> Irregular:
+def _tiling(op: Op, rectangles: Sequence[Rectangle], shape: tuple[int, ...]) -> Irregular:
     c, k = dim_of(op, "c"), dim_of(op, "k")
     assert c is not None
     assert k is not None
     scales = size_of(op, "c") // shape[0], size_of(op, "k") // shape[1]
     tiles = []
-    for own in apart:
+    for rectangle in rectangles:
         lo, hi = list(op.space.full.lo), list(op.space.full.hi)
-        lo[c], hi[c] = (scales[0] * at for at in own.filters)
-        lo[k], hi[k] = (scales[1] * at for at in own.channels)
-        tiles.append(Tile(Box(tuple(lo), tuple(hi)), own.part))
+        lo[c], hi[c] = (scales[0] * at for at in rectangle.filters)
+        lo[k], hi[k] = (scales[1] * at for at in rectangle.channels)
+        tiles.append(Tile(Box(tuple(lo), tuple(hi)), rectangle.part))
     return Irregular(tuple(tiles))
 
 
@@ -152,9 +154,9 @@ def partition_from_vector(network: LayerNetwork, part: Array) -> Cells | list[Ar
         return np.split(part, np.cumsum(units)[:-1])
     if len(part) == sum(sizes) + sum(units):
         cells, sums = part[: sum(sizes)], part[sum(sizes) :]
-        apart = np.split(cells, np.cumsum(sizes)[:-1])
+        cell_lists = np.split(cells, np.cumsum(sizes)[:-1])
         return Cells(
-            [own.reshape(n, -1) for own, n in zip(apart, units, strict=True)],
+            [layer_cells.reshape(n, -1) for layer_cells, n in zip(cell_lists, units, strict=True)],
             np.split(sums, np.cumsum(units)[:-1]),
         )
     return None

@@ -61,32 +61,32 @@ def solve(
     if parts == 1:
         return CoarseSolution(m.units[:, None].copy(), 0, 0.0, True, 0.0, "whole", True)
     given = [np.asarray(x, np.int64) for x in starts]
-    case = build_coarse_problem(m, parts, epsilon, seed, shares)
-    _jit_compile(case)
-    record = SearchRecord(case, on_progress)
-    begun = record.started_at
-    for name, x in (("balanced", case.balanced), ("chain", case.chain)):
+    problem = build_coarse_problem(m, parts, epsilon, seed, shares)
+    _jit_compile(problem)
+    record = SearchRecord(problem, on_progress)
+    started_at = record.started_at
+    for name, x in (("balanced", problem.balanced), ("chain", problem.chain)):
         record.offer(name, x)
     for x in given:
         record.offer("given", x)
-    rounds = AnnealingRuns(case, record).steps(given, begun + 0.5 * budget)
+    rounds = AnnealingRuns(problem, record).steps(given, started_at + 0.5 * budget)
     # a first round, a look whether that was the best already, and what time is left
-    record.run_until(begun + 0.5 * budget, rounds, lambda turn: turn > 0)
+    record.run_until(started_at + 0.5 * budget, rounds, lambda round_number: round_number > 0)
     bounds = _bound_steps(record)
     record.run_until(perf_counter() + 0.12 * budget, bounds)
     if parts <= 4 and parts * m.num_layers <= EXACT_LIMIT and not record.proven:
-        _run_exact(record, min(0.4 * budget, begun + budget - perf_counter()))
-    record.run_until(begun + 0.87 * budget, rounds)
-    record.run_until(begun + budget, bounds)
-    record.run_until(begun + budget, rounds)
+        _run_exact(record, min(0.4 * budget, started_at + budget - perf_counter()))
+    record.run_until(started_at + 0.87 * budget, rounds)
+    record.run_until(started_at + budget, bounds)
+    record.run_until(started_at + budget, rounds)
     return record.solution()
 
 
 def capacities(m: CountModel, parts: int, epsilon: float, shares: Sequence[float] | None) -> Array:
     """The most work of every part."""
-    own = np.ones(parts) if shares is None else np.asarray(shares, np.float64)
-    found: Array = (1 + epsilon) * m.total_work * own / own.sum()
-    return found
+    part_shares = np.ones(parts) if shares is None else np.asarray(shares, np.float64)
+    capacity: Array = (1 + epsilon) * m.total_work * part_shares / part_shares.sum()
+    return capacity
 
 
 class CoarseProblem(NamedTuple):
@@ -110,8 +110,8 @@ def build_coarse_problem(
     m: CountModel, parts: int, epsilon: float, seed: int, shares: Sequence[float] | None
 ) -> CoarseProblem:
     capacity = capacities(m, parts, epsilon, shares) * (1 + SLACK)
-    own = chain(m, capacity), balanced(m, capacity)
-    return CoarseProblem(m, parts, epsilon, seed, shares, capacity, *own)
+    starts = chain(m, capacity), balanced(m, capacity)
+    return CoarseProblem(m, parts, epsilon, seed, shares, capacity, *starts)
 
 
 class SearchRecord:
@@ -134,12 +134,12 @@ class SearchRecord:
             return
         for p in range(self.problem.parts):
             self.columns.setdefault(x[:, p].tobytes(), x[:, p].copy())
-        got = volume(self.problem.m, x)
-        if got < self.best_volume:
-            self.best, self.best_volume, self.start = x.copy(), got, name
+        new_volume = volume(self.problem.m, x)
+        if new_volume < self.best_volume:
+            self.best, self.best_volume, self.start = x.copy(), new_volume, name
             seconds = perf_counter() - self.started_at
-            figures = {"volume": self.best_volume, "lower_bound": self.bound, "seconds": seconds}
-            self.on_progress({"step": name, **figures})
+            metrics = {"volume": self.best_volume, "lower_bound": self.bound, "seconds": seconds}
+            self.on_progress({"step": name, **metrics})
 
     def raise_bound(self, bound: float) -> None:
         """No partition is below; rounded up to a volume that can be."""
@@ -184,20 +184,22 @@ class AnnealingRuns:
     def steps(self, given: Sequence[Array], blocks_deadline: float) -> Iterator[int]:
         """The round, after every chunk of the runs in their order."""
         m, capacity = self.problem.m, self.problem.capacity
-        for number, (turn, name, x, heat) in enumerate(self._runs(given, blocks_deadline)):
+        for run_number, (round_number, name, x, hot) in enumerate(
+            self._runs(given, blocks_deadline)
+        ):
             walk = coarse_annealing.start_walk(
-                m, x, capacity, self.problem.seed * 1_000_003 + number
+                m, x, capacity, self.problem.seed * 1_000_003 + run_number
             )
-            ends = heat * self.part_volume, COLD * self.part_volume
-            yield turn
+            temperatures = hot * self.part_volume, COLD * self.part_volume
+            yield round_number
             for _ in coarse_annealing.anneal(
-                m, self.neighbours, capacity, walk, FIRST_ROUND_MOVES << turn, *ends
+                m, self.neighbours, capacity, walk, FIRST_ROUND_MOVES << round_number, *temperatures
             ):
-                least = float(walk.totals[coarse_annealing.BEST_VOLUME])
-                if least < self.best_volume:
-                    self.best, self.best_volume = walk.best.T.copy(), least
+                best_volume = float(walk.totals[coarse_annealing.BEST_VOLUME])
+                if best_volume < self.best_volume:
+                    self.best, self.best_volume = walk.best.T.copy(), best_volume
                     self.record.offer(name, self.best)
-                yield turn
+                yield round_number
             if math.isfinite(walk.totals[coarse_annealing.BEST_VOLUME]):
                 self.record.offer(name, walk.best.T)
 
@@ -205,25 +207,25 @@ class AnnealingRuns:
         self, given: Sequence[Array], blocks_deadline: float
     ) -> Iterator[tuple[int, str, Array, float]]:
         """Round, name, start and temperature of all runs, without end."""
-        case, warm = self.problem, [("given", x) for x in given]
-        m, parts, epsilon, seed, shares, *_ = case
-        yield from ((0, *own, WARM) for own in warm)
-        yield 0, "chain", case.chain, HOT
-        yield 0, "balanced", case.balanced, HOT
-        yield 0, "layerwise", layerwise(m, case.capacity), HOT
+        problem, warm_starts = self.problem, [("given", x) for x in given]
+        m, parts, epsilon, seed, shares, *_ = problem
+        yield from ((0, *named_start, WARM) for named_start in warm_starts)
+        yield 0, "chain", problem.chain, HOT
+        yield 0, "balanced", problem.balanced, HOT
+        yield 0, "layerwise", layerwise(m, problem.capacity), HOT
         for blocks in (16, 32):
             if perf_counter() + _expected_seconds(m, parts, blocks) < blocks_deadline:
                 x = partition_blocks(m, parts, epsilon, blocks, seed, shares=shares)
-                warm.append((f"Mt-KaHyPar on {blocks} blocks", x))
-                self.record.offer(*warm[-1])
-                yield 0, *warm[-1], WARM
+                warm_starts.append((f"Mt-KaHyPar on {blocks} blocks", x))
+                self.record.offer(*warm_starts[-1])
+                yield 0, *warm_starts[-1], WARM
         if parts % 2 == 0:
             yield 0, "halves", self._cut_halves(), WARM
-        for turn in itertools.count(1):
-            yield turn, "chain", case.chain, HOT
-            yield turn, "annealing", self.best, WARM
-            yield from ((turn, *own, WARM) for own in warm)
-            yield turn, "annealing", self.best, MILD
+        for round_number in itertools.count(1):
+            yield round_number, "chain", problem.chain, HOT
+            yield round_number, "annealing", self.best, WARM
+            yield from ((round_number, *warm_start, WARM) for warm_start in warm_starts)
+            yield round_number, "annealing", self.best, MILD
 
     def _cut_halves(self) -> Array:
         """A short search for half as many parts, whose parts are cut in two."""
@@ -231,42 +233,50 @@ class AnnealingRuns:
         capacity = pairs.sum(axis=1)
         x = chain(m, capacity)
         walk = coarse_annealing.start_walk(m, x, capacity, self.problem.seed)
-        heat = (volume(m, x) + 1) / len(pairs)
+        part_volume = (volume(m, x) + 1) / len(pairs)
         if len(pairs) > 1:
-            ends = HOT * heat, COLD * heat
+            temperatures = HOT * part_volume, COLD * part_volume
             for _ in coarse_annealing.anneal(
-                m, self.neighbours, capacity, walk, FIRST_ROUND_MOVES, *ends
+                m, self.neighbours, capacity, walk, FIRST_ROUND_MOVES, *temperatures
             ):
                 pass
-        cut = [chain(m._replace(units=own), pairs[p]) for p, own in enumerate(walk.best)]
+        cut = [chain(m._replace(units=counts), pairs[p]) for p, counts in enumerate(walk.best)]
         return np.concatenate(cut, axis=1)
 
 
-def _jit_compile(case: CoarseProblem) -> None:
+def _jit_compile(problem: CoarseProblem) -> None:
     """A step of everything, so that no clock counts the compiler."""
-    walk = coarse_annealing.start_walk(case.m, case.chain, case.capacity, 0)
+    walk = coarse_annealing.start_walk(problem.m, problem.chain, problem.capacity, 0)
     next(
         coarse_annealing.anneal(
-            case.m, coarse_annealing.build_neighbours(case.m), case.capacity, walk, 1, 1.0, 1.0
+            problem.m,
+            coarse_annealing.build_neighbours(problem.m),
+            problem.capacity,
+            walk,
+            1,
+            1.0,
+            1.0,
         )
     )
-    next(lower_bounds(case.m, case.capacity, ()))
+    next(lower_bounds(problem.m, problem.capacity, ()))
 
 
 def _bound_steps(record: SearchRecord) -> Iterator[float]:
-    case = record.problem
-    for bound in lower_bounds(case.m, case.capacity, record.columns.values(), record.best_volume):
+    problem = record.problem
+    for bound in lower_bounds(
+        problem.m, problem.capacity, record.columns.values(), record.best_volume
+    ):
         record.raise_bound(bound)
         yield bound
 
 
 def _run_exact(record: SearchRecord, seconds: float) -> None:
     """The exact program, which may find something better, too."""
-    case, start = record.problem, record.best if math.isfinite(record.best_volume) else None
-    found = exact.solve(case.m, case.capacity, seconds=seconds, start=start)
-    if found.x is not None:
-        record.offer("exact", found.x)
-    record.raise_bound(found.lower_bound)
+    problem, start = record.problem, record.best if math.isfinite(record.best_volume) else None
+    result = exact.solve(problem.m, problem.capacity, seconds=seconds, start=start)
+    if result.x is not None:
+        record.offer("exact", result.x)
+    record.raise_bound(result.lower_bound)
 
 
 def _expected_seconds(m: CountModel, parts: int, blocks: int) -> float:

@@ -60,36 +60,41 @@ def build_neighbours(m: CountModel) -> LayerNeighbours:
         (m.elementwise_start, m.elementwise_layer),
     )
     for v in range(len(m.cost)):
-        around = [int(l) for at, layer in sides for l in layer[at[v] : at[v + 1]]]
-        for l in around:
+        nearby = [int(l) for at, layer in sides for l in layer[at[v] : at[v + 1]]]
+        for l in nearby:
             maps[l][v] = None
-            near[l].update(dict.fromkeys(t for t in around if t != l))
+            near[l].update(dict.fromkeys(t for t in nearby if t != l))
     return LayerNeighbours(*_flatten(maps), *_flatten(near))
 
 
 def _flatten(entries: list[dict[int, None]]) -> tuple[Array, Array]:
-    ends = np.cumsum([0, *(len(own) for own in entries)])
-    return ends.astype(np.int64), np.array([i for own in entries for i in own], np.int64)
+    ends = np.cumsum([0, *(len(entry_set) for entry_set in entries)])
+    return ends.astype(np.int64), np.array([i for group in entries for i in group], np.int64)
 
 
 def start_walk(m: CountModel, x: Array, capacity: Array, seed: int) -> CoarseWalk:
     """A walk that starts at counts [layer, part]."""
-    own = np.ascontiguousarray(x.T, np.int64)
-    got = np.zeros((own.shape[0], len(m.cost)), np.int64)
-    fresh = CoarseWalk(
-        own, own @ m.work, got, own.copy(), np.zeros(3), np.array([seed * 2 + 1], np.uint64)
+    counts = np.ascontiguousarray(x.T, np.int64)
+    received = np.zeros((counts.shape[0], len(m.cost)), np.int64)
+    walk = CoarseWalk(
+        counts,
+        counts @ m.work,
+        received,
+        counts.copy(),
+        np.zeros(3),
+        np.array([seed * 2 + 1], np.uint64),
     )
-    _count_volume(m, fresh)
-    within = bool((fresh.work <= capacity).all())
-    fresh.totals[BEST_VOLUME] = fresh.totals[VOLUME] if within else np.inf
+    _count_volume(m, walk)
+    within = bool((walk.work <= capacity).all())
+    walk.totals[BEST_VOLUME] = walk.totals[VOLUME] if within else np.inf
     # an average part's receipts buy an average part's work
-    fresh.totals[PRICE] = (fresh.totals[VOLUME] + 1) / m.total_work
-    return fresh
+    walk.totals[PRICE] = (walk.totals[VOLUME] + 1) / m.total_work
+    return walk
 
 
 def anneal(
     m: CountModel,
-    touch: LayerNeighbours,
+    neighbours: LayerNeighbours,
     capacity: Array,
     walk: CoarseWalk,
     moves: int,
@@ -100,7 +105,7 @@ def anneal(
     chunks = -(-moves // CHUNK)
     for i in range(chunks):
         begin, end = (hot * (cold / hot) ** (j / chunks) for j in (i, i + 1))
-        _walk(m, touch, capacity, walk, min(CHUNK, moves - i * CHUNK), begin, end)
+        _walk(m, neighbours, capacity, walk, min(CHUNK, moves - i * CHUNK), begin, end)
         yield
 
 
@@ -114,18 +119,20 @@ def _count_volume(m: CountModel, w: CoarseWalk) -> None:
 
 
 @njit(cache=True)
-def _shift(m: CountModel, touch: LayerNeighbours, w: CoarseWalk, p: int, l: int, k: int) -> int:
+def _shift(
+    m: CountModel, neighbours: LayerNeighbours, w: CoarseWalk, p: int, l: int, k: int
+) -> int:
     """Puts k more units of a layer into a part; what the volume grows by."""
-    column, got, cost, maps = w.x[p], w.received[p], m.cost, touch.maps
+    column, received, cost, maps = w.x[p], w.received[p], m.cost, neighbours.maps
     column[l] += k
     w.work[p] += k * m.work[l]
-    grown = 0
-    for i in range(touch.map_start[l], touch.map_start[l + 1]):
+    growth = 0
+    for i in range(neighbours.map_start[l], neighbours.map_start[l + 1]):
         v = maps[i]
-        lacking = _units_received(m, column, v)
-        grown += cost[v] * (lacking - got[v])
-        got[v] = lacking
-    return grown
+        units = _units_received(m, column, v)
+        growth += cost[v] * (units - received[v])
+        received[v] = units
+    return growth
 
 
 @njit(cache=True)
@@ -156,10 +163,10 @@ def _random_other_part(w: CoarseWalk, p: int, l: int) -> int:
 @njit(cache=True)
 def _random_amount(w: CoarseWalk, most: int, fitting: int) -> int:
     """How many of at most `most` units to move."""
-    way = random_below(w.rng_state, 8)
-    if way < 3:
+    draw = random_below(w.rng_state, 8)
+    if draw < 3:
         return most
-    if way < 6:
+    if draw < 6:
         return min(most, max(1, fitting))
     return min(most, 1 << random_below(w.rng_state, 10))
 
@@ -182,7 +189,7 @@ def _log_move(log: Array, at: int, p: int, q: int, l: int, k: int) -> int:
 
 @njit(cache=True)
 def _propose(
-    m: CountModel, touch: LayerNeighbours, capacity: Array, w: CoarseWalk, log: Array
+    m: CountModel, neighbours: LayerNeighbours, capacity: Array, w: CoarseWalk, log: Array
 ) -> int:
     """Writes the shifts of a random move; how many there are."""
     parts = w.x.shape[0]
@@ -190,36 +197,38 @@ def _propose(
     l = _random_layer(w, p)
     if l < 0:
         return 0
-    way = random_below(w.rng_state, 16)
-    if way == 0:
+    draw = random_below(w.rng_state, 16)
+    if draw == 0:
         return _clear_layer(m, capacity, w, log, p, l)
-    if way == 1:
+    if draw == 1:
         return _gather_layer(m, capacity, w, log, p)
     q = _random_other_part(w, p, l)
-    if way < 12:
+    if draw < 12:
         k = _random_amount(w, w.x[p, l], _units_that_fit(m, capacity, w, q, l))
         n = _log_move(log, 0, p, q, l, k)
-        given = k * m.work[l]
+        moved_work = k * m.work[l]
     else:
-        n, given = _move_layers(m, touch, w, log, 0, p, q, l, MAX_LAYERS, np.inf)
+        n, moved_work = _move_layers(m, neighbours, w, log, 0, p, q, l, MAX_LAYERS, np.inf)
     # the receiver hands on as much work: back to the giver, or to a third part
-    onward = random_below(w.rng_state, 8)
+    reply_draw = random_below(w.rng_state, 8)
     t = _random_layer(w, q)
-    if onward < 3 or t < 0 or t == l:
+    if reply_draw < 3 or t < 0 or t == l:
         return n
     s = p
-    if onward == 7 and parts > 2:
+    if reply_draw == 7 and parts > 2:
         s = _random_other_part(w, q, t)
-    if onward == 6:
+    if reply_draw == 6:
         return _log_move(log, n, q, s, t, w.x[q, t])
-    n, _ = _move_layers(m, touch, w, log, n, q, s, t, MAX_LAYERS if way >= 12 else 1, given)
+    n, _ = _move_layers(
+        m, neighbours, w, log, n, q, s, t, MAX_LAYERS if draw >= 12 else 1, moved_work
+    )
     return n
 
 
 @njit(cache=True)
 def _move_layers(
     m: CountModel,
-    touch: LayerNeighbours,
+    neighbours: LayerNeighbours,
     w: CoarseWalk,
     log: Array,
     n: int,
@@ -230,43 +239,43 @@ def _move_layers(
     limit: float,
 ) -> tuple[int, float]:
     """Layers on a walk through neighbours move from a part to another, up to a limit of work."""
-    given = 0.0
+    moved_work = 0.0
     for _ in range(1 + random_below(w.rng_state, most)):
         k = w.x[p, l]
-        if given + k * m.work[l] > limit:
-            k = min(k, int((limit - given) / m.work[l]) + random_below(w.rng_state, 2))
-        fresh = k > 0
+        if moved_work + k * m.work[l] > limit:
+            k = min(k, int((limit - moved_work) / m.work[l]) + random_below(w.rng_state, 2))
+        is_new = k > 0
         for i in range(n):
-            fresh &= log[i, 1] != l
-        if fresh:
+            is_new &= log[i, 1] != l
+        if is_new:
             n = _log_move(log, n, p, q, l, k)
-            given += k * m.work[l]
-        if given >= limit or touch.layer_start[l] == touch.layer_start[l + 1]:
+            moved_work += k * m.work[l]
+        if moved_work >= limit or neighbours.layer_start[l] == neighbours.layer_start[l + 1]:
             break
-        l = touch.layers[
-            touch.layer_start[l]
-            + random_below(w.rng_state, touch.layer_start[l + 1] - touch.layer_start[l])
+        l = neighbours.layers[
+            neighbours.layer_start[l]
+            + random_below(w.rng_state, neighbours.layer_start[l + 1] - neighbours.layer_start[l])
         ]
-    return n, given
+    return n, moved_work
 
 
 @njit(cache=True)
 def _clear_layer(m: CountModel, capacity: Array, w: CoarseWalk, log: Array, p: int, l: int) -> int:
     """All units of a layer leave a part for others that have units of it, as they fit."""
     parts = w.x.shape[0]
-    rest = w.x[p, l]
-    n = _log_shift(log, 0, p, l, -rest)
+    remaining = w.x[p, l]
+    n = _log_shift(log, 0, p, l, -remaining)
     q = random_below(w.rng_state, parts)
     for _ in range(parts):
         if q != p and w.x[q, l] > 0:
-            k = min(rest, _units_that_fit(m, capacity, w, q, l))
+            k = min(remaining, _units_that_fit(m, capacity, w, q, l))
             if k > 0:
                 n = _log_shift(log, n, q, l, k)
-                rest -= k
-                if rest == 0:
+                remaining -= k
+                if remaining == 0:
                     return n
         q = q + 1 if q + 1 < parts else 0
-    return _log_shift(log, n, _random_other_part(w, p, l), l, rest)
+    return _log_shift(log, n, _random_other_part(w, p, l), l, remaining)
 
 
 @njit(cache=True)
@@ -293,16 +302,16 @@ def _gather_layer(m: CountModel, capacity: Array, w: CoarseWalk, log: Array, p: 
 
 @njit(cache=True)
 def _overload(capacity: Array, w: CoarseWalk) -> float:
-    over = 0.0
+    total = 0.0
     for p in range(len(capacity)):
-        over += max(0.0, w.work[p] - capacity[p])
-    return over
+        total += max(0.0, w.work[p] - capacity[p])
+    return total
 
 
 @njit(cache=True)
 def _walk(
     m: CountModel,
-    touch: LayerNeighbours,
+    neighbours: LayerNeighbours,
     capacity: Array,
     w: CoarseWalk,
     moves: int,
@@ -310,34 +319,34 @@ def _walk(
     cold: float,
 ) -> None:
     log = np.zeros((w.x.shape[0] + 4 * MAX_LAYERS, 3), np.int64)
-    heat, cooling = hot, (cold / hot) ** (1.0 / max(1, moves))
+    temperature, cooling = hot, (cold / hot) ** (1.0 / max(1, moves))
     for p in range(len(capacity)):
         w.work[p] = (w.x[p] * m.work).sum()  # sheds what rounding has added up
-    over = _overload(capacity, w)
+    total_overload = _overload(capacity, w)
     for step in range(moves):
-        heat *= cooling
+        temperature *= cooling
         if step % 256 == 0:
-            over = _overload(capacity, w)
-            w.totals[PRICE] *= 1.05 if over > 0 else 0.97
-        n = _propose(m, touch, capacity, w, log)
+            total_overload = _overload(capacity, w)
+            w.totals[PRICE] *= 1.05 if total_overload > 0 else 0.97
+        n = _propose(m, neighbours, capacity, w, log)
         if n == 0:
             continue
-        grown = 0
-        before, after = 0.0, 0.0
+        growth = 0
+        overload_before, overload_change = 0.0, 0.0
         for i in range(n):
             p = log[i, 0]
-            before = max(0.0, w.work[p] - capacity[p])
-            grown += _shift(m, touch, w, p, log[i, 1], log[i, 2])
-            after += max(0.0, w.work[p] - capacity[p]) - before
-        worse = grown + w.totals[PRICE] * after
-        if worse <= 0 or (random_below(w.rng_state, 1 << 30) + 1) / (1 << 30) < np.exp(
-            -worse / heat
+            overload_before = max(0.0, w.work[p] - capacity[p])
+            growth += _shift(m, neighbours, w, p, log[i, 1], log[i, 2])
+            overload_change += max(0.0, w.work[p] - capacity[p]) - overload_before
+        cost_change = growth + w.totals[PRICE] * overload_change
+        if cost_change <= 0 or (random_below(w.rng_state, 1 << 30) + 1) / (1 << 30) < np.exp(
+            -cost_change / temperature
         ):
-            w.totals[VOLUME] += grown
-            over += after
+            w.totals[VOLUME] += growth
+            total_overload += overload_change
             if w.totals[VOLUME] < w.totals[BEST_VOLUME] and (w.work <= capacity).all():
                 w.totals[BEST_VOLUME] = w.totals[VOLUME]
                 w.best[:] = w.x
         else:
             for i in range(n):
-                _shift(m, touch, w, log[i, 0], log[i, 1], -log[i, 2])
+                _shift(m, neighbours, w, log[i, 0], log[i, 1], -log[i, 2])

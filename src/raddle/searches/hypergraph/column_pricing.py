@@ -62,25 +62,27 @@ def cheapest_column(
 
 def build_grid(m: CountModel, sweep: Sweep, capacity: float, all_capacity: float) -> WorkGrid:
     """A grid that the units' work is a multiple of, as nearly as possible."""
-    usual = min(2400, max(200, MAX_EFFORT // (sweep.num_states * m.num_layers)))
+    usual_cells = min(2400, max(200, MAX_EFFORT // (sweep.num_states * m.num_layers)))
     work = m.work[m.work > 0]
-    steps = [capacity / usual, *(w / i for w in np.unique(work) for i in range(1, 5))]
-    steps = [s for s in steps if usual / 2 <= capacity / s * (1 + 1e-9) <= 2 * usual]
+    cell_works = [capacity / usual_cells, *(w / i for w in np.unique(work) for i in range(1, 5))]
+    cell_works = [
+        s for s in cell_works if usual_cells / 2 <= capacity / s * (1 + 1e-9) <= 2 * usual_cells
+    ]
 
-    def lost(step: float) -> float:
+    def rounding_loss(step: float) -> float:
         return float(((work / step + 1e-6) % 1.0).sum() * step)
 
-    step = min(steps, key=lost) * (1 - 1e-9)
-    most = np.minimum(m.units, np.floor(capacity / np.maximum(m.work, 1e-300) * (1 + 1e-12)))
+    cell_work = min(cell_works, key=rounding_loss) * (1 - 1e-9)
+    max_units = np.minimum(m.units, np.floor(capacity / np.maximum(m.work, 1e-300) * (1 + 1e-12)))
     # what does not fit into all other parts is in this one; bundles are rounded down ten times at most
-    least = (m.total_work - (all_capacity - capacity)) / step - 14 * m.num_layers
-    cells = int(capacity * (1 + 1e-12) / step)
+    min_cells = (m.total_work - (all_capacity - capacity)) / cell_work - 14 * m.num_layers
+    cells = int(capacity * (1 + 1e-12) / cell_work)
     return WorkGrid(
         cells,
-        max(0, min(cells, int(least))),
-        step,
+        max(0, min(cells, int(min_cells))),
+        cell_work,
         np.ones(m.num_layers, np.int64),
-        most.astype(np.int64),
+        max_units.astype(np.int64),
     )
 
 
@@ -89,17 +91,17 @@ def build_sweep(m: CountModel) -> Sweep:
     maps = [_RelaxedMap(m, v) for v in range(len(m.cost))]
     while True:
         spans: Spans = {}
-        for key, (a, b) in (own for v in maps for own in v.spans().items()):
+        for key, (a, b) in (item for v in maps for item in v.spans().items()):
             first, last = spans.get(key, (a, b))  # two maps may be of one layer
             spans[key] = min(first, a), max(last, b)
-        depth = np.zeros(m.num_layers, np.int64)
+        open_bits = np.zeros(m.num_layers, np.int64)
         for first, last in spans.values():
-            depth[first : last + 1] += 1
-        if depth.max(initial=0) <= MAX_OPEN_BITS:
+            open_bits[first : last + 1] += 1
+        if open_bits.max(initial=0) <= MAX_OPEN_BITS:
             return _build_steps(m, maps, spans)
-        at = int(depth.argmax())
-        over = [v for v in maps if any(a <= at <= b for a, b in v.spans().values())]
-        max(over, key=lambda v: v.length()).shorten()
+        deepest = int(open_bits.argmax())
+        crossing = [v for v in maps if any(a <= deepest <= b for a, b in v.spans().values())]
+        max(crossing, key=lambda v: v.length()).shorten()
 
 
 class _RelaxedMap:
@@ -111,19 +113,21 @@ class _RelaxedMap:
         self.dense = sorted(
             {int(t) for t in m.dense_layer[m.dense_start[v] : m.dense_start[v + 1]]}
         )
-        pairs = range(m.elementwise_start[v], m.elementwise_start[v + 1])
-        self.elementwise = {int(m.elementwise_piece[a]): int(m.elementwise_layer[a]) for a in pairs}
+        entries = range(m.elementwise_start[v], m.elementwise_start[v + 1])
+        self.elementwise = {
+            int(m.elementwise_piece[a]): int(m.elementwise_layer[a]) for a in entries
+        }
 
     def spans(self) -> Spans:
         """From which layer to which a bit is open: of the map, and of a piece that is read alike."""
-        found = {}
-        everyone = [*self.pieces, *self.dense, *self.elementwise.values()]
+        layer_spans = {}
+        layers = [*self.pieces, *self.dense, *self.elementwise.values()]
         if self.dense:
-            found["map", self.number] = (min(everyone), max(everyone))
+            layer_spans["map", self.number] = (min(layers), max(layers))
         for i, t in self.elementwise.items():
             l = self.pieces[i]
-            found["layer", l] = (min(l, t), max(l, t))
-        return found
+            layer_spans["layer", l] = (min(l, t), max(l, t))
+        return layer_spans
 
     def length(self) -> int:
         return max(b - a for a, b in self.spans().values())
@@ -140,44 +144,57 @@ class _RelaxedMap:
 
 def _build_steps(m: CountModel, maps: list[_RelaxedMap], spans: Spans) -> Sweep:
     steps: list[tuple[int, int, int]] = []
-    free, bit, places = list(range(MAX_OPEN_BITS))[::-1], {}, {}
+    free_bits, bit, bits_used = list(range(MAX_OPEN_BITS))[::-1], {}, {}
     gains: list[list[tuple[int, int]]] = [[] for _ in range(m.num_layers)]
-    alike: list[list[tuple[int, int]]] = [[] for _ in range(m.num_layers)]
-    need, own = np.zeros(m.num_layers, np.int64), np.full(m.num_layers, -1)
+    elementwise: list[list[tuple[int, int]]] = [[] for _ in range(m.num_layers)]
+    needed_bits, presence_bit = np.zeros(m.num_layers, np.int64), np.full(m.num_layers, -1)
     for l in reversed(range(m.num_layers)):
         for key, (_, last) in spans.items():
             if last == l:
-                bit[key] = places[key] = free.pop()
+                bit[key] = bits_used[key] = free_bits.pop()
                 v = maps[key[1]] if key[0] == "map" else None
-                whole = v.cost * sum(int(m.units[i]) for i in v.pieces) if v else 0
-                steps.append((OPEN, bit[key], whole))
-        own[l] = bit.get(("layer", l), -1)
+                map_cost = v.cost * sum(int(m.units[i]) for i in v.pieces) if v else 0
+                steps.append((OPEN, bit[key], map_cost))
+        presence_bit[l] = bit.get(("layer", l), -1)
         for v in maps:
             if v.dense and l in v.dense:
-                need[l] |= 1 << bit["map", v.number]
+                needed_bits[l] |= 1 << bit["map", v.number]
             if v.dense and l in v.pieces:
                 gains[l].append((bit["map", v.number], v.cost * v.pieces.count(l)))
             for i, t in v.elementwise.items():
                 if t == l:
-                    either = 1 << bit["layer", v.pieces[i]]
-                    either |= 1 << bit["map", v.number] if v.dense else 0
-                    alike[l].append((either, v.cost))
+                    any_bit = 1 << bit["layer", v.pieces[i]]
+                    any_bit |= 1 << bit["map", v.number] if v.dense else 0
+                    elementwise[l].append((any_bit, v.cost))
         steps.append((LAYER, l, 0))
         for key, (first, _) in spans.items():
             if first == l:
                 steps.append((CLOSE, bit[key], 0))
-                free.append(bit.pop(key))
-    what, which, cost = (np.array(column, np.int64) for column in zip(*steps, strict=True))
-    states = 1 << (1 + max(places.values(), default=-1))
+                free_bits.append(bit.pop(key))
+    step_kind, step_index, open_cost = (
+        np.array(column, np.int64) for column in zip(*steps, strict=True)
+    )
+    num_states = 1 << (1 + max(bits_used.values(), default=-1))
     return Sweep(
-        what, which, cost, own, need, *_flatten_pairs(gains), *_flatten_pairs(alike), states
+        step_kind,
+        step_index,
+        open_cost,
+        presence_bit,
+        needed_bits,
+        *_flatten_pairs(gains),
+        *_flatten_pairs(elementwise),
+        num_states,
     )
 
 
 def _flatten_pairs(lists: list[list[tuple[int, int]]]) -> tuple[Array, Array, Array]:
-    at = np.cumsum([0, *(len(own) for own in lists)]).astype(np.int64)
-    flat = [pair for own in lists for pair in own]
-    return at, np.array([i for i, _ in flat], np.int64), np.array([c for _, c in flat], np.int64)
+    starts = np.cumsum([0, *(len(row) for row in lists)]).astype(np.int64)
+    flat = [pair for entries in lists for pair in entries]
+    return (
+        starts,
+        np.array([i for i, _ in flat], np.int64),
+        np.array([c for _, c in flat], np.int64),
+    )
 
 
 @njit(cache=True)
@@ -234,7 +251,7 @@ def _run_sweep(
                             chosen[i, s ^ bit, b] = bit
                     least[s] = np.inf
     s, b = 0, grid.min_cells + int(np.argmin(least[0, grid.min_cells :]))
-    found: float = least[0, b]
+    least_cost: float = least[0, b]
     for i in range(shape[0] - 1, -1, -1):
         if sweep.step_kind[i] == LAYER:
             column[sweep.step_index[i]] = chosen[i, s, b]
@@ -243,7 +260,7 @@ def _run_sweep(
             s &= ~(1 << sweep.step_index[i])
         else:
             s |= chosen[i, s, b]
-    return found
+    return least_cost
 
 
 @njit(cache=True)
@@ -260,29 +277,29 @@ def _choose_units(
     used: Array,
 ) -> None:
     """The best number of units of a layer, in every number of cells."""
-    own = sweep.presence_bit[l]
-    must = own >= 0 and s >> own & 1
-    able = (
+    presence_bit = sweep.presence_bit[l]
+    must_be_present = presence_bit >= 0 and s >> presence_bit & 1
+    may_be_present = (
         s & sweep.needed_bits[l] == sweep.needed_bits[l]
-        and (own < 0 or must)
+        and (presence_bit < 0 or must_be_present)
         and grid.max_units[l] >= grid.min_units[l]
     )
     without = least.copy()
     least[:] = np.inf
-    if able:
+    if may_be_present:
         # the first units, then one, two, four ... more: cells are rounded down for each
         first = grid.min_units[l]
         cells = int(first * work / grid.cell_work)
         least[cells:] = without[: len(without) - cells] - first * worth - presence
         chosen[:], used[:] = first, cells
-        rest, bundle = grid.max_units[l] - first, 1
-        while rest > 0 and (worth > 0 or grid.min_cells > 0):
-            bundle = min(bundle, rest)
+        remaining, bundle = grid.max_units[l] - first, 1
+        while remaining > 0 and (worth > 0 or grid.min_cells > 0):
+            bundle = min(bundle, remaining)
             _add_bundle(
                 bundle, int(bundle * work / grid.cell_work), bundle * worth, least, chosen, used
             )
-            rest, bundle = rest - bundle, 2 * bundle
-    if not must:
+            remaining, bundle = remaining - bundle, 2 * bundle
+    if not must_be_present:
         for b in range(len(least)):
             if without[b] <= least[b]:
                 least[b], chosen[b], used[b] = without[b], 0, 0

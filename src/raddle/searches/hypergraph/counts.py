@@ -50,41 +50,41 @@ class CountModel(NamedTuple):
 def build_count_model(network: LayerNetwork, work: Any = None) -> CountModel:
     """The arrays of a network; `work` is given by layer, or else the operations of its forward."""
     units = np.array([layer.units for layer in network.layers], np.int64)
-    given = [layer.flops for layer in network.layers] if work is None else work
+    layer_work = [layer.flops for layer in network.layers] if work is None else work
     pieces = [[piece.layer for piece in v.pieces] for v in network.maps]
     dense = [list(v.dense_readers) for v in network.maps]
-    alike = [_elementwise_pairs(v.pieces, v.elementwise_readers) for v in network.maps]
-    flat = [pair for own in alike for pair in own]
+    elementwise = [_elementwise_pairs(v.pieces, v.elementwise_readers) for v in network.maps]
+    flat_pairs = [pair for pairs in elementwise for pair in pairs]
     return CountModel(
         units,
-        np.asarray(given, np.float64) / units,
+        np.asarray(layer_work, np.float64) / units,
         np.array([v.unit_elements for v in network.maps], np.int64),
         _list_starts(pieces),
         _flatten(pieces),
         _list_starts(dense),
         _flatten(dense),
-        _list_starts(alike),
-        np.array([i for i, _ in flat], np.int64),
-        np.array([t for _, t in flat], np.int64),
+        _list_starts(elementwise),
+        np.array([i for i, _ in flat_pairs], np.int64),
+        np.array([t for _, t in flat_pairs], np.int64),
     )
 
 
-def _elementwise_pairs(form: Any, others: Any) -> list[tuple[int, int]]:
+def _elementwise_pairs(pieces: Any, readers: Any) -> list[tuple[int, int]]:
     """Pairs of a piece of a map and the layer that reads its units; pieces must be the same ones."""
     return [
-        (i, theirs.layer)
-        for other in others
-        for i, (own, theirs) in enumerate(zip(form, other, strict=True))
-        if own.layer != theirs.layer
+        (i, reader_piece.layer)
+        for reader in readers
+        for i, (piece, reader_piece) in enumerate(zip(pieces, reader, strict=True))
+        if piece.layer != reader_piece.layer
     ]
 
 
 def _list_starts(lists: list[Any]) -> Array:
-    return np.concatenate([[0], np.cumsum([len(own) for own in lists])]).astype(np.int64)
+    return np.concatenate([[0], np.cumsum([len(entries) for entries in lists])]).astype(np.int64)
 
 
 def _flatten(lists: list[list[int]]) -> Array:
-    return np.array([entry for own in lists for entry in own], np.int64)
+    return np.array([entry for entries in lists for entry in entries], np.int64)
 
 
 def volume(m: CountModel, x: Array) -> int:
@@ -128,11 +128,11 @@ def units_received(m: CountModel, column: Array, v: int) -> int:
 
 def part_work(m: CountModel, x: Array) -> Array:
     """Work of every part."""
-    found: Array = m.work @ x
-    return found
+    work: Array = m.work @ x
+    return work
 
 
 def imbalance(m: CountModel, x: Array) -> float:
     """The largest part's work over the average."""
-    own = part_work(m, x)
-    return float(own.max() / own.mean())
+    work = part_work(m, x)
+    return float(work.max() / work.mean())

@@ -28,17 +28,17 @@ def solve(
     m: CountModel, capacity: Array, *, seconds: float, start: Array | None = None
 ) -> ExactResult:
     """The best counts within the capacities, or the best by the end of time."""
-    lp = _Program(m, capacity, start)
-    lp.solver.setOptionValue("time_limit", max(0.01, seconds))
-    lp.solver.run()
-    info = lp.solver.getInfo()
-    found = None
+    program = _Program(m, capacity, start)
+    program.solver.setOptionValue("time_limit", max(0.01, seconds))
+    program.solver.run()
+    info = program.solver.getInfo()
+    counts = None
     if info.primal_solution_status == 2:  # feasible
-        values = np.array(lp.solver.getSolution().col_value)
-        found = np.round(values[: m.num_layers * len(capacity)]).astype(np.int64)
-        found = found.reshape(len(capacity), m.num_layers).T
-    proven = str(lp.solver.getModelStatus()).endswith("kOptimal")
-    return ExactResult(found, max(0.0, info.mip_dual_bound * lp.unit), proven)
+        values = np.array(program.solver.getSolution().col_value)
+        counts = np.round(values[: m.num_layers * len(capacity)]).astype(np.int64)
+        counts = counts.reshape(len(capacity), m.num_layers).T
+    proven = str(program.solver.getModelStatus()).endswith("kOptimal")
+    return ExactResult(counts, max(0.0, info.mip_dual_bound * program.unit), proven)
 
 
 class _Program:
@@ -82,18 +82,20 @@ class _Program:
 
     def _max_units(self, p: int, l: int) -> int:
         work = float(self.m.work[l])
-        most = int(self.m.units[l])
-        return min(most, int(self.capacity[p] / work * (1 + 1e-12))) if work > 0 else most
+        units = int(self.m.units[l])
+        return min(units, int(self.capacity[p] / work * (1 + 1e-12))) if work > 0 else units
 
     def _add_rows(self) -> None:
         m = self.m
         for l in range(m.num_layers):
-            each = {self._count_column(p, l): 1.0 for p in range(self.parts)}
-            self._add_row(float(m.units[l]), float(m.units[l]), each)
+            layer_row = {self._count_column(p, l): 1.0 for p in range(self.parts)}
+            self._add_row(float(m.units[l]), float(m.units[l]), layer_row)
         scale = m.total_work / self.parts
         for p in range(self.parts):
-            own = {self._count_column(p, l): float(m.work[l]) / scale for l in range(m.num_layers)}
-            self._add_row(-self.inf, float(self.capacity[p]) / scale, own)
+            work_row = {
+                self._count_column(p, l): float(m.work[l]) / scale for l in range(m.num_layers)
+            }
+            self._add_row(-self.inf, float(self.capacity[p]) / scale, work_row)
             for l in range(m.num_layers):
                 self._add_row(
                     -self.inf,
@@ -108,28 +110,34 @@ class _Program:
         m = self.m
         r = self.first_received + p * len(m.cost) + v
         pieces = [int(l) for l in m.piece_layer[m.piece_start[v] : m.piece_start[v + 1]]]
-        own: dict[int, float] = {}
+        held_units: dict[int, float] = {}
         for l in pieces:
-            own[self._count_column(p, l)] = own.get(self._count_column(p, l), 0.0) + 1.0
-        whole = float(m.units[pieces].sum())
-        least = whole - sum(self._max_units(p, l) for l in pieces)
+            held_units[self._count_column(p, l)] = (
+                held_units.get(self._count_column(p, l), 0.0) + 1.0
+            )
+        all_units = float(m.units[pieces].sum())
+        min_received = all_units - sum(self._max_units(p, l) for l in pieces)
         for t in m.dense_layer[m.dense_start[v] : m.dense_start[v + 1]]:
-            self._add_row(0.0, self.inf, {r: 1.0, **own, self._bit_column(p, int(t)): -whole})
-            if least > 0:
-                self._add_row(0.0, self.inf, {r: 1.0, self._bit_column(p, int(t)): -least})
+            self._add_row(
+                0.0, self.inf, {r: 1.0, **held_units, self._bit_column(p, int(t)): -all_units}
+            )
+            if min_received > 0:
+                self._add_row(0.0, self.inf, {r: 1.0, self._bit_column(p, int(t)): -min_received})
         self._add_elementwise(p, v, r, pieces)
 
     def _add_elementwise(self, p: int, v: int, r: int, pieces: list[int]) -> None:
         """The sum over pieces of what a reader has more, at most; of many pieces, a column each."""
         m = self.m
         pairs = range(m.elementwise_start[v], m.elementwise_start[v + 1])
-        more: dict[int, list[int]] = {}
+        readers_by_piece: dict[int, list[int]] = {}
         for a in pairs:
-            more.setdefault(int(m.elementwise_piece[a]), []).append(int(m.elementwise_layer[a]))
+            readers_by_piece.setdefault(int(m.elementwise_piece[a]), []).append(
+                int(m.elementwise_layer[a])
+            )
         columns = {}
-        for i, readers in more.items():
+        for i, readers in readers_by_piece.items():
             columns[i] = r
-            if len(more) > 1:
+            if len(readers_by_piece) > 1:
                 self.solver.addVar(0.0, self.inf)
                 columns[i] = self.solver.getNumCol() - 1
             for t in readers:
@@ -139,7 +147,7 @@ class _Program:
                     self._count_column(p, t): -1.0,
                 }
                 self._add_row(0.0, self.inf, row)
-        if len(more) > 1:
+        if len(readers_by_piece) > 1:
             self._add_row(0.0, self.inf, {r: 1.0, **dict.fromkeys(columns.values(), -1.0)})
 
     def _order_equal_parts(self) -> None:
@@ -148,24 +156,24 @@ class _Program:
         for p in range(1, self.parts):
             if self.capacity[p] == self.capacity[p - 1]:
                 scale = m.total_work / self.parts
-                own = {
+                work_difference = {
                     self._count_column(p - 1, l): float(m.work[l]) / scale
                     for l in range(m.num_layers)
                 }
-                own |= {
+                work_difference |= {
                     self._count_column(p, l): -float(m.work[l]) / scale for l in range(m.num_layers)
                 }
-                self._add_row(0.0, self.inf, own)
+                self._add_row(0.0, self.inf, work_difference)
 
     def _set_start(self, highspy: Any, start: Array) -> None:
         m = self.m
         x = start.T.copy()
         for size in np.unique(self.capacity):
-            own = np.flatnonzero(self.capacity == size)
-            x[own] = x[own][np.argsort(-(x[own] @ m.work), kind="stable")]
+            equal_parts = np.flatnonzero(self.capacity == size)
+            x[equal_parts] = x[equal_parts][np.argsort(-(x[equal_parts] @ m.work), kind="stable")]
         r = [
-            [units_received(m, np.ascontiguousarray(own), v) for v in range(len(m.cost))]
-            for own in x
+            [units_received(m, np.ascontiguousarray(column), v) for v in range(len(m.cost))]
+            for column in x
         ]
         first = highspy.HighsSolution()
         values = [*x.ravel(), *(x > 0).ravel(), *np.ravel(r)]

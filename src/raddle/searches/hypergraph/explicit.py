@@ -55,13 +55,13 @@ def coarse(network: LayerNetwork, m: CountModel) -> Hypergraph:
     def nets() -> Iterator[tuple[int, Array]]:
         for v in network.maps:
             readers = [vertices[t] for t in v.dense_readers]
-            alike = [
+            elementwise = [
                 np.concatenate([vertices[p.layer] for p in form]) for form in v.elementwise_readers
             ]
-            own = np.concatenate([vertices[p.layer] for p in v.pieces])
-            for unit, vertex in enumerate(own):
-                same = [np.array([vertex, *(other[unit] for other in alike)])]
-                yield v.unit_elements, np.unique(np.concatenate([*same, *readers]))
+            units = np.concatenate([vertices[p.layer] for p in v.pieces])
+            for unit, vertex in enumerate(units):
+                same_units = [np.array([vertex, *(other[unit] for other in elementwise)])]
+                yield v.unit_elements, np.unique(np.concatenate([*same_units, *readers]))
 
     size = sum(
         v.units * (1 + sum(network.layers[t].units for t in v.dense_readers)) for v in network.maps
@@ -73,45 +73,49 @@ def fine(network: LayerNetwork, m: CountModel) -> Hypergraph:
     """A vertex a channel of a filter, and one for each filter's sum."""
     cells = [layer.units * channel_count(network, l) for l, layer in enumerate(network.layers)]
     first = _list_starts(cells)
-    sums = first[-1] + _list_starts([layer.units for layer in network.layers])
+    first_sum = first[-1] + _list_starts([layer.units for layer in network.layers])
 
     def cell(l: int) -> Array:
         shape = network.layers[l].units, channel_count(network, l)
         return np.arange(first[l], first[l + 1]).reshape(shape)
 
     def nets() -> Iterator[tuple[int, Array]]:
-        for v, read in enumerate(network.maps):
-            own = np.concatenate([sums[p.layer] + np.arange(p.units) for p in read.pieces])
-            alike = [
-                np.concatenate([sums[p.layer] + np.arange(p.units) for p in form])
-                for form in read.elementwise_readers
+        for v, feature_map in enumerate(network.maps):
+            units = np.concatenate(
+                [first_sum[p.layer] + np.arange(p.units) for p in feature_map.pieces]
+            )
+            elementwise = [
+                np.concatenate([first_sum[p.layer] + np.arange(p.units) for p in form])
+                for form in feature_map.elementwise_readers
             ]
-            grids = [(cell(t), channel_start(network, t, v)) for t in read.dense_readers]
-            for unit, vertex in enumerate(own):
-                pins = [np.array([vertex, *(other[unit] for other in alike)])]
+            grids = [(cell(t), channel_start(network, t, v)) for t in feature_map.dense_readers]
+            for unit, vertex in enumerate(units):
+                pins = [np.array([vertex, *(other[unit] for other in elementwise)])]
                 pins += [grid[:, start + unit] for grid, start in grids]
-                yield read.unit_elements, np.unique(np.concatenate(pins))
+                yield feature_map.unit_elements, np.unique(np.concatenate(pins))
         for l, layer in enumerate(network.layers):
             for j, row in enumerate(cell(l)):
-                yield layer.unit_elements, np.append(row, sums[l] + j)
+                yield layer.unit_elements, np.append(row, first_sum[l] + j)
 
-    each = [m.work[l] / channel_count(network, l) for l in range(m.num_layers)]
-    weight = np.concatenate([np.repeat(each, cells), np.zeros(int(m.units.sum()))])
+    cell_work = [m.work[l] / channel_count(network, l) for l in range(m.num_layers)]
+    weight = np.concatenate([np.repeat(cell_work, cells), np.zeros(int(m.units.sum()))])
     return _build(weight, nets(), 2 * sum(cells))
 
 
 def channel_count(network: LayerNetwork, l: int) -> int:
     """Units that a filter of a layer sums over: those of the maps that it reads, or of the input."""
-    own = [network.maps[v].units for v in maps_read(network)[l]]
-    together = max(own, default=0) if _reads_in_turn(network, l) else sum(own)
-    return together or network.layers[l].channels
+    map_units = [network.maps[v].units for v in maps_read(network)[l]]
+    total = max(map_units, default=0) if _reads_in_turn(network, l) else sum(map_units)
+    return total or network.layers[l].channels
 
 
 def channel_start(network: LayerNetwork, l: int, v: int) -> int:
     """Where the channels of a map begin among all that a layer reads."""
-    own = maps_read(network)[l]
+    maps = maps_read(network)[l]
     return (
-        0 if _reads_in_turn(network, l) else sum(network.maps[u].units for u in own[: own.index(v)])
+        0
+        if _reads_in_turn(network, l)
+        else sum(network.maps[u].units for u in maps[: maps.index(v)])
     )
 
 
@@ -123,11 +127,11 @@ def _reads_in_turn(network: LayerNetwork, l: int) -> bool:
 
 def maps_read(network: LayerNetwork) -> list[list[int]]:
     """By layer, the maps that it reads all of, in order."""
-    found: list[list[int]] = [[] for _ in network.layers]
-    for v, read in enumerate(network.maps):
-        for t in read.dense_readers:
-            found[t].append(v)
-    return found
+    maps_by_layer: list[list[int]] = [[] for _ in network.layers]
+    for v, feature_map in enumerate(network.maps):
+        for t in feature_map.dense_readers:
+            maps_by_layer[t].append(v)
+    return maps_by_layer
 
 
 def _list_starts(sizes: list[int]) -> Array:
@@ -143,6 +147,6 @@ def _build(weight: Array, nets: Iterator[tuple[int, Array]], pins: int) -> Hyper
     return Hypergraph(
         weight,
         np.array(costs, np.int64),
-        _list_starts([len(own) for own in lists]),
+        _list_starts([len(net_pins) for net_pins in lists]),
         np.concatenate(lists),
     )

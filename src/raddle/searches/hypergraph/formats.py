@@ -41,8 +41,8 @@ def _lines(h: Hypergraph, file_format: str) -> Iterator[str]:
         else f"{nets} {vertices} 11"
     )
     for net in range(nets):
-        own = h.pins[h.net_start[net] : h.net_start[net + 1]] + 1
-        yield f"{h.cost[net]} {' '.join(map(str, own.tolist()))}"
+        pins = h.pins[h.net_start[net] : h.net_start[net + 1]] + 1
+        yield f"{h.cost[net]} {' '.join(map(str, pins.tolist()))}"
     if file_format == "patoh":
         yield " ".join(map(str, weight.tolist()))
     else:
@@ -52,9 +52,9 @@ def _lines(h: Hypergraph, file_format: str) -> Iterator[str]:
 def integer_weights(weight: Array) -> Array:
     """Weights as whole numbers that partitioners can add up; what has work does not lose all of it."""
     scale = min(1.0, MAX_WEIGHT / 2 / max(1.0, float(weight.sum())))
-    found = np.rint(weight * scale).astype(np.int64)
-    found[(weight > 0) & (found == 0)] = 1
-    return found
+    integers = np.rint(weight * scale).astype(np.int64)
+    integers[(weight > 0) & (integers == 0)] = 1
+    return integers
 
 
 def read_hypergraph(path: str | pathlib.Path) -> Hypergraph:
@@ -84,8 +84,8 @@ def read_hypergraph(path: str | pathlib.Path) -> Hypergraph:
         raise InputError(
             f"{quote(path)} is damaged: a net has a vertex that is none of {vertices}."
         )
-    at = np.cumsum([0, *(len(row) - 1 for row in rows)], dtype=np.int64)
-    return Hypergraph(np.array(weights, float), cost, at, pins)
+    net_start = np.cumsum([0, *(len(row) - 1 for row in rows)], dtype=np.int64)
+    return Hypergraph(np.array(weights, float), cost, net_start, pins)
 
 
 def read_partition(path: str | pathlib.Path) -> Array:

@@ -39,30 +39,32 @@ def partition_blocks(
     shares: Sequence[float] | None = None,
 ) -> Array:
     """Counts [layer, part] of Mt-KaHyPar's partition; it may break the balance where blocks are coarse."""
-    h = build_hypergraph(m, blocks)
-    found = np.array(run_mtkahypar(m, h, parts, epsilon, seed, shares=shares), np.int64)
+    graph = build_hypergraph(m, blocks)
+    part_of_block = np.array(run_mtkahypar(m, graph, parts, epsilon, seed, shares=shares), np.int64)
     x = np.zeros((m.num_layers, parts), np.int64)
-    np.add.at(x, (h.layer, found), h.units)
+    np.add.at(x, (graph.layer, part_of_block), graph.units)
     return x
 
 
 def build_hypergraph(m: CountModel, blocks: int) -> BlockHypergraph:
     """At most so many blocks a layer, of nearly equal size."""
     sizes = [np.diff(np.arange(b + 1) * n // b) for n in m.units for b in [min(n, blocks)]]
-    at = np.cumsum([0, *(len(own) for own in sizes)])
+    first_vertex = np.cumsum([0, *(len(block_sizes) for block_sizes in sizes)])
     nets, cost = [], []
     for v in range(len(m.cost)):
         dense = m.dense_layer[m.dense_start[v] : m.dense_start[v + 1]]
-        readers = {int(u) for t in dense for u in range(at[t], at[t + 1])}
-        alike = slice(m.elementwise_start[v], m.elementwise_start[v + 1])
+        readers = {int(u) for t in dense for u in range(first_vertex[t], first_vertex[t + 1])}
+        elementwise = slice(m.elementwise_start[v], m.elementwise_start[v + 1])
         for i, l in enumerate(m.piece_layer[m.piece_start[v] : m.piece_start[v + 1]]):
-            same = m.elementwise_layer[alike][m.elementwise_piece[alike] == i]
+            same_unit_layers = m.elementwise_layer[elementwise][
+                m.elementwise_piece[elementwise] == i
+            ]
             for b, units in enumerate(sizes[l]):
-                pins = readers | {int(at[t]) + b for t in (l, *same)}
+                pins = readers | {int(first_vertex[t]) + b for t in (l, *same_unit_layers)}
                 if len(pins) > 1:
                     nets.append(sorted(pins))
                     cost.append(int(m.cost[v] * units))
-    layer = np.repeat(np.arange(m.num_layers), np.diff(at))
+    layer = np.repeat(np.arange(m.num_layers), np.diff(first_vertex))
     return BlockHypergraph(layer, np.concatenate(sizes), nets, cost)
 
 
@@ -80,27 +82,29 @@ def run_mtkahypar(
         return [0] * len(h.layer)
     import mtkahypar  # type: ignore[import-not-found]
 
-    machine = _initialized()
+    mtkahypar_instance = _initialized()
     mtkahypar.set_seed(seed)
-    context = machine.context_from_preset(mtkahypar.PresetType.DETERMINISTIC_QUALITY)
+    context = mtkahypar_instance.context_from_preset(mtkahypar.PresetType.DETERMINISTIC_QUALITY)
     context.logging = False
     context.set_partitioning_parameters(parts, epsilon, mtkahypar.Objective.KM1)
     weights = _integer_weights(m.work[h.layer] * h.units, MAX_WEIGHT / 2)
     if shares is not None:
         limit = (1 + epsilon) * sum(weights) / sum(shares)
         context.set_individual_target_block_weights([math.ceil(limit * s) for s in shares])
-    unit = math.gcd(*h.cost)
-    most = MAX_WEIGHT / min(parts, max(len(net) for net in h.nets))
-    cost = _integer_weights(np.array(h.cost) / unit, most)
-    graph = machine.create_hypergraph(context, len(h.layer), len(h.nets), h.nets, weights, cost)
-    found: list[int] = graph.partition(context).get_partition()
-    return found
+    common_divisor = math.gcd(*h.cost)
+    max_cost = MAX_WEIGHT / min(parts, max(len(net) for net in h.nets))
+    cost = _integer_weights(np.array(h.cost) / common_divisor, max_cost)
+    graph = mtkahypar_instance.create_hypergraph(
+        context, len(h.layer), len(h.nets), h.nets, weights, cost
+    )
+    part_of_vertex: list[int] = graph.partition(context).get_partition()
+    return part_of_vertex
 
 
-def _integer_weights(weights: Array, most: float) -> list[int]:
+def _integer_weights(weights: Array, maximum: float) -> list[int]:
     """Whole numbers in proportion whose sum stays below `most`, as they are where they do."""
-    whole = np.all(weights == np.round(weights)) and weights.sum() <= most
-    scale = 1.0 if whole else most / max(weights.sum(), 1e-300)
+    already_integers = np.all(weights == np.round(weights)) and weights.sum() <= maximum
+    scale = 1.0 if already_integers else maximum / max(weights.sum(), 1e-300)
     return [max(1, int(w)) if w > 0 else 0 for w in np.round(weights * scale)]
 
 

@@ -33,34 +33,36 @@ def layouts_of_counts(network: LayerNetwork, x: Array) -> list[ChannelLayout]:
     """By layer, the parts of its units, in order; x[l, p] are how many."""
     owners: dict[int, Array] = {}
     for l, layer in enumerate(network.layers):
-        near = next((owners[t] for t in elementwise_partners(network, l) if t in owners), None)
+        partner_owners = next(
+            (owners[t] for t in elementwise_partners(network, l) if t in owners), None
+        )
         in_order = np.repeat(np.arange(x.shape[1]), x[l])
-        owners[l] = in_order if near is None else keep_owners(near, x[l])
+        owners[l] = in_order if partner_owners is None else keep_owners(partner_owners, x[l])
         assert len(owners[l]) == layer.units
     return [layout_of_owners(owners[l]) for l in range(len(network.layers))]
 
 
 def elementwise_partners(network: LayerNetwork, l: int) -> list[int]:
     """Layers whose units are read with those of a layer, those of most elements first."""
-    found: dict[int, int] = {}
+    shared_elements: dict[int, int] = {}
     for v in network.maps:
-        for form in v.elementwise_readers:
-            for own, theirs in zip(v.pieces, form, strict=True):
-                if own.units == theirs.units and l in (own.layer, theirs.layer):
-                    other = theirs.layer if own.layer == l else own.layer
-                    found[other] = found.get(other, 0) + v.unit_elements
-    return sorted(found, key=lambda t: (-found[t], t))
+        for reader in v.elementwise_readers:
+            for piece, reader_piece in zip(v.pieces, reader, strict=True):
+                if piece.units == reader_piece.units and l in (piece.layer, reader_piece.layer):
+                    other = reader_piece.layer if piece.layer == l else piece.layer
+                    shared_elements[other] = shared_elements.get(other, 0) + v.unit_elements
+    return sorted(shared_elements, key=lambda t: (-shared_elements[t], t))
 
 
-def keep_owners(near: Array, counts: Array) -> Array:
+def keep_owners(partner_owners: Array, counts: Array) -> Array:
     """The owners of another layer's units as far as counts allow, and parts that lack some for the rest."""
-    own, left = np.full(len(near), -1), counts.copy()
+    owners, missing = np.full(len(partner_owners), -1), counts.copy()
     for p in range(len(counts)):
-        at = np.flatnonzero(near == p)[: counts[p]]
-        own[at] = p
-        left[p] -= len(at)
-    own[own < 0] = np.repeat(np.arange(len(counts)), left)
-    return own
+        units = np.flatnonzero(partner_owners == p)[: counts[p]]
+        owners[units] = p
+        missing[p] -= len(units)
+    owners[owners < 0] = np.repeat(np.arange(len(counts)), missing)
+    return owners
 
 
 def layout_of_owners(owners: Array) -> ChannelLayout:
@@ -72,48 +74,50 @@ def layout_of_owners(owners: Array) -> ChannelLayout:
 def place_operators(
     graph: Graph,
     network: LayerNetwork,
-    parts: Sequence[ChannelLayout],
-    own: Mapping[str, Tiling] | None = None,
+    layouts: Sequence[ChannelLayout],
+    given_tiles: Mapping[str, Tiling] | None = None,
 ) -> Tiles:
     """Tiles of all operators: those given, and what has channels where its units are.
 
     Views without a form are computed as they are read; what else has none, where the operator before it
     ended.
     """
-    tiles: Tiles = dict(own or {})
-    known = BatchIndependentOps(graph)
+    tiles: Tiles = dict(given_tiles or {})
+    independent = BatchIndependentOps(graph)
     views: list[Op] = []
-    last = parts[0].parts[0]
+    last_part = layouts[0].parts[0]
     for op in graph.ops:
-        if op.name in known.names:
+        if op.name in independent.names:
             continue
-        form = network.op_pieces.get(op.name)
-        if form is not None:
-            tiles.setdefault(op.name, channel_tiles(op, form, parts))
-            last = parts[form[-1].layer].parts[-1]
-        elif op.traits.is_view and any(known.readers.get(o) for o in op.outputs):
+        pieces = network.op_pieces.get(op.name)
+        if pieces is not None:
+            tiles.setdefault(op.name, channel_tiles(op, pieces, layouts))
+            last_part = layouts[pieces[-1].layer].parts[-1]
+        elif op.traits.is_view and any(independent.readers.get(o) for o in op.outputs):
             views.append(op)
         else:
-            tiles[op.name] = copies(op, [last])
-    tiles.update(known.place(reversed(views), tiles))
+            tiles[op.name] = copies(op, [last_part])
+    tiles.update(independent.place(reversed(views), tiles))
     place_batch_independent(graph, tiles, lambda op: copies(op, [0]))
     return tiles
 
 
-def _layout_of_pieces(form: Pieces, parts: Sequence[ChannelLayout], channels: int) -> ChannelLayout:
+def _layout_of_pieces(
+    pieces: Pieces, layouts: Sequence[ChannelLayout], channels: int
+) -> ChannelLayout:
     """The layout of a form, scaled to so many channels."""
-    scale = channels // sum(piece.units for piece in form)
+    scale = channels // sum(piece.units for piece in pieces)
     cuts, owners = [0], list[int]()
-    for piece in form:
+    for piece in pieces:
         start = cuts[-1]
-        cuts += [start + scale * cut for cut in parts[piece.layer].cuts[1:]]
-        owners += parts[piece.layer].parts
+        cuts += [start + scale * cut for cut in layouts[piece.layer].cuts[1:]]
+        owners += layouts[piece.layer].parts
     return join_ranges(cuts, owners)
 
 
-def channel_tiles(op: Op, form: Pieces, parts: Sequence[ChannelLayout]) -> Tiling:
+def channel_tiles(op: Op, pieces: Pieces, layouts: Sequence[ChannelLayout]) -> Tiling:
     """An operator's channels where the units of its form are."""
     c = dim_of(op, "c")
     assert c is not None
-    layout = _layout_of_pieces(form, parts, op.space.dims[c].size)
+    layout = _layout_of_pieces(pieces, layouts, op.space.dims[c].size)
     return split(op, {c: layout.cuts}, layout.parts)

@@ -36,29 +36,29 @@ SUBGRADIENT_STEPS = 60  # steps
 
 
 def volume_bounds(
-    m: CountModel, capacity: Array, columns: Iterable[Array], enough: float = math.inf
+    m: CountModel, capacity: Array, columns: Iterable[Array], stop_at: float = math.inf
 ) -> Iterator[float]:
     """Ever better bounds on the volume of partitions within the capacities; infinity if there are none.
 
     `columns` of good partitions set it on its way; `enough` is the volume of the best of them.
     """
-    search, count = _ColumnSearch(m, capacity, columns, enough), itertools.count()
+    search, count = _ColumnSearch(m, capacity, columns, stop_at), itertools.count()
     root = BranchNode(0.0, _fewest_parts(m, capacity), np.full(m.num_layers, float(len(capacity))))
     nodes = [(0.0, next(count), root)]
     best = 0.0
-    while nodes[0][0] < enough:
+    while nodes[0][0] < stop_at:
         _, _, node = heapq.heappop(nodes)
-        others = nodes[0][0] if nodes else math.inf
-        for found in search.solve_node(node):
-            best = max(best, min(found, others))
+        other_bounds = nodes[0][0] if nodes else math.inf
+        for bound in search.solve_node(node):
+            best = max(best, min(bound, other_bounds))
             yield best
-        apart = np.abs(search.parts_by_layer - np.round(search.parts_by_layer))
-        l = int(apart.argmax())
-        if apart[l] < 1e-6:
+        fractional = np.abs(search.parts_by_layer - np.round(search.parts_by_layer))
+        l = int(fractional.argmax())
+        if fractional[l] < 1e-6:
             # nothing to branch on: no bound can be above this one's
-            enough = min(enough, search.bound)
+            stop_at = min(stop_at, search.bound)
         node = node._replace(bound=search.bound)
-        for branch in node.split(l, search.parts_by_layer[l]) if apart[l] >= 1e-6 else [node]:
+        for branch in node.split(l, search.parts_by_layer[l]) if fractional[l] >= 1e-6 else [node]:
             heapq.heappush(nodes, (branch.bound, next(count), branch))
         best = max(best, nodes[0][0])
         yield best
@@ -71,19 +71,19 @@ class BranchNode(NamedTuple):
     min_parts: Array
     max_parts: Array
 
-    def split(self, l: int, held: float) -> list[BranchNode]:
-        fewest, most = self.min_parts.copy(), self.max_parts.copy()
-        most[l], fewest[l] = math.floor(held), math.ceil(held)
-        return [self._replace(max_parts=most), self._replace(min_parts=fewest)]
+    def split(self, l: int, parts: float) -> list[BranchNode]:
+        min_parts, max_parts = self.min_parts.copy(), self.max_parts.copy()
+        max_parts[l], min_parts[l] = math.floor(parts), math.ceil(parts)
+        return [self._replace(max_parts=max_parts), self._replace(min_parts=min_parts)]
 
 
 class _ColumnSearch:
     """What all branches share: grids, and the columns so far."""
 
     def __init__(
-        self, m: CountModel, capacity: Array, columns: Iterable[Array], enough: float
+        self, m: CountModel, capacity: Array, columns: Iterable[Array], stop_at: float
     ) -> None:
-        self.m, self.stop_at = m, enough
+        self.m, self.stop_at = m, stop_at
         self.bound, self.parts_by_layer = (
             0.0,
             np.zeros(m.num_layers),
@@ -98,8 +98,8 @@ class _ColumnSearch:
             if grid.min_cells == 0:
                 self.add_column(c, np.zeros(m.num_layers, np.int64), 0)
         for column in columns:
-            for own in np.flatnonzero(self.capacities * (1 + 1e-9) >= m.work @ column):
-                self.add_column(int(own), column, elements_received(m, column))
+            for fitting_class in np.flatnonzero(self.capacities * (1 + 1e-9) >= m.work @ column):
+                self.add_column(int(fitting_class), column, elements_received(m, column))
 
     def add_column(self, c: int, column: Array, cost: float) -> bool:
         """Whether a column of class c is new, or cheaper than it was: the search for one relaxes."""
@@ -116,43 +116,47 @@ class _ColumnSearch:
         for (c, column), cost in self.column_costs.items():
             self._add_if_allowed(master, grids[c], c, np.frombuffer(column, np.int64), cost)
         prices, value, self.parts_by_layer = master.solve()
-        self.bound, centre, hold = node.bound, prices, 0.0
+        self.bound, centre, centre_weight = node.bound, prices, 0.0
         if node.bound == 0 and m.num_layers > SUBGRADIENT_LAYERS:
             for centre in self._subgradient_ascent(master, grids):  # noqa: B007
                 yield self.bound
-            hold = 0.8
+            centre_weight = 0.8
         while self.bound < self.stop_at and value - self.bound > 1e-9 * max(1.0, value):
-            asked = hold * centre + (1 - hold) * prices
-            found, _, fresh = self._price_columns(master, grids, asked)
-            if found > self.bound:
-                self.bound, centre = found, asked
+            trial_prices = centre_weight * centre + (1 - centre_weight) * prices
+            bound, _, new_column = self._price_columns(master, grids, trial_prices)
+            if bound > self.bound:
+                self.bound, centre = bound, trial_prices
             yield self.bound
-            if not fresh and hold == 0:
+            if not new_column and centre_weight == 0:
                 break
             # a column that is known already says that the centre is too far from the prices
-            hold = min(0.8, hold + 0.1) if fresh else (hold / 2 if hold > 0.1 else 0.0)
+            centre_weight = (
+                min(0.8, centre_weight + 0.1)
+                if new_column
+                else (centre_weight / 2 if centre_weight > 0.1 else 0.0)
+            )
             prices, value, self.parts_by_layer = master.solve()
 
     def _price_columns(
-        self, master: _MasterProgram, grids: list[WorkGrid], asked: Array
+        self, master: _MasterProgram, grids: list[WorkGrid], prices: Array
     ) -> tuple[float, Array, bool]:
         """The bound at these prices, how far it is from holding all units once, and if a column is new."""
-        m, fresh = self.m, False
-        found, lacking = master.total_price(asked), master.row_limits(asked)
+        m, new_column = self.m, False
+        bound, subgradient = master.total_price(prices), master.row_limits(prices)
         for c, grid in enumerate(grids):
-            reduced, column = cheapest_column(
-                m, self.sweep, grid, asked[: m.num_layers], asked[m.num_layers :]
+            reduced_cost, column = cheapest_column(
+                m, self.sweep, grid, prices[: m.num_layers], prices[m.num_layers :]
             )
-            both = np.concatenate([column, column > 0])
-            found += self.parts_in_class[c] * reduced
-            if math.isinf(reduced):
+            counts_and_presence = np.concatenate([column, column > 0])
+            bound += self.parts_in_class[c] * reduced_cost
+            if math.isinf(reduced_cost):
                 break  # no column fits: the branch has no partition
-            lacking = lacking - self.parts_in_class[c] * both
-            cost = reduced + float(asked @ both)
+            subgradient = subgradient - self.parts_in_class[c] * counts_and_presence
+            cost = reduced_cost + float(prices @ counts_and_presence)
             if self.add_column(c, column, cost):
-                fresh = True
+                new_column = True
                 master.add(c, column, cost)
-        return found, lacking, fresh
+        return bound, subgradient, new_column
 
     def _subgradient_ascent(self, master: _MasterProgram, grids: list[WorkGrid]) -> Iterator[Array]:
         """Prices by subgradient steps towards the known volume: of many layers, a program's swing long."""
@@ -160,27 +164,27 @@ class _ColumnSearch:
         target = self.stop_at if math.isfinite(self.stop_at) else master.solve()[1]
         prices = np.concatenate([m.work * target / m.total_work / 2, np.zeros(m.num_layers)])
         scale = 1 / np.concatenate([m.units, np.maximum(1, master.node.min_parts)])
-        centre, way, theta, failed = 0 * prices, 0 * prices, 1.0, 0
+        centre, direction, theta, failed = 0 * prices, 0 * prices, 1.0, 0
         for _ in range(SUBGRADIENT_STEPS):
-            found, lacking, _ = self._price_columns(master, grids, prices)
+            bound, subgradient, _ = self._price_columns(master, grids, prices)
             failed += 1
-            if found > self.bound:
-                self.bound, centre, failed = found, prices, 0
+            if bound > self.bound:
+                self.bound, centre, failed = bound, prices, 0
             elif failed >= 8:
                 theta, failed, prices = 0.6 * theta, 0, centre
             yield centre
             if self.bound >= self.stop_at:
                 break
-            way = 0.6 * way + 0.4 * lacking * scale
-            length = theta * (target - found) / max(1e-12, float(way @ way))
-            prices = prices + length * way * scale
+            direction = 0.6 * direction + 0.4 * subgradient * scale
+            step_size = theta * (target - bound) / max(1e-12, float(direction @ direction))
+            prices = prices + step_size * direction * scale
             prices[m.num_layers :] = np.maximum(0.0, prices[m.num_layers :])
 
     def _node_grid(self, grid: WorkGrid, node: BranchNode) -> WorkGrid:
         """Where few parts hold a layer, each has at least what does not fit into the others."""
-        biggest = self.grids[-1].max_units
-        first = np.maximum(1, self.m.units - (node.max_parts - 1) * biggest).astype(np.int64)
-        return grid._replace(min_units=first)
+        max_units = self.grids[-1].max_units
+        min_units = np.maximum(1, self.m.units - (node.max_parts - 1) * max_units).astype(np.int64)
+        return grid._replace(min_units=min_units)
 
     def _add_if_allowed(
         self, master: _MasterProgram, grid: WorkGrid, c: int, column: Array, cost: float
@@ -191,12 +195,12 @@ class _ColumnSearch:
 
 def _fewest_parts(m: CountModel, capacity: Array) -> Array:
     """How many parts hold a layer at least, in whole numbers: fractions of columns do not know."""
-    biggest = np.sort(capacity)[::-1]
-    found = np.ones(m.num_layers)
+    capacities = np.sort(capacity)[::-1]
+    fewest = np.ones(m.num_layers)
     for l in np.flatnonzero(m.work):
-        fit = np.cumsum(np.floor(biggest / m.work[l] * (1 + 1e-12)))
-        found[l] = 1 + np.searchsorted(fit, m.units[l])
-    return found
+        units_that_fit = np.cumsum(np.floor(capacities / m.work[l] * (1 + 1e-12)))
+        fewest[l] = 1 + np.searchsorted(units_that_fit, m.units[l])
+    return fewest
 
 
 class _MasterProgram:
@@ -218,18 +222,20 @@ class _MasterProgram:
         for low, high in (*rows, *zip(parts, parts, strict=True)):
             self.lp.addRow(float(low), float(high), 0, *none)
         # a unit that no column holds yet, or that one holds too often, costs all maps
-        dear = sum(float(m.cost[v]) * m.units[own].sum() for v, own in enumerate(_pieces_by_map(m)))
+        penalty = sum(
+            float(m.cost[v]) * m.units[layers].sum() for v, layers in enumerate(_pieces_by_map(m))
+        )
         for row in range(2 * m.num_layers + len(parts)):
-            self._add_lp_column(dear / self.scale, [row], [1.0])
-            self._add_lp_column(dear / self.scale, [row], [-1.0])
+            self._add_lp_column(penalty / self.scale, [row], [1.0])
+            self._add_lp_column(penalty / self.scale, [row], [-1.0])
         self.first_column = self.lp.getNumCol()
         self.presence_columns: list[Array] = []
 
     def add(self, c: int, column: Array, cost: float) -> None:
         """A column of parts of class c."""
-        held = np.flatnonzero(column)
-        rows = [*held, *(self.m.num_layers + held), 2 * self.m.num_layers + c]
-        values = [*map(float, column[held]), *(1.0 for _ in held), 1.0]
+        layers = np.flatnonzero(column)
+        rows = [*layers, *(self.m.num_layers + layers), 2 * self.m.num_layers + c]
+        values = [*map(float, column[layers]), *(1.0 for _ in layers), 1.0]
         self._add_lp_column(cost / self.scale, rows, values)
         self.presence_columns.append(column > 0)
 
@@ -249,11 +255,14 @@ class _MasterProgram:
     def solve(self) -> tuple[Array, float, Array]:
         """Prices of units and presence, the least volume of the columns, and where layers are by it."""
         self.lp.run()
-        found = self.lp.getSolution()
-        duals = np.array(found.row_dual)[: 2 * self.m.num_layers] * self.scale
-        taken = np.array(found.col_value)[self.first_column :]
-        held = np.array(self.presence_columns, np.float64).reshape(-1, self.m.num_layers).T @ taken
-        return duals, self.lp.getInfo().objective_function_value * self.scale, held
+        solution = self.lp.getSolution()
+        duals = np.array(solution.row_dual)[: 2 * self.m.num_layers] * self.scale
+        column_values = np.array(solution.col_value)[self.first_column :]
+        parts_by_layer = (
+            np.array(self.presence_columns, np.float64).reshape(-1, self.m.num_layers).T
+            @ column_values
+        )
+        return duals, self.lp.getInfo().objective_function_value * self.scale, parts_by_layer
 
 
 def _pieces_by_map(m: CountModel) -> list[Array]:

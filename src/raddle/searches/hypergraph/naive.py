@@ -29,19 +29,21 @@ def layerwise(m: CountModel, parts: int) -> Array:
     """The best cut of the chain of layers, by a table over parts and layers."""
     if parts > m.num_layers:
         raise InputError(f"{m.num_layers} layers cannot be put into {parts} parts: split filters.")
-    before = np.concatenate([[0.0], np.cumsum(m.units * m.work)])
-    best = np.full((parts + 1, m.num_layers + 1), np.inf)
-    first = np.zeros((parts + 1, m.num_layers + 1), int)
-    best[0, 0] = 0.0
+    work_before = np.concatenate([[0.0], np.cumsum(m.units * m.work)])
+    smallest_largest = np.full((parts + 1, m.num_layers + 1), np.inf)
+    first_layer = np.zeros((parts + 1, m.num_layers + 1), int)
+    smallest_largest[0, 0] = 0.0
     for p in range(1, parts + 1):
         for end in range(1, m.num_layers + 1):
-            largest = np.maximum(best[p - 1, :end], before[end] - before[:end])
-            first[p, end] = int(largest.argmin())
-            best[p, end] = largest.min()
+            largest = np.maximum(
+                smallest_largest[p - 1, :end], work_before[end] - work_before[:end]
+            )
+            first_layer[p, end] = int(largest.argmin())
+            smallest_largest[p, end] = largest.min()
     x, end = np.zeros((m.num_layers, parts), np.int64), m.num_layers
     for p in range(parts, 0, -1):
-        x[first[p, end] : end, p - 1] = m.units[first[p, end] : end]
-        end = first[p, end]
+        x[first_layer[p, end] : end, p - 1] = m.units[first_layer[p, end] : end]
+        end = first_layer[p, end]
     return x
 
 
@@ -62,17 +64,17 @@ def channel_incremental(network: LayerNetwork, m: CountModel, parts: int) -> Cel
     counts = [n * channel_count(network, l) for l, n in enumerate(m.units)]
     cells = []
     for l, runs in enumerate(_fill_parts(m, counts, parts)):
-        own = np.empty(counts[l], np.int16)
+        layer_cells = np.empty(counts[l], np.int16)
         for run in runs:
-            own[run.first : run.last] = run.part
-        cells.append(own.reshape(m.units[l], -1))
-    return Cells(cells, [_majority_part(own) for own in cells])
+            layer_cells[run.first : run.last] = run.part
+        cells.append(layer_cells.reshape(m.units[l], -1))
+    return Cells(cells, [_majority_part(filter_cells) for filter_cells in cells])
 
 
 def _fill_parts(m: CountModel, counts: Sequence[int], parts: int) -> list[list[FilterRun]]:
     work = [(int(n), float(w)) for n, w in zip(counts, m.units * m.work, strict=True)]
-    idle = 1e-12 * m.total_work  # a layer without work is somewhere, too
-    return assign_runs([(n, max(w, idle)) for n, w in work], [m.total_work / parts] * parts)
+    min_work = 1e-12 * m.total_work  # a layer without work is somewhere, too
+    return assign_runs([(n, max(w, min_work)) for n, w in work], [m.total_work / parts] * parts)
 
 
 def _majority_part(cells: Array) -> Array:

@@ -87,67 +87,71 @@ class _Builder:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.fixed = batch_independent(graph)
+        self.independent_ops = batch_independent(graph)
         self.order = {o: i for i, op in enumerate(graph.ops) for o in op.outputs}
         self.layers: dict[tuple[str, int], list[Op]] = {}
-        self.numbers: dict[tuple[str, int], int] = {}
-        self.heads: set[int] = set()  # layers without a weight
-        self.forms: dict[str, Pieces] = {}  # of values
-        self.origins: dict[
+        self.layer_numbers: dict[tuple[str, int], int] = {}
+        self.head_layers: set[int] = set()  # layers without a weight
+        self.value_pieces: dict[str, Pieces] = {}  # of values
+        self.view_sources: dict[
             str, tuple[str, ...]
         ] = {}  # of values without: those with, that they show
-        self.of_ops: dict[str, Pieces] = {}
-        self.touched: dict[str, int] = {}  # elements of values that are read: a stride skips some
-        self.dense: dict[str, dict[int, None]] = {}
-        self.alike: dict[str, dict[Pieces, None]] = {}
+        self.op_pieces: dict[str, Pieces] = {}
+        self.elements_read: dict[
+            str, int
+        ] = {}  # elements of values that are read: a stride skips some
+        self.dense_readers: dict[str, dict[int, None]] = {}
+        self.elementwise_readers: dict[str, dict[Pieces, None]] = {}
 
     def build(self) -> LayerNetwork:
         for op in self.graph.ops:
-            if op.name not in self.fixed:
+            if op.name not in self.independent_ops:
                 self._visit(op)
         layers = tuple(self._layer(ops) for ops in self.layers.values())
-        read = [v for v in self.forms if v in self.dense or v in self.alike]
-        return LayerNetwork(layers, tuple(self._map(v) for v in read), self.of_ops)
+        read_values = [
+            v for v in self.value_pieces if v in self.dense_readers or v in self.elementwise_readers
+        ]
+        return LayerNetwork(layers, tuple(self._map(v) for v in read_values), self.op_pieces)
 
     def _visit(self, op: Op) -> None:
-        form = self._form(op)
-        shown = tuple(dict.fromkeys(v for i in op.inputs for v in self._shown(i)))
-        if form is None:
-            self.origins.update(dict.fromkeys(op.outputs, shown))
+        pieces = self._op_pieces(op)
+        sources = tuple(dict.fromkeys(v for i in op.inputs for v in self._sources(i)))
+        if pieces is None:
+            self.view_sources.update(dict.fromkeys(op.outputs, sources))
             return
-        self.of_ops[op.name] = form
+        self.op_pieces[op.name] = pieces
         for operand, value in enumerate(op.inputs):
-            if value in self.forms:
-                self._read(op, operand, value, form)
-            for origin in self.origins.get(value, ()):
-                self._read_all(origin, form)
-        units = sum(piece.units for piece in form)
+            if value in self.value_pieces:
+                self._add_reader(op, operand, value, pieces)
+            for source in self.view_sources.get(value, ()):
+                self._add_dense_reader(source, pieces)
+        units = sum(piece.units for piece in pieces)
         for output in op.outputs:
             size = self._channels(output)
             if size and size % units == 0:
-                self.forms[output] = form
+                self.value_pieces[output] = pieces
 
-    def _shown(self, value: str) -> tuple[str, ...]:
-        return (value,) if value in self.forms else self.origins.get(value, ())
+    def _sources(self, value: str) -> tuple[str, ...]:
+        return (value,) if value in self.value_pieces else self.view_sources.get(value, ())
 
-    def _form(self, op: Op) -> Pieces | None:
+    def _op_pieces(self, op: Op) -> Pieces | None:
         """A layer's own units, or those of what an operator follows."""
-        key = self._weight(op)
-        form = self._followed(op) if key is None else None
+        key = self._weight_and_size(op)
+        pieces = self._input_pieces(op) if key is None else None
         c = dim_of(op, "c")
         heads = op.space.is_product or op.traits.family == "attention"
-        if key is None and form is None and c is not None and heads:
+        if key is None and pieces is None and c is not None and heads:
             key = op.name, op.space.dims[c].size
-            self.heads.add(len(self.numbers))
+            self.head_layers.add(len(self.layer_numbers))
         if key is not None:
             self.layers.setdefault(key, []).append(op)
-            number = self.numbers.setdefault(key, len(self.numbers))
+            number = self.layer_numbers.setdefault(key, len(self.layer_numbers))
             return (ChannelPiece(number, key[1]),)
-        if form is not None and op.space.is_product and form[0].layer in self.heads:
-            self.layers[list(self.layers)[form[0].layer]].append(op)  # what heads go on with
-        return form
+        if pieces is not None and op.space.is_product and pieces[0].layer in self.head_layers:
+            self.layers[list(self.layers)[pieces[0].layer]].append(op)  # what heads go on with
+        return pieces
 
-    def _weight(self, op: Op) -> tuple[str, int] | None:
+    def _weight_and_size(self, op: Op) -> tuple[str, int] | None:
         """The weight whose filters an operator computes, and how many there are."""
         c = dim_of(op, "c")
         if c is None or self.graph.dim_kinds(op)[c] != "P" or not op.space.reduced_dims:
@@ -155,31 +159,35 @@ class _Builder:
         weight = next(i for i in op.inputs if self.graph.values[i].role in ("parameter", "frozen"))
         return weight, op.space.dims[c].size
 
-    def _followed(self, op: Op) -> Pieces | None:
+    def _input_pieces(self, op: Op) -> Pieces | None:
         """The form of what an operator reads; of several, the latest: it is on its way anyway."""
-        read = [v for v in op.inputs if v in self.forms]
+        inputs = [v for v in op.inputs if v in self.value_pieces]
         size = size_of(op, "c")
-        if not read or dim_of(op, "c") is None:
+        if not inputs or dim_of(op, "c") is None:
             return None
-        if op.kind == "cat" and sum(self._channels(v) for v in read) == size:
-            return tuple(piece for v in read for piece in self.forms[v])
-        able = [v for v in read if size % sum(p.units for p in self.forms[v]) == 0]
-        return self.forms[max(able, key=lambda v: self.order[v])] if able else None
+        if op.kind == "cat" and sum(self._channels(v) for v in inputs) == size:
+            return tuple(piece for v in inputs for piece in self.value_pieces[v])
+        matching = [v for v in inputs if size % sum(p.units for p in self.value_pieces[v]) == 0]
+        return self.value_pieces[max(matching, key=lambda v: self.order[v])] if matching else None
 
-    def _read(self, op: Op, operand: int, value: str, form: Pieces) -> None:
-        if op.kind == "cat" and all(piece in form for piece in self.forms[value]):
+    def _add_reader(self, op: Op, operand: int, value: str, pieces: Pieces) -> None:
+        if op.kind == "cat" and all(piece in pieces for piece in self.value_pieces[value]):
             return
-        touched = self._touched(op, operand, value)
-        self.touched[value] = max(touched, self.touched.get(value, 0))
-        if self._weight(op) is not None or not self._unit_by_unit(op, operand, value, form):
-            self._read_all(value, form)
-        elif self.forms[value] != form:
-            self.alike.setdefault(value, {})[form] = None
+        count = self._count_read(op, operand, value)
+        self.elements_read[value] = max(count, self.elements_read.get(value, 0))
+        if self._weight_and_size(op) is not None or not self._is_elementwise(
+            op, operand, value, pieces
+        ):
+            self._add_dense_reader(value, pieces)
+        elif self.value_pieces[value] != pieces:
+            self.elementwise_readers.setdefault(value, {})[pieces] = None
 
-    def _read_all(self, value: str, form: Pieces) -> None:
-        self.dense.setdefault(value, {}).update(dict.fromkeys(piece.layer for piece in form))
+    def _add_dense_reader(self, value: str, pieces: Pieces) -> None:
+        self.dense_readers.setdefault(value, {}).update(
+            dict.fromkeys(piece.layer for piece in pieces)
+        )
 
-    def _touched(self, op: Op, operand: int, value: str) -> int:
+    def _count_read(self, op: Op, operand: int, value: str) -> int:
         """Elements of a value that an operator reads if it reads all channels."""
         box = [(0, dim.size) for dim in op.space.dims]
         ranges = (index.range(box) for index in op.space.operands[operand].indices)
@@ -187,51 +195,58 @@ class _Builder:
         extents[self.graph.values[value].letters.index("c")] = self._channels(value)
         return math.prod(extents)
 
-    def _unit_by_unit(self, op: Op, operand: int, value: str, form: Pieces) -> bool:
+    def _is_elementwise(self, op: Op, operand: int, value: str, pieces: Pieces) -> bool:
         """Whether a unit of the operator reads the same unit of an operand, and no other."""
-        own, read = sum(p.units for p in form), sum(p.units for p in self.forms[value])
+        op_units, value_units = (
+            sum(p.units for p in pieces),
+            sum(p.units for p in self.value_pieces[value]),
+        )
         c = dim_of(op, "c")
-        if own != read or c is None:
+        if op_units != value_units or c is None:
             return False
-        at = self.graph.values[value].letters.index("c")
-        index = op.space.operands[operand].indices[at]
-        each, theirs = op.space.dims[c].size // own, self._channels(value) // read
+        position = self.graph.values[value].letters.index("c")
+        index = op.space.operands[operand].indices[position]
+        op_channels, value_channels = (
+            op.space.dims[c].size // op_units,
+            self._channels(value) // value_units,
+        )
         box = [(0, dim.size) for dim in op.space.dims]
-        for unit in {0, own // 2, own - 1}:
-            box[c] = (unit * each, (unit + 1) * each)
-            if index.range(box) != (unit * theirs, (unit + 1) * theirs):
+        for unit in {0, op_units // 2, op_units - 1}:
+            box[c] = (unit * op_channels, (unit + 1) * op_channels)
+            if index.range(box) != (unit * value_channels, (unit + 1) * value_channels):
                 return False
         return True
 
     def _channels(self, value: str) -> int:
         """How many channels a value has; 0 where it has none."""
-        known = self.graph.values[value]
-        return known.shape[known.letters.index("c")] if "c" in known.letters else 0
+        tensor = self.graph.values[value]
+        return tensor.shape[tensor.letters.index("c")] if "c" in tensor.letters else 0
 
     def _layer(self, ops: Sequence[Op]) -> FilterLayer:
-        own = {i for op in ops for i in op.inputs if self.graph.values[i].role == "parameter"}
+        weights = {i for op in ops for i in op.inputs if self.graph.values[i].role == "parameter"}
         return FilterLayer(
             ops[0].name,
             tuple(op.name for op in ops),
             size_of(ops[0], "c"),
             min(size_of(op, "k") for op in ops),
             sum(work(op, op.space.full).flops for op in ops),
-            sum(_count(self.graph, name) for name in own),
-            sum(_count(self.graph, op.outputs[0]) for op in ops) // size_of(ops[0], "c"),
+            sum(_num_elements(self.graph, name) for name in weights),
+            sum(_num_elements(self.graph, op.outputs[0]) for op in ops) // size_of(ops[0], "c"),
         )
 
     def _map(self, value: str) -> FeatureMap:
-        form = self.forms[value]
+        pieces = self.value_pieces[value]
         return FeatureMap(
             value,
-            form,
-            self.touched.get(value, _count(self.graph, value)) // sum(p.units for p in form),
-            tuple(self.dense.get(value, ())),
-            tuple(self.alike.get(value, ())),
+            pieces,
+            self.elements_read.get(value, _num_elements(self.graph, value))
+            // sum(p.units for p in pieces),
+            tuple(self.dense_readers.get(value, ())),
+            tuple(self.elementwise_readers.get(value, ())),
         )
 
 
-def _count(graph: Graph, value: str) -> int:
+def _num_elements(graph: Graph, value: str) -> int:
     return graph.values[value].nbytes // graph.values[value].dtype.itemsize
 
 
@@ -240,29 +255,35 @@ def merge_layers(network: LayerNetwork, ops: Collection[str]) -> LayerNetwork:
 
     A layer whose map is concatenated with others stays as it is.
     """
-    pieces = {p.layer for v in network.maps if len(v.pieces) > 1 for p in v.pieces}
-    chosen = {l for l, own in enumerate(network.layers) if ops & set(own.ops) and l not in pieces}
+    concatenated = {p.layer for v in network.maps if len(v.pieces) > 1 for p in v.pieces}
+    merged = {
+        l
+        for l, layer in enumerate(network.layers)
+        if ops & set(layer.ops) and l not in concatenated
+    }
 
-    def form(own: Pieces) -> Pieces:
-        return tuple(ChannelPiece(p.layer, 1) if p.layer in chosen else p for p in own)
+    def merge_pieces(pieces: Pieces) -> Pieces:
+        return tuple(ChannelPiece(p.layer, 1) if p.layer in merged else p for p in pieces)
 
-    def read(v: FeatureMap) -> FeatureMap:
-        units = v.units if v.pieces[0].layer in chosen else 1
-        alike = tuple(form(other) for other in v.elementwise_readers)
+    def merge_map(v: FeatureMap) -> FeatureMap:
+        units = v.units if v.pieces[0].layer in merged else 1
+        readers = tuple(merge_pieces(reader) for reader in v.elementwise_readers)
         return replace(
             v,
-            pieces=form(v.pieces),
+            pieces=merge_pieces(v.pieces),
             unit_elements=v.unit_elements * units,
-            elementwise_readers=alike,
+            elementwise_readers=readers,
         )
 
     return LayerNetwork(
         tuple(
-            replace(own, units=1, unit_elements=own.unit_elements * own.units)
-            if l in chosen
-            else own
-            for l, own in enumerate(network.layers)
+            replace(
+                filter_layer, units=1, unit_elements=filter_layer.unit_elements * filter_layer.units
+            )
+            if l in merged
+            else filter_layer
+            for l, filter_layer in enumerate(network.layers)
         ),
-        tuple(read(v) for v in network.maps),
-        {op: form(own) for op, own in network.op_pieces.items()},
+        tuple(merge_map(v) for v in network.maps),
+        {op: merge_pieces(old_pieces) for op, old_pieces in network.op_pieces.items()},
     )

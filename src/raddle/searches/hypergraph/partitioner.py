@@ -139,12 +139,16 @@ class Partitioner:
         sent = count_traffic(self.network, Cells(cells, owners), parts)
         work = sum(
             (
-                np.bincount(own, minlength=parts) * self.model.work[l]
-                for l, own in enumerate(owners)
+                np.bincount(layer_owners, minlength=parts) * self.model.work[l]
+                for l, layer_owners in enumerate(owners)
             ),
             np.zeros(parts),
         )
-        tiles = place_operators(self.graph, self.network, [layout_of_owners(own) for own in owners])
+        tiles = place_operators(
+            self.graph,
+            self.network,
+            [layout_of_owners(owners_of_layer) for owners_of_layer in owners],
+        )
         return PartitionResult(
             method, parts, tiles, work, sent.sent, sent.received, self._bytes_both_ways(sent.sent)
         )

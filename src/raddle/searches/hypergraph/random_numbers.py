@@ -16,5 +16,5 @@ def random_below(rng_state: Array, n: int) -> int:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z = z ^ (z >> np.uint64(31))
-    found: int = np.int64(z >> np.uint64(33)) % n  # type: ignore[assignment]
-    return found
+    number: int = np.int64(z >> np.uint64(33)) % n  # type: ignore[assignment]
+    return number
