@@ -22,7 +22,7 @@ from experiments import counters, nets
 from experiments.links import hosts, lab_of
 from experiments.timing import THREADS, TIMEOUT
 from raddle.api.costs import Profile
-from raddle.api.lab import launch, lines
+from raddle.api.lab import launch, torchrun_commands
 from raddle.api.loading import capture_model
 from raddle.api.models import Graph
 from raddle.api.planning import plan_for
@@ -103,7 +103,7 @@ def measure(
             if sampled:
                 inner.enter_context(counters.sampled(lab, 0, folder / "samples"))
             argv = ["-m", RANK, str(folder / "asked.json")]
-            launch(lab, lines(lab, argv).__getitem__, TIMEOUT, env=THREADS)
+            launch(lab, torchrun_commands(lab, argv).__getitem__, TIMEOUT, env=THREADS)
         found = read_scratch(folder / "found.json")
         samples = counters.read(folder / "samples") if sampled else []
     own = [Measured(**job) for job in found["jobs"]]

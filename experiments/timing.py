@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from raddle.api.lab import Lab, launch, lines
+from raddle.api.lab import Lab, launch, torchrun_commands
 from raddle.api.models import Graph
 from raddle.api.plans import Plan, save_plan
 from raddle.api.transports import marked
@@ -80,7 +80,7 @@ def start(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
     """Runs a script on so many ranks, until it ends; `argv` as torchrun has it."""
     if rate is not None:
         with Lab.up(hosts=ranks, rate=rate, name="reproduce") as lab:
-            launch(lab, lines(lab, argv).__getitem__, TIMEOUT, env=THREADS)
+            launch(lab, torchrun_commands(lab, argv).__getitem__, TIMEOUT, env=THREADS)
         return
     import os
 

@@ -22,7 +22,7 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.lab import Lab, launch
-from raddle.lab.torchrun import lines
+from raddle.lab.torchrun import torchrun_commands
 from raddle.plans.plan_file import save
 from raddle.probe import describe, probe
 from raddle.program.lower import lower
@@ -50,7 +50,7 @@ def main() -> None:
         try:
             with Lab.up(hosts=HOSTS, rate=chosen.rate, name="bench") as lab:
                 argv = [str(HERE / "rank.py"), folder, chosen.batches, str(chosen.rounds)]
-                launch(lab, lines(lab, argv).__getitem__, 1500)
+                launch(lab, torchrun_commands(lab, argv).__getitem__, 1500)
         except InputError as error:
             print(f"skipped: {error}")
             sys.exit(0)

@@ -24,7 +24,7 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.lab import Lab, launch
 from raddle.lab.rates import parse_rate
-from raddle.lab.torchrun import lines
+from raddle.lab.torchrun import torchrun_commands
 from raddle.program.lower import lower
 from raddle.searches.planning import plan_for
 from raddle.simulation.timeline import simulate
@@ -71,7 +71,7 @@ def at_rate(chosen: argparse.Namespace, rate: str, kinds: list[str]) -> dict[str
         try:
             with Lab.up(hosts=chosen.hosts, rate=rate, name="bench-sync") as lab:
                 argv = [str(HERE / "rank.py"), json.dumps(asked)]
-                launch(lab, lines(lab, argv).__getitem__, 1500)
+                launch(lab, torchrun_commands(lab, argv).__getitem__, 1500)
         except InputError as error:
             print(f"skipped: {error}")
             sys.exit(0)

@@ -26,7 +26,7 @@ ALLOWED = {
     "yaml_files.py": "and this for YAML: yaml.load of a text, with a loader that has limits",
     "reports/page/html.py": "scripts and styles of the package itself",
     "clusters/catalogue.py": "/sys: the memory of a container",
-    "probe/load.py": "/proc/stat",
+    "probe/cpu_load.py": "/proc/stat",
     "probe/launch.py": "the stderr and stdout of children, in a folder of their own",
     "probe/rank.py": "the arguments that its parent gave",
     "probe/gpu.py": "the arguments that its parent gave",
@@ -45,7 +45,7 @@ ALLOWED = {
     "reports/server/job.py": "what a child printed",
     "reports/server/offer.py": "what a child printed",
     "verification/rank.py": "tensors of its parent, in a folder of their own",
-    "verification/starting.py": "tensors for its ranks, by `replace_atomically`, and what they print",
+    "verification/launch.py": "tensors for its ranks, by `replace_atomically`, and what they print",
 }  # fmt: skip
 
 

@@ -16,9 +16,9 @@ import pytest
 from timeouts import HANG, wait_until
 
 from raddle.errors import InputError
-from raddle.lab import Lab, LaunchError, building, launch, reading, torchrun
-from raddle.lab.commands import ask, call
-from raddle.lab.processes import inside
+from raddle.lab import Lab, LaunchError, launch, namespaces, status, torchrun
+from raddle.lab.commands import call, call_json
+from raddle.lab.processes import processes_in
 
 
 def _reason() -> str | None:
@@ -77,9 +77,9 @@ def nothing_left() -> Iterator[None]:
     """No namespace of these tests is left at the end, whatever they did."""
     yield
     if REASON is None:
-        left = [row["name"] for row in ask("ip", "netns", "list") if PREFIX in row["name"]]
-        for lab in {lab for lab in reading.labs() if lab.startswith(PREFIX)}:
-            building.remove(lab)
+        left = [row["name"] for row in call_json("ip", "netns", "list") if PREFIX in row["name"]]
+        for lab in {lab for lab in status.labs() if lab.startswith(PREFIX)}:
+            namespaces.remove(lab)
         assert left == []
 
 
@@ -118,7 +118,7 @@ def test_every_host_reaches_every_host(lab: Lab) -> None:
 
 
 def test_a_host_reaches_nothing_else(lab: Lab) -> None:
-    routes = ask("ip", "-n", lab.namespaces[1], "route", "show")
+    routes = call_json("ip", "-n", lab.namespaces[1], "route", "show")
     assert [route["dst"] for route in routes] == [lab.addresses[0].rpartition(".")[0] + ".0/24"]
 
 
@@ -131,7 +131,7 @@ def test_a_link_has_its_rate_and_counts_its_bytes(
     lab: Lab, source: int, target: int, rate: str
 ) -> None:
     """The kernel has the rate of both ends; `bench/network` measures what comes through."""
-    rates = [row["rate"] for row in reading.rows(lab.name)]
+    rates = [row["rate"] for row in status.host_rows(lab.name)]
     assert "100mbit" not in (rates[source], rates[target]) or rate == "100mbit"
     assert rate in (rates[source], rates[target])
     nbytes = 16 * MIB
@@ -166,7 +166,7 @@ def test_up_twice(lab: Lab) -> None:
 
 
 def test_removed_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raddle.lab.processes.GRACE", 1.0)
+    monkeypatch.setattr("raddle.lab.processes.GRACE_SECONDS", 1.0)
     name, sleepers = f"{PREFIX}-x", []
 
     def fail_inside() -> None:
@@ -179,7 +179,7 @@ def test_removed_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
         fail_inside()
     sleepers[0].stdout.close()
     assert sleepers[0].wait(timeout=HANG) == -signal.SIGKILL
-    assert reading.namespaces(name) == []
+    assert status.namespaces(name) == []
 
 
 def test_what_fails_half_way_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,27 +187,27 @@ def test_what_fails_half_way_is_removed(monkeypatch: pytest.MonkeyPatch) -> None
 
     def fail_later(tool: str, *words: str) -> str:
         if tool == "tc" and "raddle-" in words[1] and words[1].endswith("-2"):
-            seen.append(reading.namespaces(f"{PREFIX}-h"))
+            seen.append(status.namespaces(f"{PREFIX}-h"))
             raise InputError("no")
         return call(tool, *words)
 
-    monkeypatch.setattr(building, "call", fail_later)
+    monkeypatch.setattr(namespaces, "call", fail_later)
     with pytest.raises(InputError, match="no"):
         Lab.up(hosts=4, name=f"{PREFIX}-h")
     assert [name.rpartition("-")[2] for name in seen[0]] == ["net", "0", "1", "2"]
-    assert reading.namespaces(f"{PREFIX}-h") == []
+    assert status.namespaces(f"{PREFIX}-h") == []
 
 
 def test_a_lab_that_a_crash_left_is_seen_and_removed() -> None:
     name = f"{PREFIX}-c"
     call("ip", "netns", "add", f"raddle-{name}-0")  # without its network
-    assert reading.rows(name)[0]["address"] is None
+    assert status.host_rows(name)[0]["address"] is None
     with pytest.raises(InputError, match="is not whole at host 0: remove it with"):
         Lab.find(name)
     assert name in raddle("lab", "status").stdout
     assert raddle("lab", "up", "--name", name).returncode == 2
     assert raddle("lab", "down", "--name", name).returncode == 0
-    assert reading.namespaces(name) == []
+    assert status.namespaces(name) == []
 
 
 def test_all_reduce_on_four_hosts(lab: Lab, tmp_path: Path) -> None:
@@ -232,10 +232,10 @@ def test_torchrun_on_two_hosts(tmp_path: Path) -> None:
     script = tmp_path / "all_reduce.py"
     script.write_text(ALL_REDUCE)
     with Lab.up(hosts=2, name=f"{PREFIX}-t") as lab:
-        lines = torchrun.lines(lab, [str(script)], per_host=2)
+        lines = torchrun.torchrun_commands(lab, [str(script)], per_host=2)
         outputs = launch(lab, lines.__getitem__, timeout=HANG)
         assert [output.count("sum 10 10 4 1") for output in outputs] == [2, 2]
-        assert inside(lab.namespaces) == set()
+        assert processes_in(lab.namespaces) == set()
 
 
 def test_a_failing_host_ends_the_others(lab: Lab) -> None:
@@ -252,19 +252,19 @@ def test_a_failing_host_ends_the_others(lab: Lab) -> None:
     assert caught.value.codes == {2: FAILED}
     assert "oh no" in str(caught.value)
     assert "waiting" not in str(caught.value)
-    assert inside(lab.namespaces) == set()
+    assert processes_in(lab.namespaces) == set()
 
 
 def test_a_launch_ends_and_leaves_others_alone(lab: Lab) -> None:
     other = lab.exec(1, ["sleep", "10000"])
     try:
-        wait_until(lambda: inside(lab.namespaces) == {other.pid})
+        wait_until(lambda: processes_in(lab.namespaces) == {other.pid})
         with pytest.raises(
             LaunchError, match=r"not done after 0\.3 s, and ended: host 0"
         ) as caught:
             launch(lab, lambda host: ["sleep", "10000"], timeout=0.3)
         assert caught.value.timed_out
-        assert inside(lab.namespaces) == {other.pid}
+        assert processes_in(lab.namespaces) == {other.pid}
     finally:
         other.kill()
         other.wait(timeout=HANG)
@@ -280,13 +280,13 @@ def test_ctrl_c_ends_all_hosts(lab: Lab, number: signal.Signals, tmp_path: Path)
     with (tmp_path / "errors").open("w") as errors:
         launcher = subprocess.Popen([sys.executable, "-c", code], stderr=errors)
     try:
-        wait_until(lambda: len(inside(lab.namespaces)) == 4)
+        wait_until(lambda: len(processes_in(lab.namespaces)) == 4)
         launcher.send_signal(number)
         assert launcher.wait(timeout=HANG) != 0
     finally:
         launcher.kill()
         launcher.wait(timeout=HANG)
-    assert inside(lab.namespaces) == set()
+    assert processes_in(lab.namespaces) == set()
 
 
 def test_the_command_line(tmp_path: Path) -> None:

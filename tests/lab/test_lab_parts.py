@@ -11,7 +11,7 @@ import pytest
 
 from raddle.errors import InputError
 from raddle.lab import Lab, names
-from raddle.lab.commands import ask, call, check_system
+from raddle.lab.commands import call, call_json, check_system
 from raddle.lab.rates import host_rates, parse_rate, parse_rates, rate_text
 
 
@@ -61,9 +61,9 @@ def test_a_host_has_one_rate_and_exists() -> None:
 def test_names_of_labs_are_never_taken_for_each_other() -> None:
     for lab in ("lab", "a", "a-0", "a-net", "0"):
         for host in ("0", "12", names.NETWORK):
-            assert names.lab_and_host(names.namespace(lab, host)) == (lab, host)
+            assert names.parse_namespace(names.namespace(lab, host)) == (lab, host)
     for other in ("raddle-lab", "raddle-lab-01", "raddle--0", "lab-0", "raddle-lab-0x"):
-        assert names.lab_and_host(other) is None
+        assert names.parse_namespace(other) is None
 
 
 @pytest.mark.parametrize("name", ["", "A", "a_b", "-a", "a-", "a/b", "..", "a" * 33])
@@ -73,11 +73,13 @@ def test_a_name_that_no_namespace_can_have(name: str) -> None:
 
 
 def test_interfaces_fit_the_kernel_and_addresses_do_not_meet() -> None:
-    assert len(names.port(63)) <= 15
-    found = {names.address(subnet, host) for subnet in range(names.SUBNETS) for host in range(64)}
+    assert len(names.bridge_port(63)) <= 15
+    addresses = {
+        names.address(subnet, host) for subnet in range(names.SUBNETS) for host in range(64)
+    }
     marks = {names.bridge_address(subnet) for subnet in range(names.SUBNETS)}
-    assert len(found) == 64 * names.SUBNETS
-    assert not found & marks
+    assert len(addresses) == 64 * names.SUBNETS
+    assert not addresses & marks
 
 
 @pytest.mark.parametrize("hosts", [-1, 0, 65])
@@ -115,9 +117,9 @@ def test_a_command_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_json_that_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raddle.lab.commands.call", lambda *words: "\n")
-    assert ask("ip", "netns", "list") == []
+    assert call_json("ip", "netns", "list") == []
     monkeypatch.setattr("raddle.lab.commands.call", lambda *words: '[{},{"name":"x"},{}]')
-    assert ask("ip", "netns", "list") == [{"name": "x"}]
+    assert call_json("ip", "netns", "list") == [{"name": "x"}]
 
 
 def _never_answers(*args: object, **options: object) -> None:

@@ -11,11 +11,11 @@ on_linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="read
 
 
 def children(parent: int) -> set[int]:
-    found = set()
+    pids = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and _parent(entry) == parent:
-            found.add(int(entry.name))
-    return found
+            pids.add(int(entry.name))
+    return pids
 
 
 def _parent(entry: Path) -> int | None:

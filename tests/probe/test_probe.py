@@ -20,8 +20,8 @@ from timeouts import HANG, wait_until
 from raddle.clusters import Cluster, cluster
 from raddle.errors import InputError
 from raddle.probe import cache, describe, machine, probe
+from raddle.probe.cpu_load import busy_cores
 from raddle.probe.launch import run
-from raddle.probe.load import busy_cores
 from raddle.probe.output import write
 
 RANK = "raddle.probe.rank"
@@ -31,7 +31,7 @@ pytestmark = on_linux
 
 
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def separate_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # what is killed cannot tidy up
 
@@ -45,17 +45,17 @@ def earlier() -> Iterator[set[int]]:
 
 
 def test_two_ranks_from_end_to_end(tmp_path: Path, earlier: set[int]) -> None:
-    heard, addresses = [], set()
+    shares, addresses = [], set()
 
-    def listen(message: dict) -> None:
-        heard.append(message["done"] / message["of"])
+    def record(message: dict) -> None:
+        shares.append(message["done"] / message["of"])
         for child in children(os.getpid()) - earlier:
             addresses.update(listening(child))
 
-    measured = probe(2, quick=True, heard=listen)
+    measured = probe(2, quick=True, on_progress=record)
     assert not measured["cached"]
-    assert heard == sorted(heard)
-    assert 0 <= heard[0] < heard[-1] < 1
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] < shares[-1] < 1
     assert addresses == {"0100007F"}  # 127.0.0.1, as the kernel writes it
 
     for link in (measured["idle"], measured["loaded"]):

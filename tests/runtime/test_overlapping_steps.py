@@ -14,7 +14,7 @@ from raddle.graph.capture import capture
 from raddle.plans import plan_file
 from raddle.searches.planning import build_plan, run_method
 from raddle.searches.settings import Settings
-from raddle.verification.verdict import verify
+from raddle.verification.verify_plan import verify
 
 STEPS = 20
 

@@ -12,7 +12,7 @@ from raddle.plans.pipelining import cut_stages
 from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
 from raddle.plans.tiling import whole_tiling
 from raddle.transport.shared_memory import LEAST, Areas, Pool, seat, sees
-from raddle.verification.verdict import verify
+from raddle.verification.verify_plan import verify
 from raddle.zoo.loading import load
 
 MODEL = """

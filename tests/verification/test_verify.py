@@ -27,8 +27,8 @@ from raddle.plans.notation import read_tiling
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.searches.planning import plan_for
 from raddle.transport.thread_transport import Threads
-from raddle.verification import plain, verdict
-from raddle.verification.verdict import verify
+from raddle.verification import plain_training, verify_plan
+from raddle.verification.verify_plan import verify
 
 
 @cache
@@ -113,9 +113,9 @@ def test_it_holds_for_masks_deep_inside(tmp_path: pathlib.Path) -> None:
 # -- what is wrong is found --------------------------------------------------------------------------
 
 
-def off_by_little(self: Any, weights: Any, found: Any) -> None:
-    found = [None if g is None else g * (1 + 1e-6) for g in found]
-    accumulate(self, weights, found)
+def off_by_little(self: Any, weights: Any, gradients: Any) -> None:
+    gradients = [None if g is None else g * (1 + 1e-6) for g in gradients]
+    accumulate(self, weights, gradients)
 
 
 accumulate = ParameterUpdater.accumulate
@@ -139,7 +139,7 @@ def test_a_gradient_that_is_off_by_a_millionth(
 
 
 def test_local_statistics_are_not_global_ones(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "LocalStatistics", lambda *args: None)
+    monkeypatch.setattr(plain_training, "LocalStatistics", lambda *args: None)
     result = verify(plan("resnet110-tiny", "data", 2, bn="local"), threads=True, steps=1)
     assert not result["holds"]
     assert not any(check["holds"] for check in result["checks"][:3])
@@ -148,11 +148,11 @@ def test_local_statistics_are_not_global_ones(plan: Any, monkeypatch: pytest.Mon
 def test_bytes_that_nobody_planned(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     send = Threads.send
 
-    def more(self: Any, target: int, *rest: Any) -> Any:
+    def send_and_count(self: Any, target: int, *arguments: Any) -> Any:
         self.sent[target] += 1
-        return send(self, target, *rest)
+        return send(self, target, *arguments)
 
-    monkeypatch.setattr(Threads, "send", more)
+    monkeypatch.setattr(Threads, "send", send_and_count)
     result = verify(plan("mlp-tiny", "model", 2), threads=True, steps=1)
     wrong = [check for check in result["checks"] if not check["holds"]]
     assert [check["what"] for check in wrong] == ["bytes by pair: transport = program"]
@@ -193,7 +193,7 @@ def test_bad_requests(
 def test_a_plan_that_is_too_large_for_this_machine(
     plan: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verdict, "memory", lambda: 1000)
+    monkeypatch.setattr(verify_plan, "memory", lambda: 1000)
     with pytest.raises(InputError, match="bytes in float64, this machine has 1,000: verify on a"):
         verify(plan("mlp-tiny", "data", 2))
 
@@ -260,8 +260,8 @@ from raddle.runtime.executor import Executor
 
 accumulate, run = Parameters.accumulate, Executor.run
 
-def off(self, weights, found):
-    accumulate(self, weights, [None if g is None else g * (1 + 1e-6) for g in found])
+def off(self, weights, gradients):
+    accumulate(self, weights, [None if g is None else g * (1 + 1e-6) for g in gradients])
 
 def wait(self, feed, step, **more):
     time.sleep(10_000)
@@ -338,7 +338,7 @@ def test_ranks_that_wait_for_ever_are_ended(tmp_path: pathlib.Path) -> None:
 
 def ranks_of(verifier: int) -> set[int]:
     """Processes that a verification has started, through torchrun."""
-    found = set()
+    ranks = set()
     for entry in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0")
@@ -349,8 +349,8 @@ def ranks_of(verifier: int) -> set[int]:
         except (OSError, IndexError, ValueError):  # it has just ended
             continue
         if b"raddle.verification.rank" in words and above == verifier:
-            found.add(int(entry.name))
-    return found
+            ranks.add(int(entry.name))
+    return ranks
 
 
 def alive(pid: int) -> bool:

@@ -24,15 +24,15 @@ from raddle.plans import plan_file
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.job import load_job
 from raddle.searches.planning import plan_for
-from raddle.verification.precision import Raising
-from raddle.verification.verdict import TOLERANCE, verify
+from raddle.verification.precision import DoublePrecisionMode
+from raddle.verification.verify_plan import TOLERANCE, verify
 
 USABLE = usable_blocks()
 accumulate = ParameterUpdater.accumulate
 
 
-def off_by_little(self: Any, weights: Any, found: Any) -> None:
-    accumulate(self, weights, [None if g is None else g * (1 + 1e-6) for g in found])
+def off_by_little(self: Any, weights: Any, gradients: Any) -> None:
+    accumulate(self, weights, [None if g is None else g * (1 + 1e-6) for g in gradients])
 
 
 def planned(folder: pathlib.Path, text: str, method: str = "data", **more: Any) -> str:
@@ -79,10 +79,10 @@ def test_every_type_and_every_way_to_cast_in_one_module(tmp_path: pathlib.Path) 
     result = verify(planned(tmp_path, casting([*some.values()])), threads=True, steps=1)
     assert wrong(result) == []
     assert result["casts"]["bfloat16"] > 1
-    said = result["precision"]
-    assert said.startswith("compared in float64: casts inside the model are neutralised (")
-    assert "to bfloat16" in said
-    assert "the tolerance of 1e-09 is one of float64" in said
+    explanation = result["precision"]
+    assert explanation.startswith("compared in float64: casts inside the model are neutralised (")
+    assert "to bfloat16" in explanation
+    assert "the tolerance of 1e-09 is one of float64" in explanation
 
 
 LLAMA = """
@@ -155,5 +155,5 @@ def test_code_that_depends_on_the_precision_is_refused_by_name(tmp_path: pathlib
 def test_old_names_of_types_are_raised_too(name: Any) -> None:
     x = torch.tensor([0.1], dtype=torch.float64)
     assert x.type(name).dtype == torch.float16
-    with Raising():
+    with DoublePrecisionMode():
         assert x.type(name).item() == 0.1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from raddle.searches.explanation.explain_op import explain_op, find_ops
 from raddle.searches.explanation.explain_plan import explain_plan
-from raddle.searches.explanation.operator import explain_op, find_ops
 
 __all__ = ["explain_op", "explain_plan", "find_ops"]

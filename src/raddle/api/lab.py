@@ -6,6 +6,14 @@ from raddle.lab import Lab, LaunchError, launch
 from raddle.lab.commands import check_system
 from raddle.lab.names import INTERFACE
 from raddle.lab.rates import parse_rate
-from raddle.lab.torchrun import lines
+from raddle.lab.torchrun import torchrun_commands
 
-__all__ = ["INTERFACE", "Lab", "LaunchError", "check_system", "launch", "lines", "parse_rate"]
+__all__ = [
+    "INTERFACE",
+    "Lab",
+    "LaunchError",
+    "check_system",
+    "launch",
+    "torchrun_commands",
+    "parse_rate",
+]

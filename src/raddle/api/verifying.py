@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from raddle.verification.verdict import verify
+from raddle.verification.verify_plan import verify
 
 __all__ = ["verify"]

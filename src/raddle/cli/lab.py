@@ -64,12 +64,12 @@ def status(
 ) -> None:
     """Show hosts, addresses, rates, and bytes sent and received."""
     from raddle.lab.commands import check_system
-    from raddle.lab.reading import labs, rows
+    from raddle.lab.status import host_rows, labs
     from raddle.reports.lab_hosts import show_hosts
 
     check_system()
     names = labs() if name is None else [name]
-    found = [row for lab in names for row in rows(lab)]
+    found = [row for lab in names for row in host_rows(lab)]
     if name is not None and not found:
         raise InputError(
             f"there is no lab '{name}': see `raddle lab status` for those that are up."
@@ -106,9 +106,9 @@ def run(
 @app.command()
 def down(name: Name = DEFAULT, as_json: Json = False) -> None:
     """End what runs on the hosts, and remove them; fine if there are none."""
-    from raddle.lab.building import remove
     from raddle.lab.commands import check_system
     from raddle.lab.names import check_name
+    from raddle.lab.namespaces import remove
     from raddle.reports.lab_hosts import show_removed
 
     check_system()

@@ -48,7 +48,7 @@ def probe(
     if output is not None:
         probing.check_output(output)  # before the work, and not after it
     with progress_bar("probing") as heard:
-        measured = probing.probe(ranks, quick=quick, fresh=fresh, heard=heard)
+        measured = probing.probe(ranks, quick=quick, fresh=fresh, on_progress=heard)
     if output is not None:
         probing.write_probe(measured, output)
     result = {**measured, "cluster": probing.describe(measured), "file": output}

@@ -40,7 +40,7 @@ def verify(
     with progress_bar(f"verifying {plan}") as heard:
         result = compared(
             plan, steps=steps, threads=threads, tolerance=tolerance, model=model or "", seed=seed,
-            heard=heard,
+            on_progress=heard,
         )  # fmt: skip
     show(result, show_verdict, as_json=as_json)
     if not result["holds"]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from raddle.errors import InputError
 
-SECONDS = 20.0  # a command takes milliseconds; a machine that swaps takes longer
-NEEDS = "the rights of root, and a kernel with veth, bridge and tbf"
+TIMEOUT_SECONDS = 20.0  # a command takes milliseconds; a machine that swaps takes longer
+REQUIREMENTS = "the rights of root, and a kernel with veth, bridge and tbf"
 
 
 def check_system() -> None:
@@ -36,28 +36,32 @@ def path_of(tool: str) -> str:
     return path
 
 
-def call(tool: str, *words: str) -> str:
+def call(tool: str, *arguments: str) -> str:
     """Run a command and return what it prints; one that fails is an error with its own words."""
-    line = " ".join([tool, *words])
+    command_line = " ".join([tool, *arguments])
     try:
-        done = subprocess.run(
-            [path_of(tool), *words],
+        completed = subprocess.run(
+            [path_of(tool), *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=SECONDS,
+            timeout=TIMEOUT_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise InputError(f"`{line}` did not answer within {SECONDS:.0f} s: try again.") from None
-    if done.returncode != 0:
-        said = " ".join(done.stderr.split()).rstrip(".") or f"exit code {done.returncode}"
-        raise InputError(f"`{line}` failed ({said}): a lab needs {NEEDS}.")
-    return done.stdout
+        raise InputError(
+            f"`{command_line}` did not answer within {TIMEOUT_SECONDS:.0f} s: try again."
+        ) from None
+    if completed.returncode != 0:
+        reason = (
+            " ".join(completed.stderr.split()).rstrip(".") or f"exit code {completed.returncode}"
+        )
+        raise InputError(f"`{command_line}` failed ({reason}): a lab needs {REQUIREMENTS}.")
+    return completed.stdout
 
 
-def ask(tool: str, *words: str) -> list[dict[str, Any]]:
+def call_json(tool: str, *arguments: str) -> list[dict[str, Any]]:
     """Run a command that answers in JSON."""
-    text = call(tool, "-j", *words)
+    text = call(tool, "-j", *arguments)
     rows: list[dict[str, Any]] = json.loads(text) if text.strip() else []
     return [row for row in rows if row]  # `ip -j` prints {} for what a filter leaves out

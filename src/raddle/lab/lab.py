@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from raddle.errors import InputError
-from raddle.lab import building, names, reading, torchrun
+from raddle.lab import names, namespaces, status, torchrun
 from raddle.lab.commands import check_system
 from raddle.lab.hosts import Hosts
 from raddle.lab.launch import launch
@@ -40,7 +40,7 @@ class Lab(Hosts):
         per_host = host_rates(hosts, rate, rates or {})
         names.check_name(name)
         check_system()
-        building.build(name, per_host)
+        namespaces.build(name, per_host)
         return cls.find(name)
 
     @classmethod
@@ -48,22 +48,22 @@ class Lab(Hosts):
         """The lab of this name that is up."""
         names.check_name(name)
         check_system()
-        rows = reading.rows(name)
+        rows = status.host_rows(name)
         if not rows:
             raise InputError(
-                f"there is no lab '{name}': make it with `{names.command('up', name)}`."
+                f"there is no lab '{name}': make it with `{names.raddle_command('up', name)}`."
             )
         for i, row in enumerate(rows):
             if row["host"] != i or row["address"] is None or row["rate"] is None:
                 raise InputError(
                     f"the lab '{name}' is not whole at host {i}: "
-                    f"remove it with `{names.command('down', name)}`."
+                    f"remove it with `{names.raddle_command('down', name)}`."
                 )
         return cls(name=name, addresses=tuple(row["address"] for row in rows))
 
     def counters(self) -> list[Traffic]:
         """What each host has sent and received since the lab is up."""
-        return [Traffic(*reading.traffic(namespace)) for namespace in self.namespaces]
+        return [Traffic(*status.traffic(namespace)) for namespace in self.namespaces]
 
     def run(
         self,
@@ -75,14 +75,14 @@ class Lab(Hosts):
         show: bool = False,
     ) -> list[str]:
         """Run a plan with `per_host` ranks on every host; return what each host printed."""
-        given = [] if steps is None else ["--steps", str(steps)]
-        argv = ["-m", "raddle.runtime", plan, *given, *options]
-        lines = torchrun.lines(self, argv, per_host=per_host)
-        return launch(self, lines.__getitem__, timeout, show=show)
+        step_option = [] if steps is None else ["--steps", str(steps)]
+        argv = ["-m", "raddle.runtime", plan, *step_option, *options]
+        commands = torchrun.torchrun_commands(self, argv, per_host=per_host)
+        return launch(self, commands.__getitem__, timeout, show=show)
 
     def down(self) -> None:
         """End what runs on the hosts, and remove them."""
-        building.remove(self.name)
+        namespaces.remove(self.name)
 
     def __enter__(self) -> Lab:
         return self

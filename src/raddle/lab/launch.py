@@ -18,13 +18,19 @@ from typing import IO, Any
 
 from raddle.lab.hosts import Hosts
 from raddle.lab.names import INTERFACE
-from raddle.lab.processes import GRACE, POLL, end, inside, uninterrupted
+from raddle.lab.processes import (
+    GRACE_SECONDS,
+    POLL_SECONDS,
+    block_interrupts,
+    end_processes,
+    processes_in,
+)
 from raddle.transport.orphans import marked
 
 # torchrun is slower to say that its rank died than the neighbours are to notice: wait for the cause.
-LAST_WORDS = 1.5  # seconds
-TAIL = 8_000  # characters of a host's output that an error repeats
-MARK = (
+CAUSE_SECONDS = 1.5  # seconds
+MAX_TAIL = 8_000  # characters of a host's output that an error repeats
+LAUNCH_VARIABLE = (
     "RADDLE_LAUNCH"  # in the environment: torchrun's ranks leave its process group, but keep this
 )
 
@@ -65,8 +71,8 @@ def launch(
             _wait(processes, timeout)
             codes = {i: p.returncode for i, p in enumerate(processes) if p.returncode is not None}
         finally:
-            with uninterrupted():
-                _end(lab, processes, token)
+            with block_interrupts():
+                _end_all(lab, processes, token)
         outputs = [_text(file) for file in files]
     if any(codes.get(host) != 0 for host in hosts):
         raise _error(codes, outputs, timeout)
@@ -82,7 +88,7 @@ def _environment(token: str, extra: Mapping[str, str]) -> dict[str, str]:
         **sockets,
         **quiet,
         "OMP_NUM_THREADS": "1",
-        MARK: token,
+        LAUNCH_VARIABLE: token,
         **marked(),
         **extra,
     }
@@ -108,26 +114,28 @@ def _wait(processes: Processes, timeout: float) -> None:
     failed = False
     while None in (codes := [p.poll() for p in processes]) and time.monotonic() < deadline:
         if not failed and any(codes):
-            failed, deadline = True, min(deadline, time.monotonic() + LAST_WORDS)
-        time.sleep(POLL)
+            failed, deadline = True, min(deadline, time.monotonic() + CAUSE_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
-def _end(lab: Hosts, processes: Processes, token: str) -> None:
+def _end_all(lab: Hosts, processes: Processes, token: str) -> None:
     """Terminate the process groups that still run, kill them, and then what has left its group."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         running = [p for p in processes if p.poll() is None]
         for process in running:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + GRACE_SECONDS
         while any(p.poll() is None for p in running) and time.monotonic() < deadline:
-            time.sleep(POLL)
-    end(lambda: {pid for pid in inside(lab.namespaces) if _is_marked(pid, token)})
+            time.sleep(POLL_SECONDS)
+    end_processes(lambda: {pid for pid in processes_in(lab.namespaces) if _is_marked(pid, token)})
 
 
 def _is_marked(pid: int, token: str) -> bool:
     with suppress(OSError):  # it has just ended
-        return f"{MARK}={token}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"{LAUNCH_VARIABLE}={token}".encode() in Path(
+            f"/proc/{pid}/environ"
+        ).read_bytes().split(b"\0")
     return False
 
 
@@ -138,15 +146,15 @@ def _text(file: IO[str]) -> str:
 
 def _error(codes: Mapping[int, int], outputs: Sequence[str], timeout: float) -> LaunchError:
     failed = {host: code for host, code in codes.items() if code != 0}
-    late = [host for host in range(len(outputs)) if host not in codes]
+    unfinished = [host for host in range(len(outputs)) if host not in codes]
     if failed:
         message = ", ".join(f"host {host} failed with code {code}" for host, code in failed.items())
-        message += f"; ended with it: {_list(late)}." if late else "."
+        message += f"; ended with it: {_list(unfinished)}." if unfinished else "."
     else:
-        message = f"not done after {timeout:g} s, and ended: {_list(late)}; allow more time."
+        message = f"not done after {timeout:g} s, and ended: {_list(unfinished)}; allow more time."
     tails = [
-        f"\n--- host {host}\n{outputs[host][-TAIL:].rstrip()}"
-        for host in failed or late
+        f"\n--- host {host}\n{outputs[host][-MAX_TAIL:].rstrip()}"
+        for host in failed or unfinished
         if outputs[host]
     ]
     return LaunchError("".join([message, *tails]), codes, timed_out=not failed)

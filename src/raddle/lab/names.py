@@ -30,14 +30,14 @@ def namespace(lab: str, host: int | str) -> str:
     return f"raddle-{lab}-{host}"
 
 
-def lab_and_host(namespace: str) -> tuple[str, str] | None:
+def parse_namespace(namespace: str) -> tuple[str, str] | None:
     """`namespace` backwards; None for one that belongs to no lab."""
     # The last dash is the one before the host, so labs `a` and `a-0` are never taken for each other.
     match = _NAMESPACE.fullmatch(namespace)
     return None if match is None else (match[1], match[3])
 
 
-def port(host: int) -> str:
+def bridge_port(host: int) -> str:
     """The bridge's end of a host's link."""
     return f"host{host}"
 
@@ -52,6 +52,6 @@ def bridge_address(subnet: int) -> str:
     return f"10.77.{subnet}.254"
 
 
-def command(verb: str, lab: str) -> str:
+def raddle_command(verb: str, lab: str) -> str:
     """What to type: `raddle lab down --name mine`."""
     return f"raddle lab {verb}" + ("" if lab == DEFAULT else f" --name {lab}")

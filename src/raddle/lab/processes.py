@@ -11,40 +11,40 @@ from contextlib import contextmanager, suppress
 from raddle.errors import InputError
 from raddle.lab.commands import call
 
-GRACE = 5.0  # seconds between asking and killing
-POLL = 0.05
+GRACE_SECONDS = 5.0  # seconds between asking and killing
+POLL_SECONDS = 0.05
 
 
-def inside(namespaces: Iterable[str]) -> set[int]:
+def processes_in(namespaces: Iterable[str]) -> set[int]:
     """The ids of the processes that run in these namespaces."""
-    found: set[int] = set()
+    pids: set[int] = set()
     for name in namespaces:
         with suppress(InputError):  # the namespace has just gone, and nothing runs in it
-            found.update(map(int, call("ip", "netns", "pids", name).split()))
-    return found
+            pids.update(map(int, call("ip", "netns", "pids", name).split()))
+    return pids
 
 
-def end(find: Callable[[], set[int]]) -> set[int]:
+def end_processes(find: Callable[[], set[int]]) -> set[int]:
     """Terminate the processes that `find` finds, kill those that stay; return all of them."""
     ended: set[int] = set()
     for number in (signal.SIGTERM, signal.SIGKILL):
-        told: set[int] = set()
-        deadline = time.monotonic() + GRACE
-        while (found := find()) and time.monotonic() < deadline:
-            for pid in found - told:  # also those that were started meanwhile
+        signalled: set[int] = set()
+        deadline = time.monotonic() + GRACE_SECONDS
+        while (running := find()) and time.monotonic() < deadline:
+            for pid in running - signalled:  # also those that were started meanwhile
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
-            told |= found
-            time.sleep(POLL)
-        ended |= told
+            signalled |= running
+            time.sleep(POLL_SECONDS)
+        ended |= signalled
     return ended
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def block_interrupts() -> Iterator[None]:
     """Keep a second Ctrl-C until the body is done, so that clearing up is not left half way."""
-    held = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    signals = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:

@@ -22,7 +22,7 @@ for port in random.sample(range(20_000, 32_000), 100):
 """
 
 
-def lines(lab: Hosts, argv: Sequence[str], *, per_host: int = 1) -> list[list[str]]:
+def torchrun_commands(lab: Hosts, argv: Sequence[str], *, per_host: int = 1) -> list[list[str]]:
     """One torchrun a host, which meet at host 0; `argv` is a script or -m module, with its arguments."""
     if per_host < 1:
         raise InputError(f"a host runs 1 rank or more, not {per_host}.")
@@ -33,10 +33,10 @@ def lines(lab: Hosts, argv: Sequence[str], *, per_host: int = 1) -> list[list[st
 def free_port(lab: Hosts, host: int) -> int:
     """A port that nobody listens on, on this host."""
     command = lab.command(host, [sys.executable, "-I", "-S", "-c", _FREE_PORT, lab.addresses[host]])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    if not done.stdout.strip():
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    if not completed.stdout.strip():
         raise InputError(f"host {host} has no free port: end what runs there.")
-    return int(done.stdout)
+    return int(completed.stdout)
 
 
 def _torchrun(lab: Hosts, host: int, port: int, per_host: int) -> list[str]:
@@ -48,5 +48,5 @@ def _torchrun(lab: Hosts, host: int, port: int, per_host: int) -> list[str]:
         "--master-addr": lab.addresses[0],
         "--master-port": port,
     }
-    words = [str(word) for flag in flags.items() for word in flag]
-    return [sys.executable, "-m", "raddle.transport.torchrun", *words]
+    arguments = [str(word) for flag in flags.items() for word in flag]
+    return [sys.executable, "-m", "raddle.transport.torchrun", *arguments]

@@ -26,18 +26,18 @@ def recall(key: str) -> dict[str, Any] | None:
     if not isinstance(entry, dict) or not isinstance(entry.get("value"), dict):
         return None
     value: dict[str, Any] = entry["value"]
-    return value if entry.get("sum") == _sum(key, value) else None
+    return value if entry.get("sum") == _checksum(key, value) else None
 
 
 def remember(key: str, value: dict[str, Any]) -> None:
     """Add to the file, or leave it where it cannot be written: only time is lost."""
-    file, entry = path(), {"value": value, "sum": _sum(key, value)}
+    file, entry = path(), {"value": value, "sum": _checksum(key, value)}
     with contextlib.suppress(OSError, InputError):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps({**_read(), key: entry}, indent=1))
 
 
-def _sum(key: str, value: dict[str, Any]) -> str:
+def _checksum(key: str, value: dict[str, Any]) -> str:
     """By which an entry is known to be what was measured."""
     return hashlib.sha256(json.dumps([key, value], sort_keys=True).encode()).hexdigest()[:16]
 

@@ -23,10 +23,10 @@ def fit(samples: Sequence[tuple[int, float]]) -> Link:
     su, sv = sum(us), sum(vs)
     determinant = uu * vv - uv * uv
     latency = (su * vv - sv * uv) / determinant
-    inverse = (sv * uu - su * uv) / determinant
+    inverse_bandwidth = (sv * uu - su * uv) / determinant
     if latency < 0:  # noise: large messages took longer than in proportion
-        latency, inverse = 0.0, sv / vv
-    if inverse <= 0:  # noise: large messages took no longer than small ones
+        latency, inverse_bandwidth = 0.0, sv / vv
+    if inverse_bandwidth <= 0:  # noise: large messages took no longer than small ones
         nbytes, seconds = max(samples)
-        latency, inverse = min(seconds for _, seconds in samples), seconds / nbytes
-    return Link(bandwidth=1 / inverse, latency=latency)
+        latency, inverse_bandwidth = min(seconds for _, seconds in samples), seconds / nbytes
+    return Link(bandwidth=1 / inverse_bandwidth, latency=latency)

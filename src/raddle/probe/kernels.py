@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-PARTS = 3  # a window is measured in parts, and the middle one counts: a hiccup spoils one of them
-CHAIN = 32  # pairs of operators in a chain
+WINDOW_PARTS = (
+    3  # a window is measured in parts, and the middle one counts: a hiccup spoils one of them
+)
+CHAIN_LENGTH = 32  # pairs of operators in a chain
 
 Call = Callable[[], object]
 
@@ -28,13 +30,13 @@ def kernels(device: str) -> list[Kernel]:
     """List what is measured on "cpu" or "cuda", in order; `rate` of a name is in work a second."""
     large = device != "cpu"
     side = 4096 if large else 640
-    found = [_matmul(device, torch.float32, side)]
-    found += [_conv(device, 64 if large else 4), _attention(device, 1024 if large else 256)]
-    found += [_matmul(device, torch.float64, side // 2), _matmul(device, torch.bfloat16, side)]
+    result = [_matmul(device, torch.float32, side)]
+    result += [_conv(device, 64 if large else 4), _attention(device, 1024 if large else 256)]
+    result += [_matmul(device, torch.float64, side // 2), _matmul(device, torch.bfloat16, side)]
     # Some CPUs emulate float16 a hundred times slower: a small product keeps that short.
-    found.append(_matmul(device, torch.float16, side if large else 192))
-    found += [_copy(device, 2**30 if large else 2**26), _chain(device)]
-    return found
+    result.append(_matmul(device, torch.float16, side if large else 192))
+    result += [_copy(device, 2**30 if large else 2**26), _operator_chain(device)]
+    return result
 
 
 def rate(kernel: Kernel, seconds: float, device: str) -> float | None:
@@ -42,15 +44,15 @@ def rate(kernel: Kernel, seconds: float, device: str) -> float | None:
     try:
         call = kernel.make()
         call()  # allocates, compiles, chooses an algorithm
-        once = _time(call, 1, device)
+        once = _seconds_of(call, 1, device)
     except RuntimeError:
         return None
-    count = max(1, round(seconds / PARTS / max(once, 1e-7)))
-    parts = [_time(call, count, device) for _ in range(PARTS)]
+    count = max(1, round(seconds / WINDOW_PARTS / max(once, 1e-7)))
+    parts = [_seconds_of(call, count, device) for _ in range(WINDOW_PARTS)]
     return count * kernel.work / statistics.median(parts)
 
 
-def _time(call: Call, count: int, device: str) -> float:
+def _seconds_of(call: Call, count: int, device: str) -> float:
     start = time.perf_counter()
     for _ in range(count):
         call()
@@ -64,7 +66,7 @@ def _matmul(device: str, dtype: torch.dtype, side: int) -> Kernel:
         x, y = (_random(side, side, device=device, dtype=dtype) for _ in range(2))
         return lambda: x @ y
 
-    return Kernel(f"matmul {_name(dtype)}", 2.0 * side**3, make)
+    return Kernel(f"matmul {_dtype_name(dtype)}", 2.0 * side**3, make)
 
 
 def _conv(device: str, batch: int) -> Kernel:
@@ -97,7 +99,7 @@ def _copy(device: str, nbytes: int) -> Kernel:
     return Kernel("copy", 2.0 * nbytes, make)  # read and written
 
 
-def _chain(device: str) -> Kernel:
+def _operator_chain(device: str) -> Kernel:
     """Operators on next to nothing, with gradients: what is left is what an operator costs."""
 
     def make() -> Call:
@@ -105,18 +107,20 @@ def _chain(device: str) -> Kernel:
 
         def call() -> None:
             y = x
-            for _ in range(CHAIN):
+            for _ in range(CHAIN_LENGTH):
                 y = torch.relu(y + x)
             torch.autograd.grad(y.sum(), x)
 
         return call
 
-    return Kernel("operators", 2.0 * 2 * CHAIN, make)  # forward and backward, each CHAIN pairs
+    return Kernel(
+        "operators", 2.0 * 2 * CHAIN_LENGTH, make
+    )  # forward and backward, each CHAIN pairs
 
 
 def _random(*shape: int, device: str, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, device=device).to(dtype)
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -24,7 +24,7 @@ from raddle.errors import InputError
 from raddle.transport.orphans import end_with_parent, marked
 
 Message = dict[str, Any]
-Lines = queue.SimpleQueue[tuple[int, str | None]]
+LineQueue = queue.SimpleQueue[tuple[int, str | None]]
 
 
 def run(
@@ -33,11 +33,11 @@ def run(
     *,
     threads: int,
     seconds: float,
-    heard: Callable[[Message], None] = lambda message: None,
+    on_progress: Callable[[Message], None] = lambda message: None,
 ) -> list[Message]:
     """Run `module` once for each settings, all at the same time; return what each gave as its result."""
     deadline = time.monotonic() + seconds
-    lines: Lines = queue.SimpleQueue()
+    lines: LineQueue = queue.SimpleQueue()
     results: dict[int, Message] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="raddle-probe-")))
@@ -47,7 +47,7 @@ def run(
             process = stack.enter_context(
                 _process(command, folder, folder / f"errors{i}", _environment(threads))
             )
-            Thread(target=_listen, args=(i, process.stdout, lines), daemon=True).start()
+            Thread(target=_queue_lines, args=(i, process.stdout, lines), daemon=True).start()
         while len(results) < len(settings):
             try:
                 i, line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -65,7 +65,7 @@ def run(
                     "mend that, or try with fewer ranks."
                 )
             elif message:
-                heard(message)
+                on_progress(message)
     return [results[i] for i in range(len(settings))]
 
 
@@ -117,7 +117,7 @@ def _loopback() -> str:
     return next((name for name in names if name.startswith("lo")), "lo")
 
 
-def _listen(i: int, stdout: IO[str], lines: Lines) -> None:
+def _queue_lines(i: int, stdout: IO[str], lines: LineQueue) -> None:
     with stdout:
         for line in stdout:
             lines.put((i, line))

@@ -15,12 +15,12 @@ from raddle.clusters.devices import HOST_OVERHEAD, Device, Link
 from raddle.clusters.topology import Cluster, build_cluster
 from raddle.errors import InputError
 from raddle.probe import cache
+from raddle.probe.cpu_load import busy_cores
 from raddle.probe.fit import fit
 from raddle.probe.launch import Message, run
-from raddle.probe.load import busy_cores
 
 FORMAT = 2  # of what is remembered: a change of the figures' meaning changes it
-MOST_RANKS = 64
+MAX_RANKS = 64
 FAMILIES = ("matmul", "conv", "attention")
 
 
@@ -29,7 +29,7 @@ def probe(
     *,
     quick: bool = False,
     fresh: bool = False,
-    heard: Callable[[Message], None] = lambda message: None,
+    on_progress: Callable[[Message], None] = lambda message: None,
 ) -> dict[str, Any]:
     """Measure one of `ranks` processes while all of them compute, and messages between two of them.
 
@@ -37,12 +37,12 @@ def probe(
     `fresh` ignores it. `quick` takes a few seconds and gives rough figures. `heard` gets
     {"step", "done", "of"} as it goes on.
     """
-    if not 1 <= ranks <= MOST_RANKS:
-        raise InputError(f"{ranks} ranks cannot be probed: ask for 1 to {MOST_RANKS}.")
+    if not 1 <= ranks <= MAX_RANKS:
+        raise InputError(f"{ranks} ranks cannot be probed: ask for 1 to {MAX_RANKS}.")
     key = _key(ranks, quick)
-    if not fresh and (known := cache.recall(key)) is not None:
-        return {**known, "cached": True}
-    measured = _measure(ranks, quick=quick, heard=heard)
+    if not fresh and (remembered := cache.recall(key)) is not None:
+        return {**remembered, "cached": True}
+    measured = _measure(ranks, quick=quick, on_progress=on_progress)
     cache.remember(key, measured)
     return {**measured, "cached": False}
 
@@ -60,12 +60,12 @@ def describe(measured: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(ranks: int, quick: bool) -> str:
-    pace = "quick" if quick else "full"
+    mode = "quick" if quick else "full"
     cores = catalogue.cores()
-    return f"{platform.node()}, {cores} cores, torch {version('torch')}, {ranks} ranks, {pace}, {FORMAT}"
+    return f"{platform.node()}, {cores} cores, torch {version('torch')}, {ranks} ranks, {mode}, {FORMAT}"
 
 
-def _measure(ranks: int, *, quick: bool, heard: Callable[[Message], None]) -> dict[str, Any]:
+def _measure(ranks: int, *, quick: bool, on_progress: Callable[[Message], None]) -> dict[str, Any]:
     threads = max(1, catalogue.cores() // ranks)
     busy = busy_cores()
     common = {"ranks": ranks, "threads": threads, "quick": quick, "window": 0.1 if quick else 0.6}
@@ -74,13 +74,13 @@ def _measure(ranks: int, *, quick: bool, heard: Callable[[Message], None]) -> di
         [{**common, "rank": rank} for rank in range(ranks)],
         threads=threads,
         seconds=60 + 10 * ranks,
-        heard=heard,
+        on_progress=on_progress,
     )
     gpu = None
     if results[0]["gpus"]:
-        heard({"step": "GPU", "done": 1, "of": 1})
+        on_progress({"step": "GPU", "done": 1, "of": 1})
         [gpu] = run("raddle.probe.gpu", [common], threads=catalogue.cores(), seconds=120)
-        gpu = {key: gpu[key] for key in ("name", "count", "memory")} | _figures([gpu])
+        gpu = {key: gpu[key] for key in ("name", "count", "memory")} | _median_rates([gpu])
     return {
         "ranks": ranks,
         "cores": catalogue.cores(),
@@ -89,14 +89,14 @@ def _measure(ranks: int, *, quick: bool, heard: Callable[[Message], None]) -> di
         "busy_cores": busy,  # with other work
         "measured": datetime.now().astimezone().isoformat(timespec="seconds"),
         "memory": catalogue.memory() // ranks,
-        **_figures(results),
+        **_median_rates(results),
         **_links(results[0], ranks),
         "host_overhead": _host_overhead(results) if ranks > 1 else {},
         "gpu": gpu,
     }
 
 
-def _figures(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _median_rates(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The middle of the ranks' rates, under the names that people see."""
     rates = {}
     for name in ("copy", "operators", *(name for name in results[0] if _is_rate(name))):
@@ -127,15 +127,17 @@ def _links(times: Mapping[str, Any], ranks: int) -> dict[str, Any]:
     """Latency and bandwidth, idle and under load, and what goes on at the same time."""
     if ranks == 1:
         return {"idle": None, "loaded": None, "duplex": True, "shared": False}
-    _, alone = times["messages"][-1]
-    _, both = times["messages both ways"][-1]
-    _, together = times["messages of all"][-1]
+    _, one_way_seconds = times["messages"][-1]
+    _, both_ways_seconds = times["messages both ways"][-1]
+    _, all_pairs_seconds = times["messages of all"][-1]
     pairs = ranks // 2
     return {
         "idle": _link(times["messages"]),
         "loaded": _link(times["messages under load"]),
-        "duplex": both < 1.5 * alone,  # a link that takes turns needs twice the time
-        "shared": pairs > 1 and together > (1 + pairs) / 2 * alone,  # a bus needs `pairs` times it
+        "duplex": both_ways_seconds
+        < 1.5 * one_way_seconds,  # a link that takes turns needs twice the time
+        "shared": pairs > 1
+        and all_pairs_seconds > (1 + pairs) / 2 * one_way_seconds,  # a bus needs `pairs` times it
     }
 
 
@@ -164,9 +166,9 @@ def _cluster(measured: Mapping[str, Any]) -> Cluster:
     return build_cluster(f"{catalogue.LOCAL}:{ranks}", [([device] * ranks, link, None)])
 
 
-def _device(kind: str, figures: Mapping[str, Any]) -> Device:
+def _device(kind: str, measured: Mapping[str, Any]) -> Device:
     """The best rate in float32 counts as the peak, so that peak × efficiency is what was measured."""
-    rates = figures["flops"]
+    rates = measured["flops"]
     peak = max(rates[f"{family} float32"] for family in FAMILIES)
     shares = {family: rates[f"{family} float32"] / peak for family in FAMILIES}
     flops = {
@@ -178,11 +180,11 @@ def _device(kind: str, figures: Mapping[str, Any]) -> Device:
         kind=kind,
         node=0,
         flops=flops,
-        memory=figures["memory"],
-        bandwidth=figures["memory_bandwidth"],
-        overhead=figures["overhead"],
+        memory=measured["memory"],
+        bandwidth=measured["memory_bandwidth"],
+        overhead=measured["overhead"],
         efficiency={**{family: _round(share) for family, share in shares.items()}, "memory": 1.0},
-        host_overhead=figures.get("host_overhead", {}),
+        host_overhead=measured.get("host_overhead", {}),
     )
 
 

@@ -33,7 +33,7 @@ QUICK_SIZES = {2**10: 20, 2**17: 20, 2**21: 8}
 
 Samples = list[tuple[int, float]]  # bytes, seconds
 Pairs = list[tuple[int, int]]
-Step = Callable[[], object]
+Measurement = Callable[[], object]
 Exchange = Callable[[Transport, int, torch.Tensor], float]
 
 
@@ -47,7 +47,10 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
     transport = Processes(torch.device("cpu"), "gloo", settings["seconds"])  # what plans run on
     transport.prepare([])
-    steps = {**_compute(settings["window"]), **_talk(transport, quick=settings["quick"])}
+    steps = {
+        **_compute_steps(settings["window"]),
+        **_communication_steps(transport, quick=settings["quick"]),
+    }
     result = {}
     for i, (name, step) in enumerate(steps.items()):
         if rank == 0:
@@ -61,12 +64,12 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def _compute(window: float) -> dict[str, Step]:
+def _compute_steps(window: float) -> dict[str, Measurement]:
     """The rates of kernels, each for a window of seconds: the ranks start and end together."""
     return {kernel.name: partial(rate, kernel, window, "cpu") for kernel in kernels("cpu")}
 
 
-def _talk(transport: Transport, *, quick: bool) -> dict[str, Step]:
+def _communication_steps(transport: Transport, *, quick: bool) -> dict[str, Measurement]:
     """The times of messages: between ranks 0 and 1, and between all pairs of neighbours at once; and what
     they take from ranks that compute."""
     ranks = transport.size
@@ -80,15 +83,15 @@ def _talk(transport: Transport, *, quick: bool) -> dict[str, Step]:
         "messages": partial(_messages, transport, first, sizes),
         "messages both ways": partial(_messages, transport, first, largest, exchange=_both_ways),
         "messages of all": partial(_messages, transport, pairs, largest),
-        "messages under load": partial(_loaded, transport, first, sizes),
+        "messages under load": partial(_messages_under_load, transport, first, sizes),
         "host_overhead": partial(measure_host_overhead, transport, rounds=3 if quick else 9),
     }
 
 
-def _loaded(transport: Transport, pairs: Pairs, sizes: dict[int, int]) -> Samples:
+def _messages_under_load(transport: Transport, pairs: Pairs, sizes: dict[int, int]) -> Samples:
     """The mean: under load a few messages take a hundred times as long, and they count."""
-    with _load():
-        times = _messages(transport, pairs, sizes, typical=statistics.mean)
+    with _background_load():
+        times = _messages(transport, pairs, sizes, average=statistics.mean)
         dist.barrier()  # the others stay busy until the last message has come
     return times
 
@@ -99,22 +102,22 @@ def _messages(
     sizes: dict[int, int],
     *,
     exchange: Exchange | None = None,
-    typical: Callable[[Sequence[float]], float] = statistics.median,
+    average: Callable[[Sequence[float]], float] = statistics.median,
 ) -> Samples:
     """Seconds that a message takes one way, by its size, if this rank is in a pair."""
     peers, rank = dict(pairs) | {b: a for a, b in pairs}, transport.rank
     if rank not in peers:
         return []
-    exchange = exchange or _there_and_back
+    exchange = exchange or _round_trip
     times = []
     for nbytes, repeats in sizes.items():
         buffer = torch.zeros(nbytes, dtype=torch.uint8)
-        taken = [exchange(transport, peers[rank], buffer) for _ in range(repeats + 1)]
-        times.append((nbytes, typical(taken[1:])))  # the first one warms up
+        seconds = [exchange(transport, peers[rank], buffer) for _ in range(repeats + 1)]
+        times.append((nbytes, average(seconds[1:])))  # the first one warms up
     return times
 
 
-def _there_and_back(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
+def _round_trip(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
     start = time.perf_counter()
     if transport.rank < peer:
         transport.post(peer, 0, buffer).wait()
@@ -134,7 +137,7 @@ def _both_ways(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
 
 
 @contextmanager
-def _load() -> Iterator[None]:
+def _background_load() -> Iterator[None]:
     """Compute in a second thread meanwhile."""
     stop = Event()
     x = torch.randn(512, 512)

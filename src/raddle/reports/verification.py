@@ -10,7 +10,7 @@ from raddle.reports.units import plural
 
 
 def show_verdict(result: Mapping[str, Any]) -> None:
-    """Print what `raddle.verification.verdict.verify` says."""
+    """Print what `raddle.verification.verify_plan.verify` says."""
     console = stdout()
     console.print(
         f"{result['model']}, batch {result['batch']}, {result['method'] or 'a plan'} on "

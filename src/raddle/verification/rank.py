@@ -13,7 +13,7 @@ import torch
 from raddle.files import read_scratch, write_scratch
 from raddle.transport.orphans import end_with_parent
 from raddle.transport.process_transport import Processes
-from raddle.verification.comparing import Findings, compare
+from raddle.verification.compare_rank import Findings, compare
 from raddle.verification.twin import load_twin
 from raddle.zoo.loading import default_dtype
 
@@ -25,28 +25,28 @@ def main(folder: pathlib.Path) -> int:
     end_with_parent()
     settings = read_scratch(folder / "settings.json")
     torch.set_num_threads(settings["threads"])
-    answer: dict[str, Any]
+    result: dict[str, Any]
     try:
-        answer = dataclasses.asdict(_verify(folder, rank, settings))
+        result = dataclasses.asdict(_verify(folder, rank, settings))
     except Exception as error:
-        answer = {"error": f"{type(error).__name__}: {error}"}
-    write_scratch(folder / f"rank{rank}.json", answer)
-    return 1 if "error" in answer else 0
+        result = {"error": f"{type(error).__name__}: {error}"}
+    write_scratch(folder / f"rank{rank}.json", result)
+    return 1 if "error" in result else 0
 
 
 def _verify(folder: pathlib.Path, rank: int, settings: dict[str, Any]) -> Findings:
     transport = Processes(torch.device("cpu"), "gloo", settings["timeout"])
 
-    def heard(step: int) -> None:
+    def report_step(step: int) -> None:
         if rank == 0:
             write_scratch(folder / "progress", step)
 
     try:
-        wanted = ("model", "seed", "bn")
-        job = load_twin(settings["plan"], **{k: settings[k] for k in wanted}).job
+        keys = ("model", "seed", "bn")
+        job = load_twin(settings["plan"], **{k: settings[k] for k in keys}).job
         plain = torch.load(folder / "plain.pt", mmap=True, weights_only=False)
         with default_dtype(torch.float64):
-            return compare(job, plain, transport, settings["steps"], settings["seed"], heard)
+            return compare(job, plain, transport, settings["steps"], settings["seed"], report_step)
     except BaseException as error:
         transport.fail(f"{type(error).__name__}: {error}")
         raise

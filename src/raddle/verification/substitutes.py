@@ -35,7 +35,7 @@ class Substitutes(TorchFunctionMode):
         super().__init__()
         self.masks = iter([op for op in graph.ops if op.kind == "dropout"])
         self.seed = torch.tensor(seed)
-        self.instead: dict[Any, Callable[..., Any]] = {
+        self.replacements: dict[Any, Callable[..., Any]] = {
             F.scaled_dot_product_attention: self._attention,
             F.multi_head_attention_forward: self._attention_layer,
             **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d), self._dropout),
@@ -43,18 +43,18 @@ class Substitutes(TorchFunctionMode):
             **{function: _recurrent(function, self._drop) for function in RECURRENT},
         }
         if normalise is not None:
-            self.instead[F.batch_norm] = normalise
+            self.replacements[F.batch_norm] = normalise
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        return self.instead.get(func, func)(*args, **(kwargs or {}))
+        return self.replacements.get(func, func)(*args, **(kwargs or {}))
 
     def finish(self) -> None:
         """Raises if the graph has a mask that the module has not asked for."""
-        if (left := next(self.masks, None)) is not None:
+        if (unused := next(self.masks, None)) is not None:
             raise InputError(
-                f"the dropout '{left.name}' is hidden inside a call of torch: {ADVICE}"
+                f"the dropout '{unused.name}' is hidden inside a call of torch: {ADVICE}"
             )
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
@@ -111,18 +111,29 @@ def _recurrent(function: Any, drop: Callable[[Tensor, float], Tensor]) -> Callab
         if not (train and p > 0 and layers > 1) or not isinstance(params, (list, tuple)):
             flags = (biases, layers, p, train, bidirectional, batch_first)
             return function(x, states, params, *flags)
-        ways, time = 2 if bidirectional else 1, 1 if batch_first else 0
-        each, pair = len(params) // layers, isinstance(states, (list, tuple))
-        last: list[Any] = []
+        directions, time = 2 if bidirectional else 1, 1 if batch_first else 0
+        params_per_layer, pair = len(params) // layers, isinstance(states, (list, tuple))
+        states_by_layer: list[Any] = []
         for layer in range(layers):
             if layer:
                 x = torch.stack([drop(v, p) for v in x.unbind(time)], time)
-            own = params[layer * each : (layer + 1) * each]
-            given = [s[layer * ways : (layer + 1) * ways] for s in (states if pair else [states])]
+            layer_params = params[layer * params_per_layer : (layer + 1) * params_per_layer]
+            layer_states = [
+                s[layer * directions : (layer + 1) * directions]
+                for s in (states if pair else [states])
+            ]
             flags = (biases, 1, 0.0, train, bidirectional, batch_first)
-            x, *after = function(x, given if pair else given[0], own, *flags)
-            last.append(after)
-        return (x, *(torch.cat([state[i] for state in last]) for i in range(len(last[0]))))
+            x, *final_states = function(
+                x, layer_states if pair else layer_states[0], layer_params, *flags
+            )
+            states_by_layer.append(final_states)
+        return (
+            x,
+            *(
+                torch.cat([state[i] for state in states_by_layer])
+                for i in range(len(states_by_layer[0]))
+            ),
+        )
 
     return run
 

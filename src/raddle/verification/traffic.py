@@ -13,13 +13,13 @@ from raddle.program.lower import lower
 from raddle.program.program import Move, Program, Reduce, message_bytes, reduced_bytes
 from raddle.runtime.job import Job
 from raddle.simulation.timeline import Timeline, simulate
-from raddle.verification.comparing import Findings
+from raddle.verification.compare_rank import Findings
 
 Pair = tuple[int, int]  # source, target
 Group = tuple[int, ...]
 
 
-def simulated(job: Job, steps: int) -> Timeline:
+def simulate_job(job: Job, steps: int) -> Timeline:
     """On the plan's cluster, or one of as many devices: bytes do not depend on it."""
     return simulate(lower(job.graph, replace(job.plan, steps=steps)), _cluster(job.plan))
 
@@ -30,18 +30,18 @@ def _cluster(plan: Plan) -> Cluster:
     return cluster(f"local:{plan.devices}")
 
 
-def said(program: Program, steps: int) -> dict[Pair, int]:
+def program_bytes(program: Program, steps: int) -> dict[Pair, int]:
     """By pair, as the program says: of one step, or of all where they overlap."""
     total: dict[Pair, int] = {}
     steps //= program.plan.steps
     for move in (i for i in program.instructions if isinstance(i, Move)):
         for m in move.messages:
-            way = (m.source, m.target)
-            total[way] = total.get(way, 0) + steps * message_bytes(program, move, m)
+            pair = (m.source, m.target)
+            total[pair] = total.get(pair, 0) + steps * message_bytes(program, move, m)
     return total
 
 
-def summed(program: Program, steps: int) -> dict[Group, int]:
+def all_reduce_bytes_by_group(program: Program, steps: int) -> dict[Group, int]:
     """By group, what each of its devices hands to all-reduces."""
     total: dict[Group, int] = {}
     steps //= program.plan.steps
@@ -51,33 +51,35 @@ def summed(program: Program, steps: int) -> dict[Group, int]:
     return total
 
 
-def rows(program: Program, timeline: Timeline, found: Sequence[Findings]) -> list[dict[str, Any]]:
+def pair_rows(
+    program: Program, timeline: Timeline, findings: Sequence[Findings]
+) -> list[dict[str, Any]]:
     """A row for every pair that sends, by any account."""
     steps = timeline.program.plan.steps
-    program_bytes, simulator = said(program, steps), timeline.bytes_by_pair()
-    counted = {(s, t): n for s, rank in enumerate(found) for t, n in rank.sent}
+    expected, simulated = program_bytes(program, steps), timeline.bytes_by_pair()
+    counted = {(s, t): n for s, rank in enumerate(findings) for t, n in rank.sent}
     return [
         {
             "source": pair[0],
             "target": pair[1],
             "transport": counted.get(pair, 0),
-            "program": program_bytes.get(pair, 0),
-            "simulator": simulator.get(pair, 0),
+            "program": expected.get(pair, 0),
+            "simulator": simulated.get(pair, 0),
         }
-        for pair in sorted({*program_bytes, *simulator, *counted})
+        for pair in sorted({*expected, *simulated, *counted})
     ]
 
 
 def group_rows(
-    program: Program, timeline: Timeline, found: Sequence[Findings]
+    program: Program, timeline: Timeline, findings: Sequence[Findings]
 ) -> list[dict[str, Any]]:
     """A row for every group that sums; the ranks of a group have counted the same, or least and most."""
-    expected = summed(program, timeline.program.plan.steps)
+    expected = all_reduce_bytes_by_group(program, timeline.program.plan.steps)
     counted: dict[Group, list[int]] = {group: [] for group in expected}
-    for rank, findings in enumerate(found):
-        own = {tuple(group): n for group, n in findings.reduced}
-        for group in {*own, *(g for g in expected if rank in g)}:
-            counted.setdefault(group, []).append(own.get(group, 0))
+    for rank, rank_findings in enumerate(findings):
+        reduced = {tuple(group): n for group, n in rank_findings.reduced}
+        for group in {*reduced, *(g for g in expected if rank in g)}:
+            counted.setdefault(group, []).append(reduced.get(group, 0))
     return [
         {
             "devices": list(group),
@@ -93,7 +95,9 @@ def simulated_total(timeline: Timeline) -> int:
     return int(timeline.tasks.nbytes.sum())
 
 
-def said_total(program: Program, steps: int) -> int:
+def program_total(program: Program, steps: int) -> int:
     """Messages, and all-reduces by their algorithm."""
-    rings = sum(all_reduce_bytes(len(g), n) for g, n in summed(program, steps).items())
-    return sum(said(program, steps).values()) + rings
+    rings = sum(
+        all_reduce_bytes(len(g), n) for g, n in all_reduce_bytes_by_group(program, steps).items()
+    )
+    return sum(program_bytes(program, steps).values()) + rings

@@ -25,7 +25,12 @@ from raddle.plans.plan import describe_inputs
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.job import Job, capture_workload, load_workload
-from raddle.verification.precision import Raising, raise_all, raise_module, raised
+from raddle.verification.precision import (
+    DoublePrecisionMode,
+    double_dtype,
+    module_to_double,
+    to_double,
+)
 from raddle.zoo.loading import default_dtype
 from raddle.zoo.workload import Workload
 
@@ -41,9 +46,9 @@ class Twin:
 def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twin:
     """Reads a plan file and makes the float64 twin of what it trains; see `raddle.runtime.job.load_job`."""
     work, graph, plan = load_workload(path, model=model, seed=seed)
-    wide = _wide_work(work)
-    with default_dtype(torch.float64), Raising():
-        double = capture_workload(wide, plan.microbatches)
+    double_work = _double_work(work)
+    with default_dtype(torch.float64), DoublePrecisionMode():
+        double = capture_workload(double_work, plan.microbatches)
     twin = twin_graph(graph, double)
     plan = replace(
         plan,
@@ -54,84 +59,87 @@ def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twi
     )
     program = lower(twin, plan_for_running(plan))
     check(program)
-    return Twin(Job(wide, plan, program), _casts(graph))
+    return Twin(Job(double_work, plan, program), _count_casts(graph))
 
 
-def _wide_work(work: Workload) -> Workload:
+def _double_work(work: Workload) -> Workload:
     """A copy of the workload in float64; the original stays, to be captured for other batches."""
     model, loss = copy.deepcopy((work.model, work.loss))
-    raise_module(model)
+    module_to_double(model)
     if isinstance(loss, nn.Module):  # it may hold weights of the classes
-        raise_module(loss)
-    inputs, targets = raise_all(work.inputs), raise_all(work.targets)
+        module_to_double(loss)
+    inputs, targets = to_double(work.inputs), to_double(work.targets)
     return replace(work, model=model, inputs=inputs, targets=targets, loss=loss)
 
 
 def twin_graph(graph: Graph, double: Graph) -> Graph:
     """The operators of `graph`, computed in float64 with the numbers of `double`, its float64 capture."""
-    pairs, same = _matched(graph, double)
+    pairs, same = _match_operators(graph, double)
 
     def again(batch: int) -> Graph:
         with CAPTURE_LOCK:  # the default type is the process's
-            own = graph.for_batch(batch)
-            with default_dtype(torch.float64), Raising():
-                other = double.for_batch(batch)
-        return twin_graph(own, other)
+            original = graph.for_batch(batch)
+            with default_dtype(torch.float64), DoublePrecisionMode():
+                converted = double.for_batch(batch)
+        return twin_graph(original, converted)
 
     return replace(
         graph,
-        values={n: replace(v, dtype=raised(v.dtype)) for n, v in graph.values.items()},
-        ops=tuple(_wide_op(op, pairs.get(op.name)) for op in graph.ops),
-        fused_calls=_wide_fused(graph, double),
+        values={n: replace(v, dtype=double_dtype(v.dtype)) for n, v in graph.values.items()},
+        ops=tuple(_double_op(op, pairs.get(op.name)) for op in graph.ops),
+        fused_calls=_double_fused(graph, double),
         constants={
-            name: raise_all(double.constants.get(same.get(name, ""), tensor))
+            name: to_double(double.constants.get(same.get(name, ""), tensor))
             for name, tensor in graph.constants.items()
         },
         recapture=again,
     )
 
 
-def _wide_op(op: Op, double: Op | None) -> Op:
+def _double_op(op: Op, double: Op | None) -> Op:
     attrs = op.attrs if double is None or double.kind != op.kind else double.attrs
-    return replace(op, attrs=raise_all(attrs), dtypes=tuple(map(raised, op.dtypes)))
+    return replace(op, attrs=to_double(attrs), dtypes=tuple(map(double_dtype, op.dtypes)))
 
 
-def _wide_fused(graph: Graph, double: Graph) -> tuple[FusedCall, ...]:
+def _double_fused(graph: Graph, double: Graph) -> tuple[FusedCall, ...]:
     """Native calls with the numbers of float64; where the two captures differ in them, none."""
     if [f.kind for f in graph.fused_calls] != [f.kind for f in double.fused_calls]:
         return ()
     pairs = zip(graph.fused_calls, double.fused_calls, strict=True)
-    return tuple(replace(own, attrs=raise_all(other.attrs)) for own, other in pairs)
+    return tuple(replace(call, attrs=to_double(double_call.attrs)) for call, double_call in pairs)
 
 
 # -- do both compute the same? -----------------------------------------------------------------------
 
 
-def _matched(graph: Graph, double: Graph) -> tuple[dict[str, Op], dict[str, str]]:
+def _match_operators(graph: Graph, double: Graph) -> tuple[dict[str, Op], dict[str, str]]:
     """By operator of `graph` that is no cast, its counterpart; and by value, the counterpart's."""
-    own, other = (_without_casts(g) for g in (graph, double))
+    original, converted = (_without_casts(g) for g in (graph, double))
     same = {name: name for name, v in graph.values.items() if v.role not in ("op", "constant")}
     pairs: dict[str, Op] = {}
-    for left, right in zip(own.ops, other.ops, strict=False):
-        if not (_alike(graph, double, left, right) and _reads_same(own, other, left, right, same)):
-            raise _different(graph, left, right)
+    for left, right in zip(original.ops, converted.ops, strict=False):
+        if not (
+            _same_operator(graph, double, left, right)
+            and _reads_same(original, converted, left, right, same)
+        ):
+            raise _mismatch(graph, left, right)
         pairs[left.name] = right
         same.update(zip(left.outputs, right.outputs, strict=True))
-    if len(own.ops) != len(other.ops):
-        shorter = min(len(own.ops), len(other.ops))
-        raise _different(graph, *(next(iter(g.ops[shorter:]), None) for g in (own, other)))
+    if len(original.ops) != len(converted.ops):
+        shorter = min(len(original.ops), len(converted.ops))
+        raise _mismatch(graph, *(next(iter(g.ops[shorter:]), None) for g in (original, converted)))
     return pairs, same
 
 
 @dataclass(frozen=True)
-class _Plain:
+class _CastFree:
     """A graph without its casts: its other operators, and what each cast's result was before it."""
 
     ops: Sequence[Op]
     source: Callable[[str], str]
 
 
-def _without_casts(graph: Graph) -> _Plain:
+def _without_casts(graph: Graph) -> _CastFree:
     before = {op.outputs[0]: op.inputs[0] for op in graph.ops if _is_cast(graph, op)}
 
     def source(name: str) -> str:
@@ -139,64 +147,72 @@ def _without_casts(graph: Graph) -> _Plain:
             name = before[name]
         return name
 
-    return _Plain([op for op in graph.ops if op.outputs[0] not in before], source)
+    return _CastFree([op for op in graph.ops if op.outputs[0] not in before], source)
 
 
 def _is_cast(graph: Graph, op: Op) -> bool:
     """Whether an operator only rounds: from one floating (or complex) type to another, or a copy."""
     if op.kind != "pointwise" or op.label not in ("_to_copy", "clone") or len(op.inputs) != 1:
         return False
-    return raised(graph.values[op.inputs[0]].dtype) == raised(op.dtypes[0])
+    return double_dtype(graph.values[op.inputs[0]].dtype) == double_dtype(op.dtypes[0])
 
 
-def _alike(graph: Graph, double: Graph, left: Op, right: Op) -> bool:
+def _same_operator(graph: Graph, double: Graph, left: Op, right: Op) -> bool:
     """Whether two operators do the same, one of them in float64; what is opaque in one may be split."""
     return (
         left.label == right.label
-        and (left.opaque if left.kind != right.kind else _same_form(left.attrs, right.attrs))
-        and [_form(graph.values[o]) for o in left.outputs]
-        == [_form(double.values[o]) for o in right.outputs]
+        and (left.opaque if left.kind != right.kind else _same_attributes(left.attrs, right.attrs))
+        and [_shape_and_dtype(graph.values[o]) for o in left.outputs]
+        == [_shape_and_dtype(double.values[o]) for o in right.outputs]
     )
 
 
-def _same_form(left: Any, right: Any) -> bool:
+def _same_attributes(left: Any, right: Any) -> bool:
     """Whether attributes are equal but for floats, which may be limits or epsilons of the type."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
-        return left.keys() == right.keys() and all(_same_form(left[k], right[k]) for k in left)
+        return left.keys() == right.keys() and all(
+            _same_attributes(left[k], right[k]) for k in left
+        )
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-        return len(left) == len(right) and all(map(_same_form, left, right))
+        return len(left) == len(right) and all(map(_same_attributes, left, right))
     floats = isinstance(left, float) and isinstance(right, float)
-    return floats or bool(raise_all(left) == raise_all(right))
+    return floats or bool(to_double(left) == to_double(right))
 
 
-def _form(value: Value) -> tuple[tuple[int, ...], torch.dtype]:
-    return value.shape, raised(value.dtype)
+def _shape_and_dtype(value: Value) -> tuple[tuple[int, ...], torch.dtype]:
+    return value.shape, double_dtype(value.dtype)
 
 
-def _reads_same(own: _Plain, other: _Plain, left: Op, right: Op, same: dict[str, str]) -> bool:
+def _reads_same(
+    original: _CastFree, converted: _CastFree, left: Op, right: Op, same: dict[str, str]
+) -> bool:
     if len(left.inputs) != len(right.inputs):
         return False
-    for a, b in zip(map(own.source, left.inputs), map(other.source, right.inputs), strict=True):
+    for a, b in zip(
+        map(original.source, left.inputs), map(converted.source, right.inputs), strict=True
+    ):
         if same.setdefault(a, b) != b:  # a constant is known when it is first read
             return False
     return True
 
 
-def _different(graph: Graph, left: Op | None, right: Op | None) -> InputError:
-    own, wide = (f"'{op.name}' ({op.label})" if op else "nothing more" for op in (left, right))
+def _mismatch(graph: Graph, left: Op | None, right: Op | None) -> InputError:
+    computed, double_computed = (
+        f"'{op.name}' ({op.label})" if op else "nothing more" for op in (left, right)
+    )
     return InputError(
-        f"'{graph.name}' computes {own} where it computes {wide} in float64: its code depends on the "
+        f"'{graph.name}' computes {computed} where it computes {double_computed} in float64: its code depends on the "
         "precision, so a run in float64 says nothing about the plan; verify a model without that."
     )
 
 
-def _casts(graph: Graph) -> dict[str, int]:
-    def rounded() -> Iterator[str]:
+def _count_casts(graph: Graph) -> dict[str, int]:
+    def cast_types() -> Iterator[str]:
         for op in graph.ops:
             if _is_cast(graph, op) and op.label == "_to_copy":
                 yield str(op.dtypes[0]).removeprefix("torch.")
 
-    return dict(Counter(rounded()))
+    return dict(Counter(cast_types()))
 
 
 def explain_casts(casts: Mapping[str, int], tolerance: float) -> str:

@@ -24,10 +24,10 @@ from raddle.program.lower import lower
 from raddle.reports.explaining import sentences, what_changes
 from raddle.searches.baselines import BASELINES
 from raddle.searches.bounds import lower_bound
-from raddle.searches.explanation import timing
-from raddle.searches.explanation.alternatives import configurations
+from raddle.searches.explanation import plan_timers
+from raddle.searches.explanation.alternatives import candidate_configurations
+from raddle.searches.explanation.explain_op import explain_op, find_ops
 from raddle.searches.explanation.explain_plan import explain_plan
-from raddle.searches.explanation.operator import explain_op, find_ops
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.planning import plan_for
 from raddle.searches.predict import details, predicted_metrics, simulate_steps
@@ -68,18 +68,18 @@ def one_step(graph: Graph, plan: Plan, on: Cluster) -> float:
 
 
 def test_the_numbers_are_those_of_figures_and_details(graph: Graph, on: Cluster, owt: Plan) -> None:
-    found = explain_plan(graph, owt, on)
+    explanation = explain_plan(graph, owt, on)
     for side, plan in (("plan", owt), ("data", plan_for(graph, on, "data"))):
         timeline = simulate_steps(graph, plan, on)
-        own, rows = found[side], details(timeline)["devices"]
+        metrics, rows = explanation[side], details(timeline)["devices"]
         for key in ("step_ms", "samples_per_s", "comm_bytes", "peak_bytes", "imbalance", "fits"):
-            assert own[key] == predicted_metrics(timeline)[key]
-        for key, ms in own["average"].items():
+            assert metrics[key] == predicted_metrics(timeline)[key]
+        for key, ms in metrics["average"].items():
             assert ms == pytest.approx(sum(row[key] for row in rows) / len(rows))
-        assert own["fullest"]["peak_bytes"] == own["peak_bytes"]
-        assert own["fullest"]["memory_bytes"] == on.devices[0].memory
-    assert found["speedup"] == found["data"]["step_ms"] / found["plan"]["step_ms"]
-    assert found["search"] is None
+        assert metrics["fullest"]["peak_bytes"] == metrics["peak_bytes"]
+        assert metrics["fullest"]["memory_bytes"] == on.devices[0].memory
+    assert explanation["speedup"] == explanation["data"]["step_ms"] / explanation["plan"]["step_ms"]
+    assert explanation["search"] is None
 
 
 @pytest.mark.parametrize("method", BASELINES)
@@ -106,34 +106,36 @@ def test_bytes_of_buffers_and_statistics_add_up(on: Cluster) -> None:
 
 
 def test_data_parallel_sends_parameters_alone(graph: Graph, on: Cluster) -> None:
-    found = explain_plan(graph, plan_for(graph, on, "data"), on)
-    assert found["data"] == {**found["plan"], "same": True}
-    assert found["speedup"] == 1
-    sent = found["plan"]["bytes"]
+    explanation = explain_plan(graph, plan_for(graph, on, "data"), on)
+    assert explanation["data"] == {**explanation["plan"], "same": True}
+    assert explanation["speedup"] == 1
+    sent = explanation["plan"]["bytes"]
     assert sent["parameters"] == 2 * 3 * sum(p.nbytes for p in graph.parameters)
     assert sent["activations"] == sent["gradients"] == sent["signals"] == 0
 
 
 def test_data_parallel_has_the_settings_of_the_plan(graph: Graph, on: Cluster, owt: Plan) -> None:
-    own = replace(owt, sync="server", optimizer="adam", microbatches=2, batch=16)
+    changed = replace(owt, sync="server", optimizer="adam", microbatches=2, batch=16)
     same = replace(plan_for(graph, on, "data"), sync="server", optimizer="adam", microbatches=2)
-    found = explain_plan(graph, own, on)
-    assert found["data"]["step_ms"] == 1e3 * simulate_steps(graph, same, on).step_seconds
+    explanation = explain_plan(graph, changed, on)
+    assert explanation["data"]["step_ms"] == 1e3 * simulate_steps(graph, same, on).step_seconds
 
 
 def test_data_parallel_that_cannot_be_applied(graph: Graph) -> None:
     on = cluster("p100:4x4")
-    found = explain_plan(graph, plan_for(graph, on, "model"), on)
-    assert found["data"] is found["speedup"] is None
-    assert "a batch of 8 cannot be split over 16 devices" in found["data_error"]
-    assert found["data_error"] in sentences(found)[0]
+    explanation = explain_plan(graph, plan_for(graph, on, "model"), on)
+    assert explanation["data"] is explanation["speedup"] is None
+    assert "a batch of 8 cannot be split over 16 devices" in explanation["data_error"]
+    assert explanation["data_error"] in sentences(explanation)[0]
 
 
 def test_the_bound(graph: Graph, on: Cluster, owt: Plan) -> None:
-    found = explain_plan(graph, owt, on)
-    assert found["bound"]["ms"] == 1e3 * lower_bound(graph, on).seconds
-    assert found["bound"][f"{found['bound']['binding']}_ms"] == found["bound"]["ms"]
-    assert found["gap_ms"] == found["plan"]["step_ms"] - found["bound"]["ms"] > 0
+    explanation = explain_plan(graph, owt, on)
+    assert explanation["bound"]["ms"] == 1e3 * lower_bound(graph, on).seconds
+    assert (
+        explanation["bound"][f"{explanation['bound']['binding']}_ms"] == explanation["bound"]["ms"]
+    )
+    assert explanation["gap_ms"] == explanation["plan"]["step_ms"] - explanation["bound"]["ms"] > 0
     several = explain_plan(graph, replace(owt, microbatches=2), on)
     assert several["bound"] is several["gap_ms"] is None
     assert "2 micro-batches" in several["bound_error"]
@@ -144,13 +146,16 @@ def test_the_bound(graph: Graph, on: Cluster, owt: Plan) -> None:
 
 def test_the_critical_path_has_no_gaps(graph: Graph, on: Cluster, owt: Plan) -> None:
     timeline = simulate_steps(graph, owt, on)
-    found = explain_plan(graph, owt, on)
-    assert found["path_ms"] == pytest.approx(timeline.total_seconds * 1e3 / 3)
-    assert sum(found["path_doing"].values()) == pytest.approx(found["path_ms"])
-    times = [row["ms"] for row in found["path"]]
+    explanation = explain_plan(graph, owt, on)
+    assert explanation["path_ms"] == pytest.approx(timeline.total_seconds * 1e3 / 3)
+    assert sum(explanation["path_doing"].values()) == pytest.approx(explanation["path_ms"])
+    times = [row["ms"] for row in explanation["path"]]
     assert times == sorted(times, reverse=True)
     assert len(times) == 5
-    assert all(row["share"] == pytest.approx(row["ms"] / found["path_ms"]) for row in found["path"])
+    assert all(
+        row["share"] == pytest.approx(row["ms"] / explanation["path_ms"])
+        for row in explanation["path"]
+    )
 
 
 def test_a_larger_cluster_counts_as_far_as_it_is_used(graph: Graph, on: Cluster, owt: Plan) -> None:
@@ -197,14 +202,14 @@ def test_predictions_that_no_search_wrote(
 
 
 def test_the_words_have_the_numbers(graph: Graph, on: Cluster, owt: Plan) -> None:
-    found = explain_plan(graph, owt, on)
-    first, shares, bound, memory, path = sentences(found)
-    assert first.startswith(f"{found['speedup']:.2f} x ")
+    explanation = explain_plan(graph, owt, on)
+    first, shares, bound, memory, path = sentences(explanation)
+    assert first.startswith(f"{explanation['speedup']:.2f} x ")
     assert "synchronises" in first
     assert "of a step is computing" in shares
-    assert f"{found['plan']['step_ms'] / found['bound']['ms']:.2f} x as long" in bound
-    assert f"device, {found['plan']['fullest']['device']}, needs" in memory
-    assert found["path"][0]["name"] in path
+    assert f"{explanation['plan']['step_ms'] / explanation['bound']['ms']:.2f} x as long" in bound
+    assert f"device, {explanation['plan']['fullest']['device']}, needs" in memory
+    assert explanation["path"][0]["name"] in path
 
 
 # -- one operator ----------------------------------------------------------------------------------
@@ -224,17 +229,21 @@ def test_alternatives_take_what_simulating_them_takes(
 ) -> None:
     on = cluster(machine)
     plan = replace(plan_for(graph, on, method), **settings)
-    found = explain_op(graph, plan, on, name)
-    assert found["base"]["step_ms"] == one_step(graph, plan, on)
-    assert found["step_ms"] == 1e3 * simulate_steps(graph, plan, on).step_seconds
+    explanation = explain_op(graph, plan, on, name)
+    assert explanation["base"]["step_ms"] == one_step(graph, plan, on)
+    assert explanation["step_ms"] == 1e3 * simulate_steps(graph, plan, on).step_seconds
     expected = simulated_alternatives(graph, plan, on, name)
-    assert found["timed"] == len(expected)
-    assert found["faster"] == sum(ms < found["base"]["step_ms"] for ms in expected.values())
-    rows = found["alternatives"]
+    assert explanation["timed"] == len(expected)
+    assert explanation["faster"] == sum(
+        ms < explanation["base"]["step_ms"] for ms in expected.values()
+    )
+    rows = explanation["alternatives"]
     assert [row["step_ms"] for row in rows] == sorted(expected.values())[:5]
     for row in rows:
         assert row["step_ms"] == expected[row["tiles"]]
-        assert row["difference_ms"] == pytest.approx(row["step_ms"] - found["base"]["step_ms"])
+        assert row["difference_ms"] == pytest.approx(
+            row["step_ms"] - explanation["base"]["step_ms"]
+        )
         if plan.sync == "allreduce":  # else parameters come back after the last update
             assert sum(row["average"].values()) == pytest.approx(row["step_ms"])
 
@@ -244,19 +253,19 @@ def simulated_alternatives(graph: Graph, plan: Plan, on: Cluster, name: str) -> 
     space = PlanSpace(graph, on, Settings(reduction=True))
     g = next(g for g, group in enumerate(space.groups) if name in group.ops)
     anchor = space.groups[g].members[0].op
-    found = {}
-    for configuration in configurations(space, g, plan.tiles):
+    step_ms = {}
+    for configuration in candidate_configurations(space, g, plan.tiles):
         tiles = {**plan.tiles, **space.changes(plan.tiles, {g: configuration})}
         if tiles != dict(plan.tiles):
             text = write_tiling(anchor, tiles[anchor.name])
-            found[text] = one_step(graph, replace(plan, tiles=tiles), on)
-    return found
+            step_ms[text] = one_step(graph, replace(plan, tiles=tiles), on)
+    return step_ms
 
 
 def test_the_group_and_its_letters(graph: Graph, on: Cluster, owt: Plan) -> None:
-    found = explain_op(graph, owt, on, "features.1")
-    group = found["group"]
-    assert (found["op"], group["anchor"], group["tiles"]) == (
+    explanation = explain_op(graph, owt, on, "features.1")
+    group = explanation["group"]
+    assert (explanation["op"], group["anchor"], group["tiles"]) == (
         "features.1",
         "features.0",
         "n/4 @0-3",
@@ -275,7 +284,7 @@ def test_the_group_and_its_letters(graph: Graph, on: Cluster, owt: Plan) -> None
         "R": "it is taken whole", "Q": "it is taken whole",
     }  # fmt: skip
     assert group["configuration"] == {"n": 4, "c": 1, "h": 1, "w": 1}
-    assert found["notes"] == []
+    assert explanation["notes"] == []
 
 
 def test_tiles_that_are_no_configuration(graph: Graph) -> None:
@@ -284,23 +293,23 @@ def test_tiles_that_are_no_configuration(graph: Graph) -> None:
     space = PlanSpace(graph, on, Settings())
     op = graph.op("features.3")
     boxes = Irregular(tuple(plan.tiles[op.name].tiles))  # the same, but no grid
-    own = replace(plan, tiles={**plan.tiles, op.name: boxes})
+    irregular = replace(plan, tiles={**plan.tiles, op.name: boxes})
     g = next(g for g, group in enumerate(space.groups) if op.name in group.ops)
-    assert space.configuration_of(g, own.tiles) is None
-    found = explain_op(graph, own, on, op.name)
-    assert found["group"]["configuration"] is None
-    assert "no configuration" in found["notes"][0]
-    assert found["base"]["step_ms"] == one_step(graph, own, on)
-    assert len(found["alternatives"]) == 5
+    assert space.configuration_of(g, irregular.tiles) is None
+    explanation = explain_op(graph, irregular, on, op.name)
+    assert explanation["group"]["configuration"] is None
+    assert "no configuration" in explanation["notes"][0]
+    assert explanation["base"]["step_ms"] == one_step(graph, irregular, on)
+    assert len(explanation["alternatives"]) == 5
 
 
 def test_what_the_evaluator_does_not_know_is_said(graph: Graph, on: Cluster, owt: Plan) -> None:
     block = (("features.0", "features.1"),)
-    own = replace(owt, microbatches=2, batch=16, recompute=block, split_backward=True)
-    found = explain_op(graph, own, on, "features.0")
+    changed = replace(owt, microbatches=2, batch=16, recompute=block, split_backward=True)
+    explanation = explain_op(graph, changed, on, "features.0")
     what = "micro-batches and recomputation and a split backward"
-    assert found["notes"] == [f"all times are simulated: the evaluator does not time {what}"]
-    assert found["simulated"] == what
+    assert explanation["notes"] == [f"all times are simulated: the evaluator does not time {what}"]
+    assert explanation["simulated"] == what
     assert explain_op(graph, owt, on, "features.0")["simulated"] is None
 
 
@@ -322,17 +331,17 @@ def test_what_cannot_be_is_excluded_with_its_sentence(
     move = Evaluator.move
 
     def refuse(self: Evaluator, changes: Any) -> Any:
-        own = changes.get("features.3") if len(changes) < len(graph.ops) else None
-        if own is not None and len(set(own.devices)) < 4:
+        tiling = changes.get("features.3") if len(changes) < len(graph.ops) else None
+        if tiling is not None and len(set(tiling.devices)) < 4:
             raise InputError("four or nothing.")
         return move(self, changes)
 
     free = explain_op(graph, owt, on, "features.3")
     monkeypatch.setattr(Evaluator, "move", refuse)
-    found = explain_op(graph, owt, on, "features.3")
-    (row,) = found["excluded"]["refused"]
+    explanation = explain_op(graph, owt, on, "features.3")
+    (row,) = explanation["excluded"]["refused"]
     assert row["reason"] == "four or nothing."
-    assert row["count"] + found["timed"] == free["timed"]
+    assert row["count"] + explanation["timed"] == free["timed"]
     assert row["example"].count("@") == 1
 
 
@@ -340,16 +349,16 @@ def test_no_more_than_so_many_are_timed(
     graph: Graph, on: Cluster, owt: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = explain_op(graph, owt, on, "features.3")
-    monkeypatch.setattr(timing.Evaluated, "most", 4)
-    found = explain_op(graph, owt, on, "features.3")
-    assert found["timed"] < 5 < every["timed"]
-    assert found["excluded"]["untimed"] > 0
+    monkeypatch.setattr(plan_timers.EvaluatorTimer, "max_alternatives", 4)
+    explanation = explain_op(graph, owt, on, "features.3")
+    assert explanation["timed"] < 5 < every["timed"]
+    assert explanation["excluded"]["untimed"] > 0
     assert every["excluded"]["untimed"] == 0
 
 
 def test_what_changes_in_words(graph: Graph, on: Cluster, owt: Plan) -> None:
-    found = explain_op(graph, owt, on, "classifier.0")
-    base = found["base"]
+    explanation = explain_op(graph, owt, on, "classifier.0")
+    base = explanation["base"]
     assert what_changes(base, {**base, "difference_ms": 0.0}) == []
     busier = {**base, "difference_ms": 0.8, "link_ms": base["link_ms"] + 12}
     assert what_changes(base, busier) == ["12.0 ms more messages on the busiest link"]
@@ -357,18 +366,18 @@ def test_what_changes_in_words(graph: Graph, on: Cluster, owt: Plan) -> None:
 
 def test_more_devices_than_an_evaluator_is_for() -> None:
     graph, on = captured("lenet-tiny", batch=260), cluster("p100:65x4")
-    found = explain_op(graph, plan_for(graph, on, "data"), on, "features.0")
-    assert found["base"] is found["alternatives"] is None
-    assert found["group"]["tiles"] == "n/260 @0-259"
-    assert found["notes"] == ["alternatives are timed on up to 256 devices, the plan has 260"]
+    explanation = explain_op(graph, plan_for(graph, on, "data"), on, "features.0")
+    assert explanation["base"] is explanation["alternatives"] is None
+    assert explanation["group"]["tiles"] == "n/260 @0-259"
+    assert explanation["notes"] == ["alternatives are timed on up to 256 devices, the plan has 260"]
 
 
 def test_an_operator_without_samples() -> None:
     graph, on = captured("gpt-tiny"), cluster("local:2")
-    found = explain_op(graph, plan_for(graph, on, "data"), on, "slice")
-    assert found["group"] is found["alternatives"] is None
-    assert found["read_by"] == ["add"]
-    assert "depends on no sample" in found["notes"][0]
+    explanation = explain_op(graph, plan_for(graph, on, "data"), on, "slice")
+    assert explanation["group"] is explanation["alternatives"] is None
+    assert explanation["read_by"] == ["add"]
+    assert "depends on no sample" in explanation["notes"][0]
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -383,10 +392,10 @@ def test_names(graph: Graph) -> None:
 
 
 def test_a_module_of_several_groups(graph: Graph, on: Cluster, owt: Plan) -> None:
-    found = explain_op(graph, owt, on, "features")
-    assert found["op"] == "features.0"
-    assert "features.3" in found["others"]
-    assert "features.1" not in found["others"]  # it follows features.0
+    explanation = explain_op(graph, owt, on, "features")
+    assert explanation["op"] == "features.0"
+    assert "features.3" in explanation["others"]
+    assert "features.1" not in explanation["others"]  # it follows features.0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from raddle.graph.graph import Graph
 from raddle.plans import plan_file
 from raddle.searches.planning import plan_for
 from raddle.searches.registry import SEARCHES
-from raddle.verification.verdict import verify
+from raddle.verification.verify_plan import verify
 
 MODELS = ("vgg16-tiny", "resnet110-tiny", "unet-tiny", "inception_v3-tiny", "rnnlm-tiny")
 RANKS = (2, 3, 4)

@@ -28,7 +28,7 @@ from raddle.searches.pipeline.method import pipeline_candidates
 from raddle.searches.planning import check_pipeline
 from raddle.searches.settings import Settings
 from raddle.simulation.memory.peaks import peak_bytes
-from raddle.verification.verdict import verify
+from raddle.verification.verify_plan import verify
 
 pytestmark = pytest.mark.usefixtures("thread_clock")
 
@@ -56,7 +56,7 @@ def test_layers_are_a_graph_without_cycles(name: str) -> None:
         op.name for op in graph.ops
     )
     place = {op.name: at for at, op in enumerate(graph.ops)}
-    heads = [min(place[n] for n in own) for own in layer_graph.op_names]
+    heads = [min(place[n] for n in layer_ops) for layer_ops in layer_graph.op_names]
     for v, readers in enumerate(layer_graph.successors):
         assert all(heads[v] < max(place[n] for n in layer_graph.op_names[u]) for u in readers)
 

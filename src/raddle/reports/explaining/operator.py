@@ -35,7 +35,7 @@ FEW = 0.1  # of a difference: what makes up less of it is not named
 
 
 def show_op(result: Mapping[str, Any]) -> None:
-    """Print what `raddle.searches.explanation.operator.explain_op` says."""
+    """Print what `raddle.searches.explanation.explain_op.explain_op` says."""
     console = stdout()
     console.print(heading(result), style="bold")
     console.print(f"{result['op']} ({result['kind']}): {result['tiles']}")

@@ -16,7 +16,7 @@ from raddle.plans.plan import Plan
 from raddle.reports.page.data import Entry, PageData, collect
 from raddle.reports.page.html import page
 from raddle.searches.comparison import plan_each_method
-from raddle.searches.explanation.explain_plan import used
+from raddle.searches.explanation.explain_plan import devices_of_plan
 from raddle.searches.predict import predicted_metrics, simulate_steps
 from raddle.searches.settings import Settings
 
@@ -106,7 +106,7 @@ def _judged(
     graph: Graph, cluster: Cluster, given: Given, label: str, profile: Profile | None
 ) -> Entry:
     own = micro_batch_graph(graph, given.plan)
-    timeline = simulate_steps(own, given.plan, used(given.plan, cluster), profile)
+    timeline = simulate_steps(own, given.plan, devices_of_plan(given.plan, cluster), profile)
     known = ("search_s", "lower_bound_ms")
     row = predicted_metrics(timeline) | {k: given.plan.predicted.get(k) for k in known}
     return Entry(label, row, given.plan, timeline, given.run, given=True)

@@ -10,8 +10,8 @@ from raddle.costs.profile import Profile
 from raddle.plans.plan import Plan
 from raddle.reports.explaining import standing, what_changes
 from raddle.searches.explanation.alternatives import Alternatives
-from raddle.searches.explanation.operator import space_of
-from raddle.searches.explanation.timing import timer
+from raddle.searches.explanation.explain_op import plan_space_of
+from raddle.searches.explanation.plan_timers import make_timer
 from raddle.searches.operator_times import whole_operator_seconds
 from raddle.searches.ranking import MAX_EVALUATED_DEVICES
 from raddle.simulation.timeline import Timeline
@@ -29,9 +29,9 @@ def describe_alternatives(
     graph, cluster = timeline.program.graph, timeline.cluster
     if plan.devices > MAX_EVALUATED_DEVICES or seconds <= 0:
         return []
-    space = space_of(graph, plan, cluster, profile)
+    space = plan_space_of(graph, plan, cluster, profile)
     number = {op.name: i for i, op in enumerate(graph.ops)}
-    own = timer(space, plan, timeline)
+    own = make_timer(space, plan, timeline)
     begun = perf_counter()  # whatever was compiled for the first time by then
     work = whole_operator_seconds(graph)
 
@@ -47,7 +47,7 @@ def describe_alternatives(
         if late():
             break
         heard({"step": f"alternatives of {space.groups[g].name}", "done": done, "of": len(order)})
-        result = Alternatives(space, own, g, brief=True, enough=late).explained()
+        result = Alternatives(space, own, g, without_details=True, stop=late).explain()
         base = result["base"]
         found.append(
             {

@@ -16,20 +16,20 @@ from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.tiling import Tiling
 from raddle.searches.configurations import Configuration, tiles
 from raddle.searches.explanation.explain_plan import average
-from raddle.searches.explanation.timing import Reading, Timer
+from raddle.searches.explanation.plan_timers import PlanTimer, StepTiming
 from raddle.searches.grids import Tiles
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.purposes import bytes_by_purpose
 
-NEXT_BEST = 5  # alternatives that are shown
+MAX_SHOWN = 5  # alternatives that are shown
 
 
-class Timed(NamedTuple):
+class TimedAlternative(NamedTuple):
     """Another configuration, the tiles that it changes, and what a step takes with them."""
 
     configuration: Configuration
     changes: Tiles
-    reading: Reading
+    timing: StepTiming
 
 
 class Alternatives:
@@ -41,141 +41,156 @@ class Alternatives:
     def __init__(
         self,
         space: PlanSpace,
-        timer: Timer,
+        timer: PlanTimer,
         g: int,
         *,
-        brief: bool = False,
-        enough: Callable[[], bool] = lambda: False,
+        without_details: bool = False,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.space, self.timer, self.plan = space, timer, timer.plan
         self.g, self.group = g, space.groups[g]
         self.anchor = self.group.members[0].op
-        self.brief, self.enough = brief, enough
+        self.without_details, self.stop = without_details, stop
         self.untimed = 0
         self.refused: dict[str, list[Configuration]] = {}
-        self.large: list[Timed] = []
+        self.too_large: list[TimedAlternative] = []
 
-    def explained(self) -> dict[str, Any]:
-        timed = self._timed(configurations(self.space, self.g, self.plan.tiles))
-        timed.sort(key=lambda t: t.reading.time)
+    def explain(self) -> dict[str, Any]:
+        timed = self._time_all(candidate_configurations(self.space, self.g, self.plan.tiles))
+        timed.sort(key=lambda t: t.timing.step_ns)
         return {
-            "simulated": self.timer.simulated,
+            "simulated": self.timer.why_simulated,
             "overlapping": is_asynchronous(self.plan),
-            "base": self._figures(self.timer.base, {}),
-            "alternatives": [self._row(t) for t in timed[:NEXT_BEST]],
+            "base": self._metrics(self.timer.base, {}),
+            "alternatives": [self._row(t) for t in timed[:MAX_SHOWN]],
             "timed": len(timed),
-            "faster": sum(t.reading.time < self.timer.base.time for t in timed),
+            "faster": sum(t.timing.step_ns < self.timer.base.step_ns for t in timed),
             "excluded": {
                 "refused": [
-                    {"reason": reason, "count": len(own), "example": self._text(own[0])}
-                    for reason, own in self.refused.items()
+                    {
+                        "reason": reason,
+                        "count": len(refused),
+                        "example": self._tiles_text(refused[0]),
+                    }
+                    for reason, refused in self.refused.items()
                 ],
-                "memory": self._too_large(),
+                "memory": self._too_large_summary(),
                 "untimed": self.untimed,
             },
         }
 
-    def _timed(self, wanted: Iterable[Configuration]) -> list[Timed]:
+    def _time_all(self, candidates: Iterable[Configuration]) -> list[TimedAlternative]:
         """Those that are a plan and fit, each set of tiles once."""
-        found: list[Timed] = []
+        timed: list[TimedAlternative] = []
         seen: set[tuple[Tiling, ...]] = set()
         memory = np.array([device.memory for device in self.space.cluster.devices])
-        for configuration in wanted:
+        for configuration in candidates:
             changes = self.space.changes(self.plan.tiles, {self.g: configuration})
             key = tuple(changes.values())
-            if key in seen or all(self.plan.tiles[n] == own for n, own in changes.items()):
+            if key in seen or all(self.plan.tiles[n] == tiling for n, tiling in changes.items()):
                 continue
             seen.add(key)
-            if len(seen) > self.timer.most or (found and self.enough()):
+            if len(seen) > self.timer.max_alternatives or (timed and self.stop()):
                 self.untimed += 1
                 continue
             try:
-                own = Timed(configuration, changes, self.timer.read(changes))
+                alternative = TimedAlternative(
+                    configuration, changes, self.timer.time_step(changes)
+                )
             except InputError as error:
                 self.refused.setdefault(str(error), []).append(configuration)
                 continue
-            fits = (self.timer.scale * own.reading.held <= memory).all()
-            (found if fits else self.large).append(own)
-        return found
+            fits = (self.timer.memory_scale * alternative.timing.held_bytes <= memory).all()
+            (timed if fits else self.too_large).append(alternative)
+        return timed
 
-    def _figures(self, reading: Reading, changes: Tiles) -> dict[str, Any]:
-        found = {
-            "step_ms": reading.time / 1e6,
-            "compute_ms": reading.compute / 1e6,
-            "link_ms": reading.link / 1e6,
-            "memory_bytes": round(self.timer.scale * int(reading.held.max())),
+    def _metrics(self, timing: StepTiming, changes: Tiles) -> dict[str, Any]:
+        metrics = {
+            "step_ms": timing.step_ns / 1e6,
+            "compute_ms": timing.compute_ns / 1e6,
+            "link_ms": timing.link_ns / 1e6,
+            "memory_bytes": round(self.timer.memory_scale * int(timing.held_bytes.max())),
         }
-        if self.brief:
-            return found
+        if self.without_details:
+            return metrics
         timeline = self.timer.timeline(changes)
         return {
-            **found,
+            **metrics,
             "average": average(timeline.breakdown()),
             "bytes": bytes_by_purpose(timeline.program),
         }
 
-    def _row(self, own: Timed) -> dict[str, Any]:
-        base = self.timer.base.time
-        difference = own.reading.time - base
+    def _row(self, alternative: TimedAlternative) -> dict[str, Any]:
+        base = self.timer.base.step_ns
+        difference = alternative.timing.step_ns - base
         return {
-            "tiles": self._text(own.configuration),
-            **self._figures(own.reading, own.changes),
+            "tiles": self._tiles_text(alternative.configuration),
+            **self._metrics(alternative.timing, alternative.changes),
             "difference_ms": difference / 1e6,
             "difference": difference / base,
-            "partial": self._partial(own.configuration),
+            "partial": self._splits_sums(alternative.configuration),
         }
 
-    def _partial(self, configuration: Configuration) -> bool:
+    def _splits_sums(self, configuration: Configuration) -> bool:
         """Whether sums are split, which optcnn does with --reduction alone."""
         pairs = zip(self.group.letters, configuration.degrees, strict=True)
         return any(parts > 1 and letter in self.group.reduced for letter, parts in pairs)
 
-    def _text(self, configuration: Configuration) -> str:
+    def _tiles_text(self, configuration: Configuration) -> str:
         return write_tiling(self.anchor, tiles(self.group, configuration)[self.anchor.name])
 
-    def _too_large(self) -> dict[str, Any] | None:
+    def _too_large_summary(self) -> dict[str, Any] | None:
         """How much the smallest of those that do not fit needs, and what the fastest would take."""
-        if not self.large:
+        if not self.too_large:
             return None
-        fastest = min(self.large, key=lambda t: t.reading.time)
+        fastest = min(self.too_large, key=lambda t: t.timing.step_ns)
         return {
-            "count": len(self.large),
+            "count": len(self.too_large),
             "least_bytes": min(
-                round(self.timer.scale * int(t.reading.held.max())) for t in self.large
+                round(self.timer.memory_scale * int(t.timing.held_bytes.max()))
+                for t in self.too_large
             ),
             "memory_bytes": min(device.memory for device in self.space.cluster.devices),
-            "fastest": self._text(fastest.configuration),
-            "difference_ms": (fastest.reading.time - self.timer.base.time) / 1e6,
+            "fastest": self._tiles_text(fastest.configuration),
+            "difference_ms": (fastest.timing.step_ns - self.timer.base.step_ns) / 1e6,
         }
 
 
-def configurations(space: PlanSpace, g: int, now: Mapping[str, Tiling]) -> list[Configuration]:
+def candidate_configurations(
+    space: PlanSpace, g: int, current: Mapping[str, Tiling]
+) -> list[Configuration]:
     """What a group could be set to: its neighbours' configurations, and all powers of two.
 
     They lie on the devices that the group is on, or on the first ones where those are too few. Those of
     about as many parts as now come first, and those that split sums last.
     """
-    given, group = space.configuration_of(g, now), space.groups[g]
-    devices = given.devices if given else tuple(dict.fromkeys(now[group.name].devices))
-    found: dict[Configuration, None] = {}
+    current_configuration, group = space.configuration_of(g, current), space.groups[g]
+    devices = (
+        current_configuration.devices
+        if current_configuration
+        else tuple(dict.fromkeys(current[group.name].devices))
+    )
+    candidates: dict[Configuration, None] = {}
     for other in space.neighbours[g]:
-        own = space.configuration_of(other, now)
-        new = space.translate(g, other, own) if own else None
-        if new is not None:
-            found[new] = None
+        neighbour_configuration = space.configuration_of(other, current)
+        translated = (
+            space.translate(g, other, neighbour_configuration) if neighbour_configuration else None
+        )
+        if translated is not None:
+            candidates[translated] = None
 
-    def far(parts: Sequence[int]) -> tuple[bool, float]:
-        summed = any(
+    def preference(parts: Sequence[int]) -> tuple[bool, float]:
+        splits_sum = any(
             n > 1 and x in group.reduced for x, n in zip(group.letters, parts, strict=True)
         )
-        return summed, abs(math.log2(math.prod(parts) / len(devices)))
+        return splits_sum, abs(math.log2(math.prod(parts) / len(devices)))
 
-    for parts in sorted(space.degrees(g), key=far):
-        found[Configuration(parts, _first(devices, math.prod(parts)))] = None
-    return list(found)
+    for parts in sorted(space.degrees(g), key=preference):
+        candidates[Configuration(parts, _first_devices(devices, math.prod(parts)))] = None
+    return list(candidates)
 
 
-def _first(devices: tuple[int, ...], count: int) -> tuple[int, ...]:
+def _first_devices(devices: tuple[int, ...], count: int) -> tuple[int, ...]:
     if count == len(devices):
         return devices
     distinct = tuple(dict.fromkeys(devices))

@@ -29,7 +29,7 @@ from raddle.searches.predict import details, simulate_data_parallel, simulate_st
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.simulation.timeline import Timeline
 
-LONGEST = 5  # entries of the critical path that are shown
+MAX_PATH_ENTRIES = 5  # entries of the critical path that are shown
 
 
 def explain_plan(
@@ -39,7 +39,7 @@ def explain_plan(
 
     Times of `plan` and `data` are those of `figures`; `path` is the critical path of an average step.
     """
-    timeline = simulate_steps(graph, plan, used(plan, cluster), profile)
+    timeline = simulate_steps(graph, plan, devices_of_plan(plan, cluster), profile)
     return explain_timeline(plan, timeline, profile)
 
 
@@ -48,29 +48,29 @@ def explain_timeline(
 ) -> dict[str, Any]:
     """`explain_plan` of what was simulated already; `data` is data parallelism, if that was, too."""
     graph, cluster = timeline.program.graph, timeline.cluster
-    own = _side(timeline)
-    if data is not None and _alike(data.program.plan, plan):
+    metrics = _plan_metrics(timeline)
+    if data is not None and _same_settings(data.program.plan, plan):
         same = dict(data.program.plan.tiles) == dict(plan.tiles)
-        beside: dict[str, Any] | None = {**_side(data), "same": same}
-        reason = None
+        baseline: dict[str, Any] | None = {**_plan_metrics(data), "same": same}
+        baseline_error = None
     else:
-        beside, reason = _data_parallel(graph, plan, cluster, profile, own)
-    bound, unbound = _bound(graph, plan, cluster, profile)
+        baseline, baseline_error = _data_parallel_metrics(graph, plan, cluster, profile, metrics)
+    bound, bound_error = _bound(graph, plan, cluster, profile)
     return {
         **heading(plan, cluster),
-        "plan": own,
-        "data": beside,
-        "data_error": reason,
-        "speedup": beside["step_ms"] / own["step_ms"] if beside else None,
+        "plan": metrics,
+        "data": baseline,
+        "data_error": baseline_error,
+        "speedup": baseline["step_ms"] / metrics["step_ms"] if baseline else None,
         "bound": bound,
-        "bound_error": unbound,
-        "gap_ms": own["step_ms"] - bound["ms"] if bound else None,
-        **_critical(timeline),
-        "search": _search(plan, cluster),
+        "bound_error": bound_error,
+        "gap_ms": metrics["step_ms"] - bound["ms"] if bound else None,
+        **_critical_path(timeline),
+        "search": _search_record(plan, cluster),
     }
 
 
-def _alike(one: Plan, other: Plan) -> bool:
+def _same_settings(one: Plan, other: Plan) -> bool:
     """Whether two plans differ in their tiles alone."""
     settings = (
         "devices", "bn", "sync", "bucket", "microbatches", "recompute", "split_backward", "optimizer",
@@ -91,30 +91,30 @@ def heading(plan: Plan, cluster: Cluster) -> dict[str, Any]:
         "microbatches": plan.microbatches,
         "recompute": len(plan.recompute),
         "split_backward": plan.split_backward,
-        "schedule": schedule_figures(plan),
+        "schedule": describe_schedule(plan),
     }
 
 
-def schedule_figures(plan: Plan) -> dict[str, Any] | None:
+def describe_schedule(plan: Plan) -> dict[str, Any] | None:
     """Of a pipeline: its schedule, what is alive on each worker, and versions of weights."""
     if not plan.stages:
         return {"name": plan.schedule} if plan.schedule else None
     count = plan.microbatches
-    chosen = schedule_of(replace(plan, steps=4 * len(plan.stages)))
-    found: dict[str, Any] = {
+    schedule = schedule_of(replace(plan, steps=4 * len(plan.stages)))
+    description: dict[str, Any] = {
         "name": plan.schedule.splitlines()[0] if plan.schedule else "sequential",
         "stages": len(plan.stages),
         "workers": [list(devices) for devices in workers_of(plan)],
-        "alive": peak_alive(chosen),
-        "bubble": float(bubble(chosen, backward=2)),
+        "alive": peak_alive(schedule),
+        "bubble": float(bubble(schedule, backward=2)),
         "picture": rows(schedule_of(replace(plan, steps=2))),
     }
     if plan.schedule in ASYNCHRONOUS:
-        found["versions"] = peak_versions(chosen, count, ASYNCHRONOUS[plan.schedule])
-    return found
+        description["versions"] = peak_versions(schedule, count, ASYNCHRONOUS[plan.schedule])
+    return description
 
 
-def used(plan: Plan, cluster: Cluster) -> Cluster:
+def devices_of_plan(plan: Plan, cluster: Cluster) -> Cluster:
     """The devices of a cluster that a plan has, which are the first."""
     if plan.devices > len(cluster.devices):
         raise InputError(
@@ -123,14 +123,14 @@ def used(plan: Plan, cluster: Cluster) -> Cluster:
     return cluster.first_devices(plan.devices)
 
 
-def _side(timeline: Timeline) -> dict[str, Any]:
+def _plan_metrics(timeline: Timeline) -> dict[str, Any]:
     """The figures of one plan, its devices' average, and what it sends."""
-    found = details(timeline, largest=0)
-    rows, devices = found["devices"], timeline.cluster.devices
+    prediction = details(timeline, largest=0)
+    rows, devices = prediction["devices"], timeline.cluster.devices
     fullest = max(rows, key=lambda row: row["peak_bytes"] / devices[row["device"]].memory)
     keys = ("step_ms", "samples_per_s", "comm_bytes", "peak_bytes", "imbalance", "fits")
     return {
-        **{key: found[key] for key in keys},
+        **{key: prediction[key] for key in keys},
         "average": average(timeline.breakdown()),
         "bytes": bytes_by_purpose(timeline.program),
         "fullest": {
@@ -149,8 +149,8 @@ def average(breakdown: Sequence[Mapping[str, float]]) -> dict[str, float]:
     }
 
 
-def _data_parallel(
-    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None, own: Mapping[str, Any]
+def _data_parallel_metrics(
+    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None, metrics: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Data parallelism with a plan's settings, and whether it is the plan itself; or why it cannot be."""
     try:
@@ -158,8 +158,8 @@ def _data_parallel(
     except InputError as error:
         return None, str(error)
     if timeline is None:
-        return {**own, "same": True}, None
-    return {**_side(timeline), "same": False}, None
+        return {**metrics, "same": True}, None
+    return {**_plan_metrics(timeline), "same": False}, None
 
 
 def _bound(
@@ -170,51 +170,51 @@ def _bound(
         return None, reason
     if plan.microbatches > 1:
         return None, f"with {plan.microbatches} micro-batches there is no lower bound"
-    found = lower_bound(graph, cluster, optimizer=plan.optimizer)
+    bound = lower_bound(graph, cluster, optimizer=plan.optimizer)
     parts = {
-        "work": found.work,
-        "path": found.path,
-        "message": found.message,
-        "alone": found.one_device,
+        "work": bound.work,
+        "path": bound.path,
+        "message": bound.message,
+        "alone": bound.one_device,
     }
-    binding = next(name for name in parts if parts[name] == found.seconds)
+    binding = next(name for name in parts if parts[name] == bound.seconds)
     return {
-        "ms": 1e3 * found.seconds,
+        "ms": 1e3 * bound.seconds,
         **{f"{name}_ms": 1e3 * seconds for name, seconds in parts.items()},
         "binding": binding,
     }, None
 
 
-def _critical(timeline: Timeline) -> dict[str, Any]:
+def _critical_path(timeline: Timeline) -> dict[str, Any]:
     """Of the critical path, which has no gaps, what is done and for whom longest, in an average step."""
-    longest: Counter[tuple[str, str]] = Counter()
-    doing: Counter[str] = Counter()
+    by_subject: Counter[tuple[str, str]] = Counter()
+    by_activity: Counter[str] = Counter()
     program = timeline.program
     for task in timeline.critical_path():
         instruction = program.instructions[int(timeline.tasks.instruction[task])]
-        subject = _subject(instruction)
-        longest[subject] += int(timeline.tasks.duration[task])
-        doing[subject[1]] += int(timeline.tasks.duration[task])
-    total, each = sum(longest.values()), 1e6 * program.plan.steps
+        subject = _subject_and_activity(instruction)
+        by_subject[subject] += int(timeline.tasks.duration[task])
+        by_activity[subject[1]] += int(timeline.tasks.duration[task])
+    total, ns_per_step_ms = sum(by_subject.values()), 1e6 * program.plan.steps
     return {
-        "path_ms": total / each,
-        "path_doing": {what: ns / each for what, ns in doing.most_common() if ns},
+        "path_ms": total / ns_per_step_ms,
+        "path_doing": {what: ns / ns_per_step_ms for what, ns in by_activity.most_common() if ns},
         "path": [
-            {"name": name, "what": what, "ms": ns / each, "share": ns / total}
-            for (name, what), ns in longest.most_common(LONGEST)
+            {"name": name, "what": what, "ms": ns / ns_per_step_ms, "share": ns / total}
+            for (name, what), ns in by_subject.most_common(MAX_PATH_ENTRIES)
         ],
     }
 
 
-def _subject(instruction: Instruction) -> tuple[str, str]:
+def _subject_and_activity(instruction: Instruction) -> tuple[str, str]:
     """Of what an instruction is, and what it does: an operator's phases count together."""
     if isinstance(instruction, Run):
         return instruction.op, "computing"
     if isinstance(instruction, Merge):
         return instruction.op, "merging"
     if isinstance(instruction, Move):
-        own = instruction.kind.purpose
-        what = "synchronising" if own == Purpose.PARAMETERS else f"sending {own.value}"
+        purpose = instruction.kind.purpose
+        what = "synchronising" if purpose == Purpose.PARAMETERS else f"sending {purpose.value}"
         return instruction.value, what
     if isinstance(instruction, Reduce):
         return ", ".join(instruction.parameters), "synchronising"
@@ -224,7 +224,7 @@ def _subject(instruction: Instruction) -> tuple[str, str]:
 # -- how it was found ------------------------------------------------------------------------------
 
 
-def _search(plan: Plan, cluster: Cluster) -> dict[str, Any] | None:
+def _search_record(plan: Plan, cluster: Cluster) -> dict[str, Any] | None:
     """What a search left in the plan's file; what is not as a search writes it is left out."""
     predicted = plan.predicted
     start, stopped = predicted.get("start"), predicted.get("stopped")
@@ -232,7 +232,7 @@ def _search(plan: Plan, cluster: Cluster) -> dict[str, Any] | None:
         return None
     best, proposals = predicted.get("step_ms"), predicted.get("proposals")
     tried, searched_as = predicted.get("tried"), predicted.get("searched_as")
-    rows = [row for row in tried if _is_tried(row)] if isinstance(tried, list) else []
+    rows = [row for row in tried if _is_candidate(row)] if isinstance(tried, list) else []
     memory = [device.memory for device in cluster.devices]
     return {
         "start": start,
@@ -240,11 +240,11 @@ def _search(plan: Plan, cluster: Cluster) -> dict[str, Any] | None:
         "proposals": proposals if type(proposals) is int else None,
         "memory_bytes": [min(memory), max(memory)],
         "searched_as": searched_as if isinstance(searched_as, str) else None,
-        "tried": [_tried(row, start, best) for row in rows],
+        "tried": [_candidate_row(row, start, best) for row in rows],
     }
 
 
-def _is_tried(row: Any) -> bool:
+def _is_candidate(row: Any) -> bool:
     return (
         isinstance(row, dict) and isinstance(row.get("name"), str) and _is_time(row.get("step_ms"))
     )
@@ -254,7 +254,7 @@ def _is_time(ms: Any) -> bool:
     return type(ms) in (int, float) and math.isfinite(ms) and ms > 0
 
 
-def _tried(row: Mapping[str, Any], start: str, best: Any) -> dict[str, Any]:
+def _candidate_row(row: Mapping[str, Any], start: str, best: Any) -> dict[str, Any]:
     """`difference` is against the predicted step of the plan; without `simulated`, of a step on its own."""
     peak = row.get("peak_bytes")
     return {

@@ -146,14 +146,16 @@ class _PipelineSearch:
     def candidates(self, *, one_microbatch: bool, max_simulated: int) -> list[Candidate]:
         partitions = sorted(
             self._partitions(one_microbatch=one_microbatch),
-            key=lambda partition: partition[1].seconds,
+            key=lambda candidate: candidate[1].seconds,
         )
-        for m, cut in partitions[:max_simulated]:
+        for m, partition in partitions[:max_simulated]:
             if self.clock.expired and self.simulated:
                 break
-            for schedule in self._schedules(cut, m):
-                self._try_partition(m, cut, schedule)
-        recomputes = any(s.recompute for _, cut in partitions[:max_simulated] for s in cut.stages)
+            for schedule in self._schedules(partition, m):
+                self._try_partition(m, partition, schedule)
+        recomputes = any(
+            s.recompute for _, chosen in partitions[:max_simulated] for s in chosen.stages
+        )
         if (recomputes or self.memory_is_short) and not one_microbatch:
             self._try_sequential()
         if not any(c.fits for c in self.simulated):
@@ -288,8 +290,8 @@ class _PipelineSearch:
             workers,
         )
         tiles: Tiles = {}
-        for own, stage in zip(stages, partition.stages, strict=True):
-            tiles |= self._stage_tiles(graph, set(own), stage.devices, method)
+        for names, stage in zip(stages, partition.stages, strict=True):
+            tiles |= self._stage_tiles(graph, set(names), stage.devices, method)
         return SearchResult(tiles, pipeline=staged)
 
     def _stage_tiles(

@@ -68,23 +68,25 @@ class LocalStatistics:
         for tile in tiles:
             c = _channels(tile.normalised)
             mean, var = _moments(input, tile.counted)
-            place = tile.normalised.slices_within(Box.full(input.shape))
-            x = (input[place] - _wide(mean, input)) * _wide((var + eps).rsqrt(), input)
-            x = x if weight is None else x * _wide(weight[c], input)
-            y[place] = x if bias is None else x + _wide(bias[c], input)
+            region = tile.normalised.slices_within(Box.full(input.shape))
+            x = (input[region] - _broadcast(mean, input)) * _broadcast((var + eps).rsqrt(), input)
+            x = x if weight is None else x * _broadcast(weight[c], input)
+            y[region] = x if bias is None else x + _broadcast(bias[c], input)
         if running_mean is not None and running_var is not None:
             for device, box in counted:
                 mean, var = _moments(input.detach(), box)
                 size = box.volume // (box.hi[1] - box.lo[1])
                 unbiased = var * size / max(1, size - 1)
                 for buffer, value in ((running_mean, mean), (running_var, unbiased)):
-                    self._keep(device, buffer, _channels(box), momentum, value)
+                    self._update_running(device, buffer, _channels(box), momentum, value)
         return y
 
-    def _keep(self, device: int, buffer: Tensor, c: slice, momentum: float, value: Tensor) -> None:
-        own = self.running.setdefault(device, {})
-        kept = own.setdefault(self.names[id(buffer)], buffer.detach().clone())
-        kept[c] += momentum * (value - kept[c])
+    def _update_running(
+        self, device: int, buffer: Tensor, c: slice, momentum: float, value: Tensor
+    ) -> None:
+        buffers = self.running.setdefault(device, {})
+        running = buffers.setdefault(self.names[id(buffer)], buffer.detach().clone())
+        running[c] += momentum * (value - running[c])
 
 
 def _moments(x: Tensor, box: Box) -> tuple[Tensor, Tensor]:
@@ -93,7 +95,7 @@ def _moments(x: Tensor, box: Box) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
-def _wide(by_channel: Tensor, x: Tensor) -> Tensor:
+def _broadcast(by_channel: Tensor, x: Tensor) -> Tensor:
     return by_channel.view(1, -1, *[1] * (x.ndim - 2))
 
 
@@ -107,22 +109,26 @@ def _norms(graph: Graph) -> Iterator[tuple[Op, Op]]:
 
 def _regions(plan: Plan, op: Op) -> list[tuple[int, Box]]:
     """By tile, its device and the box of what is normalised that it reads."""
-    found = ((t.device, op.space.regions(t.box)[0]) for t in plan.tiles[op.name].tiles)
-    return [(device, box) for device, box in found if box is not None]
+    regions = ((t.device, op.space.regions(t.box)[0]) for t in plan.tiles[op.name].tiles)
+    return [(device, box) for device, box in regions if box is not None]
 
 
 def _tiles(plan: Plan, moments: Op, norm: Op) -> list[_Tile]:
     """By device, what it normalises, cut where its statistics' channels are."""
-    found = []
+    tiles = []
     for device, box in _regions(plan, norm):
         for other, counted in _regions(plan, moments):
             lo, hi = max(box.lo[1], counted.lo[1]), min(box.hi[1], counted.hi[1])
             if other == device and lo < hi:
-                found.append(_Tile(device, _cut(box, lo, hi), _cut(counted, lo, hi)))
-    return found
+                tiles.append(
+                    _Tile(
+                        device, _restrict_channels(box, lo, hi), _restrict_channels(counted, lo, hi)
+                    )
+                )
+    return tiles
 
 
-def _cut(box: Box, lo: int, hi: int) -> Box:
+def _restrict_channels(box: Box, lo: int, hi: int) -> Box:
     return Box((box.lo[0], lo, *box.lo[2:]), (box.hi[0], hi, *box.hi[2:]))
 
 

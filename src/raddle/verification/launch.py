@@ -22,59 +22,66 @@ from raddle.files import read_scratch, replace_atomically, write_scratch
 from raddle.runtime.job import Job
 from raddle.transport.orphans import marked
 from raddle.transport.thread_transport import Hub
-from raddle.verification.comparing import Findings, compare
-from raddle.verification.plain import Plain
+from raddle.verification.compare_rank import Findings, compare
+from raddle.verification.plain_training import PlainRun
 
-POLL = 0.1  # seconds
-GRACE = 10.0  # seconds between asking ranks to end and killing them
-STARTING = 180.0  # seconds for ranks to load and capture the model, on a busy machine
+POLL_SECONDS = 0.1  # seconds
+GRACE_SECONDS = 10.0  # seconds between asking ranks to end and killing them
+START_SECONDS = 180.0  # seconds for ranks to load and capture the model, on a busy machine
 
-Heard = Callable[[int], None]  # the step that ranks are at
+OnProgress = Callable[[int], None]  # the step that ranks are at
 
 
-class Failed(Exception):
+class RankFailure(Exception):
     """A rank failed while it trained; the sentence says which one and why."""
 
 
-def on_threads(
-    job: Job, plain: Plain, *, steps: int, seed: int, timeout: float, heard: Heard
+def run_on_threads(
+    job: Job, plain: PlainRun, *, steps: int, seed: int, timeout: float, on_progress: OnProgress
 ) -> list[Findings]:
     hub = Hub(job.plan.devices, timeout)
-    found: dict[int, Findings] = {}
+    findings: dict[int, Findings] = {}
     errors: dict[int, str] = {}
 
-    def work(rank: int) -> None:
-        tell = heard if rank == 0 else lambda step: None
+    def train_rank(rank: int) -> None:
+        rank_progress = on_progress if rank == 0 else lambda step: None
         try:
-            found[rank] = compare(job, plain, hub.transport(rank), steps, seed, tell)
+            findings[rank] = compare(job, plain, hub.transport(rank), steps, seed, rank_progress)
         except Exception as error:
             errors[rank] = f"{type(error).__name__}: {error}"
 
-    threads = [threading.Thread(target=work, args=(r,), name=f"rank {r}") for r in range(hub.size)]
+    threads = [
+        threading.Thread(target=train_rank, args=(r,), name=f"rank {r}") for r in range(hub.size)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if errors:
-        raise Failed(_first(errors))
-    return [found[rank] for rank in range(hub.size)]
+        raise RankFailure(_first_cause(errors))
+    return [findings[rank] for rank in range(hub.size)]
 
 
-def on_processes(
-    settings: Mapping[str, Any], plain: Plain, devices: int, *, timeout: float, heard: Heard
+def run_on_processes(
+    settings: Mapping[str, Any],
+    plain: PlainRun,
+    devices: int,
+    *,
+    timeout: float,
+    on_progress: OnProgress,
 ) -> list[Findings]:
     """Ranks by torchrun on this machine; they load the plan file themselves."""
     threads = max(1, cores() // devices)
     with tempfile.TemporaryDirectory(prefix="raddle-verify-") as name:
         folder = pathlib.Path(name)
-        told = {**settings, "threads": threads, "timeout": timeout}
-        write_scratch(folder / "settings.json", told)
+        rank_settings = {**settings, "threads": threads, "timeout": timeout}
+        write_scratch(folder / "settings.json", rank_settings)
         with replace_atomically(folder / "plain.pt", durable=False) as file:
             torch.save(plain, file)
-        seconds = STARTING + timeout * (1 + settings["steps"])
+        seconds = START_SECONDS + timeout * (1 + settings["steps"])
         with _torchrun(folder, devices, threads) as process:
-            _wait(process, folder, seconds, heard)
-        return _answers(folder, devices, process.returncode)
+            _wait(process, folder, seconds, on_progress)
+        return _read_results(folder, devices, process.returncode)
 
 
 @contextmanager
@@ -98,7 +105,7 @@ def _torchrun(
     finally:
         process.terminate()  # and torchrun ends its ranks
         with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
+            process.wait(GRACE_SECONDS)
         process.kill()
         process.wait()
         for file in folder.glob("rank*.pid"):
@@ -107,37 +114,37 @@ def _torchrun(
 
 
 def _wait(
-    process: subprocess.Popen[bytes], folder: pathlib.Path, seconds: float, heard: Heard
+    process: subprocess.Popen[bytes], folder: pathlib.Path, seconds: float, on_progress: OnProgress
 ) -> None:
     deadline, last = time.monotonic() + seconds, ""
     while process.poll() is None:
         if time.monotonic() > deadline:
-            raise Failed(f"the ranks have not ended within {seconds:.0f} s")
+            raise RankFailure(f"the ranks have not ended within {seconds:.0f} s")
         with suppress(OSError):
             now = (folder / "progress").read_text()
             if now.isdigit() and now != last:
                 last = now
-                heard(int(now))
-        time.sleep(POLL)
+                on_progress(int(now))
+        time.sleep(POLL_SECONDS)
 
 
-def _answers(folder: pathlib.Path, devices: int, code: int) -> list[Findings]:
-    answers: dict[int, dict[str, Any]] = {}
+def _read_results(folder: pathlib.Path, devices: int, code: int) -> list[Findings]:
+    results: dict[int, dict[str, Any]] = {}
     for rank in range(devices):
         with suppress(OSError, ValueError):
-            answers[rank] = read_scratch(folder / f"rank{rank}.json")
-    errors = {rank: a["error"] for rank, a in answers.items() if "error" in a}
+            results[rank] = read_scratch(folder / f"rank{rank}.json")
+    errors = {rank: a["error"] for rank, a in results.items() if "error" in a}
     if any("stops: rank" not in text for text in errors.values()):
-        raise Failed(_first(errors))
-    if len(answers) < devices or errors:
+        raise RankFailure(_first_cause(errors))
+    if len(results) < devices or errors:
         raise InputError(
             f"the ranks ended early, torchrun with code {code} ({_last_line(folder / 'output')}): "
             "is there too little memory?"
         )
-    return [Findings(**answers[rank]) for rank in range(devices)]
+    return [Findings(**results[rank]) for rank in range(devices)]
 
 
-def _first(errors: Mapping[int, str]) -> str:
+def _first_cause(errors: Mapping[int, str]) -> str:
     """Of all that ranks say, what the one says that failed by itself."""
     causes = [r for r, text in sorted(errors.items()) if "stops: rank" not in text]
     rank = (causes or sorted(errors))[0]

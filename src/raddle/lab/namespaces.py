@@ -8,16 +8,16 @@ from pathlib import Path
 
 from raddle.errors import InputError
 from raddle.lab import names
-from raddle.lab.commands import ask, call
-from raddle.lab.processes import end, inside, uninterrupted
-from raddle.lab.reading import free_subnet, namespaces
+from raddle.lab.commands import call, call_json
+from raddle.lab.processes import block_interrupts, end_processes, processes_in
+from raddle.lab.status import free_subnet, namespaces
 
 
 def build(lab: str, rates: Sequence[int]) -> None:
     """Make a lab with a host for each rate, in bits per second: all of it or nothing."""
     if namespaces(lab):
         raise InputError(
-            f"there is a lab '{lab}' already: remove it with `{names.command('down', lab)}`."
+            f"there is a lab '{lab}' already: remove it with `{names.raddle_command('down', lab)}`."
         )
     subnet = free_subnet()
     if subnet is None:
@@ -29,7 +29,7 @@ def build(lab: str, rates: Sequence[int]) -> None:
     try:
         _bridge(network, names.bridge_address(subnet))
         for host, rate in enumerate(rates):
-            _host(names.namespace(lab, host), network, names.port(host), rate)
+            _host(names.namespace(lab, host), network, names.bridge_port(host), rate)
             _address(names.namespace(lab, host), names.address(subnet, host))
     except BaseException:
         remove(lab)
@@ -38,14 +38,16 @@ def build(lab: str, rates: Sequence[int]) -> None:
 
 def remove(lab: str) -> tuple[list[str], set[int]]:
     """End what runs in a lab and remove it; return its namespaces and the processes ended."""
-    with uninterrupted():
-        found = namespaces(lab)
-        if os.getpid() in inside(found):
+    with block_interrupts():
+        lab_namespaces = namespaces(lab)
+        if os.getpid() in processes_in(lab_namespaces):
             raise InputError(f"this runs inside the lab '{lab}': remove it from outside.")
-        ended = end(lambda: inside(found))
-        for namespace in reversed(found):  # the network last: until then the lab's name is taken
+        ended = end_processes(lambda: processes_in(lab_namespaces))
+        for namespace in reversed(
+            lab_namespaces
+        ):  # the network last: until then the lab's name is taken
             _delete(namespace)
-    return found, ended
+    return lab_namespaces, ended
 
 
 def _bridge(network: str, address: str) -> None:
@@ -80,5 +82,5 @@ def _delete(namespace: str) -> None:
     try:
         call("ip", "netns", "del", namespace)
     except InputError:
-        if namespace in {row["name"] for row in ask("ip", "netns", "list")}:
+        if namespace in {row["name"] for row in call_json("ip", "netns", "list")}:
             raise  # else somebody else has removed it in this moment, which is as good

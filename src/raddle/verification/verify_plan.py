@@ -16,21 +16,21 @@ from raddle.runtime.job import Job
 from raddle.runtime.schedule_spans import Span, early_starts
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline
-from raddle.verification import starting, traffic
-from raddle.verification.comparing import Findings
-from raddle.verification.plain import Plain, train_plain
-from raddle.verification.statistics import has_serial_reference
+from raddle.verification import launch, traffic
+from raddle.verification.compare_rank import Findings
+from raddle.verification.local_statistics import has_serial_reference
+from raddle.verification.plain_training import PlainRun, train_plain
 from raddle.verification.twin import Twin, explain_casts, load_twin
 from raddle.zoo.loading import default_dtype
 
 TOLERANCE = 1e-9
-LEAST_WAIT = 60.0  # seconds that a rank waits for another, at least
-ALL = "bytes in all: program = simulator"
-WAITS = "schedule: seconds too early"
-SLOWER = 20  # and as many times as long as the plain module took for a step
+MIN_TIMEOUT = 60.0  # seconds that a rank waits for another, at least
+TOTAL_BYTES = "bytes in all: program = simulator"
+TOO_EARLY = "schedule: seconds too early"
+TIMEOUT_FACTOR = 20  # and as many times as long as the plain module took for a step
 
-Heard = Callable[[Mapping[str, Any]], None]
-Tell = Callable[[str, int], None]  # what is done now, and how many steps are done
+OnProgress = Callable[[Mapping[str, Any]], None]
+Report = Callable[[str, int], None]  # what is done now, and how many steps are done
 
 
 def verify(
@@ -41,7 +41,7 @@ def verify(
     tolerance: float = TOLERANCE,
     model: str = "",
     seed: int = 0,
-    heard: Heard = lambda step: None,
+    on_progress: OnProgress = lambda step: None,
 ) -> dict[str, Any]:
     """Trains by the plan and by plain PyTorch from the same weights in float64, and compares.
 
@@ -50,23 +50,27 @@ def verify(
     Deviations are relative: of a loss to itself, of a gradient to the norm of all gradients, of parameters
     and buffers to their largest element (or 1). Raises InputError where that cannot be tried here.
     """
-    tell = _progress(heard, steps)
-    tell("capturing", 0)
-    twin, notes = _twin(path, model, seed)
+    report = _reporter(on_progress, steps)
+    report("capturing", 0)
+    twin, notes = _load_comparable_twin(path, model, seed)
     job = twin.job
     if not job.plan.parsed_sync.synchronous:
         raise InputError(
             f"sync is '{job.plan.sync}': servers apply gradients as they come, and no serial run is the "
             "same: verify the plan with sync ps."
         )
-    timeline = traffic.simulated(job, steps)
+    timeline = traffic.simulate_job(job, steps)
     _refuse_too_large(timeline)
     settings = {"steps": steps, "seed": seed}
-    told = None if threads else {**settings, "plan": path, "model": model, "bn": job.plan.bn}
+    rank_settings = (
+        None if threads else {**settings, "plan": path, "model": model, "bn": job.plan.bn}
+    )
     with default_dtype(torch.float64):
-        plain = _train_plain(job, **settings, tell=tell)
-        found, failure = _train(job, plain, **settings, told=told, tell=tell)
-    result = _result(job, timeline, found, tolerance)
+        plain = _train_plain(job, **settings, report=report)
+        findings, failure = _train(
+            job, plain, **settings, rank_settings=rank_settings, report=report
+        )
+    result = _result(job, timeline, findings, tolerance)
     return {
         "plan": path,
         **result,
@@ -80,32 +84,40 @@ def verify(
     }
 
 
-def _train_plain(job: Job, *, steps: int, seed: int, tell: Tell) -> Plain:
+def _train_plain(job: Job, *, steps: int, seed: int, report: Report) -> PlainRun:
     """What plain PyTorch computes; nothing where steps overlap, since ranks replay what they logged."""
     if is_asynchronous(job.plan):
-        return Plain()
-    return train_plain(job, steps, seed, lambda step: tell(f"plain module, step {step}", 1 + step))
+        return PlainRun()
+    return train_plain(
+        job, steps, seed, lambda step: report(f"plain module, step {step}", 1 + step)
+    )
 
 
 def _train(
-    job: Job, plain: Plain, *, steps: int, seed: int, told: Mapping[str, Any] | None, tell: Tell
+    job: Job,
+    plain: PlainRun,
+    *,
+    steps: int,
+    seed: int,
+    rank_settings: Mapping[str, Any] | None,
+    report: Report,
 ) -> tuple[list[Findings], str | None]:
     """What ranks found, or why they failed: processes that are told what to load, or else threads."""
-    timeout = max(LEAST_WAIT, SLOWER * plain.seconds)
+    timeout = max(MIN_TIMEOUT, TIMEOUT_FACTOR * plain.seconds)
 
-    def running(step: int) -> None:
-        tell(f"plan, step {step}", 1 + steps + step)
+    def on_step(step: int) -> None:
+        report(f"plan, step {step}", 1 + steps + step)
 
-    more: dict[str, Any] = {"timeout": timeout, "heard": running}
+    options: dict[str, Any] = {"timeout": timeout, "heard": on_step}
     try:
-        if told is None:
-            return starting.on_threads(job, plain, steps=steps, seed=seed, **more), None
-        return starting.on_processes(told, plain, job.plan.devices, **more), None
-    except starting.Failed as error:
+        if rank_settings is None:
+            return launch.run_on_threads(job, plain, steps=steps, seed=seed, **options), None
+        return launch.run_on_processes(rank_settings, plain, job.plan.devices, **options), None
+    except launch.RankFailure as error:
         return [], f"{error}."
 
 
-def _twin(path: str, model: str, seed: int) -> tuple[Twin, list[str]]:
+def _load_comparable_twin(path: str, model: str, seed: int) -> tuple[Twin, list[str]]:
     twin = load_twin(path, model=model, seed=seed)
     plan = twin.job.plan
     if plan.bn != "local" or has_serial_reference(twin.job.graph, plan):
@@ -118,55 +130,58 @@ def _twin(path: str, model: str, seed: int) -> tuple[Twin, list[str]]:
     return load_twin(path, model=model, bn=bn, seed=seed), [note]
 
 
-def _progress(heard: Heard, steps: int) -> Tell:
-    def tell(step: str, done: int) -> None:
-        heard({"step": step, "done": done, "of": 1 + 2 * steps})
+def _reporter(on_progress: OnProgress, steps: int) -> Report:
+    def report(step: str, done: int) -> None:
+        on_progress({"step": step, "done": done, "of": 1 + 2 * steps})
 
-    return tell
+    return report
 
 
 def _refuse_too_large(timeline: Timeline) -> None:
     """Before this machine runs out of memory: all ranks are on it."""
-    needed, there = sum(peak_bytes(timeline)), memory()
-    if needed > there:
+    needed, available = sum(peak_bytes(timeline)), memory()
+    if needed > available:
         raise InputError(
-            f"all ranks together need {needed:,} bytes in float64, this machine has {there:,}: "
+            f"all ranks together need {needed:,} bytes in float64, this machine has {available:,}: "
             "verify on a larger one, or a plan for a smaller batch."
         )
 
 
 def _result(
-    job: Job, timeline: Timeline, found: Sequence[Findings], tolerance: float
+    job: Job, timeline: Timeline, findings: Sequence[Findings], tolerance: float
 ) -> dict[str, Any]:
     plan = job.plan
     program = timeline.program if is_asynchronous(plan) else job.program
-    pairs = traffic.rows(program, timeline, found) if found else []
-    groups = traffic.group_rows(program, timeline, found) if found else []
-    checks = [*_deviations(found, tolerance), *_bytes(program, timeline, pairs, groups)]
-    checks += _waits(program, found)
+    pairs = traffic.pair_rows(program, timeline, findings) if findings else []
+    groups = traffic.group_rows(program, timeline, findings) if findings else []
+    checks = [
+        *_deviation_checks(findings, tolerance),
+        *_byte_checks(program, timeline, pairs, groups),
+    ]
+    checks += _schedule_check(program, findings)
     return {
         "model": job.workload.name,
         "method": plan.method,
         "batch": sum(job.program.micro_batch_sizes),
         "schedule": plan.schedule.split("\n")[0],
-        "staleness": found[0].staleness if found else {},
+        "staleness": findings[0].staleness if findings else {},
         "devices": plan.devices,
         "bn": plan.bn,
         "dtype": plan.dtype,
         "steps": timeline.program.plan.steps,
         "tolerance": tolerance,
-        "checks": checks if found else [],
-        "losses": found[0].losses if found else [],
+        "checks": checks if findings else [],
+        "losses": findings[0].losses if findings else [],
         "sent": pairs,
         "reduced": groups,
     }
 
 
-def _deviations(found: Sequence[Findings], tolerance: float) -> list[dict[str, Any]]:
+def _deviation_checks(findings: Sequence[Findings], tolerance: float) -> list[dict[str, Any]]:
     """Of each thing that was compared, the worst of all ranks; null is no number at all."""
     checks = []
     for what in ("loss", "gradients", "parameters", "buffers"):
-        worst = [(*rank.worst[what], r) for r, rank in enumerate(found) if what in rank.worst]
+        worst = [(*rank.worst[what], r) for r, rank in enumerate(findings) if what in rank.worst]
         if not worst:  # a module without buffers
             continue
         deviation, where, rank = max(worst)
@@ -177,43 +192,48 @@ def _deviations(found: Sequence[Findings], tolerance: float) -> list[dict[str, A
     return checks
 
 
-def _waits(program: Program, found: Sequence[Findings]) -> list[dict[str, Any]]:
+def _schedule_check(program: Program, findings: Sequence[Findings]) -> list[dict[str, Any]]:
     """Whether every action waited for those that the schedule has it `after`; all ranks share a clock."""
     schedule = schedule_of(program.plan) if program.plan.stages else None
     if schedule is None or not schedule.waits:
         return []
-    spans = [Span(*span) for rank in found for span in rank.spans]
-    wrong = max(early_starts(schedule, spans), key=lambda e: e.seconds, default=None)
-    where = f"{wrong.action} after {wrong.awaited}, step {wrong.step}" if wrong else ""
-    seconds = wrong.seconds if wrong else 0.0
-    return [{"what": WAITS, "deviation": seconds, "where": where, "holds": wrong is None}]
+    spans = [Span(*span) for rank in findings for span in rank.spans]
+    worst = max(early_starts(schedule, spans), key=lambda e: e.seconds, default=None)
+    where = f"{worst.action} after {worst.awaited}, step {worst.step}" if worst else ""
+    seconds = worst.seconds if worst else 0.0
+    return [{"what": TOO_EARLY, "deviation": seconds, "where": where, "holds": worst is None}]
 
 
-def _bytes(
+def _byte_checks(
     program: Program, timeline: Timeline, pairs: Sequence[Mapping[str, Any]],
     groups: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Three accounts of the bytes; they are equal, or it does not hold."""
-    total = traffic.said_total(program, timeline.program.plan.steps)
-    apart = abs(total - traffic.simulated_total(timeline))
+    total = traffic.program_total(program, timeline.program.plan.steps)
+    difference = abs(total - traffic.simulated_total(timeline))
     return [
         _bytes_check("bytes by pair: transport = program", pairs, "transport", "program"),
         _bytes_check("bytes by pair: program = simulator", pairs, "program", "simulator"),
         _bytes_check("bytes summed: transport = program", groups, "transport", "program"),
-        {"what": ALL, "deviation": apart, "where": "", "holds": apart == 0},
+        {"what": TOTAL_BYTES, "deviation": difference, "where": "", "holds": difference == 0},
     ]
 
 
 def _bytes_check(
     what: str, rows: Sequence[Mapping[str, Any]], left: str, right: str
 ) -> dict[str, Any]:
-    apart = {_ends(row): abs(row[left] - row[right]) for row in rows}
-    where = max(apart, key=lambda ends: apart[ends], default="")
-    most = apart.get(where, 0)
-    return {"what": what, "deviation": most, "where": where if most else "", "holds": most == 0}
+    differences = {_row_name(row): abs(row[left] - row[right]) for row in rows}
+    where = max(differences, key=lambda ends: differences[ends], default="")
+    largest = differences.get(where, 0)
+    return {
+        "what": what,
+        "deviation": largest,
+        "where": where if largest else "",
+        "holds": largest == 0,
+    }
 
 
-def _ends(row: Mapping[str, Any]) -> str:
+def _row_name(row: Mapping[str, Any]) -> str:
     if "source" in row:
         return f"{row['source']} -> {row['target']}"
     return ", ".join(map(str, row["devices"]))

@@ -17,12 +17,17 @@ from torch import Tensor, nn
 
 from raddle.graph.box import Box
 from raddle.runtime.job import Job, optimizer_for
-from raddle.verification.plain import backward, batch_of_step, micro_batches, micro_loss
+from raddle.verification.plain_training import (
+    backward,
+    batch_of_step,
+    micro_batch_loss,
+    micro_batches,
+)
 
 Piece = tuple[str, Box]  # a parameter's name, and the box of it
 
 
-class Line(NamedTuple):
+class VersionRecord(NamedTuple):
     """That a step used a version of a piece ("F"), or made one ("U")."""
 
     piece: Piece
@@ -32,7 +37,7 @@ class Line(NamedTuple):
     version: int
 
 
-class Replayed(NamedTuple):
+class ReplayResult(NamedTuple):
     """What a serial replay gives: losses by step, pieces of parameters, and how stale their uses were."""
 
     losses: list[float]
@@ -40,47 +45,54 @@ class Replayed(NamedTuple):
     staleness: dict[str, tuple[int, int]]  # by parameter: least and most updates that a step missed
 
 
-def replay(job: Job, log: Iterable[Line], steps: int, seed: int) -> Replayed:
+def replay(job: Job, log: Iterable[VersionRecord], steps: int, seed: int) -> ReplayResult:
     """Trains a copy of the module step by step, each with the versions that the log gives it."""
-    return _Replay(job, list(log), steps, seed).run()
+    return _Replayer(job, list(log), steps, seed).run()
 
 
-class _Replay:
-    def __init__(self, job: Job, log: list[Line], steps: int, seed: int) -> None:
+class _Replayer:
+    def __init__(self, job: Job, log: list[VersionRecord], steps: int, seed: int) -> None:
         self.job, self.steps, self.seed = job, steps, seed
         self.model = copy.deepcopy(job.workload.model)
         self.parameters = dict(self.model.named_parameters())
         self.used: dict[int, dict[tuple[int, Piece], int]] = {s: {} for s in range(steps)}
-        made: dict[Piece, dict[int, int]] = {}  # by version, the step that made it
-        for line in log:
-            if line.phase == "F":
-                self.used[line.step][line.micro, line.piece] = line.version
-                made.setdefault(line.piece, {})
+        step_by_version: dict[Piece, dict[int, int]] = {}  # by version, the step that made it
+        for record in log:
+            if record.phase == "F":
+                self.used[record.step][record.micro, record.piece] = record.version
+                step_by_version.setdefault(record.piece, {})
             else:
-                made.setdefault(line.piece, {})[line.version] = line.step
-        self.order = {piece: [own[v] for v in sorted(own)] for piece, own in made.items()}
-        self.history = {p: [self._start(p)] for p in self.order}
+                step_by_version.setdefault(record.piece, {})[record.version] = record.step
+        self.update_order = {
+            piece: [steps_of_piece[v] for v in sorted(steps_of_piece)]
+            for piece, steps_of_piece in step_by_version.items()
+        }
+        self.history = {p: [self._initial_value(p)] for p in self.update_order}
         make = optimizer_for(job.plan.optimizer)
-        self.weights = {p: nn.Parameter(own[0].clone()) for p, own in self.history.items()}
+        self.weights = {
+            p: nn.Parameter(versions[0].clone()) for p, versions in self.history.items()
+        }
         self.optimizers = {p: make([w]) for p, w in self.weights.items()}
         self.gradients: dict[int, dict[str, Tensor]] = {}
         self.losses: dict[int, float] = {}
 
-    def _start(self, piece: Piece) -> Tensor:
+    def _initial_value(self, piece: Piece) -> Tensor:
         name, box = piece
         whole = self.parameters[name].detach()
         return whole[box.slices_within(Box.full(whole.shape))].clone()
 
-    def run(self) -> Replayed:
-        left = list(range(self.steps))
-        while left:
-            ready = next((s for s in left if self._is_ready(s)), None)
-            assert ready is not None, f"steps {left} use versions that no step made"
+    def run(self) -> ReplayResult:
+        remaining = list(range(self.steps))
+        while remaining:
+            ready = next((s for s in remaining if self._is_ready(s)), None)
+            assert ready is not None, f"steps {remaining} use versions that no step made"
             self._step(ready)
-            left.remove(ready)
-            self._update()
+            remaining.remove(ready)
+            self._apply_updates()
         losses = [self.losses[s] for s in range(self.steps)]
-        return Replayed(losses, {p: own[-1] for p, own in self.history.items()}, self._staleness())
+        return ReplayResult(
+            losses, {p: versions[-1] for p, versions in self.history.items()}, self._staleness()
+        )
 
     def _is_ready(self, step: int) -> bool:
         return all(v < len(self.history[p]) for (_, p), v in self.used[step].items())
@@ -94,7 +106,7 @@ class _Replay:
                     whole = self.parameters[name].data
                     whole[box.slices_within(Box.full(whole.shape))] = self.history[name, box][v]
             self.model.zero_grad()
-            value = micro_loss(self.job, self.model, batch, self.seed, step, micro)
+            value = micro_batch_loss(self.job, self.model, batch, self.seed, step, micro)
             backward(value)
             total += value.item()
             for name, p in self.parameters.items():
@@ -102,24 +114,24 @@ class _Replay:
                     gradients[name] = gradients.get(name, 0) + p.grad.clone()
         self.gradients[step], self.losses[step] = gradients, total
 
-    def _update(self) -> None:
+    def _apply_updates(self) -> None:
         """All updates whose turn it is."""
-        for piece, steps in self.order.items():
-            own = self.history[piece]
-            while len(own) <= len(steps) and steps[len(own) - 1] in self.gradients:
+        for piece, steps in self.update_order.items():
+            versions = self.history[piece]
+            while len(versions) <= len(steps) and steps[len(versions) - 1] in self.gradients:
                 name, box = piece
-                found = self.gradients[steps[len(own) - 1]].get(name)
+                gradient = self.gradients[steps[len(versions) - 1]].get(name)
                 weight = self.weights[piece]
-                if found is None:
-                    found = torch.zeros_like(self.parameters[name])
-                weight.grad = found[box.slices_within(Box.full(found.shape))].clone()
+                if gradient is None:
+                    gradient = torch.zeros_like(self.parameters[name])
+                weight.grad = gradient[box.slices_within(Box.full(gradient.shape))].clone()
                 self.optimizers[piece].step()
-                own.append(weight.detach().clone())
+                versions.append(weight.detach().clone())
 
     def _staleness(self) -> dict[str, tuple[int, int]]:
         """Updates of earlier steps that a step did not see."""
-        found: dict[str, list[int]] = {}
+        missed: dict[str, list[int]] = {}
         for step, used in self.used.items():
             for (_, (name, _)), v in used.items():
-                found.setdefault(name, []).append(step - v)
-        return {name: (min(own), max(own)) for name, own in found.items()}
+                missed.setdefault(name, []).append(step - v)
+        return {name: (min(counts), max(counts)) for name, counts in missed.items()}

@@ -19,15 +19,15 @@ from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid, Tiling
 from raddle.searches.configurations import tiles
 from raddle.searches.explanation.alternatives import Alternatives
-from raddle.searches.explanation.explain_plan import heading, used
-from raddle.searches.explanation.timing import timer
+from raddle.searches.explanation.explain_plan import devices_of_plan, heading
+from raddle.searches.explanation.plan_timers import make_timer
 from raddle.searches.groups import BY_LETTERS, Group, Member, group_indices
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.predict import simulate_steps
 from raddle.searches.ranking import MAX_EVALUATED_DEVICES
 from raddle.searches.settings import Settings
 
-KINDS = {"S": "sample", "A": "attribute", "P": "parameter", "R": "reduction"}
+DIMENSION_KINDS = {"S": "sample", "A": "attribute", "P": "parameter", "R": "reduction"}
 
 
 def explain_op(
@@ -40,19 +40,21 @@ def explain_op(
     nothing is timed: `notes` say why. `simulated` says what the evaluator does not time, so that all of
     them were simulated.
     """
-    op, *more = find_ops(graph, name)
-    cluster = used(plan, cluster)
-    space = space_of(graph, plan, cluster, profile)
-    of = group_indices(space.groups)
-    g = of.get(op.name)
-    found = {
+    op, *other_ops = find_ops(graph, name)
+    cluster = devices_of_plan(plan, cluster)
+    space = plan_space_of(graph, plan, cluster, profile)
+    group_number = group_indices(space.groups)
+    g = group_number.get(op.name)
+    explanation = {
         **heading(plan, cluster),
         "op": op.name,
         "kind": op.label,
         "tiles": write_tiling(op, plan.tiles[op.name]),
-        "others": _others(space.groups, [of[o.name] for o in more if o.name in of], g),
+        "others": _other_groups(
+            space.groups, [group_number[o.name] for o in other_ops if o.name in group_number], g
+        ),
     }
-    nothing = {
+    no_times = {
         "step_ms": None,
         "simulated": None,
         "overlapping": False,
@@ -67,22 +69,22 @@ def explain_op(
             r.name for o in op.outputs for r, _ in space.batch_independent.readers.get(o, ())
         ]
         note = "it depends on no sample, so it is computed where it is read and has no split of its own"
-        return {**found, "group": None, "read_by": readers, **nothing, "notes": [note]}
-    found["group"] = _group(graph, space, g, plan)
+        return {**explanation, "group": None, "read_by": readers, **no_times, "notes": [note]}
+    explanation["group"] = _group(graph, space, g, plan)
     if plan.devices > MAX_EVALUATED_DEVICES:
         note = f"alternatives are timed on up to {MAX_EVALUATED_DEVICES} devices, the plan has {plan.devices}"
-        return {**found, **nothing, "notes": [note]}
-    judged = simulate_steps(graph, plan, cluster, profile)
-    own = timer(space, plan, judged)
+        return {**explanation, **no_times, "notes": [note]}
+    timeline = simulate_steps(graph, plan, cluster, profile)
+    plan_timer = make_timer(space, plan, timeline)
     return {
-        **found,
-        "step_ms": 1e3 * judged.step_seconds,
-        **Alternatives(space, own, g).explained(),
-        "notes": _notes(plan, found["group"], own.simulated),
+        **explanation,
+        "step_ms": 1e3 * timeline.step_seconds,
+        **Alternatives(space, plan_timer, g).explain(),
+        "notes": _notes(plan, explanation["group"], plan_timer.why_simulated),
     }
 
 
-def space_of(
+def plan_space_of(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
 ) -> PlanSpace:
     """Where a plan's alternatives lie."""
@@ -99,10 +101,10 @@ def space_of(
 def find_ops(graph: Graph, name: str) -> list[Op]:
     """The operator of this name, else all of the module of this name, else all whose names start so."""
     exact = [op for op in graph.ops if op.name == name]
-    inside = [op for op in graph.ops if name and op.name.startswith(f"{name}.")]
-    found = exact or inside or [op for op in graph.ops if name and op.name.startswith(name)]
-    if found:
-        return found
+    in_module = [op for op in graph.ops if name and op.name.startswith(f"{name}.")]
+    ops = exact or in_module or [op for op in graph.ops if name and op.name.startswith(name)]
+    if ops:
+        return ops
     names = [op.name for op in graph.ops]
     close = get_close_matches(name, names, n=3, cutoff=0.5)
     if close:
@@ -115,9 +117,9 @@ def find_ops(graph: Graph, name: str) -> list[Op]:
     )
 
 
-def _others(groups: Sequence[Group], found: Iterable[int], g: int | None) -> list[str]:
+def _other_groups(groups: Sequence[Group], numbers: Iterable[int], g: int | None) -> list[str]:
     """The anchors of the other groups that a name means."""
-    return [groups[other].name for other in dict.fromkeys(found) if other != g]
+    return [groups[other].name for other in dict.fromkeys(numbers) if other != g]
 
 
 def _notes(plan: Plan, group: Mapping[str, Any], simulated: str | None) -> list[str]:
@@ -137,14 +139,15 @@ def _notes(plan: Plan, group: Mapping[str, Any], simulated: str | None) -> list[
 
 
 def _group(graph: Graph, space: PlanSpace, g: int, plan: Plan) -> dict[str, Any]:
-    group, given = space.groups[g], space.configuration_of(g, plan.tiles)
-    expected = tiles(group, given) if given else {}
+    group, configuration = space.groups[g], space.configuration_of(g, plan.tiles)
+    expected = tiles(group, configuration) if configuration else {}
     anchor = group.members[0].op
     return {
         "anchor": anchor.name,
         "notation": anchor.notation,
         "tiles": write_tiling(anchor, plan.tiles[anchor.name]),
-        "configuration": given and dict(zip(group.letters, given.degrees, strict=True)),
+        "configuration": configuration
+        and dict(zip(group.letters, configuration.degrees, strict=True)),
         "letters": _letters(graph, group, plan.tiles),
         "members": [
             {
@@ -160,28 +163,28 @@ def _group(graph: Graph, space: PlanSpace, g: int, plan: Plan) -> dict[str, Any]
     }
 
 
-def _letters(graph: Graph, group: Group, now: Mapping[str, Tiling]) -> list[dict[str, Any]]:
+def _letters(graph: Graph, group: Group, tiles: Mapping[str, Tiling]) -> list[dict[str, Any]]:
     """The dimensions of the anchor and of those beside it that follow nobody, each letter once."""
-    can = dict(zip(group.letters, group.sizes, strict=True))
+    sizes = dict(zip(group.letters, group.sizes, strict=True))
     rows: dict[str, dict[str, Any]] = {}
     for member in group.members:
         for d, (dim, kind) in enumerate(
             zip(member.op.space.dims, graph.dim_kinds(member.op), strict=True)
         ):
-            new = dim.name not in rows or (rows[dim.name]["kind"] is None and kind != "-")
-            if member.how == BY_LETTERS and new:
+            is_new = dim.name not in rows or (rows[dim.name]["kind"] is None and kind != "-")
+            if member.how == BY_LETTERS and is_new:
                 rows[dim.name] = {
                     "letter": dim.name,
-                    "size": can.get(dim.name, dim.size),
-                    "kind": KINDS.get(kind),
+                    "size": sizes.get(dim.name, dim.size),
+                    "kind": DIMENSION_KINDS.get(kind),
                     "of": member.op.name,
-                    "parts": _parts(now[member.op.name], d),
-                    "why_not": None if kind != "-" else _why_whole(member, d),
+                    "parts": _parts(tiles[member.op.name], d),
+                    "why_not": None if kind != "-" else _why_not_split(member, d),
                 }
     return list(rows.values())
 
 
-def _why_whole(member: Member, d: int) -> str:
+def _why_not_split(member: Member, d: int) -> str:
     if member.op.opaque:
         return "the operator is opaque"
     return "it is taken whole" if member.op.space.dims[d].unsplittable else "it has extent 1"

@@ -23,9 +23,9 @@ from raddle.plans.tiling import Grid, Tiling, even_cuts
 from raddle.program.lower import lower
 from raddle.reports.explaining import show_op
 from raddle.reports.page.groups import describe_alternatives
-from raddle.searches.explanation import timing
-from raddle.searches.explanation.alternatives import configurations
-from raddle.searches.explanation.operator import explain_op, space_of
+from raddle.searches.explanation import plan_timers
+from raddle.searches.explanation.alternatives import candidate_configurations
+from raddle.searches.explanation.explain_op import explain_op, plan_space_of
 from raddle.searches.planning import plan_for
 from raddle.searches.predict import simulate_steps
 from raddle.searches.slice_order import with_slice_order
@@ -44,7 +44,7 @@ def on() -> Cluster:
     return cluster("p100:1x2")
 
 
-def step(graph: Graph, plan: Plan, on: Cluster) -> float:
+def step_milliseconds(graph: Graph, plan: Plan, on: Cluster) -> float:
     """Milliseconds of one step on its own or, where steps overlap, of one among others."""
     if is_asynchronous(plan):
         return 1e3 * simulate_steps(graph, plan, on).step_seconds
@@ -53,10 +53,10 @@ def step(graph: Graph, plan: Plan, on: Cluster) -> float:
 
 def other_steps(graph: Graph, plan: Plan, on: Cluster, g: int) -> dict[str, float]:
     """By the tiles of a group's anchor, the step with them; those that no plan can have are left out."""
-    space = space_of(graph, plan, on)
+    space = plan_space_of(graph, plan, on)
     anchor = space.groups[g].members[0].op
-    found: dict[str, float] = {}
-    for configuration in configurations(space, g, plan.tiles):
+    step_ms: dict[str, float] = {}
+    for configuration in candidate_configurations(space, g, plan.tiles):
         tiles: Mapping[str, Tiling] = {
             **plan.tiles,
             **space.changes(plan.tiles, {g: configuration}),
@@ -64,53 +64,59 @@ def other_steps(graph: Graph, plan: Plan, on: Cluster, g: int) -> dict[str, floa
         if tiles == dict(plan.tiles):
             continue
         try:
-            own = replace(plan, tiles=tiles, order=())
-            own = with_slice_order(graph, own, on) if plan.order else own
-            found[write_tiling(anchor, tiles[anchor.name])] = step(graph, own, on)
+            changed = replace(plan, tiles=tiles, order=())
+            changed = with_slice_order(graph, changed, on) if plan.order else changed
+            step_ms[write_tiling(anchor, tiles[anchor.name])] = step_milliseconds(
+                graph, changed, on
+            )
         except InputError:
             continue
-    return found
+    return step_ms
 
 
 def explained_as_simulated(graph: Graph, plan: Plan, on: Cluster) -> dict[str, Any]:
-    found = explain_op(graph, plan, on, OP)
-    space = space_of(graph, plan, on)
+    explanation = explain_op(graph, plan, on, OP)
+    space = plan_space_of(graph, plan, on)
     g = next(g for g, group in enumerate(space.groups) if OP in group.ops)
     expected = other_steps(graph, plan, on, g)
-    assert found["base"]["step_ms"] == pytest.approx(step(graph, plan, on), abs=1e-6)
-    assert found["timed"] == len(expected)
-    rows = found["alternatives"]
+    assert explanation["base"]["step_ms"] == pytest.approx(
+        step_milliseconds(graph, plan, on), abs=1e-6
+    )
+    assert explanation["timed"] == len(expected)
+    rows = explanation["alternatives"]
     best = sorted(expected.values())[:5]
     assert [row["step_ms"] for row in rows] == pytest.approx(best, abs=1e-6)
     for row in rows:
         assert row["step_ms"] == pytest.approx(expected[row["tiles"]], abs=1e-6)
-        difference = row["step_ms"] - found["base"]["step_ms"]
+        difference = row["step_ms"] - explanation["base"]["step_ms"]
         assert row["difference_ms"] == pytest.approx(difference, abs=2e-6)
-    return found
+    return explanation
 
 
 @pytest.mark.parametrize("sync", every_sync())
-def test_every_way_to_synchronise(graph: Graph, on: Cluster, sync: str) -> None:
+def test_every_sync_kind(graph: Graph, on: Cluster, sync: str) -> None:
     plan = plan_for(graph, on, "data", sync=sync)
-    found = explained_as_simulated(graph, plan, on)
-    assert found["timed"] > 2
-    assert bool(found["simulated"]) == any("simulated" in note for note in found["notes"])
+    explanation = explained_as_simulated(graph, plan, on)
+    assert explanation["timed"] > 2
+    assert bool(explanation["simulated"]) == any(
+        "simulated" in note for note in explanation["notes"]
+    )
 
 
 @pytest.mark.parametrize("sync", every_sync())
 def test_the_page_says_the_same(graph: Graph, on: Cluster, sync: str) -> None:
     plan = plan_for(graph, on, "data", sync=sync)
     timeline = simulate_steps(graph, plan, on)
-    space = space_of(graph, plan, on)
+    space = plan_space_of(graph, plan, on)
     number = {op.name: i for i, op in enumerate(graph.ops)}
     groups = describe_alternatives(plan, timeline, None, 1000.0, lambda step: None)
     assert len(groups) == len(space.groups)
-    for own in groups:
-        g = next(g for g, x in enumerate(space.groups) if number[x.name] == own["anchor"])
-        expected, base = other_steps(graph, plan, on, g), step(graph, plan, on)
-        assert own["alone_ms"] == pytest.approx(base, abs=1e-6)
-        assert (" were simulated: " in own["sentence"]) == bool(own["simulated"])
-        for row in own["alternatives"]:
+    for group in groups:
+        g = next(g for g, x in enumerate(space.groups) if number[x.name] == group["anchor"])
+        expected, base = other_steps(graph, plan, on, g), step_milliseconds(graph, plan, on)
+        assert group["alone_ms"] == pytest.approx(base, abs=1e-6)
+        assert (" were simulated: " in group["sentence"]) == bool(group["simulated"])
+        for row in group["alternatives"]:
             difference = expected[row["tiles"]] - base
             assert row["difference_ms"] == pytest.approx(difference, abs=2e-6)
 
@@ -124,10 +130,10 @@ def test_every_schedule(graph: Graph, schedule: str) -> None:
         plan = replace(plan, schedule=schedule)
     else:
         plan = staged(graph, plan, schedule)
-    found = explained_as_simulated(graph, plan, on)
-    assert found["timed"]
-    assert found["simulated"] is not None
-    assert found["overlapping"] == is_asynchronous(plan)
+    explanation = explained_as_simulated(graph, plan, on)
+    assert explanation["timed"]
+    assert explanation["simulated"] is not None
+    assert explanation["overlapping"] == is_asynchronous(plan)
 
 
 def staged(graph: Graph, plan: Plan, schedule: str) -> Plan:
@@ -152,22 +158,22 @@ def test_alexnet_with_servers() -> None:
     graph = capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)
     on = cluster("p100:1x4")
     plan = plan_for(graph, on, "data", sync="ps")
-    found = explain_op(graph, plan, on, "classifier.1")
-    first = found["alternatives"][0]
-    assert found["base"]["step_ms"] == step(graph, plan, on)
+    explanation = explain_op(graph, plan, on, "classifier.1")
+    first = explanation["alternatives"][0]
+    assert explanation["base"]["step_ms"] == step_milliseconds(graph, plan, on)
     assert first["difference_ms"] < -10
-    assert found["simulated"] is None
+    assert explanation["simulated"] is None
 
 
 def test_what_the_evaluator_refuses_is_simulated(
     graph: Graph, on: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = replace(plan_for(graph, on, "data", sync="ps"), recompute=((graph.ops[0].name,),))
-    found = explain_op(graph, plan, on, OP)
-    show_op(found)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "other ways to split this group were simulated" in said
-    assert "note: all times are simulated: the evaluator does not time recomputation" in said
+    explanation = explain_op(graph, plan, on, OP)
+    show_op(explanation)
+    output = " ".join(capsys.readouterr().out.split())
+    assert "other ways to split this group were simulated" in output
+    assert "note: all times are simulated: the evaluator does not time recomputation" in output
 
 
 def test_only_so_many_are_simulated(
@@ -175,7 +181,7 @@ def test_only_so_many_are_simulated(
 ) -> None:
     plan = replace(plan_for(graph, on, "data", sync="ps"), recompute=((graph.ops[0].name,),))
     every = explain_op(graph, plan, on, OP)
-    monkeypatch.setattr(timing.Simulated, "most", 2)
-    found = explain_op(graph, plan, on, OP)
-    assert found["timed"] == 2
-    assert found["excluded"]["untimed"] == every["timed"] - 2
+    monkeypatch.setattr(plan_timers.SimulatorTimer, "max_alternatives", 2)
+    explanation = explain_op(graph, plan, on, OP)
+    assert explanation["timed"] == 2
+    assert explanation["excluded"]["untimed"] == every["timed"] - 2

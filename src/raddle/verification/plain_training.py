@@ -16,26 +16,28 @@ from raddle.errors import InputError
 from raddle.graph.dtypes import in_double
 from raddle.program.program import Run
 from raddle.runtime.job import Job, optimizer_for
-from raddle.verification.precision import Raising
-from raddle.verification.replicas import Replicas
-from raddle.verification.statistics import LocalStatistics
+from raddle.verification.local_statistics import LocalStatistics
+from raddle.verification.precision import DoublePrecisionMode
+from raddle.verification.replica_buffers import ReplicaBuffers
 from raddle.verification.substitutes import Substitutes, refuse_random
 
 
 @dataclass
-class Plain:
+class PlainRun:
     """What steps of plain training leave."""
 
     losses: list[float] = field(default_factory=list)
     gradients: list[dict[str, Tensor]] = field(default_factory=list)  # by step
     norms: list[float] = field(default_factory=list)  # of all gradients of a step
     state: dict[str, Tensor] = field(default_factory=dict)  # parameters and buffers, at the end
-    running: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by device, with bn: local
+    running_statistics: dict[int, dict[str, Tensor]] = field(
+        default_factory=dict
+    )  # by device, with bn: local
     seconds: float = 0.0  # of the slowest step
 
     def buffer(self, device: int, name: str) -> Tensor:
         """A buffer as a device should have it."""
-        return self.running.get(device, {}).get(name, self.state[name])
+        return self.running_statistics.get(device, {}).get(name, self.state[name])
 
 
 def batch_of_step(job: Job, step: int) -> list[Tensor]:
@@ -44,58 +46,60 @@ def batch_of_step(job: Job, step: int) -> list[Tensor]:
 
 
 def train_plain(
-    job: Job, steps: int, seed: int, heard: Callable[[int], None] = lambda step: None
-) -> Plain:
+    job: Job, steps: int, seed: int, on_progress: Callable[[int], None] = lambda step: None
+) -> PlainRun:
     """Trains a copy of the module micro-batch by micro-batch; needs memory for the whole batch."""
     refuse_random(job.graph)
     model = copy.deepcopy(job.workload.model)
     optimizer = optimizer_for(job.plan.optimizer)(list(model.parameters()))
-    run = _Step(job, model, seed)
-    result = Plain()
+    one_step = _PlainStep(job, model, seed)
+    result = PlainRun()
     for step in range(steps):
-        heard(step)
-        begun = time.perf_counter()
+        on_progress(step)
+        start = time.perf_counter()
         optimizer.zero_grad()
-        with _enough_memory():
-            result.losses.append(run.all(step))
+        with _explain_out_of_memory():
+            result.losses.append(one_step.run(step))
         result.gradients.append(_gradients(model))
         result.norms.append(_norm(iter(result.gradients[-1].values())))
         optimizer.step()
-        result.seconds = max(result.seconds, time.perf_counter() - begun)
-    run.replicas.begin(0)
+        result.seconds = max(result.seconds, time.perf_counter() - start)
+    one_step.replicas.load(0)
     result.state = {n: p.detach() for n, p in [*model.named_parameters(), *model.named_buffers()]}
-    result.running = run.running
+    result.running_statistics = one_step.running_statistics
     return result
 
 
-class _Step:
+class _PlainStep:
     """Forward and backward of all micro-batches, each with the statistics that the plan gives it."""
 
     def __init__(self, job: Job, model: nn.Module, seed: int) -> None:
         self.job, self.model, self.seed = job, model, seed
-        self.running: dict[int, dict[str, Tensor]] = {}
-        self.locals = [
-            LocalStatistics(v.graph, replace(job.plan, tiles=v.tiles), model, self.running)
+        self.running_statistics: dict[int, dict[str, Tensor]] = {}
+        self.local_statistics = [
+            LocalStatistics(
+                v.graph, replace(job.plan, tiles=v.tiles), model, self.running_statistics
+            )
             for v in (job.program.variants if job.plan.bn == "local" else ())
         ]
-        self.replicas = Replicas(job.program, model)
+        self.replicas = ReplicaBuffers(job.program, model)
         self.variants = {
             i.key.micro_batch: i.key.variant
             for i in job.program.instructions
             if isinstance(i, Run) and not i.key.step
         }
 
-    def all(self, step: int) -> float:
+    def run(self, step: int) -> float:
         """The loss: the mean over all samples."""
         total = 0.0
         for micro, batch in enumerate(micro_batches(self.job, batch_of_step(self.job, step))):
             variant = self.variants[micro]
-            local = self.locals[variant] if self.locals else None
+            local = self.local_statistics[variant] if self.local_statistics else None
             if local is not None:
                 local.begin()
-            self.replicas.begin(variant)
-            value = micro_loss(self.job, self.model, batch, self.seed, step, micro, local)
-            self.replicas.end(variant)
+            self.replicas.load(variant)
+            value = micro_batch_loss(self.job, self.model, batch, self.seed, step, micro, local)
+            self.replicas.store(variant)
             backward(value)
             total += value.item()
         return total
@@ -105,17 +109,17 @@ def micro_batches(job: Job, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]
     """A batch as its micro-batches, which may differ in size."""
     sizes = job.program.micro_batch_sizes
     parts = [torch.split(t, sizes) if t.ndim else [t] * len(sizes) for t in tensors]
-    return (list(own) for own in zip(*parts, strict=True))
+    return (list(micro_batch) for micro_batch in zip(*parts, strict=True))
 
 
-def micro_loss(
+def micro_batch_loss(
     job: Job, model: nn.Module, batch: Sequence[Tensor], seed: int, step: int, micro: int,
     local: LocalStatistics | None = None,
 ) -> Tensor:  # fmt: skip
     """A micro-batch's part of the loss, by its share of the samples."""
     inputs, sizes = len(job.workload.inputs), job.program.micro_batch_sizes
     graph = job.graph.for_batch(sizes[micro])
-    with Substitutes(graph, _seed(seed, step, micro), local) as substitutes, Raising():
+    with Substitutes(graph, _seed(seed, step, micro), local) as substitutes, DoublePrecisionMode():
         value = job.workload.loss(model(*batch[:inputs]), *batch[inputs:])
     substitutes.finish()
     return value * (sizes[micro] / sum(sizes))
@@ -123,7 +127,7 @@ def micro_loss(
 
 def backward(value: Tensor) -> None:
     """Gradients of a loss; a forward that is done again for them is not rounded either."""
-    with Raising():
+    with DoublePrecisionMode():
         torch.autograd.backward(value)
 
 
@@ -133,8 +137,8 @@ def _seed(seed: int, step: int, micro: int) -> int:
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
-    found = ((name, p.grad) for name, p in model.named_parameters())
-    return {name: grad.clone() for name, grad in found if grad is not None}
+    gradients = ((name, p.grad) for name, p in model.named_parameters())
+    return {name: grad.clone() for name, grad in gradients if grad is not None}
 
 
 def _norm(tensors: Iterator[Tensor]) -> float:
@@ -142,7 +146,7 @@ def _norm(tensors: Iterator[Tensor]) -> float:
 
 
 @contextmanager
-def _enough_memory() -> Iterator[None]:
+def _explain_out_of_memory() -> Iterator[None]:
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:

@@ -19,8 +19,8 @@ from raddle.runtime.job import Job, optimizer_for
 from raddle.runtime.schedule_spans import SpanRecorder
 from raddle.runtime.trainer import Trainer
 from raddle.transport.base import Transport
-from raddle.verification.plain import Plain, batch_of_step
-from raddle.verification.replaying import Line, replay
+from raddle.verification.plain_training import PlainRun, batch_of_step
+from raddle.verification.serial_replay import VersionRecord, replay
 
 
 @dataclass
@@ -45,14 +45,14 @@ class Findings:
 
 def compare(
     job: Job,
-    plain: Plain,
+    plain: PlainRun,
     transport: Transport,
     steps: int,
     seed: int,
-    heard: Callable[[int], None] = lambda step: None,
+    on_progress: Callable[[int], None] = lambda step: None,
 ) -> Findings:
     """Trains on this rank, and says how far it is from the plain module."""
-    place = torch.device("cpu")
+    device = torch.device("cpu")
     optimizer = optimizer_for(job.plan.optimizer)
     try:
         trainer = Trainer(
@@ -60,7 +60,7 @@ def compare(
             job.program,
             optimizer,
             transport,
-            place,
+            device,
             loss=job.workload.loss,
             seed=seed,
         )
@@ -70,9 +70,9 @@ def compare(
         if is_asynchronous(job.plan):
             _compare_overlapped(job, trainer, findings, steps, seed)
         else:
-            _listen(trainer, plain, findings)
+            _compare_gradients(trainer, plain, findings)
         for step in range(0 if is_asynchronous(job.plan) else steps):
-            heard(step)
+            on_progress(step)
             loss = float(trainer.step(*batch_of_step(job, step)))
             findings.losses.append(loss)
             expected = plain.losses[step]
@@ -99,77 +99,81 @@ def _compare_overlapped(
     trainer.step_runner.weight_uses = []
     losses = trainer.train([batch_of_step(job, step) for step in range(steps)])
     pieces = {s.slot: (s.name, s.box) for s, _ in trainer.executor.parameters()}
-    mine = [Line(pieces[u.slot], *u[1:]) for u in trainer.step_runner.weight_uses]
-    lines = [line for rank in trainer.setup.exchange(mine) for line in rank]
-    found = replay(job, lines, steps, seed)
-    for step, (loss, expected) in enumerate(zip(losses, found.losses, strict=True)):
+    log = [VersionRecord(pieces[u.slot], *u[1:]) for u in trainer.step_runner.weight_uses]
+    records = [record for rank in trainer.setup.exchange(log) for record in rank]
+    replayed = replay(job, records, steps, seed)
+    for step, (loss, expected) in enumerate(zip(losses, replayed.losses, strict=True)):
         findings.losses.append(float(loss))
         deviation = abs(float(loss) - expected) / max(abs(expected), 1e-6)
         findings.note("loss", deviation, f"step {step}")
     for source, parameter in trainer.executor.parameters():
-        expected_piece = found.pieces.get((source.name, source.box))
+        expected_piece = replayed.pieces.get((source.name, source.box))
         if expected_piece is not None:
             difference = parameter.detach() - expected_piece
-            findings.note("parameters", _relative(difference, expected_piece), source.name)
-    findings.staleness = found.staleness
+            findings.note(
+                "parameters", _relative_deviation(difference, expected_piece), source.name
+            )
+    findings.staleness = replayed.staleness
 
 
-def _listen(trainer: Trainer, plain: Plain, findings: Findings) -> None:
+def _compare_gradients(trainer: Trainer, plain: PlainRun, findings: Findings) -> None:
     """Compares all gradients before each update."""
     update = trainer.executor.optimizer_step
 
-    def compared() -> None:
+    def compare_then_update() -> None:
         gradients, norm = plain.gradients[trainer.steps], plain.norms[trainer.steps]
         for source, parameter in trainer.executor.updated_parameters():
             expected = gradients.get(source.name)
-            own = parameter.grad
-            assert own is not None
+            difference = parameter.grad
+            assert difference is not None
             if expected is not None:
-                own = own - _cut(expected, source)
+                difference = difference - _slice_of(expected, source)
             where = f"{source.name}, step {trainer.steps}"
-            findings.note("gradients", float(own.norm()) / (norm or 1.0), where)
+            findings.note("gradients", float(difference.norm()) / (norm or 1.0), where)
         update()
 
-    def heard(source: SlotSource, clock: int, gradient: Tensor) -> None:
+    def compare_slice(source: SlotSource, version: int, gradient: Tensor) -> None:
         """The same where slices are updated one by one."""
-        expected, norm = plain.gradients[clock - 1].get(source.name), plain.norms[clock - 1]
-        own = gradient if expected is None else gradient - _cut(expected, source)
-        where = f"{source.name}, step {clock - 1}"
+        expected, norm = plain.gradients[version - 1].get(source.name), plain.norms[version - 1]
+        own = gradient if expected is None else gradient - _slice_of(expected, source)
+        where = f"{source.name}, step {version - 1}"
         findings.note("gradients", float(own.norm()) / (norm or 1.0), where)
 
-    trainer.executor.optimizer_step = compared
+    trainer.executor.optimizer_step = compare_then_update
     if trainer.executor.parameter_sync is not None:
-        trainer.executor.parameter_sync.on_update = heard
+        trainer.executor.parameter_sync.on_update = compare_slice
 
 
-def _compare_state(trainer: Trainer, plain: Plain, findings: Findings) -> None:
+def _compare_state(trainer: Trainer, plain: PlainRun, findings: Findings) -> None:
     """Parameters of this rank, and the buffers that it keeps up to date."""
     executor = trainer.executor
     for source, parameter in executor.parameters():
-        difference = parameter.detach() - _cut(plain.state[source.name], source)
-        findings.note("parameters", _relative(difference, plain.state[source.name]), source.name)
+        difference = parameter.detach() - _slice_of(plain.state[source.name], source)
+        findings.note(
+            "parameters", _relative_deviation(difference, plain.state[source.name]), source.name
+        )
     for source in executor.rank_actions.sources_with_role("buffer"):
-        held: Tensor = executor.slots[source.slot]
+        buffer: Tensor = executor.slots[source.slot]
         changes = source.name in trainer.graph.updates
-        expected = _number(plain.buffer(trainer.rank, source.name))
+        expected = _as_float(plain.buffer(trainer.rank, source.name))
         for box in (
             executor.rank_actions.current_buffers.get(source.name, []) if changes else [source.box]
         ):
-            own = _number(held[box.slices_within(source.box)])
-            difference = own - expected[box.slices_within(Box.full(expected.shape))]
-            findings.note("buffers", _relative(difference, expected), source.name)
+            current = _as_float(buffer[box.slices_within(source.box)])
+            difference = current - expected[box.slices_within(Box.full(expected.shape))]
+            findings.note("buffers", _relative_deviation(difference, expected), source.name)
 
 
-def _cut(tensor: Tensor, source: SlotSource) -> Tensor:
+def _slice_of(tensor: Tensor, source: SlotSource) -> Tensor:
     return tensor[source.box.slices_within(Box.full(tensor.shape))]
 
 
-def _number(tensor: Tensor) -> Tensor:
+def _as_float(tensor: Tensor) -> Tensor:
     """Counters and masks as floats, of which a difference can be taken."""
     return tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()
 
 
-def _relative(difference: Tensor, expected: Tensor) -> float:
+def _relative_deviation(difference: Tensor, expected: Tensor) -> float:
     """To the largest element, or to 1 where all are smaller."""
     largest = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
     return float(difference.abs().max()) / largest if difference.numel() else 0.0

@@ -5,31 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 from raddle.lab import names
-from raddle.lab.commands import ask
+from raddle.lab.commands import call_json
 from raddle.lab.rates import rate_text
 
 
 def labs() -> list[str]:
     """The names of all labs, whole or half made."""
-    return sorted({lab for lab, _ in _parts()})
+    return sorted({lab for lab, _ in _labs_and_hosts()})
 
 
 def namespaces(lab: str) -> list[str]:
     """A lab's namespaces: that of the network, then those of the hosts in their order."""
-    parts = [part for of, part in _parts() if of == lab]
+    parts = [part for lab_name, part in _labs_and_hosts() if lab_name == lab]
     order = sorted(parts, key=lambda part: -1 if part == names.NETWORK else int(part))
     return [names.namespace(lab, part) for part in order]
 
 
-def rows(lab: str) -> list[dict[str, Any]]:
+def host_rows(lab: str) -> list[dict[str, Any]]:
     """One row per host; what a half-made lab does not have is None."""
-    hosts = sorted(int(part) for of, part in _parts() if of == lab and part != names.NETWORK)
+    hosts = sorted(
+        int(part)
+        for lab_name, part in _labs_and_hosts()
+        if lab_name == lab and part != names.NETWORK
+    )
     return [_row(lab, host) for host in hosts]
 
 
 def traffic(namespace: str) -> tuple[int, int]:
     """Bytes that a host has sent and received, with the headers of all layers."""
-    link = ask("ip", "-n", namespace, "-s", "link", "show", "dev", names.INTERFACE)[0]
+    link = call_json("ip", "-n", namespace, "-s", "link", "show", "dev", names.INTERFACE)[0]
     return link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]
 
 
@@ -39,21 +43,25 @@ def free_subnet() -> int | None:
     Labs that are made at the same moment may find the same one. They work none the less: no packet
     leaves the namespaces of a lab.
     """
-    networks = [names.namespace(lab, part) for lab, part in _parts() if part == names.NETWORK]
-    links = [link for network in networks for link in ask("ip", "-n", network, "addr", "show")]
+    networks = [
+        names.namespace(lab, part) for lab, part in _labs_and_hosts() if part == names.NETWORK
+    ]
+    links = [
+        link for network in networks for link in call_json("ip", "-n", network, "addr", "show")
+    ]
     taken = {_address(link) for link in links}
     free = (n for n in range(names.SUBNETS) if names.bridge_address(n) not in taken)
     return next(free, None)
 
 
-def _parts() -> list[tuple[str, str]]:
-    found = (names.lab_and_host(row["name"]) for row in ask("ip", "netns", "list"))
-    return [parts for parts in found if parts is not None]
+def _labs_and_hosts() -> list[tuple[str, str]]:
+    parsed = (names.parse_namespace(row["name"]) for row in call_json("ip", "netns", "list"))
+    return [parts for parts in parsed if parts is not None]
 
 
 def _row(lab: str, host: int) -> dict[str, Any]:
     namespace = names.namespace(lab, host)
-    links = ask("ip", "-n", namespace, "-s", "addr", "show")
+    links = call_json("ip", "-n", namespace, "-s", "addr", "show")
     link = next((link for link in links if link["ifname"] == names.INTERFACE), {})
     stats = link.get("stats64", {})
     rate = _rate(namespace)
@@ -77,7 +85,7 @@ def _address(link: dict[str, Any]) -> str | None:
 
 def _rate(namespace: str) -> int | None:
     """Bits per second, as the kernel shapes them."""
-    for queue in ask("tc", "-n", namespace, "qdisc", "show"):
+    for queue in call_json("tc", "-n", namespace, "qdisc", "show"):
         if queue["dev"] == names.INTERFACE and queue["kind"] == "tbf":
             return 8 * int(queue["options"]["rate"])  # tc prints bytes per second
     return None
