@@ -22,10 +22,12 @@ def _collect_schedules() -> dict[str, NamedSchedule]:
     schedules = [
         schedule for file in files for schedule in import_module(f"{__name__}.{file}").NAMED
     ]
-    schedules.sort(key=lambda schedule_: schedule_.several is not None)
-    if len({own.name for own in schedules}) < len(schedules):
-        raise ImportError(f"two of the schedules have one name: {[own.name for own in schedules]}")
-    return {own.name: own for own in schedules}
+    schedules.sort(key=lambda schedule: schedule.make_chunked is not None)
+    if len({schedule.name for schedule in schedules}) < len(schedules):
+        raise ImportError(
+            f"two of the schedules have one name: {[schedule.name for schedule in schedules]}"
+        )
+    return {schedule.name: schedule for schedule in schedules}
 
 
 SCHEDULES = _collect_schedules()

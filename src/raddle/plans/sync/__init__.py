@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from raddle.errors import InputError, quote
 from raddle.plans.sync.allreduce import KIND as ALLREDUCE
-from raddle.plans.sync.in_order_server import KIND as INLINE
+from raddle.plans.sync.in_order_server import KIND as IN_ORDER_SERVER
 from raddle.plans.sync.p3 import KIND as P3
 from raddle.plans.sync.servers import KIND as SERVERS
 from raddle.plans.sync.sharded import KIND as SHARDED
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT", "EXAMPLES", "KINDS", "Sync", "check_wire_dtype", "read_sync"]
 
-KINDS = {kind.name: kind for kind in (ALLREDUCE, SHARDED, SERVERS, P3, INLINE)}
+KINDS = {kind.name: kind for kind in (ALLREDUCE, SHARDED, SERVERS, P3, IN_ORDER_SERVER)}
 EXAMPLES = ", ".join(example for kind in KINDS.values() for example in kind.examples)
 DEFAULT = "allreduce"
 
