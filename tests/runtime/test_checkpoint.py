@@ -388,8 +388,10 @@ def exchanged(me: int, exchange: Exchange) -> Any:
     ]
     pieces = held(boxes[me], cut_state(state, boxes[me], shapes, {}))
     entries = {
-        name: [(box, {"step": torch.tensor(3.0), "m": tensor, "n": 1}) for box, tensor in own]
-        for name, own in pieces.items()
+        name: [
+            (box, {"step": torch.tensor(3.0), "m": tensor, "n": 1}) for box, tensor in box_tensors
+        ]
+        for name, box_tensors in pieces.items()
     }
     full = gather_state(exchange, pieces, shapes, {"v": "w"})
     return state, full, gather_optimizer(exchange, entries, shapes), exchange((me, torch.empty(0)))

@@ -211,10 +211,10 @@ def test_any_plan_goes_on_from_any_plans_state(first: str, then: str) -> None:
             trainer.step(*batch)
         return trainer.state_dict()
 
-    for found in on_threads(
+    for resumed_state in on_threads(
         2, go_on, Net().double(), plan("owt", 2, sync=then), sgd, graph=graph()
     ):
-        assert_equal(found, model)
+        assert_equal(resumed_state, model)
 
 
 @pytest.mark.parametrize(
@@ -237,11 +237,11 @@ def test_a_smaller_batch_and_an_evaluation_in_between(sync: str) -> None:
         model.train()
 
     def work(trainer: Trainer) -> tuple[list[float], list[float]]:
-        own, seen = [], []
+        step_losses, seen = [], []
         for x, y in given:
-            own.append(float(trainer.step(x, y)))
+            step_losses.append(float(trainer.step(x, y)))
             seen.append(float(trainer.evaluate(*batches(1)[0])))
-        return own, seen
+        return step_losses, seen
 
     for rank_losses, seen in on_threads(
         2, work, net(), plan("data", 2, sync=sync), sgd, graph=graph(), loss=F.cross_entropy

@@ -117,17 +117,17 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
     devices = sum(map(len, workers))
     tiles: dict[str, Tiling] = {}
     for s, names in enumerate(stages):
-        own = workers[worker_of[s]]
+        worker_devices = workers[worker_of[s]]
         for name in names:
-            tiling = random_tiling(graph.op(name), len(own), rng)
-            tiles[name] = _move_tiling(tiling, dict(enumerate(own)))
+            tiling = random_tiling(graph.op(name), len(worker_devices), rng)
+            tiles[name] = _move_tiling(tiling, dict(enumerate(worker_devices)))
     sums: dict[str, Tiling] = {}
     if rng.random() < 0.3:
         for s, names in enumerate(stages):
-            own = workers[worker_of[s]]
-            chosen_sums = random_sums(graph, tiles, len(own), rng)
+            worker_devices = workers[worker_of[s]]
+            chosen_sums = random_sums(graph, tiles, len(worker_devices), rng)
             sums |= {
-                n: _move_tiling(chosen_sums[n], dict(enumerate(own)))
+                n: _move_tiling(chosen_sums[n], dict(enumerate(worker_devices)))
                 for n in names
                 if n in chosen_sums
             }

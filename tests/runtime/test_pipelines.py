@@ -82,9 +82,9 @@ def test_trains_as_the_plain_module_does(schedule: str, model: str, record_prope
 def test_the_choice_covers_the_matrix() -> None:
     ran = {(s, m): chosen(s, m) for s, m in product(SCHEDULES, MODELS)}
     for one in (*SCHEDULES, *MODELS):
-        own = [case for key, group in ran.items() if one in key for case in group]
-        assert {m for _, m in own} == set(MICROBATCHES), one
-        assert {p for p, _ in own} == {p for p, _ in cases(one)}, one
+        chosen_cases = [case for key, group in ran.items() if one in key for case in group]
+        assert {m for _, m in chosen_cases} == set(MICROBATCHES), one
+        assert {p for p, _ in chosen_cases} == {p for p, _ in cases(one)}, one
     assert {case for case_group in ran.values() for case in case_group} == set(cases("1f1b"))
 
 
@@ -103,12 +103,12 @@ def test_the_whole_matrix(schedule: str, model: str) -> None:
 def readers(plan: Plan, piped: Piped) -> dict[str, set[int]]:
     """By value that stage 0 makes, the other stages that read it."""
     of = stage_of(plan)
-    found: dict[str, set[int]] = {}
+    reading_stages: dict[str, set[int]] = {}
     for op in piped.graph.ops:
         for name in op.inputs:
             if any(name in other.outputs and not of[other.name] for other in piped.graph.ops):
-                found.setdefault(name, set()).add(of[op.name])
-    return {name: stages - {0} for name, stages in found.items()}
+                reading_stages.setdefault(name, set()).add(of[op.name])
+    return {name: stages - {0} for name, stages in reading_stages.items()}
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 4, 7])
@@ -607,8 +607,10 @@ def test_a_trainer_goes_on_from_a_state(name: str) -> None:
         return trainer.state_dict()
 
     _, model = plainly(plan, given)
-    for found in on_threads(plan.devices, then, *args, loss=F.cross_entropy, graph=net().graph):
-        assert_equal(found, model)
+    for resumed_state in on_threads(
+        plan.devices, then, *args, loss=F.cross_entropy, graph=net().graph
+    ):
+        assert_equal(resumed_state, model)
 
 
 def test_a_plan_in_microbatches_takes_the_graph_of_the_whole_batch() -> None:

@@ -223,8 +223,8 @@ def test_any_plan_loads_any_plans_state() -> None:
         return trainer.state_dict()
 
     for method in ("layerwise", "data", "filter-incremental"):
-        for found in on_threads(3, then, net(), plan(method, 3), sgd, graph=graph()):
-            assert_equal(found, plainly(3)[1])
+        for loaded_state in on_threads(3, then, net(), plan(method, 3), sgd, graph=graph()):
+            assert_equal(loaded_state, plainly(3)[1])
     plain = net().__class__().double()
     plain.load_state_dict(state)  # and so does the module itself
 

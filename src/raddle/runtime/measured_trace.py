@@ -41,11 +41,11 @@ def trace_events(kinds: Sequence[str], intervals: Intervals) -> Iterator[Event]:
     transfers = [*_messages(intervals), *_sums(intervals)]
     lanes = list(dict.fromkeys(t.lane for t in transfers))
     yield from lane_names(kinds, lanes)
-    for d, own in enumerate(intervals):
+    for d, of_rank in enumerate(intervals):
         yield name_event("thread_name", d, WAITS, "sends and waits")
-        for s in own:
+        for s in of_rank:
             yield _interval_event(d, COMPUTE if s.kind in COMPUTES else WAITS, s, s.start, s.end)
-    computed = [[s for s in own if s.kind in COMPUTES] for own in intervals]
+    computed = [[s for s in of_device if s.kind in COMPUTES] for of_device in intervals]
     for lane, name in enumerate(lanes):
         lane_transfers = sorted((t for t in transfers if t.lane == name), key=lambda t: t.start)
         yield from _link_events(lane, lane_transfers, computed)
