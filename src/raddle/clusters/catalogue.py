@@ -1,11 +1,11 @@
-"""Presets: the papers' clusters, today's, and this machine.
+"""The presets: clusters of the papers, clusters of today, and this machine ("local").
 
-Peaks are the data sheets', without sparsity. A data sheet's GB are taken as 10^9 bytes: what the card has
-beyond that is about what its driver and libraries occupy. Types that a device does not compute in hardware
-have the peak of float32. Bandwidths of links are nominal and per direction.
+Peak FLOP/s are those of the data sheets, without sparsity. A data sheet's GB counts as 10^9 bytes: what a
+card has beyond that is about what its driver and libraries occupy. A dtype without hardware support has the
+peak of float32. Bandwidths of links are nominal and per direction.
 
-Assumed, and meant to err on the slow side: efficiencies (`devices.EFFICIENCY` unless a preset says more),
-the overhead of an operator, and latencies, which include the software that starts a message.
+Assumed, and rather too slow than too fast: the efficiencies (`devices.EFFICIENCY` unless a preset sets
+them), the overhead of an operator, and the latencies, which include the software that starts a message.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ T = 1e12
 
 @dataclass(frozen=True)
 class Preset:
+    """A named cluster of equal nodes; its size may be chosen, as in "p100:2x4"."""
+
     name: str
-    nodes: int  # of the bare name
-    per_node: int
+    nodes: int  # the default number of nodes
+    per_node: int  # devices of a node
     device: Device
     link: Link | None
     network: Network
-    source: str  # of the figures
+    source: str  # where the numbers come from
 
 
 def presets() -> list[dict[str, Any]]:
-    """Every preset as plain data, and `local` as it is on this machine."""
+    """All presets as plain data; the last is `local`, as it is on this machine."""
     rows = [
         _row(p.name, p.nodes, p.per_node, p.device, p.link, p.network, p.source)
         for p in PRESETS.values()
@@ -74,7 +76,7 @@ def _row(
 
 
 def _flops(float64: float, float32: float, bfloat16: float, float16: float) -> dict[str, float]:
-    """Peaks given in TFLOP/s."""
+    """Peak FLOP/s by dtype; the arguments are in TFLOP/s."""
     return {
         "float64": float64 * T,
         "float32": float32 * T,
@@ -84,7 +86,7 @@ def _flops(float64: float, float32: float, bfloat16: float, float16: float) -> d
 
 
 def _device(kind: str, flops: dict[str, float], memory: float, bandwidth: float) -> Device:
-    """A GPU; sizes in GB and GB/s."""
+    """A GPU; memory in GB, bandwidth in GB/s."""
     return Device(kind, 0, flops, round(memory * GB), bandwidth * GB)
 
 
@@ -115,7 +117,7 @@ _K80 = Preset(
     source="K80 data sheet, per GPU; cluster of FlexFlow",
 )
 
-# The hypergraph thesis's figure 5.1: two Xeon Platinum 8280 (28 cores, 2.7 GHz) a node. The rest is Intel's
+# The hypergraph thesis's figure 5.1: two Xeon Platinum 8280 (28 cores, 2.7 GHz) a node. All else is Intel's
 # data: two AVX-512 FMA units a core, 64 operations a cycle in float32; six channels of DDR4-2933 a socket.
 # The size of the memory is assumed (12 modules of 16 GB).
 _XEON_PEAK = 2 * 28 * 2.7e9 * 64 / T
@@ -176,8 +178,8 @@ _A100 = Preset(
     source="A100 SXM4 80 GB and DGX A100 data sheets",
 )
 
-# Measured on an H200 (bench/memory): cuDNN lays the input and the output of a convolution out anew, and
-# cuBLAS and cuBLASLt keep 32 MiB each.
+# Measured on an H200 (bench/memory): cuDNN copies the input and the output of a convolution into another
+# memory layout, and cuBLAS and cuBLASLt each keep 32 MiB allocated.
 _HOPPER = {"conv": 1.0, "matmul": 64.0 * 2**20}
 
 _H100 = Preset(
@@ -207,7 +209,7 @@ _H200 = Preset(
     source="H200 SXM and DGX H200 data sheets; efficiencies measured",
 )
 
-# All of the above, in their order: a new preset is written there, and nowhere else.
+# Collects all presets above, in their order. A new preset needs no entry here.
 PRESETS: dict[str, Preset] = {
     preset.name: preset for preset in list(globals().values()) if isinstance(preset, Preset)
 }
@@ -216,33 +218,33 @@ LOCAL_SOURCE = "assumed for the cores of this machine: raddle probe measures the
 
 
 def local(ranks: int) -> Cluster:
-    """Make the cluster of `ranks` processes on this machine that talk over loopback.
+    """Makes the cluster of `ranks` processes on this machine that communicate over loopback.
 
-    All figures but the number of cores and the memory are modest assumptions for any machine;
-    `raddle probe` measures what takes their place.
+    The number of cores and the memory are read from the machine. All other numbers are modest assumptions;
+    `raddle probe` measures the real ones.
     """
     share = cores() / ranks
     device = Device(
         kind=local_kind(cores(), ranks),
         node=0,
-        # 32 operations a cycle and core in float32 (AVX2, two units) at 2.5 GHz
+        # 32 FLOP per cycle and core in float32 (AVX2, two units) at 2.5 GHz
         flops={"float64": 40e9 * share, "float32": 80e9 * share},
         memory=memory() // ranks,
         bandwidth=10e9 * share,
         overhead=10e-6,
     )
-    # gloo over loopback: copies through the kernel, one way at a time.
+    # gloo over loopback copies through the kernel, in one direction at a time.
     link = Link(1.5e9, 200e-6, duplex=False) if ranks > 1 else None
     return build_cluster(f"{LOCAL}:{ranks}", [([device] * ranks, link, None)])
 
 
 def local_kind(count: int, ranks: int) -> str:
-    """The kind of device that a rank is when `count` cores are shared by `ranks` of them."""
+    """The name of the device kind of a rank when `ranks` ranks share `count` cores."""
     return f"cpu-{count}/{ranks}"
 
 
 def cores() -> int:
-    """Count the cores that this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,47 +1,47 @@
-"""From plain data, as a YAML or a plan file holds it, to nodes of devices; a mistake is named with its key.
+"""Reads the description of a cluster, as a YAML file or a plan file holds it; errors name the wrong key.
 
-The least that describes a cluster:
+The shortest description:
 
     devices: {gpu: {flops: {float32: 15 TFLOP/s}, memory: 16 GiB, bandwidth: 900 GB/s}}
     nodes:
       - {count: 2, devices: [gpu, gpu], link: {bandwidth: 25 GB/s, latency: 5 us}}
     network: {bandwidth: 100 Gbit/s, latency: 5 us}
 
-All of it, with what holds where a key is left out:
+All keys; comments give the defaults of optional keys:
 
-    name: mine                      # the file's name
-    devices:                        # kinds of device
+    name: mine                      # default: the file's name
+    devices:                        # by kind of device:
       gpu:
-        flops:                      # peak, by dtype
-          float64: 7.8 TFLOP/s      #   half of float32
+        flops:                      # peak by dtype
+          float64: 7.8 TFLOP/s      #   default: half of float32
           float32: 15.7 TFLOP/s
-          bfloat16: 15.7 TFLOP/s    #   as float32
-          float16: 125 TFLOP/s      #   as float32
+          bfloat16: 15.7 TFLOP/s    #   default: as float32
+          float16: 125 TFLOP/s      #   default: as float32
         memory: 16 GiB
         bandwidth: 900 GB/s         # of its memory
-        overhead: 5 us              # of an operator
-        efficiency:                 # shares of the peak, and of the memory's bandwidth
+        overhead: 5 us              # fixed time per operator
+        efficiency:                 # fractions of the peak; "memory": of the memory's bandwidth
           {matmul: 0.6, conv: 0.5, attention: 0.35, memory: 0.75}
-        workspace:                  # what its libraries take besides tensors
-          {conv: 0, matmul: 0}      #   of a convolution's input and output, a share; bytes for products
-        host_overhead:              # what communication takes from the device itself, as from a CPU:
-          {message: 0 us, slice: 0 us, sum: 0 us, byte: 0 us}   # an end of each, and of each byte
+        workspace:                  # memory that its libraries allocate besides tensors
+          {conv: 0, matmul: 0}      #   conv: multiple of a convolution's input and output; matmul: bytes
+        host_overhead:              # time that communication takes from the device itself, as on a CPU:
+          {message: 0 us, slice: 0 us, sum: 0 us, byte: 0 us}   # per end of a message, ..., per byte
       cpu: {flops: {float32: 1 TFLOP/s}, memory: 64 GiB, bandwidth: 100 GB/s}
-    nodes:                          # in order: the first holds devices 0, 1, …
-      - count: 2                    # 1
-        devices: [gpu, gpu, cpu]    # kinds, of which a node may mix several
-        link:                       # needed where a node has several devices
-          bandwidth: 25 GB/s        # each way
+    nodes:                          # in order: the first has devices 0, 1, …
+      - count: 2                    # this many equal nodes; default: 1
+        devices: [gpu, gpu, cpu]    # the kind of each device; kinds may be mixed
+        link:                       # required if the node has several devices
+          bandwidth: 25 GB/s        # in each direction
           latency: 5 us
-          duplex: true              # out and in at the same time
+          duplex: true              # sends and receives at the same time
           shared: false             # true: one bus for the whole node
       - devices: [cpu]
-        network: {bandwidth: 10 Gbit/s, latency: 30 us}   # this node's own
-    network:                        # needed where there are several nodes
-      bandwidth: 100 Gbit/s         # each way
+        network: {bandwidth: 10 Gbit/s, latency: 30 us}   # of this node only
+    network:                        # required if there are several nodes
+      bandwidth: 100 Gbit/s         # in each direction
       latency: 5 us
       duplex: true
-      per_device: false             # true: a NIC a device, else one a node
+      per_device: false             # true: a NIC for each device; false: one for a node
 
 Numbers may be plain (bytes, bytes/s, seconds, FLOP/s) or have a unit. b is a bit and B a byte; GB is 10^9
 bytes and GiB 2^30.
@@ -82,7 +82,7 @@ MAX_DEVICES = 65_536
 
 
 def parse(data: object, where: str, *, name: str | None = None) -> tuple[str, list[Node]]:
-    """The name and the nodes; `where` is the file, and the given name holds where the data has none."""
+    """The name and the nodes of a cluster. `where`: the file; `name`: used if the data has none."""
     top = Place(where)
     if data is None:
         raise top.error("holds nothing: describe devices and nodes in it.")
@@ -106,7 +106,7 @@ def parse(data: object, where: str, *, name: str | None = None) -> tuple[str, li
 
 @dataclass(frozen=True)
 class Place:
-    """Where in which file, for sentences about mistakes."""
+    """A position in a file, named in errors: the file, and the path of keys, as "nodes[0].link"."""
 
     file: str
     path: str = ""
@@ -240,7 +240,7 @@ def _network(data: object, place: Place) -> Network:
 def _fields(
     data: object, place: Place, *, required: Sequence[str] = (), optional: Iterable[str] = ()
 ) -> Mapping[str, Any]:
-    """The keys of a mapping, after a look at which are there."""
+    """Returns `data` after checking that it is a mapping with all required and no unknown keys."""
     allowed = list(dict.fromkeys([*required, *optional]))
     if not isinstance(data, Mapping):
         raise place.error(f"is {short(data)}: write keys and values, of {', '.join(allowed)}.")

@@ -1,4 +1,4 @@
-"""YAML files that describe a cluster."""
+"""Reads and writes YAML files that describe a cluster; description.py lists their keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raddle.yaml_files import read_yaml
 
 
 def load_cluster(path: str | Path) -> Cluster:
-    """Read the cluster that a file describes."""
+    """Reads the cluster that a file describes."""
     file = Path(path)
     advice = f"check the path, or write one with raddle probe -o {file}"
     data = read_yaml(file, "cluster in YAML", missing_hint=advice)
@@ -25,7 +25,7 @@ def load_cluster(path: str | Path) -> Cluster:
 def save_cluster(
     description: Mapping[str, Any], path: str | Path, *, comments: Sequence[str] = ()
 ) -> None:
-    """Write what `Cluster.to_dict` gives, with lines of comment above it."""
+    """Writes the result of `Cluster.to_dict`, with the comment lines above it."""
     text = yaml.safe_dump(dict(description), sort_keys=False, default_flow_style=None, width=100)
     head = "".join(f"# {line}".rstrip() + "\n" for line in comments)
     write_atomically(path, head + text)

@@ -1,4 +1,4 @@
-"""From what a user writes, a preset's name or a path, to a cluster."""
+"""Makes a cluster from what a user writes: a preset's name, perhaps with a size, or the path of a file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from raddle.errors import InputError
 
 
 def cluster(spec: str | os.PathLike[str]) -> Cluster:
-    """Make the cluster of a preset, as "p100:4x4", "h100:16" or "local:2", or of a YAML file.
+    """Makes the cluster of a preset, as "p100:4x4", "h100:16" or "local:2", or of a YAML file.
 
-    `NODESxDEVICES` gives every node as many devices, `DEVICES` fills nodes of the preset's size, and a bare
-    name is the preset's own size, as `raddle clusters` lists it.
+    After the colon: `4x4` is 4 nodes with 4 devices each; `16` is 16 devices on nodes of the preset's size.
+    Without a colon the cluster has the preset's default size, which `raddle clusters` lists.
     """
     text = os.fspath(spec)
     name, colon, size = text.partition(":")
@@ -39,7 +39,7 @@ def _preset(preset: Preset, spec: str, size: str, *, has_size: bool) -> Cluster:
 
 
 def _node_sizes(preset: Preset, spec: str, size: str) -> list[int]:
-    """Devices of each node."""
+    """The number of devices of each node."""
     match = re.fullmatch(r"\s*(?:(\d+)\s*[xX]\s*)?(\d+)\s*", size, re.ASCII)
     if match is None:
         raise InputError(
@@ -65,7 +65,7 @@ def _local(spec: str, size: str, *, has_size: bool) -> Cluster:
 
 def _count(spec: str, digits: str) -> int:
     digits = digits.strip().lstrip("0")
-    # Python refuses to read more than 4,300 digits, with an error of its own.
+    # int() raises an error of its own for more than 4,300 digits; so many are replaced by a huge number.
     return _check_count(spec, int(digits or "0") if len(digits) < 20 else 10**20)
 
 

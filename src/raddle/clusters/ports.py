@@ -1,4 +1,4 @@
-"""The links of a cluster, numbered: a pair (out, in) for each device, bus and NIC."""
+"""Numbers the links of a cluster: a pair (out, in) for each device port, bus and NIC."""
 
 # a: a node, d: a device
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 
 from raddle.clusters.devices import Link, Network
 
-Pair = tuple[int, int]
+Pair = tuple[int, int]  # numbers of two links, one for each direction
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Links by name, and whose they are; only those that a transfer can hold."""
+    """The numbered links. `names[i]` is the name of link i; the other fields say whose link it is."""
 
     names: tuple[str, ...]
-    device: Mapping[int, Pair]  # by device, where its node's link is not shared
-    bus: Mapping[int, Pair]  # by node: towards higher devices, towards lower devices
-    nic: Mapping[int, Pair]  # by device, though a node's devices may share one
+    device: Mapping[int, Pair]  # by device: (out, in), if its node has no shared bus
+    bus: Mapping[int, Pair]  # by node with a bus: (towards higher, towards lower device numbers)
+    nic: Mapping[int, Pair]  # by device: (out, in); the devices of a node may share a NIC
 
 
 def number_links(
     members: Sequence[range], inside: Sequence[Link | None], between: Sequence[Network | None]
 ) -> Ports:
-    """Number the links of nodes with these devices."""
+    """Numbers the links. All arguments are by node; `members`: the indices of its devices."""
     names: list[str] = []
     device: dict[int, Pair] = {}
     bus: dict[int, Pair] = {}
@@ -48,7 +48,7 @@ def number_links(
 def _pair(
     names: list[str], owner: str, duplex: bool, *, directions: tuple[str, str] = ("out", "in")
 ) -> Pair:
-    """Two links, or one that serves both ways."""
+    """Adds two links, one for each direction, or a single one if they are not duplex; their numbers."""
     first = len(names)
     if not duplex:
         names.append(owner)

@@ -1,4 +1,4 @@
-"""What a cluster consists of: one data for the table and for `--json`."""
+"""Summarises a cluster as plain data, for the table of `raddle clusters` and for its `--json`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from raddle.clusters.topology import Cluster
 
-MAX_ROUTES = 24  # a cluster of many different nodes shows the first of its routes
+MAX_ROUTES = 24  # a summary lists no more routes than this
 
 
 def summarise(cluster: Cluster) -> dict[str, Any]:
-    """Kinds of device, groups of equal nodes, and a route of each sort."""
+    """Kinds of devices, counts, example routes (see `_routes`) and the full description."""
     description = cluster.to_dict()
     counts = Counter(device.kind for device in cluster.devices)
     return {
@@ -32,7 +32,7 @@ def summarise(cluster: Cluster) -> dict[str, Any]:
 
 
 def _routes(cluster: Cluster) -> list[dict[str, Any]]:
-    """Inside the first node of each group of equal nodes, and between nodes of every two groups."""
+    """Example routes: inside a node of each group of equal nodes, and between nodes of each two groups."""
     groups = _groups(cluster)
     inside = [
         cluster.members(nodes[0])[:2] for nodes in groups if len(cluster.members(nodes[0])) > 1
@@ -48,7 +48,7 @@ def _routes(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def _groups(cluster: Cluster) -> list[list[int]]:
-    """Runs of nodes that are the same."""
+    """Groups of consecutive nodes with equal devices, link and network."""
 
     def content(a: int) -> object:
         kinds = [cluster.devices[d].kind for d in cluster.members(a)]

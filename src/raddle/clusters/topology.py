@@ -1,13 +1,14 @@
-"""A cluster: devices in nodes, and the links that a transfer between two of them holds.
+"""The cluster: its devices by node, and the links that a transfer between two devices occupies.
 
-Each link serves one transfer at a time, and a transfer holds one or two:
+Each link serves one transfer at a time. A transfer occupies ("holds") one or two links until it ends:
 
-    inside a node, duplex        the sender's out, the receiver's in
-    inside a node, half duplex   the sender's port, the receiver's port
-    inside a node, shared        the bus; if duplex, one way of it (to the higher or to the lower device)
-    between nodes                the sender's NIC out, the receiver's NIC in; one a node, or one a device
+    inside a node, duplex        the sender's outgoing link and the receiver's incoming link
+    inside a node, half duplex   the sender's port and the receiver's port, each used for both directions
+    inside a node, shared        the bus; if duplex, one direction of it (to higher or to lower devices)
+    between nodes                the sender's NIC (out) and the receiver's NIC (in)
 
-Between nodes the NICs alone are held: on its way to them, a transfer is taken to disturb nobody.
+A node has one NIC, or one for each device. A transfer between nodes holds the two NICs only; the model
+neglects its use of the links inside the nodes.
 """
 
 # a, b: nodes; d: a device
@@ -30,21 +31,23 @@ from raddle.errors import InputError
 
 @dataclass(frozen=True)
 class Route:
-    """The way from one device to another."""
+    """The path of a transfer from one device to another."""
 
-    resources: tuple[int, ...]  # the links that a transfer holds, as indices into Cluster.links
-    bandwidth: float  # bytes/s, the smallest on the way
+    resources: tuple[int, ...]  # indices into Cluster.links: the links that a transfer holds
+    bandwidth: float  # bytes/s, of the slowest link of the path
     latency: float  # seconds
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Devices, standing together node by node, and for each node its link and its network."""
+    """A cluster. `devices` is sorted by node; a device is named by its index in this list."""
 
     name: str
     devices: tuple[Device, ...]
-    node_links: tuple[Link | None, ...]  # a node; None only where it has one device
-    node_networks: tuple[Network | None, ...]  # a node; None only where it is the only one
+    node_links: tuple[
+        Link | None, ...
+    ]  # by node, what joins its devices; None only if it has one device
+    node_networks: tuple[Network | None, ...]  # by node, its NIC; None only if there is one node
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -56,8 +59,8 @@ class Cluster:
             )
         if not len(nodes) == len(self.node_links) == len(self.node_networks):
             raise self._error(
-                f"has {len(nodes)} nodes, {len(self.node_links)} links inside and {len(self.node_networks)} "
-                "networks: give one of each a node"
+                f"has {len(nodes)} nodes, {len(self.node_links)} links inside and "
+                f"{len(self.node_networks)} networks: give one of each a node"
             )
         for a, link, network in zip(nodes, self.node_links, self.node_networks, strict=True):
             if link is None and len(self.members(a)) > 1:
@@ -76,7 +79,7 @@ class Cluster:
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are."""
+        """The number of nodes."""
         return self.devices[-1].node + 1
 
     @property
@@ -90,11 +93,11 @@ class Cluster:
         return self._ports.names
 
     def members(self, node: int) -> range:
-        """The devices of a node."""
+        """The indices of a node's devices."""
         return self._by_node[node]
 
     def first_devices(self, count: int) -> Cluster:
-        """The same with its first devices alone."""
+        """A cluster of the first `count` devices of this one."""
         if count == len(self.devices):
             return self
         nodes = self.devices[count - 1].node + 1
@@ -106,7 +109,7 @@ class Cluster:
         )
 
     def route(self, source: int, target: int) -> Route:
-        """What a transfer from one device to another holds, in constant time."""
+        """The route of a transfer; source and target are indices of devices. Takes constant time."""
         assert source != target, f"device {source} needs no route to itself"
         assert min(source, target) >= 0, f"no device {min(source, target)}"
         a, b = self.devices[source].node, self.devices[target].node
@@ -129,12 +132,12 @@ class Cluster:
         )
 
     def fingerprint(self) -> str:
-        """Devices and links in 16 hex digits; the cluster's name does not count."""
+        """A hash of the devices and links, without the cluster's name: 16 hex digits."""
         content = {key: value for key, value in self.to_dict().items() if key != "name"}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data in the form of a YAML file: `from_dict` reads it back."""
+        """The cluster as plain data with the keys of a cluster file; `from_dict` reads it back."""
         kinds = {device.kind: _properties(device) for device in self.devices}
         nodes = [
             {"count": len(list(group)), **node}
@@ -150,7 +153,7 @@ class Cluster:
 
     @staticmethod
     def from_dict(data: object, where: str = "cluster", *, name: str | None = None) -> Cluster:
-        """Read plain data; `where` begins what is said about a mistake, `name` holds where it has none."""
+        """Builds a cluster from plain data. `where`: named in errors; `name`: used if the data has none."""
         return build_cluster(*parse(data, where, name=name))
 
     def _node_dict(self, a: int) -> dict[str, Any]:
@@ -177,7 +180,7 @@ class Cluster:
 
 
 def _properties(device: Device) -> dict[str, Any]:
-    """All of a device but its kind and where it stands."""
+    """All properties of a device except its kind and its node."""
     return {
         "flops": dict(device.flops),
         "memory": device.memory,
@@ -194,7 +197,7 @@ def _properties(device: Device) -> dict[str, Any]:
 
 
 def build_cluster(name: str, nodes: Sequence[Node]) -> Cluster:
-    """Put nodes together; a device's node is where it stands in the list."""
+    """Builds a cluster from its nodes; a node's number is its position in the list."""
     return Cluster(
         name=name,
         devices=tuple(_devices_with_nodes(nodes)),
@@ -205,7 +208,9 @@ def build_cluster(name: str, nodes: Sequence[Node]) -> Cluster:
 
 def _devices_with_nodes(nodes: Sequence[Node]) -> Iterator[Device]:
     for a, (devices, _, _) in enumerate(nodes):
-        by_kind: dict[str, Device] = {}  # one object a kind and node: 1,024 devices stay light
+        by_kind: dict[
+            str, Device
+        ] = {}  # one Device object per kind and node, which saves memory on large clusters
         for device in devices:
             if device.kind not in by_kind:
                 by_kind[device.kind] = replace(device, node=a)

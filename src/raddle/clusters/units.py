@@ -1,4 +1,4 @@
-"""Numbers with units: "16 GiB", "100 Gbit/s", "5 us", "15.7 TFLOP/s", 12.5e9."""
+"""Parses quantities with units, as "16 GiB", "100 Gbit/s", "5 us", "15.7 TFLOP/s" or plain 12.5e9."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from decimal import Decimal, Overflow
 
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*", re.DOTALL)
 
-# Decimal, so that "5 us" is 5e-6 to the last bit: fingerprints depend on it.
+# Decimal, so that "5 us" becomes exactly the float 5e-6: fingerprints of clusters depend on it.
 _DECIMAL = {p: Decimal(1000) ** i for i, p in enumerate(("", "k", "M", "G", "T", "P"))}
 _BINARY = {p: Decimal(1024) ** i for i, p in enumerate(("Ki", "Mi", "Gi", "Ti"), start=1)}
 
@@ -24,13 +24,13 @@ _BITS = {
 
 @dataclass(frozen=True)
 class Quantity:
-    """What is counted, in which units it may be written, and an example for advice."""
+    """A kind of quantity: its base unit, the units that may be written, an example for error messages."""
 
-    unit: str
-    units: Mapping[str, Decimal]
+    unit: str  # the base unit, in which the result is given
+    units: Mapping[str, Decimal]  # by unit that may be written, its value in base units
     example: str
-    allows_zero: bool = False  # whether 0 makes sense
-    minimum: float = 0.0  # of what is not 0
+    allows_zero: bool = False
+    minimum: float = 0.0  # of values other than 0
     maximum: float = math.inf
 
 
@@ -65,7 +65,7 @@ MULTIPLE = Quantity("", {"%": Decimal("0.01")}, "1", allows_zero=True, maximum=1
 
 
 def parse(value: object, quantity: Quantity) -> float:
-    """Read a number or a text; a ValueError says in half a sentence what to write instead."""
+    """The value in base units. The ValueError for a bad value says what to write instead."""
     number = _number(value, quantity)
     if not math.isfinite(number) or number < 0 or (number == 0 and not quantity.allows_zero):
         allowed = "a number from 0 on" if quantity.allows_zero else "a positive number"
