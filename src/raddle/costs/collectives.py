@@ -53,14 +53,14 @@ def hops(ring: Sequence[int]) -> list[tuple[int, int]]:
 def slowest_hop(cluster: Cluster, ring: Sequence[int]) -> tuple[float, float]:
     """Bandwidth and latency of the slowest hop of a ring; links that several hops share are divided."""
     pairs = hops(ring)
-    load: dict[int, int] = {}
+    hops_by_link: dict[int, int] = {}
     for a, b in pairs:
         for resource in set(cluster.route(a, b).resources):
-            load[resource] = load.get(resource, 0) + 1
+            hops_by_link[resource] = hops_by_link.get(resource, 0) + 1
     bandwidth, latency = math.inf, 0.0
     for a, b in pairs:
         route = cluster.route(a, b)
-        bandwidth = min(bandwidth, route.bandwidth / max(load[r] for r in route.resources))
+        bandwidth = min(bandwidth, route.bandwidth / max(hops_by_link[r] for r in route.resources))
         latency = max(latency, route.latency)
     return bandwidth, latency
 
@@ -82,14 +82,14 @@ def hierarchical_seconds(
     leaders: Any, bandwidth: Any, latency: Any, node_rings: Any, nbytes: Any
 ) -> Any:
     """Seconds of rings in nodes, the longest of which counts, and of the one between nodes."""
-    inside = 0.0
+    total = 0.0
     for k in range(len(node_rings)):
-        inside = max(
-            inside, ring_seconds(node_rings[k][0], node_rings[k][1], node_rings[k][2], nbytes)
+        total = max(
+            total, ring_seconds(node_rings[k][0], node_rings[k][1], node_rings[k][2], nbytes)
         )
     if leaders > 1:
-        inside += ring_seconds(leaders, bandwidth, latency, nbytes)
-    return inside
+        total += ring_seconds(leaders, bandwidth, latency, nbytes)
+    return total
 
 
 @register_jitable

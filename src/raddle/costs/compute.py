@@ -47,20 +47,20 @@ class ComputeCosts:
         candidates = find_native_calls(graph) if native_calls is None and profile else native_calls
         # A backward in two parts is cut around operators with parameters (program/segments.py).
         self.native_calls = {
-            name: native for name, native in (candidates or {}).items()
-            if profile and not (split_backward and native.has_parameters)
+            name: call for name, call in (candidates or {}).items()
+            if profile and not (split_backward and call.has_parameters)
         }  # fmt: skip
         self.grad_operands: dict[
             tuple[str, str], tuple[int, ...]
         ] = {}  # operator, phase -> operands
         self.all_grad_operands: dict[str, tuple[int, ...]] = {}  # operator -> operands of both
         for op in graph.ops:
-            graded = operands_with_gradient(op, active)
-            weights = [i for i in graded if graph.values[op.inputs[i]].role == "parameter"]
-            self.all_grad_operands[op.name] = graded
+            with_gradient = operands_with_gradient(op, active)
+            weights = [i for i in with_gradient if graph.values[op.inputs[i]].role == "parameter"]
+            self.all_grad_operands[op.name] = with_gradient
             self.grad_operands[op.name, "W"] = tuple(weights) if split_backward else ()
             self.grad_operands[op.name, "B"] = tuple(
-                i for i in graded if not split_backward or i not in weights
+                i for i in with_gradient if not split_backward or i not in weights
             )
         self.dtypes = {
             op.name: (*(graph.values[i].dtype for i in op.inputs), *op.dtypes) for op in graph.ops
@@ -69,19 +69,21 @@ class ComputeCosts:
 
     def seconds(self, op: Op, box: Box, phase: str, device: Device) -> float:
         """Forward ("F", again "R"), or backward ("B", "W"): the gradients of operands that need one."""
-        wanted = self.grad_operands.get((op.name, phase))
+        grad_operands = self.grad_operands.get((op.name, phase))
         if op.name in self.native_calls:
-            native = self._measured_native_call(op, box, phase, device.kind)
-            if native is not None:
-                return native
+            call_seconds = self._measured_native_call(op, box, phase, device.kind)
+            if call_seconds is not None:
+                return call_seconds
         key = (*self.cost_key(op, phase), box, device.kind)
         seconds = self.cache.get(key)
         if seconds is None:
-            measured = self._measured_op(op, box, wanted, device.kind)
-            if measured is None and wanted:
-                measured = self._measured_part(op, box, wanted, device)
+            measured = self._measured_op(op, box, grad_operands, device.kind)
+            if measured is None and grad_operands:
+                measured = self._measured_part(op, box, grad_operands, device)
             seconds = (
-                self._roofline_seconds(op, box, wanted, device) if measured is None else measured
+                self._roofline_seconds(op, box, grad_operands, device)
+                if measured is None
+                else measured
             )
             self.cache[key] = seconds
         return seconds
@@ -107,39 +109,43 @@ class ComputeCosts:
             keys[name] += f" {call.time_shares[name]} {call_key}"
         return keys
 
-    def measured_seconds(self, op: Op, box: Box, phase: str, kind: str) -> float | None:
+    def measured_seconds(self, op: Op, box: Box, phase: str, device_kind: str) -> float | None:
         """As `seconds`, where the profile has it."""
-        native = (
-            self._measured_native_call(op, box, phase, kind)
+        call_seconds = (
+            self._measured_native_call(op, box, phase, device_kind)
             if op.name in self.native_calls
             else None
         )
-        if native is not None:
-            return native
-        return self._measured_op(op, box, self.grad_operands.get((op.name, phase)), kind)
+        if call_seconds is not None:
+            return call_seconds
+        return self._measured_op(op, box, self.grad_operands.get((op.name, phase)), device_kind)
 
     def _measured_op(
-        self, op: Op, box: Box, wanted: Sequence[int] | None, kind: str
+        self, op: Op, box: Box, grad_operands: Sequence[int] | None, device_kind: str
     ) -> float | None:
         if self.profile is None:
             return None
-        return self.profile.find(op, box, "F" if wanted is None else "B", wanted, kind)
+        return self.profile.find(
+            op, box, "F" if grad_operands is None else "B", grad_operands, device_kind
+        )
 
     def _measured_part(
-        self, op: Op, box: Box, wanted: Sequence[int], device: Device
+        self, op: Op, box: Box, grad_operands: Sequence[int], device: Device
     ) -> float | None:
         """Of a backward in two parts that was measured as one: what the roofline says of a part."""
         both = self.all_grad_operands[op.name]
-        measured = self._measured_op(op, box, both, device.kind) if tuple(wanted) != both else None
+        measured = (
+            self._measured_op(op, box, both, device.kind) if tuple(grad_operands) != both else None
+        )
         if measured is None:
             return None
         return (
             measured
-            * self._roofline_seconds(op, box, wanted, device)
+            * self._roofline_seconds(op, box, grad_operands, device)
             / self._roofline_seconds(op, box, both, device)
         )
 
-    def _measured_native_call(self, op: Op, box: Box, phase: str, kind: str) -> float | None:
+    def _measured_native_call(self, op: Op, box: Box, phase: str, device_kind: str) -> float | None:
         """Of a composite that is one call there: an operator's part of the call's seconds.
 
         Of a backward in two parts the first has all: what the second needs falls out of it.
@@ -147,19 +153,25 @@ class ComputeCosts:
         call = self.native_calls[op.name]
         if not call.is_whole(op, box, self.bn):
             return None
-        back = (call.main.name, phase) in self.grad_operands
-        graded = self.all_grad_operands[call.main.name] if back else None
+        backward = (call.main.name, phase) in self.grad_operands
+        grad_operands = self.all_grad_operands[call.main.name] if backward else None
         assert self.profile is not None
         tile = call.main_tile(op, box)
-        seconds = self.profile.find_native_call(call, tile, "B" if back else "F", graded, kind)
+        seconds = self.profile.find_native_call(
+            call, tile, "B" if backward else "F", grad_operands, device_kind
+        )
         return None if seconds is None else seconds * call.time_shares[op.name] * (phase != "W")
 
     def _roofline_seconds(
-        self, op: Op, box: Box, wanted: Sequence[int] | None, device: Device
+        self, op: Op, box: Box, grad_operands: Sequence[int] | None, device: Device
     ) -> float:
-        works = [work(op, box)] if wanted is None else [work(op, box, i) for i in wanted]
-        each = (roofline(self.graph, op, w.flops, w.elements, speed(op, device)) for w in works)
-        return sum(each, 0.0)
+        amounts = (
+            [work(op, box)] if grad_operands is None else [work(op, box, i) for i in grad_operands]
+        )
+        seconds = (
+            roofline(self.graph, op, w.flops, w.elements, speed(op, device)) for w in amounts
+        )
+        return sum(seconds, 0.0)
 
 
 class Speed(NamedTuple):
@@ -172,10 +184,10 @@ class Speed(NamedTuple):
 
 def speed(op: Op, device: Device) -> Speed:
     """How fast a device is at an operator."""
-    which, rate = family(op), math.inf
-    if which != "memory":
+    op_family, rate = family(op), math.inf
+    if op_family != "memory":
         peak = device.peak(str(op.dtypes[0]).removeprefix("torch."))
-        rate = peak * device.efficiency[which]
+        rate = peak * device.efficiency[op_family]
     return Speed(effective_bandwidth(device), rate, device.overhead)
 
 

@@ -86,7 +86,7 @@ def applicable_native_calls(graph: Graph, tiles: Mapping[str, Tiling]) -> Mappin
         == 1
         for n in {n.main.name: n for n in calls.values()}.values()
     }
-    return {name: native for name, native in calls.items() if alike[native.main.name]}
+    return {name: call for name, call in calls.items() if alike[call.main.name]}
 
 
 def find_native_calls(graph: Graph) -> Mapping[str, NativeCall]:
@@ -97,21 +97,31 @@ def find_native_calls(graph: Graph) -> Mapping[str, NativeCall]:
         main = max(reversed(ops), key=lambda op: len(op.space.dims))
         if fused.kind in SAMPLES_ONLY:
             members = [op for op in ops if "n" in _dim_names(op)]
-            shared = free = frozenset({"n"})
-            shares, near = _work_fractions(members), _neighbours(graph, fused)
+            shared = splittable = frozenset({"n"})
+            time_shares, neighbours = _work_fractions(members), _neighbours(graph, fused)
         else:
             summed = {op.space.dims[d].name for op in ops for d in op.space.reduced_dims}
             members = [op for op in ops if summed & _dim_names(op)]
             shared = frozenset().union(*map(_dim_names, members))
-            free = shared - summed
-            shares, near = {op.name: float(op is main) for op in members}, ()
+            splittable = shared - summed
+            time_shares, neighbours = {op.name: float(op is main) for op in members}, ()
         sizes = dict(main.space.dims)
         dims = [dim for op in members for dim in op.space.dims if dim.name in shared]
         if all(sizes.get(dim.name) == dim.size for dim in dims):
-            content = _fingerprint(graph, fused)
+            fingerprint = _fingerprint(graph, fused)
             roles = {graph.values[i].role for i in fused.inputs if i is not None}
-            weighted = "parameter" in roles
-            call = NativeCall(fused, main, ops, shared, free, content, shares, near, weighted)
+            has_parameters = "parameter" in roles
+            call = NativeCall(
+                fused,
+                main,
+                ops,
+                shared,
+                splittable,
+                fingerprint,
+                time_shares,
+                neighbours,
+                has_parameters,
+            )
             calls |= {op.name: call for op in members}
     return calls
 

@@ -116,21 +116,21 @@ def measure(
     profile = Profile(previous.seconds if previous else None)
     calls = find_native_calls(graph)
     for op, box in boxes:
-        back = tuple(grad_operands[op.name])
+        operands_of_op = tuple(grad_operands[op.name])
         forward = profile_key(op, box, "F", None, device_kind)
-        backward = profile_key(op, box, "B", back, device_kind)
+        backward = profile_key(op, box, "B", operands_of_op, device_kind)
         progress(op.name)
-        if forward not in profile.seconds or (back and backward not in profile.seconds):
-            times = _measure_op(graph, op, box, back, torch.device(device), repeats)
+        if forward not in profile.seconds or (operands_of_op and backward not in profile.seconds):
+            times = _measure_op(graph, op, box, operands_of_op, torch.device(device), repeats)
             profile.seconds[forward] = times[0]
-            if back:
+            if operands_of_op:
                 profile.seconds[backward] = times[1]
         call = calls.get(op.name)
         if call is None or op is not call.main or not call.accepts(box):
             continue
         forward, backward = (
             native_call_key(call, box, phase, operands, device_kind)
-            for phase, operands in (("F", None), ("B", back))
+            for phase, operands in (("F", None), ("B", operands_of_op))
         )
         if forward not in profile.seconds:
             grad_inputs = {i.inputs[k] for i in call.ops for k in grad_operands[i.name]}
@@ -138,7 +138,7 @@ def measure(
                 graph, call, box, grad_inputs, torch.device(device), repeats
             )
             profile.seconds[forward] = times[0]
-            if back:
+            if operands_of_op:
                 profile.seconds[backward] = times[1]
     return profile
 

@@ -53,7 +53,7 @@ class ComputeTasks:
         bytes_per_element = optimizer_info(self.program.plan.optimizer).passes
         bytes_per_element *= self.program.element_bytes(update.parameter)
         memory_passes = [
-            (share.updaters, bytes_per_element * share.box.volume) for share in update.regions
+            (region.updaters, bytes_per_element * region.box.volume) for region in update.regions
         ]
         seconds = self._memory_pass_seconds(update.devices, memory_passes)
         unordered = update.parameter in self.program.slices

@@ -108,6 +108,6 @@ class Ledger:
     def parameter_bytes(self, name: str) -> Array:
         """By device, of a parameter."""
         nbytes = np.zeros(len(self.devices), np.int64)
-        for share in self.program.regions[name]:
-            nbytes[list(share.devices)] += share.box.volume * self.program.element_bytes(name)
+        for region in self.program.regions[name]:
+            nbytes[list(region.devices)] += region.box.volume * self.program.element_bytes(name)
         return nbytes

@@ -35,13 +35,13 @@ def state_bytes(program: Program) -> Array:
     for i in program.instructions:
         if isinstance(i, Update) and i.parameter not in seen:
             seen.add(i.parameter)
-            for share in program.slices.get(i.parameter, i.regions):
-                nbytes = share.box.volume * program.element_bytes(i.parameter)
+            for region in program.slices.get(i.parameter, i.regions):
+                nbytes = region.box.volume * program.element_bytes(i.parameter)
                 if program.plan.parsed_sync.zero3:  # the rest is there for a while
-                    total[share.server] += (1 + optimizer_copies) * nbytes
+                    total[region.server] += (1 + optimizer_copies) * nbytes
                     continue
-                total[list({*share.devices, *share.updaters})] += 2 * nbytes
-                total[list(share.updaters)] += optimizer_copies * nbytes
+                total[list({*region.devices, *region.updaters})] += 2 * nbytes
+                total[list(region.updaters)] += optimizer_copies * nbytes
     variant = program.variants[0]
     roles = ("buffer", "constant", "frozen", "parameter")
     names = [v.name for v in variant.graph.values.values() if v.role in roles]

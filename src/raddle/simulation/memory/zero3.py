@@ -55,10 +55,10 @@ def _own_shard_bytes(ledger: Ledger, pull: Move) -> Array:
     """By device that is sent rows of a share, the bytes of those that it has: it puts them together."""
     program, nbytes = ledger.program, np.zeros(len(ledger.devices), np.int64)
     width = program.element_bytes(pull.value)
-    for share in program.regions[pull.value]:
-        sent = {m.target for m in pull.messages if any(not (b & share.box).empty for b in m.boxes)}
+    for region in program.regions[pull.value]:
+        sent = {m.target for m in pull.messages if any(not (b & region.box).empty for b in m.boxes)}
         for s in program.slices[pull.value]:
-            if s.server in sent and share.box.contains(s.box):
+            if s.server in sent and region.box.contains(s.box):
                 nbytes[s.server] += s.box.volume * width
     return nbytes
 
