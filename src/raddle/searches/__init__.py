@@ -1,13 +1,23 @@
-"""Searches: methods that give every operator its tiles, from the named baselines on.
+"""Searches: the methods that plan how a model is trained, from named baselines to searches.
 
-method, registry      what a method is, and every method by name; a folder a method:
-                      baselines, optcnn, flexflow, pipeline, hypergraph, auto
-settings, pins        what is asked for                    planning, comparing   plans of methods, and rows
-groups                operators that are split together    configurations        their parts and devices
-planspace, placing    tiles of a whole plan                starts                where searches begin
-figures, purposes     what is said of a simulated plan     bounds                what no plan goes below
-stepping, ranking     the time of one step                 work                  seconds of whole operators
-syncs, order          how parameters are synchronised      recomputing           what is computed again
-attempts, stopwatch   failures and seconds of a search     measuring, compiling  what a machine does once
-explanation           why a plan is as fast as it is
+A method takes a graph and a cluster and gives every operator its tiles: the parts of its work, each with a
+device. Each search method has a folder: optcnn, flexflow, pipeline, hypergraph, auto; the named
+baselines share the folder baselines.
+
+method, registry           the base class of methods, and all methods by name
+settings, pins             the inputs of a search; the splits that the user has fixed
+planning, comparison       make the plan of one method; make and compare those of several
+groups, configurations     operators that are split together; their numbers of parts and their devices
+grids, plan_space          grids of tiles of one operator; all plans that a search may visit
+starts                     plans from which searches start
+predict, purposes          predicted metrics of a plan; its bytes by purpose
+bounds                     the step time that no plan can beat
+single_step, ranking       time of a single step; sorting plans by it
+operator_times             seconds of whole operators
+choose_sync, slice_order   how parameters are synchronised, and the order of their slices
+recomputation              blocks for activation checkpointing
+attempts, stopwatch        failed candidates; the seconds that count as searching
+profile_methods            measures operators on this machine
+jit_warmup                 JIT compiles numba functions before a search
+explanation                explains why a plan is as fast as it is
 """

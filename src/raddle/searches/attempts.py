@@ -1,7 +1,7 @@
-"""Candidates of a search are tried one by one: one that fails is written down, and the others compete.
+"""Records the candidates of a search that fail, so that the search goes on with the others.
 
-A candidate that cannot be applied is refused (InputError); that is ordinary. Any other exception is a
-mistake in raddle. It is reported with its type, message and place, and warned of: nobody overlooks it.
+A candidate that raises InputError is refused: it does not apply to this graph or cluster, which is normal.
+Any other exception is a bug in raddle. Attempts records its type, message and line, and also warns.
 """
 
 from __future__ import annotations
@@ -21,21 +21,25 @@ class Failure(NamedTuple):
 
     name: str
     error: str
-    refused: bool  # it cannot be applied; otherwise raddle has made a mistake
+    refused: bool  # True: it does not apply here (InputError); False: a bug in raddle
 
     def row(self) -> dict[str, Any]:
+        """The failure as an entry of `failed` in plan files and --json output."""
         return self._asdict()
 
 
 class Attempts:
-    """What has failed so far in one search."""
+    """The failures of one search, in the order in which they happened."""
 
     def __init__(self) -> None:
         self.failures: list[Failure] = []
 
     @contextmanager
     def attempt(self, name: str) -> Iterator[None]:
-        """Goes on after the block if it raises; what is out of memory, or interrupted, ends the search."""
+        """Runs the block of one candidate: an exception in it is recorded and suppressed.
+
+        MemoryError is raised again, and KeyboardInterrupt is not caught: both end the search.
+        """
         try:
             yield
         except MemoryError:
@@ -57,7 +61,7 @@ def _described(error: Exception) -> str:
 
 
 def reasons(failures: Sequence[Failure]) -> str:
-    """Why nothing was found, in words: the first reason, and how many others there are."""
+    """One sentence part on why no plan was found: the first failure, and the number of the others."""
     if not failures:
         return "no method was tried"
     first, others = failures[0], len(failures) - 1

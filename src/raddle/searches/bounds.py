@@ -1,15 +1,17 @@
-"""A lower bound on the time of a step: no plan on the cluster can be faster, whatever it splits and places.
+"""A lower bound on the time of a step: no plan for the cluster can be faster, however it splits operators.
 
-It holds for steps that follow each other, where operators that depend on no parameter run ahead:
+The bound is for the steady state: steps follow each other, and operators that depend on no parameter may
+run before the step begins. The bound is the largest of:
 
-    work      every operation is done somewhere, once at least: total work over the devices' total speed
-    path      from a parameter's use to the loss and back to its update operators start one after the other
-    message   unless one device does everything, at least one message is sent
+    work      every operation runs at least once on some device: total work over the devices' total speed
+    path      the longest chain of operators, from a parameter to the loss and back to its gradient,
+              times the least overhead to start an operator
+    message   if more than one device works, at least one message is sent
 
-The bound holds for roofline costs, where two halves never take less than the whole. Measured times have no
-such law, so with a profile there is no bound. Bytes are bounded by one message alone: what must move
-depends on placements in ways that no simple count respects (a value may be computed again in place of being
-sent).
+The bound needs roofline costs, by which two halves of an operator never take less time than the whole.
+Measured times do not guarantee that, so there is no bound with a profile. Communication is bounded by the
+latency of one message only: how many bytes must move depends on the plan, and a plan may recompute a value
+instead of sending it.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ from raddle.plans.plan import Plan
 
 @dataclass(frozen=True)
 class Bound:
-    """Seconds of a step that no plan can go below, and of what it is made."""
+    """A lower bound on the seconds of a step, and the parts that it is computed from (in seconds)."""
 
-    work: float
-    path: float
-    message: float
-    one_device: float  # the work on the fastest device: without it a message is sent
+    work: float  # total work over total speed
+    path: float  # start-up overhead of the longest chain of operators
+    message: float  # latency of one message
+    one_device: float  # all work on the fastest device: the only way to send no message
 
     @property
     def seconds(self) -> float:
@@ -44,7 +46,7 @@ class Bound:
 
 
 def why_unbounded(plan: Plan, profile: Profile | None = None) -> str | None:
-    """Why nothing is known of how short the step of a plan like this could be; None where it is."""
+    """The reason why the lower bound does not hold for a plan like this; None if it holds."""
     if profile is not None:
         return "with measured operators there is no lower bound"
     if is_asynchronous(plan):
@@ -55,14 +57,15 @@ def why_unbounded(plan: Plan, profile: Profile | None = None) -> str | None:
 
 
 def lower_bound(graph: Graph, cluster: Cluster, *, optimizer: str = "sgd") -> Bound:
-    """The bound for all devices of a cluster."""
+    """The lower bound for plans that may use all devices of a cluster."""
     active = active_values(graph)
     kinds = {device.kind: device for device in cluster.devices}
     seconds_of = {
         kind: _least_seconds(graph, active, device, optimizer) for kind, device in kinds.items()
     }
     totals = {kind: math.fsum(seconds) for kind, seconds in seconds_of.items()}
-    # For any weights of devices that add up to one: time >= sum over operators of the least weighted time.
+    # For any weights of the devices that sum to one: step time >= the sum over operators of
+    # min over devices (weight * seconds on that device). Weights in proportion to speed are used.
     speed = sum(1 / totals[device.kind] for device in cluster.devices)
     weight = {kind: 1 / total / speed for kind, total in totals.items()}
     least = math.fsum(
@@ -71,10 +74,10 @@ def lower_bound(graph: Graph, cluster: Cluster, *, optimizer: str = "sgd") -> Bo
     )
     overhead = min(device.overhead for device in kinds.values())
     count = len(cluster.devices)
-    # A message holds its link at least as long.
+    # A message takes at least the latency of its route.
     latencies = [cluster.route(0, d).latency for d in range(1, count)]
     one_device = min(totals.values())
-    rounding = 2e-9 * len(graph.ops)  # durations are whole nanoseconds
+    rounding = 2e-9 * len(graph.ops)  # the simulator rounds durations to whole nanoseconds
     return Bound(
         max(0.0, least - rounding),
         max(0.0, _depth(graph, active) * overhead - rounding),
@@ -86,7 +89,10 @@ def lower_bound(graph: Graph, cluster: Cluster, *, optimizer: str = "sgd") -> Bo
 def _least_seconds(
     graph: Graph, active: frozenset[str], device: Device, optimizer: str
 ) -> list[float]:
-    """By operator and parameter, the least that all its tiles together take on one kind of device."""
+    """Least seconds on one kind of device of each operator, then of each parameter's update.
+
+    An operator's time is that of all its tiles together, forward and backward.
+    """
     seconds = []
     for op in graph.ops:
         parts = [_least_pass_seconds(graph, op, None, device)]
@@ -104,7 +110,10 @@ def _least_seconds(
 
 
 def _least_pass_seconds(graph: Graph, op: Op, operand: int | None, device: Device) -> float:
-    """The roofline of a whole operator, with no byte counted that some way to split it would not touch."""
+    """Roofline seconds of a whole operator, counting only bytes that every way to split it touches.
+
+    operand: None for the forward; else the operand whose gradient is computed.
+    """
     amount = work(op, op.space.full, operand)
     inputs = [_elements_read(op.space, a) for a in op.space.operands]
     elements = [min(e, t) for e, t in zip(amount.elements, inputs, strict=False)]
@@ -113,7 +122,7 @@ def _least_pass_seconds(graph: Graph, op: Op, operand: int | None, device: Devic
 
 
 def _elements_read(space: Space, access: Access) -> int:
-    """Elements of an operand that are read for certain: tiles of a strided window leave gaps."""
+    """The least number of elements of an operand that are read: tiles of a strided window leave gaps."""
     count = 1
     for index in access.indices:
         if index.plain_dim is not None:
@@ -128,15 +137,18 @@ def _elements_read(space: Space, access: Access) -> int:
 
 
 def _least_steps(space: Space, dim: int) -> int:
+    """A safe lower bound on the elements that a window reads along a dimension: half of its positions."""
     return 1 if space.dims[dim].unsplittable else max(1, space.dims[dim].size // 2)
 
 
 def _depth(graph: Graph, active: frozenset[str]) -> int:
-    """The most operators that start one after the other from a parameter to the loss and back to it."""
-    if graph.loss is None:  # nothing waits for the step before
+    """Length of the longest chain of operators from a parameter to the loss and back to its gradient."""
+    if graph.loss is None:  # no step waits for the one before
         return 0
-    forward: dict[str, int] = {}  # by value, operators that start after it until the loss is there
-    backward: dict[str, int] = {}  # gradients that are computed before its own
+    forward: dict[str, int] = {}  # value -> operators on the longest chain from it to the loss
+    backward: dict[
+        str, int
+    ] = {}  # value -> gradients on the longest chain from the loss to its own
     longest = 0
     for op in reversed(graph.ops):
         if not has_backward(op, active):

@@ -1,7 +1,7 @@
-"""Which way to synchronise parameters: P3 where it pays, else all-reduce, in the buckets that pay.
+"""Chooses the sync kind of a plan by simulation: P3 if it is faster, else all-reduce with the best buckets.
 
-P3's slices travel through the host, so it is for devices on nodes of their own. Without homes
-(`p3:collective`) they are all-reduced as buckets are, and go with all devices.
+P3 (`p3`) sends slices of gradients to servers through the host's memory. It is tried only if every device
+has a node of its own. `p3:collective` all-reduces the slices instead, and is tried on any devices.
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ from raddle.plans.sync.servers import DEFAULT_SLICE
 from raddle.program.program import Move, Reduce
 from raddle.simulation.timeline import Timeline
 
-SMALLER_BUCKETS = (
-    2 * 2**20,
-    2**20 // 2,
-)  # bytes: smaller ones leave earlier, and each costs a latency
-MARGIN = 0.05  # predictions are not better than that
-MESSAGE_SECONDS = (
-    4e-4  # seconds of a core for each end of a message with a slice, as measured in bench/sync
-)
+# Bytes. All-reduces of small buckets start earlier, but each costs a latency.
+SMALLER_BUCKETS = (2 * 2**20, 2**20 // 2)
+MARGIN = 0.05  # a change must save at least this share: predictions are not more precise
+# CPU seconds for each end of a message with a slice, measured in bench/sync.
+MESSAGE_SECONDS = 4e-4
 
-# Seconds of a core for a slice's sum where the cluster says nothing of it: 13 µs to issue it and 50 µs to
-# update the slice were measured; the rest is allowed for cutting the backward there.
+# CPU seconds for the all-reduce of a slice, if the cluster has no host overhead. 13 µs to issue it and
+# 50 µs to update the slice were measured; the remainder is for the backward, which is cut at each slice.
 SUM_SECONDS = 1e-4
 
 
@@ -37,9 +34,10 @@ def with_fastest_sync(
     step_seconds: Callable[[Plan], float],
     with_order: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> Plan:
-    """The plan, or the same with what is faster; `step(plan)` gives the seconds of a step.
+    """The plan with the fastest sync kind and bucket size; a change must be faster by MARGIN.
 
-    `ordered` gives a plan the order of its sums. What is another way has to pay by MARGIN.
+    step_seconds: predicts the seconds of a step of a plan. with_order: adds the order of its slices to a
+    `p3:collective` plan.
     """
     if is_asynchronous(plan) or len(cluster.devices) == 1:
         return plan
@@ -55,7 +53,7 @@ def with_fastest_sync(
 
 
 def _with_buckets_or_p3(plan: Plan, step_seconds: Callable[[Plan], float]) -> tuple[float, Plan]:
-    """Buckets of some sizes, and P3 between nodes; seconds, and the plan."""
+    """The best of several bucket sizes and of P3: its step seconds, and the plan."""
     seconds = {
         bucket: step_seconds(replace(plan, bucket=bucket))
         for bucket in (plan.bucket, *SMALLER_BUCKETS)
@@ -71,9 +69,10 @@ def _with_buckets_or_p3(plan: Plan, step_seconds: Callable[[Plan], float]) -> tu
 
 
 def host_seconds(timeline: Timeline) -> float:
-    """What small messages and sums of slices cost a device's host, where the cluster says nothing of it.
+    """CPU seconds in a step, on average over the devices, for messages and all-reduces of slices.
 
-    Large messages take longer on their link.
+    0 if the cluster has host overheads, because the simulation then counts this time itself. Only small
+    messages count: a large message takes longer on its link than on the CPU.
     """
     program = timeline.program
     if not program.slices or has_host_overhead(timeline.cluster):

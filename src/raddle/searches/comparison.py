@@ -1,4 +1,8 @@
-"""Plans of methods with their predicted figures, and methods beside each other: a row each."""
+"""Makes the plans of methods together with their predicted metrics, and compares several methods.
+
+A row is a dictionary with the metrics of one method's plan: `step_ms`, `samples_per_s`, `peak_bytes` and
+others (predict.METRICS), and, for a search, how the search went.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ from raddle.searches.settings import OnProgress, SearchResult, Settings
 from raddle.simulation.timeline import Timeline
 
 PIPELINE_KEYS = ("schedule", "stages", "microbatches")
-# What a plan file keeps of its prediction, and of the search that found it.
+# The keys of a row that are stored in a plan file, as `predicted`.
 PREDICTED_KEYS = (
     *(key for key in METRICS if key != "speedup"),
     "lower_bound_ms", "start", "proposals", "stopped", "history", "tried", "failed", "searched_as",
@@ -35,7 +39,7 @@ PREDICTED_KEYS = (
 
 
 class EvaluatedPlan(NamedTuple):
-    """A plan, what was simulated of it, and its figures as a row of `compare`."""
+    """A plan, its row of metrics, and the simulation that they come from."""
 
     plan: Plan
     row: dict[str, Any]
@@ -52,7 +56,10 @@ def plan_and_predict(
     recompute: int | None = None,
     result: SearchResult | None = None,
 ) -> EvaluatedPlan:
-    """The plan of a method, or of what was found already, with its predicted figures in it."""
+    """Runs a method (unless its `result` is passed), builds the plan and predicts its metrics.
+
+    The metrics are in the row, and also in the plan as `plan.predicted`.
+    """
     settings = settings or Settings()
     started_at, attempts = settings.stopwatch.seconds, Attempts()
     with settings.stopwatch.paused_while_compiling():
@@ -74,7 +81,7 @@ def plan_and_predict(
 def _search_metrics(
     graph: Graph, cluster: Cluster, result: SearchResult, settings: Settings, plan: Plan
 ) -> dict[str, Any]:
-    """How low any plan could go, and of a search what it started from and how it ended."""
+    """The lower bound on the step time and, for a search, how the search went."""
     lower_bound_ms = None
     if not why_unbounded(plan, settings.profile):
         lower_bound_ms = result.lower_bound_ms
@@ -96,7 +103,11 @@ def _search_metrics(
 
 
 def _searched_as(plan: Plan, result: SearchResult, settings: Settings) -> str | None:
-    """What `history` and `tried` are times of, where the plan was given something else after its tiles."""
+    """How the plans that the search timed differ from the final plan; None if they do not.
+
+    The sync kind, buckets and a threaded schedule are chosen after the search, so the times in `history`
+    and `tried` are without them. Example: "sync allreduce in place of p3".
+    """
     requested = settings.plan_fields["sync"]
     parts = [] if plan.sync == requested else [f"sync {requested} in place of {plan.sync}"]
     if plan.bucket != DEFAULT_BUCKET:
@@ -115,7 +126,7 @@ def compare(
     settings: Settings | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> list[dict[str, Any]]:
-    """A row a method; one that cannot be applied, or fails, has an `error` in place of figures."""
+    """One row for each method; a method that fails has an `error` instead of metrics."""
     rows = [
         {k: v for k, v in row.items() if k not in ("history", "tried", "failed", "searched_as")}
         for _, row in plan_each_method(
@@ -127,7 +138,7 @@ def compare(
 
 
 def add_speedups(rows: Iterable[dict[str, Any]]) -> None:
-    """Over data parallelism, where it is among them."""
+    """Sets `speedup` over data parallelism in all rows, if `data` is among the methods."""
     rows = list(rows)
     base = next((row["step_ms"] for row in rows if row["method"] == "data"), None)
     for row in rows:
@@ -136,9 +147,9 @@ def add_speedups(rows: Iterable[dict[str, Any]]) -> None:
 
 
 def speedup_over_data(evaluated: EvaluatedPlan, profile: Profile | None = None) -> float | None:
-    """How much faster a plan is than data parallelism; None where there is nothing to compare with.
+    """The speedup of a plan over data parallelism; None if data parallelism cannot be applied.
 
-    Where steps overlap, weights are older than those that data parallelism would use: it is another thing.
+    Also None for asynchronous plans: they train with older weights, so the times do not compare.
     """
     plan, _, timeline = evaluated
     if is_asynchronous(plan):
@@ -159,9 +170,9 @@ def plan_each_method(
     settings: Settings | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> Iterator[tuple[EvaluatedPlan | None, dict[str, Any]]]:
-    """What each method found, one after the other, and its row; without a plan, the row has an `error`.
+    """Yields the evaluated plan and the row of each method; for one that fails, None and an `error` row.
 
-    `auto` starts from all methods, so it is also given what those before it found.
+    `auto` starts from the plans of other methods, so it also gets the tiles of the methods before it.
     """
     settings = settings or Settings()
     tiles_by_method = dict[str, Tiles]()

@@ -1,12 +1,16 @@
-"""Configurations of a group: into how many parts each letter is split, and on which devices.
+"""Configurations of a group of operators: the number of parts of each letter, and their devices.
 
-    conv1: n/2 c/4 @0-7      degrees (2, 4) of letters (n, c), row by row on the devices
+A group (groups.py) is a set of operators that are split together; its first member is the anchor. A letter
+names a dimension that can be split, such as n (samples) or c (channels). Example:
 
-Members that lack a letter are computed in copies, one for each part of it. Where the anchor's sum is split
-(k/2), the result is divided among the devices that have parts of it, and what follows takes it so.
+    conv1: n/2 c/4 @0-7      degrees (2, 4) of the letters (n, c), on devices 0 to 7 in row-major order
+
+A configuration determines the tiles of every member. A member without a letter is copied, once for each
+part of that letter. If the anchor's summed dimension is split (k/2), every device first has a partial sum;
+the merged result is divided among these devices, and the members after the anchor are split in that way.
 """
 
-# a letter's axis is its position in Group.letters; d is a dimension of an operator
+# axis: the position of a letter in Group.letters; d: a dimension of an operator; p: of a value
 
 from __future__ import annotations
 
@@ -25,24 +29,28 @@ from raddle.program.replicated_loss import MOST_REPLICAS
 from raddle.searches.groups import AFTER, BEFORE, BY_LETTERS, Group, Member
 
 Cuts = tuple[int, ...]
-ANY_NUMBER = 2**62
+ANY_NUMBER = 2**62  # of copies: more than there can be
 
 
 class Configuration(NamedTuple):
-    """Parts by letter of a group, the devices row by row, and, where parts are uneven, their shares."""
+    """How a group is split: the number of parts of each letter, and the devices of the parts."""
 
-    degrees: tuple[int, ...]
-    devices: tuple[int, ...]
-    shares: tuple[int, ...] = ()  # of the only letter that is split, by part; none: equal parts
+    degrees: tuple[int, ...]  # number of parts, for each letter of the group
+    devices: tuple[
+        int, ...
+    ]  # one for each part, in row-major order: the last letter varies fastest
+    shares: tuple[
+        int, ...
+    ] = ()  # for uneven parts of the only split letter: relative sizes; (): equal
 
 
 class MemberTiling(NamedTuple):
-    """The tiles of one operator under any devices."""
+    """The tiles of one operator for given degrees, whatever the devices are."""
 
     op: Op
-    cuts: tuple[Cuts, ...]
-    positions: tuple[int, ...]  # positions in the configuration's devices
-    copies: int
+    cuts: tuple[Cuts, ...]  # cut points of each dimension
+    positions: tuple[int, ...]  # device of each tile, as a position in Configuration.devices
+    copies: int  # of each tile
 
 
 def tiles(group: Group, configuration: Configuration) -> dict[str, Tiling]:
@@ -57,7 +65,10 @@ def tiles(group: Group, configuration: Configuration) -> dict[str, Tiling]:
 def degrees(
     group: Group, max_parts: int, *, powers_of_two: bool = True, reduction: bool = False
 ) -> Iterator[tuple[int, ...]]:
-    """All ways to split a group into at most `most` parts; with `powers`, into powers of two."""
+    """Yields the degrees of every way to split a group into at most `max_parts` parts.
+
+    powers_of_two: only powers of two as degrees. reduction: summed letters may be split, too.
+    """
     options = [
         [d for d in range(1, min(size, max_parts) + 1) if not powers_of_two or d & (d - 1) == 0]
         if reduction or letter not in group.reduced
@@ -77,20 +88,20 @@ def degrees(
     return extend(0, max_parts)
 
 
-# -- how members follow ----------------------------------------------------------------------------
+# -- tiles of the members --------------------------------------------------------------------------
 
 
 class _Split(NamedTuple):
-    """By dimension of an operator: which axes split it, the first one outermost, and where."""
+    """How the dimensions of an operator, or of a value, are split."""
 
-    axes: tuple[tuple[int, ...], ...]
-    cuts: tuple[Cuts, ...]
+    axes: tuple[tuple[int, ...], ...]  # for each dimension, the axes that split it, outermost first
+    cuts: tuple[Cuts, ...]  # for each dimension, its cut points
 
 
 def member_tilings(
     group: Group, parts: tuple[int, ...], shares: tuple[int, ...] = ()
 ) -> tuple[MemberTiling, ...]:
-    """What each operator of a group does when its letters are split; remembered by the group."""
+    """The tiles of all members of a group, given the number of parts of each letter; cached."""
     key = (parts, shares)
     if key not in group.tilings_cache:
         group.tilings_cache[key] = _member_tilings(group, parts, shares)
@@ -117,6 +128,7 @@ def _split_member(
     shares: tuple[int, ...],
     splits: dict[str, _Split],
 ) -> _Split:
+    """How a member is split; `splits` has the members before it, by name."""
     op = member.op
     axes: list[tuple[int, ...]] = [()] * len(op.space.dims)
     cuts: list[Cuts] = [(0, dim.size) for dim in op.space.dims]
@@ -139,7 +151,10 @@ def _split_member(
 
 
 def _output_split(ref: Op, split: _Split, output: int, parts: tuple[int, ...]) -> _Split:
-    """How an output lies on the devices: as it is split or, where sums are, divided once more."""
+    """How an output is split over the devices, after partial sums are merged.
+
+    If summed dimensions are split, the merged result is also divided along its longest dimension.
+    """
     dims = ref.space.outputs[output]
     axes, cuts = [split.axes[d] for d in dims], [split.cuts[d] for d in dims]
     summed = [axis for d in ref.space.reduced_dims for axis in split.axes[d]]
@@ -155,14 +170,17 @@ def _output_split(ref: Op, split: _Split, output: int, parts: tuple[int, ...]) -
 
 
 def _slice_ends(a: int, b: int, count: int) -> list[int]:
-    """The ends of the slices that a merge makes of a range."""
+    """The end points of the `count` slices into which a merge divides the range from a to b."""
     return [a + piece.hi[0] for piece in split_longest_dim(Box((0,), (b - a,)), count)]
 
 
 def _cut_like_reader(
     op: Op, member: Member, reader: Op, split: _Split, axes: list[tuple[int, ...]], cuts: list[Cuts]
 ) -> None:
-    """Cuts an operator where its reader's parts meet, if they do not overlap."""
+    """Cuts an operator where the parts that its reader reads meet, if they do not overlap.
+
+    Writes into `axes` and `cuts`, which are lists by dimension of the operator.
+    """
     for p, index in enumerate(reader.space.operands[member.operand].indices):
         d = op.space.outputs[member.output][p]
         over = sorted({term.dim for term in index.terms if split.axes[term.dim]})
@@ -179,12 +197,14 @@ def _cut_like_reader(
 
 
 def cuts_between(ranges: Sequence[tuple[int, int]], size: int) -> Cuts:
-    """The cut points that ranges leave of a dimension; none where they overlap, miss any, or are empty.
+    """The cut points between ranges that cover a dimension exactly; () if they overlap or leave gaps.
 
-    A part of a concatenation reads nothing of the operands that lie in other parts: its range is empty.
+    Also () if a range is empty: a part of a concatenation reads nothing of operands in other parts.
 
-    >>> meeting([(0, 4), (4, 8)], 8), meeting([(0, 5), (3, 8)], 8), meeting([(0, 0), (0, 8)], 8)
-    ((0, 4, 8), (), ())
+    >>> cuts_between([(0, 4), (4, 8)], 8), cuts_between([(0, 5), (3, 8)], 8)
+    ((0, 4, 8), ())
+    >>> cuts_between([(0, 0), (0, 8)], 8)
+    ()
     """
     ends = [0, *(hi for _, hi in ranges)]
     meet = [lo for lo, _ in ranges] == ends[:-1] and ends[-1] == size
@@ -192,12 +212,12 @@ def cuts_between(ranges: Sequence[tuple[int, int]], size: int) -> Cuts:
 
 
 def max_copies(member: Member) -> int:
-    """How many copies of a tile there may be; where there would be more, the first is the only one."""
+    """The most copies of a tile; if there would be more, only the first device computes the tile."""
     if member.op.opaque:
-        return 1  # it may be random, and copies of it could differ
+        return 1  # an opaque operator may be random, and its copies could differ
     if member.op.traits.updates_buffer or member.how == BEFORE:
-        return ANY_NUMBER  # it belongs where it is read
-    return MOST_REPLICAS  # many copies are much talk
+        return ANY_NUMBER  # every device that reads the result computes it itself
+    return MOST_REPLICAS  # more copies would cost too many messages
 
 
 def _place(member: Member, split: _Split, parts: tuple[int, ...]) -> MemberTiling:
@@ -217,9 +237,9 @@ def _place(member: Member, split: _Split, parts: tuple[int, ...]) -> MemberTilin
 
 
 def cut_points(size: int, parts: int, shares: Sequence[int] = ()) -> Cuts:
-    """Cut points of equal parts or, given shares, of parts in proportion to them, none of them empty.
+    """Cut points of equal parts or, given shares, of parts in proportion to them; no part is empty.
 
-    >>> cut(8, 4), cut(8, 4, (3, 3, 1, 1)), cut(9, 2, (3, 1))
+    >>> cut_points(8, 4), cut_points(8, 4, (3, 3, 1, 1)), cut_points(9, 2, (3, 1))
     ((0, 2, 4, 6, 8), (0, 3, 6, 7, 8), (0, 7, 9))
     """
     if not shares:

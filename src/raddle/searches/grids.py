@@ -1,11 +1,11 @@
-"""What the methods share: dimensions by letter, grids, and operators that depend on no sample.
+"""Helpers that all methods share: dimensions by letter, grids of tiles, and batch-independent operators.
 
-An operator that depends on parameters, buffers and constants alone (a slice of an embedding of positions, a
-causal mask, a counter) has no place of its own: it is computed where it is read, and only the part that is
-read there if that is a part of its own.
+An operator is batch-independent if it reads parameters, buffers and constants only: a slice of the position
+embedding, a causal mask, a counter. No method chooses its tiles. It is computed on the devices that read
+its result: only the part that is read there, if the reader's tiles do not overlap in it, else all of it.
 """
 
-# d: a dimension of an operator's iteration space
+# d: a dimension of an operator's iteration space; r: a dimension of a reader's
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from raddle.clusters import Cluster
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Grid, Tiling, whole_tiling
 
-Tiles = dict[str, Tiling]
-Cuts = tuple[int, ...]
+Tiles = dict[str, Tiling]  # by operator
+Cuts = tuple[int, ...]  # cut points of a dimension, with 0 and its size
 
 
 def all_devices(cluster: Cluster) -> tuple[int, ...]:
@@ -24,35 +24,41 @@ def all_devices(cluster: Cluster) -> tuple[int, ...]:
 
 
 def dim_of(op: Op, letter: str) -> int | None:
-    """The dimension with this letter, if the operator has it; capital letters are never split."""
+    """The position of the dimension with this letter; None if the operator has no such dimension."""
     return next((d for d, dim in enumerate(op.space.dims) if dim.name == letter), None)
 
 
 def size_of(op: Op, letter: str) -> int:
-    """The extent of a dimension; 1 where the operator lacks it."""
+    """The size of the dimension with this letter; 1 if the operator has no such dimension."""
     d = dim_of(op, letter)
     return 1 if d is None else op.space.dims[d].size
 
 
 def split(op: Op, cuts: Mapping[int, Cuts], devices: Sequence[int]) -> Grid:
-    """A grid that is cut along some dimensions, row by row on the devices."""
+    """A grid that is cut along some dimensions, its tiles on the devices in row-major order.
+
+    cuts: cut points by dimension. devices: indices into cluster.devices, one for each tile.
+    """
     return Grid(
         tuple(cuts.get(d, (0, dim.size)) for d, dim in enumerate(op.space.dims)), tuple(devices)
     )
 
 
 def copies(op: Op, devices: Sequence[int]) -> Grid:
-    """Not split; a copy on each device."""
+    """The whole operator, not split, with one copy on each of the devices."""
     return whole_tiling([dim.size for dim in op.space.dims], devices)
 
 
 def copies_unless_opaque(op: Op, devices: Sequence[int]) -> Grid:
-    """A copy on each device; of what is opaque one alone, for it may be random and copies could differ."""
+    """One copy on each device; an opaque operator only on the first.
+
+    An opaque operator may be random, so that its copies could differ.
+    """
     return copies(op, devices[:1] if op.opaque else devices)
 
 
 def batch_independent(graph: Graph) -> set[str]:
-    """The operators that depend on no sample: their results are the same whatever the batch holds."""
+    """The names of the operators whose results do not depend on the samples of the batch."""
     fixed_values = {
         name
         for name, value in graph.values.items()
@@ -67,17 +73,20 @@ def batch_independent(graph: Graph) -> set[str]:
 
 
 class BatchIndependentOps:
-    """The operators of a graph that depend on no sample, and who reads them."""
+    """The batch-independent operators of a graph (`names`), and the readers of every value."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.names = graph, batch_independent(graph)
-        self.readers: dict[str, list[tuple[Op, int]]] = {}
+        self.readers: dict[str, list[tuple[Op, int]]] = {}  # value -> (reader, which operand)
         for op in graph.ops:
             for operand, name in enumerate(op.inputs):
                 self.readers.setdefault(name, []).append((op, operand))
 
     def read_by(self, names: Iterable[str]) -> tuple[Op, ...]:
-        """Those that operators of the given names read, by way of others too; the last ones first."""
+        """The batch-independent operators that the named operators read, directly or through others.
+
+        They are in reverse order of the graph, so that readers come before what they read.
+        """
         reader_names, ops_read = set(names), []
         for op in reversed(self.graph.ops):
             reads = any(
@@ -89,7 +98,11 @@ class BatchIndependentOps:
         return tuple(ops_read)
 
     def place(self, ops: Iterable[Op], tiles: Mapping[str, Tiling]) -> Tiles:
-        """Tiles of some of them where they are read; readers come before what they read."""
+        """Tiles for some batch-independent operators, on the devices that read their results.
+
+        ops: readers before what they read. tiles: those of all other operators that read a result.
+        An operator without readers gets no tiles.
+        """
         placed: Tiles = {}
         for op in ops:
             grids = [
@@ -105,7 +118,7 @@ class BatchIndependentOps:
 def place_batch_independent(
     graph: Graph, tiles: Tiles, place_unread: Callable[[Op], Tiling]
 ) -> None:
-    """Adds tiles for the operators that depend on no sample; `unread` places what nobody reads."""
+    """Adds tiles for all batch-independent operators; `place_unread` tiles those without readers."""
     independent = BatchIndependentOps(graph)
     ops = [op for op in reversed(graph.ops) if op.name in independent.names]
     for op in ops:
@@ -113,7 +126,10 @@ def place_batch_independent(
 
 
 def _grid_as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling) -> Grid:
-    """A reader's grid as one of what it reads, or copies where its tiles share elements."""
+    """The grid of an operator that gives each device the part that one reader reads there.
+
+    If the reader's tiles read the same elements, it is a whole copy on each of the reader's devices.
+    """
     whole_everywhere = copies(op, sorted(set(tiling.devices)))
     if not isinstance(tiling, Grid) or tiling.copies > 1:
         return whole_everywhere
@@ -125,7 +141,7 @@ def _grid_as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling)
     cut_dims = [r for r, parts in enumerate(tiling.parts) if parts > 1]
     op_dims = [dims.get(r, -1) for r in cut_dims]
     splittable = all(d >= 0 and not op.space.dims[d].unsplittable for d in op_dims)
-    if not splittable or op_dims != sorted(op_dims):  # the devices stand in row-major order
+    if not splittable or op_dims != sorted(op_dims):  # row-major order of the devices would differ
         return whole_everywhere
     return split(
         op, {d: tiling.cuts[r] for d, r in zip(op_dims, cut_dims, strict=True)}, tiling.devices
@@ -133,6 +149,7 @@ def _grid_as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling)
 
 
 def _common_grid(op: Op, grids: Sequence[Grid]) -> Grid:
+    """The grid that all readers need, or whole copies on all their devices if they differ."""
     if all(grid == grids[0] for grid in grids):
         grid = grids[0]
     else:

@@ -1,11 +1,13 @@
-"""Groups of operators that a search tiles together: a layer with all that goes element by element with it.
+"""Finds groups: operators that a search splits together, since they work element by element on each other.
 
-    conv - moments - batch norm - relu        after its anchor, the convolution
-    flatten - dropout - linear                before it: views are computed as they are read
+    conv - moments - batch norm - relu        one group; the convolution is its anchor
+    flatten - dropout - linear                one group; the linear layer is its anchor
     the gates and the cell of an LSTM step    one group
 
-A configuration splits the anchor's dimensions by letter (configurations.py); the other members follow. What
-depends on no sample (placing.py) is in no group: it is computed where it is read.
+A configuration (configurations.py) says into how many parts the anchor's letters are split. A letter is the
+name of a dimension, such as n (samples), c (channels), h, w, k (summed). The tiles of the other members
+follow from it, so that most of what a member reads is on its own device. Batch-independent operators
+(grids.py) are in no group.
 """
 
 from __future__ import annotations
@@ -20,48 +22,57 @@ from raddle.graph.graph import Graph, Op
 from raddle.graph.space import Access
 from raddle.searches.grids import batch_independent
 
-_STEP = re.compile(r"\.l\d+r?\.t\d+(?=\.)")  # layer and step of a recurrent network
+_STEP = re.compile(r"\.l\d+r?\.t\d+(?=\.)")  # layer and time step of a recurrent network
 
+# How a member gets its tiles (see Member). The words are also in the output of `raddle explain`.
 BY_LETTERS, AFTER, BEFORE = "own", "after", "before"
 
 
 class Member(NamedTuple):
     """An operator of a group, and how it gets its tiles.
 
-    `own`: from the letters of its dimensions; `after`: it reads output `output` of `ref` as its operand
-    `operand`; `before`: `ref` reads its output `output` as operand `operand`.
+    BY_LETTERS: from the letters of its own dimensions.
+    AFTER: from the member `ref` that it reads: its operand `operand` is output `output` of `ref`.
+    BEFORE: from the member `ref` that reads it: operand `operand` of `ref` is its output `output`.
     """
 
     op: Op
     how: str = BY_LETTERS
-    ref: str = ""
+    ref: str = ""  # name of another member
     operand: int = 0
     output: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Operators that share a configuration; the first is the anchor, and refs come before their users."""
+    """Operators that share a configuration."""
 
-    members: tuple[Member, ...]
-    letters: tuple[str, ...]  # that can be split, the samples first
-    sizes: tuple[int, ...]  # of the letters, the smallest of all members that have their own
-    reduced: frozenset[str] = field(default_factory=frozenset)  # letters that give partial results
-    tilings_cache: dict[Any, Any] = field(
-        default_factory=dict, repr=False
-    )  # configurations, worked out
+    members: tuple[Member, ...]  # the anchor first; each comes after its `ref`
+    letters: tuple[str, ...]  # letters that can be split, samples (n) first
+    sizes: tuple[int, ...]  # by letter, the smallest size of its dimension in a BY_LETTERS member
+    reduced: frozenset[str] = field(
+        default_factory=frozenset
+    )  # summed letters: parts are partial sums
+    # The results of configurations.member_tilings.
+    tilings_cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
+        """The name of the anchor."""
         return self.members[0].op.name
 
     @cached_property
     def ops(self) -> frozenset[str]:
+        """The names of all members."""
         return frozenset(m.op.name for m in self.members)
 
 
 def find_groups(graph: Graph) -> tuple[Group, ...]:
-    """All groups in the order of their anchors."""
+    """The groups of a graph, in the order of their first operators.
+
+    First every operator joins the group of a producer if it can. Then groups of cheap operators, such as
+    views, join the group of their only reader.
+    """
     members = _join_producers(graph)
     _join_readers(graph, members)
     by_group: dict[str, list[Member]] = {}
@@ -72,16 +83,19 @@ def find_groups(graph: Graph) -> tuple[Group, ...]:
     return tuple(_new_group(graph, root, group_members) for root, group_members in by_group.items())
 
 
-Memberships = dict[str, tuple[str, Member]]  # operator -> its group's key, and how it is a member
+Memberships = dict[str, tuple[str, Member]]  # operator -> (key of its group, its member)
 
 
 def _join_producers(graph: Graph) -> Memberships:
-    """Every operator starts a group or joins that of what it reads element by element."""
+    """Puts every operator into the group of a value that it reads element by element, or into a new group.
+
+    Of several such values, the one with the most dimensions counts, then the one that is produced last.
+    """
     independent = batch_independent(graph)
     producer = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
     order = {op.name: i for i, op in enumerate(graph.ops)}
     members: Memberships = {}
-    layers: dict[str, str] = {}  # composite layer -> the group of its first part
+    layers: dict[str, str] = {}  # composite layer -> group of its first operator
     for op in graph.ops:
         if op.name in independent:
             continue
@@ -101,14 +115,14 @@ def _join_producers(graph: Graph) -> Memberships:
         root = members[best[2].ref][0] if best else op.name
         layer = layers.setdefault(op.layer, root) if op.composite_kind else root
         if layer != root and _has_same_dims(op, graph, members, layer):
-            members[op.name] = (layer, Member(op))  # parts of a loss stay together
+            members[op.name] = (layer, Member(op))  # operators of one composite, such as a loss
         else:
             members[op.name] = (root, best[2] if best else Member(op))
     return members
 
 
 def _has_same_dims(op: Op, graph: Graph, members: Memberships, root: str) -> bool:
-    """Whether all dimensions of an operator are dimensions of a group's anchor, or as long."""
+    """Whether every dimension of an operator is, by name and size, a dimension of the group `root`."""
     sizes = {
         dim.name: dim.size
         for other in graph.ops
@@ -123,7 +137,7 @@ def _is_heavy(op: Op) -> bool:
 
 
 def _is_elementwise(op: Op, access: Access) -> bool:
-    """Whether an operand is read at the place that is written, so that tiles can be the same."""
+    """Whether element i of the result needs only element i of the operand, or the operand's only one."""
     return all(
         (index.plain_dim is not None and index.extent == op.space.dims[index.plain_dim].size)
         or (not index.terms and index.extent == 1)
@@ -132,7 +146,7 @@ def _is_elementwise(op: Op, access: Access) -> bool:
 
 
 def _join_readers(graph: Graph, members: Memberships) -> None:
-    """Groups of views and the like, that one other group reads, join it."""
+    """Joins each group of cheap operators (views and the like) to the only group that reads it."""
     readers: dict[str, list[tuple[Op, int, int]]] = {}
     for op in graph.ops:
         for operand, name in enumerate(op.inputs):
@@ -166,7 +180,7 @@ def _join_readers(graph: Graph, members: Memberships) -> None:
                 None,
             )
             if first_read is None:
-                break  # nobody reads it: the group stays as it is
+                break  # an operator is not read by that group: the group stays as it is
             reader, operand, output = first_read
             members[op.name] = (target, Member(op, BEFORE, reader.name, operand, output))
         else:
@@ -179,24 +193,25 @@ def _is_light(graph: Graph, op: Op) -> bool:
 
 
 def _new_group(graph: Graph, root: str, members: list[Member]) -> Group:
+    """A group of the members, with the letters that can be split."""
     ordered = _in_dependency_order(members)
     by_letters = [m.op for m in ordered if m.how == BY_LETTERS]
     sizes: dict[str, int] = {}
     reduced = set()
     for op in by_letters:
         for dim, kind in zip(op.space.dims, graph.dim_kinds(op), strict=True):
-            if kind in "SAPR":
+            if kind in "SAPR":  # sample, attribute, parameter or reduction: it can be split
                 sizes[dim.name] = min(dim.size, sizes.get(dim.name, dim.size))
                 if kind == "R":
                     reduced.add(dim.name)
-    letters = sorted(sizes, key=lambda letter: letter != "n")  # stable: the others as they come
+    letters = sorted(sizes, key=lambda letter: letter != "n")  # n first, the others in their order
     return Group(
         tuple(ordered), tuple(letters), tuple(sizes[x] for x in letters), frozenset(reduced)
     )
 
 
 def _in_dependency_order(members: Iterable[Member]) -> list[Member]:
-    """The anchor first, then every member after the one that it refers to."""
+    """The anchor first, then every member after its `ref`."""
     pending = list(members)
     names = {m.op.name for m in pending}
     done: dict[str, Member] = {}
@@ -211,5 +226,5 @@ def _in_dependency_order(members: Iterable[Member]) -> list[Member]:
 
 
 def group_indices(groups: Iterable[Group]) -> Mapping[str, int]:
-    """By operator, the number of its group."""
+    """For each operator in a group, the index of that group."""
     return {name: g for g, group in enumerate(groups) for name in group.ops}

@@ -1,4 +1,7 @@
-"""What numba compiles once on a machine: whether its cache holds it, and how to put it there."""
+"""JIT compiles numba functions ahead of a search and keeps them in numba's cache, once on a machine.
+
+Compiling takes up to half a minute. The command line does it before a search and says so.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,25 @@ from raddle.simulation import fast
 
 @dataclass(frozen=True)
 class JitFunctions:
-    """Functions that are compiled together, before a search whose time counts."""
+    """A set of numba functions that are compiled together."""
 
-    name: str  # as who waits for it is told
-    seconds: int  # about
-    folder: str  # of their sources
-    largest: tuple[str, ...]  # files of the cache: those that take longest to compile
-    warm_up: Callable[[], None]
+    name: str  # shown to the user who waits: "compiling the search, ..."
+    seconds: int  # roughly, to compile
+    folder: str  # folder of the source files
+    largest: tuple[str, ...]  # patterns of cache files: the functions that take longest to compile
+    warm_up: Callable[[], None]  # calls all of the functions once, which compiles them
 
     def is_cached(self) -> bool:
-        """Whether the cache holds the largest of them; False at worst means a needless message."""
+        """Whether numba's cache holds the largest functions.
+
+        A wrong answer does no harm: the user sees a needless message, or waits without one.
+        """
         folder = Path(os.environ.get("NUMBA_CACHE_DIR") or f"{self.folder}/__pycache__")
         return all(next(folder.rglob(name), None) for name in self.largest)
 
 
 def tiny_graph(*, layers: int, width: int) -> Graph:
-    """A network of linear layers, as small as what is searched only in order to compile."""
+    """The graph of a few linear layers: the smallest input with which all functions are called."""
     import torch
     from torch import nn
 
@@ -40,7 +46,7 @@ def tiny_graph(*, layers: int, width: int) -> Graph:
 
 
 def warm_up_evaluator() -> None:
-    """Searches for a plan of a network of one layer, by all that is compiled."""
+    """Runs a short FlexFlow search for a network of one layer, which calls every function."""
     from raddle.clusters import cluster
     from raddle.searches.flexflow.method import search
     from raddle.searches.settings import Settings

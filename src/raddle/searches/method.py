@@ -1,7 +1,8 @@
-"""What a method is: a named way to make a plan. Whoever depends on which one it is asks the method itself.
+"""The base classes of methods: a method is a named way to give every operator of a graph its tiles.
 
-A new search is a folder of its own with a subclass of `Search`, and a line in registry.py. What is compiled
-is imported inside of `search`, so that naming methods needs no compiler.
+What other code must know about a method is an attribute of the method; no code asks for its name. To add a
+search, write a folder with a subclass of `Search` and add a line to registry.py. Modules that need numba
+are imported inside `search`, so that listing the methods does not load numba.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from raddle.searches.settings import SearchResult, Settings
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A baseline or a search, and what others need to know of it."""
+    """A baseline or a search, and its traits."""
 
     name: str
     has_stages: ClassVar[bool] = False  # it takes a schedule, stages and micro-batches
-    chooses_sync: ClassVar[bool] = False  # unless one is asked for, its plan gets the fastest
-    starts_from_others: ClassVar[bool] = False  # a comparison tells it what was found before
-    jit_functions: ClassVar[tuple[JitFunctions, ...]] = ()  # what is compiled once on a machine
+    chooses_sync: ClassVar[bool] = False  # with sync "auto", its plan gets the fastest sync kind
+    starts_from_others: ClassVar[bool] = False  # in a comparison it starts from the plans before it
+    jit_functions: ClassVar[tuple[JitFunctions, ...]] = ()  # numba functions that it needs
 
     @abstractmethod
     def find(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
-        """Tiles for all operators, and, of a search, how it went."""
+        """Tiles for all operators and, for a search, how the search went."""
 
 
 @dataclass(frozen=True)
 class Search(Method):
-    """A method that takes about `settings.budget` seconds."""
+    """A method that searches for about `settings.budget` seconds."""
 
-    splits_sums: ClassVar[bool] = True  # unless settings.reduction says otherwise
+    splits_sums: ClassVar[bool] = True  # the default of settings.reduction
     jit_functions: ClassVar[tuple[JitFunctions, ...]] = (EVALUATOR,)
 
     def find(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
@@ -46,4 +47,7 @@ class Search(Method):
 
     @abstractmethod
     def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
-        """What is found; `settings.reduction` is decided, and compiling does not count as searching."""
+        """Does the search. `settings.reduction` is True or False here, not None.
+
+        Time that numba takes to compile does not count towards the budget.
+        """

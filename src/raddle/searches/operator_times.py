@@ -1,4 +1,4 @@
-"""How long operators take when they are not split: what methods balance."""
+"""Estimates seconds of whole operators, not split, by which methods balance work between devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raddle.graph.graph import Graph, Op
 
 
 def whole_operator_seconds(graph: Graph) -> Callable[[Op, Device], float]:
-    """Seconds of an operator on a device, forward and backward."""
+    """A function that gives the seconds of a whole operator on a device, forward and backward."""
     active = active_values(graph)
     compute = ComputeCosts(graph, active)
 
@@ -24,7 +24,7 @@ def whole_operator_seconds(graph: Graph) -> Callable[[Op, Device], float]:
 
 
 def device_speeds(graph: Graph, cluster: Cluster) -> tuple[float, ...]:
-    """By device, how much of the graph it computes in a second."""
+    """For each device, how many times it could compute the whole graph in a second."""
     seconds = whole_operator_seconds(graph)
     kinds = {device.kind: device for device in cluster.devices}
     speed = {

@@ -1,7 +1,8 @@
-"""Pins: what a user has decided already. `features.*=n/4` fixes all operators whose names match.
+"""Pins: splits that the user has fixed before the search, for all operators whose names match a pattern.
 
-classifier.*=c/4          four parts of the channels, on devices 0 to 3
-layer1.*=n/2 h/2 @4-7     on devices of one's choice
+features.*=n/4            the samples in four parts, on devices 0 to 3
+classifier.*=c/4          the channels in four parts, on devices 0 to 3
+layer1.*=n/2 h/2 @4-7     samples and height in two parts each, on devices 4 to 7
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _SPLIT = re.compile(r"([a-z])/(\d{1,9})")
 
 
 class Pin(NamedTuple):
-    """A pattern of operator names, parts by letter, and devices (none: the first ones)."""
+    """A split for all operators whose names match a pattern."""
 
     pattern: str
-    parts: tuple[tuple[str, int], ...]
-    devices: tuple[int, ...]
+    parts: tuple[tuple[str, int], ...]  # (letter, number of parts)
+    devices: tuple[int, ...]  # empty: the first devices
 
     def __str__(self) -> str:
         splits = " ".join(f"{letter}/{count}" for letter, count in self.parts)
@@ -60,7 +61,10 @@ def read_pin(text: str) -> Pin:
 def pinned_configurations(
     groups: Sequence[Group], pins: Sequence[Pin], devices: int
 ) -> dict[int, Configuration]:
-    """By number of a group, the configuration that it is pinned to; a later pin overrides an earlier."""
+    """The configuration of each pinned group, by index of the group; a later pin overrides an earlier one.
+
+    devices: how many the cluster has. Raises InputError for a pin that matches nothing or cannot be.
+    """
     configurations: dict[int, Configuration] = {}
     for pin in pins:
         matching = [g for g, group in enumerate(groups) if _matches(group, pin)]

@@ -1,6 +1,10 @@
-"""The plans that a search moves in: every group has a configuration, and what follows from it."""
+"""The space of plans that a search visits: a plan is one configuration for each group of operators.
 
-# g: group; configurations are by group
+PlanSpace turns configurations into tiles and back, lists the choices of a group, and knows which groups are
+neighbours. groups.py and configurations.py define groups, letters, degrees and configurations.
+"""
+
+# g: index of a group; lists of configurations have one for each group
 
 from __future__ import annotations
 
@@ -22,15 +26,16 @@ from raddle.searches.settings import Settings
 
 
 class PlanSpace:
-    """Groups of a graph, how they hang together, and what they may be given."""
+    """The groups of a graph, how they are connected, and which configurations they may have."""
 
     def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
         self.graph, self.cluster, self.settings = graph, cluster, settings
         self.device_count = len(cluster.devices)
         self.groups = find_groups(graph)
-        self.pinned = pinned_configurations(self.groups, settings.pins, self.device_count)
+        self.pinned = pinned_configurations(self.groups, settings.pins, self.device_count)  # by g
         self.unpinned = [g for g in range(len(self.groups)) if g not in self.pinned]
         self.batch_independent = BatchIndependentOps(graph)
+        # For each group, the batch-independent operators that it reads.
         self.independent_inputs = [
             self.batch_independent.read_by(group.ops) for group in self.groups
         ]
@@ -39,7 +44,7 @@ class PlanSpace:
     # -- from configurations to tiles and back -----------------------------------------------------
 
     def tiles(self, configurations: Sequence[Configuration]) -> Tiles:
-        """The tiles of a whole plan."""
+        """The tiles of all operators, given the configuration of each group."""
         plan_tiles: Tiles = {}
         for group, configuration in zip(self.groups, configurations, strict=True):
             plan_tiles.update(tiles(group, configuration))
@@ -54,7 +59,10 @@ class PlanSpace:
         return plan_tiles
 
     def changes(self, tiles_now: Mapping[str, Tiling], moves: Mapping[int, Configuration]) -> Tiles:
-        """What changes when groups get other configurations: their operators, and what feeds them."""
+        """The tiles that change when some groups get other configurations.
+
+        Those of the groups' operators, and of the batch-independent operators that they read.
+        """
         changed: Tiles = {}
         for g, configuration in moves.items():
             changed.update(tiles(self.groups[g], configuration))
@@ -65,11 +73,11 @@ class PlanSpace:
         return changed
 
     def with_pins(self, start: Mapping[str, Tiling]) -> Tiles:
-        """A start with the pinned groups as the user wants them."""
+        """The tiles of a start, with the pinned groups set to their pins."""
         return {**start, **self.changes(start, self.pinned)}
 
     def configuration_of(self, g: int, tiles_now: Mapping[str, Tiling]) -> Configuration | None:
-        """What a group is set to, told from its anchor; None where that is no configuration."""
+        """The configuration of a group, read from its anchor's tiles; None if the tiles are not of one."""
         group = self.groups[g]
         anchor = group.members[0].op
         tiling = tiles_now[anchor.name]
@@ -87,13 +95,14 @@ class PlanSpace:
         if uneven is not None and len(parts) > 1:
             return None
         if order != [letter for letter in group.letters if letter in parts]:
-            return None  # the devices stand in the order of the anchor's dimensions
+            return None  # the tiles are in the order of the anchor's dimensions, not of the letters
         counts = tuple(parts.get(letter, 1) for letter in group.letters)
         return Configuration(counts, tiling.devices, uneven or ())
 
-    # -- what there is to choose from --------------------------------------------------------------
+    # -- choices -----------------------------------------------------------------------------------
 
     def degrees(self, g: int) -> list[tuple[int, ...]]:
+        """All degrees that a group may have; groups with equal letters and sizes share the list."""
         group = self.groups[g]
         key = (group.letters, group.sizes)
         if key not in self._degrees:
@@ -109,7 +118,7 @@ class PlanSpace:
         return self._degrees[key]
 
     def random_devices(self, parts: tuple[int, ...], rng: random.Random) -> Configuration:
-        """Parts on neighbouring devices, or on any."""
+        """A configuration on random devices: consecutive ones with probability 0.7, else any."""
         size = math.prod(parts)
         if rng.random() < 0.7:
             first = (
@@ -120,7 +129,7 @@ class PlanSpace:
 
     @cached_property
     def shares(self) -> tuple[int, ...]:
-        """Samples by device in proportion to speed; none where all devices are of a kind."""
+        """Samples for each device in proportion to its speed; () if all devices are of one kind."""
         if self.cluster.homogeneous or self.graph.batch < self.device_count:
             return ()
         return proportional_shares(self.graph.batch, self.speeds)
@@ -130,7 +139,10 @@ class PlanSpace:
         return device_speeds(self.graph, self.cluster)
 
     def uneven(self, g: int, configuration: Configuration) -> Configuration | None:
-        """A split by sample with shares by speed; None where there is nothing to gain."""
+        """The configuration with samples in proportion to its devices' speeds.
+
+        None if it splits not exactly the samples, or its devices are equally fast.
+        """
         group = self.groups[g]
         split = [x for x, n in zip(group.letters, configuration.degrees, strict=True) if n > 1]
         if split != ["n"]:
@@ -140,11 +152,11 @@ class PlanSpace:
             return None
         return configuration._replace(shares=proportional_shares(self.graph.batch, speeds))
 
-    # -- how groups hang together ------------------------------------------------------------------
+    # -- connections between groups ----------------------------------------------------------------
 
     @cached_property
     def neighbours(self) -> list[list[int]]:
-        """By group, those that it reads and that read it."""
+        """For each group, the groups that it reads and those that read it."""
         group_of = {name: g for g, group in enumerate(self.groups) for name in group.ops}
         producer = {
             o: group_of[op.name] for op in self.graph.ops if op.name in group_of for o in op.outputs
@@ -159,7 +171,7 @@ class PlanSpace:
 
     @cached_property
     def sharing_weights(self) -> list[list[int]]:
-        """By group, the groups that share a weight or the name of a block with it, itself included."""
+        """For each group, the groups that read one of its parameters, itself included."""
         users: dict[str, list[int]] = {}
         for g, group in enumerate(self.groups):
             for key in self._parameters_read(group):
@@ -176,7 +188,10 @@ class PlanSpace:
                     yield name
 
     def translate(self, g: int, source: int, configuration: Configuration) -> Configuration | None:
-        """Another group's configuration, letter by letter, if it can be one of this group."""
+        """The configuration of group `source` for group `g`, letter by letter; None if g is too small.
+
+        Letters that g lacks are dropped; it then uses the first of the devices.
+        """
         group, other = self.groups[g], self.groups[source]
         parts = dict(zip(other.letters, configuration.degrees, strict=True))
         counts = tuple(parts.get(letter, 1) for letter in group.letters)
@@ -193,9 +208,9 @@ class PlanSpace:
 
 
 def proportional_shares(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Whole numbers in proportion to weights, each at least one, that add up to the total.
+    """Whole numbers in proportion to the weights, each at least 1, whose sum is `total`.
 
-    >>> shared_out(64, [3, 3, 1, 1])
+    >>> proportional_shares(64, [3, 3, 1, 1])
     (24, 24, 8, 8)
     """
     assert total >= len(weights), f"{total} cannot be shared out to {len(weights)}"
@@ -203,7 +218,7 @@ def proportional_shares(total: int, weights: Sequence[float]) -> tuple[int, ...]
     shares = [max(1, int(total * w / sum_)) for w in weights]
     while sum(shares) > total:
         shares[shares.index(max(shares))] -= 1
-    # What is left goes to those whose time grows least.
+    # The remaining units go where the time, share / weight, stays smallest.
     while sum(shares) < total:
         best = min(range(len(shares)), key=lambda i: (shares[i] + 1) / weights[i])
         shares[best] += 1

@@ -1,4 +1,4 @@
-"""Plans by name of a method: a baseline, or a search."""
+"""Makes a plan by the name of a method: runs the method and completes its tiles to a whole plan."""
 
 from __future__ import annotations
 
@@ -41,16 +41,19 @@ def plan_for(
     profile: Profile | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> Plan:
-    """The plan of a method for all devices of a cluster.
-
-    `model` is the name to load it by again; `batch` is the global batch, the graph's where none is given.
-    `recompute` keeps values for the backward only at the borders of so many blocks. A search takes about
-    `budget` seconds and leaves alone what is pinned; `reduction` says whether sums may be split, which
-    `flexflow` and `auto` otherwise do, and `optcnn` does not. `sync` is a way of plans/sync/; by
-    itself `auto` takes P3 where that is faster, and everything else all-reduces. The order in which
-    `p3:collective` sums is part of the plan:
+    """The plan of a method for all devices of a cluster. Public as `raddle.search`.
 
         plan = raddle.search(graph, raddle.cluster("p100:4x4"), budget=30, pins=["features.*=n/16"])
+
+    method: a baseline or a search, by name (registry.py).
+    model: the name by which the model can be loaded again, stored in the plan.
+    batch: the global batch; None: that of the graph.
+    sync: a sync kind of plans/sync/. With "auto", the method `auto` takes P3 or smaller buckets if they are
+        faster; all other methods all-reduce.
+    recompute: activation checkpointing in this many blocks; None: the method decides.
+    budget: seconds that a search takes, roughly.
+    pins: splits that the search must not change, as in "features.*=n/16".
+    reduction: whether summed dimensions may be split; None: yes for `flexflow` and `auto`, no for `optcnn`.
     """
     check_settings([method], bn=bn, sync=sync)
     settings = Settings(
@@ -64,7 +67,7 @@ def plan_for(
 
 
 def run_method(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> SearchResult:
-    """The tiles of a method, and, of a search, how it went."""
+    """The tiles of a method and, for a search, how the search went."""
     return METHODS[method].find(graph, cluster, settings)
 
 
@@ -80,9 +83,10 @@ def build_plan(
     recompute: int | None = None,
     attempts: Attempts | None = None,
 ) -> Plan:
-    """A plan with all that its file needs; of a pipeline, for the graph of a micro-batch.
+    """A complete, valid plan from the result of a method; a pipeline's plan is for one micro-batch's graph.
 
-    Where the method chooses how to synchronise, `attempts` learns what failed and the plan is left alone.
+    It also chooses the sync kind, if the method does so. If that fails, `attempts` records the failure and
+    the plan keeps the default sync kind.
     """
     block_count = result.recompute if recompute is None else recompute
     batch = graph.batch if batch is None else batch
@@ -119,7 +123,8 @@ def build_plan(
 
 
 def _choose_sync(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> Plan:
-    from raddle.searches.predict import simulate_steps  # numba is needed to simulate alone
+    """The plan with the fastest sync kind."""
+    from raddle.searches.predict import simulate_steps  # imports numba: only if needed
 
     def step_seconds(candidate: Plan) -> float:
         timeline = simulate_steps(graph, candidate, cluster, settings.profile)
@@ -131,13 +136,13 @@ def _choose_sync(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings)
 
 
 def _with_slice_order(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> Plan:
-    from raddle.searches.slice_order import with_slice_order  # likewise
+    from raddle.searches.slice_order import with_slice_order  # imports numba
 
     return with_slice_order(graph, plan, cluster, settings.profile)
 
 
 def check_pipeline(method: str, settings: Settings) -> None:
-    """Raises InputError where a schedule, stages or micro-batches are asked of what has none."""
+    """Raises InputError if a schedule, stages or micro-batches do not go with the method."""
     threaded = settings.schedule.split(":")[0] == "threaded"
     requested = settings.schedule or settings.stages or settings.microbatches
     has_stages = method in METHODS and METHODS[method].has_stages
@@ -164,7 +169,7 @@ def check_pipeline(method: str, settings: Settings) -> None:
 
 
 def check_settings(methods: Sequence[str], *, bn: str, sync: str) -> None:
-    """Raises InputError for a method or setting that does not exist, before anything is captured."""
+    """Raises InputError for a method, `bn` or `sync` that does not exist."""
     for name in methods:
         method_named(name)
     if bn not in BN_SCOPES:
@@ -174,7 +179,10 @@ def check_settings(methods: Sequence[str], *, bn: str, sync: str) -> None:
 
 
 def _dtype(graph: Graph) -> str:
-    """The default type with which the model was built, by the real type of its first parameter."""
+    """The name of the model's data type: the first floating-point type among its parameters.
+
+    A complex parameter counts as its real type. Without parameters, all values are looked at.
+    """
     dtypes = [p.dtype for p in graph.parameters] or [v.dtype for v in graph.values.values()]
     names = [str(d.to_real()).removeprefix("torch.") for d in dtypes]
     return next((name for name in names if name in DTYPES), "float32")

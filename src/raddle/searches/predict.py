@@ -1,4 +1,4 @@
-"""The figures of a plan: it is lowered, simulated for several steps, and summed up as plain data."""
+"""Predicts the metrics of a plan: simulates a few training steps, and returns times and bytes as data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from raddle.simulation.memory.check_memory import fits
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline, simulate
 
-STEPS = 3  # simulated: the last one's period is the steady state
+STEPS = (
+    3  # steps to simulate; the time between the last two ends is the step time of the steady state
+)
+# Keys of the metrics that reports and tables show.
 METRICS = (
     "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s", "fits"
 )  # fmt: skip
@@ -28,13 +31,13 @@ METRICS = (
 def simulate_steps(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
 ) -> Timeline:
-    """The timeline of a few steps of a plan; measured operators take what was measured."""
+    """The simulated timeline of a few steps of a plan; operators in the profile take the measured time."""
     steps = steps_to_simulate(plan, STEPS)
     return simulate(lower(graph, replace(plan, steps=steps)), cluster, profile)
 
 
 def predicted_metrics(timeline: Timeline) -> dict[str, Any]:
-    """What a simulation says of a plan; `speedup` and `search_s` are not its to know."""
+    """The metrics of a simulated plan. `speedup` and `search_s` are None: the caller knows them."""
     plan, seconds = timeline.program.plan, timeline.step_seconds
     peaks = peak_bytes(timeline)
     return {
@@ -58,10 +61,10 @@ def predicted_metrics(timeline: Timeline) -> dict[str, Any]:
 def simulate_data_parallel(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
 ) -> Timeline | None:
-    """Data parallelism with a plan's settings and batch, simulated; None where the plan is just that.
+    """The simulated timeline of data parallelism with a plan's batch, sync kind and other options.
 
-    Micro-batches, stages and recomputation are what a pipeline needs: data parallelism goes without.
-    Raises InputError where it cannot be applied, with fewer samples than devices, say.
+    It has no micro-batches, stages and recomputation, even if the plan has. None if the plan itself is data
+    parallel. Raises InputError if there are fewer samples than devices.
     """
     if is_threaded(plan):
         plan = replace(plan, schedule="")
@@ -78,7 +81,7 @@ def simulate_data_parallel(
 
 
 def details(timeline: Timeline, *, largest: int = 10) -> dict[str, Any]:
-    """A plan's figures, its devices' time in an average step, and the transfers of most bytes."""
+    """A plan's metrics, how each device spends an average step, and the `largest` transfers by bytes."""
     plan, cluster = timeline.program.plan, timeline.cluster
     peaks = peak_bytes(timeline)
     unknown = ("speedup", "search_s")
@@ -101,7 +104,7 @@ def details(timeline: Timeline, *, largest: int = 10) -> dict[str, Any]:
 
 
 def _transfers(timeline: Timeline) -> list[dict[str, Any]]:
-    """What crosses devices in the last step, instruction by instruction, most bytes first."""
+    """A row for each transfer between devices in the last simulated step, most bytes first."""
     tasks, rows = timeline.tasks, []
     nbytes = np.bincount(tasks.instruction, weights=tasks.nbytes)
     begin, end = np.full(len(nbytes), np.iinfo(np.int64).max), np.zeros(len(nbytes), np.int64)

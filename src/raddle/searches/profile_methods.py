@@ -1,4 +1,4 @@
-"""Measures the operators that the plans of the named methods would run, on this machine."""
+"""Measures on this machine the operators that the plans of the baselines would run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def profile_methods(
     profile: Profile | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> Profile:
-    """Seconds of every distinct tile of the methods' plans; what is known is not measured again."""
+    """Measures every distinct tile of the plans of some baselines, and returns a profile with all times.
+
+    device: the PyTorch device to measure on. profile: earlier measurements, which are not repeated.
+    """
     kinds = sorted({d.kind for d in cluster.devices})
     if len(kinds) > 1:
         raise InputError(
@@ -47,7 +50,7 @@ def profile_methods(
 def _distinct_tiles(
     graph: Graph, cluster: Cluster, methods: Sequence[str], kind: str
 ) -> list[tuple[Op, Box]]:
-    """One tile for each thing that can be measured apart."""
+    """One tile of each kind: tiles of the same operator kind and shape take the same time."""
     tiles_by_key: dict[str, tuple[Op, Box]] = {}
     for tiles in applicable_baselines(graph, cluster, methods).values():
         tiles_by_key = distinct_tiles(graph, tiles, kind) | tiles_by_key

@@ -1,4 +1,4 @@
-"""What the bytes that cross devices are for."""
+"""Counts the bytes that a plan sends between devices, by purpose: activations, parameters and so on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from raddle.program.program import Move, Program, Reduce, message_bytes, reduced
 
 
 def bytes_by_purpose(program: Program) -> dict[str, int]:
-    """What crosses devices in an average step, by what it is for; they add up to `comm_bytes`."""
+    """Bytes sent between devices in an average step, by name of the purpose; their sum is `comm_bytes`."""
     totals = dict.fromkeys(Purpose, 0)
-    bytes_of_move: dict[tuple[str, int], int] = {}  # repetitions have the same messages
+    bytes_of_move: dict[tuple[str, int], int] = {}  # later steps repeat the messages
     for instruction in program.instructions:
         if isinstance(instruction, Move):
             key = (instruction.value, id(instruction.messages))
@@ -23,7 +23,7 @@ def bytes_by_purpose(program: Program) -> dict[str, int]:
             sums = reduced_bytes(program, instruction).items()
             totals[Purpose.PARAMETERS] += sum(all_reduce_bytes(len(d), n) for d, n in sums)
     per_step, before, steps = dict[str, int](), 0, program.plan.steps
-    for each, total in totals.items():  # what is rounded off one is not lost to the sum
+    for each, total in totals.items():  # rounded so that the sum stays exact
         per_step[each.value] = (before + total) // steps - before // steps
         before += total
     return per_step

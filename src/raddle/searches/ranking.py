@@ -1,6 +1,7 @@
-"""Plans by the time of a step, the fastest first.
+"""Sorts plans by the time of a single step.
 
-They are timed by the evaluator, or simulated if it refuses them or on more devices than it is for.
+The fast evaluator (simulation/fast) times them. The full simulation does so for clusters with very many
+devices and for plans that the evaluator does not support.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from raddle.searches.single_step import simulate_single_step
 from raddle.simulation.fast.coverage import unsupported
 from raddle.simulation.fast.evaluator import Evaluator
 
-MAX_EVALUATED_DEVICES = (
-    256  # that the evaluator is for: beyond, plans are simulated, and there are no chains
-)
+# The evaluator is used up to this many devices. On more devices plans are simulated, which is too slow for
+# the Markov chains of flexflow and auto.
+MAX_EVALUATED_DEVICES = 256
 
 
 def fastest_first(
     space: PlanSpace, candidates: Mapping[str, Tiles], most: int | None = None
 ) -> dict[str, Tiles]:
-    """Plans by the time of a step; those that cannot be are left out."""
+    """The candidates in order of their step time, at most `most` of them.
+
+    Candidates that are not valid plans (InputError) are left out.
+    """
     times = dict(_times(space, candidates))
     return {name: candidates[name] for name in sorted(times, key=lambda n: times[n])[:most]}
 

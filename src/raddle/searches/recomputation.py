@@ -1,7 +1,7 @@
-"""Which operators to recompute: the forward in blocks of equal memory, of which only the borders are kept.
+"""Activation checkpointing: divides the forward into blocks whose inner values are recomputed.
 
-Chen et al., Training deep nets with sublinear memory cost (arXiv 1604.06174), §4.1; GPipe calls it
-re-materialisation.
+Only values that cross from one block to another are saved for the backward. Chen et al., Training deep nets
+with sublinear memory cost (arXiv 1604.06174), §4.1; GPipe calls it re-materialisation.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from raddle.graph.graph import Graph
 
 
 def recompute_blocks(graph: Graph, count: int) -> tuple[tuple[str, ...], ...]:
-    """The operators in `count` runs of about equal bytes of results; the last is not recomputed.
+    """The operators of all blocks but the last: consecutive operators, with about equal bytes of results.
 
-    Its backward follows its forward at once, so that to keep its values costs nothing more.
+    count: number of blocks, with the last one. The last block is not recomputed: its backward follows its
+    forward at once, so recomputing it would save no memory.
     """
     if not 2 <= count <= len(graph.ops):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Every method by name: the baselines, and a line for each search. Whatever lists methods lists these."""
+"""All methods by name: the baselines, and one line for each search."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ METHODS: Mapping[str, Method] = {
     )
 }
 SEARCHES = tuple(name for name, method in METHODS.items() if isinstance(method, Search))
-NOT_METHODS = ("raddle.searches.explanation",)  # folders without
+NOT_METHODS = ("raddle.searches.explanation",)  # folders of this package without a method
 
 
 def method_named(name: str) -> Method:
-    """Raises InputError where there is none."""
+    """The method of this name. Raises InputError, with similar names, if there is none."""
     if name not in METHODS:
         close = get_close_matches(name, METHODS, n=3, cutoff=0.5) or METHODS
         raise InputError(f"no method '{name}': choose {' or '.join(close)}.")
@@ -43,13 +43,13 @@ def method_named(name: str) -> Method:
 
 
 def jit_functions_of(names: Iterable[str]) -> list[JitFunctions]:
-    """What the methods of these names need compiled, each once; other names need nothing."""
+    """The numba functions that the named methods need, each once; unknown names are ignored."""
     methods = [METHODS[name] for name in names if name in METHODS]
     return list(dict.fromkeys(part for method in methods for part in method.jit_functions))
 
 
 def _check() -> None:
-    """A method's folder without a line above would be a method that nobody can ask for."""
+    """Checks that every method's folder has a line in METHODS; else nobody could use the method."""
     here = iter_modules([str(Path(__file__).parent)], "raddle.searches.")
     folders = {module.name for module in here if module.ispkg}
     listed = {type(method).__module__ for method in METHODS.values()}

@@ -1,4 +1,4 @@
-"""What a search is asked for, and what it found."""
+"""The settings that a search takes, the result that it returns, and the clock of its time budget."""
 
 from __future__ import annotations
 
@@ -15,87 +15,97 @@ from raddle.searches.pins import Pin
 from raddle.searches.stopwatch import Stopwatch
 
 BUDGET = 30.0  # seconds
-OnProgress = Callable[[Mapping[str, Any]], None]  # is told of every step, as plain data
-AUTO = "auto"  # sync: what is faster, of those that compute the same
+# Receives progress reports: {"step": what is done now, "done": how much is done, "of": the total, ...}.
+OnProgress = Callable[[Mapping[str, Any]], None]
+AUTO = "auto"  # as `sync`: take the fastest of the sync kinds that compute the same result
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a search goes about it; the plan's own settings are among them, for they have costs."""
+    """Options of a search, and those options of the plan on which its predicted time depends."""
 
-    bn: str = "local"
-    sync: str = AUTO
+    bn: str = "local"  # statistics of batch norm: of each device's samples, or "global"
+    sync: str = AUTO  # sync kind of the parameters
     optimizer: str = "sgd"
-    profile: Profile | None = None
-    reduction: bool | None = None  # whether sums (k) may be split; None: as the method has it
-    powers_of_two: bool = True  # degrees are powers of two
+    profile: Profile | None = None  # measured times of operators, if any
+    reduction: bool | None = (
+        None  # whether summed dimensions (k) may be split; None: the method decides
+    )
+    powers_of_two: bool = True  # split dimensions into powers of two only
     budget: float = BUDGET  # seconds
-    proposals: int | None = None  # that a chain makes at most
+    proposals: int | None = None  # stop after this many proposals of the Markov chains
     seed: int = 0
-    epsilon: float = 0.1  # of partitions: the work of a part over the average, less 1
-    schedule: str = ""  # that is asked for: of a pipeline, or threaded:4
-    stages: int | None = None
+    epsilon: float = 0.1  # hypergraph partitions: allowed imbalance, (work of a part / average) - 1
+    schedule: str = ""  # requested by the user: a pipeline's schedule, or "threaded:4"
+    stages: int | None = (
+        None  # requested by the user, as are micro-batches; None: the method decides
+    )
     microbatches: int | None = None
-    pins: tuple[Pin, ...] = ()
-    starts: Mapping[str, Tiles] = field(default_factory=dict)  # that `auto` knows besides its own
+    pins: tuple[Pin, ...] = ()  # splits that the user has fixed
+    starts: Mapping[str, Tiles] = field(default_factory=dict)  # further starts of `auto`, by name
     on_progress: OnProgress = field(default=lambda step: None, repr=False)
     stopwatch: Stopwatch = field(default_factory=Stopwatch, repr=False, compare=False)
 
     @property
     def plan_fields(self) -> dict[str, Any]:
-        """What a plan and its evaluation share; which sync is faster is seen when tiles are there."""
+        """The options that are fields of the plan. For sync "auto" it is the default sync kind.
+
+        The fastest sync kind is chosen later, when the tiles are known (choose_sync.py).
+        """
         sync = DEFAULT if self.sync == AUTO else self.sync
         return {"bn": self.bn, "sync": sync, "optimizer": self.optimizer}
 
 
 @dataclass(frozen=True)
 class BestSoFar:
-    """The best time of a step that was known after some seconds and proposals."""
+    """A point of a search's history: the best step time after some seconds and proposals."""
 
     seconds: float
     proposals: int
-    best_ms: float
+    best_ms: float  # milliseconds of a step
 
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """A pipeline's part of what was found: the graph of a micro-batch, and how they follow each other."""
+    """The part of a search's result that only pipelines have. The names are those of the plan's fields."""
 
-    graph: Graph
+    graph: Graph  # captured for the batch size of one micro-batch
     microbatches: int
-    stages: tuple[tuple[str, ...], ...]
+    stages: tuple[tuple[str, ...], ...]  # the operators of each stage
     schedule: str
-    recompute: tuple[tuple[str, ...], ...]
+    recompute: tuple[tuple[str, ...], ...]  # blocks of operators to recompute
     split_backward: bool
     bn: str
-    workers: tuple[tuple[int, ...], ...] = ()
+    workers: tuple[tuple[int, ...], ...] = ()  # the devices of each worker (row of the schedule)
 
     @property
     def plan_fields(self) -> dict[str, Any]:
-        """Of a plan."""
+        """All fields but the graph, as keyword arguments for a plan."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "graph"}
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Tiles, where they came from, and how the search went."""
+    """The tiles that a method returns and, for a search, how the search went."""
 
     tiles: Tiles
-    start: str = ""  # what the search started from
-    proposals: int = 0
-    accepted: int = 0
-    stopped: str = ""  # by "proposals" or "no improvement" (reproducible), "budget" or "interrupt"
+    start: str = ""  # name of the start that led to these tiles
+    proposals: int = 0  # that Markov chains made
+    accepted: int = 0  # of them
+    stopped: str = ""  # why it ended, such as "proposals", "no improvement", "budget", "interrupt"
     history: tuple[BestSoFar, ...] = ()
-    recompute: int | None = None
-    pipeline: PipelineResult | None = None  # where micro-batches follow each other through stages
-    sums: Tiles = field(default_factory=dict)  # where partial results are summed, if it matters
+    recompute: int | None = None  # number of blocks for activation checkpointing
+    pipeline: PipelineResult | None = None  # None: no stages and micro-batches
+    sums: Tiles = field(
+        default_factory=dict
+    )  # tiles where partial sums are merged, if the search chose
     lower_bound_ms: float | None = None
-    tried: Sequence[Mapping[str, Any]] = ()  # what else there was, and why it was not taken
-    failed: Sequence[Failure] = ()  # candidates that gave no plan
+    tried: Sequence[Mapping[str, Any]] = ()  # rows of all candidates, the slower ones too
+    failed: Sequence[Failure] = ()  # candidates without a plan
 
 
 class Clock:
-    """Seconds since the search began, and whether they are over."""
+    """The time budget of a search: seconds since it began, and whether the budget is used up."""
 
     def __init__(self, budget: float, stopwatch: Stopwatch | None = None) -> None:
         self.stopwatch = stopwatch or Stopwatch()

@@ -1,4 +1,4 @@
-"""One step of a plan on its own, simulated: what the evaluator refuses, and what it is too large for."""
+"""Simulates a single step of a plan, for plans and clusters that the fast evaluator does not support."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from raddle.simulation.timeline import simulate
 
 
 class StepTime(NamedTuple):
-    """Nanoseconds of one step on its own, and of its busiest resource: no step is shorter."""
+    """The time of a single step, without the steps before and after it."""
 
-    time: int
-    load: int
+    time: int  # nanoseconds from start to end
+    load: int  # busy nanoseconds of the busiest resource: in the steady state no step is shorter
 
 
 def simulate_single_step(

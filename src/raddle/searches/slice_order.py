@@ -1,8 +1,8 @@
-"""The order in which sums of slices leave, from a simulation in which the most urgent goes first.
+"""Decides the order in which `p3:collective` all-reduces the slices of gradients, by a simulation.
 
-P3 (arXiv 1905.03960): of what waits for the network, what the next forward uses first travels first.
-Differs from the paper: collectives must leave in the same order everywhere, so who overtakes whom is
-decided here, once, and not by who is ready when.
+P3 (arXiv 1905.03960) gives priority to the slices that the next forward needs first. Differs from the
+paper: the slices are all-reduced, and all ranks must start collectives in the same order. So the order is
+fixed here once, in the plan, and not at run time by which slice is ready.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from raddle.simulation.timeline import simulate
 def with_slice_order(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
 ) -> Plan:
-    """The plan with an order of its sums; of one step, at whose beginning nothing is under way.
+    """The plan with `order`: slice numbers in the order in which a simulation with priorities starts them.
 
-    Every parameter is used in the forward, which waits for it: no sum lasts until the next backward.
+    One step is simulated, without messages of the step before. That is enough: the next forward waits for
+    all slices, so that no all-reduce lasts into the next backward.
     """
     program = lower(graph, replace(plan, order=(), steps=1))
     number = {slice_: n for n, slice_ in enumerate(numbered_slices(program.slices))}
     timeline = simulate(program, cluster, profile, overtaking=True)
     first_start = np.full(len(program.instructions), np.iinfo(np.int64).max)
     tasks = timeline.tasks
-    uses_link = (tasks.first_resource >= 0) | (
-        tasks.second_resource >= 0
-    )  # what holds no link begins when it is ready
+    # Tasks without a link start when they are ready: they say nothing about the order.
+    uses_link = (tasks.first_resource >= 0) | (tasks.second_resource >= 0)
     np.minimum.at(first_start, tasks.instruction[uses_link], timeline.start[uses_link])
     sums = [
         (int(first_start[at]), at, number[i.parameters[0], i.regions[0][0]])
@@ -43,5 +43,5 @@ def with_slice_order(
         if isinstance(i, Reduce)
     ]
     reduced = [n for *_, n in sorted(sums)]
-    not_reduced = sorted(set(number.values()) - set(reduced))  # slices that one device alone holds
+    not_reduced = sorted(set(number.values()) - set(reduced))  # slices on a single device
     return replace(plan, order=(*reduced, *not_reduced))

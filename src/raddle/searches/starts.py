@@ -1,10 +1,15 @@
-"""Where searches start: the named baselines, and what experts do beyond them.
+"""Plans from which searches start: the named baselines, and further plans that an expert would try.
 
-staged-2-n    groups in two runs of equal work, each split by sample on half of the devices
-staged-2-c    the same, each split by channel
-uneven        samples in proportion to the devices' speed
-fast          the same on the fastest devices alone, equally
+staged-2-n    groups in two stages of equal work, each stage split by sample on its half of the devices
+staged-2-c    the same, split by channel
+staged-2-nc   the same, split by sample over nodes and by channel inside of a node
+uneven        data parallel, samples in proportion to the devices' speeds
+fast          the same, on the fastest devices only
+
+staged-4-... have four stages. These stages have no micro-batches: they only place groups on devices.
 """
+
+# g: index of a group
 
 from __future__ import annotations
 
@@ -22,22 +27,23 @@ from raddle.searches.operator_times import whole_operator_seconds
 from raddle.searches.plan_space import PlanSpace
 
 BaselineFunction = Callable[[Graph, Cluster], Tiles]
+# Makes starts: tiles by name.
 StartsFunction = Callable[[PlanSpace], dict[str, Tiles]]
 
 
 def baseline_starts(
     space: PlanSpace, methods: Mapping[str, BaselineFunction], attempts: Attempts
 ) -> dict[str, Tiles]:
-    """The tiles of the methods that can be applied, with the user's pins."""
+    """The tiles of the baselines, with the user's pins; those that fail are recorded in `attempts`."""
     starts: dict[str, Tiles] = {}
     for name, method in methods.items():
-        with attempts.attempt(name):  # there may be too few samples, say
+        with attempts.attempt(name):  # a baseline may need more samples than there are
             starts[name] = space.with_pins(method(space.graph, space.cluster))
     return starts
 
 
 def expert_starts(space: PlanSpace) -> dict[str, Tiles]:
-    """Runs of groups on devices of their own, and splits that follow the devices' speed."""
+    """The starts beyond baselines that the top of this file lists, as far as the cluster allows them."""
     starts: dict[str, Tiles] = {}
     for stages in (2, 4):
         if (
@@ -56,7 +62,10 @@ def expert_starts(space: PlanSpace) -> dict[str, Tiles]:
 
 
 def staged_start(space: PlanSpace, stages: int, letters: str) -> Tiles:
-    """Runs of groups with equal work; steps of a recurrent layer stay together, so that layers overlap."""
+    """Groups in stages of equal work, each stage on its own devices.
+
+    letters: "n", "c" or "nc" (samples over nodes, channels inside of a node).
+    """
     each = space.device_count // stages
     chosen = []
     for g, stage in enumerate(stage_of_groups(space, stages)):
@@ -69,7 +78,10 @@ def staged_start(space: PlanSpace, stages: int, letters: str) -> Tiles:
 def shift_to_stages(
     space: PlanSpace, stages: int, configurations: Sequence[Configuration]
 ) -> Tiles:
-    """Configurations for a part of the devices, moved to the part that each group's run is on."""
+    """Tiles for configurations that were made for one stage's number of devices.
+
+    Each group's configuration moves from the first devices to the devices of the group's stage.
+    """
     each = space.device_count // stages
     return _pinned_tiles(
         space,
@@ -81,11 +93,15 @@ def shift_to_stages(
 
 
 def first_devices(cluster: Cluster, count: int) -> Cluster:
-    """A cluster of the first devices of another one, with a name of its own."""
+    """A cluster of the first devices of another cluster."""
     return replace(cluster.first_devices(count), name=f"{count} of {cluster.name}")
 
 
 def stage_of_groups(space: PlanSpace, stages: int) -> list[int]:
+    """The stage of each group: consecutive groups, with about equal work in every stage.
+
+    Groups that share weights are in one stage: the time steps of a recurrent layer stay together.
+    """
     seconds = whole_operator_seconds(space.graph)
     device = space.cluster.devices[0]
     work = [sum(seconds(m.op, device) for m in group.members) for group in space.groups]
@@ -104,7 +120,7 @@ def stage_of_groups(space: PlanSpace, stages: int) -> list[int]:
 
 
 def _split_samples_and_channels(space: PlanSpace, g: int, devices: range) -> Configuration | None:
-    """Samples over nodes, channels inside of them."""
+    """Samples split over nodes, and channels inside of a node; None if the group is too small."""
     group = space.groups[g]
     inside = len(space.cluster.members(space.cluster.devices[devices[0]].node))
     outside = len(devices) // inside
@@ -118,7 +134,7 @@ def _split_samples_and_channels(space: PlanSpace, g: int, devices: range) -> Con
 
 
 def split_by_speed(space: PlanSpace, devices: Sequence[int] | range) -> Tiles:
-    """Every group by sample, in proportion to speed."""
+    """Every group split by sample, in proportion to the devices' speeds."""
     chosen = []
     for g in range(len(space.groups)):
         even = split_one_letter(space, g, "n", devices)
@@ -129,7 +145,10 @@ def split_by_speed(space: PlanSpace, devices: Sequence[int] | range) -> Tiles:
 def split_one_letter(
     space: PlanSpace, g: int, letter: str, devices: Sequence[int] | range
 ) -> Configuration:
-    """A group in as many parts of one letter as there are devices, or as it can be cut into."""
+    """A group split along one letter into one part for each device.
+
+    If it has too few elements of that letter, along n or c; else it is whole, on the first device.
+    """
     group = space.groups[g]
     letters_to_try = [letter, *(x for x in "nc" if x != letter)]
     for x in letters_to_try:
@@ -140,7 +159,7 @@ def split_one_letter(
 
 
 def random_start(space: PlanSpace, seed: int) -> Tiles:
-    """Every group in any configuration."""
+    """A random configuration for every group."""
     rng = random.Random(f"{seed} random")
     return _pinned_tiles(
         space,

@@ -1,8 +1,8 @@
-"""How long a search takes, without what is no search: compiling, and capturing the module again.
+"""A stopwatch for searches that is paused while numba compiles and while a model is captured again.
 
-numba compiles a function when it is first called, and pipelines capture the module for a micro-batch. Both
-happen amid a search, and neither says anything of how hard it is to find a plan. So the watch stands still
-meanwhile, for budgets as for the `search_s` that is reported.
+numba compiles a function when it is first called, and a pipeline search captures the model for each size of
+micro-batch. Both happen during a search, but are no part of it. So they count neither towards the time
+budget nor towards the reported `search_s`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from time import perf_counter
 
 
 class Stopwatch:
-    """Seconds since it was made, less those for which it was paused."""
+    """Seconds since it was made, without those for which it was paused."""
 
     def __init__(self) -> None:
         self.started_at = perf_counter()
         self.paused_seconds = 0.0
         self.paused_since: float | None = None
-        self.depth = 0  # of pauses inside of pauses: compiled functions call others
-        self.listening = False
+        self.depth = 0  # number of open pauses: compiling one function may compile another
+        self.listening = False  # whether paused_while_compiling is active
 
     @property
     def seconds(self) -> float:
@@ -48,7 +48,7 @@ class Stopwatch:
 
     @contextmanager
     def paused_while_compiling(self) -> Iterator[None]:
-        """Is paused whenever numba compiles something in the block."""
+        """In this block, the stopwatch is paused whenever numba compiles a function."""
         if self.listening:
             yield
             return

@@ -1,4 +1,4 @@
-"""`auto`: the best of all methods, improved from the best of them, within the devices' memory."""
+"""The method `auto`: tries all methods, improves the best plans, and takes the fastest that fits memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raddle.searches.settings import SearchResult, Settings
 
 
 class Auto(Search):
-    """Takes the plan, the sync and the pipeline that simulate fastest."""
+    """Chooses the plan, the sync kind and the pipeline with the fastest simulated step."""
 
     chooses_sync = True
     starts_from_others = True

@@ -1,4 +1,8 @@
-"""Plans that compete to be the answer of `auto`, and how they are simulated."""
+"""The candidate plans of `auto`, and the two ways to time them.
+
+CandidateTimer uses the fast evaluator, which times a single step. CandidateSimulator runs the full
+simulation of several steps, which also gives the peak memory.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +26,20 @@ from raddle.simulation.memory.peaks import peak_bytes
 
 @dataclass
 class Candidate:
-    """A plan on its way to being the answer."""
+    """A plan that `auto` may return, with its predicted times and memory."""
 
     name: str
     tiles: Tiles
-    time: int  # nanoseconds of one step on its own
-    load: int = 0  # of the busiest resource: no step is shorter
-    step_seconds: float | None = None  # seconds, simulated
-    peaks: tuple[int, ...] = ()
-    fits: bool | None = None
-    recompute: int | None = None
-    failed: bool = False  # it could not be simulated
+    time: int  # nanoseconds of a single step
+    load: int = 0  # busy nanoseconds of the busiest resource: no step is shorter
+    step_seconds: float | None = None  # of a step in the steady state; None: not simulated yet
+    peaks: tuple[int, ...] = ()  # peak bytes of each device
+    fits: bool | None = None  # the peaks fit the devices' memory
+    recompute: int | None = None  # number of blocks for activation checkpointing
+    failed: bool = False  # the simulation failed
 
     def row(self) -> dict[str, Any]:
+        """The candidate as an entry of `tried` in plan files and --json output."""
         return {
             "name": self.name,
             "step_ms": 1e3 * self.step_seconds
@@ -48,13 +53,13 @@ class Candidate:
 
     @property
     def simulated_seconds(self) -> float:
-        """Of a step among several, as simulated."""
+        """Seconds of a step in the steady state; the candidate must have been simulated."""
         assert self.step_seconds is not None, f"{self.name} has not been simulated"
         return self.step_seconds
 
 
 class CandidateSimulator:
-    """Simulates candidates; one that cannot be is written down in `attempts`."""
+    """Simulates candidates; failures are recorded in `attempts`."""
 
     def __init__(
         self, graph: Graph, cluster: Cluster, settings: Settings, attempts: Attempts
@@ -62,6 +67,7 @@ class CandidateSimulator:
         self.graph, self.cluster, self.settings, self.attempts = graph, cluster, settings, attempts
 
     def plan(self, tiles: Tiles, recompute: int | None = None) -> Plan:
+        """A plan with these tiles, to be simulated."""
         settings, batch = self.settings, self.graph.batch
         plan = Plan(tiles, len(self.cluster.devices), batch=batch, **settings.plan_fields)
         return (
@@ -71,13 +77,16 @@ class CandidateSimulator:
         )
 
     def simulate_single_step(self, name: str, tiles: Tiles) -> Candidate:
-        """A candidate whose step on its own is simulated."""
+        """A new candidate, with the time and load of a single simulated step."""
         plan = self.plan(tiles)
         step = simulate_single_step(self.graph, plan, self.cluster, self.settings.profile)
         return Candidate(name, tiles, *step)
 
     def simulate(self, c: Candidate) -> bool:
-        """Whether a candidate's steps could be simulated; if so, it knows what they take."""
+        """Simulates several steps and stores times and memory in the candidate; False if that fails.
+
+        A candidate is simulated only once; a second call returns the same answer.
+        """
         if c.step_seconds is None and not c.failed:
             with self.attempts.attempt(c.name):
                 plan = self.plan(c.tiles, c.recompute)
@@ -89,14 +98,18 @@ class CandidateSimulator:
 
 
 class CandidateTimer:
-    """The evaluator, which times a step on its own; made for the first plan that it is asked for."""
+    """Times candidates with the fast evaluator, which is built when it is first needed."""
 
     def __init__(self, simulator: CandidateSimulator) -> None:
         self.simulator = simulator
         self.evaluator: Evaluator | None = None
 
     def evaluator_at(self, tiles: Tiles) -> Evaluator:
-        """The evaluator at a plan. It refuses plans as a whole; after a mistake it would be amid a move."""
+        """The evaluator, moved to a plan's tiles.
+
+        It refuses an invalid plan (InputError) before it changes anything, and is used again. Any other
+        exception may leave it half moved, so a new evaluator is built for the next plan.
+        """
         evaluator, self.evaluator = self.evaluator, None
         simulator = self.simulator
         try:
@@ -119,5 +132,5 @@ class CandidateTimer:
         return Candidate(name, tiles, time, int(evaluator.load.max()))
 
     def discard_evaluator(self) -> None:
-        """The next plan gets a new one: this one may have stopped amid a move."""
+        """Drops the evaluator, which may be half moved; the next plan gets a new one."""
         self.evaluator = None

@@ -1,13 +1,13 @@
-"""`auto`: the best of all methods, improved from the best of them, within the devices' memory.
+"""The search of `auto`: tries all methods, improves the best plans, and takes the fastest that fits memory.
 
-1. Baselines, OptCNN's optima and experts' plans are starts; every one is timed.
-2. Chains go on from the fastest (flexflow/climbing.py).
-3. The fastest are simulated for several steps and their memory is counted; the fastest that fits is the
-   answer. No baseline that fits is faster: those that could be are simulated too.
-4. If nothing fits, values are computed again in place of being kept; if that does not help, it says so.
-5. A pipeline (searches/pipeline) is taken where it is faster, or where nothing else fits.
+1. Starts: baselines, OptCNN's optima and expert plans (starts.py). Each is timed for a single step.
+2. Markov chains (flexflow/multi_chain.py) improve the fastest starts.
+3. The fastest candidates are simulated for several steps, with their memory. The fastest that fits is the
+   result. Baselines that could be faster are simulated too, so that no baseline that fits is faster.
+4. If nothing fits, activations are recomputed (recompute_to_fit.py); if that does not help, it is an error.
+5. A pipeline (searches/pipeline) is taken if it is faster, or if nothing else fits.
 
-Whatever fails on the way is left out and reported (attempts.py); the others compete.
+A candidate that fails is left out and reported (attempts.py); the search goes on with the others.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from raddle.searches.settings import Clock, SearchResult, Settings
 from raddle.searches.starts import StartsFunction, baseline_starts, expert_starts
 
 MAX_CHAINS = 6
-MAX_FINALISTS = 6  # that are simulated beside the baselines
+MAX_FINALISTS = 6  # candidates to simulate for several steps, besides baselines
 PIPELINE_SHARE = 0.2  # of the budget
 
 
 def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
-    """The fastest plan that was found and fits."""
+    """The fastest plan that `auto` finds and that fits the devices' memory."""
     return AutoSearch(graph, cluster, settings).search()
 
 
 class AutoSearch:
-    """One search."""
+    """One run of `auto`."""
 
     def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
         self.graph, self.cluster, self.settings = graph, cluster, settings
@@ -59,6 +59,7 @@ class AutoSearch:
         self.interrupted = False
 
     def search(self) -> SearchResult:
+        """Does all steps; an interrupt (Ctrl-C) ends the current step and keeps the best so far."""
         bound = self._lower_bound_ms()
         candidates = self._timed_starts()
         try:
@@ -93,7 +94,7 @@ class AutoSearch:
         )
 
     def _lower_bound_ms(self) -> float | None:
-        """Milliseconds that no plan goes below; measured operators have no such bound."""
+        """The lower bound of the step time in milliseconds; None with measured operators."""
         if self.settings.profile is not None:
             return None
         with self.attempts.attempt("lower bound"):
@@ -102,7 +103,10 @@ class AutoSearch:
         return None
 
     def _pipelines(self) -> list[PipelineCandidate]:
-        """Stages with the same semantics: exact batch statistics do not divide the batch."""
+        """Pipeline candidates, the fastest first.
+
+        Global batch statistics need the whole batch at once, so there are no micro-batches with them.
+        """
         settings, graph = self.settings, self.graph
         if len(self.cluster.devices) < 2 or self.interrupted or settings.pins:
             return []
@@ -124,6 +128,7 @@ class AutoSearch:
     # -- starts ----------------------------------------------------------------------------------
 
     def _timed_starts(self) -> list[Candidate]:
+        """All starts as candidates, with the time of a single step."""
         self.settings.on_progress({"step": "starts", "done": 0, "of": self.settings.budget})
         tiles_by_start = baseline_starts(self.space, BASELINES, self.attempts)
         for name, tiles in self.settings.starts.items():
@@ -152,9 +157,9 @@ class AutoSearch:
         return {**functions, "experts": expert_starts}
 
     def _simulated_starts(self, tiles_by_start: Mapping[str, Tiles]) -> list[Candidate]:
-        """On very many devices data parallelism and OptCNN's optima, simulated for a step.
+        """The starts for very many devices: data parallelism and OptCNN's optima, simulated for one step.
 
-        A message for every pair of devices takes minutes to lower.
+        Other starts have a message for every pair of devices, and take minutes to lower.
         """
         candidates: list[Candidate] = []
         for name, tiles in tiles_by_start.items():
@@ -169,6 +174,7 @@ class AutoSearch:
     # -- improvement -----------------------------------------------------------------------------
 
     def _run_chains(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Improves the fastest candidates with Markov chains; returns the best plan of each chain."""
         ranked = sorted(candidates, key=lambda c: c.time)
         finished = False
         with self.attempts.attempt("chains"):
@@ -185,7 +191,7 @@ class AutoSearch:
             if self.multi_chain.stopped == "interrupt":
                 self.interrupted = True
         if not finished:
-            self.timer.discard_evaluator()  # the evaluator that chains had may have stopped amid a move
+            self.timer.discard_evaluator()  # the chains may have left it half moved
         improved = []
         for chain in self.multi_chain.all_chains if self.multi_chain else ():
             name = f"{chain.start}, improved"
@@ -194,19 +200,23 @@ class AutoSearch:
         return improved
 
     def _chain_candidate(self, name: str, tiles: Tiles, time: int) -> Candidate:
-        """What a chain has found, with the load of its busiest resource."""
-        # After an interrupt the evaluator may have stopped amid a move.
+        """The best plan of a chain as a candidate, with the load of its busiest resource."""
+        # After an interrupt the evaluator may be half moved, so the load is left out.
         load = 0 if self.interrupted else int(self.timer.evaluator_at(tiles).load.max())
         return Candidate(name, tiles, time, load)
 
     def _fitting_starts(self, ranked: list[Candidate], multi_chain: MultiChain) -> list[Candidate]:
-        """Starts that fit, and for the chains a limit on memory where that is scarce."""
+        """The fastest starts that fit memory; if memory is scarce, also limits the memory of the chains.
+
+        The evaluator's memory estimate is too low for some plans. `scale` corrects it: it is the largest
+        ratio of simulated peak to estimate that is seen.
+        """
         capacity = np.array([d.memory for d in self.cluster.devices], np.float64)
         scale, fitting = 1.0, []
         for c in ranked[:MAX_CHAINS]:
             estimate = np.maximum(self.timer.evaluator_at(c.tiles).memory, 1)
             if (1.5 * estimate <= 0.5 * capacity).all():
-                fitting.append(c)  # far from full, whatever the estimate leaves out
+                fitting.append(c)  # far from full, even if the estimate is much too low
                 continue
             if not self.simulator.simulate(c):
                 continue
@@ -215,13 +225,15 @@ class AutoSearch:
                 fitting.append(c)
         if scale > 1.0:
             evaluator = multi_chain.evaluator
-            multi_chain.fits = lambda: bool((scale * evaluator.memory <= capacity).all())  # about
+            multi_chain.fits = lambda: bool(
+                (scale * evaluator.memory <= capacity).all()
+            )  # approximately
         return fitting or ranked[:MAX_CHAINS]
 
-    # -- the answer ------------------------------------------------------------------------------
+    # -- the result ------------------------------------------------------------------------------
 
     def _fastest_that_fits(self, candidates: list[Candidate]) -> Candidate:
-        """The fastest that fits; after an interrupt, of those that have been simulated."""
+        """The fastest candidate that fits; after an interrupt, of those simulated so far."""
         best: Candidate | None = None
         ranked = sorted(candidates, key=lambda c: c.time)
         budget = self.settings.budget
@@ -243,7 +255,11 @@ class AutoSearch:
         )
 
     def _may_be_faster(self, c: Candidate, best: Candidate, number: int) -> bool:
-        """A period can be shorter than a step on its own, but no shorter than the busiest resource."""
+        """Whether simulating a candidate is worthwhile, though `best` is known.
+
+        In the steady state a step can be shorter than a single step, since steps overlap, but not shorter
+        than the load of the busiest resource. number: the rank of the candidate by single-step time.
+        """
         if c.load / 1e9 >= best.simulated_seconds or c.time / 1e9 > 1.5 * best.simulated_seconds:
             return False
         return number < MAX_FINALISTS or c.name in BASELINES or c.name in self.settings.starts

@@ -1,4 +1,4 @@
-"""Where no plan fits the devices' memory: values are computed again; if that does not help, it says so."""
+"""If no plan fits the devices' memory: tries activation checkpointing, or explains how much is missing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ BLOCK_COUNTS = (2, 4, 8, 16)
 def recompute_to_fit(
     simulator: CandidateSimulator, ranked: list[Candidate], groups: int
 ) -> Candidate:
-    """The fastest that fits of those that need least, with values computed again in the backward.
+    """The fastest candidate that fits memory when activations are recomputed in the backward.
 
-    There are at most as many blocks as groups. Raises InputError where nothing fits even so.
+    It tries the fastest candidates and those with the lowest peak memory. ranked: candidates, the fastest
+    first. groups: number of groups of the graph, and so the most blocks. Raises InputError if none fits.
     """
     ranked = [c for c in ranked if simulator.simulate(c)]
     if not ranked:
@@ -49,13 +50,13 @@ def recompute_to_fit(
 
 
 def too_large_message(simulator: CandidateSimulator, least: Candidate) -> str:
-    """By how much the smallest plan does not fit, and what would help."""
+    """The error sentence: by how much the smallest plan does not fit, and what would help."""
     device = max(
         range(len(least.peaks)), key=lambda d: least.peaks[d] - simulator.cluster.devices[d].memory
     )
     peak, capacity = least.peaks[device], simulator.cluster.devices[device].memory
     program = lower(simulator.graph, simulator.plan(least.tiles, least.recompute))
-    state = int(state_bytes(program)[device])  # whatever the batch
+    state = int(state_bytes(program)[device])  # bytes that do not depend on the batch
     batch = (
         int(simulator.graph.batch * (capacity - state) / max(1, peak - state))
         if capacity > state

@@ -1,4 +1,4 @@
-"""The named baselines: what people do without a search, each a function from graph and cluster to tiles."""
+"""The named baselines: well-known plans without a search. Each is a function: (graph, cluster) -> tiles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BASELINES: dict[str, Callable[[Graph, Cluster], Tiles]] = {
 def applicable_baselines(
     graph: Graph, cluster: Cluster, names: Iterable[str] = tuple(BASELINES)
 ) -> dict[str, Tiles]:
-    """The tiles of the baselines that can be applied: there may be too few samples for some, say."""
+    """The tiles of the named baselines, without those that cannot be applied (such as: too few samples)."""
     tiles_by_name = {}
     for name in names:
         with suppress(InputError):
@@ -42,7 +42,7 @@ def applicable_baselines(
 
 
 class Baseline(Method):
-    """One of METHODS, by its name."""
+    """The method for one of BASELINES, by its name."""
 
     def find(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
         tiles = BASELINES[self.name](graph, cluster)

@@ -1,4 +1,7 @@
-"""Data parallelism: every device has all parameters and an equal share of the samples."""
+"""Data parallelism: every device has all parameters and an equal share of the samples.
+
+n/N means: the samples (dimension n) are split into one part for each of the N devices.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from raddle.searches.grids import (
 
 
 def data(graph: Graph, cluster: Cluster) -> Tiles:
-    """Every operator n/N; what comes after the sum over the samples, on all of up to eight devices."""
+    """Every operator n/N; operators without samples are copied on every device (see split_by_sample)."""
     devices = all_devices(cluster)
     cuts = sample_cuts(graph, len(devices))
     tiles: Tiles = {op.name: split_by_sample(op, cuts, devices) for op in graph.ops}
@@ -28,6 +31,7 @@ def data(graph: Graph, cluster: Cluster) -> Tiles:
 
 
 def sample_cuts(graph: Graph, parts: int) -> Cuts:
+    """The cut points of the batch in equal parts. Raises InputError if there are too few samples."""
     if graph.batch < parts:
         raise InputError(
             f"a batch of {graph.batch} cannot be split over {parts} devices: "
@@ -37,10 +41,14 @@ def sample_cuts(graph: Graph, parts: int) -> Cuts:
 
 
 def split_by_sample(op: Op, cuts: Cuts, devices: tuple[int, ...]) -> Tiling:
-    """n/N; without samples a copy on each device, or, of all but running statistics, on the first."""
+    """n/N for an operator with samples; else a copy on each device, or on the first device only.
+
+    There are copies on all devices if the operator updates a buffer (running statistics), or if the devices
+    are few and the operator is not opaque.
+    """
     n = dim_of(op, "n")
     if n is not None and op.space.dims[n].size % cuts[-1] == 0:
-        each = op.space.dims[n].size // cuts[-1]  # n of a reshape counts a sample's tokens, too
+        each = op.space.dims[n].size // cuts[-1]  # after a reshape, n may be samples times tokens
         return split(op, {n: tuple(each * cut for cut in cuts)}, devices)
     if n is not None and op.space.dims[n].size >= len(devices):
         return split(op, {n: even_cuts(op.space.dims[n].size, len(devices))}, devices)

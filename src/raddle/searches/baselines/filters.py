@@ -1,15 +1,15 @@
-"""The thesis's naive partitions of filters and channels (its sections 5.1.2 to 5.1.4).
+"""Simple partitions of filters and channels: baselines of the thesis (docs/papers.md), 5.1.2 to 5.1.4.
 
-    horizontal    the filters of each layer, divided equally over the parts
-    incremental   filters, layer by layer, go to a part until its work reaches the average, then to the next
-    channels      the same with pairs of filter and channel, so that a filter may lie in two parts
+    horizontal    the filters of each layer are divided equally over the parts
+    incremental   the filters, layer by layer, fill one part up to its share of the work, then the next part
+    channels      the same with pairs of (filter, channel), so that a filter may be cut between two parts
 
-Differs from the thesis: work is the simulator's seconds, forward and backward; parts are weighted by the
-speed of their devices; operators without filters, whose place it does not say, go with the channels that
-they read.
+A part is a device. Differs from the thesis: work is in seconds of the cost model, forward and backward; the
+share of a part is in proportion to its device's speed; operators without filters, which the thesis does not
+place, are split like the channels that they read.
 """
 
-# c: filters (channels of the output), k: channels of the input, p: part, which is a device
+# c: filters (channels of the output), k: channels of the input
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from raddle.searches.operator_times import device_speeds, whole_operator_seconds
 
 
 def horizontal(graph: Graph, cluster: Cluster) -> Tiles:
-    """The filters of every layer divided equally: the same as model parallelism inside of layers."""
+    """The filters of every layer divided equally: the same as model parallelism (model.py)."""
     return model(graph, cluster)
 
 
 def incremental(graph: Graph, cluster: Cluster) -> Tiles:
-    """Filters in order, a part after the other."""
+    """Filters in order fill one part after the other."""
     return _partition(graph, cluster, channels=False)
 
 
 def channel_incremental(graph: Graph, cluster: Cluster) -> Tiles:
-    """Pairs of filter and channel in order, a part after the other."""
+    """Pairs of (filter, channel) in order fill one part after the other."""
     return _partition(graph, cluster, channels=True)
 
 
@@ -55,28 +55,28 @@ def channel_incremental(graph: Graph, cluster: Cluster) -> Tiles:
 
 
 class FilterRun(NamedTuple):
-    """Consecutive filters, or pairs of filter and channel, that are in one part."""
+    """Consecutive units of a layer in one part; a unit is a filter, or a (filter, channel) pair."""
 
     part: int
-    first: int
-    last: int  # one after
+    first: int  # index of the first unit
+    last: int  # index after the last unit
 
 
 @dataclass(frozen=True)
 class FilterLayer:
-    """Operators that share a weight, so that their filters have to lie together."""
+    """A layer with filters: operators that share a weight, so that they are split in the same way."""
 
     ops: tuple[Op, ...]
-    filters: int
-    channels: int  # that a filter can be cut into
-    work: float
+    filters: int  # number of filters
+    channels: int  # number of channels of a filter
+    work: float  # seconds on the first device
 
 
 Seconds = Callable[[Op, Device], float]
 
 
 def _layers(graph: Graph, cluster: Cluster, seconds: Seconds) -> list[FilterLayer]:
-    """Every layer with filters, in the order in which they are used first."""
+    """All layers with filters, in the order of their first use."""
     ops_of_layer: dict[tuple[str, int], list[Op]] = {}
     for op in graph.ops:
         c = dim_of(op, "c")
@@ -95,7 +95,7 @@ def _layers(graph: Graph, cluster: Cluster, seconds: Seconds) -> list[FilterLaye
 
 
 def _shares(graph: Graph, cluster: Cluster, total: float) -> list[float]:
-    """The work of each part: the average, or by speed where devices differ."""
+    """The work that each part should get, in proportion to its device's speed."""
     device_speed = device_speeds(graph, cluster)
     total_speed = sum(device_speed)
     return [total * speed / total_speed for speed in device_speed]
@@ -104,10 +104,15 @@ def _shares(graph: Graph, cluster: Cluster, total: float) -> list[float]:
 def assign_runs(
     layers: Sequence[tuple[int, float]], shares: Sequence[float]
 ) -> list[list[FilterRun]]:
-    """Puts the units of layers, given as (count, work), into parts, a part after the other.
+    """Assigns the units of layers, given as (count, work), to parts: one part after the other is filled.
 
-    >>> fill([(4, 4.0), (2, 4.0)], [3.0, 5.0])
-    [[Run(part=0, first=0, last=3), Run(part=1, first=3, last=4)], [Run(part=1, first=0, last=2)]]
+    shares: the work that each part should get. Returns the runs of each layer.
+
+    >>> first, second = assign_runs([(4, 4.0), (2, 4.0)], [3.0, 5.0])
+    >>> first
+    [FilterRun(part=0, first=0, last=3), FilterRun(part=1, first=3, last=4)]
+    >>> second
+    [FilterRun(part=1, first=0, last=2)]
     """
     result = []
     part, room = 0, shares[0]
@@ -131,13 +136,14 @@ def assign_runs(
 
 
 class ChannelLayout(NamedTuple):
-    """Where the channels of a value are: cut points, and the part between each two of them."""
+    """How the channels of a value are divided over the parts."""
 
-    cuts: tuple[int, ...]
-    parts: tuple[int, ...]
+    cuts: tuple[int, ...]  # cut points of the channels
+    parts: tuple[int, ...]  # the part that has the channels between two cut points
 
 
 def _partition(graph: Graph, cluster: Cluster, *, channels: bool) -> Tiles:
+    """The tiles of the incremental partitions; channels: units are (filter, channel) pairs."""
     seconds = whole_operator_seconds(graph)
     layers = _layers(graph, cluster, seconds)
     shares = _shares(graph, cluster, sum(layer.work for layer in layers))
@@ -158,11 +164,14 @@ def _partition(graph: Graph, cluster: Cluster, *, channels: bool) -> Tiles:
 
 
 def _tile_operators(graph: Graph, runs: Mapping[str, tuple[list[FilterRun], int]]) -> Tiles:
-    """Tiles for layers with filters, and for all other operators after those that they read."""
+    """Tiles for layers with filters from their runs, and for other operators from what they read.
+
+    runs: for each operator of a layer, its runs and the number of units in a filter.
+    """
     tiles: Tiles = {}
-    layouts: dict[str, ChannelLayout] = {}  # of values
+    layouts: dict[str, ChannelLayout] = {}  # by value
     independent = batch_independent(graph)
-    previous_part = 0  # where the previous operator is
+    previous_part = 0  # the last part of the operator before
     for op in graph.ops:
         if op.name in independent:
             continue
@@ -191,7 +200,10 @@ def _channel_tiles(op: Op, layout: ChannelLayout) -> Tiling:
 
 
 def _filter_tiles(op: Op, runs: Sequence[FilterRun], units: int) -> Tiling:
-    """Runs of pairs as boxes: the end of a filter, whole filters, the beginning of a filter."""
+    """The tiles of a layer with filters.
+
+    If runs cut filters, a run is up to three boxes: the end of a filter, whole filters, the start of one.
+    """
     c, k = dim_of(op, "c"), dim_of(op, "k")
     assert c is not None
     if all(run.first % units == 0 for run in runs):
@@ -208,7 +220,9 @@ def _filter_tiles(op: Op, runs: Sequence[FilterRun], units: int) -> Tiling:
 
 
 def _rectangles(first: int, last: int, width: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """A run of the pairs (c, k) in row-major order as ranges of c and of k.
+    """The pairs (c, k) from `first` to `last` in row-major order, as rectangles: ranges of c and of k.
+
+    width: the number of different k.
 
     >>> _rectangles(2, 9, 4)
     [((0, 1), (2, 4)), ((1, 2), (0, 4)), ((2, 3), (0, 1))]
@@ -227,17 +241,17 @@ def _rectangles(first: int, last: int, width: int) -> list[tuple[tuple[int, int]
     return rectangles
 
 
-# -- channels of what follows --------------------------------------------------------------------
+# -- channels of the other operators -------------------------------------------------------------
 
 
 def _channel_layout(runs: Sequence[FilterRun], units: int) -> ChannelLayout:
-    """Whole filters: one that is cut counts to the part that has more of it."""
+    """The layout of a layer's output; a filter that is cut goes to the part that has more of it."""
     cuts = [0, *(round(run.last / units) for run in runs)]
     return join_ranges(cuts, [run.part for run in runs])
 
 
 def _read_layout(op: Op, layouts: Mapping[str, ChannelLayout]) -> ChannelLayout | None:
-    """The channels of what an operator reads, as channels of its own."""
+    """The layout of an operator's output, from the layouts of what it reads; None if there are none."""
     read = [layouts[i] for i in op.inputs if i in layouts]
     size = size_of(op, "c")
     if not read or dim_of(op, "c") is None:
@@ -248,12 +262,12 @@ def _read_layout(op: Op, layouts: Mapping[str, ChannelLayout]) -> ChannelLayout 
             cuts += [cuts[-1] + cut for cut in layout.cuts[1:]]
             parts += layout.parts
         return join_ranges(cuts, parts)
-    scale = size / read[0].cuts[-1]  # a flattened image has several features a channel
+    scale = size / read[0].cuts[-1]  # after flatten, a channel has several features
     return join_ranges([round(cut * scale) for cut in read[0].cuts], read[0].parts)
 
 
 def join_ranges(cuts: Sequence[int], parts: Sequence[int]) -> ChannelLayout:
-    """Without empty ranges, and with neighbours in the same part joined."""
+    """A layout without empty ranges; adjacent ranges of the same part become one."""
     points, joined_parts = [0], list[int]()
     for (a, b), part in zip(pairwise(cuts), parts, strict=True):
         if a == b:

@@ -1,9 +1,8 @@
-"""Layer-wise model parallelism: each device has a run of consecutive layers, whole.
+"""Layer-wise model parallelism: each device has a run of consecutive layers, which are not split.
 
-The runs are those whose largest load is the smallest possible. A load limit can be kept if and only if it
-can be kept by giving each device, in turn, all that it can take; so the smallest limit is found by
-bisection, exactly, since loads are whole nanoseconds. Devices keep the cluster's order: neighbours stay
-neighbours.
+The runs minimise the largest load of a device. If a load limit can be met at all, it is met by giving each
+device in turn as many layers as it can take. So bisection finds the smallest limit; it is exact, because
+loads are whole nanoseconds. The runs are on the devices in the order of the cluster.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def layerwise(graph: Graph, cluster: Cluster) -> Tiles:
-    """Consecutive layers on consecutive devices, the largest load as small as can be."""
+    """Consecutive layers on consecutive devices, with the smallest possible largest load."""
     layers = [list(ops) for _, ops in groupby(graph.ops, key=_layer_name)]
     loads = layer_loads(graph, layers, cluster)
     tiles: Tiles = {}
@@ -38,13 +37,13 @@ def layerwise(graph: Graph, cluster: Cluster) -> Tiles:
 
 
 def _layer_name(op: Op) -> str:
-    """A composite is one layer; of a recurrent network, each of its own layers is one."""
+    """The layer of an operator. A composite is one layer, but each layer of a stacked RNN is its own."""
     part = re.match(r"\.l\d+(?=r?\.)", op.name.removeprefix(op.layer))
     return op.layer + part[0] if part and op.composite_kind in RECURRENT else op.layer
 
 
 def layer_loads(graph: Graph, layers: Sequence[Sequence[Op]], cluster: Cluster) -> list[list[int]]:
-    """By device and layer: nanoseconds of forward and backward. Devices of a kind share a list."""
+    """[device][layer]: nanoseconds of forward and backward. Devices of one kind share a list."""
     seconds = whole_operator_seconds(graph)
     by_kind: dict[str, list[int]] = {}
     for device in cluster.devices:
@@ -56,7 +55,7 @@ def layer_loads(graph: Graph, layers: Sequence[Sequence[Op]], cluster: Cluster) 
 
 
 def balanced_runs(loads: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """By device, the first layer of its run and the one after its last."""
+    """For each device, its run of layers: the first, and the one after the last."""
     sums = {id(row): [0, *accumulate(row)] for row in loads}
     by_device = [sums[id(row)] for row in loads]
     low, high = 0, max(row[-1] for row in by_device)
@@ -70,7 +69,10 @@ def balanced_runs(loads: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
 
 
 def _greedy(by_device: Sequence[Sequence[int]], limit: int) -> list[tuple[int, int]]:
-    """Each device takes layers up to the limit; by_device holds sums of the layers before each."""
+    """The runs if each device takes as many layers as fit the limit; they may not cover all layers.
+
+    by_device: for each device, the cumulative loads of its layers, starting with 0.
+    """
     result, first = [], 0
     for sums in by_device:
         last = bisect_right(sums, sums[first] + limit) - 1

@@ -1,8 +1,9 @@
-"""Model parallelism inside of layers: every device has an equal share of each layer's filters.
+"""Model parallelism inside of layers (`model`), and one weird trick (`owt`).
 
-One weird trick (Krizhevsky, arXiv 1404.5997) is data parallel where the convolutions are, and model
-parallel where the fully connected layers are. Differs from the paper: the fully connected part takes the
-whole batch at once, its scheme (a), and not one device's samples after the other's.
+`model`: every device has an equal share of each layer's filters (c/N: channels in N parts).
+`owt` (Krizhevsky, arXiv 1404.5997): convolutions are data parallel (n/N) and fully connected layers model
+parallel. Differs from the paper: the fully connected layers take the whole batch at once, which is the
+paper's scheme (a), and not the samples of one device after the other.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from raddle.searches.grids import (
 
 
 def model(graph: Graph, cluster: Cluster) -> Tiles:
-    """Every operator c/N; what has no channels is on device 0."""
+    """Every operator c/N; operators without channels are on device 0."""
     devices = all_devices(cluster)
     tiles: Tiles = {op.name: split_by_channel(op, devices) for op in graph.ops}
     place_batch_independent(graph, tiles, lambda op: copies(op, devices))
@@ -31,7 +32,7 @@ def model(graph: Graph, cluster: Cluster) -> Tiles:
 
 
 def split_by_channel(op: Op, devices: tuple[int, ...]) -> Tiling:
-    """c/N, or in as many parts as there are channels."""
+    """c/N, or as many parts as there are channels; without channels, the first device."""
     c = dim_of(op, "c")
     if c is None:
         return copies(op, devices[:1])
@@ -55,7 +56,7 @@ def owt(graph: Graph, cluster: Cluster) -> Tiles:
 
 
 def fully_connected(graph: Graph) -> set[str]:
-    """Linear layers on one vector a sample, and what depends on such layers alone."""
+    """The names of linear layers on one vector per sample, and of operators that read only such layers."""
     connected: set[str] = set()
     independent = batch_independent(graph)
     producer = {output: op.name for op in graph.ops for output in op.outputs}

@@ -1,4 +1,4 @@
-"""Spatial parallelism: images are cut into a grid of height and width, and halos travel."""
+"""Spatial parallelism: images are cut along height and width; devices exchange the halos of their parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from raddle.searches.grids import Tiles, all_devices, copies, dim_of, place_batc
 
 
 def spatial(graph: Graph, cluster: Cluster) -> Tiles:
-    """h/A w/B with A x B as square as it goes; what has no or too small images n/N, or on device 0."""
+    """Every operator on images is split h/A w/B: height in A parts, width in B, with A * B devices.
+
+    A and B are as equal as possible. Operators without images, or with too small ones, are split by sample
+    (n/N) if there are enough samples; else they are on device 0, or copied if they update a buffer.
+    """
     devices = all_devices(cluster)
     tiles: Tiles = {op.name: _tile(graph, op, devices) for op in graph.ops}
     place_batch_independent(graph, tiles, lambda op: copies(op, devices))
@@ -33,6 +37,6 @@ def _tile(graph: Graph, op: Op, devices: tuple[int, ...]) -> Tiling:
 
 
 def _factors(count: int) -> tuple[int, int]:
-    """Two factors, the larger first, that lie as close together as can be."""
+    """Two factors of `count` that are as equal as possible, the larger first."""
     small = next(a for a in range(math.isqrt(count), 0, -1) if count % a == 0)
     return count // small, small

@@ -1,4 +1,4 @@
-"""FlexFlow: Markov chain Monte Carlo, with proposals judged by a fast simulation."""
+"""The method `flexflow`: Markov chain Monte Carlo search over plans, which a fast simulation times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raddle.searches.settings import SearchResult, Settings
 
 
 class FlexFlow(Search):
-    """Several chains, from data parallelism, OptCNN's optima and experts' plans."""
+    """Several Markov chains, which start from data parallelism, OptCNN's optima and expert plans."""
 
     def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
         from raddle.searches.flexflow.method import search

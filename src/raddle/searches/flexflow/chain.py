@@ -1,11 +1,12 @@
-"""One chain of a Markov chain Monte Carlo search over plans (FlexFlow, arXiv 1807.05358, section 6).
+"""One Markov chain of a Monte Carlo search over plans (FlexFlow, arXiv 1807.05358, section 6).
 
-A proposal is accepted with probability min(1, exp(beta · (old − new))). The number that decides is drawn
-first, so that the longest time that would still be accepted is known: what is certain to take longer is not
-simulated to its end (simulation/fast/kernel.py). The decisions are exactly those of a full simulation.
+A proposal is accepted with probability min(1, exp(beta · (old time − new time))). The random number that
+decides is drawn before the proposal is timed. So the longest time that would still be accepted is known,
+and the simulation of a proposal stops when it is certain to take longer (simulation/fast/kernel.py). The
+decisions are exactly those of full simulations.
 
-Differs from the paper: guided moves beside the uniform ones (moves.py); no incremental simulation, which
-the benchmark (bench/search) found to be slower than the shortened full one.
+Differs from the paper: there are guided moves besides the uniform ones (moves.py), and no incremental
+simulation, which was slower than these shortened simulations (bench/search).
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ from raddle.searches.grids import Tiles
 from raddle.searches.plan_space import PlanSpace
 from raddle.simulation.fast.evaluator import Evaluator
 
-TEMPERATURE = 0.003  # of the time of a step: what is that much longer is accepted once in e times
+# 1 / beta, as a share of the best step time: a plan slower by this share is accepted with probability 1/e.
+TEMPERATURE = 0.003
 
 
 @dataclass
 class Chain:
-    """Where a chain is, and the best that it has seen."""
+    """The current plan of a chain, and the best plan that it has seen."""
 
     space: PlanSpace
-    evaluator: Evaluator
-    start: str
-    tiles: Tiles
-    time: int  # nanoseconds
-    best: Tiles
+    evaluator: Evaluator  # shared by all chains
+    start: str  # name of its start
+    tiles: Tiles  # of the current plan
+    time: int  # nanoseconds of a step of the current plan
+    best: Tiles  # of the best plan
     best_time: int
     mover: MoveProposer
     rng: random.Random
@@ -46,16 +48,17 @@ class Chain:
     fits: Callable[[], bool] = lambda: True  # whether the evaluator's plan fits the memory
 
     def __post_init__(self) -> None:
+        """Reads the configuration of each group from the tiles; None where they are not of one."""
         self.state: list[Configuration | None] = [
             self.space.configuration_of(g, self.tiles) for g in range(len(self.space.groups))
         ]
 
     def load_evaluator(self) -> None:
-        """Sets the evaluator, which chains share, to where this chain is."""
+        """Moves the shared evaluator to the current plan of this chain."""
         self.evaluator.move(self.tiles)
 
     def step(self) -> bool:
-        """One proposal; whether it is better than all before."""
+        """Makes one proposal and accepts or rejects it; True if it is the best plan so far."""
         self.proposals += 1
         self.since_improvement += 1
         moves = self.mover.propose(self.state)
@@ -66,7 +69,7 @@ class Chain:
         try:
             undo = self.evaluator.move(changes)
         except InputError:
-            return False  # no plan can be so
+            return False  # the proposal is not a valid plan
         limit = self.time + self._accepted_slowdown(draw)
         time = self.evaluator.time(limit)
         if time is None or not self.fits():
@@ -83,7 +86,7 @@ class Chain:
         return True
 
     def _accepted_slowdown(self, draw: float) -> int:
-        """Nanoseconds more than now that are accepted: −ln(u) / beta."""
+        """How many nanoseconds slower a proposal may be to be accepted: −ln(draw) / beta."""
         if self.temperature <= 0:
             return 0
         return int(-math.log(max(draw, 1e-300)) * self.temperature * self.best_time)
@@ -99,7 +102,10 @@ def start_chain(
     guided: float = 0.8,
     temperature: float = TEMPERATURE,
 ) -> Chain:
-    """A chain that begins with some tiles; the evaluator is set to them."""
+    """A chain whose first plan has these tiles; moves the evaluator to them.
+
+    guided: the share of guided moves among the proposals.
+    """
     start_tiles = dict(tiles)
     evaluator.move(start_tiles)
     time = evaluator.time()

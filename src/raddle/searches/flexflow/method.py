@@ -1,12 +1,12 @@
 """FlexFlow's search (arXiv 1807.05358): Markov chain Monte Carlo over splits and devices of every operator.
 
-The space is SOAP: samples, attributes (height, width, sequence), parameters, and sums unless `reduction`
-forbids it; parts may be on any devices, so that operators run at the same time. Several chains start from
-data parallelism, OptCNN's optimum, experts and a random plan.
+The search space is SOAP: samples, attributes (height, width, sequence), parameters and, unless `reduction`
+is False, summed dimensions may be split. Parts may be on any devices, so that operators can run at the same
+time. Several chains start from data parallelism, OptCNN's optima, expert plans and a random plan.
 
-Differs from the paper: groups of operators are configured together (groups.py); every tile of a group has a
-device of its own; guided moves; proposals are judged by a shortened simulation with the same decisions
-(chain.py). With `guided=0` and the starts "data" and "random" it is the paper's search.
+Differs from the paper: all operators of a group share a configuration (groups.py); the tiles of an operator
+are on different devices; there are guided moves; proposals are timed by a shortened simulation with the
+same decisions (chain.py). With `guided=0` and the starts "data" and "random" it is the paper's search.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from raddle.simulation.fast.evaluator import Evaluator
 
 
 def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
-    """From data parallelism, one weird trick, OptCNN's optima and the best of experts' plans on."""
+    """Searches from data parallelism, one weird trick, OptCNN's optima and the best expert plans."""
     if len(cluster.devices) > MAX_EVALUATED_DEVICES:
         raise InputError(
             f"flexflow searches on up to {MAX_EVALUATED_DEVICES} devices, '{cluster.name}' has "
@@ -54,7 +54,10 @@ def flexflow(
     guided: float = 0.8,
     random_too: bool = True,
 ) -> SearchResult:
-    """The best plan that the chains found; `starts` are tiles by name."""
+    """The best plan that the chains find.
+
+    starts: tiles by name. guided: the share of guided moves. random_too: also start from a random plan.
+    """
     clock = Clock(settings.budget, settings.stopwatch)
     space = PlanSpace(graph, cluster, settings)
     begin = {name: space.with_pins(tiles) for name, tiles in starts.items()}

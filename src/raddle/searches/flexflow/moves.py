@@ -1,13 +1,17 @@
-"""Moves of a search: the paper's uniform one, and guided ones beside it.
+"""Proposes moves for a Markov chain: a move gives one or more groups other configurations.
 
-uniform      any group, any degrees, any devices (FlexFlow, arXiv 1807.05358, section 6)
-neighbour    a group takes over what a neighbour has
-spread       a run of neighbours takes over what a group has
+uniform      a random group gets random degrees and devices (FlexFlow, arXiv 1807.05358, section 6)
+neighbour    a group takes the configuration of a neighbour
+spread       several neighbours in a row take the configuration of a group
 block        all groups that share a weight change together
-degree       a factor goes from one letter to another, or is dropped or added
+degree       a factor of the degrees moves from one letter to another, or is dropped or added
 devices      the same parts on other devices
-uneven       parts in proportion to the devices' speed
+uneven       samples in proportion to the devices' speeds
+
+All but `uniform` are guided moves, which the paper does not have. PlanSpace defines groups and neighbours.
 """
+
+# g: index of a group
 
 from __future__ import annotations
 
@@ -20,12 +24,12 @@ import numpy as np
 from raddle.searches.configurations import Configuration
 from raddle.searches.plan_space import PlanSpace
 
-ConfigurationChanges = dict[int, Configuration]
-State = Sequence[Configuration | None]  # by group; None: tiles that are no configuration
+ConfigurationChanges = dict[int, Configuration]  # by group, its new configuration
+State = Sequence[Configuration | None]  # by group, its current one; None: its tiles are not of one
 
 
 class MoveProposer:
-    """Draws moves; `guided` is the share of those that are not uniform."""
+    """Proposes random moves; `guided` is the share of guided moves."""
 
     def __init__(self, space: PlanSpace, rng: random.Random, *, guided: float = 0.8) -> None:
         self.space, self.rng, self.guided = space, rng, guided
@@ -34,7 +38,7 @@ class MoveProposer:
             self.guided_moves.append(self.uneven)
 
     def propose(self, state: State) -> ConfigurationChanges:
-        """Other configurations for one or more groups; may be empty."""
+        """New configurations for one or more groups; empty if the drawn move is not possible."""
         if not self.space.unpinned:
             return {}
         g = self.rng.choice(self.space.unpinned)
@@ -56,7 +60,7 @@ class MoveProposer:
         return {} if translated is None else {g: translated}
 
     def spread(self, g: int, state: State) -> ConfigurationChanges:
-        """A group's configuration is taken over by a run of its neighbours."""
+        """A walk of 1 to 16 steps from group to neighbour: all groups on it take g's configuration."""
         source = state[g]
         if source is None:
             return {}
@@ -73,7 +77,7 @@ class MoveProposer:
         return changes
 
     def block(self, g: int, state: State) -> ConfigurationChanges:
-        """One configuration, new or its own changed, for all groups that share a weight with this one."""
+        """A random or a changed configuration of g, also for all groups that share a weight with g."""
         is_new = self.rng.random() < 0.5
         new = self.uniform(g) if is_new else self.degree(g, state) or self.devices(g, state)
         if g not in new:
@@ -86,7 +90,7 @@ class MoveProposer:
         return changes
 
     def degree(self, g: int, state: State) -> ConfigurationChanges:
-        """A factor moves from one letter to another; the number of parts stays, doubles or halves."""
+        """A factor moves from one letter to another, or is added or dropped; most devices stay."""
         current = state[g]
         if current is None:
             return self.uniform(g)
@@ -120,9 +124,7 @@ class MoveProposer:
         current = state[g]
         if current is None:
             return {}
-        if (
-            self.rng.random() < 0.3
-        ):  # the letters in another order: what was inside of nodes goes over them
+        if self.rng.random() < 0.3:  # reverse the order of the letters: inside or across nodes
             return {g: current._replace(devices=transposed_devices(current), shares=())}
         return {g: self.space.random_devices(current.degrees, self.rng)}
 
@@ -133,6 +135,6 @@ class MoveProposer:
 
 
 def transposed_devices(configuration: Configuration) -> tuple[int, ...]:
-    """The devices with the last letter outermost."""
+    """The devices of the parts when the last letter is outermost instead of the first."""
     places = np.array(configuration.devices).reshape(configuration.degrees)
     return tuple(int(d) for d in places.transpose().reshape(-1))

@@ -1,8 +1,8 @@
-"""Several chains from several starts, within a budget of time: what `flexflow` and `auto` share.
+"""Runs several Markov chains from several starts within a time budget, for `flexflow` and `auto`.
 
-All chains go on in turns, the best start first. After each round the worse half of them is given up and the
-rounds become longer, until one chain is left, which goes on until the budget is over or nothing has
-improved for long.
+The chains take turns, the best start first. After each round the worse half of the chains is dropped and
+the rounds become longer, until one chain remains. It runs until the budget is used up or nothing has
+improved for PATIENCE proposals.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from raddle.searches.plan_space import PlanSpace
 from raddle.searches.settings import BestSoFar, Clock, Settings
 from raddle.simulation.fast.evaluator import Evaluator
 
-ROUND = 64  # proposals of a chain before another has its turn, at first
-PATIENCE = 3000  # proposals of the last chain without an improvement
+ROUND = 64  # proposals of each chain in the first round
+PATIENCE = 3000  # the last chain stops after this many proposals without an improvement
 
 
 @dataclass
 class MultiChain:
-    """Chains, and how the best time went down."""
+    """The chains, and the history of the best time."""
 
     space: PlanSpace
     evaluator: Evaluator
@@ -33,13 +33,14 @@ class MultiChain:
     chains: list[Chain] = field(default_factory=list)
     dropped: list[Chain] = field(default_factory=list)
     history: list[BestSoFar] = field(default_factory=list)
-    stopped: str = ""
+    stopped: str = ""  # why the run ended, see SearchResult.stopped
+    # Whether the evaluator's current plan fits memory; chains reject plans that do not.
     fits: Callable[[], bool] = lambda: True
 
     def add_chain(
         self, name: str, tiles: Mapping[str, Tiling], *, guided: float = 0.8
     ) -> Chain | None:
-        """A chain that starts there; None where no plan can be so."""
+        """Adds a chain that starts from these tiles; returns None if they are not a valid plan."""
         try:
             new = start_chain(
                 self.space, self.evaluator, name, tiles, seed=self.settings.seed, guided=guided,
@@ -70,7 +71,7 @@ class MultiChain:
             self.history.append(BestSoFar(self.clock.seconds, self.proposals, best))
 
     def run(self, budget: float) -> None:
-        """Until `budget` seconds of the clock are over; an interrupt keeps the best so far."""
+        """Runs the chains until the clock shows `budget` seconds; an interrupt keeps the best so far."""
         try:
             self._run(budget)
         except KeyboardInterrupt:
@@ -117,6 +118,6 @@ class MultiChain:
         self.settings.on_progress(progress)
 
     def _restart(self, chain: Chain) -> None:
-        """Back to the best that a chain has seen, when it has strayed."""
+        """Moves a chain back to the best plan that it has seen."""
         chain.tiles, chain.time = dict(chain.best), chain.best_time
         chain.__post_init__()
