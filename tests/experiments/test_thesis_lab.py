@@ -71,7 +71,7 @@ def test_every_row_has_a_plan_that_can_be_simulated(small):
         assert is_asynchronous(plan) == (lab_kinds.KINDS[label].schedule != ""), label
         assert simulate_steps(of_microbatch(graph, plan), plan, cluster("local:2")).step_seconds > 0
     assert plans[lab_kinds.COARSE].tiles == plans[lab_kinds.SERIAL_COARSE].tiles
-    assert not plans[lab_kinds.ASYNC_ALL].syncing.synchronous
+    assert not plans[lab_kinds.ASYNC_ALL].parsed_sync.synchronous
     assert plans[lab_kinds.SYNC_ONE].server == 0
 
 

@@ -432,7 +432,7 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
     ),
     "share missing": (
         lambda: changed(
-            sample(), update("fc2.weight"), regions=lambda i: i.shares[:1], devices=lambda i: (0,)
+            sample(), update("fc2.weight"), regions=lambda i: i.regions[:1], devices=lambda i: (0,)
         ),
         r"shares of parameter 'fc2.weight' do not cover \[0:2 0:8\] once",
     ),

@@ -333,7 +333,7 @@ class Replay:
         phase = "W" if self.plan.split_backward else "B"
         span = self.runs.get((key, op.name, phase, device))
         weights = [i for i in op.inputs if self.graph.values[i].role == "parameter"]
-        if span is None or not key.micro or not weights:
+        if span is None or not key.micro_batch or not weights:
             return
         held = [
             sum(s.box.volume for s in self.program.regions[name] if device in s.devices)
